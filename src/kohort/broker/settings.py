@@ -1,0 +1,135 @@
+"""The broker's own settings, under Kafka's property names.
+
+Settings of the group coordinator are in `kohort.groups.config`, settings of topics in `kohort.log`; the broker takes
+the properties of all three in one mapping (`broker_configs`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kohort.config import knob
+from kohort.errors import InvalidInputError
+
+MIB = 1 << 20
+DAY_MS = 86_400_000
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerConfig:
+    """How one broker serves. Names and defaults are Kafka's, except where `why` says otherwise."""
+
+    node_id: int = knob("node.id", 1, low=0, high=2**31 - 1, aliases=("broker.id",), why="this broker's id in metadata")
+    rack: str | None = knob("broker.rack", None, why="given to clients that fetch or assign by rack")
+    cluster_id: str | None = knob("cluster.id", None, why="fixes the cluster id; made up and kept when not given")
+    advertised_host: str | None = knob(
+        "advertised.host.name", None, why="the host that metadata names; the address a client reached us at otherwise"
+    )
+    advertised_port: int | None = knob(
+        "advertised.port", None, low=1, high=65535, why="the port that metadata names; the listening one otherwise"
+    )
+
+    num_partitions: int = knob("num.partitions", 1, low=1, high=100_000, why="partitions of a topic made without a count")
+    auto_create_topics: bool = knob("auto.create.topics.enable", True, why="a metadata request may create a topic")
+    default_replication_factor: int = knob(
+        "default.replication.factor", 1, low=1, high=1, why="there is one broker, so one replica"
+    )
+    delete_topics: bool = knob("delete.topic.enable", True, why="off: topics can't be deleted by clients")
+    max_partitions: int = knob(
+        "max.partitions", 200_000, low=1, unit="partitions", why="bounds the files and the memory that topics can take"
+    )
+
+    request_bytes_max: int = knob(
+        "socket.request.max.bytes", 100 * MIB, low=1024, high=2**31 - 1, unit="bytes", why="bounds one request's memory"
+    )
+    message_bytes_max: int = knob(
+        "message.max.bytes", MIB + 12, low=0, high=2**31 - 1, unit="bytes", why="the largest record batch taken"
+    )
+    fetch_bytes_max: int = knob(
+        "fetch.max.bytes", 55 * MIB, low=1024, high=2**31 - 1, unit="bytes", why="the largest answer to one fetch"
+    )
+    connections_max: int = knob(
+        "max.connections", 20_000, low=1, unit="connections", why="bounds sockets and their buffers (Kafka: no limit)"
+    )
+    connections_max_per_ip: int = knob(
+        "max.connections.per.ip", 2**31 - 1, low=0, unit="connections", why="one host can't take all connections"
+    )
+    connection_idle_ms: int = knob(
+        "connections.max.idle.ms", 600_000, low=1_000, unit="ms", why="a connection that says nothing is closed"
+    )
+    listen_backlog: int = knob(
+        "socket.listen.backlog.size",
+        4096,
+        low=1,
+        high=65535,
+        unit="connections",
+        why="thousands of members that come back at once must not be dropped (Kafka: 50)",
+    )
+    queued_requests_max: int = knob(
+        "queued.max.requests",
+        500,
+        low=1,
+        unit="requests",
+        why="requests of one connection that may wait for an answer; reading stops beyond it",
+    )
+    queued_bytes_max: int = knob(
+        "queued.max.response.bytes",
+        64 * MIB,
+        low=MIB,
+        unit="bytes",
+        why="answers of one connection that its client has not taken; reading stops beyond it",
+    )
+    fetch_sessions_max: int = knob(
+        "max.incremental.fetch.session.cache.slots",
+        1000,
+        low=0,
+        unit="sessions",
+        why="bounds the memory of incremental fetch sessions; clients beyond it send whole requests",
+    )
+
+    offsets_partitions: int = knob(
+        "offsets.topic.num.partitions",
+        8,
+        low=1,
+        high=1000,
+        unit="partitions",
+        why="group shards of a new data folder (Kafka: 50; one process gains nothing from more)",
+    )
+    transaction_partitions: int = knob(
+        "transaction.state.log.num.partitions",
+        4,
+        low=1,
+        high=1000,
+        unit="partitions",
+        why="transaction shards of a new data folder (Kafka: 50)",
+    )
+    transaction_timeout_max_ms: int = knob(
+        "transaction.max.timeout.ms", 900_000, low=1, unit="ms", why="the longest timeout a producer may ask for"
+    )
+    transactional_id_expiration_ms: int = knob(
+        "transactional.id.expiration.ms", 7 * DAY_MS, low=1, unit="ms", why="unused transactional ids are forgotten"
+    )
+    transaction_abort_interval_ms: int = knob(
+        "transaction.abort.timed.out.transaction.cleanup.interval.ms",
+        1_000,
+        low=10,
+        unit="ms",
+        why="how often transactions past their timeout are looked for (Kafka: 10 s)",
+    )
+    shutdown_ms: int = knob(
+        "shutdown.grace.ms", 5_000, low=0, unit="ms", why="answers under way get this long when the broker ends"
+    )
+
+
+def parse_listen(listen: str) -> tuple[str, int]:
+    """The host and port of `HOST:PORT`, `[V6]:PORT` or `PLAINTEXT://HOST:PORT`.
+
+    Raises:
+        InvalidInputError: it is none of these.
+    """
+    address = listen.removeprefix("PLAINTEXT://")
+    host, colon, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not port.isdecimal() or int(port) > 65535:
+        raise InvalidInputError(f"the address to listen on must be HOST:PORT, not {listen!r}")
+    return host or "127.0.0.1", int(port)
