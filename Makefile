@@ -1,0 +1,71 @@
+# The project's commands; `make help` lists them. Everything lives in .venv/ inside the project.
+SHELL := /bin/sh
+PYTHON ?= python3
+export PYTHON
+BIN := .venv/bin
+SEEDS ?= 2000
+PYTEST_ARGS ?=
+BENCH_ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup setup-demo demo test check lint types layers sizes bench simulate lock format clean
+
+help: ## list the commands
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
+
+setup: ## the environment alone, with everything for development
+	@sh tools/preflight.sh python git
+	@sh tools/setup.sh dev
+
+setup-demo:
+	@sh tools/preflight.sh python java
+	@sh tools/setup.sh demo
+
+demo: setup-demo ## sets up, then runs the main job from start to end
+	@$(BIN)/kohort demo $(DEMO_ARGS)
+
+test: setup ## sets up, then runs the tests
+	@sh tools/preflight.sh java
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: lint types layers sizes ## ruff, mypy, import-linter, sizes
+
+lint: setup
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --quiet --check .
+
+types: setup
+	@$(BIN)/mypy
+
+layers: setup
+	@$(BIN)/lint-imports --no-logo
+
+sizes: setup
+	@$(BIN)/python tools/sizes.py
+	@$(BIN)/python tools/hygiene.py
+
+format: setup ## let ruff format and fix what it can
+	@$(BIN)/ruff check --quiet --fix-only .
+	@$(BIN)/ruff format --quiet .
+
+bench: setup ## figures beside the peers', one table for each file in bench/
+	@$(BIN)/python -m bench $(BENCH_ARGS)
+
+bench-%: setup
+	@$(BIN)/python -m bench $* $(BENCH_ARGS)
+
+simulate: setup ## long simulation: make simulate SEEDS=100000
+	@$(BIN)/python -m simulation --seeds $(SEEDS)
+
+# Pins are names, versions and hashes only: no address of a registry gets into the files.
+LOCK := UV_CUSTOM_COMPILE_COMMAND="make lock" $(BIN)/uv pip compile --quiet --universal \
+	--python-version 3.11 --generate-hashes --no-header --no-annotate --no-emit-index-url
+lock: setup ## recompile the pins from pyproject.toml (LOCK_ARGS=--upgrade for newer versions)
+	@$(LOCK) $(LOCK_ARGS) pyproject.toml --all-extras --group dev --group peers -o requirements/dev.txt
+	@$(LOCK) $(LOCK_ARGS) pyproject.toml --extra demo --extra speed --extra zookeeper --group build \
+		--constraint requirements/dev.txt -o requirements/demo.txt
+	@echo uv | $(LOCK) $(LOCK_ARGS) - -o requirements/uv.txt
+
+clean: ## remove the environment and what was built
+	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find src -name '*.so' -delete
