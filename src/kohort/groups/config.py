@@ -1,0 +1,126 @@
+"""The group coordinator's settings, under Kafka's property names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kohort.config import knob
+
+MINUTE_MS = 60_000
+MIB = 1 << 20
+INT_MAX = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class GroupConfig:
+    """Names and defaults are Kafka 4.3's, except where `why` says otherwise."""
+
+    min_session_timeout_ms: int = knob(
+        "group.min.session.timeout.ms", 6_000, low=1, unit="ms", why="shorter sessions cost heartbeats"
+    )
+    max_session_timeout_ms: int = knob(
+        "group.max.session.timeout.ms", 1_800_000, low=1, unit="ms", why="longer sessions find failures later"
+    )
+    initial_rebalance_delay_ms: int = knob(
+        "group.initial.rebalance.delay.ms",
+        3_000,
+        low=0,
+        unit="ms",
+        why="an empty group waits for more members before its first generation",
+    )
+    group_max_size: int = knob(
+        "group.max.size", INT_MAX, low=1, unit="members", why="a classic group refuses members beyond it"
+    )
+    new_member_timeout_ms: int = knob(
+        "group.new.member.join.timeout.ms",
+        300_000,
+        low=1,
+        unit="ms",
+        why="how long a member of an old client, which learns its id from the join's reply, waits for it (Kafka: fixed)",
+    )
+    group_record_bytes_max: int = knob(
+        "group.record.max.bytes",
+        16 * MIB,
+        low=1024,
+        unit="bytes",
+        why="a classic group is one record; a join that could outgrow it is refused (Kafka: message.max.bytes, found at sync)",
+    )
+    groups_max: int = knob(
+        "group.coordinator.max.groups", 100_000, low=1, unit="groups", why="bounds the memory of one shard (Kafka: none)"
+    )
+    protocols_max: int = knob(
+        "group.member.max.protocols", 100, low=1, unit="strategies", why="bounds one member's memory (Kafka: none)"
+    )
+
+    offset_metadata_bytes_max: int = knob(
+        "offset.metadata.max.bytes", 4_096, low=0, unit="bytes", why="bounds the note that a commit may carry"
+    )
+    offsets_retention_minutes: int = knob(
+        "offsets.retention.minutes", 10_080, low=1, unit="minutes", why="how long offsets that no member reads are kept"
+    )
+    offsets_retention_check_ms: int = knob(
+        "offsets.retention.check.interval.ms", 600_000, low=1, unit="ms", why="how often expired offsets are looked for"
+    )
+
+    rebalance_protocols: tuple[str, ...] = knob(
+        "group.coordinator.rebalance.protocols",
+        ("classic", "consumer"),
+        choices=("classic", "consumer", "streams", "share", "push"),
+        why="which protocols the coordinator speaks",
+    )
+    consumer_session_timeout_ms: int = knob(
+        "group.consumer.session.timeout.ms", 45_000, low=1, unit="ms", why="silence after which a member is put out"
+    )
+    consumer_min_session_timeout_ms: int = knob(
+        "group.consumer.min.session.timeout.ms", 45_000, low=1, unit="ms", why="bounds a group's own setting"
+    )
+    consumer_max_session_timeout_ms: int = knob(
+        "group.consumer.max.session.timeout.ms", 60_000, low=1, unit="ms", why="bounds a group's own setting"
+    )
+    consumer_heartbeat_interval_ms: int = knob(
+        "group.consumer.heartbeat.interval.ms", 5_000, low=1, unit="ms", why="told to settled members"
+    )
+    consumer_min_heartbeat_interval_ms: int = knob(
+        "group.consumer.min.heartbeat.interval.ms", 5_000, low=1, unit="ms", why="bounds a group's own setting"
+    )
+    consumer_max_heartbeat_interval_ms: int = knob(
+        "group.consumer.max.heartbeat.interval.ms", 15_000, low=1, unit="ms", why="bounds a group's own setting"
+    )
+    consumer_max_size: int = knob(
+        "group.consumer.max.size", INT_MAX, low=1, unit="members", why="a consumer group refuses members beyond it"
+    )
+    consumer_assignors: tuple[str, ...] = knob(
+        "group.consumer.assignors", ("uniform", "range"), why="server-side assignors; the first is the default"
+    )
+    consumer_migration_policy: str = knob(
+        "group.consumer.migration.policy",
+        "bidirectional",
+        choices=("disabled", "upgrade", "downgrade", "bidirectional"),
+        why="whether groups with members move between the classic and the consumer protocol",
+    )
+    consumer_regex_refresh_ms: int = knob(
+        "group.consumer.regex.refresh.interval.ms",
+        600_000,
+        low=10_000,
+        unit="ms",
+        why="regular expressions are resolved again this often, and when topics change",
+    )
+
+    notify_at_once: str = knob(
+        "group.notify.at.once",
+        "known",
+        choices=("off", "known", "all"),
+        why="members learn of a rebalance before their next heartbeat is due: off, clients known to bear it, or all",
+    )
+    unsettled_interval_ms: int = knob(
+        "group.unsettled.heartbeat.interval.ms",
+        200,
+        low=10,
+        unit="ms",
+        why="told to consumer members that wait for others or must revoke (Kafka: the plain interval)",
+    )
+
+    @property
+    def offsets_retention_ms(self) -> int:
+        """How long offsets are kept, in ms."""
+        return self.offsets_retention_minutes * MINUTE_MS

@@ -1,0 +1,380 @@
+"""What can happen to the coordinator: one frozen dataclass per kind of request, whatever its wire version, and the
+shell's own news.
+
+Every request carries `request`, a token that the shell chose and that the reply names. The shell answers for what the
+core can't know: unknown topics, authorization, which shard a group belongs to. Absent strings are None, an empty
+member id is "". Byte strings are `bytes` (copied out of the frame).
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from kohort.groups.records import NO_TOPIC_ID, ClassicProtocol, TopicPartitions
+from kohort.ids import TopicPartition
+
+NO_CONNECTION = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """Who sent a request: the header's client id and the socket's peer as Kafka prints it ("/127.0.0.1")."""
+
+    id: str
+    host: str
+
+
+@dataclass(frozen=True, slots=True)
+class JoinGroup:
+    """JoinGroup 0-9.
+
+    Attributes:
+        member_id: empty on a first join.
+        new_member_id: a fresh id, for use when `member_id` is empty; the shell makes it (client id, "-", a uuid).
+        requires_known_id: version 4 and up: a first join of a dynamic member is answered MEMBER_ID_REQUIRED (KIP-394).
+        can_skip_assignment: version 9 and up: a returning static leader may be told not to assign (KIP-814).
+        rebalance_timeout_ms: version 0 has none: the shell passes the session timeout.
+        connection: a number for the connection it came on, so that `ConnectionLost` finds its members.
+    """
+
+    request: int
+    group_id: str
+    member_id: str
+    new_member_id: str
+    client: Client
+    protocol_type: str
+    protocols: tuple[ClassicProtocol, ...]
+    session_timeout_ms: int
+    rebalance_timeout_ms: int
+    instance_id: str | None = None
+    reason: str | None = None
+    requires_known_id: bool = True
+    can_skip_assignment: bool = False
+    connection: int = NO_CONNECTION
+
+
+@dataclass(frozen=True, slots=True)
+class SyncGroup:
+    """SyncGroup 0-5. `assignments` (member id, bytes) come from the leader only."""
+
+    request: int
+    group_id: str
+    generation: int
+    member_id: str
+    assignments: tuple[tuple[str, bytes], ...] = ()
+    instance_id: str | None = None
+    protocol_type: str | None = None
+    protocol_name: str | None = None
+    connection: int = NO_CONNECTION
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """Heartbeat 0-4.
+
+    Attributes:
+        hold_ms: how long the client bears to wait for the reply; 0: answer now.
+    """
+
+    request: int
+    group_id: str
+    generation: int
+    member_id: str
+    instance_id: str | None = None
+    hold_ms: int = 0
+    connection: int = NO_CONNECTION
+
+
+@dataclass(frozen=True, slots=True)
+class LeavingMember:
+    """One member of a LeaveGroup. An administrator removes a static member by instance id alone (member id empty)."""
+
+    member_id: str
+    instance_id: str | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveGroup:
+    """LeaveGroup 0-5; versions 0-2 name one member."""
+
+    request: int
+    group_id: str
+    members: tuple[LeavingMember, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetToCommit:
+    """One partition's new position. `topic_id` is what the request named (version 10), else zero."""
+
+    topic: str
+    partition: int
+    offset: int
+    leader_epoch: int = -1
+    metadata: str = ""
+    topic_id: uuid.UUID = NO_TOPIC_ID
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetCommit:
+    """OffsetCommit 2-10, of a member or (generation -1, empty member id) of anyone.
+
+    Attributes:
+        generation: generation or member epoch.
+        offsets: of known topics only; the shell answers the others itself.
+        retention_ms: versions 2-4; -1: as configured.
+        knows_stale_epoch: version 9 and up: STALE_MEMBER_EPOCH may be answered.
+    """
+
+    request: int
+    group_id: str
+    member_id: str
+    generation: int
+    offsets: tuple[OffsetToCommit, ...]
+    instance_id: str | None = None
+    retention_ms: int = -1
+    knows_stale_epoch: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class TxnOffsetCommit:
+    """TxnOffsetCommit 0-5: offsets that count when the producer's transaction commits."""
+
+    request: int
+    group_id: str
+    producer_id: int
+    producer_epoch: int
+    offsets: tuple[OffsetToCommit, ...]
+    member_id: str = ""
+    generation: int = -1
+    instance_id: str | None = None
+    transactional_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetFetch:
+    """One group of an OffsetFetch 1-10.
+
+    Attributes:
+        partitions: None: all that have an offset.
+        require_stable: UNSTABLE_OFFSET_COMMIT where a transactional offset is pending (KIP-447).
+        member_id: None unless the request names a member (version 9 and up), which is then checked.
+    """
+
+    request: int
+    group_id: str
+    partitions: tuple[TopicPartition, ...] | None = None
+    require_stable: bool = False
+    member_id: str | None = None
+    member_epoch: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetDelete:
+    """OffsetDelete 0 (KIP-496). `partitions` are those of known topics."""
+
+    request: int
+    group_id: str
+    partitions: tuple[TopicPartition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteGroups:
+    """DeleteGroups 0-2, for the groups of this shard."""
+
+    request: int
+    group_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DescribeGroups:
+    """DescribeGroups 0-6, for the groups of this shard. `knows_missing`: version 6 answers GROUP_ID_NOT_FOUND."""
+
+    request: int
+    group_ids: tuple[str, ...]
+    knows_missing: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ListGroups:
+    """ListGroups 0-5. Filters are compared without regard to case; empty: all."""
+
+    request: int
+    states: tuple[str, ...] = ()
+    types: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerGroupHeartbeat:
+    """ConsumerGroupHeartbeat 0-1 (KIP-848). None: unchanged since the last heartbeat.
+
+    Attributes:
+        member_id: made by the member (version 1), or empty on a first join of version 0.
+        new_member_id: a fresh id from the shell, used when `member_id` is empty.
+        member_epoch: 0 joins, -1 leaves, -2 a static member leaves for a while.
+        rebalance_timeout_ms: -1: unchanged.
+        owned: what the member has; None: unchanged.
+        hold_ms: as in `Heartbeat`.
+    """
+
+    request: int
+    group_id: str
+    member_id: str
+    new_member_id: str
+    member_epoch: int
+    client: Client
+    instance_id: str | None = None
+    rack_id: str | None = None
+    rebalance_timeout_ms: int = -1
+    subscribed_topics: tuple[str, ...] | None = None
+    subscribed_regex: str | None = None
+    server_assignor: str | None = None
+    owned: tuple[TopicPartitions, ...] | None = None
+    hold_ms: int = 0
+    connection: int = NO_CONNECTION
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerGroupDescribe:
+    """ConsumerGroupDescribe 0-1, for the groups of this shard."""
+
+    request: int
+    group_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """One topic as the coordinator sees it. `racks`: per partition, the racks of its replicas; empty when unknown."""
+
+    name: str
+    id: uuid.UUID
+    partitions: int
+    racks: tuple[tuple[str, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TopicImage:
+    """All topics at one moment. `version` grows with each change."""
+
+    version: int = 0
+    topics: Mapping[str, Topic] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicsChanged:
+    """Topics were made, deleted or grew. Offsets of deleted ones go by `TopicsDeleted`."""
+
+    image: TopicImage
+
+
+@dataclass(frozen=True, slots=True)
+class TopicsDeleted:
+    """These topics are gone, and their offsets go with them."""
+
+    topics: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionEnded:
+    """A producer's transaction reached this shard's journal partition with its end marker.
+
+    Attributes:
+        request: the token to answer (`TransactionEndedReply`), None when no one waits.
+    """
+
+    producer_id: int
+    producer_epoch: int
+    commit: bool
+    request: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AssignmentComputed:
+    """A `ComputeAssignment` is done; ignored when the group has moved on.
+
+    Attributes:
+        assignment: member id to partitions.
+        failure: why there is none, else None.
+    """
+
+    group_id: str
+    epoch: int
+    assignment: Mapping[str, tuple[TopicPartitions, ...]]
+    failure: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RegexesResolved:
+    """A `ResolveRegexes` is done: regular expression to sorted topic names."""
+
+    group_id: str
+    version: int
+    topics: Mapping[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSettings:
+    """A group's own settings (KIP-848 group configs); None: the broker's."""
+
+    session_timeout_ms: int | None = None
+    heartbeat_interval_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSettingsChanged:
+    """A group's configuration resource was altered. The shell checks its limits."""
+
+    group_id: str
+    settings: GroupSettings
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLost:
+    """A connection ended without a leave. A hint of death, not death."""
+
+    connection: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseHeld:
+    """Answer these held heartbeats now: another request came on their connection, or the shard moves away."""
+
+    requests: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """`next_deadline_ms` has passed."""
+
+
+Request: TypeAlias = (
+    JoinGroup
+    | SyncGroup
+    | Heartbeat
+    | LeaveGroup
+    | OffsetCommit
+    | TxnOffsetCommit
+    | OffsetFetch
+    | OffsetDelete
+    | DeleteGroups
+    | DescribeGroups
+    | ListGroups
+    | ConsumerGroupHeartbeat
+    | ConsumerGroupDescribe
+)
+
+Event: TypeAlias = (
+    Request
+    | TopicsChanged
+    | TopicsDeleted
+    | TransactionEnded
+    | AssignmentComputed
+    | RegexesResolved
+    | GroupSettingsChanged
+    | ConnectionLost
+    | ReleaseHeld
+    | Tick
+)

@@ -1,0 +1,346 @@
+"""What the coordinator wants done: records to append, replies to release, work to run, notes to log and count."""
+
+from __future__ import annotations
+
+import enum
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias
+
+from kohort.errors import ErrorCode
+from kohort.groups.events import Topic
+from kohort.groups.records import NO_TOPIC_ID, MemberSaved, Record, TopicPartitions
+
+
+class Now(NamedTuple):
+    """The time of a step. Sessions run on the monotonic clock; only wall time enters records."""
+
+    mono_ms: int
+    wall_ms: int
+
+
+class GroupState(enum.StrEnum):
+    """A group's state under the name that DescribeGroups and ListGroups show."""
+
+    EMPTY = "Empty"
+    PREPARING_REBALANCE = "PreparingRebalance"
+    COMPLETING_REBALANCE = "CompletingRebalance"
+    STABLE = "Stable"
+    ASSIGNING = "Assigning"
+    RECONCILING = "Reconciling"
+    DEAD = "Dead"
+
+
+class GroupType(enum.StrEnum):
+    """A group's protocol under the name that ListGroups shows."""
+
+    CLASSIC = "classic"
+    CONSUMER = "consumer"
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedMember:
+    """A member as the leader sees it."""
+
+    member_id: str
+    instance_id: str | None
+    metadata: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class JoinGroupReply:
+    """`generation` is -1 and the texts are empty beside an error; `protocol_name` None becomes "" before version 7."""
+
+    error: ErrorCode
+    member_id: str = ""
+    generation: int = -1
+    protocol_type: str | None = None
+    protocol_name: str | None = None
+    leader: str = ""
+    skip_assignment: bool = False
+    members: tuple[JoinedMember, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SyncGroupReply:
+    error: ErrorCode
+    assignment: bytes = b""
+    protocol_type: str | None = None
+    protocol_name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatReply:
+    error: ErrorCode
+
+
+@dataclass(frozen=True, slots=True)
+class LeftMember:
+    member_id: str
+    instance_id: str | None
+    error: ErrorCode
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveGroupReply:
+    """Before version 3 the wire has one error: `error`, or else that of the single member."""
+
+    error: ErrorCode
+    members: tuple[LeftMember, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetCommitReply:
+    """One error per offset of the event, in its order (also of TxnOffsetCommit)."""
+
+    errors: tuple[ErrorCode, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedOffset:
+    """`offset` is -1 and `metadata` empty where none is committed or `error` is set."""
+
+    topic: str
+    partition: int
+    offset: int = -1
+    leader_epoch: int = -1
+    metadata: str = ""
+    error: ErrorCode = ErrorCode.NONE
+    topic_id: uuid.UUID = NO_TOPIC_ID
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetFetchReply:
+    error: ErrorCode
+    offsets: tuple[FetchedOffset, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetDeleteReply:
+    """`error` concerns the whole group; else one error per partition of the event, in its order."""
+
+    error: ErrorCode
+    errors: tuple[ErrorCode, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteGroupsReply:
+    """One error per group of the event, in its order."""
+
+    errors: tuple[ErrorCode, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DescribedMember:
+    member_id: str
+    instance_id: str | None
+    client_id: str
+    client_host: str
+    metadata: bytes
+    assignment: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class DescribedGroup:
+    group_id: str
+    state: str
+    protocol_type: str = ""
+    protocol: str = ""
+    members: tuple[DescribedMember, ...] = ()
+    error: ErrorCode = ErrorCode.NONE
+    error_message: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DescribeGroupsReply:
+    groups: tuple[DescribedGroup, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ListedGroup:
+    group_id: str
+    protocol_type: str
+    state: str
+    type: str
+
+
+@dataclass(frozen=True, slots=True)
+class ListGroupsReply:
+    groups: tuple[ListedGroup, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerGroupHeartbeatReply:
+    """`assignment` None: unchanged since it was last told."""
+
+    error: ErrorCode
+    error_message: str | None = None
+    member_id: str = ""
+    member_epoch: int = 0
+    heartbeat_interval_ms: int = 0
+    assignment: tuple[TopicPartitions, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NamedPartitions:
+    """Partitions of one topic by id and name."""
+
+    topic_id: uuid.UUID
+    topic: str
+    partitions: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DescribedConsumer:
+    """`member_type`: 0 speaks the classic protocol, 1 the consumer protocol, -1 unknown."""
+
+    member_id: str
+    instance_id: str | None
+    rack_id: str | None
+    member_epoch: int
+    client_id: str
+    client_host: str
+    subscribed_topics: tuple[str, ...]
+    subscribed_regex: str | None
+    assignment: tuple[NamedPartitions, ...]
+    target: tuple[NamedPartitions, ...]
+    member_type: int
+
+
+@dataclass(frozen=True, slots=True)
+class DescribedConsumerGroup:
+    group_id: str
+    state: str = ""
+    epoch: int = 0
+    assignment_epoch: int = 0
+    assignor: str = ""
+    members: tuple[DescribedConsumer, ...] = ()
+    error: ErrorCode = ErrorCode.NONE
+    error_message: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerGroupDescribeReply:
+    groups: tuple[DescribedConsumerGroup, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionEndedReply:
+    error: ErrorCode
+
+
+ReplyValue: TypeAlias = (
+    JoinGroupReply
+    | SyncGroupReply
+    | HeartbeatReply
+    | LeaveGroupReply
+    | OffsetCommitReply
+    | OffsetFetchReply
+    | OffsetDeleteReply
+    | DeleteGroupsReply
+    | DescribeGroupsReply
+    | ListGroupsReply
+    | ConsumerGroupHeartbeatReply
+    | ConsumerGroupDescribeReply
+    | TransactionEndedReply
+)
+
+
+class Reply(NamedTuple):
+    """The answer to the event that carried this token."""
+
+    request: int
+    value: ReplyValue
+
+
+class Push(NamedTuple):
+    """A frame that no request asked for, to a member's connection."""
+
+    connection: int
+    value: object
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeAssignment:
+    """Long work: run the assignor off the loop and feed `AssignmentComputed` back.
+
+    Attributes:
+        epoch: the group's epoch; the answer names it.
+        assignor: "uniform" or "range".
+        members: what each member said, by member id, sorted.
+        subscribed: member id to the topic names it is subscribed to (regular expressions resolved).
+        current: member id to the previous target, so that partitions stay.
+        topics: of all subscribed names that exist.
+    """
+
+    group_id: str
+    epoch: int
+    assignor: str
+    members: Mapping[str, MemberSaved]
+    subscribed: Mapping[str, tuple[str, ...]]
+    current: Mapping[str, tuple[TopicPartitions, ...]]
+    topics: Mapping[str, Topic]
+
+
+@dataclass(frozen=True, slots=True)
+class ResolveRegexes:
+    """Long work: match RE2 patterns with all topic names and feed `RegexesResolved` back.
+
+    Attributes:
+        version: of the topic image; the answer names it.
+    """
+
+    group_id: str
+    version: int
+    regexes: tuple[str, ...]
+    topics: tuple[str, ...]
+
+
+Work: TypeAlias = ComputeAssignment | ResolveRegexes
+
+
+class Meter(enum.StrEnum):
+    """What is counted, under Kafka's released names. Source: spec 1.7."""
+
+    OFFSET_COMMITS = "offset-commit"
+    OFFSET_EXPIRATIONS = "offset-expiration"
+    OFFSET_DELETIONS = "offset-deletion"
+    COMPLETED_REBALANCES = "group-completed-rebalance"
+
+
+class Counted(NamedTuple):
+    """A meter moved on by `amount`."""
+
+    meter: Meter
+    amount: int
+
+
+class Told(NamedTuple):
+    """A line for the log. `level` is logging's number; `text` says what happened and why, for people."""
+
+    level: int
+    group_id: str
+    text: str
+
+
+Note: TypeAlias = Counted | Told
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What one step asks the shell to do.
+
+    Attributes:
+        records: to append, in order, all or none, before the replies go out; already applied to the machine.
+        replies: in order; each names the request it answers, often an earlier one.
+        pushes: frames for members' connections, after the replies.
+        work: to run off the loop.
+        notes: log lines and counts.
+    """
+
+    records: list[Record] = field(default_factory=list)
+    replies: list[Reply] = field(default_factory=list)
+    pushes: list[Push] = field(default_factory=list)
+    work: list[Work] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
