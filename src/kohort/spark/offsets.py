@@ -1,0 +1,129 @@
+"""What the checkpoint remembers of a batch, and who wins when it and the group disagree.
+
+An offset names for every partition where its batch starts *and* ends. So a batch that Spark replays reads exactly what it
+read before, whatever the group has done in between. It also carries the query's identity and the number of the batch,
+which the commits to the group carry too: that is how a query knows its own commits again after a restart.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kohort.errors import InvalidInputError
+from kohort.ids import TopicPartition
+
+FORM = 1
+"""The version of the JSON form."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Offsets from `start` up to and without `end`."""
+
+    start: int
+    end: int
+
+    @property
+    def offsets(self) -> int:
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class BatchOffset:
+    """One batch: which query planned it, as what generation of its group, and the span of every partition it held.
+
+    Attributes:
+        query: identity of the query, made when it first starts and kept by its checkpoint.
+        batch: counts the query's batches that had something to read; 0 before the first.
+        generation: of the group when the batch was planned; -1 without a group.
+        spans: by partition; a partition that was held but had nothing to read has an empty one.
+    """
+
+    query: str
+    batch: int = 0
+    generation: int = -1
+    spans: Mapping[TopicPartition, Span] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON with keys in one stable order: Spark compares offsets as text."""
+        topics: dict[str, dict[str, dict[str, int]]] = {}
+        for tp in sorted(self.spans):
+            span = self.spans[tp]
+            topics.setdefault(tp.topic, {})[str(tp.partition)] = {
+                "start": span.start,
+                "end": span.end,
+            }
+        return {
+            "kohort": FORM,
+            "query": self.query,
+            "batch": self.batch,
+            "generation": self.generation,
+            "topics": topics,
+        }
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> BatchOffset:
+        """Read what `to_json` wrote.
+
+        Raises:
+            InvalidInputError: the checkpoint is of another source, or of a later form.
+        """
+        if found.get("kohort") != FORM:
+            raise InvalidInputError(
+                f"the checkpoint's offset {json.dumps(found)[:200]} is not of this source; use a fresh checkpointLocation"
+            )
+        spans = {
+            TopicPartition(topic, int(number)): Span(int(span["start"]), int(span["end"]))
+            for topic, numbers in found["topics"].items()
+            for number, span in numbers.items()
+        }
+        return cls(found["query"], int(found["batch"]), int(found["generation"]), spans)
+
+    def ends(self) -> dict[TopicPartition, int]:
+        return {tp: span.end for tp, span in self.spans.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """What a commit's metadata says about its maker."""
+
+    query: str
+    batch: int
+
+    def to_metadata(self) -> str:
+        return json.dumps({"query": self.query, "batch": self.batch}, separators=(",", ":"))
+
+    @classmethod
+    def from_metadata(cls, text: str | None) -> Stamp | None:
+        """The stamp in a commit's metadata; None if the commit is not of this source."""
+        try:
+            found = json.loads(text) if text else None
+            return (
+                cls(str(found["query"]), int(found["batch"])) if isinstance(found, dict) else None
+            )
+        except (KeyError, TypeError, ValueError):
+            return None
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """The group's offset of a partition and who committed it (None: not this source)."""
+
+    offset: int
+    stamp: Stamp | None = None
+
+
+def resume_at(query: str, committed: Committed | None, checkpoint: int | None) -> int | None:
+    """Where a partition starts that a query has just been given; None: neither the group nor the checkpoint knows.
+
+    The group's offset counts. The checkpoint's raises it only if the group's was committed by this very query: then no
+    one else had the partition since, and the checkpoint only knows of a batch whose commit was cut off.
+    """
+    if committed is None:
+        return checkpoint
+    if checkpoint is not None and committed.stamp is not None and committed.stamp.query == query:
+        return max(committed.offset, checkpoint)
+    return committed.offset

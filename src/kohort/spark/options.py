@@ -1,0 +1,287 @@
+"""The options of `format("kohort")`, under the names of Spark's Kafka source where it has one.
+
+Spark hands options over with their case lost, so names are matched without case; errors show the proper spelling.
+Nothing here talks to a broker: options are checked when the query is declared, before anything is started.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kohort.config import from_properties, knob, settings
+from kohort.errors import InvalidInputError
+from kohort.ids import TopicPartition
+
+KAFKA_PREFIX = "kafka."
+STREAM_ONLY = (
+    "maxOffsetsPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
+    "maxBytesPerTrigger",
+)
+BATCH_ONLY = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
+
+EARLIEST = -2
+"""Stands for the earliest offset in the JSON forms, as in Spark's Kafka source."""
+LATEST = -1
+"""Stands for the latest offset in the JSON forms."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    """What a query may say about its source."""
+
+    subscribe: tuple[str, ...] | None = knob("subscribe", None, why="topics to read, by name")
+    subscribe_pattern: str | None = knob(
+        "subscribePattern", None, why="topics to read, by regular expression"
+    )
+    assign: str | None = knob(
+        "assign", None, why="partitions to read, as JSON, without sharing them in a group"
+    )
+    group_id: str | None = knob(
+        "group.id",
+        None,
+        aliases=("kafka.group.id",),
+        why="the group the query is a member of; without one it reads every partition and commits nothing",
+    )
+    group_protocol: str = knob(
+        "group.protocol",
+        "classic",
+        aliases=("kafka.group.protocol",),
+        choices=("classic", "consumer", "push"),
+        why="how the member and the coordinator talk",
+    )
+    starting_offsets: str | None = knob(
+        "startingOffsets", None, why="where a partition starts that the group has no offset for"
+    )
+    starting_timestamp: int | None = knob(
+        "startingTimestamp", None, low=0, unit="ms", why="the same, by time"
+    )
+    starting_offsets_by_timestamp: str | None = knob(
+        "startingOffsetsByTimestamp", None, why="the same, by time for each partition"
+    )
+    starting_strategy: str = knob(
+        "startingOffsetsByTimestampStrategy",
+        "error",
+        choices=("error", "latest"),
+        why="what to do where no record is as young as the timestamp",
+    )
+    ending_offsets: str | None = knob("endingOffsets", None, why="where a batch read ends")
+    ending_timestamp: int | None = knob(
+        "endingTimestamp", None, low=0, unit="ms", why="the same, by time"
+    )
+    ending_offsets_by_timestamp: str | None = knob(
+        "endingOffsetsByTimestamp", None, why="the same, by time for each partition"
+    )
+    max_offsets_per_trigger: int | None = knob(
+        "maxOffsetsPerTrigger", None, low=1, unit="offsets", why="bounds a micro-batch"
+    )
+    min_offsets_per_trigger: int | None = knob(
+        "minOffsetsPerTrigger",
+        None,
+        low=1,
+        unit="offsets",
+        why="keeps micro-batches from being tiny",
+    )
+    max_trigger_delay: str = knob(
+        "maxTriggerDelay",
+        "15m",
+        why="the longest time that minOffsetsPerTrigger may hold records back",
+    )
+    max_bytes_per_trigger: int | None = knob(
+        "maxBytesPerTrigger",
+        None,
+        low=1,
+        unit="bytes",
+        why="bounds a micro-batch's memory; an estimate by the bytes per record seen lately",
+    )
+    min_partitions: int | None = knob(
+        "minPartitions",
+        None,
+        low=1,
+        why="the least number of Spark tasks when there are enough records",
+    )
+    max_records_per_partition: int | None = knob(
+        "maxRecordsPerPartition",
+        None,
+        low=1,
+        unit="offsets",
+        why="the most records of one Spark task",
+    )
+    include_headers: bool = knob(
+        "includeHeaders", False, why="adds the headers column, which costs time"
+    )
+    columns: tuple[str, ...] | None = knob(
+        "columns", None, why="the columns to hand over; every one left out is time saved"
+    )
+    fail_on_data_loss: bool = knob(
+        "failOnDataLoss",
+        True,
+        why="whether records that retention took before they were read end the query",
+    )
+    planned_ranges: str = knob(
+        "plannedRanges",
+        "owned",
+        choices=("owned", "all", "none"),
+        why="which ranges of an unfinished batch are read again after a restart: those of partitions still owned, "
+        "all, or none",
+    )
+    on_revocation_timeout: str = knob(
+        "onRevocationTimeout",
+        "fail",
+        choices=("fail", "release"),
+        why="what a query does whose batch outlived the rebalance timeout: fail, or go on without the partitions",
+    )
+    join_timeout_ms: int = knob(
+        "joinTimeoutMs", 120_000, low=1, unit="ms", why="bounds the wait for the first assignment"
+    )
+    table: str | None = knob("table", None, why="a table of the cluster instead of records")
+    region: str | None = knob("region", None, why="the consistent region that the query is part of")
+    kafka: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def bootstrap_servers(self) -> str:
+        return self.kafka["bootstrap.servers"]
+
+    @property
+    def member(self) -> bool:
+        """Whether the query shares its partitions with a group."""
+        return self.group_id is not None and self.assign is None
+
+    def assigned(self) -> tuple[TopicPartition, ...]:
+        """The partitions of `assign`, in order."""
+        return partitions_of_json("assign", self.assign) if self.assign is not None else ()
+
+
+def parse_options(raw: Mapping[str, str], *, streaming: bool | None = None) -> SourceOptions:
+    """The options of one read.
+
+    Args:
+        raw: as Spark hands them over; case does not matter.
+        streaming: refuse what only the other kind of read knows; None: don't.
+
+    Raises:
+        InvalidInputError: a name that no option has (naming the nearest), a value out of range, no bootstrap servers,
+            or not exactly one way to choose topics.
+    """
+    spelling = {name.lower(): name for name in _names()}
+    own: dict[str, str] = {}
+    kafka: dict[str, str] = {}
+    for key, value in raw.items():
+        lower = key.lower()
+        if lower in spelling:
+            own[spelling[lower]] = value
+        elif lower.startswith(KAFKA_PREFIX):
+            kafka[lower.removeprefix(KAFKA_PREFIX)] = value
+        else:
+            raise _unknown(key, spelling)
+    options = from_properties(SourceOptions, own)
+    options.kafka.update(kafka)
+    _check(options, own, streaming)
+    return options
+
+
+def _names() -> Iterable[str]:
+    for name, setting in settings(SourceOptions).items():
+        yield name
+        yield from setting.knob.aliases
+
+
+def _unknown(key: str, spelling: Mapping[str, str]) -> InvalidInputError:
+    known = {**spelling, "kafka.bootstrap.servers": "kafka.bootstrap.servers"}
+    near = difflib.get_close_matches(key.lower(), list(known), n=1, cutoff=0.5)
+    hint = f"; did you mean {known[near[0]]}?" if near else ""
+    return InvalidInputError(f"unknown option {key}{hint}")
+
+
+def _check(options: SourceOptions, given: Mapping[str, str], streaming: bool | None) -> None:
+    if not options.kafka.get("bootstrap.servers", "").strip():
+        raise InvalidInputError(
+            "the option kafka.bootstrap.servers is missing: the brokers to start from, as host:port"
+        )
+    if options.table is not None:
+        return
+    chosen = [
+        name for name in ("subscribe", "subscribePattern", "assign") if given.get(name, "").strip()
+    ]
+    if len(chosen) != 1:
+        found = "none is given" if not chosen else f"{' and '.join(chosen)} are given"
+        raise InvalidInputError(
+            f"exactly one of subscribe, subscribePattern and assign chooses the topics; {found}"
+        )
+    for name in BATCH_ONLY if streaming else STREAM_ONLY if streaming is False else ():
+        if name in given:
+            kind = "a batch read" if streaming else "a streaming read"
+            raise InvalidInputError(f"the option {name} belongs to {kind}")
+    options.assigned()
+
+
+def partitions_of_json(name: str, text: str) -> tuple[TopicPartition, ...]:
+    """Partitions from `{"topic": [0, 1]}`.
+
+    Raises:
+        InvalidInputError: it is not that.
+    """
+    found = _json_object(name, text, '{"topic": [0, 1]}')
+    try:
+        return tuple(
+            sorted(
+                TopicPartition(topic, int(n)) for topic, numbers in found.items() for n in numbers
+            )
+        )
+    except (TypeError, ValueError):
+        raise InvalidInputError(
+            f'{name} must be JSON like {{"topic": [0, 1]}}, not {text!r}'
+        ) from None
+
+
+def numbers_of_json(name: str, text: str) -> dict[TopicPartition, int]:
+    """A number for each partition from `{"topic": {"0": 23}}`.
+
+    Raises:
+        InvalidInputError: it is not that.
+    """
+    form = '{"topic": {"0": 23}}'
+    found = _json_object(name, text, form)
+    try:
+        return {
+            TopicPartition(t, int(p)): int(n)
+            for t, numbers in found.items()
+            for p, n in numbers.items()
+        }
+    except (AttributeError, TypeError, ValueError):
+        raise InvalidInputError(f"{name} must be JSON like {form}, not {text!r}") from None
+
+
+def _json_object(name: str, text: str, form: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise InvalidInputError(f"{name} must be JSON like {form}, not {text!r}")
+    return found
+
+
+_UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+def duration_ms(name: str, text: str) -> int:
+    """Milliseconds from a time with its unit, as `15m`, `200ms`, `1h`; a plain number is milliseconds.
+
+    Raises:
+        InvalidInputError: it is not that.
+    """
+    word = text.strip().lower()
+    number = word.rstrip("abcdefghijklmnopqrstuvwxyz ")
+    unit = word[len(number) :].strip() or "ms"
+    try:
+        return int(float(number) * _UNITS_MS[unit])
+    except (KeyError, ValueError):
+        raise InvalidInputError(
+            f"{name} must be a time like 15m, 30s or 200ms, not {text!r}"
+        ) from None

@@ -1,0 +1,93 @@
+"""The columns of the source, under the names and types of Spark's Kafka source, and as Arrow types."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pyarrow as pa
+
+from kohort.errors import InvalidInputError
+from kohort.spark.options import SourceOptions
+
+RECORD_COLUMNS = (
+    "key",
+    "value",
+    "topic",
+    "partition",
+    "offset",
+    "timestamp",
+    "timestampType",
+    "headers",
+)
+SPAN_COLUMNS = ("generation", "rangeStart", "rangeEnd")
+"""Columns only on demand: the group's generation that a record's batch was planned in, and the offsets that the batch
+covers of the record's partition. With them a sink can tell which of two writers of one offset counts."""
+
+_SPARK = {
+    "key": "binary",
+    "value": "binary",
+    "topic": "string",
+    "partition": "int",
+    "offset": "bigint",
+    "timestamp": "timestamp",
+    "timestampType": "int",
+    "headers": "array<struct<key: string, value: binary>>",
+    "generation": "int",
+    "rangeStart": "bigint",
+    "rangeEnd": "bigint",
+}
+_HEADERS = pa.list_(
+    pa.field(
+        "element",
+        pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]),
+        nullable=True,
+    )
+)
+_ARROW: dict[str, pa.DataType] = {
+    "key": pa.binary(),
+    "value": pa.binary(),
+    "topic": pa.string(),
+    "partition": pa.int32(),
+    "offset": pa.int64(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+    "timestampType": pa.int32(),
+    "headers": _HEADERS,
+    "generation": pa.int32(),
+    "rangeStart": pa.int64(),
+    "rangeEnd": pa.int64(),
+}
+
+
+def columns_of(options: SourceOptions) -> tuple[str, ...]:
+    """The names of the columns a read hands over, in order.
+
+    Raises:
+        InvalidInputError: an unknown column, or one twice.
+    """
+    if options.columns is None:
+        return RECORD_COLUMNS if options.include_headers else RECORD_COLUMNS[:-1]
+    spelling = {name.lower(): name for name in (*RECORD_COLUMNS, *SPAN_COLUMNS)}
+    try:
+        names = tuple(spelling[name.strip().lower()] for name in options.columns)
+    except KeyError as error:
+        raise InvalidInputError(
+            f"columns: unknown column {error}; there are {', '.join(spelling.values())}"
+        ) from None
+    if len(set(names)) < len(names) or not names:
+        raise InvalidInputError(
+            f"columns must name each column once, not {','.join(options.columns)!r}"
+        )
+    if options.include_headers and "headers" not in names:
+        names = (*names, "headers")
+    return names
+
+
+def spark_schema(columns: tuple[str, ...]) -> str:
+    """The schema as Spark's DDL."""
+    return ", ".join(f"`{name}` {_SPARK[name]}" for name in columns)
+
+
+@cache
+def arrow_schema(columns: tuple[str, ...]) -> pa.Schema:
+    """The schema of the record batches, exactly as Spark compares it."""
+    return pa.schema([pa.field(name, _ARROW[name], nullable=True) for name in columns])

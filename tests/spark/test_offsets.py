@@ -1,0 +1,51 @@
+"""What the checkpoint keeps of a batch, and who wins after a restart."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from kohort.errors import InvalidInputError
+from kohort.ids import TopicPartition
+from kohort.spark.offsets import BatchOffset, Committed, Span, Stamp, resume_at
+
+A0, A10, B1 = TopicPartition("a", 0), TopicPartition("a", 10), TopicPartition("b", 1)
+
+
+def test_the_text_does_not_depend_on_the_order_of_making() -> None:
+    one = BatchOffset("q", 3, 7, {B1: Span(1, 2), A10: Span(3, 3), A0: Span(0, 9)})
+    other = BatchOffset("q", 3, 7, {A0: Span(0, 9), A10: Span(3, 3), B1: Span(1, 2)})
+    assert json.dumps(one.to_json()) == json.dumps(other.to_json())
+    assert BatchOffset.from_json(json.loads(json.dumps(one.to_json()))) == one
+
+
+def test_a_checkpoint_of_another_source_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match="fresh checkpointLocation"):
+        BatchOffset.from_json({"flights": {"0": 5}})
+
+
+def test_stamps_survive_metadata_and_strangers_have_none() -> None:
+    stamp = Stamp("q", 12)
+    assert Stamp.from_metadata(stamp.to_metadata()) == stamp
+    for stranger in (None, "", "text", "[1]", "{}", '{"query":"q"}', "5"):
+        assert Stamp.from_metadata(stranger) is None
+
+
+@pytest.mark.parametrize(
+    ("committed", "checkpoint", "start"),
+    [
+        (None, None, None),
+        (None, 40, 40),
+        (Committed(30), None, 30),
+        (Committed(30, Stamp("mine", 4)), 40, 40),
+        (Committed(50, Stamp("mine", 4)), 40, 50),
+        (Committed(30, Stamp("other", 4)), 40, 30),
+        (Committed(50, Stamp("other", 4)), 40, 50),
+        (Committed(30), 40, 30),
+    ],
+)
+def test_the_checkpoint_counts_only_above_a_commit_of_its_own_query(
+    committed: Committed | None, checkpoint: int | None, start: int | None
+) -> None:
+    assert resume_at("mine", committed, checkpoint) == start
