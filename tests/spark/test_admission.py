@@ -69,7 +69,8 @@ def test_tasks_cover_each_offset_once(
     for tp, whole in batch:
         parts = sorted((s.span.start, s.span.end) for s in slices if s.partition == tp)
         edges = [whole.start, *(end for _, end in parts)]
-        assert [start for start, _ in parts] == edges[:-1] and edges[-1] == whole.end
+        assert [start for start, _ in parts] == edges[:-1]
+        assert edges[-1] == whole.end
         assert all(s.whole == whole and s.generation == 3 for s in slices if s.partition == tp)
     if most is not None:
         assert all(s.span.offsets <= most for s in slices)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 
 from pyspark.sql.datasource import InputPartition
 
@@ -65,7 +66,7 @@ def cut(
 def _pieces(span: Span, piece: int) -> list[Span]:
     count = -(-span.offsets // piece)
     edges = [span.start + span.offsets * place // count for place in range(count + 1)]
-    return [Span(low, high) for low, high in zip(edges, edges[1:], strict=False)]
+    return [Span(low, high) for low, high in pairwise(edges)]
 
 
 def _shared(slices: list[Slice]) -> list[ReadTask]:
