@@ -25,9 +25,9 @@ GENERATED = (".so", ".c", ".pyc", ".jar", ".class", ".egg-info")
 
 def tracked_files() -> list[str]:
     """Every tracked file that is still there."""
-    listing = subprocess.run(
-        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.split("\n")
+    listing = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split(
+        "\n"
+    )
     return [name for name in listing if name and (ROOT / name).is_file()]
 
 
@@ -41,9 +41,7 @@ def complaints(name: str) -> list[str]:
     except UnicodeDecodeError:
         return found
     for number, line in enumerate(text.split("\n"), start=1):
-        found += [
-            f"{name}:{number}: {what}" for what, pattern in FORBIDDEN.items() if pattern.search(line)
-        ]
+        found += [f"{name}:{number}: {what}" for what, pattern in FORBIDDEN.items() if pattern.search(line)]
     return found
 
 

@@ -33,9 +33,7 @@ def body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     total = (function.end_lineno or function.lineno) - function.lineno + 1
     first = function.body[0]
     has_docstring = (
-        isinstance(first, ast.Expr)
-        and isinstance(first.value, ast.Constant)
-        and isinstance(first.value.value, str)
+        isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str)
     )
     if has_docstring:
         total -= (first.end_lineno or first.lineno) - first.lineno + 1
@@ -56,9 +54,7 @@ def complaints(path: Path) -> list[str]:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             lines = body_lines(node)
             if lines > FUNCTION_LINES_MAX:
-                found.append(
-                    f"{name}:{node.lineno}: {node.name} has {lines} lines, {FUNCTION_LINES_MAX} allowed"
-                )
+                found.append(f"{name}:{node.lineno}: {node.name} has {lines} lines, {FUNCTION_LINES_MAX} allowed")
     return found
 
 

@@ -1,0 +1,10 @@
+"""The command `kohort`: one file for each family of commands."""
+
+from __future__ import annotations
+
+
+def main() -> None:
+    """Runs the command that the arguments name and exits with its code."""
+    from kohort.cli.app import run
+
+    run()

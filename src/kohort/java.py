@@ -1,0 +1,148 @@
+"""Java programs as child processes: found, started, watched, and ended with the program that started them."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from kohort.errors import KafkaError, NotFoundError, TimedOutError
+
+JAVA_VERSION_MIN = 17
+_PR_SET_PDEATHSIG = 1
+
+# Runs in the child before Java: the kernel kills it when the thread that started it is gone, however that ended.
+_TIED_TO_PARENT = f"""
+import ctypes, os, sys
+parent = int(sys.argv[1])
+try:
+    ctypes.CDLL(None).prctl({_PR_SET_PDEATHSIG}, {int(signal.SIGKILL)})
+except (OSError, AttributeError):
+    pass
+if os.getppid() != parent:
+    sys.exit(1)
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
+
+
+def java_path() -> Path:
+    """The `java` that Spark and Kafka would use: JAVA_HOME's, then PATH's.
+
+    Raises:
+        NotFoundError: there is none, or it is older than Java 17.
+    """
+    home = os.environ.get("JAVA_HOME")
+    found = shutil.which(str(Path(home) / "bin" / "java")) if home else shutil.which("java")
+    if found is None:
+        raise NotFoundError(f"no Java found; install Java {JAVA_VERSION_MIN} or newer, or set JAVA_HOME")
+    version = java_version(Path(found))
+    if version < JAVA_VERSION_MIN:
+        raise NotFoundError(f"{found} is Java {version}; {JAVA_VERSION_MIN} or newer is needed (JAVA_HOME chooses)")
+    return Path(found)
+
+
+def java_version(java: Path) -> int:
+    """The major version that `java -version` states; 0 when it states none."""
+    said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)
+    match = re.search(r'version "(?:1\.)?(\d+)', said.stderr + said.stdout)
+    return int(match[1]) if match else 0
+
+
+@dataclass(frozen=True, slots=True)
+class JavaProgram:
+    """What to run: a main class with its classpath, arguments and options of the virtual machine."""
+
+    main: str
+    classpath: str
+    args: Sequence[str] = ()
+    options: Sequence[str] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+
+    def command(self) -> list[str]:
+        return [str(java_path()), *self.options, "-cp", self.classpath, self.main, *self.args]
+
+
+def start_tied(
+    command: Sequence[str],
+    *,
+    stdin: int | IO[bytes] | None = subprocess.DEVNULL,
+    stdout: int | IO[bytes] | None = None,
+    stderr: int | IO[bytes] | None = None,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+) -> subprocess.Popen[bytes]:
+    """Starts a child in its own session that the kernel kills when this process is gone (Linux)."""
+    return subprocess.Popen(
+        [sys.executable, "-S", "-E", "-c", _TIED_TO_PARENT, str(os.getpid()), *command],
+        stdin=stdin,
+        stdout=stdout,
+        stderr=stderr,
+        cwd=cwd,
+        env={**os.environ, **(env or {})},
+        start_new_session=True,
+    )
+
+
+class JavaServer:
+    """A Java server under way, its output in a file.
+
+    Args:
+        program: what to run.
+        log: the file that takes what it prints.
+        name: how errors call it.
+    """
+
+    def __init__(self, program: JavaProgram, log: Path, name: str) -> None:
+        self.name = name
+        self.log = log
+        with log.open("ab") as output:
+            self._process = start_tied(
+                program.command(), stdout=output, stderr=subprocess.STDOUT, cwd=log.parent, env=program.env
+            )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def wait_until(self, ready: Callable[[], bool], timeout_ms: int) -> None:
+        """Waits until `ready()`; ends the server when it does not come up.
+
+        Raises:
+            KafkaError: the server ended by itself; its last lines are told.
+            TimedOutError: it was not ready in time.
+        """
+        deadline = time.monotonic() + timeout_ms / 1000
+        while not ready():
+            if self._process.poll() is not None:
+                raise KafkaError(f"{self.name} ended with code {self._process.returncode}:\n{self.last_lines()}")
+            if time.monotonic() > deadline:
+                self.kill()
+                raise TimedOutError(f"{self.name} was not ready after {timeout_ms} ms:\n{self.last_lines()}")
+            time.sleep(0.02)
+
+    def last_lines(self, count: int = 15) -> str:
+        """The end of what it printed."""
+        return "\n".join(self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-count:])
+
+    def stop(self, timeout_ms: int = 10_000) -> None:
+        """Ends it with SIGTERM, and with SIGKILL when that takes too long."""
+        if self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(timeout_ms / 1000)
+            except subprocess.TimeoutExpired:
+                self.kill()
+
+    def kill(self) -> None:
+        """Ends it as a crash would, together with what it started."""
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()

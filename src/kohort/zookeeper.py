@@ -1,0 +1,135 @@
+"""A real ZooKeeper on this machine, from the jars that PySpark brings; for trying things and for tests."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import socket
+import tempfile
+from pathlib import Path
+from types import TracebackType
+
+from kohort.errors import NotFoundError
+from kohort.java import JavaProgram, JavaServer
+
+_START_TIMEOUT_MS = 30_000
+_LOG_SETTINGS = """
+appenders = console
+appender.console.type = Console
+appender.console.name = console
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %d{ISO8601} %p %c{1}: %m%n
+rootLogger.level = warn
+rootLogger.appenderRefs = console
+rootLogger.appenderRef.console.ref = console
+"""
+
+
+def spark_jars() -> Path:
+    """The folder of PySpark's jars, without importing PySpark.
+
+    Raises:
+        NotFoundError: PySpark is not installed.
+    """
+    spec = importlib.util.find_spec("pyspark")
+    if spec is None or spec.origin is None:
+        raise NotFoundError("ZooKeeper's jars come with PySpark, which is not installed: pip install 'kohort[spark]'")
+    return Path(spec.origin).parent / "jars"
+
+
+def free_port() -> int:
+    """A port of the loopback interface that nothing listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class ZooKeeper:
+    """A ZooKeeper server as a child process, ended with this one.
+
+        with ZooKeeper() as zookeeper:
+            zookeeper.address                # 127.0.0.1:PORT
+
+    Args:
+        host: the address to listen on.
+        port: 0 picks a free one.
+        data_dir: the folder of its data; None is a temporary folder, deleted at the end.
+
+    Raises:
+        NotFoundError: no Java, or no PySpark whose jars could be used.
+        KafkaError: it did not come up.
+    """
+
+    def __init__(self, host: str = "127.0.0.1", port: int = 0, data_dir: Path | None = None) -> None:
+        classpath = self._classpath()
+        self.address = f"{host}:{port or free_port()}"
+        self._temporary = Path(tempfile.mkdtemp(prefix="kohort-zookeeper-")) if data_dir is None else None
+        self.folder = data_dir or self._temporary or Path()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / "log4j2.properties").write_text(_LOG_SETTINGS)
+        program = JavaProgram(
+            "org.apache.zookeeper.server.quorum.QuorumPeerMain",
+            classpath,
+            [str(self._settings(host))],
+            [
+                "-Xmx256m",
+                "-XX:+UseSerialGC",
+                "-XX:TieredStopAtLevel=1",
+                f"-Dlog4j2.configurationFile={self.folder / 'log4j2.properties'}",
+            ],
+        )
+        self._server = JavaServer(program, self.folder / "zookeeper.log", f"ZooKeeper on {self.address}")
+        try:
+            self._server.wait_until(self._answers, _START_TIMEOUT_MS)
+        except BaseException:
+            self.close()
+            raise
+
+    @staticmethod
+    def _classpath() -> str:
+        jars = spark_jars()
+        if not list(jars.glob("zookeeper-[0-9]*.jar")):
+            raise NotFoundError(f"no ZooKeeper among PySpark's jars in {jars}")
+        wanted = ("zookeeper-*", "slf4j-api-*", "log4j-*", "netty-*", "metrics-core-*", "snappy-java-*", "commons-*")
+        return ":".join(str(jar) for pattern in wanted for jar in sorted(jars.glob(pattern + ".jar")))
+
+    def _settings(self, host: str) -> Path:
+        settings = self.folder / "zoo.cfg"
+        settings.write_text(
+            f"tickTime=500\ndataDir={self.folder / 'data'}\nclientPort={self.address.rpartition(':')[2]}\n"
+            f"clientPortAddress={host}\nadmin.enableServer=false\nmaxClientCnxns=0\n"
+            "minSessionTimeout=1000\nmaxSessionTimeout=60000\n4lw.commands.whitelist=ruok,srvr\n"
+        )
+        return settings
+
+    def _answers(self) -> bool:
+        host, _, port = self.address.rpartition(":")
+        try:
+            with socket.create_connection((host, int(port)), timeout=1) as connection:
+                connection.sendall(b"ruok")
+                return connection.recv(4) == b"imok"
+        except OSError:
+            return False
+
+    @property
+    def pid(self) -> int:
+        return self._server.pid
+
+    def kill(self) -> None:
+        """Ends it as a crash would."""
+        self._server.kill()
+
+    def close(self) -> None:
+        """Ends it; may be called again."""
+        self._server.stop()
+        if self._temporary is not None:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+
+    def __enter__(self) -> ZooKeeper:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
