@@ -1,0 +1,124 @@
+"""The result of a decode: one block of columns, seen as an Arrow batch or as records."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from kohort.columns.record import Record
+from kohort.columns.shapes import Damage, DamageKind, DecodeOptions, RecordSet, RowRange
+from kohort.errors import CorruptDataError, ErrorCode
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_DAMAGE_TEXT = {
+    DamageKind.CRC: "its checksum does not fit its bytes",
+    DamageKind.HEADER: "its header contradicts itself",
+    DamageKind.OLD_FORMAT: "it is a message set of format 0 or 1, which brokers before 0.11 wrote",
+    DamageKind.CODEC: "its compressed records do not decompress",
+    DamageKind.RECORD: "its records run past its end, or it past theirs",
+    DamageKind.TOO_LARGE: "it decompresses to more than 2 GiB",
+}
+
+
+class Block(Protocol):
+    """The columns of one decode, however they are kept."""
+
+    def arrow_arrays(self, options: DecodeOptions) -> list[Any]:
+        """One pyarrow.Array per column of `options.columns`, over memory that the block owns."""
+
+    def records(self, start: int, stop: int) -> list[Record]:
+        """Records of rows start to stop; fields whose column was not decoded are None, -1 or empty."""
+
+    def offset(self, row: int) -> int:
+        """The offset of a row."""
+
+
+class Decoded:
+    """Columns of all record sets of one decode, in the order of the record sets.
+
+    Attributes:
+        sets: The record sets as given.
+        options: The options as given.
+        ranges: What became of each record set, in their order.
+        num_rows: Rows altogether.
+    """
+
+    __slots__ = ("_batch", "_block", "num_rows", "options", "ranges", "sets")
+
+    def __init__(
+        self, sets: Sequence[RecordSet], options: DecodeOptions, ranges: list[RowRange], block: Block
+    ) -> None:
+        self.sets = sets
+        self.options = options
+        self.ranges = ranges
+        self.num_rows = ranges[-1].stop if ranges else 0
+        self._block = block
+        self._batch: pa.RecordBatch | None = None
+
+    def __len__(self) -> int:
+        return self.num_rows
+
+    @property
+    def finished(self) -> bool:
+        """False when a limit of the options ended the decode early; `remaining()` says with what to go on."""
+        return all(part.finished for part in self.ranges)
+
+    def remaining(self) -> list[RecordSet]:
+        """The record sets that a limit left unfinished, each from where the decode stopped."""
+        return [
+            RecordSet(
+                given.topic, given.partition, given.buffer, part.next_offset, given.end_offset, given.aborted
+            )
+            for given, part in zip(self.sets, self.ranges, strict=True)
+            if not part.finished
+        ]
+
+    def to_arrow(self, start: int = 0, stop: int | None = None) -> pa.RecordBatch:
+        """Rows start to stop (exclusive; None: the last) as an Arrow batch, without copying."""
+        import pyarrow as pa
+
+        from kohort.columns.arrow import schema
+
+        if self._batch is None:
+            arrays = self._block.arrow_arrays(self.options)
+            self._batch = pa.RecordBatch.from_arrays(arrays, schema=schema(self.options))
+        end = self.num_rows if stop is None else min(stop, self.num_rows)
+        if start == 0 and end == self.num_rows:
+            return self._batch
+        return self._batch.slice(start, max(0, end - start))
+
+    def records(self, start: int = 0, stop: int | None = None) -> list[Record]:
+        """Rows start to stop (exclusive; None: the last) as records, which own their bytes."""
+        end = self.num_rows if stop is None else min(stop, self.num_rows)
+        return self._block.records(start, end) if start < end else []
+
+    def position(self, index: int, row: int) -> int:
+        """The offset to go on from once the rows of record set `index` below `row` are consumed.
+
+        Args:
+            index: Index of the record set.
+            row: From the range's start to its stop.
+        """
+        part = self.ranges[index]
+        if row >= part.stop:
+            return part.next_offset
+        if row <= part.start:
+            return self.sets[index].first_offset
+        return self._block.offset(row - 1) + 1
+
+    def error(self, index: int) -> CorruptDataError | None:
+        """The damage of record set `index` as the exception to raise once its rows are consumed."""
+        damage = self.ranges[index].damage
+        return None if damage is None else damage_error(self.sets[index], damage)
+
+
+def damage_error(given: RecordSet, damage: Damage) -> CorruptDataError:
+    """An exception that names the place, the reason and the way past it."""
+    old = damage.kind is DamageKind.OLD_FORMAT
+    return CorruptDataError(
+        f"{given.topic}-{given.partition}: the batch at offset {damage.offset} can't be read: "
+        f"{_DAMAGE_TEXT[damage.kind]}; seek to {damage.skip_offset} to step over it",
+        code=ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT if old else ErrorCode.CORRUPT_MESSAGE,
+    )

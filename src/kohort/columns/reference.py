@@ -1,0 +1,437 @@
+"""The decoder in plain Python: what the kernel is compared with, and what runs where it could not be built.
+
+Written for reading: one record at a time, each rule where it applies. The kernel has the same rules in the same order,
+so that damaged input gives the same rows and the same `Damage` in both.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from crc32c import crc32c
+
+from kohort.columns.codecs import CodecError, TooLargeError, decompress
+from kohort.columns.record import Record
+from kohort.columns.shapes import (
+    BYTES_MAX,
+    INT64_MAX,
+    Damage,
+    DamageKind,
+    DecodeOptions,
+    Header,
+    RecordSet,
+    RowRange,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+HEADER = struct.Struct(">qiibIhiqqqhii")
+"""Base offset, length, leader epoch, magic, CRC, attributes, last offset delta, base and maximum timestamp, producer id
+and epoch, base sequence, count of records."""
+
+OVERHEAD = 12
+"""Bytes of base offset and length, which the length does not count."""
+CRC_START = 21
+MAGIC_AT = 16
+LEGACY_LENGTH_MIN = 14
+RECORD_BYTES_MIN = 7
+"""Length, attributes, two deltas, key length, value length and header count, a byte each."""
+BASE_OFFSET_MAX = INT64_MAX - 2**32
+
+CODEC_MASK = 0x07
+LOG_APPEND_TIME = 0x08
+TRANSACTIONAL = 0x10
+CONTROL = 0x20
+ABORT_MARKER = 0
+
+
+class DamagedError(Exception):
+    """Ends a record set; never leaves this module."""
+
+    def __init__(self, kind: DamageKind) -> None:
+        self.kind = kind
+
+
+@dataclass(slots=True)
+class Batch:
+    """One batch found in a record set: its header's fields and its records' bytes."""
+
+    base_offset: int
+    leader_epoch: int
+    crc: int
+    attributes: int
+    last_offset: int
+    base_timestamp: int
+    max_timestamp: int
+    producer_id: int
+    count: int
+    whole: memoryview
+
+    @property
+    def control(self) -> bool:
+        return bool(self.attributes & CONTROL)
+
+    @property
+    def body(self) -> memoryview:
+        return self.whole[HEADER.size :]
+
+
+class Reader:
+    """Reads varints and bytes from one record, never past its end."""
+
+    __slots__ = ("at", "buffer", "end")
+
+    def __init__(self, buffer: memoryview, at: int, end: int) -> None:
+        self.buffer = buffer
+        self.at = at
+        self.end = end
+
+    def varint(self, bits: int = 32) -> int:
+        value = shift = 0
+        while True:
+            if self.at >= self.end:
+                raise DamagedError(DamageKind.RECORD)
+            byte = self.buffer[self.at]
+            self.at += 1
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if value >> bits:
+                raise DamagedError(DamageKind.RECORD)
+            if byte < 0x80:
+                return (value >> 1) ^ -(value & 1)
+            if shift >= bits:
+                raise DamagedError(DamageKind.RECORD)
+
+    def take(self, length: int) -> memoryview:
+        if length < 0 or length > self.end - self.at:
+            raise DamagedError(DamageKind.RECORD)
+        self.at += length
+        return self.buffer[self.at - length : self.at]
+
+    def nullable(self) -> bytes | None:
+        length = self.varint()
+        return None if length == -1 else bytes(self.take(length))
+
+
+@dataclass(slots=True)
+class Rows:
+    """The block of this decoder: one list per column."""
+
+    topic: list[str] = field(default_factory=list)
+    partition: list[int] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
+    timestamp: list[int] = field(default_factory=list)
+    timestamp_type: list[int] = field(default_factory=list)
+    key: list[bytes | None] = field(default_factory=list)
+    value: list[bytes | None] = field(default_factory=list)
+    headers: list[tuple[Header, ...]] = field(default_factory=list)
+    columns: tuple[str, ...] = ()
+
+    def lists(self) -> tuple[list[Any], ...]:
+        return (
+            self.topic,
+            self.partition,
+            self.offsets,
+            self.timestamp,
+            self.timestamp_type,
+            self.key,
+            self.value,
+            self.headers,
+        )
+
+    def cut(self, length: int) -> None:
+        """Forget the rows from `length` on."""
+        for column in self.lists():
+            del column[length:]
+
+    def offset(self, row: int) -> int:
+        return self.offsets[row]
+
+    def records(self, start: int, stop: int) -> list[Record]:
+        has = set(self.columns)
+        return [
+            Record(
+                self.topic[row],
+                self.partition[row],
+                self.offsets[row],
+                self.timestamp[row] if "timestamp" in has else -1,
+                self.key[row] if "key" in has else None,
+                self.value[row] if "value" in has else None,
+                self.headers[row] if "headers" in has else (),
+                self.timestamp_type[row] if "timestampType" in has else 0,
+            )
+            for row in range(start, stop)
+        ]
+
+    def arrow_arrays(self, options: DecodeOptions) -> list[pa.Array]:
+        import pyarrow as pa
+
+        from kohort.columns.arrow import schema
+
+        columns: dict[str, list[Any]] = {
+            "key": self.key,
+            "value": self.value,
+            "topic": self.topic,
+            "partition": self.partition,
+            "offset": self.offsets,
+            "timestamp": [_scaled(ms, options.timestamp_unit) for ms in self.timestamp],
+            "timestampType": self.timestamp_type,
+            "headers": [
+                [{"key": name, "value": content} for name, content in row] or None for row in self.headers
+            ],
+        }
+        return [pa.array(columns[one.name], type=one.type) for one in schema(options)]
+
+
+def _scaled(ms: int, unit: str) -> int:
+    if unit == "ms":
+        return ms
+    most = INT64_MAX // 1000
+    return max(-most, min(most, ms)) * 1000
+
+
+def _wrapped(value: int) -> int:
+    """As 64-bit arithmetic leaves it."""
+    return (value + 2**63) % 2**64 - 2**63
+
+
+def header_key(raw: bytes) -> str:
+    """A header's name; one that is no UTF-8 keeps its length, every byte above 0x7F shown as a question mark."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return bytes(byte if byte < 0x80 else 0x3F for byte in raw).decode()
+
+
+class Limits:
+    """What the options still allow; `spent` once something did not fit."""
+
+    def __init__(self, options: DecodeOptions) -> None:
+        self.rows = INT64_MAX if options.max_records is None else options.max_records
+        self.bytes = options.max_bytes
+        self.any = False
+        self.spent = False
+
+    def admit(self, size: int) -> bool:
+        """Whether a batch of this many decompressed bytes may still be decoded."""
+        if self.any and size > self.bytes:
+            self.spent = True
+            return False
+        self.any = True
+        self.bytes -= min(size, self.bytes)
+        return True
+
+
+class SetDecoder:
+    """Decodes one record set into the rows."""
+
+    def __init__(self, given: RecordSet, options: DecodeOptions, rows: Rows, limits: Limits) -> None:
+        self.given = given
+        self.options = options
+        self.rows = rows
+        self.limits = limits
+        self.end = INT64_MAX if given.end_offset is None else given.end_offset
+        self.next_offset = given.first_offset
+        self.leader_epoch = -1
+        self.incomplete = False
+        self.damage: Damage | None = None
+        self._aborted = sorted(given.aborted, key=lambda entry: entry[1])
+        self._aborting: set[int] = set()
+
+    def run(self) -> RowRange:
+        start = len(self.rows.offsets)
+        for batch in self._batches():
+            if not self._decode(batch):
+                break
+        return RowRange(
+            start,
+            len(self.rows.offsets),
+            self.next_offset,
+            self.leader_epoch,
+            not self.limits.spent,
+            self.incomplete,
+            self.damage,
+        )
+
+    def _batches(self) -> Iterator[Batch]:
+        """The batches up to the first damaged header or incomplete batch."""
+        view = memoryview(self.given.buffer).cast("B")
+        at = 0
+        while at < len(view):
+            left = len(view) - at
+            if left <= MAGIC_AT:
+                self.incomplete = True
+                return
+            base, length = struct.unpack_from(">qi", view, at)
+            if length < LEGACY_LENGTH_MIN:
+                return self._damaged(DamageKind.HEADER, base, base)
+            magic = view[at + MAGIC_AT]
+            if magic < 2:
+                return self._damaged(DamageKind.OLD_FORMAT, base, base)
+            if magic > 2 or length < HEADER.size - OVERHEAD:
+                return self._damaged(DamageKind.HEADER, base, base)
+            if length > left - OVERHEAD:
+                self.incomplete = True
+                return
+            whole = view[at : at + OVERHEAD + length]
+            (_, _, epoch, _, crc, attributes, delta, first_ms, max_ms, producer, _, _, count) = HEADER.unpack_from(whole)
+            if not 0 <= base <= BASE_OFFSET_MAX or delta < 0 or count < 0:
+                return self._damaged(DamageKind.HEADER, base, base)
+            yield Batch(base, epoch, crc, attributes, base + delta, first_ms, max_ms, producer, count, whole)
+            at += OVERHEAD + length
+
+    def _decode(self, batch: Batch) -> bool:
+        """Take one batch over; False ends the record set."""
+        if batch.base_offset >= self.end:
+            self.next_offset = max(self.next_offset, self.end)
+            return False
+        if self.limits.spent or self.limits.rows == 0:
+            self.limits.spent = True
+            return False
+        dropped = self._dropped(batch)
+        if batch.last_offset >= self.given.first_offset and not dropped:
+            start = len(self.rows.offsets)
+            try:
+                going_on = self._records(batch)
+            except DamagedError as damaged:
+                self.rows.cut(start)
+                self._damaged(damaged.kind, batch.base_offset, batch.last_offset)
+                return False
+            if not going_on:
+                return False
+        if batch.last_offset >= self.given.first_offset:
+            self.leader_epoch = batch.leader_epoch
+        self.next_offset = max(self.next_offset, min(batch.last_offset + 1, self.end))
+        return True
+
+    def _dropped(self, batch: Batch) -> bool:
+        """Whether a batch is a control batch or part of an aborted transaction."""
+        if not self.options.read_committed:
+            return batch.control
+        while self._aborted and self._aborted[0][1] <= batch.last_offset:
+            self._aborting.add(self._aborted.pop(0)[0])
+        if batch.control:
+            if _control_type(batch) == ABORT_MARKER:
+                self._aborting.discard(batch.producer_id)
+            return True
+        return bool(batch.attributes & TRANSACTIONAL) and batch.producer_id in self._aborting
+
+    def _records(self, batch: Batch) -> bool:
+        """Append a batch's rows; False when a limit or the end offset was reached."""
+        if self.options.check_crcs and crc32c(batch.whole[CRC_START:]) != batch.crc:
+            raise DamagedError(DamageKind.CRC)
+        body = self._body(batch)
+        if batch.count > len(body) // RECORD_BYTES_MIN:
+            raise DamagedError(DamageKind.RECORD)
+        if not self.limits.admit(len(body)):
+            return False
+        start = len(self.rows.offsets)
+        room = self.limits.rows
+        at = 0
+        for _ in range(batch.count):
+            at, state = self._record(batch, body, at, room - (len(self.rows.offsets) - start))
+            if state is not None:
+                self.limits.rows -= len(self.rows.offsets) - start
+                return self._stopped(batch, state)
+        if at != len(body):
+            raise DamagedError(DamageKind.RECORD)
+        self.limits.rows -= len(self.rows.offsets) - start
+        return True
+
+    def _stopped(self, batch: Batch, state: int) -> bool:
+        self.leader_epoch = batch.leader_epoch
+        if state < 0:
+            self.next_offset = self.end
+        else:
+            self.next_offset = max(self.next_offset, state)
+            self.limits.spent = True
+        return False
+
+    def _body(self, batch: Batch) -> memoryview:
+        codec = batch.attributes & CODEC_MASK
+        if codec == 0:
+            return batch.body
+        try:
+            return decompress(codec, batch.body, BYTES_MAX)
+        except TooLargeError:
+            raise DamagedError(DamageKind.TOO_LARGE) from None
+        except CodecError:
+            raise DamagedError(DamageKind.CODEC) from None
+
+    def _record(self, batch: Batch, body: memoryview, at: int, room: int) -> tuple[int, int | None]:
+        """Read one record. Returns where the next starts, and None, or -1 for the end offset, or the offset that no longer fits."""
+        reader = Reader(body, at, len(body))
+        length = reader.varint()
+        if not 0 <= length <= len(body) - reader.at:
+            raise DamagedError(DamageKind.RECORD)
+        end = reader.at + length
+        reader.end = end
+        reader.take(1)
+        stamp = reader.varint(64)
+        delta = reader.varint()
+        if not 0 <= delta <= batch.last_offset - batch.base_offset:
+            raise DamagedError(DamageKind.RECORD)
+        offset = batch.base_offset + delta
+        if offset < self.given.first_offset:
+            return end, None
+        if offset >= self.end:
+            return end, -1
+        if room == 0:
+            return end, offset
+        key = reader.nullable()
+        value = reader.nullable()
+        headers = _headers(reader)
+        if reader.at != end:
+            raise DamagedError(DamageKind.RECORD)
+        appended = bool(batch.attributes & LOG_APPEND_TIME)
+        rows = self.rows
+        rows.topic.append(self.given.topic)
+        rows.partition.append(self.given.partition)
+        rows.offsets.append(offset)
+        rows.timestamp.append(batch.max_timestamp if appended else _wrapped(batch.base_timestamp + stamp))
+        rows.timestamp_type.append(int(appended))
+        rows.key.append(key)
+        rows.value.append(value)
+        rows.headers.append(headers)
+        return end, None
+
+    def _damaged(self, kind: DamageKind, base: int, last: int) -> None:
+        offset = max(base, self.next_offset)
+        self.damage = Damage(kind, offset, max(last, offset) + 1)
+        self.next_offset = offset
+
+
+def _control_type(batch: Batch) -> int:
+    """The type in a control record's key; -1 if there is none."""
+    try:
+        reader = Reader(batch.body, 0, len(batch.body))
+        reader.varint()
+        reader.take(1)
+        reader.varint(64)
+        reader.varint()
+        key = reader.nullable()
+    except DamagedError:
+        return -1
+    return -1 if key is None or len(key) < 4 else int.from_bytes(key[2:4], "big", signed=True)
+
+
+def _headers(reader: Reader) -> tuple[Header, ...]:
+    count = reader.varint()
+    if not 0 <= count <= (reader.end - reader.at) // 2:
+        raise DamagedError(DamageKind.RECORD)
+    headers = []
+    for _ in range(count):
+        name = reader.take(reader.varint())
+        headers.append((header_key(bytes(name)), reader.nullable()))
+    return tuple(headers)
+
+
+def decode_block(sets: Sequence[RecordSet], options: DecodeOptions) -> tuple[list[RowRange], Rows]:
+    """As `kohort.columns.decode`, in its two parts."""
+    rows = Rows(columns=options.columns)
+    limits = Limits(options)
+    return [SetDecoder(given, options, rows, limits).run() for given in sets], rows

@@ -1,0 +1,160 @@
+"""What goes into a decode and what comes out of it, beside the columns themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple, TypeAlias
+
+from kohort.errors import InvalidInputError
+
+BytesLike: TypeAlias = bytes | bytearray | memoryview
+
+COLUMNS = (
+    "key",
+    "value",
+    "topic",
+    "partition",
+    "offset",
+    "timestamp",
+    "timestampType",
+    "headers",
+)
+"""Every column, in the order and under the names of Spark's Kafka source."""
+
+INT64_MAX = 2**63 - 1
+BYTES_MAX = 2**31 - 1
+"""Arrow's plain binary columns index their bytes with int32."""
+
+
+class AbortedTransaction(NamedTuple):
+    """One entry of a fetch response's list of aborted transactions."""
+
+    producer_id: int
+    first_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecordSet:
+    """The record batches that a fetch returned for one partition.
+
+    Attributes:
+        topic: Name of the topic.
+        partition: Index of the partition.
+        buffer: The bytes as fetched; may end within a batch.
+        first_offset: The first offset that is wanted; records below are left out.
+        end_offset: Exclusive end; records at or above are left out. None: no end.
+        aborted: Aborted transactions as (producer id, first offset), for `read_committed`.
+    """
+
+    topic: str
+    partition: int
+    buffer: BytesLike
+    first_offset: int
+    end_offset: int | None = None
+    aborted: Sequence[tuple[int, int]] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeOptions:
+    """What a decode should deliver.
+
+    Attributes:
+        columns: Names out of `COLUMNS`, in the order wanted.
+        read_committed: Leave out records of aborted transactions. The broker keeps records of open
+            transactions back itself when the fetch asked for read_committed.
+        check_crcs: Check every batch's CRC-32C.
+        timestamp_unit: Unit of the timestamp column, "us" (Spark's) or "ms" (Kafka's own).
+        timestamp_zone: Zone of the timestamp column; None makes it a timestamp without zone.
+        max_records: Stop after so many rows. None: no limit.
+        max_bytes: Stop before a batch with which the decompressed bytes would exceed this; the
+            first wanted batch is decoded whatever its size. At most `BYTES_MAX`, which Arrow's
+            int32 offsets can reach.
+    """
+
+    columns: tuple[str, ...] = COLUMNS
+    read_committed: bool = False
+    check_crcs: bool = True
+    timestamp_unit: str = "us"
+    timestamp_zone: str | None = "UTC"
+    max_records: int | None = None
+    max_bytes: int = 2**30
+
+    def __post_init__(self) -> None:
+        unknown = [name for name in self.columns if name not in COLUMNS]
+        if unknown:
+            raise InvalidInputError(f"unknown column {unknown[0]!r}; there are {', '.join(COLUMNS)}")
+        if len(set(self.columns)) != len(self.columns):
+            raise InvalidInputError("a column is named twice")
+        if self.timestamp_unit not in ("us", "ms"):
+            raise InvalidInputError(f"timestamp_unit is 'us' or 'ms', not {self.timestamp_unit!r}")
+        if not 0 < self.max_bytes <= BYTES_MAX:
+            raise InvalidInputError(f"max_bytes lies between 1 and {BYTES_MAX}")
+        if self.max_records is not None and self.max_records < 1:
+            raise InvalidInputError("max_records is at least 1, or None")
+
+
+class DamageKind(IntEnum):
+    """Why a batch could not be decoded."""
+
+    CRC = 1
+    """The checksum does not fit the bytes."""
+    HEADER = 2
+    """The batch header contradicts itself."""
+    OLD_FORMAT = 3
+    """A message set of format 0 or 1 (before Kafka 0.11)."""
+    CODEC = 4
+    """The compressed part does not decompress, or its codec is unknown."""
+    RECORD = 5
+    """A record runs past its batch, or the batch past its records."""
+    TOO_LARGE = 6
+    """The batch decompresses to more than `BYTES_MAX`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """A batch that could not be decoded; the rows before it are delivered.
+
+    Attributes:
+        kind: What is wrong.
+        offset: Base offset of the batch as its header states it, or the wanted offset if higher.
+        skip_offset: Where to seek to step over the batch.
+    """
+
+    kind: DamageKind
+    offset: int
+    skip_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class RowRange:
+    """What became of one record set.
+
+    Attributes:
+        start: First row of this record set.
+        stop: Row after its last one.
+        next_offset: The offset to fetch from once these rows are consumed. Counts compacted,
+            control and aborted records that were passed.
+        leader_epoch: Leader epoch of the last batch looked at; -1 unknown.
+        finished: False when a limit of `DecodeOptions` ended the decode within this record set or
+            before it: decode again from `next_offset`, or fetch again.
+        incomplete: The buffer ends within a batch. Together with no rows and an unchanged offset:
+            fetch again with a higher limit.
+        damage: The batch that ended the decode of this record set early, if one did.
+    """
+
+    start: int
+    stop: int
+    next_offset: int
+    leader_epoch: int = -1
+    finished: bool = True
+    incomplete: bool = False
+    damage: Damage | None = None
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+Header: TypeAlias = tuple[str, bytes | None]
+HeadersLike: TypeAlias = Sequence[tuple[str, bytes | None]]
