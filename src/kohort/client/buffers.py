@@ -1,0 +1,100 @@
+"""Receive buffers that are used again once nobody looks at them, and the splitting of a byte stream into frames."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+from kohort.errors import CorruptDataError
+
+SCRATCH_BYTES = 64 * 1024
+_POOLED_MIN = 64 * 1024
+_POOL_SIZE = 8
+_UNUSED = 3  # the pool's list, the loop variable and getrefcount's own argument
+
+
+class BufferPool:
+    """Buffers for large frames. One is taken again when the last memoryview of it is gone.
+
+    Page faults on fresh memory cost about as much as the copy from the socket, so large buffers are worth keeping.
+    """
+
+    def __init__(self, size: int = _POOL_SIZE) -> None:
+        self._size = size
+        self._buffers: list[bytearray] = []
+
+    def take(self, length: int) -> memoryview:
+        """Writable memory of exactly this length, with anything in it."""
+        if length < _POOLED_MIN:
+            return memoryview(bytearray(length))
+        best: bytearray | None = None
+        for buffer in self._buffers:
+            if len(buffer) >= length and sys.getrefcount(buffer) == _UNUSED and (best is None or len(buffer) < len(best)):
+                best = buffer
+        if best is None:
+            best = bytearray(length + length // 8)
+            self._keep(best)
+        return memoryview(best)[:length]
+
+    def _keep(self, buffer: bytearray) -> None:
+        if len(self._buffers) >= self._size:
+            self._buffers.remove(min(self._buffers, key=len))
+        self._buffers.append(buffer)
+
+
+class FrameReader:
+    """Splits what a socket gives into frames, receiving large frames straight into their own buffer.
+
+    Ask `target()` where to receive to, receive, and say with `filled(n)` how much it was; `filled` gives the frames that
+    are whole now.
+    """
+
+    def __init__(self, pool: BufferPool, limit: int) -> None:
+        self._pool = pool
+        self._limit = limit
+        self._scratch = memoryview(bytearray(SCRATCH_BYTES))
+        self._held = 0
+        self._body: memoryview | None = None
+        self._have = 0
+
+    @property
+    def large(self) -> bool:
+        """Whether the next bytes belong to a large frame that is partly here."""
+        return self._body is not None
+
+    def target(self) -> memoryview:
+        return self._scratch[self._held :] if self._body is None else self._body[self._have :]
+
+    def filled(self, count: int) -> Iterator[memoryview]:
+        """Account for `count` bytes received into `target()`.
+
+        Raises:
+            CorruptDataError: a frame is longer than the limit or has a negative length.
+        """
+        if self._body is not None:
+            self._have += count
+            if self._have == len(self._body):
+                frame, self._body = self._body, None
+                yield frame
+            return
+        self._held += count
+        start = 0
+        while self._held - start >= 4:
+            length = int.from_bytes(self._scratch[start : start + 4], "big", signed=True)
+            if not 0 <= length <= self._limit:
+                raise CorruptDataError(f"the broker announced an answer of {length} bytes; the limit is {self._limit}")
+            there = self._held - start - 4
+            if there < length and 4 + length > SCRATCH_BYTES:
+                self._body = self._pool.take(length)
+                self._body[:there] = self._scratch[start + 4 : self._held]
+                self._have = there
+                self._held = 0
+                return
+            if there < length:
+                break
+            yield memoryview(bytes(self._scratch[start + 4 : start + 4 + length]))
+            start += 4 + length
+        rest = self._held - start
+        if start and rest:
+            self._scratch[:rest] = bytes(self._scratch[start : self._held])
+        self._held = rest

@@ -1,0 +1,227 @@
+"""Runs the client's coroutines on events and time that are handed in: no sockets, no threads, no clock.
+
+The client's core is written as ordinary ``async def`` functions, but nothing here is asyncio. A `Runtime` steps them; the
+only things they can await are a `Promise` (a value that some later event brings) and what is built on it (`Runtime.sleep`,
+another `Task`). A driver (a thread, asyncio, the simulation) calls `Runtime.advance(now_ms)` after it has delivered events,
+and learns from `next_deadline_ms()` when to call again. The order in which tasks run is the order in which they became
+ready, so the same events at the same times always give the same requests.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator
+from typing import Any, Generic, TypeVar
+
+from kohort.errors import TimedOutError
+
+T = TypeVar("T")
+_UNSET: Any = object()
+
+
+class Cancelled(BaseException):
+    """Raised inside a coroutine whose task was cancelled; not an error of anyone's."""
+
+
+class Promise(Generic[T]):
+    """A value that a later event brings, once. Awaiting it gives the value or raises the error."""
+
+    __slots__ = ("_callbacks", "_error", "_value")
+
+    def __init__(self) -> None:
+        self._value: Any = _UNSET
+        self._error: BaseException | None = None
+        self._callbacks: list[Callable[[Promise[T]], None]] = []
+
+    @property
+    def done(self) -> bool:
+        return self._value is not _UNSET or self._error is not None
+
+    @property
+    def error(self) -> BaseException | None:
+        return self._error
+
+    def result(self) -> T:
+        """The value, or raises the error; only when `done`."""
+        if self._error is not None:
+            raise self._error
+        if self._value is _UNSET:
+            raise RuntimeError("promise is not done")
+        value: T = self._value
+        return value
+
+    def resolve(self, value: T) -> None:
+        """Set the value; a promise that is done already keeps what it has."""
+        if not self.done:
+            self._value = value
+            self._fire()
+
+    def fail(self, error: BaseException) -> None:
+        """Set the error; a promise that is done already keeps what it has."""
+        if not self.done:
+            self._error = error
+            self._fire()
+
+    def on_done(self, callback: Callable[[Promise[T]], None]) -> None:
+        """Call back when done, at once if it is."""
+        if self.done:
+            callback(self)
+        else:
+            self._callbacks.append(callback)
+
+    def drop(self, callback: Callable[[Promise[T]], None]) -> None:
+        if callback in self._callbacks:
+            self._callbacks.remove(callback)
+
+    def _fire(self) -> None:
+        callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback(self)
+
+    def __await__(self) -> Generator[Promise[T], None, T]:
+        if not self.done:
+            yield self
+        return self.result()
+
+
+class Task(Promise[T]):
+    """A coroutine under way, and the promise of what it returns."""
+
+    __slots__ = ("_coro", "_runtime", "_waiting", "name")
+
+    def __init__(self, runtime: Runtime, coro: Coroutine[Any, Any, T], name: str) -> None:
+        super().__init__()
+        self._runtime = runtime
+        self._coro = coro
+        self._waiting: Promise[Any] | None = None
+        self.name = name
+
+    def cancel(self) -> None:
+        """End the coroutine at its await; it may clean up but not await again."""
+        if self.done:
+            return
+        if self._waiting is not None:
+            self._waiting.drop(self._wake)
+            self._waiting = None
+        try:
+            self._coro.throw(Cancelled())
+        except (Cancelled, StopIteration):
+            pass
+        except ValueError:  # cancelled by itself while running: ends at its next await
+            self._runtime.cancel_later(self)
+            return
+        self.fail(Cancelled())
+
+    def step(self) -> None:
+        """Run until the next await that must wait."""
+        if self.done:
+            return
+        try:
+            waiting = self._coro.send(None)
+        except StopIteration as stop:
+            self.resolve(stop.value)
+        except Cancelled as cancelled:
+            self.fail(cancelled)
+        except Exception as error:
+            self.fail(error)
+            self._runtime.task_failed(self, error)
+        else:
+            self._waiting = waiting
+            waiting.on_done(self._wake)
+
+    def _wake(self, _: Promise[Any]) -> None:
+        self._waiting = None
+        self._runtime.ready(self)
+
+
+class Runtime:
+    """Steps tasks and keeps their timers, on time that is handed in.
+
+    Attributes:
+        now_ms: The monotonic time of the running step, in milliseconds.
+        on_task_failed: Called with (task, error) when a spawned task ends in an error that no one awaits.
+    """
+
+    def __init__(self, now_ms: float = 0.0) -> None:
+        self.now_ms = now_ms
+        self.on_task_failed: Callable[[Task[Any], Exception], None] | None = None
+        self._ready: deque[Task[Any]] = deque()
+        self._timers: list[tuple[float, int, Promise[None]]] = []
+        self._order = itertools.count()
+        self._cancelling: list[Task[Any]] = []
+
+    def spawn(self, coro: Coroutine[Any, Any, T], name: str = "") -> Task[T]:
+        """Start a coroutine; it first runs in the next `advance`, or later in the running one."""
+        task = Task(self, coro, name or getattr(coro, "__qualname__", "task"))
+        self._ready.append(task)
+        return task
+
+    def ready(self, task: Task[Any]) -> None:
+        self._ready.append(task)
+
+    def task_failed(self, task: Task[Any], error: Exception) -> None:
+        if self.on_task_failed is not None:
+            self.on_task_failed(task, error)
+
+    def cancel_later(self, task: Task[Any]) -> None:
+        self._cancelling.append(task)
+
+    def at(self, when_ms: float) -> Promise[None]:
+        """A promise that is kept when time reaches `when_ms`."""
+        promise: Promise[None] = Promise()
+        heapq.heappush(self._timers, (when_ms, next(self._order), promise))
+        return promise
+
+    async def sleep(self, delay_ms: float) -> None:
+        await self.at(self.now_ms + delay_ms)
+
+    async def first(self, *promises: Promise[Any], timeout_ms: float | None = None) -> Promise[Any] | None:
+        """The first of the promises that is done, or None when the time is over first. Cancels none of them."""
+        for promise in promises:
+            if promise.done:
+                return promise
+        gate: Promise[Promise[Any] | None] = Promise()
+        timer = None if timeout_ms is None else self.at(self.now_ms + timeout_ms)
+        if timer is not None:
+            timer.on_done(lambda _: gate.resolve(None))
+        for promise in promises:
+            promise.on_done(gate.resolve)
+        try:
+            return await gate
+        finally:
+            for promise in promises:
+                promise.drop(gate.resolve)
+            if timer is not None:
+                timer.resolve(None)
+
+    async def within(self, coro: Coroutine[Any, Any, T], timeout_ms: float, what: str) -> T:
+        """The coroutine's value, or TimedOutError naming `what`; the coroutine is cancelled then."""
+        task = self.spawn(coro, what)
+        try:
+            if await self.first(task, timeout_ms=timeout_ms) is None:
+                raise TimedOutError(f"{what}: no answer within {timeout_ms:g} ms")
+            return task.result()
+        finally:
+            task.cancel()
+
+    def next_deadline_ms(self) -> float | None:
+        """When `advance` must be called at the latest, if nothing else happens; None: never."""
+        if self._ready:
+            return self.now_ms
+        while self._timers and self._timers[0][2].done:
+            heapq.heappop(self._timers)
+        return self._timers[0][0] if self._timers else None
+
+    def advance(self, now_ms: float) -> None:
+        """Run everything that can run at this time."""
+        self.now_ms = max(self.now_ms, now_ms)
+        while True:
+            while self._timers and self._timers[0][0] <= self.now_ms:
+                heapq.heappop(self._timers)[2].resolve(None)
+            if not self._ready:
+                return
+            self._ready.popleft().step()
+            while self._cancelling:
+                self._cancelling.pop().cancel()

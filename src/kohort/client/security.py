@@ -1,0 +1,152 @@
+"""TLS contexts and SASL mechanisms (PLAIN, SCRAM-SHA-256 and 512, OAUTHBEARER), without I/O."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import re
+import secrets
+import ssl
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+from kohort.client.settings import ConnectionConfig
+from kohort.errors import ErrorCode, InvalidInputError, NotAuthorizedError
+
+
+class SaslError(NotAuthorizedError):
+    """The broker refused to authenticate the client, or could not prove who it is. Not retried."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, ErrorCode.SASL_AUTHENTICATION_FAILED)
+
+
+class SaslMechanism(ABC):
+    """One side of a SASL exchange: `start` gives the first token, `next` takes an answer and gives the next or None."""
+
+    name: str
+
+    @abstractmethod
+    def start(self) -> bytes: ...
+
+    @abstractmethod
+    def next(self, answer: bytes) -> bytes | None: ...
+
+
+class Plain(SaslMechanism):
+    """User name and password as they are (RFC 4616): only sensible over TLS."""
+
+    name = "PLAIN"
+
+    def __init__(self, username: str, password: str) -> None:
+        self._token = f"\0{username}\0{password}".encode()
+
+    def start(self) -> bytes:
+        return self._token
+
+    def next(self, answer: bytes) -> bytes | None:
+        return None
+
+
+class OAuthBearer(SaslMechanism):
+    """A bearer token (RFC 7628) from the application's hook."""
+
+    name = "OAUTHBEARER"
+
+    def __init__(self, token: Callable[[], str]) -> None:
+        self._hook = token
+
+    def start(self) -> bytes:
+        return f"n,,\x01auth=Bearer {self._hook()}\x01\x01".encode()
+
+    def next(self, answer: bytes) -> bytes | None:
+        if answer:
+            raise SaslError(f"the broker refused the token: {answer.decode(errors='replace')}")
+        return None
+
+
+class Scram(SaslMechanism):
+    """Salted challenge and response (RFC 5802); the password does not cross the wire."""
+
+    def __init__(self, name: str, username: str, password: str, nonce: str | None = None) -> None:
+        self.name = name
+        self._hash = "sha256" if name == "SCRAM-SHA-256" else "sha512"
+        self._password = password.encode()
+        escaped = username.replace("=", "=3D").replace(",", "=2C")
+        self._nonce = nonce or secrets.token_urlsafe(24)
+        self._first_bare = f"n={escaped},r={self._nonce}"
+        self._server_signature = b""
+        self._step = 0
+
+    def start(self) -> bytes:
+        return f"n,,{self._first_bare}".encode()
+
+    def next(self, answer: bytes) -> bytes | None:
+        self._step += 1
+        fields = dict(part.split("=", 1) for part in answer.decode().split(",") if "=" in part)
+        if "e" in fields:
+            raise SaslError(f"the broker refused the password: {fields['e']}")
+        if self._step == 1:
+            return self._final(answer.decode(), fields)
+        if not hmac.compare_digest(base64.b64decode(fields.get("v", "")), self._server_signature):
+            raise SaslError("the broker did not prove that it knows the password")
+        return None
+
+    def _final(self, server_first: str, fields: dict[str, str]) -> bytes:
+        nonce, salt, rounds = fields.get("r", ""), fields.get("s", ""), int(fields.get("i", "0"))
+        if not nonce.startswith(self._nonce) or not 4096 <= rounds <= 1_000_000:
+            raise SaslError("the broker's SCRAM challenge is not valid")
+        salted = hashlib.pbkdf2_hmac(self._hash, self._password, base64.b64decode(salt), rounds)
+        client_key = hmac.digest(salted, b"Client Key", self._hash)
+        without_proof = f"c=biws,r={nonce}"
+        message = f"{self._first_bare},{server_first},{without_proof}".encode()
+        signature = hmac.digest(hashlib.new(self._hash, client_key).digest(), message, self._hash)
+        proof = bytes(a ^ b for a, b in zip(client_key, signature, strict=True))
+        self._server_signature = hmac.digest(hmac.digest(salted, b"Server Key", self._hash), message, self._hash)
+        return f"{without_proof},p={base64.b64encode(proof).decode()}".encode()
+
+
+def sasl_mechanism(config: ConnectionConfig) -> SaslMechanism:
+    """A fresh exchange for one connection.
+
+    Raises:
+        InvalidInputError: what the mechanism needs is not configured.
+    """
+    if config.sasl_mechanism == "OAUTHBEARER":
+        if config.sasl_oauth_token is None:
+            raise InvalidInputError("sasl.mechanism=OAUTHBEARER needs sasl.oauth.token, a function that returns a token")
+        return OAuthBearer(config.sasl_oauth_token)
+    username, password = _credentials(config)
+    if config.sasl_mechanism == "PLAIN":
+        return Plain(username, password)
+    return Scram(config.sasl_mechanism, username, password)
+
+
+def _credentials(config: ConnectionConfig) -> tuple[str, str]:
+    username, password = config.sasl_username, config.sasl_password
+    if config.sasl_jaas_config:
+        found = dict(re.findall(r'(\w+)\s*=\s*"((?:[^"\\]|\\.)*)"', config.sasl_jaas_config))
+        username, password = username or found.get("username"), password or found.get("password")
+    if username is None or password is None:
+        raise InvalidInputError(f"sasl.mechanism={config.sasl_mechanism} needs sasl.username and sasl.password")
+    return username, password
+
+
+def tls_context(config: ConnectionConfig) -> ssl.SSLContext | None:
+    """The TLS context that the configuration asks for; None for plain connections.
+
+    Raises:
+        InvalidInputError: a file can't be read or is no certificate or key.
+    """
+    if not config.uses_tls:
+        return None
+    try:
+        context = ssl.create_default_context(cafile=config.ssl_ca_location)
+        if config.ssl_certificate_location:
+            context.load_cert_chain(config.ssl_certificate_location, config.ssl_key_location, config.ssl_key_password)
+    except (OSError, ssl.SSLError) as error:
+        files = [config.ssl_ca_location, config.ssl_certificate_location, config.ssl_key_location]
+        raise InvalidInputError(f"can't load TLS files {', '.join(name for name in files if name)}: {error}") from None
+    context.check_hostname = config.ssl_endpoint_identification_algorithm == "https"
+    return context
