@@ -1,0 +1,226 @@
+"""What the administration takes and gives back. Values only."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Generic, Literal, TypeVar
+
+from kohort.errors import InvalidInputError, KafkaError
+from kohort.ids import TopicPartition
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+OffsetSpec = Literal["earliest", "latest", "max_timestamp"] | int
+"""Which offset of a partition: a name, or the first at or after a time in milliseconds since 1970."""
+
+
+class Results(Generic[K, V]):
+    """What a call did, one outcome for each thing asked for: a value, or the error that befell it.
+
+    Args:
+        values: the outcomes that went well.
+        errors: the others.
+    """
+
+    def __init__(self, values: Mapping[K, V], errors: Mapping[K, KafkaError]) -> None:
+        self.values = dict(values)
+        self.errors = dict(errors)
+
+    @classmethod
+    def of(cls, outcomes: Mapping[K, V | KafkaError]) -> Results[K, V]:
+        """Tells values and errors apart."""
+        values: dict[K, V] = {}
+        errors: dict[K, KafkaError] = {}
+        for key, outcome in outcomes.items():
+            if isinstance(outcome, KafkaError):
+                errors[key] = outcome
+            else:
+                values[key] = outcome
+        return cls(values, errors)
+
+    def result(self, key: K) -> V:
+        """The value for one thing.
+
+        Raises:
+            KafkaError: what befell it.
+            InvalidInputError: it was not asked for.
+        """
+        if key in self.errors:
+            raise self.errors[key]
+        if key not in self.values:
+            raise InvalidInputError(f"{key} was not part of the call")
+        return self.values[key]
+
+    def all(self) -> dict[K, V]:
+        """Every value.
+
+        Raises:
+            KafkaError: the first error, when there is one.
+        """
+        for error in self.errors.values():
+            raise error
+        return self.values
+
+    def __iter__(self) -> Iterator[K]:
+        yield from self.values
+        yield from self.errors
+
+    def __len__(self) -> int:
+        return len(self.values) + len(self.errors)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(values={self.values!r}, errors={self.errors!r})"
+
+
+class PartitionResults(Results[TopicPartition, V]):
+    """Outcomes by partition."""
+
+    def partition_result(self, partition: TopicPartition) -> V:
+        """The value for one partition.
+
+        Raises:
+            KafkaError: what befell it, or the whole call.
+            InvalidInputError: the partition was not asked for.
+        """
+        return self.result(TopicPartition(*partition))
+
+
+@dataclass(frozen=True, slots=True)
+class NewTopic:
+    """A topic to create. -1 leaves a count to the broker's default."""
+
+    name: str
+    num_partitions: int = -1
+    replication_factor: int = -1
+    configs: Mapping[str, str] = field(default_factory=dict)
+    assignments: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class CreatedTopic:
+    """A topic that was created; counts are -1 where the broker does not tell them."""
+
+    name: str
+    topic_id: uuid.UUID
+    num_partitions: int
+    replication_factor: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeDescription:
+    """A broker."""
+
+    id: int
+    host: str
+    port: int
+    rack: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterDescription:
+    """The cluster's id, its brokers and which of them is the controller (-1: not told)."""
+
+    cluster_id: str
+    controller_id: int
+    nodes: tuple[NodeDescription, ...]
+
+
+class ResourceType(IntEnum):
+    """What a configuration belongs to. Numbers as on the wire."""
+
+    TOPIC = 2
+    BROKER = 4
+    BROKER_LOGGER = 8
+    CLIENT_METRICS = 16
+    GROUP = 32
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigResource:
+    """A thing that has a configuration, by type and name."""
+
+    type: ResourceType
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigEntry:
+    """One property of a resource.
+
+    Attributes:
+        value: None for a secret.
+        is_default: whether no one set it for this resource.
+    """
+
+    name: str
+    value: str | None
+    is_default: bool = False
+    read_only: bool = False
+    sensitive: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GroupListing:
+    """A group in a list. `type` is Classic or Consumer; empty strings where an older broker does not tell."""
+
+    group_id: str
+    protocol_type: str = ""
+    state: str = ""
+    type: str = ""
+    coordinator: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class MemberDescription:
+    """A member of a group.
+
+    Attributes:
+        assignment: what the coordinator says it owns; None when the protocol's bytes are not a consumer's.
+        target_assignment: where a KIP-848 member is heading; None for classic members.
+        subscription: topic names; None when unknown.
+        epoch: the KIP-848 member epoch; None for classic groups.
+    """
+
+    member_id: str
+    client_id: str
+    host: str
+    group_instance_id: str | None = None
+    assignment: tuple[TopicPartition, ...] | None = None
+    target_assignment: tuple[TopicPartition, ...] | None = None
+    subscription: tuple[str, ...] | None = None
+    subscription_regex: str | None = None
+    rack_id: str | None = None
+    epoch: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupDescription:
+    """A group with its members.
+
+    Attributes:
+        assignor: the assignor in use (classic: the protocol that the group chose).
+        epoch: the group epoch of KIP-848; None for classic groups, which do not tell their generation.
+    """
+
+    group_id: str
+    type: str
+    state: str
+    protocol_type: str
+    assignor: str
+    members: tuple[MemberDescription, ...]
+    coordinator: int = -1
+    epoch: int | None = None
+    assignment_epoch: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ListedOffset:
+    """An offset that was searched for. Offset -1: there is no record at or after the time."""
+
+    offset: int
+    timestamp: int = -1
+    leader_epoch: int = -1
