@@ -24,9 +24,7 @@ def fair_shares(available: Mapping[Key, int], limit: int, first: int = 0) -> dic
     if sum(available.values()) <= limit:
         return {key: max(0, count) for key, count in available.items()}
     left = limit
-    open_keys = sorted(
-        (key for key in available if available[key] > 0), key=lambda key: available[key]
-    )
+    open_keys = sorted((key for key in available if available[key] > 0), key=lambda key: available[key])
     while open_keys:
         level = left // len(open_keys)
         key = open_keys[0]
@@ -56,9 +54,7 @@ class BytesSeen:
         self.batches_ago = 0
 
 
-def limit_by_bytes(
-    available: Mapping[Key, int], bytes_per_record: Mapping[Key, float], limit: int
-) -> int:
+def limit_by_bytes(available: Mapping[Key, int], bytes_per_record: Mapping[Key, float], limit: int) -> int:
     """The number of records that a byte limit lets through, at least one, if a batch is split fairly.
 
     Args:

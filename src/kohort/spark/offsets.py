@@ -101,9 +101,7 @@ class Stamp:
         """The stamp in a commit's metadata; None if the commit is not of this source."""
         try:
             found = json.loads(text) if text else None
-            return (
-                cls(str(found["query"]), int(found["batch"])) if isinstance(found, dict) else None
-            )
+            return cls(str(found["query"]), int(found["batch"])) if isinstance(found, dict) else None
         except (KeyError, TypeError, ValueError):
             return None
 

@@ -36,12 +36,8 @@ class SourceOptions:
     """What a query may say about its source."""
 
     subscribe: tuple[str, ...] | None = knob("subscribe", None, why="topics to read, by name")
-    subscribe_pattern: str | None = knob(
-        "subscribePattern", None, why="topics to read, by regular expression"
-    )
-    assign: str | None = knob(
-        "assign", None, why="partitions to read, as JSON, without sharing them in a group"
-    )
+    subscribe_pattern: str | None = knob("subscribePattern", None, why="topics to read, by regular expression")
+    assign: str | None = knob("assign", None, why="partitions to read, as JSON, without sharing them in a group")
     group_id: str | None = knob(
         "group.id",
         None,
@@ -58,9 +54,7 @@ class SourceOptions:
     starting_offsets: str | None = knob(
         "startingOffsets", None, why="where a partition starts that the group has no offset for"
     )
-    starting_timestamp: int | None = knob(
-        "startingTimestamp", None, low=0, unit="ms", why="the same, by time"
-    )
+    starting_timestamp: int | None = knob("startingTimestamp", None, low=0, unit="ms", why="the same, by time")
     starting_offsets_by_timestamp: str | None = knob(
         "startingOffsetsByTimestamp", None, why="the same, by time for each partition"
     )
@@ -71,9 +65,7 @@ class SourceOptions:
         why="what to do where no record is as young as the timestamp",
     )
     ending_offsets: str | None = knob("endingOffsets", None, why="where a batch read ends")
-    ending_timestamp: int | None = knob(
-        "endingTimestamp", None, low=0, unit="ms", why="the same, by time"
-    )
+    ending_timestamp: int | None = knob("endingTimestamp", None, low=0, unit="ms", why="the same, by time")
     ending_offsets_by_timestamp: str | None = knob(
         "endingOffsetsByTimestamp", None, why="the same, by time for each partition"
     )
@@ -112,9 +104,7 @@ class SourceOptions:
         unit="offsets",
         why="the most records of one Spark task",
     )
-    include_headers: bool = knob(
-        "includeHeaders", False, why="adds the headers column, which costs time"
-    )
+    include_headers: bool = knob("includeHeaders", False, why="adds the headers column, which costs time")
     columns: tuple[str, ...] | None = knob(
         "columns", None, why="the columns to hand over; every one left out is time saved"
     )
@@ -205,14 +195,10 @@ def _check(options: SourceOptions, given: Mapping[str, str], streaming: bool | N
         )
     if options.table is not None:
         return
-    chosen = [
-        name for name in ("subscribe", "subscribePattern", "assign") if given.get(name, "").strip()
-    ]
+    chosen = [name for name in ("subscribe", "subscribePattern", "assign") if given.get(name, "").strip()]
     if len(chosen) != 1:
         found = "none is given" if not chosen else f"{' and '.join(chosen)} are given"
-        raise InvalidInputError(
-            f"exactly one of subscribe, subscribePattern and assign chooses the topics; {found}"
-        )
+        raise InvalidInputError(f"exactly one of subscribe, subscribePattern and assign chooses the topics; {found}")
     for name in BATCH_ONLY if streaming else STREAM_ONLY if streaming is False else ():
         if name in given:
             kind = "a batch read" if streaming else "a streaming read"
@@ -228,15 +214,9 @@ def partitions_of_json(name: str, text: str) -> tuple[TopicPartition, ...]:
     """
     found = _json_object(name, text, '{"topic": [0, 1]}')
     try:
-        return tuple(
-            sorted(
-                TopicPartition(topic, int(n)) for topic, numbers in found.items() for n in numbers
-            )
-        )
+        return tuple(sorted(TopicPartition(topic, int(n)) for topic, numbers in found.items() for n in numbers))
     except (TypeError, ValueError):
-        raise InvalidInputError(
-            f'{name} must be JSON like {{"topic": [0, 1]}}, not {text!r}'
-        ) from None
+        raise InvalidInputError(f'{name} must be JSON like {{"topic": [0, 1]}}, not {text!r}') from None
 
 
 def numbers_of_json(name: str, text: str) -> dict[TopicPartition, int]:
@@ -248,11 +228,7 @@ def numbers_of_json(name: str, text: str) -> dict[TopicPartition, int]:
     form = '{"topic": {"0": 23}}'
     found = _json_object(name, text, form)
     try:
-        return {
-            TopicPartition(t, int(p)): int(n)
-            for t, numbers in found.items()
-            for p, n in numbers.items()
-        }
+        return {TopicPartition(t, int(p)): int(n) for t, numbers in found.items() for p, n in numbers.items()}
     except (AttributeError, TypeError, ValueError):
         raise InvalidInputError(f"{name} must be JSON like {form}, not {text!r}") from None
 
@@ -282,6 +258,4 @@ def duration_ms(name: str, text: str) -> int:
     try:
         return int(float(number) * _UNITS_MS[unit])
     except (KeyError, ValueError):
-        raise InvalidInputError(
-            f"{name} must be a time like 15m, 30s or 200ms, not {text!r}"
-        ) from None
+        raise InvalidInputError(f"{name} must be a time like 15m, 30s or 200ms, not {text!r}") from None

@@ -70,13 +70,9 @@ def columns_of(options: SourceOptions) -> tuple[str, ...]:
     try:
         names = tuple(spelling[name.strip().lower()] for name in options.columns)
     except KeyError as error:
-        raise InvalidInputError(
-            f"columns: unknown column {error}; there are {', '.join(spelling.values())}"
-        ) from None
+        raise InvalidInputError(f"columns: unknown column {error}; there are {', '.join(spelling.values())}") from None
     if len(set(names)) < len(names) or not names:
-        raise InvalidInputError(
-            f"columns must name each column once, not {','.join(options.columns)!r}"
-        )
+        raise InvalidInputError(f"columns must name each column once, not {','.join(options.columns)!r}")
     if options.include_headers and "headers" not in names:
         names = (*names, "headers")
     return names

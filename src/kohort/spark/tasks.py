@@ -55,9 +55,7 @@ def cut(
     piece = max_records or total
     if min_partitions is not None and total:
         piece = min(piece, max(1, total // min_partitions))
-    slices = [
-        Slice(tp, part, span, generation) for tp, span in full for part in _pieces(span, piece)
-    ]
+    slices = [Slice(tp, part, span, generation) for tp, span in full for part in _pieces(span, piece)]
     if min_partitions is not None or max_records is not None:
         return [ReadTask((one,)) for one in slices]
     return _shared(slices)

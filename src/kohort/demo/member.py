@@ -1,0 +1,148 @@
+"""One member of the demo's group: a Spark application of its own, `python -m kohort.demo.member SETTINGS`.
+
+It says what it does as one JSON object a line on standard output and ends when its standard input does.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from kohort.spark import register
+
+FLIGHT = "carrier string, flight int, origin string, dest string, day string, hour int, dep_delay int, arr_delay int"
+SOURCE_COLUMNS = "value,partition,generation,rangeStart,rangeEnd"
+
+
+@dataclass(frozen=True, slots=True)
+class MemberSettings:
+    """What one member is to do.
+
+    Attributes:
+        options: of the source.
+        folder: where the batches and the checkpoint go.
+        trigger_s: time between batches.
+        cores: Spark's task threads.
+    """
+
+    name: str
+    folder: str
+    options: dict[str, str]
+    trigger_s: float = 1.0
+    cores: int = 1
+    memory: str = "512m"
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+
+def say(event: str, **facts: Any) -> None:
+    """One line for the process that watches."""
+    sys.stdout.write(json.dumps({"event": event, **facts}) + "\n")
+    sys.stdout.flush()
+
+
+def session(settings: MemberSettings) -> SparkSession:
+    """A small Spark of this process's own."""
+    builder = (
+        SparkSession.builder.master(f"local[{settings.cores}]")
+        .appName(f"kohort demo {settings.name}")
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.memory", settings.memory)
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.extraJavaOptions", "-XX:+UseSerialGC -XX:TieredStopAtLevel=1")
+        .config("spark.sql.shuffle.partitions", "1")
+        .config("spark.sql.warehouse.dir", str(Path(settings.folder) / "warehouse"))
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.log.level", "ERROR")
+    )
+    spark = builder.getOrCreate()
+    register(spark)
+    return spark
+
+
+def aggregates(batch: DataFrame) -> DataFrame:
+    """Sums by range, carrier, connection and hour."""
+    flight = f.from_json(f.col("value").cast("string"), FLIGHT)
+    flat = batch.select("partition", "rangeStart", "rangeEnd", "generation", flight.alias("v"))
+    keys = [f.col(f"v.{name}").alias(name) for name in ("carrier", "origin", "dest", "hour")]
+    return flat.groupBy("partition", "rangeStart", "rangeEnd", "generation", *keys).agg(
+        f.count("*").alias("flights"),
+        f.count("v.dep_delay").alias("dep_known"),
+        f.coalesce(f.sum("v.dep_delay"), f.lit(0)).alias("dep_minutes"),
+        f.count("v.arr_delay").alias("arr_known"),
+        f.coalesce(f.sum("v.arr_delay"), f.lit(0)).alias("arr_minutes"),
+    )
+
+
+class Writer:
+    """Writes each batch into a folder of its number: a batch that Spark repeats replaces itself."""
+
+    def __init__(self, settings: MemberSettings) -> None:
+        self._name = settings.name
+        self._folder = Path(settings.folder) / "batches" / f"member={settings.name}"
+
+    def __call__(self, batch: DataFrame, number: int) -> None:
+        started = time.monotonic()
+        target = self._folder / f"batch={number:06}"
+        aggregates(batch).coalesce(1).write.mode("overwrite").parquet(str(target))
+        ranges: dict[tuple[int, int, int, int], int] = {}
+        for file in sorted(target.glob("*.parquet")):
+            columns = ["partition", "rangeStart", "rangeEnd", "generation", "flights"]
+            for row in pq.ParquetFile(file).read(columns=columns).to_pylist():
+                key = (row["partition"], row["rangeStart"], row["rangeEnd"], row["generation"])
+                ranges[key] = ranges.get(key, 0) + row["flights"]
+        say(
+            "batch",
+            member=self._name,
+            batch=number,
+            rows=sum(ranges.values()),
+            ranges=[{"partition": p, "start": s, "end": e, "generation": g} for p, s, e, g in sorted(ranges)],
+            seconds=round(time.monotonic() - started, 3),
+        )
+
+
+def main(argument: str) -> int:
+    """Run until standard input ends.
+
+    Args:
+        argument: MemberSettings as JSON.
+    """
+    settings = MemberSettings(**json.loads(argument))
+    spark = session(settings)
+    say("started", member=settings.name)
+    query = (
+        spark.readStream.format("kohort")
+        .options(**settings.options, columns=SOURCE_COLUMNS)
+        .load()
+        .writeStream.foreachBatch(Writer(settings))
+        .option("checkpointLocation", str(Path(settings.folder) / f"checkpoint-{settings.name}"))
+        .trigger(processingTime=f"{round(settings.trigger_s * 1000)} milliseconds")
+        .start()
+    )
+    ended = threading.Event()
+    threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
+    while query.isActive and not ended.wait(0.2):
+        pass
+    error = query.exception()
+    query.stop()
+    if error is not None:
+        say("failed", member=settings.name, error=str(error))
+        return 1
+    say("stopped", member=settings.name)
+    spark.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

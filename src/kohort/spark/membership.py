@@ -1,0 +1,115 @@
+"""The query's place in its group: partitions are given up between batches, never inside one."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from kohort.client.group_member import GroupMember
+from kohort.client.offset_values import OffsetAndMetadata
+from kohort.errors import CommitFailedError, FencedError, KafkaError, TimedOutError
+from kohort.ids import TopicPartition
+from kohort.spark.catalog import client_settings
+from kohort.spark.offsets import Committed, Stamp
+from kohort.spark.options import SourceOptions
+
+log = logging.getLogger("kohort.spark")
+
+WATCH_MS = 1_000
+"""How long the watching thread waits for a change before it looks whether it should end."""
+LEAVE_MS = 1_500
+"""How long leaving may take: Spark does not wait for this process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What the query may read now, and since which generation of the group (-1: no group)."""
+
+    partitions: tuple[TopicPartition, ...]
+    generation: int = -1
+
+
+class Membership:
+    """Joins with the first use, heartbeats in the background, and answers revocations when no batch is running.
+
+    Calls come from the thread that plans; a thread of its own releases revoked partitions while the query is idle.
+    """
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._member = GroupMember(
+            options.bootstrap_servers,
+            str(options.group_id),
+            topics=options.subscribe,
+            pattern=options.subscribe_pattern,
+            group_protocol=options.group_protocol,
+            **client_settings(options),
+        )
+        self._lock = threading.Lock()
+        self._busy = False
+        self._ended = threading.Event()
+        self._watch = threading.Thread(target=self._run, name="kohort-revocations", daemon=True)
+        self._watch.start()
+
+    def held(self, timeout_ms: float) -> Held | None:
+        """The partitions held, once no rebalance is under way; None if that takes longer."""
+        try:
+            assignment = self._member.wait_assignment(timeout_ms)
+        except TimedOutError:
+            return None
+        return Held(tuple(assignment.partitions), assignment.generation)
+
+    def begin(self, held: Held) -> bool:
+        """Start a batch: from now on revocations wait. False if the group has moved on since `held`."""
+        with self._lock:
+            if self._member.revocation() is not None:
+                return False
+            if self._member.assignment().generation != held.generation:
+                return False
+            self._busy = True
+            return True
+
+    def end(self) -> None:
+        """The batch is over and committed: give up what the group wants back."""
+        with self._lock:
+            self._busy = False
+            if self._member.revocation() is not None:
+                self._member.release()
+
+    def commit(self, offsets: Mapping[TopicPartition, int], stamp: Stamp, generation: int | None = None) -> None:
+        """Commit next offsets with the stamp as their metadata, and wait.
+
+        Raises:
+            CommitFailedError: the partitions are others' by now.
+        """
+        metadata = stamp.to_metadata()
+        wanted = {tp: OffsetAndMetadata(offset, metadata) for tp, offset in offsets.items()}
+        try:
+            if wanted:
+                self._member.commit(wanted, generation=generation)
+        except FencedError as error:
+            raise CommitFailedError(str(error), error.code) from error
+
+    def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Committed | None]:
+        """The group's offsets with their makers."""
+        return {
+            tp: None if one is None else Committed(one.offset, Stamp.from_metadata(one.metadata))
+            for tp, one in self._member.committed(list(partitions)).items()
+        }
+
+    def close(self) -> None:
+        """Leave the group."""
+        self._ended.set()
+        self._member.close(timeout_ms=LEAVE_MS)
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            try:
+                self._member.wait_change(WATCH_MS)
+            except KafkaError as error:
+                log.warning("the membership ended: %s", error)
+                return
+            with self._lock:
+                if not self._busy and not self._ended.is_set() and self._member.revocation() is not None:
+                    self._member.release()

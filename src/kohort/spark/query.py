@@ -1,0 +1,320 @@
+"""One query on the driver: which offsets its next batch reads, and what it tells the group."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from kohort.errors import CommitFailedError, OffsetError, TimedOutError
+from kohort.ids import TopicPartition
+from kohort.spark.admission import BytesSeen, fair_shares, limit_by_bytes
+from kohort.spark.catalog import Catalog, starting_bound
+from kohort.spark.membership import Held, Membership
+from kohort.spark.offsets import BatchOffset, Committed, Span, Stamp, resume_at
+from kohort.spark.options import SourceOptions, duration_ms
+
+log = logging.getLogger("kohort.spark")
+
+REBALANCE_WAIT_MS = 1_000
+"""How long a trigger waits for a rebalance to end before it reports nothing new."""
+RESAMPLE_BATCHES = 10
+"""After so many batches a partition's record size is looked at again."""
+REFRESH_S = 5.0
+"""How often a query without a group looks for new partitions."""
+
+
+class Query:
+    """The state of a running query.
+
+    A batch is *running* from the moment it is planned until Spark asks for the next one, which it does only when the
+    sink has taken the batch and the checkpoint says so. Then its ends are committed to the group, and only then are
+    partitions given up that the group wants back.
+    """
+
+    def __init__(self, options: SourceOptions, identity: str) -> None:
+        self.identity = identity
+        self._options = options
+        self._bound = starting_bound(options, streaming=True)
+        self._catalog = Catalog(options)
+        self._membership: Membership | None = None
+        self._running: BatchOffset | None = None
+        self._held: Held | None = None
+        self._done: dict[TopicPartition, int] = {}  # ends of what this query has finished, by its own knowledge
+        self._positions: dict[TopicPartition, int] = {}
+        self._ends: dict[TopicPartition, int] = {}
+        self._targets: dict[TopicPartition, int] | None = None
+        self._sizes: dict[TopicPartition, BytesSeen] = {}
+        self._delay_ms = duration_ms("maxTriggerDelay", options.max_trigger_delay)
+        self._planned_at = time.monotonic()
+        self._refreshed_at = 0.0
+        self._found: Mapping[TopicPartition, Committed | None] = {}
+        self._restarted = False  # or has had partitions: what is unknown from then on is new
+        self._every: list[TopicPartition] = []
+        self._batch = 0
+
+    def aim_at_present(self) -> None:
+        """From now on plan nothing beyond the partitions' present ends."""
+        self._targets = self._catalog.ends(self._catalog.partitions())
+
+    def finish(self, start: BatchOffset) -> None:
+        """Spark is done with everything before `start`: tell the group.
+
+        Raises:
+            CommitFailedError: the batch took too long and its partitions are others', if that is to end the query.
+        """
+        running, self._running = self._running, None
+        if running is None:
+            if not self._held and start.batch:  # the first call after a restart: what the checkpoint says
+                self._done.update(start.ends())
+                self._restarted = True
+            return
+        self._done.update(running.ends())
+        if self._membership is None:
+            return
+        try:
+            self._membership.commit(running.ends(), Stamp(self.identity, running.batch), running.generation)
+        except CommitFailedError as error:
+            self._lost(running, error)
+        finally:
+            self._membership.end()
+
+    def _lost(self, running: BatchOffset, error: CommitFailedError) -> None:
+        self._held = None
+        text = (
+            f"batch {running.batch} could not be committed, its partitions were given to others meanwhile ({error}); "
+            "raise kafka.max.poll.interval.ms above the longest batch or make batches smaller"
+        )
+        if self._options.on_revocation_timeout == "fail":
+            raise CommitFailedError(f"{text}; onRevocationTimeout=release goes on instead", error.code) from error
+        log.warning("%s; going on without them: the others read them again", text)
+
+    def plan(self, start: BatchOffset, *, limited: bool) -> BatchOffset | None:
+        """The next batch, or None if there is nothing to read (or to be had) now.
+
+        Args:
+            start: the batch before.
+            limited: whether the options that bound a batch count.
+        """
+        self._batch = start.batch
+        if self._targets is None:
+            held = self._hold(REBALANCE_WAIT_MS)
+        else:
+            held = self._hold_surely()
+        if held is None:
+            return None
+        self._ends = self._catalog.ends(held.partitions)
+        self._positions = self._within(self._positions, {}, self._ends)
+        available = {tp: max(0, self._limit(tp) - self._positions[tp]) for tp in held.partitions}
+        shares = self._admit(available) if limited else available
+        if not any(shares.values()) and not self._must_note(start):
+            return None
+        if self._membership is not None and not self._membership.begin(held):
+            return None
+        spans = {tp: Span(self._positions[tp], self._positions[tp] + shares[tp]) for tp in held.partitions}
+        self._positions.update({tp: span.end for tp, span in spans.items()})
+        self._running = BatchOffset(self.identity, start.batch + 1, held.generation, spans)
+        self._planned_at = time.monotonic()
+        return self._running
+
+    def _must_note(self, start: BatchOffset) -> bool:
+        """Whether an empty batch is due: without a group only the checkpoint can keep where a query started."""
+        return self._membership is None and start.batch == 0 and self._bound.kind != "earliest"
+
+    def _limit(self, tp: TopicPartition) -> int:
+        end = self._ends[tp]
+        return end if self._targets is None else min(end, self._targets.get(tp, 0))
+
+    def _admit(self, available: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        options, total = self._options, sum(available.values())
+        least = options.min_offsets_per_trigger
+        waited_ms = (time.monotonic() - self._planned_at) * 1000
+        if least is not None and total < least and self._targets is None and waited_ms < self._delay_ms:
+            return dict.fromkeys(available, 0)
+        most = min(total, options.max_offsets_per_trigger or total)
+        if options.max_bytes_per_trigger is not None and total:
+            sizes = self._record_sizes(available)
+            most = min(most, limit_by_bytes(available, sizes, options.max_bytes_per_trigger))
+        return fair_shares(available, most, first=self._batch)
+
+    def _record_sizes(self, available: Mapping[TopicPartition, int]) -> dict[TopicPartition, float]:
+        for tp, count in available.items():
+            seen = self._sizes.setdefault(tp, BytesSeen(0.0, RESAMPLE_BATCHES))
+            seen.batches_ago += 1
+            if count and seen.batches_ago > RESAMPLE_BATCHES:
+                start = self._positions[tp]
+                seen.add(self._catalog.bytes_per_record(tp, start, start + count))
+        return {tp: max(1.0, self._sizes[tp].mean) for tp in available}
+
+    def replay(self, start: BatchOffset, planned: BatchOffset) -> BatchOffset:
+        """What is to be read of a batch: all that was planned, if this run planned it.
+
+        The ranges of a batch that an earlier run planned and did not finish are read again as `plannedRanges` says.
+        What is not read again starts at the group's offset, here or wherever its owner is.
+        """
+        running = self._running
+        if running is not None and running.batch == planned.batch:
+            return running
+        self.identity, self._batch, self._restarted = planned.query, start.batch, True
+        self._done.update(start.ends())
+        if not self._options.member:
+            self._done.update(planned.ends())
+            self._running = planned
+            return planned
+        while True:
+            held = self._hold_surely()
+            kept = self._still_ours(planned, held)
+            if self._begin(held):
+                break
+        ours = {tp: span for tp, span in kept.items() if tp in held.partitions}
+        self._positions.update({tp: span.end for tp, span in ours.items()})
+        self._running = BatchOffset(self.identity, planned.batch, held.generation, ours)
+        released = sorted(set(planned.spans) - set(kept))
+        if released:
+            log.warning("batch %s: left to the group: %s", planned.batch, ", ".join(map(str, released)))
+        return BatchOffset(self.identity, planned.batch, planned.generation, kept)
+
+    def _begin(self, held: Held) -> bool:
+        return self._membership is None or self._membership.begin(held)
+
+    def _still_ours(self, planned: BatchOffset, held: Held) -> Mapping[TopicPartition, Span]:
+        """The planned spans to read again: by default those of partitions that are held and no one else has read on."""
+        which = self._options.planned_ranges
+        if which == "all":
+            return planned.spans
+        if which == "none":
+            return {}
+        return {
+            tp: span
+            for tp, span in planned.spans.items()
+            if tp in held.partitions and (self._own(tp) or self._positions[tp] == span.start)
+        }
+
+    def _own(self, tp: TopicPartition) -> bool:
+        """Whether no one has committed for a partition since this query did."""
+        found = self._found.get(tp)
+        return found is None or (found.stamp is not None and found.stamp.query == self.identity)
+
+    def _hold_surely(self) -> Held:
+        timeout_ms = self._options.join_timeout_ms
+        held = self._hold(timeout_ms)
+        if held is None:
+            raise TimedOutError(
+                f"the group {self._options.group_id} gave no assignment within {timeout_ms} ms (joinTimeoutMs)"
+            )
+        return held
+
+    def _hold(self, wait_ms: float) -> Held | None:
+        """What may be read now, with a position for each partition; None while that is being settled."""
+        if not self._options.member:
+            held: Held | None = Held(self._all_partitions())
+        else:
+            if self._membership is None:
+                self._catalog.partitions()  # a topic that does not exist is an error at once
+                self._membership = Membership(self._options)
+            held = self._membership.held(wait_ms)
+        if held is not None and held != self._held:
+            if not self._take(held):
+                return None
+            self._held = held
+        return held
+
+    def _all_partitions(self) -> tuple[TopicPartition, ...]:
+        now = time.monotonic()
+        if not self._every or now - self._refreshed_at > REFRESH_S:
+            self._every, self._refreshed_at = self._catalog.partitions(), now
+        return tuple(self._every)
+
+    def _take(self, held: Held) -> bool:
+        """Find where to go on in each partition, and say so to the group. False: the group has moved on meanwhile."""
+        membership = self._membership
+        self._found = membership.committed(held.partitions) if membership is not None else {}
+        known = self._positions if membership is None else {}
+        positions: dict[TopicPartition, int] = {}
+        unknown: list[TopicPartition] = []
+        for tp in held.partitions:
+            at = known.get(tp)
+            if at is None:
+                at = resume_at(self.identity, self._found.get(tp), self._done.get(tp))
+            if at is None:
+                unknown.append(tp)
+            else:
+                positions[tp] = at
+        beginnings, ends = self._catalog.beginnings(held.partitions), self._catalog.ends(held.partitions)
+        positions = self._within(positions, beginnings, ends) | self._first_positions(unknown)
+        claims = {tp: at for tp, at in positions.items() if not self._claimed(tp, at)}
+        if membership is not None:
+            try:
+                membership.commit(claims, Stamp(self.identity, self._batch), held.generation)
+            except CommitFailedError:
+                return False
+        self._positions = positions
+        self._restarted = self._restarted or bool(positions)
+        return True
+
+    def _claimed(self, tp: TopicPartition, position: int) -> bool:
+        """Whether the group's offset is this position, under this query's name: so that every owner leaves a trace."""
+        found = self._found.get(tp)
+        return found is not None and found.offset == position and self._own(tp)
+
+    def _first_positions(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """Where partitions start that neither the group nor the checkpoint knows.
+
+        The first that a query gets start where the options say; later ones are new partitions, whose records are all new.
+        """
+        wanted = list(partitions)
+        if not wanted:
+            return {}
+        if self._restarted:
+            return self._catalog.beginnings(wanted)
+        if self._bound.kind != "committed":
+            return self._catalog.resolve(self._bound, wanted)
+        reset = self._options.kafka.get("auto.offset.reset", "latest")
+        if reset not in ("earliest", "latest"):
+            raise OffsetError(
+                f"the group {self._options.group_id} has no offset for {wanted[0]}, and kafka.auto.offset.reset is {reset}"
+            )
+        return self._catalog.beginnings(wanted) if reset == "earliest" else self._catalog.ends(wanted)
+
+    def _within(
+        self,
+        positions: Mapping[TopicPartition, int],
+        beginnings: Mapping[TopicPartition, int],
+        ends: Mapping[TopicPartition, int],
+    ) -> dict[TopicPartition, int]:
+        """Positions that lie where there are records; others mean that records are gone."""
+        settled = dict(positions)
+        for tp, at in positions.items():
+            if tp not in ends or beginnings.get(tp, 0) <= at <= ends[tp]:
+                continue
+            first = beginnings.get(tp)
+            if first is None:
+                first = self._catalog.beginnings([tp])[tp]
+            text = f"{tp} holds offsets {first} to {ends[tp]}, the query was at {at}"
+            if self._options.fail_on_data_loss:
+                raise OffsetError(f"{text}: records are gone; failOnDataLoss=false goes on at {first}")
+            log.warning("%s: records are gone, going on at %s", text, first)
+            settled[tp] = first
+        return settled
+
+    def report(self) -> dict[str, Any] | None:
+        """Where the query is and how far its partitions go, for the progress that Spark shows."""
+        if not self._ends:
+            return None
+        topics: dict[str, dict[str, dict[str, int]]] = {}
+        for tp in sorted(self._ends):
+            position = self._positions.get(tp, self._ends[tp])
+            topics.setdefault(tp.topic, {})[str(tp.partition)] = {
+                "position": position,
+                "end": self._ends[tp],
+                "lag": max(0, self._ends[tp] - position),
+            }
+        lag = sum(one["lag"] for numbers in topics.values() for one in numbers.values())
+        return {"generation": self._held.generation if self._held else -1, "lag": lag, "topics": topics}
+
+    def close(self) -> None:
+        """Leave the group."""
+        if self._membership is not None:
+            self._membership.close()
+        self._catalog.close()

@@ -1,0 +1,84 @@
+"""What a Spark task does: read its slices as Arrow batches. Runs in Spark's Python workers, so imports stay few."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from kohort.client.range_reader import RangeReader
+from kohort.spark.schema import SPAN_COLUMNS, arrow_schema
+from kohort.spark.tasks import ReadTask, Slice
+
+FETCH_BYTES = 8 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How tasks read: plain values, which travel to the workers.
+
+    Attributes:
+        settings: of the client, as pairs.
+        columns: to hand over, in order.
+    """
+
+    bootstrap_servers: str
+    settings: tuple[tuple[str, Any], ...]
+    columns: tuple[str, ...]
+    fail_on_data_loss: bool
+
+    @classmethod
+    def of(cls, servers: str, settings: Mapping[str, Any], columns: Sequence[str], fail_on_data_loss: bool) -> Reading:
+        return cls(servers, tuple(sorted(settings.items())), tuple(columns), fail_on_data_loss)
+
+    def read(self, task: ReadTask) -> Iterator[pa.RecordBatch]:
+        """The records of a task, with one connection per worker process that outlives the task."""
+        wanted = tuple(name for name in self.columns if name not in SPAN_COLUMNS) or ("offset",)
+        reader = _reader(self, wanted)
+        whole = False
+        try:
+            for one in task.slices:
+                batches = reader.read(
+                    one.partition, one.span.start, one.span.end, fail_on_data_loss=self.fail_on_data_loss
+                )
+                for batch in batches:
+                    yield _dressed(batch, self.columns, one)
+            whole = True
+        finally:
+            if not whole:  # its state is unknown: the next task connects again
+                _readers.pop((os.getpid(), self, wanted), None)
+                reader.close()
+
+
+_readers: dict[tuple[int, Reading, tuple[str, ...]], RangeReader] = {}
+"""One reader per query in this process; the process id keeps a fork from using its parent's sockets."""
+
+
+def _reader(reading: Reading, wanted: tuple[str, ...]) -> RangeReader:
+    key = (os.getpid(), reading, wanted)
+    found = _readers.get(key)
+    if found is None:
+        found = RangeReader(
+            reading.bootstrap_servers, columns=wanted, fetch_bytes=FETCH_BYTES, **dict(reading.settings)
+        )
+        _readers[key] = found
+    return found
+
+
+def _dressed(batch: pa.RecordBatch, columns: tuple[str, ...], one: Slice) -> pa.RecordBatch:
+    """The batch with the exact columns and types that Spark was told."""
+    schema = arrow_schema(columns)
+    if batch.schema.equals(schema):
+        return batch
+    facts = {"generation": one.generation, "rangeStart": one.whole.start, "rangeEnd": one.whole.end}
+    arrays = []
+    for name, field in zip(columns, schema, strict=True):
+        if name in facts:
+            arrays.append(pa.repeat(pa.scalar(facts[name], field.type), batch.num_rows))
+        else:
+            column = batch.column(name)
+            arrays.append(column if column.type.equals(field.type) else column.cast(field.type))
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
