@@ -46,7 +46,11 @@ class GroupConfig:
         why="a classic group is one record; a join that could outgrow it is refused (Kafka: message.max.bytes, found at sync)",
     )
     groups_max: int = knob(
-        "group.coordinator.max.groups", 100_000, low=1, unit="groups", why="bounds the memory of one shard (Kafka: none)"
+        "group.coordinator.max.groups",
+        100_000,
+        low=1,
+        unit="groups",
+        why="bounds the memory of one shard (Kafka: none)",
     )
     protocols_max: int = knob(
         "group.member.max.protocols", 100, low=1, unit="strategies", why="bounds one member's memory (Kafka: none)"

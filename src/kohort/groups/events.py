@@ -1,5 +1,6 @@
-"""What can happen to the coordinator: one frozen dataclass per kind of request, whatever its wire version, and the
-shell's own news.
+"""What can happen to the coordinator: one immutable class per kind of request, and the shell's own news.
+
+A class stands for all wire versions of its request.
 
 Every request carries `request`, a token that the shell chose and that the reply names. The shell answers for what the
 core can't know: unknown topics, authorization, which shard a group belongs to. Absent strings are None, an empty
@@ -11,7 +12,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from kohort.groups.records import NO_TOPIC_ID, ClassicProtocol, TopicPartitions
 from kohort.ids import TopicPartition
@@ -71,8 +72,7 @@ class SyncGroup:
     connection: int = NO_CONNECTION
 
 
-@dataclass(frozen=True, slots=True)
-class Heartbeat:
+class Heartbeat(NamedTuple):
     """Heartbeat 0-4.
 
     Attributes:
@@ -106,8 +106,7 @@ class LeaveGroup:
     members: tuple[LeavingMember, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class OffsetToCommit:
+class OffsetToCommit(NamedTuple):
     """One partition's new position. `topic_id` is what the request named (version 10), else zero."""
 
     topic: str

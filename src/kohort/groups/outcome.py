@@ -70,8 +70,7 @@ class SyncGroupReply:
     protocol_name: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class HeartbeatReply:
+class HeartbeatReply(NamedTuple):
     error: ErrorCode
 
 
@@ -97,8 +96,7 @@ class OffsetCommitReply:
     errors: tuple[ErrorCode, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class FetchedOffset:
+class FetchedOffset(NamedTuple):
     """`offset` is -1 and `metadata` empty where none is committed or `error` is set."""
 
     topic: str

@@ -1,4 +1,4 @@
-"""The coordinator's durable facts: one frozen dataclass per record kind, in the schemas that Kafka itself uses.
+"""The coordinator's durable facts: one immutable class per record kind, in the schemas that Kafka itself uses.
 
 Hard state changes only through `GroupMachine.apply(record)`, live and on replay alike. Every record has a `key`: a
 later record with the same key replaces it, and `Tombstone(key)` removes it. A key's first element is its `Kind`, the
@@ -26,7 +26,7 @@ from __future__ import annotations
 import enum
 import uuid
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 RecordKey: TypeAlias = tuple[Any, ...]
 
@@ -56,8 +56,7 @@ class Tombstone:
     key: RecordKey
 
 
-@dataclass(frozen=True, slots=True)
-class OffsetCommitted:
+class OffsetCommitted(NamedTuple):
     """A group's position in one partition.
 
     Attributes:

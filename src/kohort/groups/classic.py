@@ -1,0 +1,446 @@
+"""The classic protocol's requests: join, sync, heartbeat, leave, each answered as Kafka's coordinator answers it.
+
+Rounds are in `rebalance`. Source: spec 3.1-3.13, KIP-62, KIP-345, KIP-394, KIP-814.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from kohort.errors import ErrorCode
+from kohort.groups import rebalance
+from kohort.groups.deadlines import Deadline, Timer
+from kohort.groups.events import ConnectionLost, Heartbeat, JoinGroup, LeaveGroup, LeavingMember, SyncGroup
+from kohort.groups.kernel import Kernel
+from kohort.groups.outcome import (
+    GroupState,
+    HeartbeatReply,
+    JoinGroupReply,
+    LeaveGroupReply,
+    LeftMember,
+    Meter,
+    SyncGroupReply,
+)
+from kohort.groups.records import GroupSaved
+from kohort.groups.state import ClassicGroup, ClassicMember, Group, PendingMember
+
+
+def validate(classic: ClassicGroup, member_id: str, instance_id: str | None) -> ErrorCode:
+    """Whether a request's member is in the group and not replaced by another with its instance id."""
+    if instance_id is not None:
+        current = classic.static_ids.get(instance_id)
+        if current is None:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        if current != member_id:
+            return ErrorCode.FENCED_INSTANCE_ID
+    return ErrorCode.NONE if member_id in classic.members else ErrorCode.UNKNOWN_MEMBER_ID
+
+
+def is_current(group: Group, generation: int) -> bool:
+    """Whether a generation is the group's, or the one before a round that a restart interrupted."""
+    return generation == group.generation or (generation == group.classic.resumed_from and generation >= 0)
+
+
+def join(kernel: Kernel, event: JoinGroup) -> None:
+    """A member asks to be in the next generation."""
+    error = join_or_error(kernel, event)
+    if error is not ErrorCode.NONE:
+        member_id = "" if error is ErrorCode.GROUP_MAX_SIZE_REACHED else event.member_id
+        kernel.reply(event.request, JoinGroupReply(error, member_id=member_id))
+
+
+def join_or_error(kernel: Kernel, event: JoinGroup) -> ErrorCode:
+    """Take a JoinGroup in, or say why not."""
+    config = kernel.config
+    if not event.group_id:
+        return ErrorCode.INVALID_GROUP_ID
+    if not config.min_session_timeout_ms <= event.session_timeout_ms <= config.max_session_timeout_ms:
+        return ErrorCode.INVALID_SESSION_TIMEOUT
+    group = kernel.find(event.group_id)
+    if group is None:
+        if event.member_id:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        if not event.protocol_type or not event.protocols:
+            return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+        group = kernel.create(event.group_id)
+        if group is None:
+            return ErrorCode.POLICY_VIOLATION
+    classic = group.classic
+    if not has_room(kernel, classic, event):
+        if event.member_id in classic.members:
+            rebalance.put_out(kernel, group, event.member_id, f"no room for member {event.member_id}")
+        rebalance.drop_pending(classic, event.member_id)
+        return ErrorCode.GROUP_MAX_SIZE_REACHED
+    if len(event.protocols) > config.protocols_max or not classic.supports(event.protocol_type, event.protocols):
+        return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+    if outgrows(kernel, group, event):
+        return ErrorCode.GROUP_MAX_SIZE_REACHED
+    if not event.member_id:
+        join_new(kernel, group, event)
+        return ErrorCode.NONE
+    return join_again(kernel, group, event)
+
+
+def has_room(kernel: Kernel, classic: ClassicGroup, event: JoinGroup) -> bool:
+    """Whether group.max.size lets this member in; while a round is prepared, the first to come have the places."""
+    limit = kernel.config.group_max_size
+    member_id = event.member_id or classic.static_ids.get(event.instance_id or "", "")
+    member = classic.members.get(member_id)
+    if classic.state is GroupState.EMPTY:
+        return True
+    if classic.state is GroupState.PREPARING_REBALANCE:
+        return (member is not None and member.join_request is not None) or classic.awaiting_join < limit
+    return member is not None or len(classic.members) < limit
+
+
+def outgrows(kernel: Kernel, group: Group, event: JoinGroup) -> bool:
+    """Whether the group's record could outgrow its limit with this member, which then is refused at once."""
+    member = group.classic.members.get(event.member_id)
+    before = 0 if member is None else member.size
+    metadata = max(len(protocol.metadata) for protocol in event.protocols)
+    if group.classic.size - before + metadata + len(event.client.id) <= kernel.config.group_record_bytes_max:
+        return False
+    kernel.tell(
+        group.group_id,
+        f"refused a member: the group would not fit into one record of {kernel.config.group_record_bytes_max} bytes "
+        "(group.record.max.bytes)",
+        logging.ERROR,
+    )
+    return True
+
+
+def join_new(kernel: Kernel, group: Group, event: JoinGroup) -> None:
+    """A first join: a static member may replace its predecessor, a dynamic one is sent back for its id."""
+    classic = group.classic
+    if event.instance_id is not None:
+        predecessor = classic.static_ids.get(event.instance_id)
+        if predecessor is not None:
+            replace_static(kernel, group, classic.members[predecessor], event)
+            return
+    elif event.requires_known_id:
+        timer = Timer(Deadline.PENDING_MEMBER, group.group_id, event.new_member_id)
+        classic.pending[event.new_member_id] = PendingMember(timer, event.connection)
+        kernel.run(timer, event.session_timeout_ms)
+        kernel.remember_connection(event.connection, group.group_id, event.new_member_id)
+        kernel.reply(event.request, JoinGroupReply(ErrorCode.MEMBER_ID_REQUIRED, member_id=event.new_member_id))
+        return
+    else:
+        kernel.remember_connection(event.connection, group.group_id, event.new_member_id)
+    add(kernel, group, event, event.new_member_id, told=event.instance_id is not None)
+
+
+def add(kernel: Kernel, group: Group, event: JoinGroup, member_id: str, *, told: bool) -> None:
+    """Take a new member in."""
+    classic = group.classic
+    member = ClassicMember(group.group_id, member_id, event.instance_id, event.client)
+    member.protocols = event.protocols
+    member.session_timeout_ms = event.session_timeout_ms
+    member.rebalance_timeout_ms = event.rebalance_timeout_ms
+    member.connection = event.connection
+    member.is_new = True
+    member.told = told
+    if not classic.members:
+        classic.protocol_type = event.protocol_type
+    if classic.state is GroupState.PREPARING_REBALANCE and classic.previous_state is GroupState.EMPTY:
+        classic.newcomer = True
+    rebalance.add_member(kernel, classic, member, event.request)
+    kernel.run(member.session, kernel.config.new_member_timeout_ms)
+    rebalance.after_change(kernel, group, f"member {member_id} joined; its reason: {event.reason or 'not given'}")
+
+
+def join_again(kernel: Kernel, group: Group, event: JoinGroup) -> ErrorCode:
+    """A join with a member id: of a pending member, or of one that is in the group."""
+    classic = group.classic
+    if event.member_id in classic.pending and event.instance_id is None:
+        add(kernel, group, event, event.member_id, told=True)
+        return ErrorCode.NONE
+    error = validate(classic, event.member_id, event.instance_id)
+    if error is not ErrorCode.NONE:
+        return error
+    member = classic.members[event.member_id]
+    unchanged = member.protocols == event.protocols
+    leads = classic.is_leader(event.member_id)
+    settled = classic.state is GroupState.COMPLETING_REBALANCE or (classic.state is GroupState.STABLE and not leads)
+    if settled and unchanged:
+        rebalance.touch(kernel, member)
+        kernel.reply(event.request, rebalance.joined(group, member))
+        return ErrorCode.NONE
+    update(kernel, classic, member, event)
+    role = "leader" if leads else "member"
+    rebalance.after_change(
+        kernel, group, f"{role} {event.member_id} joined again; its reason: {event.reason or 'not given'}"
+    )
+    return ErrorCode.NONE
+
+
+def update(kernel: Kernel, classic: ClassicGroup, member: ClassicMember, event: JoinGroup) -> None:
+    """Take over what a member says of itself now, and let it wait on this join."""
+    classic.count(member, -1)
+    member.protocols = event.protocols
+    member.session_timeout_ms = event.session_timeout_ms
+    member.rebalance_timeout_ms = event.rebalance_timeout_ms
+    member.connection = event.connection
+    classic.count(member, 1)
+    rebalance.await_join(kernel, classic, member, event.request)
+
+
+def replace_static(kernel: Kernel, group: Group, old: ClassicMember, event: JoinGroup) -> None:
+    """A static member is back under a new id; the old id is fenced. Source: KIP-345."""
+    classic = group.classic
+    old_leader = classic.leader or ""
+    new = ClassicMember(group.group_id, event.new_member_id, event.instance_id, old.client)
+    new.assignment = old.assignment
+    fenced = JoinGroupReply(ErrorCode.FENCED_INSTANCE_ID, member_id=old.member_id)
+    rebalance.answer_join(kernel, classic, old, fenced)
+    rebalance.answer_sync(kernel, old, SyncGroupReply(ErrorCode.FENCED_INSTANCE_ID))
+    classic.count(old, -1)
+    old.session.cancel()
+    classic.members = {
+        (new.member_id if name == old.member_id else name): (new if member is old else member)
+        for name, member in classic.members.items()
+    }
+    classic.static_ids[event.instance_id or ""] = new.member_id
+    if classic.leader == old.member_id:
+        classic.leader = new.member_id
+    if classic.pending_sync.pop(old.member_id, "") is None:
+        classic.pending_sync[new.member_id] = None
+    classic.count(new, 1)
+    update(kernel, classic, new, event)
+    rebalance.touch(kernel, new)
+    kernel.tell(group.group_id, f"static member {event.instance_id} is {new.member_id} now, was {old.member_id}")
+    after_replacement(kernel, group, new, event, old_leader)
+
+
+def after_replacement(kernel: Kernel, group: Group, new: ClassicMember, event: JoinGroup, old_leader: str) -> None:
+    """A stable group keeps its assignment unless the protocol changes; a sync under way begins anew (KAFKA-9801)."""
+    classic = group.classic
+    if classic.state is GroupState.STABLE and classic.select_protocol() == classic.protocol:
+        save(kernel, group)
+        reply = rebalance.joined(group, new)
+        leads = classic.is_leader(new.member_id)
+        if not event.can_skip_assignment:
+            reply = JoinGroupReply(
+                ErrorCode.NONE, new.member_id, reply.generation, reply.protocol_type, reply.protocol_name, old_leader
+            )
+        elif leads:
+            reply = JoinGroupReply(
+                ErrorCode.NONE,
+                new.member_id,
+                reply.generation,
+                reply.protocol_type,
+                reply.protocol_name,
+                reply.leader,
+                skip_assignment=True,
+                members=reply.members,
+            )
+        rebalance.answer_join(kernel, classic, new, reply)
+        return
+    rebalance.after_change(kernel, group, f"static member {event.instance_id} came back")
+
+
+def save(kernel: Kernel, group: Group) -> None:
+    """Write the group's record and take the subscriptions from it."""
+    classic = group.classic
+    members = tuple(member.saved(classic.protocol) for member in classic.members.values())
+    kernel.emit(
+        GroupSaved(
+            group.group_id,
+            classic.protocol_type or "",
+            group.generation,
+            classic.protocol,
+            classic.leader,
+            kernel.now.wall_ms,
+            members,
+        )
+    )
+    classic.subscribed = classic.read_subscriptions()
+
+
+def sync(kernel: Kernel, event: SyncGroup) -> None:
+    """A member asks for its assignment; the leader brings everyone's."""
+    error = sync_or_error(kernel, event)
+    if error is not ErrorCode.NONE:
+        kernel.reply(event.request, SyncGroupReply(error))
+
+
+def sync_or_error(kernel: Kernel, event: SyncGroup) -> ErrorCode:
+    """Take a SyncGroup in, or say why not."""
+    if not event.group_id:
+        return ErrorCode.INVALID_GROUP_ID
+    group = kernel.find(event.group_id)
+    if group is None or group.classic.state is GroupState.EMPTY:
+        return ErrorCode.UNKNOWN_MEMBER_ID
+    classic = group.classic
+    error = validate(classic, event.member_id, event.instance_id)
+    if error is not ErrorCode.NONE:
+        return error
+    if not is_current(group, event.generation):
+        return ErrorCode.ILLEGAL_GENERATION
+    if differs(event.protocol_type, classic.protocol_type) or differs(event.protocol_name, classic.protocol):
+        return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+    if classic.state is GroupState.PREPARING_REBALANCE:
+        return ErrorCode.REBALANCE_IN_PROGRESS
+    if classic.refused_generation == event.generation:
+        return ErrorCode.GROUP_MAX_SIZE_REACHED
+    member = classic.members[event.member_id]
+    rebalance.synced(kernel, classic, event.member_id)
+    if classic.state is GroupState.STABLE:
+        rebalance.touch(kernel, member)
+        kernel.reply(event.request, assigned(classic, member))
+        return ErrorCode.NONE
+    if member.sync_request is not None:
+        kernel.reply(member.sync_request, SyncGroupReply(ErrorCode.REBALANCE_IN_PROGRESS))
+    member.sync_request = event.request
+    if classic.is_leader(event.member_id):
+        complete_sync(kernel, group, dict(event.assignments))
+    return ErrorCode.NONE
+
+
+def differs(asked: str | None, actual: str | None) -> bool:
+    """Whether two protocol names contradict each other; None says nothing."""
+    return asked is not None and actual is not None and asked != actual
+
+
+def assigned(classic: ClassicGroup, member: ClassicMember) -> SyncGroupReply:
+    """A member's assignment in the current generation."""
+    return SyncGroupReply(ErrorCode.NONE, member.assignment, classic.protocol_type, classic.protocol)
+
+
+def complete_sync(kernel: Kernel, group: Group, assignments: dict[str, bytes]) -> None:
+    """The leader's assignments are here: make them durable, then hand them out. Source: spec 3.7."""
+    classic = group.classic
+    for member in classic.members.values():
+        rebalance.set_assignment(classic, member, assignments.get(member.member_id, b""))
+    if classic.size > kernel.config.group_record_bytes_max:
+        refuse_generation(kernel, group)
+        return
+    rebalance.move(classic, GroupState.STABLE)
+    save(kernel, group)
+    kernel.count(Meter.COMPLETED_REBALANCES)
+    for member in classic.members.values():
+        if rebalance.answer_sync(kernel, member, assigned(classic, member)):
+            rebalance.touch(kernel, member)
+
+
+def refuse_generation(kernel: Kernel, group: Group) -> None:
+    """The assignment doesn't fit into a record: every member is told, once, instead of trying for ever."""
+    classic = group.classic
+    kernel.tell(
+        group.group_id,
+        f"generation {group.generation} is refused: with its assignment the group takes {classic.size} bytes, "
+        f"a record may have {kernel.config.group_record_bytes_max} (group.record.max.bytes)",
+        logging.ERROR,
+    )
+    classic.refused_generation = group.generation
+    for member in classic.members.values():
+        rebalance.forget_assignment(classic, member)
+        rebalance.answer_sync(kernel, member, SyncGroupReply(ErrorCode.GROUP_MAX_SIZE_REACHED))
+
+
+def heartbeat(kernel: Kernel, event: Heartbeat) -> None:
+    """A sign of life, answered with what the member must do."""
+    kernel.reply(event.request, HeartbeatReply(heartbeat_error(kernel, event)))
+
+
+def heartbeat_error(kernel: Kernel, event: Heartbeat) -> ErrorCode:
+    """What a heartbeat is answered; a valid one starts the session again."""
+    group = kernel.ledger.groups.get(event.group_id)
+    if group is None:
+        return ErrorCode.UNKNOWN_MEMBER_ID if event.group_id else ErrorCode.INVALID_GROUP_ID
+    classic = group.classic
+    member = classic.members.get(event.member_id)
+    if member is None or event.instance_id is not None:
+        error = validate(classic, event.member_id, event.instance_id)
+        if error is not ErrorCode.NONE:
+            return error
+        member = classic.members[event.member_id]
+    if not is_current(group, event.generation):
+        return ErrorCode.ILLEGAL_GENERATION
+    member.connection = event.connection
+    kernel.deadlines.set(member.session, kernel.now.mono_ms + member.session_timeout_ms)
+    if classic.state is GroupState.PREPARING_REBALANCE:
+        return ErrorCode.REBALANCE_IN_PROGRESS
+    return ErrorCode.NONE
+
+
+def leave(kernel: Kernel, event: LeaveGroup) -> None:
+    """Members go, by themselves or by an administrator's hand."""
+    if not event.group_id:
+        kernel.reply(event.request, LeaveGroupReply(ErrorCode.INVALID_GROUP_ID))
+        return
+    group = kernel.find(event.group_id)
+    left = []
+    gone = []
+    for leaving in event.members:
+        error = ErrorCode.UNKNOWN_MEMBER_ID if group is None else leave_one(kernel, group, leaving)
+        left.append(LeftMember(leaving.member_id, leaving.instance_id, error))
+        if error is ErrorCode.NONE:
+            gone.append(leaving.member_id or leaving.instance_id or "")
+    kernel.reply(event.request, LeaveGroupReply(ErrorCode.NONE, tuple(left)))
+    if group is not None and gone:
+        rebalance.after_removal(kernel, group, f"{', '.join(gone)} left")
+
+
+def leave_one(kernel: Kernel, group: Group, leaving: LeavingMember) -> ErrorCode:
+    """Remove one member, pending or not."""
+    classic = group.classic
+    member_id = leaving.member_id
+    if not member_id:
+        found = classic.static_ids.get(leaving.instance_id) if leaving.instance_id is not None else None
+        if found is None:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        member_id = found
+    elif member_id not in classic.pending:
+        error = validate(classic, member_id, leaving.instance_id)
+        if error is not ErrorCode.NONE:
+            return error
+    kernel.tell(group.group_id, f"member {member_id} left; its reason: {leaving.reason or 'not given'}")
+    rebalance.remove_member(kernel, classic, member_id)
+    return ErrorCode.NONE
+
+
+def on_pending_deadline(kernel: Kernel, group: Group, member_id: str) -> None:
+    """A member id was given out and never came back."""
+    if group.classic.pending.pop(member_id, None) is not None:
+        rebalance.complete_if_all_joined(kernel, group)
+
+
+def on_connection_lost(kernel: Kernel, event: ConnectionLost) -> None:
+    """New members of this connection whose id no reply has reached can't come back: they are dropped at once."""
+    for group_id, member_id in kernel.connections.pop(event.connection, {}):
+        group = kernel.find(group_id)
+        if group is None:
+            continue
+        member = group.classic.members.get(member_id)
+        if member_id in group.classic.pending or (member is not None and not member.told):
+            rebalance.put_out(kernel, group, member_id, f"the connection of new member {member_id} ended")
+
+
+def load(kernel: Kernel, group: Group) -> None:
+    """Build the soft state from the group's record; sessions start anew. Source: spec 3.7.
+
+    A generation that began and was never synchronized is over: its members, and those before, join again.
+    """
+    saved = group.saved
+    if saved is None:
+        return
+    classic = group.classic
+    classic.protocol_type = saved.protocol_type or None
+    classic.protocol = saved.protocol
+    classic.leader = saved.leader
+    for stored in saved.members:
+        member = ClassicMember.from_saved(group.group_id, stored, saved.protocol or "")
+        classic.members[member.member_id] = member
+        if member.instance_id is not None:
+            classic.static_ids[member.instance_id] = member.member_id
+        classic.count(member, 1)
+        rebalance.touch(kernel, member)
+    classic.subscribed = classic.read_subscriptions()
+    if not classic.members:
+        return
+    classic.state = classic.previous_state = GroupState.STABLE
+    if group.started > saved.generation:
+        classic.resumed_from = saved.generation
+        rebalance.prepare(kernel, group, f"a restart interrupted generation {group.started}")
+    elif len(classic.members) > kernel.config.group_max_size:
+        rebalance.prepare(kernel, group, f"{len(classic.members)} members are more than group.max.size")

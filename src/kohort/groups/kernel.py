@@ -1,0 +1,81 @@
+"""What every protocol's handlers work with: the groups, the deadlines, the moment, and the outcome under way."""
+
+from __future__ import annotations
+
+import logging
+
+from kohort.groups.config import GroupConfig
+from kohort.groups.deadlines import Deadline, Deadlines, Timer
+from kohort.groups.events import NO_CONNECTION, TopicImage
+from kohort.groups.ledger import Ledger
+from kohort.groups.outcome import Counted, Meter, Now, Outcome, Reply, ReplyValue, Told
+from kohort.groups.records import GroupSaved, Record
+from kohort.groups.state import Group
+
+
+class Kernel:
+    """The state of one shard and the step it is in.
+
+    Attributes:
+        ledger: the hard state.
+        now: the moment of the step.
+        out: what the step will return.
+        image: the topics.
+        connections: by connection, the (group, member id) that no reply may have reached yet.
+        expiring: groups whose offsets the expiration under way has still to look at.
+    """
+
+    def __init__(self, config: GroupConfig) -> None:
+        self.config = config
+        self.ledger = Ledger()
+        self.deadlines = Deadlines()
+        self.image = TopicImage()
+        self.now = Now(0, 0)
+        self.out = Outcome()
+        self.connections: dict[int, dict[tuple[str, str], None]] = {}
+        self.expiring: list[str] = []
+        self.expiry = Timer(Deadline.EXPIRY)
+
+    def begin(self, now: Now) -> None:
+        """Start a step."""
+        self.now = now
+        self.out = Outcome()
+
+    def emit(self, record: Record) -> None:
+        """Change the hard state, now and durably."""
+        self.ledger.apply(record)
+        self.out.records.append(record)
+
+    def reply(self, request: int, value: ReplyValue) -> None:
+        """Answer a request, once the records so far are durable."""
+        self.out.replies.append(Reply(request, value))
+
+    def run(self, timer: Timer, delay_ms: int) -> None:
+        """Set a timer from now."""
+        self.deadlines.set(timer, self.now.mono_ms + delay_ms)
+
+    def count(self, meter: Meter, amount: int = 1) -> None:
+        """Move a meter on."""
+        if amount:
+            self.out.notes.append(Counted(meter, amount))
+
+    def tell(self, group_id: str, text: str, level: int = logging.INFO) -> None:
+        """Leave a line for the log."""
+        self.out.notes.append(Told(level, group_id, text))
+
+    def remember_connection(self, connection: int, group_id: str, member_id: str) -> None:
+        """A new member's id went out, or will, on this connection."""
+        if connection != NO_CONNECTION:
+            self.connections.setdefault(connection, {})[group_id, member_id] = None
+
+    def find(self, group_id: str) -> Group | None:
+        """The group, None when there is none."""
+        return self.ledger.groups.get(group_id)
+
+    def create(self, group_id: str) -> Group | None:
+        """A new empty group with its record; None when the shard has as many as it may have."""
+        if len(self.ledger.groups) >= self.config.groups_max:
+            self.tell(group_id, f"refused: there are {self.config.groups_max} groups already", logging.WARNING)
+            return None
+        self.emit(GroupSaved(group_id, "", 0, None, None, self.now.wall_ms, ()))
+        return self.ledger.groups[group_id]

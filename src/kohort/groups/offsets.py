@@ -1,0 +1,214 @@
+"""Committed offsets: who may commit, fetch and delete them, and what transactions hold back.
+
+Source: spec 1.1-1.4, KIP-447 (require stable), KIP-496 (deletion), KIP-211 (expire timestamps of old versions).
+"""
+
+from __future__ import annotations
+
+from kohort.errors import ErrorCode
+from kohort.groups import rebalance
+from kohort.groups.classic import is_current, validate
+from kohort.groups.events import (
+    OffsetCommit,
+    OffsetDelete,
+    OffsetFetch,
+    OffsetToCommit,
+    TopicsDeleted,
+    TransactionEnded,
+    TxnOffsetCommit,
+)
+from kohort.groups.kernel import Kernel
+from kohort.groups.outcome import (
+    FetchedOffset,
+    GroupState,
+    Meter,
+    OffsetCommitReply,
+    OffsetDeleteReply,
+    OffsetFetchReply,
+    TransactionEndedReply,
+)
+from kohort.groups.records import Kind, OffsetCommitted, Tombstone, TransactionMarked
+from kohort.groups.state import Group, Partition
+from kohort.groups.subscription import CONSUMER_PROTOCOL_TYPE
+from kohort.ids import TopicPartition
+
+
+def commit(kernel: Kernel, event: OffsetCommit) -> None:
+    """Positions of a member, or of someone who assigns partitions to itself."""
+    error, group = committing_group(kernel, event)
+    if group is None:
+        kernel.reply(event.request, OffsetCommitReply((error,) * len(event.offsets)))
+        return
+    classic = group.classic
+    if classic.state in (GroupState.STABLE, GroupState.PREPARING_REBALANCE) and event.member_id in classic.members:
+        rebalance.touch(kernel, classic.members[event.member_id])
+    expire_ms = -1 if event.retention_ms < 0 else kernel.now.wall_ms + event.retention_ms
+    limit = kernel.config.offset_metadata_bytes_max
+    errors = []
+    taken = 0
+    wall_ms = kernel.now.wall_ms
+    group_id = event.group_id
+    for topic, partition, offset, leader_epoch, metadata, topic_id in event.offsets:
+        if len(metadata) > limit:
+            errors.append(ErrorCode.OFFSET_METADATA_TOO_LARGE)
+            continue
+        kernel.emit(
+            OffsetCommitted(group_id, topic, partition, offset, leader_epoch, metadata, wall_ms, expire_ms, topic_id)
+        )
+        errors.append(ErrorCode.NONE)
+        taken += 1
+    kernel.count(Meter.OFFSET_COMMITS, taken)
+    kernel.reply(event.request, OffsetCommitReply(tuple(errors)))
+
+
+def committing_group(kernel: Kernel, event: OffsetCommit) -> tuple[ErrorCode, Group | None]:
+    """The group that takes this commit, or why none does. A commit without generation makes its group."""
+    group = kernel.find(event.group_id)
+    if group is None:
+        if event.generation >= 0:
+            return (ErrorCode.GROUP_ID_NOT_FOUND if event.knows_stale_epoch else ErrorCode.ILLEGAL_GENERATION), None
+        group = kernel.create(event.group_id)
+        if group is None:
+            return ErrorCode.POLICY_VIOLATION, None
+    error = may_commit(group, event.member_id, event.instance_id, event.generation, transactional=False)
+    return error, (group if error is ErrorCode.NONE else None)
+
+
+def may_commit(
+    group: Group, member_id: str, instance_id: str | None, generation: int, *, transactional: bool
+) -> ErrorCode:
+    """Whether a member, or someone without group management, may commit now."""
+    classic = group.classic
+    if generation < 0 and classic.state is GroupState.EMPTY:
+        return ErrorCode.NONE
+    if generation >= 0 or member_id or instance_id is not None:
+        error = validate(classic, member_id, instance_id)
+        if error is not ErrorCode.NONE:
+            return error
+        if not is_current(group, generation):
+            return ErrorCode.ILLEGAL_GENERATION
+    elif not transactional and classic.state is not GroupState.EMPTY:
+        return ErrorCode.UNKNOWN_MEMBER_ID
+    if not transactional and classic.state is GroupState.COMPLETING_REBALANCE:
+        return ErrorCode.REBALANCE_IN_PROGRESS
+    return ErrorCode.NONE
+
+
+def commit_transactional(kernel: Kernel, event: TxnOffsetCommit) -> None:
+    """Positions that count when the producer's transaction commits."""
+    group = kernel.find(event.group_id)
+    error = ErrorCode.NONE
+    if group is None and event.generation >= 0:
+        error = ErrorCode.ILLEGAL_GENERATION
+    elif group is None:
+        error = ErrorCode.NONE if kernel.create(event.group_id) else ErrorCode.POLICY_VIOLATION
+    else:
+        error = may_commit(group, event.member_id, event.instance_id, event.generation, transactional=True)
+    if error is not ErrorCode.NONE:
+        kernel.reply(event.request, OffsetCommitReply((error,) * len(event.offsets)))
+        return
+    errors = tuple(commit_pending(kernel, event, offset) for offset in event.offsets)
+    kernel.count(Meter.OFFSET_COMMITS, errors.count(ErrorCode.NONE))
+    kernel.reply(event.request, OffsetCommitReply(errors))
+
+
+def commit_pending(kernel: Kernel, event: TxnOffsetCommit, offset: OffsetToCommit) -> ErrorCode:
+    """One position of a transaction."""
+    if len(offset.metadata) > kernel.config.offset_metadata_bytes_max:
+        return ErrorCode.OFFSET_METADATA_TOO_LARGE
+    kernel.emit(
+        OffsetCommitted(
+            event.group_id,
+            offset.topic,
+            offset.partition,
+            offset.offset,
+            offset.leader_epoch,
+            offset.metadata,
+            kernel.now.wall_ms,
+            -1,
+            offset.topic_id,
+            event.producer_id,
+            event.producer_epoch,
+        )
+    )
+    return ErrorCode.NONE
+
+
+def end_transaction(kernel: Kernel, event: TransactionEnded) -> None:
+    """A transaction's end marker: its pending positions count now, or are gone."""
+    kernel.emit(TransactionMarked(event.producer_id, event.producer_epoch, event.commit))
+    if event.request is not None:
+        kernel.reply(event.request, TransactionEndedReply(ErrorCode.NONE))
+
+
+def fetch(kernel: Kernel, event: OffsetFetch) -> None:
+    """What is committed. A group or a partition without any is no error."""
+    group = kernel.find(event.group_id)
+    wanted: tuple[Partition, ...]
+    if group is None:
+        wanted = event.partitions or ()
+        found = tuple(FetchedOffset(topic, partition) for topic, partition in wanted)
+    else:
+        wanted = tuple(group.offsets) if event.partitions is None else event.partitions
+        found = tuple(fetch_one(group, partition, event.require_stable) for partition in wanted)
+    kernel.reply(event.request, OffsetFetchReply(ErrorCode.NONE, found))
+
+
+def fetch_one(group: Group, partition: Partition, require_stable: bool) -> FetchedOffset:
+    """One partition's position, or UNSTABLE_OFFSET_COMMIT while a transaction may change it."""
+    topic, number = partition
+    if require_stable and group.pending and group.has_pending(partition):
+        return FetchedOffset(topic, number, error=ErrorCode.UNSTABLE_OFFSET_COMMIT)
+    record = group.offsets.get((topic, number))
+    if record is None:
+        return FetchedOffset(topic, number)
+    return FetchedOffset(
+        topic, number, record.offset, record.leader_epoch, record.metadata, ErrorCode.NONE, record.topic_id
+    )
+
+
+def delete(kernel: Kernel, event: OffsetDelete) -> None:
+    """Delete positions of topics that no member is subscribed to. Source: spec 1.2, KIP-496."""
+    group = kernel.find(event.group_id)
+    if group is None:
+        kernel.reply(event.request, OffsetDeleteReply(ErrorCode.GROUP_ID_NOT_FOUND))
+        return
+    classic = group.classic
+    if classic.state is not GroupState.EMPTY and classic.protocol_type != CONSUMER_PROTOCOL_TYPE:
+        kernel.reply(event.request, OffsetDeleteReply(ErrorCode.NON_EMPTY_GROUP))
+        return
+    errors = tuple(delete_one(kernel, group, partition) for partition in event.partitions)
+    kernel.reply(event.request, OffsetDeleteReply(ErrorCode.NONE, errors))
+
+
+def delete_one(kernel: Kernel, group: Group, partition: TopicPartition) -> ErrorCode:
+    """Delete one partition's position, and what transactions hold of it; none is no error."""
+    if group.classic.is_subscribed(partition.topic):
+        return ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
+    key = (partition.topic, partition.partition)
+    if key in group.offsets or group.has_pending(key):
+        tombstone(kernel, group.group_id, key)
+        kernel.count(Meter.OFFSET_DELETIONS)
+    return ErrorCode.NONE
+
+
+def tombstone(kernel: Kernel, group_id: str, partition: Partition) -> None:
+    """Write that a partition has no position any more."""
+    kernel.emit(Tombstone((Kind.OFFSET, group_id, *partition)))
+
+
+def all_partitions(group: Group) -> list[Partition]:
+    """Every partition with a committed or a pending position, each once."""
+    found = dict.fromkeys(group.offsets)
+    for offsets in group.pending.values():
+        found.update(dict.fromkeys(offsets))
+    return list(found)
+
+
+def on_topics_deleted(kernel: Kernel, event: TopicsDeleted) -> None:
+    """The positions of deleted topics go with them. Source: scenario 14."""
+    gone = frozenset(event.topics)
+    for group in list(kernel.ledger.groups.values()):
+        for partition in all_partitions(group):
+            if partition[0] in gone:
+                tombstone(kernel, group.group_id, partition)

@@ -1,0 +1,299 @@
+"""The rounds of the classic protocol: a join phase that ends in a generation, a sync phase that ends in an assignment.
+
+| state | what it waits for | what ends it |
+|---|---|---|
+| Empty | a first member | a member joins: PreparingRebalance, with the initial delay |
+| PreparingRebalance | every member's JoinGroup | all joined, or the rebalance timeout: CompletingRebalance, or Empty when none is left |
+| CompletingRebalance | the leader's SyncGroup | it came: Stable; a member joins, leaves or dies: PreparingRebalance |
+| Stable | nothing | a member joins, changes, leaves or dies, or never syncs: PreparingRebalance |
+
+Source: KIP-134 (initial delay), KIP-345 (static members stay through a join phase), KIP-394 (pending members), spec 3.7.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from kohort.errors import ErrorCode
+from kohort.groups.kernel import Kernel
+from kohort.groups.outcome import GroupState, JoinedMember, JoinGroupReply, SyncGroupReply
+from kohort.groups.records import GenerationStarted, GroupSaved
+from kohort.groups.state import ClassicGroup, ClassicMember, Group
+
+REBALANCES_FROM = (GroupState.EMPTY, GroupState.COMPLETING_REBALANCE, GroupState.STABLE)
+
+
+def add_member(kernel: Kernel, classic: ClassicGroup, member: ClassicMember, request: int) -> None:
+    """Take in a member that waits on its JoinGroup."""
+    if member.instance_id is not None:
+        classic.static_ids[member.instance_id] = member.member_id
+    if classic.leader is None:
+        classic.leader = member.member_id
+    classic.members[member.member_id] = member
+    classic.count(member, 1)
+    await_join(kernel, classic, member, request)
+    drop_pending(classic, member.member_id)
+
+
+def await_join(kernel: Kernel, classic: ClassicGroup, member: ClassicMember, request: int) -> None:
+    """Let a member wait on this JoinGroup; an earlier one of it is answered, so that no request is left alone."""
+    if member.join_request is None:
+        classic.awaiting_join += 1
+    else:
+        error = JoinGroupReply(ErrorCode.REBALANCE_IN_PROGRESS, member_id=member.member_id)
+        kernel.reply(member.join_request, error)
+    member.join_request = request
+
+
+def answer_join(kernel: Kernel, classic: ClassicGroup, member: ClassicMember, reply: JoinGroupReply) -> None:
+    """Answer the JoinGroup a member waits on, if it waits on one."""
+    if member.join_request is None:
+        return
+    kernel.reply(member.join_request, reply)
+    member.join_request = None
+    classic.awaiting_join -= 1
+    member.told = member.told or bool(reply.member_id)
+
+
+def answer_sync(kernel: Kernel, member: ClassicMember, reply: SyncGroupReply) -> bool:
+    """Answer the SyncGroup a member waits on; False when it waits on none."""
+    if member.sync_request is None:
+        return False
+    kernel.reply(member.sync_request, reply)
+    member.sync_request = None
+    return True
+
+
+def remove_member(kernel: Kernel, classic: ClassicGroup, member_id: str) -> None:
+    """Put a member out: what it waits on is answered UNKNOWN_MEMBER_ID, the first of the others leads."""
+    member = classic.members.pop(member_id, None)
+    if member is not None:
+        classic.count(member, -1)
+        answer_join(kernel, classic, member, JoinGroupReply(ErrorCode.UNKNOWN_MEMBER_ID))
+        answer_sync(kernel, member, SyncGroupReply(ErrorCode.UNKNOWN_MEMBER_ID))
+        if member.instance_id is not None:
+            classic.static_ids.pop(member.instance_id, None)
+        member.session.cancel()
+    if classic.leader == member_id:
+        classic.leader = next(iter(classic.members), None)
+    drop_pending(classic, member_id)
+    classic.pending_sync.pop(member_id, None)
+
+
+def drop_pending(classic: ClassicGroup, member_id: str) -> None:
+    """Forget that this id was given out."""
+    pending = classic.pending.pop(member_id, None)
+    if pending is not None:
+        pending.timer.cancel()
+
+
+def touch(kernel: Kernel, member: ClassicMember) -> None:
+    """A sign of life: its session starts again."""
+    kernel.deadlines.set(member.session, kernel.now.mono_ms + member.session_timeout_ms)
+
+
+def after_change(kernel: Kernel, group: Group, reason: str) -> None:
+    """A member came, changed or went: begin a round, or see whether the one under way is complete."""
+    if group.classic.state in REBALANCES_FROM:
+        prepare(kernel, group, reason)
+    else:
+        complete_if_all_joined(kernel, group)
+
+
+def prepare(kernel: Kernel, group: Group, reason: str) -> None:
+    """Begin a join phase. Members that wait on a SyncGroup are told to join again. Source: spec 3.8."""
+    classic = group.classic
+    if classic.state is GroupState.COMPLETING_REBALANCE:
+        for member in classic.members.values():
+            forget_assignment(classic, member)
+            if answer_sync(kernel, member, SyncGroupReply(ErrorCode.REBALANCE_IN_PROGRESS)):
+                touch(kernel, member)
+    classic.pending_sync.clear()
+    classic.sync_phase.cancel()
+    initial = classic.state is GroupState.EMPTY
+    move(classic, GroupState.PREPARING_REBALANCE)
+    kernel.tell(group.group_id, f"preparing a rebalance after generation {group.generation}: {reason}")
+    if initial:
+        classic.delay_ms = kernel.config.initial_rebalance_delay_ms
+        classic.remaining_ms = max(classic.rebalance_timeout_ms() - classic.delay_ms, 0)
+        classic.newcomer = False
+        if classic.delay_ms:
+            kernel.run(classic.join_phase, classic.delay_ms)
+        else:
+            complete_join(kernel, group)
+    elif classic.all_joined():
+        complete_join(kernel, group)
+    else:
+        kernel.run(classic.join_phase, classic.rebalance_timeout_ms())
+
+
+def move(classic: ClassicGroup, state: GroupState) -> None:
+    """Change the state."""
+    classic.previous_state = classic.state
+    classic.state = state
+
+
+def forget_assignment(classic: ClassicGroup, member: ClassicMember) -> None:
+    """Take a member's assignment away."""
+    set_assignment(classic, member, b"")
+
+
+def set_assignment(classic: ClassicGroup, member: ClassicMember, assignment: bytes) -> None:
+    """Give a member its assignment, and count it into the group's size."""
+    change = len(assignment) - len(member.assignment)
+    member.assignment = assignment
+    member.size += change
+    classic.size += change
+
+
+def complete_if_all_joined(kernel: Kernel, group: Group) -> None:
+    """End the join phase when it waits for no one; an initial one only ends by its delay."""
+    classic = group.classic
+    if classic.state is not GroupState.PREPARING_REBALANCE or classic.previous_state is GroupState.EMPTY:
+        return
+    if classic.all_joined():
+        complete_join(kernel, group)
+
+
+def on_join_deadline(kernel: Kernel, group: Group) -> None:
+    """The initial delay or the rebalance timeout has passed."""
+    classic = group.classic
+    if classic.state is not GroupState.PREPARING_REBALANCE:
+        return
+    if classic.previous_state is GroupState.EMPTY and classic.newcomer and classic.remaining_ms:
+        classic.newcomer = False
+        delay = min(kernel.config.initial_rebalance_delay_ms, classic.remaining_ms)
+        classic.remaining_ms = max(classic.remaining_ms - classic.delay_ms, 0)
+        classic.delay_ms = delay
+        kernel.run(classic.join_phase, delay)
+        return
+    complete_join(kernel, group)
+
+
+def complete_join(kernel: Kernel, group: Group) -> None:
+    """End the join phase: put out who did not come, elect a leader, begin a generation."""
+    classic = group.classic
+    classic.join_phase.cancel()
+    absent = [m.member_id for m in classic.members.values() if m.join_request is None and m.instance_id is None]
+    for member_id in absent:
+        remove_member(kernel, classic, member_id)
+    if absent:
+        kernel.tell(group.group_id, f"put out members that did not join in time: {', '.join(absent)}")
+    if not classic.members:
+        become_empty(kernel, group)
+        return
+    if not elect_leader(classic):
+        kernel.tell(group.group_id, "no member joined; static members keep their places", logging.WARNING)
+        kernel.run(classic.join_phase, classic.rebalance_timeout_ms())
+        return
+    begin_generation(kernel, group)
+
+
+def elect_leader(classic: ClassicGroup) -> bool:
+    """Keep the leader if it joined, else take the first that did; False when none did."""
+    leader = classic.members.get(classic.leader or "")
+    if leader is not None and leader.join_request is not None:
+        return True
+    for member in classic.members.values():
+        if member.join_request is not None:
+            classic.leader = member.member_id
+            return True
+    return False
+
+
+def become_empty(kernel: Kernel, group: Group) -> None:
+    """The last member is gone: a generation without members, from whose time offsets expire."""
+    classic = group.classic
+    classic.protocol = None
+    classic.leader = None
+    classic.subscribed = classic.read_subscriptions()
+    classic.resumed_from = -1
+    classic.pending_sync.clear()
+    move(classic, GroupState.EMPTY)
+    generation = group.generation + 1
+    kernel.emit(GroupSaved(group.group_id, classic.protocol_type or "", generation, None, None, kernel.now.wall_ms, ()))
+    kernel.tell(group.group_id, f"generation {generation} has no members: the group is empty")
+
+
+def begin_generation(kernel: Kernel, group: Group) -> None:
+    """All are here: choose the protocol, make the generation durable, tell the members. Source: spec 3.7."""
+    classic = group.classic
+    kernel.emit(GenerationStarted(group.group_id, group.generation + 1))
+    classic.protocol = classic.select_protocol()
+    classic.subscribed = classic.read_subscriptions()
+    classic.resumed_from = -1
+    move(classic, GroupState.COMPLETING_REBALANCE)
+    classic.pending_sync = dict.fromkeys(classic.members)
+    for member in classic.members.values():
+        answer_join(kernel, classic, member, joined(group, member))
+        member.is_new = False
+        touch(kernel, member)
+    kernel.run(classic.sync_phase, classic.rebalance_timeout_ms())
+    kernel.tell(group.group_id, f"generation {group.generation} has {len(classic.members)} members")
+
+
+def joined(group: Group, member: ClassicMember) -> JoinGroupReply:
+    """What a member of the current generation is told; the leader also hears of all members."""
+    classic = group.classic
+    leads = classic.is_leader(member.member_id)
+    return JoinGroupReply(
+        ErrorCode.NONE,
+        member_id=member.member_id,
+        generation=group.generation,
+        protocol_type=classic.protocol_type,
+        protocol_name=classic.protocol,
+        leader=classic.leader or "",
+        members=all_members(classic) if leads else (),
+    )
+
+
+def all_members(classic: ClassicGroup) -> tuple[JoinedMember, ...]:
+    """Every member with its metadata for the chosen protocol, as the leader is told."""
+    protocol = classic.protocol
+    return tuple(
+        JoinedMember(member.member_id, member.instance_id, member.metadata(protocol))
+        for member in classic.members.values()
+    )
+
+
+def on_sync_deadline(kernel: Kernel, group: Group) -> None:
+    """The rebalance timeout has passed since the generation began: who never synced is put out."""
+    classic = group.classic
+    if classic.state not in (GroupState.COMPLETING_REBALANCE, GroupState.STABLE) or not classic.pending_sync:
+        return
+    late = list(classic.pending_sync)
+    for member_id in late:
+        remove_member(kernel, classic, member_id)
+    prepare(kernel, group, f"members that did not sync in time were put out: {', '.join(late)}")
+
+
+def synced(kernel: Kernel, classic: ClassicGroup, member_id: str) -> None:
+    """A member of this generation sent its SyncGroup."""
+    classic.pending_sync.pop(member_id, None)
+    if not classic.pending_sync:
+        classic.sync_phase.cancel()
+
+
+def on_session_end(kernel: Kernel, group: Group, member_id: str) -> None:
+    """A member was silent for its session timeout. One that waits on a reply has not been silent."""
+    member = group.classic.members.get(member_id)
+    if member is None:
+        return
+    if not member.is_new and (member.join_request is not None or member.sync_request is not None):
+        return
+    put_out(kernel, group, member_id, f"member {member_id} was silent for {member.session_timeout_ms} ms")
+
+
+def put_out(kernel: Kernel, group: Group, member_id: str, reason: str) -> None:
+    """Remove a member and do what its removal leads to."""
+    remove_member(kernel, group.classic, member_id)
+    kernel.tell(group.group_id, reason)
+    after_removal(kernel, group, reason)
+
+
+def after_removal(kernel: Kernel, group: Group, reason: str) -> None:
+    """Members are gone: a running round may be complete now, a settled group begins one."""
+    if group.classic.state is GroupState.PREPARING_REBALANCE:
+        complete_if_all_joined(kernel, group)
+    elif group.classic.state is not GroupState.EMPTY:
+        prepare(kernel, group, reason)
