@@ -1,0 +1,179 @@
+"""What compiled codecs are made of: from the fields of a class and one version to plain Python functions.
+
+For each message version two functions are written as Python source and executed once: an encoder, which returns the
+message as a list of byte strings, and a decoder, which takes the whole buffer. Nested structures are inlined, fields
+of fixed size that stand side by side become one `struct` call, and what a version lacks costs nothing but a check.
+So the work per field is what a programmer would write by hand for that version.
+
+What a decoder promises: it never reads beyond its buffer, it never makes a list longer than the bytes that are left
+could hold, and malformed input ends in WireError (struct.error, IndexError and UnicodeDecodeError are turned into it
+by `Message.decode`).
+"""
+
+from __future__ import annotations
+
+import struct as packing
+from collections.abc import Sequence
+from typing import Any, Final
+from uuid import UUID
+
+from kohort.errors import ErrorCode, InvalidInputError
+from kohort.wire.schema import ZERO_UUID, Buffer, Field, WireError
+
+FIXED: Final = {
+    "int8": "b",
+    "int16": "h",
+    "int32": "i",
+    "int64": "q",
+    "uint16": "H",
+    "float64": "d",
+    "bool": "?",
+}
+_UUIDS_MAX: Final = 16_384
+"""Topic ids come again and again; the table of those seen is emptied when it reaches this size."""
+_VARINT_BITS_MAX: Final = 35
+
+
+def uvarint_bytes(value: int) -> bytes:
+    """An unsigned variable-length number, seven bits a byte, low bits first."""
+    if value < 0:
+        raise ValueError(f"{value} has no unsigned form")
+    out = bytearray()
+    while value > 127:
+        out.append(value & 127 | 128)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+VARINTS: Final = [uvarint_bytes(value) for value in range(1024)]
+
+
+def read_uvarint(buf: Buffer, position: int) -> tuple[int, int]:
+    """The number at `position` and where it ends; five bytes at most."""
+    value = shift = 0
+    while True:
+        byte = buf[position]
+        position += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, position
+        shift += 7
+        if shift >= _VARINT_BITS_MAX:
+            raise WireError("a variable-length number is longer than five bytes")
+
+
+_uuids: dict[bytes, UUID] = {bytes(16): ZERO_UUID}
+
+
+def make_uuid(raw: bytes) -> UUID:
+    """The UUID of sixteen bytes, remembered."""
+    if len(_uuids) >= _UUIDS_MAX:
+        _uuids.clear()
+        _uuids[bytes(16)] = ZERO_UUID
+    return _uuids.setdefault(raw, UUID(bytes=raw))
+
+
+def skip_tags(buf: Buffer, position: int, end: int) -> int:
+    """Where the tagged fields that start at `position` end; none of them is known to this version."""
+    count, position = read_uvarint(buf, position)
+    for _ in range(count):
+        _, position = read_uvarint(buf, position)
+        size, position = read_uvarint(buf, position)
+        position += size
+        if position > end:
+            raise WireError("a tagged field reaches past the end")
+    return position
+
+
+def put_records(out: list[Any], value: Any, compact: bool, nullable: bool) -> None:
+    """Append a record set's length and its pieces, which are not copied."""
+    if value is None:
+        if not nullable:
+            raise InvalidInputError("records may not be null in this version")
+        out.append(b"\0" if compact else b"\xff\xff\xff\xff")
+        return
+    pieces = value if isinstance(value, (list, tuple)) else (value,)
+    pieces = [piece.cast("B") if isinstance(piece, memoryview) else piece for piece in pieces]
+    size = sum(map(len, pieces))
+    out.append(uvarint_bytes(size + 1) if compact else packing.pack(">i", size))
+    out += pieces
+
+
+def refuse_absent(owner: str, name: str, version: int) -> InvalidInputError:
+    """What is raised when a value was given for a field that the version lacks."""
+    return InvalidInputError(f"{owner} v{version} has no field {name}", ErrorCode.UNSUPPORTED_VERSION)
+
+
+def bad_length(name: str, length: int) -> WireError:
+    """What is raised for a length that is impossible here."""
+    return WireError(f"{name}: a length of {length} does not fit")
+
+
+def min_size(field: Field, version: int, flexible: bool) -> int:
+    """The fewest bytes that a field can take in a version; what bounds the length of an array."""
+    if field.null_since <= version and field.kind == "struct":
+        return 1
+    if field.kind in FIXED:
+        return packing.calcsize(">" + FIXED[field.kind])
+    if field.kind == "uuid":
+        return 16
+    if field.struct is not None:
+        present = (each for each in field.struct.FIELDS if each.present(version) and each.tag is None)
+        return sum(min_size(each, version, flexible) for each in present) + flexible
+    if flexible:
+        return 1
+    return 2 if field.kind == "string" else 4
+
+
+class Source:
+    """Lines of a function being written, and the constants that it refers to."""
+
+    def __init__(self, flexible: bool, version: int, owner: str) -> None:
+        self.flexible = flexible
+        self.version = version
+        self.owner = owner
+        self.lines: list[str] = []
+        self.names: dict[str, Any] = {}
+        self.depth = 1
+        self._count = 0
+
+    def put(self, line: str) -> None:
+        """Write one line at the current depth."""
+        self.lines.append("    " * self.depth + line)
+
+    def name(self, prefix: str) -> str:
+        """A name not used before."""
+        self._count += 1
+        return f"{prefix}{self._count}"
+
+    def constant(self, prefix: str, value: Any) -> str:
+        """A name bound to `value` when the function is made."""
+        for name, known in self.names.items():
+            if known is value or (
+                type(known) is type(value) and isinstance(value, (int, str, bytes)) and known == value
+            ):
+                return name
+        name = self.name(prefix)
+        self.names[name] = value
+        return name
+
+    def packer(self, layout: str, method: str) -> str:
+        """A name bound to `struct.Struct(layout).method`."""
+        name = f"{method}_{layout}".replace("?", "o")
+        if name not in self.names:
+            self.names[name] = getattr(packing.Struct(">" + layout), method)
+        return name
+
+    def literal(self, value: Any) -> str:
+        """An expression for a default."""
+        if value is None or isinstance(value, (bool, int, float, str, bytes)):
+            return repr(value)
+        return self.constant("default", value)
+
+    def make(self, head: str, tail: Sequence[str] = ()) -> Any:
+        """Execute the source and return the function."""
+        text = "\n".join([f"def function({head}):", *self.lines, *("    " + line for line in tail)])
+        scope: dict[str, Any] = dict(self.names)
+        exec(compile(text, f"<{self.owner} v{self.version}>", "exec"), scope)
+        return scope["function"]

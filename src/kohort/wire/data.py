@@ -1,0 +1,343 @@
+"""Records in and out, and where a log starts and ends.
+
+Source: Kafka 4.3, message schemas.
+"""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from kohort.wire.message import Message
+from kohort.wire.schema import Records, Struct, array, int8, int16, int32, int64, records, string, struct, uuid
+
+
+class ProduceRequest(Message, key=0, versions=(3, 13), flexible=9):
+    """Record batches for partitions; topics by id from version 13."""
+
+    class TopicProduceData(Struct):
+        """Part of ProduceRequest."""
+
+        class PartitionProduceData(Struct):
+            """Part of TopicProduceData."""
+
+            index: int = int32()
+            records: Records = records(nullable=True)
+
+        name: str = string(until=12, ignorable=True)
+        topic_id: UUID = uuid(since=13, ignorable=True)
+        partition_data: list[PartitionProduceData] = array(PartitionProduceData)
+
+    PartitionProduceData = TopicProduceData.PartitionProduceData
+
+    transactional_id: str | None = string(nullable=True, default=None)
+    acks: int = int16()
+    timeout_ms: int = int32()
+    topic_data: list[TopicProduceData] = array(TopicProduceData)
+
+
+class ProduceResponse(Message, key=0, versions=(3, 13), flexible=9):
+    """Base offset and, where records were refused, which ones."""
+
+    class TopicProduceResponse(Struct):
+        """Part of ProduceResponse."""
+
+        class PartitionProduceResponse(Struct):
+            """Part of TopicProduceResponse."""
+
+            class BatchIndexAndErrorMessage(Struct):
+                """Part of PartitionProduceResponse."""
+
+                batch_index: int = int32()
+                batch_index_error_message: str | None = string(nullable=True, default=None)
+
+            class LeaderIdAndEpoch(Struct):
+                """Part of PartitionProduceResponse."""
+
+                leader_id: int = int32(default=-1)
+                leader_epoch: int = int32(default=-1)
+
+            index: int = int32()
+            error_code: int = int16()
+            base_offset: int = int64()
+            log_append_time_ms: int = int64(default=-1)
+            log_start_offset: int = int64(since=5, default=-1, ignorable=True)
+            record_errors: list[BatchIndexAndErrorMessage] = array(BatchIndexAndErrorMessage, since=8, ignorable=True)
+            error_message: str | None = string(since=8, nullable=True, default=None, ignorable=True)
+            current_leader: LeaderIdAndEpoch = struct(LeaderIdAndEpoch, since=10, tag=0)
+
+        name: str = string(until=12, ignorable=True)
+        topic_id: UUID = uuid(since=13, ignorable=True)
+        partition_responses: list[PartitionProduceResponse] = array(PartitionProduceResponse)
+
+    class NodeEndpoint(Struct):
+        """Part of ProduceResponse."""
+
+        node_id: int = int32()
+        host: str = string()
+        port: int = int32()
+        rack: str | None = string(nullable=True, default=None)
+
+    PartitionProduceResponse = TopicProduceResponse.PartitionProduceResponse
+    BatchIndexAndErrorMessage = TopicProduceResponse.PartitionProduceResponse.BatchIndexAndErrorMessage
+    LeaderIdAndEpoch = TopicProduceResponse.PartitionProduceResponse.LeaderIdAndEpoch
+
+    responses: list[TopicProduceResponse] = array(TopicProduceResponse)
+    throttle_time_ms: int = int32()
+    node_endpoints: list[NodeEndpoint] = array(NodeEndpoint, since=10, tag=0)
+
+
+class FetchRequest(Message, key=1, versions=(4, 18), flexible=12):
+    """Asks for records from positions, in a fetch session or without; topics by id from version 13."""
+
+    class FetchTopic(Struct):
+        """Part of FetchRequest."""
+
+        class FetchPartition(Struct):
+            """Part of FetchTopic."""
+
+            partition: int = int32()
+            current_leader_epoch: int = int32(since=9, default=-1, ignorable=True)
+            fetch_offset: int = int64()
+            last_fetched_epoch: int = int32(since=12, default=-1)
+            log_start_offset: int = int64(since=5, default=-1, ignorable=True)
+            partition_max_bytes: int = int32()
+            replica_directory_id: UUID = uuid(since=17, tag=0, ignorable=True)
+            high_watermark: int = int64(since=18, tag=1, default=9223372036854775807, ignorable=True)
+
+        topic: str = string(until=12, ignorable=True)
+        topic_id: UUID = uuid(since=13, ignorable=True)
+        partitions: list[FetchPartition] = array(FetchPartition)
+
+    class ForgottenTopic(Struct):
+        """Part of FetchRequest."""
+
+        topic: str = string(until=12, ignorable=True)
+        topic_id: UUID = uuid(since=13, ignorable=True)
+        partitions: list[int] = array(int32)
+
+    class ReplicaState(Struct):
+        """Part of FetchRequest."""
+
+        replica_id: int = int32(default=-1)
+        replica_epoch: int = int64(default=-1)
+
+    FetchPartition = FetchTopic.FetchPartition
+
+    replica_id: int = int32(until=14, default=-1)
+    max_wait_ms: int = int32()
+    min_bytes: int = int32()
+    max_bytes: int = int32(default=2_147_483_647)
+    isolation_level: int = int8()
+    session_id: int = int32(since=7, ignorable=True)
+    session_epoch: int = int32(since=7, default=-1, ignorable=True)
+    topics: list[FetchTopic] = array(FetchTopic)
+    forgotten_topics_data: list[ForgottenTopic] = array(ForgottenTopic, since=7)
+    rack_id: str = string(since=11, ignorable=True)
+    cluster_id: str | None = string(since=12, nullable=True, tag=0, default=None, ignorable=True)
+    replica_state: ReplicaState = struct(ReplicaState, since=15, tag=1)
+
+
+class FetchResponse(Message, key=1, versions=(4, 18), flexible=12):
+    """Record sets with high watermarks and the transactions aborted among them."""
+
+    class FetchableTopicResponse(Struct):
+        """Part of FetchResponse."""
+
+        class PartitionData(Struct):
+            """Part of FetchableTopicResponse."""
+
+            class AbortedTransaction(Struct):
+                """Part of PartitionData."""
+
+                producer_id: int = int64()
+                first_offset: int = int64()
+
+            class EpochEndOffset(Struct):
+                """Part of PartitionData."""
+
+                epoch: int = int32(default=-1)
+                end_offset: int = int64(default=-1)
+
+            class LeaderIdAndEpoch(Struct):
+                """Part of PartitionData."""
+
+                leader_id: int = int32(default=-1)
+                leader_epoch: int = int32(default=-1)
+
+            class SnapshotId(Struct):
+                """Part of PartitionData."""
+
+                end_offset: int = int64(default=-1)
+                epoch: int = int32(default=-1)
+
+            partition_index: int = int32()
+            error_code: int = int16()
+            high_watermark: int = int64()
+            last_stable_offset: int = int64(default=-1)
+            log_start_offset: int = int64(since=5, default=-1, ignorable=True)
+            aborted_transactions: list[AbortedTransaction] | None = array(AbortedTransaction, nullable=True)
+            preferred_read_replica: int = int32(since=11, default=-1)
+            records: Records = records(nullable=True)
+            diverging_epoch: EpochEndOffset = struct(EpochEndOffset, since=12, tag=0)
+            current_leader: LeaderIdAndEpoch = struct(LeaderIdAndEpoch, since=12, tag=1)
+            snapshot_id: SnapshotId = struct(SnapshotId, since=12, tag=2)
+
+        topic: str = string(until=12, ignorable=True)
+        topic_id: UUID = uuid(since=13, ignorable=True)
+        partitions: list[PartitionData] = array(PartitionData)
+
+    class NodeEndpoint(Struct):
+        """Part of FetchResponse."""
+
+        node_id: int = int32()
+        host: str = string()
+        port: int = int32()
+        rack: str | None = string(nullable=True, default=None)
+
+    PartitionData = FetchableTopicResponse.PartitionData
+    AbortedTransaction = FetchableTopicResponse.PartitionData.AbortedTransaction
+    EpochEndOffset = FetchableTopicResponse.PartitionData.EpochEndOffset
+    LeaderIdAndEpoch = FetchableTopicResponse.PartitionData.LeaderIdAndEpoch
+    SnapshotId = FetchableTopicResponse.PartitionData.SnapshotId
+
+    throttle_time_ms: int = int32()
+    error_code: int = int16(since=7, ignorable=True)
+    session_id: int = int32(since=7)
+    responses: list[FetchableTopicResponse] = array(FetchableTopicResponse)
+    node_endpoints: list[NodeEndpoint] = array(NodeEndpoint, since=16, tag=0)
+
+
+class ListOffsetsRequest(Message, key=2, versions=(1, 11), flexible=6):
+    """Asks for offsets by time, or -1 latest, -2 earliest, -3 largest timestamp, -4 and -5 tiered storage."""
+
+    class ListOffsetsTopic(Struct):
+        """Part of ListOffsetsRequest."""
+
+        class ListOffsetsPartition(Struct):
+            """Part of ListOffsetsTopic."""
+
+            partition_index: int = int32()
+            current_leader_epoch: int = int32(since=4, default=-1, ignorable=True)
+            timestamp: int = int64()
+
+        name: str = string()
+        partitions: list[ListOffsetsPartition] = array(ListOffsetsPartition)
+
+    ListOffsetsPartition = ListOffsetsTopic.ListOffsetsPartition
+
+    replica_id: int = int32()
+    isolation_level: int = int8(since=2)
+    topics: list[ListOffsetsTopic] = array(ListOffsetsTopic)
+    timeout_ms: int = int32(since=10, ignorable=True)
+
+
+class ListOffsetsResponse(Message, key=2, versions=(1, 11), flexible=6):
+    """The offset and the timestamp found, or -1."""
+
+    class ListOffsetsTopicResponse(Struct):
+        """Part of ListOffsetsResponse."""
+
+        class ListOffsetsPartitionResponse(Struct):
+            """Part of ListOffsetsTopicResponse."""
+
+            partition_index: int = int32()
+            error_code: int = int16()
+            timestamp: int = int64(default=-1)
+            offset: int = int64(default=-1)
+            leader_epoch: int = int32(since=4, default=-1)
+
+        name: str = string()
+        partitions: list[ListOffsetsPartitionResponse] = array(ListOffsetsPartitionResponse)
+
+    ListOffsetsPartitionResponse = ListOffsetsTopicResponse.ListOffsetsPartitionResponse
+
+    throttle_time_ms: int = int32(since=2, ignorable=True)
+    topics: list[ListOffsetsTopicResponse] = array(ListOffsetsTopicResponse)
+
+
+class OffsetForLeaderEpochRequest(Message, key=23, versions=(2, 4), flexible=4):
+    """Asks where leader epochs end, to notice a truncated log."""
+
+    class OffsetForLeaderTopic(Struct):
+        """Part of OffsetForLeaderEpochRequest."""
+
+        class OffsetForLeaderPartition(Struct):
+            """Part of OffsetForLeaderTopic."""
+
+            partition: int = int32()
+            current_leader_epoch: int = int32(default=-1)
+            leader_epoch: int = int32()
+
+        topic: str = string()
+        partitions: list[OffsetForLeaderPartition] = array(OffsetForLeaderPartition)
+
+    OffsetForLeaderPartition = OffsetForLeaderTopic.OffsetForLeaderPartition
+
+    replica_id: int = int32(since=3, default=-2, ignorable=True)
+    topics: list[OffsetForLeaderTopic] = array(OffsetForLeaderTopic)
+
+
+class OffsetForLeaderEpochResponse(Message, key=23, versions=(2, 4), flexible=4):
+    """The end offset of each epoch asked for."""
+
+    class OffsetForLeaderTopicResult(Struct):
+        """Part of OffsetForLeaderEpochResponse."""
+
+        class EpochEndOffset(Struct):
+            """Part of OffsetForLeaderTopicResult."""
+
+            error_code: int = int16()
+            partition: int = int32()
+            leader_epoch: int = int32(default=-1)
+            end_offset: int = int64(default=-1)
+
+        topic: str = string()
+        partitions: list[EpochEndOffset] = array(EpochEndOffset)
+
+    EpochEndOffset = OffsetForLeaderTopicResult.EpochEndOffset
+
+    throttle_time_ms: int = int32()
+    topics: list[OffsetForLeaderTopicResult] = array(OffsetForLeaderTopicResult)
+
+
+class DeleteRecordsRequest(Message, key=21, versions=(0, 2), flexible=2):
+    """Deletes records before an offset; -1 is the high watermark."""
+
+    class DeleteRecordsTopic(Struct):
+        """Part of DeleteRecordsRequest."""
+
+        class DeleteRecordsPartition(Struct):
+            """Part of DeleteRecordsTopic."""
+
+            partition_index: int = int32()
+            offset: int = int64()
+
+        name: str = string()
+        partitions: list[DeleteRecordsPartition] = array(DeleteRecordsPartition)
+
+    DeleteRecordsPartition = DeleteRecordsTopic.DeleteRecordsPartition
+
+    topics: list[DeleteRecordsTopic] = array(DeleteRecordsTopic)
+    timeout_ms: int = int32()
+
+
+class DeleteRecordsResponse(Message, key=21, versions=(0, 2), flexible=2):
+    """The new start of each log."""
+
+    class DeleteRecordsTopicResult(Struct):
+        """Part of DeleteRecordsResponse."""
+
+        class DeleteRecordsPartitionResult(Struct):
+            """Part of DeleteRecordsTopicResult."""
+
+            partition_index: int = int32()
+            low_watermark: int = int64()
+            error_code: int = int16()
+
+        name: str = string()
+        partitions: list[DeleteRecordsPartitionResult] = array(DeleteRecordsPartitionResult)
+
+    DeleteRecordsPartitionResult = DeleteRecordsTopicResult.DeleteRecordsPartitionResult
+
+    throttle_time_ms: int = int32()
+    topics: list[DeleteRecordsTopicResult] = array(DeleteRecordsTopicResult)

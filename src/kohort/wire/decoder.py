@@ -1,0 +1,235 @@
+"""Writes the decoder of one message version as Python source.
+
+The function takes a buffer and returns an instance. `p` is the position, `end` the buffer's length. Values of fixed
+size are gathered until something of variable size comes; then one `unpack_from`, which checks the bounds itself,
+reads them all, often together with the length of what comes next.
+"""
+
+from __future__ import annotations
+
+import struct as packing
+from collections.abc import Callable
+from typing import Any
+
+from kohort.wire.codec import (
+    FIXED,
+    Source,
+    _uuids,
+    bad_length,
+    make_uuid,
+    min_size,
+    read_uvarint,
+    skip_tags,
+)
+from kohort.wire.schema import Buffer, Field, Struct
+
+
+class Decoder(Source):
+    """The source of one decoder while it is written."""
+
+    def __init__(self, flexible: bool, version: int, owner: str) -> None:
+        super().__init__(flexible, version, owner)
+        self.run: list[tuple[str, str]] = []
+        self.uuids: list[str] = []
+        self.views = False
+        self.names |= {
+            "bad_length": bad_length,
+            "skip_tags": skip_tags,
+            "read_uvarint": read_uvarint,
+            "unpack_from": packing.unpack_from,
+            "known_uuid": _uuids.get,
+            "make_uuid": make_uuid,
+            "new": object.__new__,
+        }
+
+    def function(self, cls: type[Struct]) -> Callable[[Buffer], Any]:
+        """The decoder of `cls`."""
+        self.views = self.has_records(cls)
+        if self.views:
+            self.put("buf = memoryview(buf).cast('B')")
+        else:
+            self.put("if type(buf) is not bytes: buf = bytes(buf)")
+        self.put("end = len(buf)")
+        self.put("p = 0")
+        self.structure(cls, "o")
+        self.flush()
+        self.put("if p != end:")
+        self.put(f"    raise bad_length('{self.owner} v{self.version}', end)")
+        decoder: Callable[[Buffer], Any] = self.make("buf", ["return o"])
+        return decoder
+
+    def has_records(self, cls: type[Struct]) -> bool:
+        """Whether this version carries a record set, which is read as a view."""
+        for field in cls.FIELDS:
+            if not field.present(self.version):
+                continue
+            inner = field.struct or (field.element.struct if field.element else None)
+            if field.kind == "records" or (inner is not None and self.has_records(inner)):
+                return True
+        return False
+
+    def flush(self) -> None:
+        """Read the values of fixed size gathered so far."""
+        if not self.run:
+            return
+        layout = "".join(code for code, _ in self.run)
+        targets = "".join(f"{target}, " for _, target in self.run)
+        size = packing.calcsize(">" + layout)
+        self.put(f"{targets}= {self.packer(layout, 'unpack_from')}(buf, p)")
+        self.put(f"p += {size}")
+        self.run.clear()
+        for line in self.uuids:
+            self.put(line)
+        self.uuids.clear()
+
+    def structure(self, cls: type[Struct], instance: str) -> None:
+        """All fields of one structure, then its tagged fields."""
+        self.put(f"{instance} = new({self.constant('C_' + cls.__name__, cls)})")
+        tagged = []
+        for field in cls.FIELDS:
+            here = f"{instance}.{field.name}"
+            if not field.present(self.version):
+                self.default(field, here)
+            elif field.tag is not None:
+                self.default(field, here)
+                tagged.append(field)
+            else:
+                self.value(field, here)
+        if self.flexible:
+            self.tags(tagged, instance)
+
+    def default(self, field: Field, here: str) -> None:
+        """Set what the version does not carry."""
+        default = field.fresh_default()
+        if default is field.default:
+            self.put(f"{here} = {self.literal(default)}")
+        elif field.kind == "array":
+            self.put(f"{here} = []")
+        else:
+            self.put(f"{here} = {self.constant('C_', field.struct)}()")
+
+    def value(self, field: Field, here: str) -> None:
+        """One value into `here`."""
+        if field.kind in FIXED:
+            self.run.append((FIXED[field.kind], here))
+        elif field.kind == "uuid":
+            raw = self.name("raw")
+            self.run.append(("16s", raw))
+            self.uuids.append(f"{here} = known_uuid({raw}) or make_uuid({raw})")
+        elif field.kind in ("string", "bytes", "records"):
+            self.text(field, here)
+        elif field.kind == "array":
+            self.sequence(field, here)
+        elif field.null_since <= self.version:
+            self.nullable_struct(field, here)
+        else:
+            assert field.struct is not None
+            inner = self.name("s")
+            self.structure(field.struct, inner)
+            self.put(f"{here} = {inner}")
+
+    def length(self, code: str) -> str:
+        """The name of a length just read; -1 is null."""
+        number = self.name("n")
+        if not self.flexible:
+            self.run.append((code, number))
+            self.flush()
+            return number
+        self.flush()
+        self.put(f"{number} = buf[p]")
+        self.put("p += 1")
+        self.put(f"if {number} > 127: {number}, p = read_uvarint(buf, p - 1)")
+        self.put(f"{number} -= 1")
+        return number
+
+    def null(self, field: Field, number: str, here: str) -> None:
+        """The branch for a length below zero."""
+        refuse = f"raise bad_length({self.owner + '.' + field.name!r}, {number})"
+        if field.null_since <= self.version:
+            self.put(f"elif {number} == -1: {here} = None")
+            self.put(f"else: {refuse}")
+        else:
+            self.put(f"else: {refuse}")
+
+    def text(self, field: Field, here: str) -> None:
+        """A string, bytes or a record set."""
+        number = self.length("h" if field.kind == "string" else "i")
+        stop = self.name("e")
+        self.put(f"if {number} >= 0:")
+        self.put(f"    {stop} = p + {number}")
+        self.put(f"    if {stop} > end: raise bad_length({self.owner + '.' + field.name!r}, {number})")
+        piece = f"buf[p:{stop}]"
+        if field.kind == "string":
+            piece = f"str({piece}, 'utf-8')" if self.views else f"{piece}.decode()"
+        elif field.kind == "bytes" and self.views:
+            piece = f"bytes({piece})"
+        self.put(f"    {here} = {piece}")
+        self.put(f"    p = {stop}")
+        self.null(field, number, here)
+
+    def sequence(self, field: Field, here: str) -> None:
+        """An array; its length is checked against the bytes that are left before anything is made."""
+        element = field.element
+        assert element is not None
+        number = self.length("i")
+        least = min_size(element, self.version, self.flexible)
+        self.put(f"if {number} >= 0:")
+        self.depth += 1
+        self.put(f"if {number} * {least} > end - p: raise bad_length({self.owner + '.' + field.name!r}, {number})")
+        if element.kind in FIXED:
+            self.put(f"{here} = list(unpack_from(f'>{{{number}}}{FIXED[element.kind]}', buf, p))")
+            self.put(f"p += {number} * {least}")
+        else:
+            items, item = self.name("l"), self.name("x")
+            self.put(f"{items} = []")
+            self.put(f"for _ in range({number}):")
+            self.depth += 1
+            if element.struct is not None:
+                self.structure(element.struct, item)
+            else:
+                self.value(element, item)
+            self.flush()
+            self.put(f"{items}.append({item})")
+            self.depth -= 1
+            self.put(f"{here} = {items}")
+        self.depth -= 1
+        self.null(field, number, here)
+
+    def nullable_struct(self, field: Field, here: str) -> None:
+        """A structure behind a byte that is negative for null."""
+        assert field.struct is not None
+        marker, inner = self.name("m"), self.name("s")
+        self.run.append(("b", marker))
+        self.flush()
+        self.put(f"if {marker} < 0: {here} = None")
+        self.put("else:")
+        self.depth += 1
+        self.structure(field.struct, inner)
+        self.flush()
+        self.put(f"{here} = {inner}")
+        self.depth -= 1
+
+    def tags(self, fields: list[Field], instance: str) -> None:
+        """Tagged fields: those known to this version are read, others skipped."""
+        self.flush()
+        if not fields:
+            self.put("if buf[p]: p = skip_tags(buf, p, end)")
+            self.put("else: p += 1")
+            return
+        count, tag, size, stop = self.name("count"), self.name("t"), self.name("n"), self.name("stop")
+        self.put(f"{count}, p = read_uvarint(buf, p)")
+        self.put(f"for _ in range({count}):")
+        self.depth += 1
+        self.put(f"{tag}, p = read_uvarint(buf, p)")
+        self.put(f"{size}, p = read_uvarint(buf, p)")
+        self.put(f"{stop} = p + {size}")
+        self.put(f"if {stop} > end: raise bad_length({self.owner + ' tagged field'!r}, {size})")
+        for word, field in zip(["if"] + ["elif"] * len(fields), fields, strict=False):
+            self.put(f"{word} {tag} == {field.tag}:")
+            self.depth += 1
+            self.value(field, f"{instance}.{field.name}")
+            self.flush()
+            self.depth -= 1
+        self.put(f"else: p = {stop}")
+        self.put(f"if p != {stop}: raise bad_length({self.owner + ' tagged field'!r}, {size})")
+        self.depth -= 1

@@ -1,0 +1,232 @@
+"""Frames: a length of four bytes, a header, a message; and the table of all APIs.
+
+A request header has version 2 (with tagged fields) where the message's version is flexible, else 1; a response header
+1 or 0 likewise. The ApiVersions response always has header 0, so that a client can read it before it knows anything.
+
+Source: Kafka protocol guide, "Request headers"; KIP-482; KIP-511.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Final, NamedTuple, TypeVar
+
+from kohort.errors import ErrorCode, InvalidInputError
+from kohort.wire import cluster, data, groups, offsets, operations, security, transactions
+from kohort.wire.codec import skip_tags
+from kohort.wire.message import Message, merge_small
+from kohort.wire.schema import Buffer, WireError
+
+FRAME_BYTES_MAX: Final = 100 * 1024 * 1024
+"""The largest frame read unless told otherwise: Kafka's socket.request.max.bytes."""
+API_VERSIONS: Final = 18
+
+_REQUEST: Final = struct.Struct(">ihhih")
+_RESPONSE: Final = struct.Struct(">ii")
+_HEADER: Final = struct.Struct(">hhih")
+
+M = TypeVar("M", bound=Message)
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """One API: its key, its name as Kafka spells it, and its two messages."""
+
+    key: int
+    name: str
+    request: type[Message]
+    response: type[Message]
+
+    @property
+    def min_version(self) -> int:
+        """The oldest version known here."""
+        return self.request.MIN_VERSION
+
+    @property
+    def max_version(self) -> int:
+        """The newest version known here."""
+        return self.request.MAX_VERSION
+
+
+class RequestHeader(NamedTuple):
+    """What stands before a request's message."""
+
+    api_key: int
+    api_version: int
+    correlation_id: int
+    client_id: str | None
+
+
+class FrameTooLarge(WireError):
+    """A frame announces more bytes than the limit, or a negative number of them.
+
+    Attributes:
+        size: what the frame announced, in bytes.
+        limit: what is allowed, in bytes.
+    """
+
+    def __init__(self, size: int, limit: int) -> None:
+        super().__init__(f"a frame of {size} bytes, where {limit} are allowed", ErrorCode.INVALID_REQUEST)
+        self.size = size
+        self.limit = limit
+
+
+def _apis() -> dict[int, Api]:
+    table: dict[int, Api] = {}
+    for module in (cluster, operations, groups, offsets, data, transactions, security):
+        for name, request in vars(module).items():
+            if not name.endswith("Request") or not isinstance(request, type):
+                continue
+            plain = name.removesuffix("Request")
+            table[request.API_KEY] = Api(request.API_KEY, plain, request, getattr(module, plain + "Response"))
+    return dict(sorted(table.items()))
+
+
+APIS: Final[dict[int, Api]] = _apis()
+"""Every API that can be spoken, by key."""
+
+
+def encode_request_parts(msg: Message, version: int, correlation_id: int, client_id: str | None) -> list[Buffer]:
+    """A whole frame in pieces; large record sets are not copied."""
+    name = b"" if client_id is None else client_id.encode()
+    length = -1 if client_id is None else len(name)
+    tags = b"\0" if version >= msg.FLEXIBLE_SINCE else b""
+    body = merge_small([name, tags, *msg.encode_parts(version)])
+    size = _HEADER.size + sum(map(len, body))
+    return merge_small([_REQUEST.pack(size, msg.API_KEY, version, correlation_id, length), *body])
+
+
+def encode_request(msg: Message, version: int, correlation_id: int, client_id: str | None) -> bytes:
+    """A whole frame: length, header, message."""
+    name = b"" if client_id is None else client_id.encode()
+    length = -1 if client_id is None else len(name)
+    tags = b"\0" if version >= msg.FLEXIBLE_SINCE else b""
+    body = msg.encode(version)
+    size = _HEADER.size + len(name) + len(tags) + len(body)
+    return _REQUEST.pack(size, msg.API_KEY, version, correlation_id, length) + name + tags + body
+
+
+def decode_request_header(frame: Buffer) -> tuple[RequestHeader, memoryview]:
+    """Split a frame (without its length) into header and message.
+
+    An API or version that is not known here still has its header read, by the rule of the newest version known, so
+    that it can be refused with its correlation id.
+
+    Raises:
+        WireError: the bytes are no header.
+    """
+    view = memoryview(frame)
+    try:
+        key, version, correlation_id, length = _HEADER.unpack_from(view)
+        position = _HEADER.size
+        client_id = None
+        if length >= 0:
+            position += length
+            if position > len(view):
+                raise WireError("request header: the client id reaches past the end")
+            client_id = str(view[_HEADER.size : position], "utf-8")
+        elif length != -1:
+            raise WireError(f"request header: a client id of length {length}")
+        api = APIS.get(key)
+        if api is not None and version >= api.request.FLEXIBLE_SINCE:
+            position = skip_tags(view, position, len(view))
+    except (struct.error, IndexError, UnicodeDecodeError) as error:
+        raise WireError(f"request header: {error}") from error
+    return RequestHeader(key, version, correlation_id, client_id), view[position:]
+
+
+def encode_response(msg: Message, version: int, correlation_id: int) -> list[Buffer]:
+    """A whole frame in pieces; large record sets are not copied."""
+    parts = msg.encode_parts(version)
+    tags = b"\0" if version >= msg.FLEXIBLE_SINCE and msg.API_KEY != API_VERSIONS else b""
+    size = 4 + len(tags) + sum(map(len, parts))
+    head = _RESPONSE.pack(size, correlation_id) + tags
+    if parts and len(parts[0]) < 4096:
+        parts[0] = head + parts[0]
+        return parts
+    return [head, *parts]
+
+
+def decode_response(response: type[M], version: int, frame: Buffer) -> tuple[int, M]:
+    """The correlation id and the message of a response frame (without its length).
+
+    Raises:
+        WireError: the bytes are not this response.
+    """
+    view = memoryview(frame)
+    if len(view) < 4:
+        raise WireError(f"{response.__name__}: a frame of {len(view)} bytes has no correlation id")
+    correlation_id = int.from_bytes(view[:4], "big", signed=True)
+    position = 4
+    if version >= response.FLEXIBLE_SINCE and response.API_KEY != API_VERSIONS:
+        try:
+            position = skip_tags(view, position, len(view))
+        except IndexError as error:
+            raise WireError(f"{response.__name__}: the header ends early") from error
+    return correlation_id, response.decode(view[position:], version)
+
+
+def correlation_id_of(frame: Buffer) -> int:
+    """The correlation id of a response frame (without its length), which tells whose answer it is."""
+    if len(frame) < 4:
+        raise WireError(f"a response frame of {len(frame)} bytes")
+    return int.from_bytes(frame[:4], "big", signed=True)
+
+
+class FrameSplitter:
+    """Cuts a stream into frames, whatever pieces it arrives in, and refuses frames above a limit.
+
+    A frame that arrives within one piece is a view into that piece; one that arrives in several is gathered in a
+    buffer of its own. The memory held is at most one frame.
+    """
+
+    def __init__(self, limit: int = FRAME_BYTES_MAX) -> None:
+        if limit < 1:
+            raise InvalidInputError(f"a frame limit of {limit}")
+        self.limit = limit
+        self._head = bytearray()
+        self._frame: bytearray | None = None
+        self._filled = 0
+
+    @property
+    def pending(self) -> int:
+        """Bytes of an unfinished frame held here."""
+        return len(self._head) + self._filled
+
+    def feed(self, piece: Buffer) -> list[memoryview]:
+        """The frames that end in this piece, without their lengths.
+
+        `piece` must not change while they are in use.
+
+        Raises:
+            FrameTooLarge: the stream can't be read any further.
+        """
+        view = memoryview(piece)
+        frames: list[memoryview] = []
+        position, end = 0, len(view)
+        while position < end:
+            if self._frame is not None:
+                take = min(end - position, len(self._frame) - self._filled)
+                self._frame[self._filled : self._filled + take] = view[position : position + take]
+                self._filled += take
+                position += take
+                if self._filled == len(self._frame):
+                    frames.append(memoryview(self._frame))
+                    self._frame, self._filled = None, 0
+                continue
+            need = 4 - len(self._head)
+            self._head += view[position : position + need]
+            position += min(need, end - position)
+            if len(self._head) < 4:
+                break
+            size = int.from_bytes(self._head, "big", signed=True)
+            self._head.clear()
+            if not 0 <= size <= self.limit:
+                raise FrameTooLarge(size, self.limit)
+            if size <= end - position:
+                frames.append(view[position : position + size])
+                position += size
+            else:
+                self._frame, self._filled = bytearray(size), 0
+        return frames

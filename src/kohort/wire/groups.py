@@ -1,0 +1,368 @@
+"""Membership: the classic protocol, KIP-848, what members tell each other, and what tools ask.
+
+Source: Kafka 4.3, message schemas.
+"""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from kohort.wire.message import Message
+from kohort.wire.schema import Struct, array, binary, boolean, int8, int16, int32, string, struct, uuid
+
+
+class FindCoordinatorRequest(Message, key=10, versions=(0, 6), flexible=3):
+    """Asks who coordinates groups (key type 0) or transactional ids (1)."""
+
+    key: str = string(until=3)
+    key_type: int = int8(since=1)
+    coordinator_keys: list[str] = array(string, since=4)
+
+
+class FindCoordinatorResponse(Message, key=10, versions=(0, 6), flexible=3):
+    """The coordinators; one in the top fields up to version 3, a list from version 4."""
+
+    class Coordinator(Struct):
+        """Part of FindCoordinatorResponse."""
+
+        key: str = string()
+        node_id: int = int32()
+        host: str = string()
+        port: int = int32()
+        error_code: int = int16()
+        error_message: str | None = string(nullable=True)
+
+    throttle_time_ms: int = int32(since=1, ignorable=True)
+    error_code: int = int16(until=3)
+    error_message: str | None = string(since=1, until=3, nullable=True, ignorable=True)
+    node_id: int = int32(until=3)
+    host: str = string(until=3)
+    port: int = int32(until=3)
+    coordinators: list[Coordinator] = array(Coordinator, since=4)
+
+
+class JoinGroupRequest(Message, key=11, versions=(0, 9), flexible=6):
+    """Joins a classic group: the coordinator holds the answer until the join phase ends."""
+
+    class JoinGroupRequestProtocol(Struct):
+        """Part of JoinGroupRequest."""
+
+        name: str = string()
+        metadata: bytes = binary()
+
+    group_id: str = string()
+    session_timeout_ms: int = int32()
+    rebalance_timeout_ms: int = int32(since=1, default=-1, ignorable=True)
+    member_id: str = string()
+    group_instance_id: str | None = string(since=5, nullable=True, default=None)
+    protocol_type: str = string()
+    protocols: list[JoinGroupRequestProtocol] = array(JoinGroupRequestProtocol)
+    reason: str | None = string(since=8, nullable=True, default=None, ignorable=True)
+
+
+class JoinGroupResponse(Message, key=11, versions=(0, 9), flexible=6):
+    """The generation; to the leader also every member's subscription."""
+
+    class JoinGroupResponseMember(Struct):
+        """Part of JoinGroupResponse."""
+
+        member_id: str = string()
+        group_instance_id: str | None = string(since=5, nullable=True, default=None, ignorable=True)
+        metadata: bytes = binary()
+
+    throttle_time_ms: int = int32(since=2, ignorable=True)
+    error_code: int = int16()
+    generation_id: int = int32(default=-1)
+    protocol_type: str | None = string(since=7, nullable=True, default=None, ignorable=True)
+    protocol_name: str | None = string(null_since=7)
+    leader: str = string()
+    skip_assignment: bool = boolean(since=9)
+    member_id: str = string()
+    members: list[JoinGroupResponseMember] = array(JoinGroupResponseMember)
+
+
+class SyncGroupRequest(Message, key=14, versions=(0, 5), flexible=4):
+    """Asks for this generation's assignment; the leader's brings everyone's."""
+
+    class SyncGroupRequestAssignment(Struct):
+        """Part of SyncGroupRequest."""
+
+        member_id: str = string()
+        assignment: bytes = binary()
+
+    group_id: str = string()
+    generation_id: int = int32()
+    member_id: str = string()
+    group_instance_id: str | None = string(since=3, nullable=True, default=None)
+    protocol_type: str | None = string(since=5, nullable=True, default=None, ignorable=True)
+    protocol_name: str | None = string(since=5, nullable=True, default=None, ignorable=True)
+    assignments: list[SyncGroupRequestAssignment] = array(SyncGroupRequestAssignment)
+
+
+class SyncGroupResponse(Message, key=14, versions=(0, 5), flexible=4):
+    """This member's assignment."""
+
+    throttle_time_ms: int = int32(since=1, ignorable=True)
+    error_code: int = int16()
+    protocol_type: str | None = string(since=5, nullable=True, default=None, ignorable=True)
+    protocol_name: str | None = string(since=5, nullable=True, default=None, ignorable=True)
+    assignment: bytes = binary()
+
+
+class HeartbeatRequest(Message, key=12, versions=(0, 4), flexible=4):
+    """Keeps a classic member's session alive."""
+
+    group_id: str = string()
+    generation_id: int = int32()
+    member_id: str = string()
+    group_instance_id: str | None = string(since=3, nullable=True, default=None)
+
+
+class HeartbeatResponse(Message, key=12, versions=(0, 4), flexible=4):
+    """No error, or why the member must join again."""
+
+    throttle_time_ms: int = int32(since=1, ignorable=True)
+    error_code: int = int16()
+
+
+class LeaveGroupRequest(Message, key=13, versions=(0, 5), flexible=4):
+    """Leaves a classic group; from version 3 several members, also by instance id."""
+
+    class MemberIdentity(Struct):
+        """Part of LeaveGroupRequest."""
+
+        member_id: str = string()
+        group_instance_id: str | None = string(nullable=True, default=None)
+        reason: str | None = string(since=5, nullable=True, default=None, ignorable=True)
+
+    group_id: str = string()
+    member_id: str = string(until=2)
+    members: list[MemberIdentity] = array(MemberIdentity, since=3)
+
+
+class LeaveGroupResponse(Message, key=13, versions=(0, 5), flexible=4):
+    """The result, from version 3 for each member."""
+
+    class MemberResponse(Struct):
+        """Part of LeaveGroupResponse."""
+
+        member_id: str = string()
+        group_instance_id: str | None = string(nullable=True)
+        error_code: int = int16()
+
+    throttle_time_ms: int = int32(since=1, ignorable=True)
+    error_code: int = int16()
+    members: list[MemberResponse] = array(MemberResponse, since=3)
+
+
+class DescribeGroupsRequest(Message, key=15, versions=(0, 6), flexible=5):
+    """Asks for the state and members of classic groups."""
+
+    groups: list[str] = array(string)
+    include_authorized_operations: bool = boolean(since=3)
+
+
+class DescribeGroupsResponse(Message, key=15, versions=(0, 6), flexible=5):
+    """State, assignor and members of each classic group."""
+
+    class DescribedGroup(Struct):
+        """Part of DescribeGroupsResponse."""
+
+        class DescribedGroupMember(Struct):
+            """Part of DescribedGroup."""
+
+            member_id: str = string()
+            group_instance_id: str | None = string(since=4, nullable=True, default=None, ignorable=True)
+            client_id: str = string()
+            client_host: str = string()
+            member_metadata: bytes = binary()
+            member_assignment: bytes = binary()
+
+        error_code: int = int16()
+        error_message: str | None = string(since=6, nullable=True, default=None)
+        group_id: str = string()
+        group_state: str = string()
+        protocol_type: str = string()
+        protocol_data: str = string()
+        members: list[DescribedGroupMember] = array(DescribedGroupMember)
+        authorized_operations: int = int32(since=3, default=-2147483648)
+
+    DescribedGroupMember = DescribedGroup.DescribedGroupMember
+
+    throttle_time_ms: int = int32(since=1, ignorable=True)
+    groups: list[DescribedGroup] = array(DescribedGroup)
+
+
+class ListGroupsRequest(Message, key=16, versions=(0, 5), flexible=3):
+    """Asks which groups this coordinator has, by state and type."""
+
+    states_filter: list[str] = array(string, since=4)
+    types_filter: list[str] = array(string, since=5)
+
+
+class ListGroupsResponse(Message, key=16, versions=(0, 5), flexible=3):
+    """Groups with state and type."""
+
+    class ListedGroup(Struct):
+        """Part of ListGroupsResponse."""
+
+        group_id: str = string()
+        protocol_type: str = string()
+        group_state: str = string(since=4, ignorable=True)
+        group_type: str = string(since=5, ignorable=True)
+
+    throttle_time_ms: int = int32(since=1, ignorable=True)
+    error_code: int = int16()
+    groups: list[ListedGroup] = array(ListedGroup)
+
+
+class DeleteGroupsRequest(Message, key=42, versions=(0, 2), flexible=2):
+    """Deletes groups that have no members."""
+
+    groups_names: list[str] = array(string)
+
+
+class DeleteGroupsResponse(Message, key=42, versions=(0, 2), flexible=2):
+    """The result for each group."""
+
+    class DeletableGroupResult(Struct):
+        """Part of DeleteGroupsResponse."""
+
+        group_id: str = string()
+        error_code: int = int16()
+
+    throttle_time_ms: int = int32()
+    results: list[DeletableGroupResult] = array(DeletableGroupResult)
+
+
+class ConsumerGroupHeartbeatRequest(Message, key=68, versions=(0, 1), flexible=0):
+    """The one request of a KIP-848 member: joins (epoch 0), reports what it owns, leaves (-1, or -2 for static)."""
+
+    class TopicPartitions(Struct):
+        """Part of ConsumerGroupHeartbeatRequest."""
+
+        topic_id: UUID = uuid()
+        partitions: list[int] = array(int32)
+
+    group_id: str = string()
+    member_id: str = string()
+    member_epoch: int = int32()
+    instance_id: str | None = string(nullable=True, default=None)
+    rack_id: str | None = string(nullable=True, default=None)
+    rebalance_timeout_ms: int = int32(default=-1)
+    subscribed_topic_names: list[str] | None = array(string, nullable=True, default=None)
+    subscribed_topic_regex: str | None = string(since=1, nullable=True, default=None)
+    server_assignor: str | None = string(nullable=True, default=None)
+    topic_partitions: list[TopicPartitions] | None = array(TopicPartitions, nullable=True, default=None)
+
+
+class ConsumerGroupHeartbeatResponse(Message, key=68, versions=(0, 1), flexible=0):
+    """The member's epoch, and its assignment when that changed."""
+
+    class Assignment(Struct):
+        """Part of ConsumerGroupHeartbeatResponse."""
+
+        class TopicPartitions(Struct):
+            """Part of Assignment."""
+
+            topic_id: UUID = uuid()
+            partitions: list[int] = array(int32)
+
+        topic_partitions: list[TopicPartitions] = array(TopicPartitions)
+
+    TopicPartitions = Assignment.TopicPartitions
+
+    throttle_time_ms: int = int32()
+    error_code: int = int16()
+    error_message: str | None = string(nullable=True, default=None)
+    member_id: str | None = string(nullable=True, default=None)
+    member_epoch: int = int32()
+    heartbeat_interval_ms: int = int32()
+    assignment: Assignment | None = struct(Assignment, nullable=True, default=None)
+
+
+class ConsumerGroupDescribeRequest(Message, key=69, versions=(0, 1), flexible=0):
+    """Asks for the state and members of KIP-848 groups."""
+
+    group_ids: list[str] = array(string)
+    include_authorized_operations: bool = boolean()
+
+
+class ConsumerGroupDescribeResponse(Message, key=69, versions=(0, 1), flexible=0):
+    """Epochs, assignor and members with current and target assignments."""
+
+    class DescribedGroup(Struct):
+        """Part of ConsumerGroupDescribeResponse."""
+
+        class Member(Struct):
+            """Part of DescribedGroup."""
+
+            class Assignment(Struct):
+                """Part of Member."""
+
+                class TopicPartitions(Struct):
+                    """Part of Assignment."""
+
+                    topic_id: UUID = uuid()
+                    topic_name: str = string()
+                    partitions: list[int] = array(int32)
+
+                topic_partitions: list[TopicPartitions] = array(TopicPartitions)
+
+            member_id: str = string()
+            instance_id: str | None = string(nullable=True, default=None)
+            rack_id: str | None = string(nullable=True, default=None)
+            member_epoch: int = int32()
+            client_id: str = string()
+            client_host: str = string()
+            subscribed_topic_names: list[str] = array(string)
+            subscribed_topic_regex: str | None = string(nullable=True, default=None)
+            assignment: Assignment = struct(Assignment)
+            target_assignment: Assignment = struct(Assignment)
+            member_type: int = int8(since=1, default=-1, ignorable=True)
+
+        error_code: int = int16()
+        error_message: str | None = string(nullable=True, default=None)
+        group_id: str = string()
+        group_state: str = string()
+        group_epoch: int = int32()
+        assignment_epoch: int = int32()
+        assignor_name: str = string()
+        members: list[Member] = array(Member)
+        authorized_operations: int = int32(default=-2147483648)
+
+    Member = DescribedGroup.Member
+    Assignment = DescribedGroup.Member.Assignment
+    TopicPartitions = DescribedGroup.Member.Assignment.TopicPartitions
+
+    throttle_time_ms: int = int32()
+    groups: list[DescribedGroup] = array(DescribedGroup)
+
+
+class ConsumerProtocolSubscription(Message, versions=(0, 3)):
+    """What a classic member tells the assignor: topics, what it owns, generation, rack. Starts with its version as int16."""
+
+    class TopicPartition(Struct):
+        """Part of ConsumerProtocolSubscription."""
+
+        topic: str = string()
+        partitions: list[int] = array(int32)
+
+    topics: list[str] = array(string)
+    user_data: bytes | None = binary(nullable=True, default=None)
+    owned_partitions: list[TopicPartition] = array(TopicPartition, since=1, ignorable=True)
+    generation_id: int = int32(since=2, default=-1, ignorable=True)
+    rack_id: str | None = string(since=3, nullable=True, default=None, ignorable=True)
+
+
+class ConsumerProtocolAssignment(Message, versions=(0, 3)):
+    """What the leader gives a classic member. Starts with its version as int16."""
+
+    class TopicPartition(Struct):
+        """Part of ConsumerProtocolAssignment."""
+
+        topic: str = string()
+        partitions: list[int] = array(int32)
+
+    assigned_partitions: list[TopicPartition] = array(TopicPartition)
+    user_data: bytes | None = binary(nullable=True, default=None)

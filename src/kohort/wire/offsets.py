@@ -1,0 +1,186 @@
+"""Committed offsets of groups.
+
+Source: Kafka 4.3, message schemas.
+"""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from kohort.wire.message import Message
+from kohort.wire.schema import Struct, array, boolean, int16, int32, int64, string, uuid
+
+
+class OffsetCommitRequest(Message, key=8, versions=(2, 10), flexible=8):
+    """Commits offsets; a generation or member epoch of -1 and no member id is an administrator."""
+
+    class OffsetCommitRequestTopic(Struct):
+        """Part of OffsetCommitRequest."""
+
+        class OffsetCommitRequestPartition(Struct):
+            """Part of OffsetCommitRequestTopic."""
+
+            partition_index: int = int32()
+            committed_offset: int = int64()
+            committed_leader_epoch: int = int32(since=6, default=-1, ignorable=True)
+            committed_metadata: str | None = string(nullable=True)
+
+        name: str = string(until=9, ignorable=True)
+        topic_id: UUID = uuid(since=10, ignorable=True)
+        partitions: list[OffsetCommitRequestPartition] = array(OffsetCommitRequestPartition)
+
+    OffsetCommitRequestPartition = OffsetCommitRequestTopic.OffsetCommitRequestPartition
+
+    group_id: str = string()
+    generation_id_or_member_epoch: int = int32(default=-1)
+    member_id: str = string()
+    retention_time_ms: int = int64(until=4, default=-1, ignorable=True)
+    group_instance_id: str | None = string(since=7, nullable=True, default=None)
+    topics: list[OffsetCommitRequestTopic] = array(OffsetCommitRequestTopic)
+
+
+class OffsetCommitResponse(Message, key=8, versions=(2, 10), flexible=8):
+    """The result for each partition."""
+
+    class OffsetCommitResponseTopic(Struct):
+        """Part of OffsetCommitResponse."""
+
+        class OffsetCommitResponsePartition(Struct):
+            """Part of OffsetCommitResponseTopic."""
+
+            partition_index: int = int32()
+            error_code: int = int16()
+
+        name: str = string(until=9, ignorable=True)
+        topic_id: UUID = uuid(since=10, ignorable=True)
+        partitions: list[OffsetCommitResponsePartition] = array(OffsetCommitResponsePartition)
+
+    OffsetCommitResponsePartition = OffsetCommitResponseTopic.OffsetCommitResponsePartition
+
+    throttle_time_ms: int = int32(since=3, ignorable=True)
+    topics: list[OffsetCommitResponseTopic] = array(OffsetCommitResponseTopic)
+
+
+class OffsetFetchRequest(Message, key=9, versions=(1, 10), flexible=6):
+    """Asks for committed offsets; null topics ask for all; several groups from version 8."""
+
+    class OffsetFetchRequestTopic(Struct):
+        """Part of OffsetFetchRequest."""
+
+        name: str = string()
+        partition_indexes: list[int] = array(int32)
+
+    class OffsetFetchRequestGroup(Struct):
+        """Part of OffsetFetchRequest."""
+
+        class OffsetFetchRequestTopics(Struct):
+            """Part of OffsetFetchRequestGroup."""
+
+            name: str = string(until=9, ignorable=True)
+            topic_id: UUID = uuid(since=10, ignorable=True)
+            partition_indexes: list[int] = array(int32)
+
+        group_id: str = string()
+        member_id: str | None = string(since=9, nullable=True, default=None, ignorable=True)
+        member_epoch: int = int32(since=9, default=-1, ignorable=True)
+        topics: list[OffsetFetchRequestTopics] | None = array(OffsetFetchRequestTopics, nullable=True)
+
+    OffsetFetchRequestTopics = OffsetFetchRequestGroup.OffsetFetchRequestTopics
+
+    group_id: str = string(until=7)
+    topics: list[OffsetFetchRequestTopic] | None = array(OffsetFetchRequestTopic, until=7, null_since=2)
+    groups: list[OffsetFetchRequestGroup] = array(OffsetFetchRequestGroup, since=8)
+    require_stable: bool = boolean(since=7)
+
+
+class OffsetFetchResponse(Message, key=9, versions=(1, 10), flexible=6):
+    """Committed offsets, -1 where there is none."""
+
+    class OffsetFetchResponseTopic(Struct):
+        """Part of OffsetFetchResponse."""
+
+        class OffsetFetchResponsePartition(Struct):
+            """Part of OffsetFetchResponseTopic."""
+
+            partition_index: int = int32()
+            committed_offset: int = int64()
+            committed_leader_epoch: int = int32(since=5, default=-1, ignorable=True)
+            metadata: str | None = string(nullable=True)
+            error_code: int = int16()
+
+        name: str = string()
+        partitions: list[OffsetFetchResponsePartition] = array(OffsetFetchResponsePartition)
+
+    class OffsetFetchResponseGroup(Struct):
+        """Part of OffsetFetchResponse."""
+
+        class OffsetFetchResponseTopics(Struct):
+            """Part of OffsetFetchResponseGroup."""
+
+            class OffsetFetchResponsePartitions(Struct):
+                """Part of OffsetFetchResponseTopics."""
+
+                partition_index: int = int32()
+                committed_offset: int = int64()
+                committed_leader_epoch: int = int32(default=-1)
+                metadata: str | None = string(nullable=True)
+                error_code: int = int16()
+
+            name: str = string(until=9, ignorable=True)
+            topic_id: UUID = uuid(since=10, ignorable=True)
+            partitions: list[OffsetFetchResponsePartitions] = array(OffsetFetchResponsePartitions)
+
+        group_id: str = string()
+        topics: list[OffsetFetchResponseTopics] = array(OffsetFetchResponseTopics)
+        error_code: int = int16()
+
+    OffsetFetchResponsePartition = OffsetFetchResponseTopic.OffsetFetchResponsePartition
+    OffsetFetchResponseTopics = OffsetFetchResponseGroup.OffsetFetchResponseTopics
+    OffsetFetchResponsePartitions = OffsetFetchResponseGroup.OffsetFetchResponseTopics.OffsetFetchResponsePartitions
+
+    throttle_time_ms: int = int32(since=3, ignorable=True)
+    topics: list[OffsetFetchResponseTopic] = array(OffsetFetchResponseTopic, until=7)
+    error_code: int = int16(since=2, until=7, ignorable=True)
+    groups: list[OffsetFetchResponseGroup] = array(OffsetFetchResponseGroup, since=8)
+
+
+class OffsetDeleteRequest(Message, key=47, versions=(0, 0)):
+    """Deletes committed offsets of topics that no member is subscribed to."""
+
+    class OffsetDeleteRequestTopic(Struct):
+        """Part of OffsetDeleteRequest."""
+
+        class OffsetDeleteRequestPartition(Struct):
+            """Part of OffsetDeleteRequestTopic."""
+
+            partition_index: int = int32()
+
+        name: str = string()
+        partitions: list[OffsetDeleteRequestPartition] = array(OffsetDeleteRequestPartition)
+
+    OffsetDeleteRequestPartition = OffsetDeleteRequestTopic.OffsetDeleteRequestPartition
+
+    group_id: str = string()
+    topics: list[OffsetDeleteRequestTopic] = array(OffsetDeleteRequestTopic)
+
+
+class OffsetDeleteResponse(Message, key=47, versions=(0, 0)):
+    """The result for each partition."""
+
+    class OffsetDeleteResponseTopic(Struct):
+        """Part of OffsetDeleteResponse."""
+
+        class OffsetDeleteResponsePartition(Struct):
+            """Part of OffsetDeleteResponseTopic."""
+
+            partition_index: int = int32()
+            error_code: int = int16()
+
+        name: str = string()
+        partitions: list[OffsetDeleteResponsePartition] = array(OffsetDeleteResponsePartition)
+
+    OffsetDeleteResponsePartition = OffsetDeleteResponseTopic.OffsetDeleteResponsePartition
+
+    error_code: int = int16()
+    throttle_time_ms: int = int32()
+    topics: list[OffsetDeleteResponseTopic] = array(OffsetDeleteResponseTopic)

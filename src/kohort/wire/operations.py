@@ -1,0 +1,438 @@
+"""What operators ask: quorum, features, telemetry, disks, elections, reassignments, quotas.
+
+Source: Kafka 4.3, message schemas.
+"""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from kohort.wire.message import Message
+from kohort.wire.schema import Struct, array, binary, boolean, float64, int8, int16, int32, int64, string, uint16, uuid
+
+
+class DescribeQuorumRequest(Message, key=55, versions=(0, 2), flexible=0):
+    """Asks how the controllers' quorum stands."""
+
+    class TopicData(Struct):
+        """Part of DescribeQuorumRequest."""
+
+        class PartitionData(Struct):
+            """Part of TopicData."""
+
+            partition_index: int = int32()
+
+        topic_name: str = string()
+        partitions: list[PartitionData] = array(PartitionData)
+
+    PartitionData = TopicData.PartitionData
+
+    topics: list[TopicData] = array(TopicData)
+
+
+class DescribeQuorumResponse(Message, key=55, versions=(0, 2), flexible=0):
+    """Voters and observers of the controllers' quorum, with their log ends."""
+
+    class TopicData(Struct):
+        """Part of DescribeQuorumResponse."""
+
+        class PartitionData(Struct):
+            """Part of TopicData."""
+
+            class ReplicaState(Struct):
+                """Part of PartitionData."""
+
+                replica_id: int = int32()
+                replica_directory_id: UUID = uuid(since=2)
+                log_end_offset: int = int64()
+                last_fetch_timestamp: int = int64(since=1, default=-1, ignorable=True)
+                last_caught_up_timestamp: int = int64(since=1, default=-1, ignorable=True)
+
+            partition_index: int = int32()
+            error_code: int = int16()
+            error_message: str | None = string(since=2, nullable=True, ignorable=True)
+            leader_id: int = int32()
+            leader_epoch: int = int32()
+            high_watermark: int = int64()
+            current_voters: list[ReplicaState] = array(ReplicaState)
+            observers: list[ReplicaState] = array(ReplicaState)
+
+        topic_name: str = string()
+        partitions: list[PartitionData] = array(PartitionData)
+
+    class Node(Struct):
+        """Part of DescribeQuorumResponse."""
+
+        class Listener(Struct):
+            """Part of Node."""
+
+            name: str = string()
+            host: str = string()
+            port: int = uint16()
+
+        node_id: int = int32()
+        listeners: list[Listener] = array(Listener)
+
+    PartitionData = TopicData.PartitionData
+    ReplicaState = TopicData.PartitionData.ReplicaState
+    Listener = Node.Listener
+
+    error_code: int = int16()
+    error_message: str | None = string(since=2, nullable=True, ignorable=True)
+    topics: list[TopicData] = array(TopicData)
+    nodes: list[Node] = array(Node, since=2)
+
+
+class UpdateFeaturesRequest(Message, key=57, versions=(0, 2), flexible=0):
+    """Raises or lowers finalized feature levels."""
+
+    class FeatureUpdateKey(Struct):
+        """Part of UpdateFeaturesRequest."""
+
+        feature: str = string()
+        max_version_level: int = int16()
+        allow_downgrade: bool = boolean(until=0)
+        upgrade_type: int = int8(since=1, default=1)
+
+    timeout_ms: int = int32(default=60000)
+    feature_updates: list[FeatureUpdateKey] = array(FeatureUpdateKey)
+    validate_only: bool = boolean(since=1)
+
+
+class UpdateFeaturesResponse(Message, key=57, versions=(0, 2), flexible=0):
+    """The result for each feature."""
+
+    class UpdatableFeatureResult(Struct):
+        """Part of UpdateFeaturesResponse."""
+
+        feature: str = string()
+        error_code: int = int16()
+        error_message: str | None = string(nullable=True)
+
+    throttle_time_ms: int = int32()
+    error_code: int = int16()
+    error_message: str | None = string(nullable=True)
+    results: list[UpdatableFeatureResult] = array(UpdatableFeatureResult, until=1, ignorable=True)
+
+
+class GetTelemetrySubscriptionsRequest(Message, key=71, versions=(0, 0), flexible=0):
+    """A client asks which of its metrics the broker wants (KIP-714)."""
+
+    client_instance_id: UUID = uuid()
+
+
+class GetTelemetrySubscriptionsResponse(Message, key=71, versions=(0, 0), flexible=0):
+    """The metrics wanted, how often, and in which compression."""
+
+    throttle_time_ms: int = int32()
+    error_code: int = int16()
+    client_instance_id: UUID = uuid()
+    subscription_id: int = int32()
+    accepted_compression_types: list[int] = array(int8)
+    push_interval_ms: int = int32()
+    telemetry_max_bytes: int = int32()
+    delta_temporality: bool = boolean()
+    requested_metrics: list[str] = array(string)
+
+
+class PushTelemetryRequest(Message, key=72, versions=(0, 0), flexible=0):
+    """A client's metrics."""
+
+    client_instance_id: UUID = uuid()
+    subscription_id: int = int32()
+    terminating: bool = boolean()
+    compression_type: int = int8()
+    metrics: bytes = binary()
+
+
+class PushTelemetryResponse(Message, key=72, versions=(0, 0), flexible=0):
+    """Whether the metrics were taken."""
+
+    throttle_time_ms: int = int32()
+    error_code: int = int16()
+
+
+class DescribeLogDirsRequest(Message, key=35, versions=(1, 5), flexible=2):
+    """Asks for log directories and the sizes of partitions in them; null asks for all."""
+
+    class DescribableLogDirTopic(Struct):
+        """Part of DescribeLogDirsRequest."""
+
+        topic: str = string()
+        partitions: list[int] = array(int32)
+
+    topics: list[DescribableLogDirTopic] | None = array(DescribableLogDirTopic, nullable=True)
+
+
+class DescribeLogDirsResponse(Message, key=35, versions=(1, 5), flexible=2):
+    """Log directories, their space, and the sizes of their partitions."""
+
+    class DescribeLogDirsResult(Struct):
+        """Part of DescribeLogDirsResponse."""
+
+        class DescribeLogDirsTopic(Struct):
+            """Part of DescribeLogDirsResult."""
+
+            class DescribeLogDirsPartition(Struct):
+                """Part of DescribeLogDirsTopic."""
+
+                partition_index: int = int32()
+                partition_size: int = int64()
+                offset_lag: int = int64()
+                is_future_key: bool = boolean()
+
+            name: str = string()
+            partitions: list[DescribeLogDirsPartition] = array(DescribeLogDirsPartition)
+
+        error_code: int = int16()
+        log_dir: str = string()
+        topics: list[DescribeLogDirsTopic] = array(DescribeLogDirsTopic)
+        total_bytes: int = int64(since=4, default=-1, ignorable=True)
+        usable_bytes: int = int64(since=4, default=-1, ignorable=True)
+        is_cordoned: bool = boolean(since=5, ignorable=True)
+
+    DescribeLogDirsTopic = DescribeLogDirsResult.DescribeLogDirsTopic
+    DescribeLogDirsPartition = DescribeLogDirsResult.DescribeLogDirsTopic.DescribeLogDirsPartition
+
+    throttle_time_ms: int = int32()
+    error_code: int = int16(since=3, ignorable=True)
+    results: list[DescribeLogDirsResult] = array(DescribeLogDirsResult)
+
+
+class ElectLeadersRequest(Message, key=43, versions=(0, 2), flexible=2):
+    """Asks for leader elections."""
+
+    class TopicPartitions(Struct):
+        """Part of ElectLeadersRequest."""
+
+        topic: str = string()
+        partitions: list[int] = array(int32)
+
+    election_type: int = int8(since=1)
+    topic_partitions: list[TopicPartitions] | None = array(TopicPartitions, nullable=True)
+    timeout_ms: int = int32(default=60000)
+
+
+class ElectLeadersResponse(Message, key=43, versions=(0, 2), flexible=2):
+    """The result for each partition."""
+
+    class ReplicaElectionResult(Struct):
+        """Part of ElectLeadersResponse."""
+
+        class PartitionResult(Struct):
+            """Part of ReplicaElectionResult."""
+
+            partition_id: int = int32()
+            error_code: int = int16()
+            error_message: str | None = string(nullable=True)
+
+        topic: str = string()
+        partition_result: list[PartitionResult] = array(PartitionResult)
+
+    PartitionResult = ReplicaElectionResult.PartitionResult
+
+    throttle_time_ms: int = int32()
+    error_code: int = int16(since=1)
+    replica_election_results: list[ReplicaElectionResult] = array(ReplicaElectionResult)
+
+
+class AlterPartitionReassignmentsRequest(Message, key=45, versions=(0, 1), flexible=0):
+    """Moves partitions to other replicas, or cancels a move."""
+
+    class ReassignableTopic(Struct):
+        """Part of AlterPartitionReassignmentsRequest."""
+
+        class ReassignablePartition(Struct):
+            """Part of ReassignableTopic."""
+
+            partition_index: int = int32()
+            replicas: list[int] | None = array(int32, nullable=True, default=None)
+
+        name: str = string()
+        partitions: list[ReassignablePartition] = array(ReassignablePartition)
+
+    ReassignablePartition = ReassignableTopic.ReassignablePartition
+
+    timeout_ms: int = int32(default=60000)
+    allow_replication_factor_change: bool = boolean(since=1, default=True)
+    topics: list[ReassignableTopic] = array(ReassignableTopic)
+
+
+class AlterPartitionReassignmentsResponse(Message, key=45, versions=(0, 1), flexible=0):
+    """The result for each partition."""
+
+    class ReassignableTopicResponse(Struct):
+        """Part of AlterPartitionReassignmentsResponse."""
+
+        class ReassignablePartitionResponse(Struct):
+            """Part of ReassignableTopicResponse."""
+
+            partition_index: int = int32()
+            error_code: int = int16()
+            error_message: str | None = string(nullable=True)
+
+        name: str = string()
+        partitions: list[ReassignablePartitionResponse] = array(ReassignablePartitionResponse)
+
+    ReassignablePartitionResponse = ReassignableTopicResponse.ReassignablePartitionResponse
+
+    throttle_time_ms: int = int32()
+    allow_replication_factor_change: bool = boolean(since=1, default=True, ignorable=True)
+    error_code: int = int16()
+    error_message: str | None = string(nullable=True)
+    responses: list[ReassignableTopicResponse] = array(ReassignableTopicResponse)
+
+
+class ListPartitionReassignmentsRequest(Message, key=46, versions=(0, 0), flexible=0):
+    """Asks which moves are under way."""
+
+    class ListPartitionReassignmentsTopics(Struct):
+        """Part of ListPartitionReassignmentsRequest."""
+
+        name: str = string()
+        partition_indexes: list[int] = array(int32)
+
+    timeout_ms: int = int32(default=60000)
+    topics: list[ListPartitionReassignmentsTopics] | None = array(
+        ListPartitionReassignmentsTopics, nullable=True, default=None
+    )
+
+
+class ListPartitionReassignmentsResponse(Message, key=46, versions=(0, 0), flexible=0):
+    """The moves under way."""
+
+    class OngoingTopicReassignment(Struct):
+        """Part of ListPartitionReassignmentsResponse."""
+
+        class OngoingPartitionReassignment(Struct):
+            """Part of OngoingTopicReassignment."""
+
+            partition_index: int = int32()
+            replicas: list[int] = array(int32)
+            adding_replicas: list[int] = array(int32)
+            removing_replicas: list[int] = array(int32)
+
+        name: str = string()
+        partitions: list[OngoingPartitionReassignment] = array(OngoingPartitionReassignment)
+
+    OngoingPartitionReassignment = OngoingTopicReassignment.OngoingPartitionReassignment
+
+    throttle_time_ms: int = int32()
+    error_code: int = int16()
+    error_message: str | None = string(nullable=True)
+    topics: list[OngoingTopicReassignment] = array(OngoingTopicReassignment)
+
+
+class ListConfigResourcesRequest(Message, key=74, versions=(0, 1), flexible=0):
+    """Asks which configuration resources exist."""
+
+    resource_types: list[int] = array(int8, since=1)
+
+
+class ListConfigResourcesResponse(Message, key=74, versions=(0, 1), flexible=0):
+    """The configuration resources by type and name."""
+
+    class ConfigResource(Struct):
+        """Part of ListConfigResourcesResponse."""
+
+        resource_name: str = string()
+        resource_type: int = int8(since=1, default=16, ignorable=True)
+
+    throttle_time_ms: int = int32()
+    error_code: int = int16()
+    config_resources: list[ConfigResource] = array(ConfigResource)
+
+
+class DescribeClientQuotasRequest(Message, key=48, versions=(0, 1), flexible=1):
+    """Asks for quotas by what they apply to."""
+
+    class ComponentData(Struct):
+        """Part of DescribeClientQuotasRequest."""
+
+        entity_type: str = string()
+        match_type: int = int8()
+        match: str | None = string(nullable=True)
+
+    components: list[ComponentData] = array(ComponentData)
+    strict: bool = boolean()
+
+
+class DescribeClientQuotasResponse(Message, key=48, versions=(0, 1), flexible=1):
+    """Quotas by what they apply to."""
+
+    class EntryData(Struct):
+        """Part of DescribeClientQuotasResponse."""
+
+        class EntityData(Struct):
+            """Part of EntryData."""
+
+            entity_type: str = string()
+            entity_name: str | None = string(nullable=True)
+
+        class ValueData(Struct):
+            """Part of EntryData."""
+
+            key: str = string()
+            value: float = float64()
+
+        entity: list[EntityData] = array(EntityData)
+        values: list[ValueData] = array(ValueData)
+
+    EntityData = EntryData.EntityData
+    ValueData = EntryData.ValueData
+
+    throttle_time_ms: int = int32()
+    error_code: int = int16()
+    error_message: str | None = string(nullable=True)
+    entries: list[EntryData] | None = array(EntryData, nullable=True)
+
+
+class AlterClientQuotasRequest(Message, key=49, versions=(0, 1), flexible=1):
+    """Sets or removes quotas."""
+
+    class EntryData(Struct):
+        """Part of AlterClientQuotasRequest."""
+
+        class EntityData(Struct):
+            """Part of EntryData."""
+
+            entity_type: str = string()
+            entity_name: str | None = string(nullable=True)
+
+        class OpData(Struct):
+            """Part of EntryData."""
+
+            key: str = string()
+            value: float = float64()
+            remove: bool = boolean()
+
+        entity: list[EntityData] = array(EntityData)
+        ops: list[OpData] = array(OpData)
+
+    EntityData = EntryData.EntityData
+    OpData = EntryData.OpData
+
+    entries: list[EntryData] = array(EntryData)
+    validate_only: bool = boolean()
+
+
+class AlterClientQuotasResponse(Message, key=49, versions=(0, 1), flexible=1):
+    """The result for each entity."""
+
+    class EntryData(Struct):
+        """Part of AlterClientQuotasResponse."""
+
+        class EntityData(Struct):
+            """Part of EntryData."""
+
+            entity_type: str = string()
+            entity_name: str | None = string(nullable=True)
+
+        error_code: int = int16()
+        error_message: str | None = string(nullable=True)
+        entity: list[EntityData] = array(EntityData)
+
+    EntityData = EntryData.EntityData
+
+    throttle_time_ms: int = int32()
+    entries: list[EntryData] = array(EntryData)

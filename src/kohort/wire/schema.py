@@ -1,0 +1,281 @@
+"""How messages are declared: one class per message, all its versions in the metadata of its fields.
+
+    class HeartbeatRequest(Message, key=12, versions=(0, 4), flexible=4):
+        group_id: str = string()
+        generation_id: int = int32()
+        member_id: str = string()
+        group_instance_id: str | None = string(since=3, nullable=True, default=None)
+
+A class attribute made by `int32`, `string`, `array`, `struct` … is a field. Its facts say in which versions it is
+on the wire (`since`, `until`), whether it may be null (`nullable`, or `null_since` a version), whether it is a tagged
+field (`tag`), what it is when nothing was said (`default`), and whether a version that lacks it may drop a value
+silently (`ignorable`) or must refuse it. Nested structures are nested classes. Instances are mutable, compare by
+value, take keywords, and hold no dictionary.
+
+The codec of one version is compiled when that version is first used: see `kohort.wire.message`.
+
+Source: Kafka, "Kafka protocol guide" and KIP-482 (flexible versions, tagged fields).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final, TypeAlias, TypedDict, Unpack, dataclass_transform
+from uuid import UUID
+
+from kohort.errors import CorruptDataError, ErrorCode
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+Records: TypeAlias = Any
+"""A record set. Decoding gives a memoryview into the frame (no copy) or None; encoding takes bytes, bytearray,
+memoryview, a list of these that is sent one after another, or None."""
+
+NEVER: Final = 1 << 15
+"""A version no message reaches: `FLEXIBLE_SINCE` of a message without flexible versions."""
+ZERO_UUID: Final = UUID(int=0)
+"""What Kafka sends for "no id"."""
+
+
+class WireError(CorruptDataError):
+    """Bytes that are not the message they should be: too short, too long, or with impossible lengths."""
+
+    default_code = ErrorCode.INVALID_REQUEST
+
+
+class Facts(TypedDict, total=False):
+    """What may be said of a field; see the head of this module."""
+
+    since: int
+    until: int
+    nullable: bool
+    null_since: int
+    tag: int
+    default: Any
+    ignorable: bool
+
+
+_UNSET: Final = object()
+_ZERO: Final[dict[str, Any]] = {
+    "bool": False,
+    "float64": 0.0,
+    "string": "",
+    "bytes": b"",
+    "records": None,
+    "uuid": ZERO_UUID,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """The facts of one field, for every version of its message.
+
+    Attributes:
+        kind: int8 … uint32, float64, bool, string, bytes, records, uuid, struct or array.
+        since: first version that has the field.
+        until: last version that has it.
+        null_since: first version in which it may be null; NEVER where it may not.
+        tag: its number when it is a tagged field, else None.
+        default: what it is when nothing was said. Lists and structures are made anew for each instance.
+        ignorable: a version without the field drops a value instead of refusing it.
+        element: an array's element.
+        struct: the class of a structure.
+    """
+
+    kind: str
+    since: int = 0
+    until: int = NEVER
+    null_since: int = NEVER
+    tag: int | None = None
+    default: Any = None
+    ignorable: bool = False
+    element: Field | None = None
+    struct: type[Struct] | None = None
+    name: str = ""
+
+    def present(self, version: int) -> bool:
+        """Whether a version has this field."""
+        return self.since <= version <= self.until
+
+    def fresh_default(self) -> Any:
+        """The default; a new list or structure each time."""
+        if self.default is not _UNSET:
+            return self.default
+        return [] if self.kind == "array" else self.struct() if self.struct else None
+
+
+def _field(kind: str, facts: Facts, element: Field | None = None, struct: type[Struct] | None = None) -> Any:
+    null_since = 0 if facts.get("nullable") else facts.get("null_since", NEVER)
+    default = facts.get("default", _UNSET if kind in ("array", "struct") else _ZERO.get(kind, 0))
+    return Field(
+        kind,
+        facts.get("since", 0),
+        facts.get("until", NEVER),
+        null_since,
+        facts.get("tag"),
+        default,
+        facts.get("ignorable", False),
+        element,
+        struct,
+    )
+
+
+def int8(**facts: Unpack[Facts]) -> Any:
+    """A signed byte."""
+    return _field("int8", facts)
+
+
+def int16(**facts: Unpack[Facts]) -> Any:
+    """A signed 16-bit number."""
+    return _field("int16", facts)
+
+
+def int32(**facts: Unpack[Facts]) -> Any:
+    """A signed 32-bit number."""
+    return _field("int32", facts)
+
+
+def int64(**facts: Unpack[Facts]) -> Any:
+    """A signed 64-bit number."""
+    return _field("int64", facts)
+
+
+def uint16(**facts: Unpack[Facts]) -> Any:
+    """An unsigned 16-bit number."""
+    return _field("uint16", facts)
+
+
+def float64(**facts: Unpack[Facts]) -> Any:
+    """A double."""
+    return _field("float64", facts)
+
+
+def boolean(**facts: Unpack[Facts]) -> Any:
+    """One byte, zero or not."""
+    return _field("bool", facts)
+
+
+def string(**facts: Unpack[Facts]) -> Any:
+    """UTF-8 text."""
+    return _field("string", facts)
+
+
+def binary(**facts: Unpack[Facts]) -> Any:
+    """Opaque bytes."""
+    return _field("bytes", facts)
+
+
+def records(**facts: Unpack[Facts]) -> Any:
+    """A record set, never copied; see `Records`."""
+    return _field("records", facts)
+
+
+def uuid(**facts: Unpack[Facts]) -> Any:
+    """Sixteen bytes; "no id" is the zero one."""
+    return _field("uuid", facts)
+
+
+def array(of: Callable[..., Any] | type[Struct], **facts: Unpack[Facts]) -> Any:
+    """A list of a primitive (`array(int32)`) or of a structure (`array(TopicPartitions)`)."""
+    if isinstance(of, StructType):
+        element = Field("struct", struct=of)
+    else:
+        element = of()
+    return _field("array", facts, element=element)
+
+
+def struct(of: type[Struct], **facts: Unpack[Facts]) -> Any:
+    """One nested structure."""
+    return _field("struct", facts, struct=of)
+
+
+@dataclass_transform(kw_only_default=True)
+class StructType(type):
+    """Turns the fields of a class body into slots and keeps their facts in FIELDS."""
+
+    def __new__(
+        mcs,
+        name: str,
+        bases: tuple[type, ...],
+        namespace: dict[str, Any],
+        *,
+        key: int = -1,
+        versions: tuple[int, int] = (0, 0),
+        flexible: int = NEVER,
+    ) -> StructType:
+        """Make the class; `key`, `versions` and `flexible` are a message's API key, range and first flexible one."""
+        fields = []
+        for attribute, value in list(namespace.items()):
+            if isinstance(value, Field):
+                fields.append(_named(value, attribute))
+                del namespace[attribute]
+        namespace["__slots__"] = tuple(field.name for field in fields)
+        namespace["FIELDS"] = tuple(fields)
+        namespace["API_KEY"] = key
+        namespace["MIN_VERSION"], namespace["MAX_VERSION"] = versions
+        namespace["FLEXIBLE_SINCE"] = flexible
+        namespace["ENCODERS"], namespace["DECODERS"] = {}, {}
+        return super().__new__(mcs, name, bases, namespace)
+
+
+def _named(field: Field, name: str) -> Field:
+    return Field(*(getattr(field, slot) for slot in field.__slots__[:-1]), name=name)  # type: ignore[attr-defined]
+
+
+class Struct(metaclass=StructType):
+    """A structure inside a message; equal to another of its class with equal fields."""
+
+    FIELDS: ClassVar[tuple[Field, ...]]
+    API_KEY: ClassVar[int]
+    MIN_VERSION: ClassVar[int]
+    MAX_VERSION: ClassVar[int]
+    FLEXIBLE_SINCE: ClassVar[int]
+    ENCODERS: ClassVar[dict[int, Callable[[Any], list[Buffer]]]]
+    DECODERS: ClassVar[dict[int, Callable[[Buffer], Any]]]
+
+    def __init__(self, **values: Any) -> None:
+        """Take the fields as keywords; the real initialiser is compiled when a class is first instantiated."""
+        cls = type(self)
+        cls.__init__ = compile_init(cls)  # type: ignore[method-assign]
+        cls.__init__(self, **values)
+
+    def __eq__(self, other: object) -> bool:
+        """By class and fields; a record set compares by its bytes."""
+        if type(other) is not type(self):
+            return NotImplemented
+        return all(getattr(self, field.name) == getattr(other, field.name) for field in self.FIELDS)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        """Fields that differ from their defaults."""
+        values = ((field, getattr(self, field.name)) for field in self.FIELDS)
+        shown = ", ".join(f"{field.name}={_brief(value)}" for field, value in values if value != field.fresh_default())
+        return f"{type(self).__qualname__}({shown})"
+
+
+def compile_init(cls: type[Struct]) -> Callable[..., None]:
+    """The keyword initialiser of a class, as plain source that is executed once."""
+    names: dict[str, Any] = {"unset": _UNSET}
+    parameters, lines = [], []
+    for field in cls.FIELDS:
+        if field.default is not _UNSET:
+            names[f"default_{field.name}"] = field.default
+            parameters.append(f"{field.name}=default_{field.name}")
+            lines.append(f"    self.{field.name} = {field.name}")
+            continue
+        names[f"make_{field.name}"] = list if field.kind == "array" else field.struct
+        parameters.append(f"{field.name}=unset")
+        lines.append(f"    self.{field.name} = make_{field.name}() if {field.name} is unset else {field.name}")
+    head = f"def __init__(self, {'*, ' if parameters else ''}{', '.join(parameters)}):"
+    exec(compile("\n".join([head, *lines, "    return None"]), f"<{cls.__qualname__}.__init__>", "exec"), names)
+    init: Callable[..., None] = names["__init__"]
+    return init
+
+
+def _brief(value: Any) -> str:
+    if isinstance(value, memoryview):
+        return f"<{value.nbytes} bytes>"
+    if isinstance(value, (bytes, bytearray)) and len(value) > 64:
+        return f"<{len(value)} bytes>"
+    return repr(value)

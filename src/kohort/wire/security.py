@@ -1,0 +1,224 @@
+"""Who may connect, and who may do what.
+
+Source: Kafka 4.3, message schemas.
+"""
+
+from __future__ import annotations
+
+from kohort.wire.message import Message
+from kohort.wire.schema import Struct, array, binary, int8, int16, int32, int64, string
+
+
+class SaslHandshakeRequest(Message, key=17, versions=(0, 1)):
+    """Names the SASL mechanism that the client wants."""
+
+    mechanism: str = string()
+
+
+class SaslHandshakeResponse(Message, key=17, versions=(0, 1)):
+    """The mechanisms on offer."""
+
+    error_code: int = int16()
+    mechanisms: list[str] = array(string)
+
+
+class SaslAuthenticateRequest(Message, key=36, versions=(0, 2), flexible=2):
+    """One step of the SASL exchange."""
+
+    auth_bytes: bytes = binary()
+
+
+class SaslAuthenticateResponse(Message, key=36, versions=(0, 2), flexible=2):
+    """The server's step, and how long the session lives."""
+
+    error_code: int = int16()
+    error_message: str | None = string(nullable=True)
+    auth_bytes: bytes = binary()
+    session_lifetime_ms: int = int64(since=1, ignorable=True)
+
+
+class DescribeAclsRequest(Message, key=29, versions=(1, 3), flexible=2):
+    """Asks for access rules that match a filter."""
+
+    resource_type_filter: int = int8()
+    resource_name_filter: str | None = string(nullable=True)
+    pattern_type_filter: int = int8(default=3)
+    principal_filter: str | None = string(nullable=True)
+    host_filter: str | None = string(nullable=True)
+    operation: int = int8()
+    permission_type: int = int8()
+
+
+class DescribeAclsResponse(Message, key=29, versions=(1, 3), flexible=2):
+    """The matching access rules by resource."""
+
+    class DescribeAclsResource(Struct):
+        """Part of DescribeAclsResponse."""
+
+        class AclDescription(Struct):
+            """Part of DescribeAclsResource."""
+
+            principal: str = string()
+            host: str = string()
+            operation: int = int8()
+            permission_type: int = int8()
+
+        resource_type: int = int8()
+        resource_name: str = string()
+        pattern_type: int = int8(default=3)
+        acls: list[AclDescription] = array(AclDescription)
+
+    AclDescription = DescribeAclsResource.AclDescription
+
+    throttle_time_ms: int = int32()
+    error_code: int = int16()
+    error_message: str | None = string(nullable=True)
+    resources: list[DescribeAclsResource] = array(DescribeAclsResource)
+
+
+class CreateAclsRequest(Message, key=30, versions=(1, 3), flexible=2):
+    """Adds access rules."""
+
+    class AclCreation(Struct):
+        """Part of CreateAclsRequest."""
+
+        resource_type: int = int8()
+        resource_name: str = string()
+        resource_pattern_type: int = int8(default=3)
+        principal: str = string()
+        host: str = string()
+        operation: int = int8()
+        permission_type: int = int8()
+
+    creations: list[AclCreation] = array(AclCreation)
+
+
+class CreateAclsResponse(Message, key=30, versions=(1, 3), flexible=2):
+    """The result for each rule."""
+
+    class AclCreationResult(Struct):
+        """Part of CreateAclsResponse."""
+
+        error_code: int = int16()
+        error_message: str | None = string(nullable=True)
+
+    throttle_time_ms: int = int32()
+    results: list[AclCreationResult] = array(AclCreationResult)
+
+
+class DeleteAclsRequest(Message, key=31, versions=(1, 3), flexible=2):
+    """Deletes the access rules that match filters."""
+
+    class DeleteAclsFilter(Struct):
+        """Part of DeleteAclsRequest."""
+
+        resource_type_filter: int = int8()
+        resource_name_filter: str | None = string(nullable=True)
+        pattern_type_filter: int = int8(default=3)
+        principal_filter: str | None = string(nullable=True)
+        host_filter: str | None = string(nullable=True)
+        operation: int = int8()
+        permission_type: int = int8()
+
+    filters: list[DeleteAclsFilter] = array(DeleteAclsFilter)
+
+
+class DeleteAclsResponse(Message, key=31, versions=(1, 3), flexible=2):
+    """The rules deleted, for each filter."""
+
+    class DeleteAclsFilterResult(Struct):
+        """Part of DeleteAclsResponse."""
+
+        class DeleteAclsMatchingAcl(Struct):
+            """Part of DeleteAclsFilterResult."""
+
+            error_code: int = int16()
+            error_message: str | None = string(nullable=True)
+            resource_type: int = int8()
+            resource_name: str = string()
+            pattern_type: int = int8(default=3)
+            principal: str = string()
+            host: str = string()
+            operation: int = int8()
+            permission_type: int = int8()
+
+        error_code: int = int16()
+        error_message: str | None = string(nullable=True)
+        matching_acls: list[DeleteAclsMatchingAcl] = array(DeleteAclsMatchingAcl)
+
+    DeleteAclsMatchingAcl = DeleteAclsFilterResult.DeleteAclsMatchingAcl
+
+    throttle_time_ms: int = int32()
+    filter_results: list[DeleteAclsFilterResult] = array(DeleteAclsFilterResult)
+
+
+class DescribeUserScramCredentialsRequest(Message, key=50, versions=(0, 0), flexible=0):
+    """Asks for users' SCRAM mechanisms; null asks for all."""
+
+    class UserName(Struct):
+        """Part of DescribeUserScramCredentialsRequest."""
+
+        name: str = string()
+
+    users: list[UserName] | None = array(UserName, nullable=True)
+
+
+class DescribeUserScramCredentialsResponse(Message, key=50, versions=(0, 0), flexible=0):
+    """Mechanisms and iterations of each user."""
+
+    class DescribeUserScramCredentialsResult(Struct):
+        """Part of DescribeUserScramCredentialsResponse."""
+
+        class CredentialInfo(Struct):
+            """Part of DescribeUserScramCredentialsResult."""
+
+            mechanism: int = int8()
+            iterations: int = int32()
+
+        user: str = string()
+        error_code: int = int16()
+        error_message: str | None = string(nullable=True)
+        credential_infos: list[CredentialInfo] = array(CredentialInfo)
+
+    CredentialInfo = DescribeUserScramCredentialsResult.CredentialInfo
+
+    throttle_time_ms: int = int32()
+    error_code: int = int16()
+    error_message: str | None = string(nullable=True)
+    results: list[DescribeUserScramCredentialsResult] = array(DescribeUserScramCredentialsResult)
+
+
+class AlterUserScramCredentialsRequest(Message, key=51, versions=(0, 0), flexible=0):
+    """Sets and deletes SCRAM credentials."""
+
+    class ScramCredentialDeletion(Struct):
+        """Part of AlterUserScramCredentialsRequest."""
+
+        name: str = string()
+        mechanism: int = int8()
+
+    class ScramCredentialUpsertion(Struct):
+        """Part of AlterUserScramCredentialsRequest."""
+
+        name: str = string()
+        mechanism: int = int8()
+        iterations: int = int32()
+        salt: bytes = binary()
+        salted_password: bytes = binary()
+
+    deletions: list[ScramCredentialDeletion] = array(ScramCredentialDeletion)
+    upsertions: list[ScramCredentialUpsertion] = array(ScramCredentialUpsertion)
+
+
+class AlterUserScramCredentialsResponse(Message, key=51, versions=(0, 0), flexible=0):
+    """The result for each user."""
+
+    class AlterUserScramCredentialsResult(Struct):
+        """Part of AlterUserScramCredentialsResponse."""
+
+        user: str = string()
+        error_code: int = int16()
+        error_message: str | None = string(nullable=True)
+
+    throttle_time_ms: int = int32()
+    results: list[AlterUserScramCredentialsResult] = array(AlterUserScramCredentialsResult)

@@ -1,0 +1,331 @@
+"""Idempotent and transactional producers.
+
+Source: Kafka 4.3, message schemas.
+"""
+
+from __future__ import annotations
+
+from kohort.wire.message import Message
+from kohort.wire.schema import Struct, array, boolean, int8, int16, int32, int64, string
+
+
+class InitProducerIdRequest(Message, key=22, versions=(0, 6), flexible=2):
+    """Asks for a producer id, or for a new epoch that fences the older producer."""
+
+    transactional_id: str | None = string(nullable=True)
+    transaction_timeout_ms: int = int32()
+    producer_id: int = int64(since=3, default=-1)
+    producer_epoch: int = int16(since=3, default=-1)
+    enable2_pc: bool = boolean(since=6)
+    keep_prepared_txn: bool = boolean(since=6)
+
+
+class InitProducerIdResponse(Message, key=22, versions=(0, 6), flexible=2):
+    """The producer id and epoch."""
+
+    throttle_time_ms: int = int32()
+    error_code: int = int16()
+    producer_id: int = int64(default=-1)
+    producer_epoch: int = int16()
+    ongoing_txn_producer_id: int = int64(since=6, default=-1)
+    ongoing_txn_producer_epoch: int = int16(since=6, default=-1)
+
+
+class AddPartitionsToTxnRequest(Message, key=24, versions=(0, 5), flexible=3):
+    """Adds partitions to a transaction; brokers batch transactions from version 4."""
+
+    class AddPartitionsToTxnTransaction(Struct):
+        """Part of AddPartitionsToTxnRequest."""
+
+        class AddPartitionsToTxnTopic(Struct):
+            """Part of AddPartitionsToTxnRequest."""
+
+            name: str = string()
+            partitions: list[int] = array(int32)
+
+        transactional_id: str = string()
+        producer_id: int = int64()
+        producer_epoch: int = int16()
+        verify_only: bool = boolean()
+        topics: list[AddPartitionsToTxnTopic] = array(AddPartitionsToTxnTopic)
+
+    AddPartitionsToTxnTopic = AddPartitionsToTxnTransaction.AddPartitionsToTxnTopic
+
+    v3_and_below_transactional_id: str = string(until=3)
+    v3_and_below_producer_id: int = int64(until=3)
+    v3_and_below_producer_epoch: int = int16(until=3)
+    v3_and_below_topics: list[AddPartitionsToTxnTopic] = array(AddPartitionsToTxnTopic, until=3)
+    transactions: list[AddPartitionsToTxnTransaction] = array(AddPartitionsToTxnTransaction, since=4)
+
+
+class AddPartitionsToTxnResponse(Message, key=24, versions=(0, 5), flexible=3):
+    """The result for each partition."""
+
+    class AddPartitionsToTxnResult(Struct):
+        """Part of AddPartitionsToTxnResponse."""
+
+        class AddPartitionsToTxnTopicResult(Struct):
+            """Part of AddPartitionsToTxnResponse."""
+
+            class AddPartitionsToTxnPartitionResult(Struct):
+                """Part of AddPartitionsToTxnTopicResult."""
+
+                partition_index: int = int32()
+                partition_error_code: int = int16()
+
+            name: str = string()
+            results_by_partition: list[AddPartitionsToTxnPartitionResult] = array(AddPartitionsToTxnPartitionResult)
+
+        transactional_id: str = string()
+        topic_results: list[AddPartitionsToTxnTopicResult] = array(AddPartitionsToTxnTopicResult)
+
+    AddPartitionsToTxnTopicResult = AddPartitionsToTxnResult.AddPartitionsToTxnTopicResult
+    AddPartitionsToTxnPartitionResult = (
+        AddPartitionsToTxnResult.AddPartitionsToTxnTopicResult.AddPartitionsToTxnPartitionResult
+    )
+
+    throttle_time_ms: int = int32()
+    results_by_topic_v3_and_below: list[AddPartitionsToTxnTopicResult] = array(AddPartitionsToTxnTopicResult, until=3)
+    error_code: int = int16(since=4, ignorable=True)
+    results_by_transaction: list[AddPartitionsToTxnResult] = array(AddPartitionsToTxnResult, since=4)
+
+
+class AddOffsetsToTxnRequest(Message, key=25, versions=(0, 4), flexible=3):
+    """Adds a group's offsets to a transaction."""
+
+    transactional_id: str = string()
+    producer_id: int = int64()
+    producer_epoch: int = int16()
+    group_id: str = string()
+
+
+class AddOffsetsToTxnResponse(Message, key=25, versions=(0, 4), flexible=3):
+    """Whether the group was added."""
+
+    throttle_time_ms: int = int32()
+    error_code: int = int16()
+
+
+class EndTxnRequest(Message, key=26, versions=(0, 5), flexible=3):
+    """Commits or aborts a transaction."""
+
+    transactional_id: str = string()
+    producer_id: int = int64()
+    producer_epoch: int = int16()
+    committed: bool = boolean()
+
+
+class EndTxnResponse(Message, key=26, versions=(0, 5), flexible=3):
+    """Whether the transaction ends, and from version 5 the producer's next epoch."""
+
+    throttle_time_ms: int = int32()
+    error_code: int = int16()
+    producer_id: int = int64(since=5, default=-1, ignorable=True)
+    producer_epoch: int = int16(since=5, default=-1, ignorable=True)
+
+
+class WriteTxnMarkersRequest(Message, key=27, versions=(1, 2), flexible=1):
+    """The coordinator's order to write commit or abort markers."""
+
+    class WritableTxnMarker(Struct):
+        """Part of WriteTxnMarkersRequest."""
+
+        class WritableTxnMarkerTopic(Struct):
+            """Part of WritableTxnMarker."""
+
+            name: str = string()
+            partition_indexes: list[int] = array(int32)
+
+        producer_id: int = int64()
+        producer_epoch: int = int16()
+        transaction_result: bool = boolean()
+        topics: list[WritableTxnMarkerTopic] = array(WritableTxnMarkerTopic)
+        coordinator_epoch: int = int32()
+        transaction_version: int = int8(since=2, ignorable=True)
+
+    WritableTxnMarkerTopic = WritableTxnMarker.WritableTxnMarkerTopic
+
+    markers: list[WritableTxnMarker] = array(WritableTxnMarker)
+
+
+class WriteTxnMarkersResponse(Message, key=27, versions=(1, 2), flexible=1):
+    """The result for each partition."""
+
+    class WritableTxnMarkerResult(Struct):
+        """Part of WriteTxnMarkersResponse."""
+
+        class WritableTxnMarkerTopicResult(Struct):
+            """Part of WritableTxnMarkerResult."""
+
+            class WritableTxnMarkerPartitionResult(Struct):
+                """Part of WritableTxnMarkerTopicResult."""
+
+                partition_index: int = int32()
+                error_code: int = int16()
+
+            name: str = string()
+            partitions: list[WritableTxnMarkerPartitionResult] = array(WritableTxnMarkerPartitionResult)
+
+        producer_id: int = int64()
+        topics: list[WritableTxnMarkerTopicResult] = array(WritableTxnMarkerTopicResult)
+
+    WritableTxnMarkerTopicResult = WritableTxnMarkerResult.WritableTxnMarkerTopicResult
+    WritableTxnMarkerPartitionResult = (
+        WritableTxnMarkerResult.WritableTxnMarkerTopicResult.WritableTxnMarkerPartitionResult
+    )
+
+    markers: list[WritableTxnMarkerResult] = array(WritableTxnMarkerResult)
+
+
+class TxnOffsetCommitRequest(Message, key=28, versions=(0, 5), flexible=3):
+    """Commits a group's offsets as part of a transaction."""
+
+    class TxnOffsetCommitRequestTopic(Struct):
+        """Part of TxnOffsetCommitRequest."""
+
+        class TxnOffsetCommitRequestPartition(Struct):
+            """Part of TxnOffsetCommitRequestTopic."""
+
+            partition_index: int = int32()
+            committed_offset: int = int64()
+            committed_leader_epoch: int = int32(since=2, default=-1, ignorable=True)
+            committed_metadata: str | None = string(nullable=True)
+
+        name: str = string()
+        partitions: list[TxnOffsetCommitRequestPartition] = array(TxnOffsetCommitRequestPartition)
+
+    TxnOffsetCommitRequestPartition = TxnOffsetCommitRequestTopic.TxnOffsetCommitRequestPartition
+
+    transactional_id: str = string()
+    group_id: str = string()
+    producer_id: int = int64()
+    producer_epoch: int = int16()
+    generation_id: int = int32(since=3, default=-1)
+    member_id: str = string(since=3)
+    group_instance_id: str | None = string(since=3, nullable=True, default=None)
+    topics: list[TxnOffsetCommitRequestTopic] = array(TxnOffsetCommitRequestTopic)
+
+
+class TxnOffsetCommitResponse(Message, key=28, versions=(0, 5), flexible=3):
+    """The result for each partition."""
+
+    class TxnOffsetCommitResponseTopic(Struct):
+        """Part of TxnOffsetCommitResponse."""
+
+        class TxnOffsetCommitResponsePartition(Struct):
+            """Part of TxnOffsetCommitResponseTopic."""
+
+            partition_index: int = int32()
+            error_code: int = int16()
+
+        name: str = string()
+        partitions: list[TxnOffsetCommitResponsePartition] = array(TxnOffsetCommitResponsePartition)
+
+    TxnOffsetCommitResponsePartition = TxnOffsetCommitResponseTopic.TxnOffsetCommitResponsePartition
+
+    throttle_time_ms: int = int32()
+    topics: list[TxnOffsetCommitResponseTopic] = array(TxnOffsetCommitResponseTopic)
+
+
+class DescribeProducersRequest(Message, key=61, versions=(0, 0), flexible=0):
+    """Asks which producers are active on partitions."""
+
+    class TopicRequest(Struct):
+        """Part of DescribeProducersRequest."""
+
+        name: str = string()
+        partition_indexes: list[int] = array(int32)
+
+    topics: list[TopicRequest] = array(TopicRequest)
+
+
+class DescribeProducersResponse(Message, key=61, versions=(0, 0), flexible=0):
+    """Active producers with their sequences and open transactions."""
+
+    class TopicResponse(Struct):
+        """Part of DescribeProducersResponse."""
+
+        class PartitionResponse(Struct):
+            """Part of TopicResponse."""
+
+            class ProducerState(Struct):
+                """Part of PartitionResponse."""
+
+                producer_id: int = int64()
+                producer_epoch: int = int32()
+                last_sequence: int = int32(default=-1)
+                last_timestamp: int = int64(default=-1)
+                coordinator_epoch: int = int32()
+                current_txn_start_offset: int = int64(default=-1)
+
+            partition_index: int = int32()
+            error_code: int = int16()
+            error_message: str | None = string(nullable=True, default=None)
+            active_producers: list[ProducerState] = array(ProducerState)
+
+        name: str = string()
+        partitions: list[PartitionResponse] = array(PartitionResponse)
+
+    PartitionResponse = TopicResponse.PartitionResponse
+    ProducerState = TopicResponse.PartitionResponse.ProducerState
+
+    throttle_time_ms: int = int32()
+    topics: list[TopicResponse] = array(TopicResponse)
+
+
+class DescribeTransactionsRequest(Message, key=65, versions=(0, 0), flexible=0):
+    """Asks for the state of transactional ids."""
+
+    transactional_ids: list[str] = array(string)
+
+
+class DescribeTransactionsResponse(Message, key=65, versions=(0, 0), flexible=0):
+    """State, timeout and partitions of each transaction."""
+
+    class TransactionState(Struct):
+        """Part of DescribeTransactionsResponse."""
+
+        class TopicData(Struct):
+            """Part of TransactionState."""
+
+            topic: str = string()
+            partitions: list[int] = array(int32)
+
+        error_code: int = int16()
+        transactional_id: str = string()
+        transaction_state: str = string()
+        transaction_timeout_ms: int = int32()
+        transaction_start_time_ms: int = int64()
+        producer_id: int = int64()
+        producer_epoch: int = int16()
+        topics: list[TopicData] = array(TopicData)
+
+    TopicData = TransactionState.TopicData
+
+    throttle_time_ms: int = int32()
+    transaction_states: list[TransactionState] = array(TransactionState)
+
+
+class ListTransactionsRequest(Message, key=66, versions=(0, 2), flexible=0):
+    """Asks which transactions a coordinator has."""
+
+    state_filters: list[str] = array(string)
+    producer_id_filters: list[int] = array(int64)
+    duration_filter: int = int64(since=1, default=-1)
+    transactional_id_pattern: str | None = string(since=2, nullable=True, default=None)
+
+
+class ListTransactionsResponse(Message, key=66, versions=(0, 2), flexible=0):
+    """Transactional ids with their states."""
+
+    class TransactionState(Struct):
+        """Part of ListTransactionsResponse."""
+
+        transactional_id: str = string()
+        producer_id: int = int64()
+        transaction_state: str = string()
+
+    throttle_time_ms: int = int32()
+    error_code: int = int16()
+    unknown_state_filters: list[str] = array(string)
+    transaction_states: list[TransactionState] = array(TransactionState)
