@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import NamedTuple, TypeAlias
 
 GroupId: TypeAlias = str
 MemberId: TypeAlias = str
 Generation: TypeAlias = int
 Offset: TypeAlias = int
+TopicId: TypeAlias = uuid.UUID
+
+NO_TOPIC_ID: TopicId = uuid.UUID(int=0)
+"""What stands for "no topic id" on the wire."""
 
 
 class TopicPartition(NamedTuple):
