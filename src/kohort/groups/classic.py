@@ -5,8 +5,6 @@ Rounds are in `rebalance`. Source: spec 3.1-3.13, KIP-62, KIP-345, KIP-394, KIP-
 
 from __future__ import annotations
 
-import logging
-
 from kohort.errors import ErrorCode
 from kohort.groups import rebalance
 from kohort.groups.deadlines import Deadline, Timer
@@ -18,6 +16,7 @@ from kohort.groups.outcome import (
     JoinGroupReply,
     LeaveGroupReply,
     LeftMember,
+    Level,
     Meter,
     SyncGroupReply,
 )
@@ -104,7 +103,7 @@ def outgrows(kernel: Kernel, group: Group, event: JoinGroup) -> bool:
         group.group_id,
         f"refused a member: the group would not fit into one record of {kernel.config.group_record_bytes_max} bytes "
         "(group.record.max.bytes)",
-        logging.ERROR,
+        Level.ERROR,
     )
     return True
 
@@ -329,7 +328,7 @@ def refuse_generation(kernel: Kernel, group: Group) -> None:
         group.group_id,
         f"generation {group.generation} is refused: with its assignment the group takes {classic.size} bytes, "
         f"a record may have {kernel.config.group_record_bytes_max} (group.record.max.bytes)",
-        logging.ERROR,
+        Level.ERROR,
     )
     classic.refused_generation = group.generation
     for member in classic.members.values():

@@ -9,13 +9,12 @@ member id is "". Byte strings are `bytes` (copied out of the frame).
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
-from kohort.groups.records import NO_TOPIC_ID, ClassicProtocol, TopicPartitions
-from kohort.ids import TopicPartition
+from kohort.groups.records import ClassicProtocol, TopicPartitions
+from kohort.ids import NO_TOPIC_ID, TopicId, TopicPartition
 
 NO_CONNECTION = -1
 
@@ -114,7 +113,7 @@ class OffsetToCommit(NamedTuple):
     offset: int
     leader_epoch: int = -1
     metadata: str = ""
-    topic_id: uuid.UUID = NO_TOPIC_ID
+    topic_id: TopicId = NO_TOPIC_ID
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +248,7 @@ class Topic:
     """One topic as the coordinator sees it. `racks`: per partition, the racks of its replicas; empty when unknown."""
 
     name: str
-    id: uuid.UUID
+    id: TopicId
     partitions: int
     racks: tuple[tuple[str, ...], ...] = ()
 

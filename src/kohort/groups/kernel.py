@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import logging
-
 from kohort.groups.config import GroupConfig
 from kohort.groups.deadlines import Deadline, Deadlines, Timer
 from kohort.groups.events import NO_CONNECTION, TopicImage
 from kohort.groups.ledger import Ledger
-from kohort.groups.outcome import Counted, Meter, Now, Outcome, Reply, ReplyValue, Told
+from kohort.groups.outcome import Counted, Level, Meter, Now, Outcome, Reply, ReplyValue, Told
 from kohort.groups.records import GroupSaved, Record
 from kohort.groups.state import Group
 
@@ -59,7 +57,7 @@ class Kernel:
         if amount:
             self.out.notes.append(Counted(meter, amount))
 
-    def tell(self, group_id: str, text: str, level: int = logging.INFO) -> None:
+    def tell(self, group_id: str, text: str, level: Level = Level.INFO) -> None:
         """Leave a line for the log."""
         self.out.notes.append(Told(level, group_id, text))
 
@@ -75,7 +73,7 @@ class Kernel:
     def create(self, group_id: str) -> Group | None:
         """A new empty group with its record; None when the shard has as many as it may have."""
         if len(self.ledger.groups) >= self.config.groups_max:
-            self.tell(group_id, f"refused: there are {self.config.groups_max} groups already", logging.WARNING)
+            self.tell(group_id, f"refused: there are {self.config.groups_max} groups already", Level.WARNING)
             return None
         self.emit(GroupSaved(group_id, "", 0, None, None, self.now.wall_ms, ()))
         return self.ledger.groups[group_id]

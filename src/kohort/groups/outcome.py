@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import enum
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 from kohort.errors import ErrorCode
 from kohort.groups.events import Topic
-from kohort.groups.records import NO_TOPIC_ID, MemberSaved, Record, TopicPartitions
+from kohort.groups.records import MemberSaved, Record, TopicPartitions
+from kohort.ids import NO_TOPIC_ID, TopicId
 
 
 class Now(NamedTuple):
@@ -105,7 +105,7 @@ class FetchedOffset(NamedTuple):
     leader_epoch: int = -1
     metadata: str = ""
     error: ErrorCode = ErrorCode.NONE
-    topic_id: uuid.UUID = NO_TOPIC_ID
+    topic_id: TopicId = NO_TOPIC_ID
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +184,7 @@ class ConsumerGroupHeartbeatReply:
 class NamedPartitions:
     """Partitions of one topic by id and name."""
 
-    topic_id: uuid.UUID
+    topic_id: TopicId
     topic: str
     partitions: tuple[int, ...]
 
@@ -314,10 +314,19 @@ class Counted(NamedTuple):
     amount: int
 
 
-class Told(NamedTuple):
-    """A line for the log. `level` is logging's number; `text` says what happened and why, for people."""
+class Level(enum.IntEnum):
+    """How much a line for the log matters, in the numbers of the logging module."""
 
-    level: int
+    DEBUG = 10
+    INFO = 20
+    WARNING = 30
+    ERROR = 40
+
+
+class Told(NamedTuple):
+    """A line for the log: what happened and why, for people."""
+
+    level: Level
     group_id: str
     text: str
 

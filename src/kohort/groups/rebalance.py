@@ -12,11 +12,9 @@ Source: KIP-134 (initial delay), KIP-345 (static members stay through a join pha
 
 from __future__ import annotations
 
-import logging
-
 from kohort.errors import ErrorCode
 from kohort.groups.kernel import Kernel
-from kohort.groups.outcome import GroupState, JoinedMember, JoinGroupReply, SyncGroupReply
+from kohort.groups.outcome import GroupState, JoinedMember, JoinGroupReply, Level, SyncGroupReply
 from kohort.groups.records import GenerationStarted, GroupSaved
 from kohort.groups.state import ClassicGroup, ClassicMember, Group
 
@@ -183,7 +181,7 @@ def complete_join(kernel: Kernel, group: Group) -> None:
         become_empty(kernel, group)
         return
     if not elect_leader(classic):
-        kernel.tell(group.group_id, "no member joined; static members keep their places", logging.WARNING)
+        kernel.tell(group.group_id, "no member joined; static members keep their places", Level.WARNING)
         kernel.run(classic.join_phase, classic.rebalance_timeout_ms())
         return
     begin_generation(kernel, group)

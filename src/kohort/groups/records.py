@@ -24,13 +24,12 @@ second the group (TRANSACTION has none), the rest as the table says.
 from __future__ import annotations
 
 import enum
-import uuid
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
-RecordKey: TypeAlias = tuple[Any, ...]
+from kohort.ids import NO_TOPIC_ID, TopicId
 
-NO_TOPIC_ID = uuid.UUID(int=0)
+RecordKey: TypeAlias = tuple[Any, ...]
 
 
 class Kind(enum.IntEnum):
@@ -76,7 +75,7 @@ class OffsetCommitted(NamedTuple):
     metadata: str
     commit_ms: int
     expire_ms: int = -1
-    topic_id: uuid.UUID = NO_TOPIC_ID
+    topic_id: TopicId = NO_TOPIC_ID
     producer_id: int = -1
     producer_epoch: int = -1
 
@@ -156,7 +155,7 @@ class GenerationStarted:
 class TopicPartitions:
     """Partitions of one topic, ascending."""
 
-    topic_id: uuid.UUID
+    topic_id: TopicId
     partitions: tuple[int, ...]
 
 
