@@ -1,0 +1,420 @@
+"""Record batches (magic 2): the header, the checksum, patching in place, and plain reading and writing of records.
+
+Layout of the header, big-endian, 61 bytes:
+
+    0 base offset i64 | 8 batch length i32 | 12 leader epoch i32 | 16 magic i8 | 17 CRC-32C u32 | 21 attributes i16
+    23 last offset delta i32 | 27 base timestamp i64 | 35 max timestamp i64 | 43 producer id i64 | 51 producer epoch i16
+    53 base sequence i32 | 57 records i32
+
+The batch length counts from byte 12, the checksum covers everything from byte 21, so base offset and leader epoch may
+be patched without computing it again. Attributes: bits 0-2 codec, 3 log append time, 4 transactional, 5 control, 6 the
+base timestamp is a delete horizon. Message sets of magic 0 and 1 are recognised and refused.
+
+Source: Kafka documentation, "Message format"; KIP-98; KIP-534.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, NamedTuple, TypedDict, Unpack
+
+import crc32c
+
+from kohort.errors import CorruptDataError, ErrorCode, InvalidInputError
+from kohort.wire.compression import CODECS, compress, decompress
+from kohort.wire.schema import Buffer
+
+HEADER_SIZE: Final = 61
+MAGIC: Final = 2
+RECORDS_BYTES_MAX: Final = 256 * 1024 * 1024
+"""Most bytes that one compressed batch may decompress to: bounds what a small batch can cost its reader."""
+
+_HEADER: Final = struct.Struct(">qiibIhiqqqhii")
+_LENGTH_OFFSET: Final = 12
+_MAGIC_AT: Final = 16
+_CRC_AT: Final = 17
+_ATTRIBUTES_AT: Final = 21
+_MAX_TIMESTAMP_AT: Final = 35
+_OLD_OVERHEAD: Final = 14
+"""Bytes that follow offset and length in the smallest message of magic 0."""
+
+LOG_APPEND_TIME: Final = 0x08
+TRANSACTIONAL: Final = 0x10
+CONTROL: Final = 0x20
+DELETE_HORIZON: Final = 0x40
+
+
+class CorruptBatchError(CorruptDataError):
+    """A record batch that is cut, damaged or impossible."""
+
+
+class BatchHeader(NamedTuple):
+    """The header of one batch, field by field as on the wire."""
+
+    base_offset: int
+    batch_length: int
+    partition_leader_epoch: int
+    magic: int
+    crc: int
+    attributes: int
+    last_offset_delta: int
+    base_timestamp: int
+    max_timestamp: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    records_count: int
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole batch."""
+        return self.batch_length + _LENGTH_OFFSET
+
+    @property
+    def last_offset(self) -> int:
+        """Offset of the last record, whether or not compaction kept it."""
+        return self.base_offset + self.last_offset_delta
+
+    @property
+    def next_offset(self) -> int:
+        """The offset after this batch."""
+        return self.base_offset + self.last_offset_delta + 1
+
+    @property
+    def last_sequence(self) -> int:
+        """Sequence number of the last record, which wraps at 2^31; -1 for a producer without."""
+        if self.base_sequence < 0:
+            return -1
+        return (self.base_sequence + self.last_offset_delta) & 0x7FFF_FFFF
+
+    @property
+    def compression(self) -> int:
+        """Number of the codec: 0 none, 1 gzip, 2 snappy, 3 lz4, 4 zstd."""
+        return self.attributes & 7
+
+    @property
+    def is_log_append_time(self) -> bool:
+        """Whether every record's timestamp is `max_timestamp`."""
+        return bool(self.attributes & LOG_APPEND_TIME)
+
+    @property
+    def is_transactional(self) -> bool:
+        """Whether the batch is part of a transaction."""
+        return bool(self.attributes & TRANSACTIONAL)
+
+    @property
+    def is_control(self) -> bool:
+        """Whether the batch holds markers instead of records for users."""
+        return bool(self.attributes & CONTROL)
+
+    @property
+    def has_delete_horizon(self) -> bool:
+        """Whether `base_timestamp` says when tombstones may go."""
+        return bool(self.attributes & DELETE_HORIZON)
+
+
+class BatchRecord(NamedTuple):
+    """One record outside any topic.
+
+    Attributes:
+        offset: of the record; ignored when a batch is built without `keep_offsets`.
+        timestamp: milliseconds since 1970, or -1.
+        key: or None.
+        value: or None for a tombstone.
+        headers: name and value pairs, in order; names may repeat.
+    """
+
+    offset: int
+    timestamp: int
+    key: Buffer | None
+    value: Buffer | None
+    headers: Sequence[tuple[str, Buffer | None]] = ()
+
+
+class BatchFacts(TypedDict, total=False):
+    """What may be said of a batch to be built.
+
+    Attributes:
+        base_offset: of the first record; 0 for a batch that a broker will patch.
+        compression: none, gzip, snappy, lz4 or zstd.
+        level: the codec's own level.
+        leader_epoch: of the partition's leader; -1 unknown.
+        producer_id: of an idempotent producer, else -1.
+        producer_epoch: likewise.
+        base_sequence: sequence number of the first record, likewise.
+        transactional: part of a transaction.
+        control: holds markers.
+        timestamp_type: 0 the producer's, 1 log append time.
+        keep_offsets: take the records' own offsets, which must rise, instead of counting from `base_offset`.
+    """
+
+    base_offset: int
+    compression: str
+    level: int
+    leader_epoch: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    transactional: bool
+    control: bool
+    timestamp_type: int
+    keep_offsets: bool
+
+
+def parse_header(buf: Buffer, offset: int = 0) -> BatchHeader:
+    """The header at `offset`; the batch itself need not be there in full.
+
+    Raises:
+        CorruptBatchError: fewer than 61 bytes are left, or a batch length that can't be
+            (code UNSUPPORTED_FOR_MESSAGE_FORMAT for a message of magic 0 or 1).
+    """
+    left = len(buf) - offset
+    if left > _MAGIC_AT and buf[offset + _MAGIC_AT] != MAGIC:
+        magic = buf[offset + _MAGIC_AT]
+        if magic < MAGIC:
+            text = f"a message set of magic {magic}, which producers before 0.11 sent"
+            raise CorruptBatchError(text, ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT)
+        raise CorruptBatchError(f"magic {magic} at byte {offset}")
+    if left < HEADER_SIZE:
+        raise CorruptBatchError(f"a batch header needs {HEADER_SIZE} bytes, {left} are left")
+    header = BatchHeader._make(_HEADER.unpack_from(buf, offset))
+    if header.batch_length < HEADER_SIZE - _LENGTH_OFFSET:
+        raise CorruptBatchError(f"a batch length of {header.batch_length} at byte {offset}")
+    return header
+
+
+def iter_headers(buf: Buffer) -> Iterator[tuple[int, BatchHeader]]:
+    """Where each batch starts, and its header; the last batch may not be cut.
+
+    Raises:
+        CorruptBatchError: what is there is no batch, or reaches past the end.
+    """
+    position, end = 0, len(buf)
+    while position < end:
+        header = parse_header(buf, position)
+        stop = position + header.size
+        if stop > end:
+            raise CorruptBatchError(f"a batch of {header.size} bytes at byte {position} of {end}")
+        yield position, header
+        position = stop
+
+
+def crc_ok(buf: Buffer, header: BatchHeader, offset: int = 0) -> bool:
+    """Whether the batch at `offset` has the checksum that its header says; False when it is cut."""
+    stop = offset + header.size
+    if stop > len(buf):
+        return False
+    return int(crc32c.crc32c(memoryview(buf)[offset + _ATTRIBUTES_AT : stop])) == header.crc
+
+
+def patch(
+    batch: bytearray | memoryview,
+    base_offset: int,
+    leader_epoch: int,
+    max_timestamp: int | None = None,
+) -> None:
+    """Give a batch its place in a log, in place.
+
+    Args:
+        batch: one whole batch, writable.
+        base_offset: of its first record.
+        leader_epoch: of the partition's leader.
+        max_timestamp: where the topic keeps log append time, that time (ms): marks the batch and renews the checksum.
+    """
+    struct.pack_into(">q", batch, 0, base_offset)
+    struct.pack_into(">i", batch, 12, leader_epoch)
+    if max_timestamp is None:
+        return
+    (attributes,) = struct.unpack_from(">h", batch, _ATTRIBUTES_AT)
+    struct.pack_into(">h", batch, _ATTRIBUTES_AT, attributes | LOG_APPEND_TIME)
+    struct.pack_into(">q", batch, _MAX_TIMESTAMP_AT, max_timestamp)
+    struct.pack_into(">I", batch, _CRC_AT, crc32c.crc32c(memoryview(batch)[_ATTRIBUTES_AT:]))
+
+
+def build_batch(batch: Iterable[BatchRecord], **facts: Unpack[BatchFacts]) -> bytes:
+    """A batch of records, with its checksum; see `BatchFacts` for what may be said.
+
+    Raises:
+        InvalidInputError: no records, or an unknown codec.
+    """
+    records = list(batch)
+    if not records:
+        raise InvalidInputError("a batch without records")
+    keep = facts.get("keep_offsets", False)
+    base_offset = records[0].offset if keep else facts.get("base_offset", 0)
+    base_timestamp = records[0].timestamp
+    body = bytearray()
+    last_delta, max_timestamp = -1, -1
+    for record in records:
+        delta = record.offset - base_offset if keep else last_delta + 1
+        if delta <= last_delta:
+            raise InvalidInputError("the offsets of a batch's records must rise")
+        last_delta = delta
+        max_timestamp = max(max_timestamp, record.timestamp)
+        append_record(body, delta, record.timestamp - base_timestamp, record)
+    numbers = (last_delta, base_timestamp, max_timestamp)
+    return seal_batch(body, len(records), numbers, facts)
+
+
+def seal_batch(body: Buffer, count: int, numbers: tuple[int, int, int], facts: BatchFacts) -> bytes:
+    """Compress records that are encoded already and put the header before them.
+
+    Args:
+        body: `count` records as `append_record` writes them.
+        count: how many.
+        numbers: last offset delta, base timestamp, max timestamp.
+        facts: what else there is to say; without `base_offset` it is 0.
+    """
+    name = facts.get("compression", "none")
+    codec = CODECS.get(name)
+    if codec is None:
+        raise InvalidInputError(f"compression {name!r}: one of {', '.join(CODECS)}")
+    payload = compress(codec, body, facts.get("level"))
+    attributes = codec
+    attributes |= LOG_APPEND_TIME if facts.get("timestamp_type", 0) else 0
+    attributes |= TRANSACTIONAL if facts.get("transactional", False) else 0
+    attributes |= CONTROL if facts.get("control", False) else 0
+    out = bytearray(HEADER_SIZE + len(payload))
+    _HEADER.pack_into(
+        out,
+        0,
+        facts.get("base_offset", 0),
+        HEADER_SIZE - _LENGTH_OFFSET + len(payload),
+        facts.get("leader_epoch", -1),
+        MAGIC,
+        0,
+        attributes,
+        *numbers,
+        facts.get("producer_id", -1),
+        facts.get("producer_epoch", -1),
+        facts.get("base_sequence", -1),
+        count,
+    )
+    out[HEADER_SIZE:] = payload
+    struct.pack_into(">I", out, _CRC_AT, crc32c.crc32c(memoryview(out)[_ATTRIBUTES_AT:]))
+    return bytes(out)
+
+
+def varint(value: int) -> bytes:
+    """A signed variable-length number: zigzag, seven bits a byte."""
+    zigzag = value << 1 if value >= 0 else (-value << 1) - 1
+    if zigzag < 128:
+        return _VARINTS[zigzag]
+    out = bytearray()
+    while zigzag > 127:
+        out.append(zigzag & 127 | 128)
+        zigzag >>= 7
+    out.append(zigzag)
+    return bytes(out)
+
+
+_VARINTS: Final = [bytes((value,)) for value in range(128)]
+_NULL: Final = _VARINTS[1]
+
+
+def append_record(body: bytearray, offset_delta: int, timestamp_delta: int, record: BatchRecord) -> None:
+    """Append one record in its binary form."""
+    _, _, key, value, headers = record
+    parts: list[Buffer] = [b"\0", varint(timestamp_delta), varint(offset_delta)]
+    parts += (_NULL,) if key is None else (varint(len(key)), key)
+    parts += (_NULL,) if value is None else (varint(len(value)), value)
+    parts.append(varint(len(headers)))
+    for name, content in headers:
+        raw = name.encode()
+        parts += (varint(len(raw)), raw)
+        parts += (_NULL,) if content is None else (varint(len(content)), content)
+    encoded = b"".join(parts)
+    body += varint(len(encoded))
+    body += encoded
+
+
+def read_records(batch: Buffer, limit: int = RECORDS_BYTES_MAX) -> list[BatchRecord]:
+    """Every record of one batch, keys and values as bytes.
+
+    Does not check the checksum (see `crc_ok`). Markers of control batches come out like records.
+
+    Args:
+        batch: one batch; what follows it is ignored.
+        limit: most bytes that the records may decompress to.
+
+    Raises:
+        CorruptDataError: the batch is cut or damaged, or decompresses to more than `limit`.
+    """
+    header = parse_header(batch)
+    if header.size > len(batch):
+        raise CorruptBatchError(f"a batch of {header.size} bytes, {len(batch)} are there")
+    body: Buffer = memoryview(batch)[HEADER_SIZE : header.size]
+    if header.compression:
+        body = decompress(header.compression, body, limit)
+    count = header.records_count
+    if count < 0 or count * 7 > len(body):
+        raise CorruptBatchError(f"{count} records in {len(body)} bytes")
+    reader = _RecordReader(bytes(body), header)
+    try:
+        records = [reader.record() for _ in range(count)]
+    except (IndexError, UnicodeDecodeError) as error:
+        raise CorruptBatchError(f"a record is cut or damaged: {error}") from error
+    if reader.position != len(body):
+        raise CorruptBatchError(f"{len(body) - reader.position} bytes after the last record")
+    return records
+
+
+class _RecordReader:
+    """A position in the records of one batch."""
+
+    def __init__(self, body: bytes, header: BatchHeader) -> None:
+        self.body = body
+        self.header = header
+        self.position = 0
+
+    def varint(self, bits_max: int = 35) -> int:
+        body, position = self.body, self.position
+        value = shift = 0
+        while True:
+            byte = body[position]
+            position += 1
+            value |= (byte & 127) << shift
+            if byte < 128:
+                break
+            shift += 7
+            if shift >= bits_max:
+                raise CorruptBatchError("a variable-length number is too long")
+        self.position = position
+        return (value >> 1) ^ -(value & 1)
+
+    def blob(self, name: str, nullable: bool = True) -> bytes | None:
+        length = self.varint()
+        if length < 0:
+            if length != -1 or not nullable:
+                raise CorruptBatchError(f"a {name} of length {length}")
+            return None
+        stop = self.position + length
+        if stop > len(self.body):
+            raise CorruptBatchError(f"a {name} of {length} bytes reaches past the batch")
+        piece = self.body[self.position : stop]
+        self.position = stop
+        return piece
+
+    def record(self) -> BatchRecord:
+        header = self.header
+        length = self.varint()
+        stop = self.position + length
+        if length < 6 or stop > len(self.body):
+            raise CorruptBatchError(f"a record of {length} bytes")
+        self.position += 1
+        timestamp = header.base_timestamp + self.varint(70)
+        offset = header.base_offset + self.varint()
+        key, value = self.blob("key"), self.blob("value")
+        count = self.varint()
+        if count < 0 or count * 2 > stop - self.position:
+            raise CorruptBatchError(f"{count} headers in {stop - self.position} bytes")
+        headers = []
+        for _ in range(count):
+            name = self.blob("header name", nullable=False) or b""
+            headers.append((name.decode(), self.blob("header")))
+        if self.position != stop:
+            raise CorruptBatchError("a record's length does not match its contents")
+        if header.is_log_append_time:
+            timestamp = header.max_timestamp
+        return BatchRecord(offset, timestamp, key, value, headers)

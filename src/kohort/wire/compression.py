@@ -1,0 +1,163 @@
+"""The codecs of record batches, with a bound on what comes out.
+
+Decompression goes into buffers that grow up to a limit: a batch of a megabyte can state that it holds gigabytes, and the
+reader must find that out before its memory is gone.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import cramjam
+
+from kohort.errors import CorruptDataError, InvalidInputError
+from kohort.wire.schema import Buffer
+
+CODECS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
+"""Names of the codecs (`compression.type`) and their numbers in a batch's attributes."""
+
+_XERIAL_MAGIC = b"\x82SNAPPY\x00"
+_XERIAL_HEADER = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)
+_XERIAL_BLOCK = 32 * 1024
+_LZ4_BLOCK = 64 * 1024
+_LZ4_HEADER = bytes.fromhex("04224d18604082")
+"""Frame with independent blocks of 64 KiB and no checksums: Kafka's reader takes no linked blocks."""
+_LZ4_RAW = 0x8000_0000
+_GUESS_RATIO = 6
+_GUESS_MIN = 4096
+
+
+class CodecError(CorruptDataError):
+    """The bytes do not decompress."""
+
+
+class TooLargeError(CodecError):
+    """The bytes decompress to more than the limit."""
+
+
+def decompress(codec: int, data: Buffer, limit: int) -> memoryview:
+    """The records of a compressed batch.
+
+    Args:
+        codec: The number in the batch's attributes.
+        data: What follows the batch header.
+        limit: Most bytes that may come out.
+
+    Raises:
+        TooLargeError: more than `limit` bytes would come out.
+        CodecError: unknown codec, or damaged.
+    """
+    if codec == 1:
+        return _grow(cramjam.gzip.decompress_into, data, limit)
+    if codec == 2:
+        return _snappy(memoryview(data), limit)
+    if codec == 3:
+        return _grow(cramjam.lz4.decompress_into, data, limit)
+    if codec == 4:
+        return _grow(cramjam.zstd.decompress_into, data, limit)
+    raise CodecError(f"codec {codec} is unknown")
+
+
+def _grow(decompress_into, data: Buffer, limit: int) -> memoryview:  # type: ignore[no-untyped-def]
+    size = min(limit, max(_GUESS_MIN, len(data) * _GUESS_RATIO))
+    while True:
+        out = bytearray(size)
+        try:
+            return memoryview(out)[: decompress_into(data, out)]
+        except cramjam.DecompressionError as error:
+            if "whole buffer" not in str(error):
+                raise CodecError(str(error)) from None
+            if size >= limit:
+                raise TooLargeError(f"decompresses to more than {limit} bytes") from None
+            size = min(limit, size * 4)
+
+
+def _snappy(data: memoryview, limit: int) -> memoryview:
+    if bytes(data[:8]) != _XERIAL_MAGIC:
+        out = bytearray(_snappy_length(data, limit))
+        return memoryview(out)[: _snappy_into(data, out)]
+    blocks = []
+    total = 0
+    at = len(_XERIAL_HEADER)
+    while at < len(data):
+        if at + 4 > len(data):
+            raise CodecError("snappy: a block's length is cut")
+        (length,) = struct.unpack_from(">i", data, at)
+        at += 4
+        if length < 0 or at + length > len(data):
+            raise CodecError("snappy: a block runs past the batch")
+        block = data[at : at + length]
+        size = _snappy_length(block, limit - total)
+        blocks.append((block, total, size))
+        total += size
+        at += length
+    whole = bytearray(total)
+    for block, start, size in blocks:
+        part = bytearray(size)
+        if _snappy_into(block, part) != size:
+            raise CodecError("snappy: a block is shorter than it states")
+        whole[start : start + size] = part
+    return memoryview(whole)
+
+
+def _snappy_length(block: memoryview, limit: int) -> int:
+    try:
+        size: int = cramjam.snappy.decompress_raw_len(block)
+    except cramjam.DecompressionError as error:
+        raise CodecError(str(error)) from None
+    if size > limit:
+        raise TooLargeError(f"decompresses to more than {limit} bytes")
+    return size
+
+
+def _snappy_into(block: memoryview, out: bytearray) -> int:
+    if not out:
+        return 0
+    try:
+        written: int = cramjam.snappy.decompress_raw_into(block, out)
+    except cramjam.DecompressionError as error:
+        raise CodecError(str(error)) from None
+    return written
+
+
+def compress(codec: int, data: Buffer, level: int | None = None) -> Buffer:
+    """Records compressed as Kafka's own reader expects them.
+
+    Args:
+        codec: The number in the batch's attributes, 0 to 4.
+        data: The records.
+        level: The codec's own level; None its default. Snappy has none.
+    """
+    if codec == 0:
+        return data
+    if codec == 1:
+        return memoryview(cramjam.gzip.compress(data, level=level))
+    if codec == 2:
+        return _compress_snappy(memoryview(data))
+    if codec == 3:
+        return _compress_lz4(memoryview(data), level)
+    if codec == 4:
+        return memoryview(cramjam.zstd.compress(data, level=3 if level is None else level))
+    raise InvalidInputError(f"codec {codec} is unknown")
+
+
+def _compress_snappy(data: memoryview) -> bytes:
+    parts: list[Buffer] = [_XERIAL_HEADER]
+    for at in range(0, len(data), _XERIAL_BLOCK):
+        block = memoryview(cramjam.snappy.compress_raw(data[at : at + _XERIAL_BLOCK]))
+        parts += (struct.pack(">i", len(block)), block)
+    return b"".join(parts)
+
+
+def _compress_lz4(data: memoryview, level: int | None) -> bytes:
+    fast = {} if level is None else {"mode": "high_compression", "compression": level}
+    parts: list[Buffer] = [_LZ4_HEADER]
+    for at in range(0, len(data), _LZ4_BLOCK):
+        raw = data[at : at + _LZ4_BLOCK]
+        block = memoryview(cramjam.lz4.compress_block(raw, store_size=False, **fast))
+        if len(block) < len(raw):
+            parts += (struct.pack("<I", len(block)), block)
+        else:
+            parts += (struct.pack("<I", len(raw) | _LZ4_RAW), raw)
+    parts.append(b"\0\0\0\0")
+    return b"".join(parts)
