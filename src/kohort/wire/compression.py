@@ -7,6 +7,7 @@ reader must find that out before its memory is gone.
 from __future__ import annotations
 
 import struct
+from typing import Literal
 
 import cramjam
 
@@ -150,11 +151,11 @@ def _compress_snappy(data: memoryview) -> bytes:
 
 
 def _compress_lz4(data: memoryview, level: int | None) -> bytes:
-    fast = {} if level is None else {"mode": "high_compression", "compression": level}
+    mode: Literal["high_compression"] | None = None if level is None else "high_compression"
     parts: list[Buffer] = [_LZ4_HEADER]
     for at in range(0, len(data), _LZ4_BLOCK):
         raw = data[at : at + _LZ4_BLOCK]
-        block = memoryview(cramjam.lz4.compress_block(raw, store_size=False, **fast))
+        block = memoryview(cramjam.lz4.compress_block(raw, store_size=False, mode=mode, compression=level))
         if len(block) < len(raw):
             parts += (struct.pack("<I", len(block)), block)
         else:

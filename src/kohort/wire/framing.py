@@ -76,7 +76,7 @@ def _apis() -> dict[int, Api]:
     table: dict[int, Api] = {}
     for module in (cluster, operations, groups, offsets, data, transactions, security):
         for name, request in vars(module).items():
-            if not name.endswith("Request") or not isinstance(request, type):
+            if not name.endswith("Request") or not issubclass(request, Message):
                 continue
             plain = name.removesuffix("Request")
             table[request.API_KEY] = Api(request.API_KEY, plain, request, getattr(module, plain + "Response"))

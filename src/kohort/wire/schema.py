@@ -20,8 +20,8 @@ Source: Kafka, "Kafka protocol guide" and KIP-482 (flexible versions, tagged fie
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, ClassVar, Final, TypeAlias, TypedDict, Unpack, dataclass_transform
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Final, TypeAlias, TypedDict, Unpack, cast, dataclass_transform
 from uuid import UUID
 
 from kohort.errors import CorruptDataError, ErrorCode
@@ -178,7 +178,7 @@ def uuid(**facts: Unpack[Facts]) -> Any:
 def array(of: Callable[..., Any] | type[Struct], **facts: Unpack[Facts]) -> Any:
     """A list of a primitive (`array(int32)`) or of a structure (`array(TopicPartitions)`)."""
     if isinstance(of, StructType):
-        element = Field("struct", struct=of)
+        element = Field("struct", struct=cast("type[Struct]", of))
     else:
         element = of()
     return _field("array", facts, element=element)
@@ -219,7 +219,7 @@ class StructType(type):
 
 
 def _named(field: Field, name: str) -> Field:
-    return Field(*(getattr(field, slot) for slot in field.__slots__[:-1]), name=name)  # type: ignore[attr-defined]
+    return replace(field, name=name)
 
 
 class Struct(metaclass=StructType):

@@ -54,7 +54,9 @@ class AddPartitionsToTxnRequest(Message, key=24, versions=(0, 5), flexible=3):
     v3_and_below_transactional_id: str = string(until=3)
     v3_and_below_producer_id: int = int64(until=3)
     v3_and_below_producer_epoch: int = int16(until=3)
-    v3_and_below_topics: list[AddPartitionsToTxnTopic] = array(AddPartitionsToTxnTopic, until=3)
+    v3_and_below_topics: list[AddPartitionsToTxnTransaction.AddPartitionsToTxnTopic] = array(
+        AddPartitionsToTxnTransaction.AddPartitionsToTxnTopic, until=3
+    )
     transactions: list[AddPartitionsToTxnTransaction] = array(AddPartitionsToTxnTransaction, since=4)
 
 
@@ -85,7 +87,9 @@ class AddPartitionsToTxnResponse(Message, key=24, versions=(0, 5), flexible=3):
     )
 
     throttle_time_ms: int = int32()
-    results_by_topic_v3_and_below: list[AddPartitionsToTxnTopicResult] = array(AddPartitionsToTxnTopicResult, until=3)
+    results_by_topic_v3_and_below: list[AddPartitionsToTxnResult.AddPartitionsToTxnTopicResult] = array(
+        AddPartitionsToTxnResult.AddPartitionsToTxnTopicResult, until=3
+    )
     error_code: int = int16(since=4, ignorable=True)
     results_by_transaction: list[AddPartitionsToTxnResult] = array(AddPartitionsToTxnResult, since=4)
 
