@@ -6,10 +6,14 @@ the properties of all three in one mapping (`broker_configs`).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from kohort.config import knob
+from kohort.config import from_properties_many, knob, settings, unknown_key
 from kohort.errors import InvalidInputError
+from kohort.groups.config import GroupConfig
+from kohort.log import LogConfig
 
 MIB = 1 << 20
 DAY_MS = 86_400_000
@@ -29,7 +33,9 @@ class BrokerConfig:
         "advertised.port", None, low=1, high=65535, why="the port that metadata names; the listening one otherwise"
     )
 
-    num_partitions: int = knob("num.partitions", 1, low=1, high=100_000, why="partitions of a topic made without a count")
+    num_partitions: int = knob(
+        "num.partitions", 1, low=1, high=100_000, why="partitions of a topic made without a count"
+    )
     auto_create_topics: bool = knob("auto.create.topics.enable", True, why="a metadata request may create a topic")
     default_replication_factor: int = knob(
         "default.replication.factor", 1, low=1, high=1, why="there is one broker, so one replica"
@@ -41,9 +47,6 @@ class BrokerConfig:
 
     request_bytes_max: int = knob(
         "socket.request.max.bytes", 100 * MIB, low=1024, high=2**31 - 1, unit="bytes", why="bounds one request's memory"
-    )
-    message_bytes_max: int = knob(
-        "message.max.bytes", MIB + 12, low=0, high=2**31 - 1, unit="bytes", why="the largest record batch taken"
     )
     fetch_bytes_max: int = knob(
         "fetch.max.bytes", 55 * MIB, low=1024, high=2**31 - 1, unit="bytes", why="the largest answer to one fetch"
@@ -133,3 +136,66 @@ def parse_listen(listen: str) -> tuple[str, int]:
     if not colon or not port.isdecimal() or int(port) > 65535:
         raise InvalidInputError(f"the address to listen on must be HOST:PORT, not {listen!r}")
     return host or "127.0.0.1", int(port)
+
+
+HOUR_MS = 3_600_000
+_LOG_NAMES = {
+    "log.cleaner.delete.retention.ms": "delete.retention.ms",
+    "log.cleaner.min.cleanable.ratio": "min.cleanable.dirty.ratio",
+    "log.cleaner.min.compaction.lag.ms": "min.compaction.lag.ms",
+    "log.cleanup.policy": "cleanup.policy",
+    "log.flush.interval.messages": "flush.messages",
+    "log.flush.interval.ms": "flush.ms",
+    "log.index.interval.bytes": "index.interval.bytes",
+    "log.index.size.max.bytes": "segment.index.bytes",
+    "log.message.timestamp.after.max.ms": "message.timestamp.after.max.ms",
+    "log.message.timestamp.before.max.ms": "message.timestamp.before.max.ms",
+    "log.message.timestamp.type": "message.timestamp.type",
+    "log.retention.bytes": "retention.bytes",
+    "log.retention.ms": "retention.ms",
+    "log.roll.ms": "segment.ms",
+    "log.segment.bytes": "segment.bytes",
+    "log.segment.delete.delay.ms": "file.delete.delay.ms",
+    "message.max.bytes": "max.message.bytes",
+}
+"""Kafka's broker names of what topics start from."""
+_LOG_UNITS = {
+    "log.retention.hours": ("retention.ms", HOUR_MS),
+    "log.retention.minutes": ("retention.ms", 60_000),
+    "log.roll.hours": ("segment.ms", HOUR_MS),
+}
+
+
+def broker_configs(properties: Mapping[str, Any]) -> tuple[BrokerConfig, GroupConfig, LogConfig]:
+    """The configurations of broker, groups and topics (their defaults) from one mapping of properties.
+
+    Raises:
+        InvalidInputError: an unknown key (naming the nearest), a bad value.
+    """
+    plain: dict[str, Any] = {}
+    for key, value in properties.items():
+        if key in _LOG_NAMES:
+            plain.setdefault(_LOG_NAMES[key], value)
+        elif key in _LOG_UNITS:
+            name, factor = _LOG_UNITS[key]
+            plain.setdefault(name, _scaled(key, value, factor))
+        else:
+            plain[key] = value
+    known = [*settings(BrokerConfig), *settings(GroupConfig), *settings(LogConfig), *_LOG_NAMES, *_LOG_UNITS]
+    unknown = [key for key in plain if key not in known and not _is_alias(key)]
+    if unknown:
+        raise unknown_key(unknown[0], known)
+    broker, groups, log = from_properties_many((BrokerConfig, GroupConfig, LogConfig), plain)
+    return broker, groups, log
+
+
+def _is_alias(key: str) -> bool:
+    return any(key in setting.knob.aliases for setting in settings(BrokerConfig).values())
+
+
+def _scaled(key: str, value: Any, factor: int) -> int:
+    try:
+        number = int(value)
+    except (TypeError, ValueError):
+        raise InvalidInputError(f"{key} must be a whole number, not {value!r}") from None
+    return number * factor if number >= 0 else number

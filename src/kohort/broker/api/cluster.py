@@ -1,0 +1,239 @@
+"""ApiVersions, Metadata, DescribeCluster, DescribeTopicPartitions, FindCoordinator: how a client finds its way.
+
+Versions: ApiVersions 3 brought the client's software name, 4 features whose lowest version is 0; Metadata 4 the switch for
+creating topics, 10 topic ids, 12 metadata by id; FindCoordinator 1 transactional ids, 4 several keys at once;
+DescribeCluster 1 the endpoint type, 2 fenced brokers.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from kohort.broker.refusals import UNKNOWN_OPERATIONS
+from kohort.errors import ErrorCode, KafkaError
+from kohort.wire.cluster import (
+    ApiVersionsRequest,
+    ApiVersionsResponse,
+    DescribeClusterRequest,
+    DescribeClusterResponse,
+    DescribeTopicPartitionsRequest,
+    DescribeTopicPartitionsResponse,
+    MetadataRequest,
+    MetadataResponse,
+)
+from kohort.wire.groups import FindCoordinatorRequest, FindCoordinatorResponse
+
+if TYPE_CHECKING:
+    from kohort.broker.dispatch import Request
+    from kohort.broker.node import Node
+
+log = logging.getLogger("kohort.broker")
+
+NO_ID = uuid.UUID(int=0)
+GROUP, TRANSACTION = 0, 1
+BROKERS, CONTROLLERS = 1, 2
+DESCRIBED_PARTITIONS_MAX = 2000
+"""Kafka's `max.request.partition.size.limit`: bounds one answer."""
+
+
+def api_versions(node: Node, request: Request) -> ApiVersionsResponse:
+    """What this broker speaks; the client's name is kept for what its kind bears."""
+    message = request.message
+    if request.version >= 3:
+        name, version = message.client_software_name, message.client_software_version
+        if not _plain(name) or not _plain(version):
+            return ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST)
+        request.connection.software = (name, version)
+    response = ApiVersionsResponse(api_keys=node.api_keys)
+    if request.version >= 3:
+        response.finalized_features_epoch = 1
+        response.supported_features = [
+            ApiVersionsResponse.SupportedFeatureKey(name=name, min_version=low, max_version=high)
+            for name, (low, high) in node.features.items()
+            if request.version >= 4 or low > 0  # a lowest version of 0 breaks old Java clients
+        ]
+        response.finalized_features = [
+            ApiVersionsResponse.FinalizedFeatureKey(name=name, min_version_level=high, max_version_level=high)
+            for name, (_, high) in node.features.items()
+            if high > 0
+        ]
+    return response
+
+
+def _plain(word: str) -> bool:
+    """Source: KIP-511: letters, digits, dots and dashes, beginning and ending with a letter or digit."""
+    return bool(word) and word[0].isalnum() and word[-1].isalnum() and all(c.isalnum() or c in ".-" for c in word)
+
+
+def unknown_api_versions(node: Node, request: Request) -> None:
+    """A version we don't know is answered in the layout of version 0, which every client reads."""
+    request.version = 0
+    request.reply(ApiVersionsResponse(error_code=ErrorCode.UNSUPPORTED_VERSION, api_keys=node.api_keys[:1]))
+
+
+def metadata(node: Node, request: Request) -> MetadataResponse:
+    """Brokers and topics; creates topics that were asked for by name when that is allowed."""
+    message = request.message
+    host, port = node.address_for(request.connection)
+    response = MetadataResponse(
+        brokers=[MetadataResponse.MetadataResponseBroker(node_id=node.id, host=host, port=port, rack=node.config.rack)],
+        cluster_id=node.store.cluster_id,
+        controller_id=node.id,
+    )
+    asked = message.topics
+    if asked is None or (request.version == 0 and not asked):
+        response.topics = [_topic(node, name) for name in node.store.topics]
+        return response
+    create = node.config.auto_create_topics and (request.version < 4 or message.allow_auto_topic_creation)
+    response.topics = [_asked_topic(node, each, create, request.version) for each in asked]
+    return response
+
+
+def _asked_topic(node: Node, asked: Any, create: bool, version: int) -> Any:
+    by_id = version >= 10 and asked.topic_id != NO_ID
+    if by_id:
+        topic = node.store.topics_by_id.get(asked.topic_id)
+        if topic is None:
+            return MetadataResponse.MetadataResponseTopic(
+                error_code=ErrorCode.UNKNOWN_TOPIC_ID, topic_id=asked.topic_id, name=None if version >= 12 else ""
+            )
+        return _topic(node, topic.name)
+    name = asked.name or ""
+    if name in node.store.topics:
+        return _topic(node, name)
+    error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    try:
+        if create:
+            node.topics.create_on_use(name)
+            return _topic(node, name)
+        node.store.check_topic(name, 1)
+    except KafkaError as refused:
+        log.info("topic %r was not created: %s", name, refused.message)
+        error = refused.code
+    return MetadataResponse.MetadataResponseTopic(error_code=error, name=name)
+
+
+def _topic(node: Node, name: str) -> Any:
+    topic = node.store.topics[name]
+    me = [node.id]
+    get = node.store.get
+    partitions = []
+    for index in range(topic.partitions):
+        part = get(name, index)
+        partitions.append(
+            MetadataResponse.MetadataResponsePartition(
+                partition_index=index,
+                leader_id=node.id,
+                leader_epoch=part.leader_epoch if part is not None else 0,
+                replica_nodes=me,
+                isr_nodes=me,
+            )
+        )
+    return MetadataResponse.MetadataResponseTopic(
+        name=name, topic_id=topic.id, is_internal=node.topics.is_internal(name), partitions=partitions
+    )
+
+
+def describe_cluster(node: Node, request: Request) -> DescribeClusterResponse:
+    """The cluster as AdminClient shows it."""
+    message = request.message
+    if request.version >= 1 and message.endpoint_type != BROKERS:
+        known = message.endpoint_type == CONTROLLERS
+        return DescribeClusterResponse(
+            error_code=ErrorCode.MISMATCHED_ENDPOINT_TYPE if known else ErrorCode.UNSUPPORTED_ENDPOINT_TYPE,
+            error_message="this endpoint is a broker's",
+        )
+    host, port = node.address_for(request.connection)
+    return DescribeClusterResponse(
+        cluster_id=node.store.cluster_id,
+        controller_id=node.id,
+        brokers=[
+            DescribeClusterResponse.DescribeClusterBroker(
+                broker_id=node.id, host=host, port=port, rack=node.config.rack
+            )
+        ],
+        cluster_authorized_operations=UNKNOWN_OPERATIONS,
+    )
+
+
+def find_coordinator(node: Node, request: Request) -> FindCoordinatorResponse:
+    """This broker, for every group and transactional id."""
+    message = request.message
+    host, port = node.address_for(request.connection)
+    known = message.key_type in (GROUP, TRANSACTION)
+    error = ErrorCode.NONE if known else ErrorCode.INVALID_REQUEST
+    place = (node.id, host, port) if known else (-1, "", -1)
+    if request.version < 4:
+        return FindCoordinatorResponse(error_code=error, node_id=place[0], host=place[1], port=place[2])
+    return FindCoordinatorResponse(
+        coordinators=[
+            FindCoordinatorResponse.Coordinator(
+                key=key, node_id=place[0], host=place[1], port=place[2], error_code=error
+            )
+            for key in message.coordinator_keys
+        ]
+    )
+
+
+def describe_topic_partitions(node: Node, request: Request) -> DescribeTopicPartitionsResponse:
+    """Topics in the order of their names, cut off at a number of partitions and gone on with from a cursor."""
+    message = request.message
+    names = sorted({each.name for each in message.topics} or node.store.topics)
+    cursor = message.cursor
+    start = 0
+    if cursor is not None:
+        names = [name for name in names if name >= cursor.topic_name]
+        start = cursor.partition_index if names and names[0] == cursor.topic_name else 0
+    left = max(1, min(message.response_partition_limit, DESCRIBED_PARTITIONS_MAX))
+    response = DescribeTopicPartitionsResponse()
+    for name in names:
+        described = _described_topic(node, name, start, left)
+        if described.partitions or described.error_code:
+            response.topics.append(described)
+        left -= len(described.partitions)
+        after = start + len(described.partitions)
+        topic = node.store.topics.get(name)
+        start = 0
+        if topic is not None and after < topic.partitions:
+            response.next_cursor = DescribeTopicPartitionsResponse.Cursor(topic_name=name, partition_index=after)
+            break
+    return response
+
+
+def _described_topic(node: Node, name: str, start: int, limit: int) -> Any:
+    topic = node.store.topics.get(name)
+    if topic is None:
+        return DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponseTopic(
+            error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, name=name
+        )
+    make = DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponsePartition
+    me = [node.id]
+    partitions = []
+    for index in range(start, min(topic.partitions, start + limit)):
+        part = node.store.get(name, index)
+        partitions.append(
+            make(
+                partition_index=index,
+                leader_id=node.id,
+                leader_epoch=part.leader_epoch if part is not None else 0,
+                replica_nodes=me,
+                isr_nodes=me,
+                eligible_leader_replicas=[],
+                last_known_elr=[],
+            )
+        )
+    return DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponseTopic(
+        name=name, topic_id=topic.id, is_internal=node.topics.is_internal(name), partitions=partitions
+    )
+
+
+HANDLERS: dict[type, Callable[[Any, Any], Any]] = {
+    ApiVersionsRequest: api_versions,
+    DescribeTopicPartitionsRequest: describe_topic_partitions,
+    MetadataRequest: metadata,
+    DescribeClusterRequest: describe_cluster,
+    FindCoordinatorRequest: find_coordinator,
+}

@@ -1,0 +1,231 @@
+"""Fetch: batches leave as they lie in the log.
+
+Versions: 4 read_committed, 7 sessions, 9 leader epochs, 12 the leader in errors, 13 topic ids, 15 the replica's state,
+16 endpoints of leaders, 17 directory ids, 18 the high watermark of a replica (both of no concern here).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from kohort.broker.api.listoffsets import epoch_error
+from kohort.broker.connection import LogSlice
+from kohort.broker.fetch_sessions import Fetched, FetchSession, Key
+from kohort.broker.waits import Wait
+from kohort.errors import ErrorCode, KafkaError
+from kohort.log import Isolation, PartitionLog, ReadResult
+from kohort.wire.data import FetchRequest, FetchResponse
+
+if TYPE_CHECKING:
+    from kohort.broker.dispatch import Request
+    from kohort.broker.node import Node
+
+log = logging.getLogger("kohort.broker")
+
+COPY_BYTES = 1 << 16
+"""Below this a range is read at once and sent with the rest of the answer; above, when the socket takes it."""
+
+_Partition = FetchResponse.PartitionData
+
+
+class Fetch:
+    """One fetch from its arrival to its answer; it may be parked between."""
+
+    __slots__ = ("_isolation", "_node", "_parts", "_request", "_session", "_wait")
+
+    def __init__(self, node: Node, request: Request, parts: Iterable[Fetched], session: FetchSession | None) -> None:
+        self._node = node
+        self._request = request
+        self._parts = list(parts)
+        self._session = session
+        self._isolation = (
+            Isolation.READ_COMMITTED if request.message.isolation_level == 1 else Isolation.READ_UNCOMMITTED
+        )
+        self._wait: Wait | None = None
+
+    def start(self) -> FetchResponse | None:
+        """Answer now if there is enough, else park."""
+        message = self._request.message
+        found, size, urgent, logs = self._read()
+        if urgent or size >= message.min_bytes or message.max_wait_ms <= 0 or not logs:
+            return self._answer(found)
+        missing = message.min_bytes - size
+        if self._isolation is Isolation.READ_COMMITTED:
+            missing = 1  # what became readable can't be told from what was appended
+        wait = Wait(logs, missing, self._resume)
+        self._wait = wait
+        self._request.connection.waits.add(wait)
+        self._node.waits.add(wait, message.max_wait_ms / 1000)
+        return None
+
+    def _resume(self) -> None:
+        request = self._request
+        if self._wait is not None:
+            request.connection.waits.discard(self._wait)
+        if not request.connection.closed:
+            request.reply(self._answer(self._read()[0]))
+
+    def _read(self) -> tuple[list[tuple[Fetched, Any, int]], int, bool, list[PartitionLog]]:
+        """What each partition answers, the bytes in all, whether the client must hear at once, and the logs."""
+        node, message = self._node, self._request.message
+        left = min(message.max_bytes, node.config.fetch_bytes_max)
+        total = 0
+        urgent = False
+        logs: list[PartitionLog] = []
+        found = []
+        for part in self._parts:
+            topic, index = part.key
+            source, error = _find(node, topic, index)
+            if source is not None:
+                error = epoch_error(source, part.epoch)
+            if source is None or error:
+                urgent = True
+                found.append((part, _Partition(partition_index=index, error_code=error, high_watermark=-1), 0))
+                continue
+            logs.append(source)
+            answer, size = self._read_one(source, part, max(0, min(part.max_bytes, left)), total == 0)
+            urgent = urgent or answer.error_code != 0
+            total += size
+            left -= size
+            found.append((part, answer, size))
+        return found, total, urgent, logs
+
+    def _read_one(self, source: PartitionLog, part: Fetched, limit: int, first: bool) -> tuple[Any, int]:
+        index = part.key[1]
+        try:
+            result = source.read(part.offset, limit, self._isolation, min_one=first)
+            records = _records(result)
+        except KafkaError as error:
+            return (
+                _Partition(
+                    partition_index=index,
+                    error_code=error.code,
+                    high_watermark=-1,
+                    log_start_offset=source.log_start_offset,
+                ),
+                0,
+            )
+        except OSError as error:
+            log.error("%s-%d could not be read: %s", *part.key, error)
+            return _Partition(partition_index=index, error_code=ErrorCode.KAFKA_STORAGE_ERROR, high_watermark=-1), 0
+        aborted = result.aborted
+        answer = _Partition(
+            partition_index=index,
+            high_watermark=result.high_watermark,
+            last_stable_offset=result.last_stable_offset,
+            log_start_offset=result.log_start_offset,
+            records=records,
+            aborted_transactions=None
+            if aborted is None
+            else [
+                FetchResponse.AbortedTransaction(producer_id=each.producer_id, first_offset=each.first_offset)
+                for each in aborted
+            ],
+        )
+        return answer, result.size
+
+    def _answer(self, found: list[tuple[Fetched, Any, int]]) -> FetchResponse:
+        session = self._session
+        if session is not None:
+            incremental = session.epoch > 1
+            found = [entry for entry in found if _news(entry) or not incremental]
+            for part, _, size in found:
+                if size:
+                    session.to_end(part.key)
+        by_id = self._request.version >= 13
+        topics: dict[Any, list[Any]] = {}
+        for part, answer, _ in found:
+            topics.setdefault(part.key[0], []).append(answer)
+        make = FetchResponse.FetchableTopicResponse
+        return FetchResponse(
+            session_id=session.id if session is not None else 0,
+            responses=[
+                make(topic_id=topic, partitions=parts) if by_id else make(topic=topic, partitions=parts)
+                for topic, parts in topics.items()
+            ],
+        )
+
+
+def _news(entry: tuple[Fetched, Any, int]) -> bool:
+    """Whether an incremental answer must name the partition; remembers what the client is told."""
+    part, answer, size = entry
+    news = (
+        size > 0
+        or answer.error_code != 0
+        or part.told_error
+        or answer.high_watermark != part.high_watermark
+        or answer.log_start_offset != part.log_start
+    )
+    part.told_error = answer.error_code != 0
+    part.high_watermark = answer.high_watermark
+    part.log_start = answer.log_start_offset
+    return news
+
+
+def _find(node: Node, topic: Any, index: int) -> tuple[PartitionLog | None, int]:
+    if type(topic) is str:
+        return node.store.get(topic, index), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    known = node.store.topics_by_id.get(topic)
+    if known is None:
+        return None, ErrorCode.UNKNOWN_TOPIC_ID
+    return node.store.get(known.name, index), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def _records(result: ReadResult) -> Any:
+    if result.size < COPY_BYTES:
+        return result.bytes()
+    return [LogSlice(each) if each.length >= COPY_BYTES else each.bytes() for each in result.ranges]
+
+
+def _wanted(message: Any, by_id: bool) -> dict[Key, Fetched]:
+    wanted: dict[Key, Fetched] = {}
+    for topic in message.topics:
+        name = topic.topic_id if by_id else topic.topic
+        for part in topic.partitions:
+            key = (name, part.partition)
+            wanted[key] = Fetched(key, part.fetch_offset, part.partition_max_bytes, part.current_leader_epoch)
+    return wanted
+
+
+def fetch(node: Node, request: Request) -> FetchResponse | None:
+    """Records of the partitions that the request or its session names."""
+    message = request.message
+    by_id = request.version >= 13
+    session_id, epoch = message.session_id, message.session_epoch
+    if epoch > 0:
+        return _fetch_on(node, request, session_id, epoch, by_id)
+    if session_id:
+        node.sessions.close(session_id)
+    wanted = _wanted(message, by_id)
+    session = node.sessions.open(by_id, wanted) if epoch == 0 else None
+    answer = Fetch(node, request, wanted.values(), session).start()
+    return answer
+
+
+def _fetch_on(node: Node, request: Request, session_id: int, epoch: int, by_id: bool) -> FetchResponse | None:
+    """The next fetch of a session."""
+    session = node.sessions.get(session_id)
+    if session is None:
+        return FetchResponse(error_code=ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
+    if session.epoch != epoch:
+        return FetchResponse(error_code=ErrorCode.INVALID_FETCH_SESSION_EPOCH)
+    if session.by_id != by_id:
+        return FetchResponse(error_code=ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR)
+    message = request.message
+    for topic in message.forgotten_topics_data:
+        name = topic.topic_id if by_id else topic.topic
+        for index in topic.partitions:
+            session.partitions.pop((name, index), None)
+    for key, part in _wanted(message, by_id).items():
+        known = session.partitions.get(key)
+        if known is None:
+            session.partitions[key] = part
+        else:
+            known.update(part.offset, part.max_bytes, part.epoch)
+    session.next_epoch()
+    return Fetch(node, request, session.partitions.values(), session).start()
+
+
+HANDLERS = {FetchRequest: fetch}

@@ -1,0 +1,290 @@
+"""JoinGroup, SyncGroup, Heartbeat, LeaveGroup, and the administration of groups: all versions become one event.
+
+Versions: JoinGroup 1 a rebalance timeout, 4 the member id required first, 5 static members, 7 the protocol type in the
+answer, 8 reasons, 9 a leader that must not assign; LeaveGroup 3 several members; DescribeGroups 6 tells missing groups;
+ListGroups 4 states, 5 types.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from kohort.broker.refusals import UNKNOWN_OPERATIONS
+from kohort.errors import ErrorCode
+from kohort.groups import events
+from kohort.groups.outcome import DescribedGroup
+from kohort.groups.records import ClassicProtocol
+from kohort.wire.groups import (
+    DeleteGroupsRequest,
+    DeleteGroupsResponse,
+    DescribeGroupsRequest,
+    DescribeGroupsResponse,
+    HeartbeatRequest,
+    HeartbeatResponse,
+    JoinGroupRequest,
+    JoinGroupResponse,
+    LeaveGroupRequest,
+    LeaveGroupResponse,
+    ListGroupsRequest,
+    ListGroupsResponse,
+    SyncGroupRequest,
+    SyncGroupResponse,
+)
+
+if TYPE_CHECKING:
+    from kohort.broker.dispatch import Request
+    from kohort.broker.node import Node
+
+
+def client_of(request: Request) -> events.Client:
+    """Who sent a request, as the coordinator's records name it."""
+    return events.Client(request.client_id or "", "/" + request.connection.peer[0])
+
+
+def fresh_member_id(request: Request) -> str:
+    """A member id that no one had before, in Kafka's form."""
+    return f"{request.client_id or ''}-{uuid.uuid4()}"
+
+
+def join_group(node: Node, request: Request) -> JoinGroupResponse | None:
+    """Join or join again; parked until the round closes."""
+    message, version = request.message, request.version
+    if not message.group_id:
+        return _join_refused(ErrorCode.INVALID_GROUP_ID, message)
+    token = node.token()
+    event = events.JoinGroup(
+        request=token,
+        group_id=message.group_id,
+        member_id=message.member_id,
+        new_member_id=fresh_member_id(request),
+        client=client_of(request),
+        protocol_type=message.protocol_type,
+        protocols=tuple([ClassicProtocol(each.name, each.metadata) for each in message.protocols]),
+        session_timeout_ms=message.session_timeout_ms,
+        rebalance_timeout_ms=message.rebalance_timeout_ms if version >= 1 else message.session_timeout_ms,
+        instance_id=message.group_instance_id,
+        reason=message.reason,
+        requires_known_id=version >= 4,
+        can_skip_assignment=version >= 9,
+        connection=request.connection.number,
+    )
+
+    def answer(value: Any) -> None:
+        if isinstance(value, ErrorCode):
+            request.reply(_join_refused(value, message))
+            return
+        make = JoinGroupResponse.JoinGroupResponseMember
+        request.reply(
+            JoinGroupResponse(
+                error_code=value.error,
+                generation_id=value.generation,
+                protocol_type=value.protocol_type if version >= 7 else None,
+                protocol_name=value.protocol_name if version >= 7 else value.protocol_name or "",
+                leader=value.leader,
+                skip_assignment=value.skip_assignment,
+                member_id=value.member_id,
+                members=[
+                    make(
+                        member_id=member.member_id,
+                        group_instance_id=member.instance_id if version >= 5 else None,
+                        metadata=member.metadata,
+                    )
+                    for member in value.members
+                ],
+            )
+        )
+
+    node.groups.ask(request, event, answer)
+    return None
+
+
+def _join_refused(error: int, message: Any) -> JoinGroupResponse:
+    return JoinGroupResponse(error_code=error, member_id=message.member_id, protocol_name="")
+
+
+def sync_group(node: Node, request: Request) -> SyncGroupResponse | None:
+    """Take part in a synchronization; parked until the leader's assignment is durable."""
+    message, version = request.message, request.version
+    if not message.group_id:
+        return SyncGroupResponse(error_code=ErrorCode.INVALID_GROUP_ID)
+    event = events.SyncGroup(
+        request=node.token(),
+        group_id=message.group_id,
+        generation=message.generation_id,
+        member_id=message.member_id,
+        assignments=tuple([(each.member_id, each.assignment) for each in message.assignments]),
+        instance_id=message.group_instance_id,
+        protocol_type=message.protocol_type,
+        protocol_name=message.protocol_name,
+        connection=request.connection.number,
+    )
+
+    def answer(value: Any) -> None:
+        if isinstance(value, ErrorCode):
+            request.reply(SyncGroupResponse(error_code=value))
+        elif version >= 5:
+            request.reply(
+                SyncGroupResponse(
+                    error_code=value.error,
+                    protocol_type=value.protocol_type,
+                    protocol_name=value.protocol_name,
+                    assignment=value.assignment,
+                )
+            )
+        else:
+            request.reply(SyncGroupResponse(error_code=value.error, assignment=value.assignment))
+
+    node.groups.ask(request, event, answer)
+    return None
+
+
+def heartbeat(node: Node, request: Request) -> HeartbeatResponse | None:
+    """A sign of life; the answer says whether to join again."""
+    message = request.message
+    event = events.Heartbeat(
+        request=node.token(),
+        group_id=message.group_id,
+        generation=message.generation_id,
+        member_id=message.member_id,
+        instance_id=message.group_instance_id,
+        hold_ms=node.hold_ms(request),
+        connection=request.connection.number,
+    )
+
+    def answer(value: Any) -> None:
+        error = value if isinstance(value, ErrorCode) else value.error
+        request.reply(HeartbeatResponse(error_code=error))
+
+    node.groups.ask(request, event, answer)
+    return None
+
+
+def leave_group(node: Node, request: Request) -> LeaveGroupResponse | None:
+    """Leave, or remove others (an administrator)."""
+    message, version = request.message, request.version
+    if not message.group_id:
+        return LeaveGroupResponse(error_code=ErrorCode.INVALID_GROUP_ID)
+    if version >= 3:
+        members = tuple(
+            [events.LeavingMember(each.member_id, each.group_instance_id, each.reason) for each in message.members]
+        )
+    else:
+        members = (events.LeavingMember(message.member_id),)
+    event = events.LeaveGroup(node.token(), message.group_id, members)
+
+    def answer(value: Any) -> None:
+        if isinstance(value, ErrorCode):
+            request.reply(LeaveGroupResponse(error_code=value))
+        elif version < 3:
+            single = value.members[0].error if value.members else ErrorCode.NONE
+            request.reply(LeaveGroupResponse(error_code=value.error or single))
+        else:
+            make = LeaveGroupResponse.MemberResponse
+            request.reply(
+                LeaveGroupResponse(
+                    error_code=value.error,
+                    members=[
+                        make(member_id=each.member_id, group_instance_id=each.instance_id, error_code=each.error)
+                        for each in value.members
+                    ],
+                )
+            )
+
+    node.groups.ask(request, event, answer)
+    return None
+
+
+def describe_groups(node: Node, request: Request) -> None:
+    """State, protocol and members of each group asked for."""
+    version = request.version
+
+    def make_event(token: int, groups: tuple[str, ...]) -> Any:
+        return events.DescribeGroups(token, groups, knows_missing=version >= 6)
+
+    def entries(groups: tuple[str, ...], value: Any) -> list[Any]:
+        if isinstance(value, ErrorCode):
+            return [DescribedGroup(group, "", error=value) for group in groups]
+        return list(value.groups)
+
+    def answer(found: dict[str, Any]) -> None:
+        described = [_described(found[group], version) for group in request.message.groups]
+        request.reply(DescribeGroupsResponse(groups=described))
+
+    node.groups.ask_by_shard(request.message.groups, make_event, entries, answer)
+
+
+def _described(group: DescribedGroup, version: int) -> Any:
+    member = DescribeGroupsResponse.DescribedGroupMember
+    described = DescribeGroupsResponse.DescribedGroup(
+        error_code=group.error,
+        group_id=group.group_id,
+        group_state=group.state,
+        protocol_type=group.protocol_type,
+        protocol_data=group.protocol,
+        members=[
+            member(
+                member_id=each.member_id,
+                group_instance_id=each.instance_id if version >= 4 else None,
+                client_id=each.client_id,
+                client_host=each.client_host,
+                member_metadata=each.metadata,
+                member_assignment=each.assignment,
+            )
+            for each in group.members
+        ],
+        authorized_operations=UNKNOWN_OPERATIONS,
+    )
+    if version >= 6:
+        described.error_message = group.error_message
+    return described
+
+
+def list_groups(node: Node, request: Request) -> None:
+    """Every group of every shard, filtered by state and type."""
+    message, version = request.message, request.version
+    states = tuple(message.states_filter) if version >= 4 else ()
+    types = tuple(message.types_filter) if version >= 5 else ()
+
+    def answer(values: list[Any]) -> None:
+        error = next((value for value in values if isinstance(value, ErrorCode)), ErrorCode.NONE)
+        make = ListGroupsResponse.ListedGroup
+        groups = []
+        for value in values:
+            for group in () if isinstance(value, ErrorCode) else value.groups:
+                listed = make(group_id=group.group_id, protocol_type=group.protocol_type)
+                if version >= 4:
+                    listed.group_state = group.state
+                if version >= 5:
+                    listed.group_type = group.type
+                groups.append(listed)
+        request.reply(ListGroupsResponse(error_code=error, groups=groups))
+
+    node.groups.ask_all(lambda token: events.ListGroups(token, states, types), answer)
+
+
+def delete_groups(node: Node, request: Request) -> None:
+    """Delete empty groups with their offsets."""
+    names = request.message.groups_names
+
+    def entries(groups: tuple[str, ...], value: Any) -> list[Any]:
+        errors = [value] * len(groups) if isinstance(value, ErrorCode) else value.errors
+        make = DeleteGroupsResponse.DeletableGroupResult
+        return [make(group_id=group, error_code=error) for group, error in zip(groups, errors, strict=True)]
+
+    def answer(found: dict[str, Any]) -> None:
+        request.reply(DeleteGroupsResponse(results=[found[group] for group in dict.fromkeys(names)]))
+
+    node.groups.ask_by_shard(names, events.DeleteGroups, entries, answer)
+
+
+HANDLERS: dict[type, Callable[[Any, Any], Any]] = {
+    JoinGroupRequest: join_group,
+    SyncGroupRequest: sync_group,
+    HeartbeatRequest: heartbeat,
+    LeaveGroupRequest: leave_group,
+    DescribeGroupsRequest: describe_groups,
+    ListGroupsRequest: list_groups,
+    DeleteGroupsRequest: delete_groups,
+}

@@ -1,0 +1,96 @@
+"""ListOffsets and OffsetForLeaderEpoch: where a partition begins, ends, and was at a time.
+
+Versions: ListOffsets 1 answers one offset, 2 read_committed, 4 leader epochs, 7 the latest timestamp, 8 and 9 tiered
+offsets, 10 a timeout, 11 the earliest offset still to be uploaded; OffsetForLeaderEpoch 2 leader epochs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kohort.errors import ErrorCode, KafkaError
+from kohort.log import Isolation, PartitionLog
+from kohort.wire.data import (
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    OffsetForLeaderEpochRequest,
+    OffsetForLeaderEpochResponse,
+)
+
+if TYPE_CHECKING:
+    from kohort.broker.dispatch import Request
+    from kohort.broker.node import Node
+
+LATEST_TIERED = -5
+EARLIEST_PENDING_UPLOAD = -6
+_Listed = ListOffsetsResponse.ListOffsetsPartitionResponse
+
+
+def epoch_error(log: PartitionLog, current_leader_epoch: int) -> int:
+    """Whether a client's leader epoch is the partition's own; -1 is not checked. Source: KIP-320."""
+    if current_leader_epoch in (-1, log.leader_epoch):
+        return 0
+    if current_leader_epoch < log.leader_epoch:
+        return ErrorCode.FENCED_LEADER_EPOCH
+    return ErrorCode.UNKNOWN_LEADER_EPOCH
+
+
+def list_offsets(node: Node, request: Request) -> ListOffsetsResponse:
+    """An offset and its timestamp for each partition."""
+    message = request.message
+    isolation = Isolation.READ_COMMITTED if message.isolation_level == 1 else Isolation.READ_UNCOMMITTED
+    return ListOffsetsResponse(
+        topics=[
+            ListOffsetsResponse.ListOffsetsTopicResponse(
+                name=topic.name,
+                partitions=[_list(node, topic.name, part, isolation) for part in topic.partitions],
+            )
+            for topic in message.topics
+        ]
+    )
+
+
+def _list(node: Node, topic: str, asked: Any, isolation: Isolation) -> Any:
+    index = asked.partition_index
+    log = node.store.get(topic, index)
+    error = epoch_error(log, asked.current_leader_epoch) if log else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    if log is None or error:
+        return _Listed(partition_index=index, error_code=error)
+    timestamp = asked.timestamp
+    if timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
+        if timestamp == LATEST_TIERED:  # nothing is tiered
+            return _Listed(partition_index=index, leader_epoch=-1)
+        return _Listed(partition_index=index, offset=log.log_start_offset, leader_epoch=log.leader_epoch)
+    try:
+        found = log.offset_for_timestamp(timestamp, isolation)
+    except KafkaError as refused:
+        return _Listed(partition_index=index, error_code=refused.code)
+    except OSError:
+        return _Listed(partition_index=index, error_code=ErrorCode.KAFKA_STORAGE_ERROR)
+    return _Listed(
+        partition_index=index, timestamp=found.timestamp, offset=found.offset, leader_epoch=found.leader_epoch
+    )
+
+
+def offset_for_leader_epoch(node: Node, request: Request) -> OffsetForLeaderEpochResponse:
+    """Where a leader epoch ended: how a client finds out that its position was cut off."""
+    return OffsetForLeaderEpochResponse(
+        topics=[
+            OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult(
+                topic=topic.topic, partitions=[_epoch_end(node, topic.topic, part) for part in topic.partitions]
+            )
+            for topic in request.message.topics
+        ]
+    )
+
+
+def _epoch_end(node: Node, topic: str, asked: Any) -> Any:
+    log = node.store.get(topic, asked.partition)
+    error = epoch_error(log, asked.current_leader_epoch) if log else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    if log is None or error:
+        return OffsetForLeaderEpochResponse.EpochEndOffset(partition=asked.partition, error_code=error)
+    epoch, end = log.end_offset_for_epoch(asked.leader_epoch)
+    return OffsetForLeaderEpochResponse.EpochEndOffset(partition=asked.partition, leader_epoch=epoch, end_offset=end)
+
+
+HANDLERS = {ListOffsetsRequest: list_offsets, OffsetForLeaderEpochRequest: offset_for_leader_epoch}

@@ -1,0 +1,106 @@
+"""Produce: batches go to the log as they came.
+
+Versions: 3 is the first with record batches v2; 9 is flexible; 10 names the leader in errors; 12 lets a transaction
+take in partitions by producing to them (KIP-890); 13 names topics by id.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+from kohort.errors import ErrorCode, KafkaError
+from kohort.wire.data import ProduceRequest, ProduceResponse
+
+if TYPE_CHECKING:
+    from kohort.broker.dispatch import Request
+    from kohort.broker.node import Node
+
+log = logging.getLogger("kohort.broker")
+
+_Partition = ProduceResponse.PartitionProduceResponse
+_Topic = ProduceResponse.TopicProduceResponse
+
+
+def produce(node: Node, request: Request) -> ProduceResponse | None:
+    """Append each partition's batches; answered when all are written (acks 0: not at all)."""
+    message = request.message
+    by_id = request.version >= 13
+    now_ms = time.time_ns() // 1_000_000
+    responses = []
+    for topic in message.topic_data:
+        name = _name_by_id(node, topic.topic_id) if by_id else topic.name
+        error = _refused(node, request, name, message.acks)
+        answers = [
+            _Partition(index=part.index, error_code=error, base_offset=-1)
+            if error
+            else _append(node, request, name, part, now_ms)
+            for part in topic.partition_data
+        ]
+        responses.append(
+            _Topic(topic_id=topic.topic_id, partition_responses=answers)
+            if by_id
+            else _Topic(name=name, partition_responses=answers)
+        )
+    if message.acks != 0:
+        return ProduceResponse(responses=responses)
+    if any(answer.error_code for topic in responses for answer in topic.partition_responses):
+        # No answer was asked for: only the end of the connection makes the client look at its metadata again.
+        log.info("%s: records sent without asking for an answer were refused; closing", request.name)
+        request.connection.close()
+    else:
+        request.skip()
+    return None
+
+
+def _name_by_id(node: Node, topic_id: Any) -> str | None:
+    topic = node.store.topics_by_id.get(topic_id)
+    return topic.name if topic is not None else None
+
+
+def _refused(node: Node, request: Request, name: str | None, acks: int) -> int:
+    if acks not in (-1, 0, 1):
+        return ErrorCode.INVALID_REQUIRED_ACKS
+    if name is None:
+        return ErrorCode.UNKNOWN_TOPIC_ID
+    if name[:2] == "__" and node.topics.is_internal(name) and request.client_id != "__admin_client":
+        return ErrorCode.INVALID_TOPIC_EXCEPTION
+    return 0
+
+
+def _append(node: Node, request: Request, name: str | None, part: Any, now_ms: int) -> Any:
+    assert name is not None
+    index = part.index
+    target = node.store.get(name, index)
+    if target is None:
+        return _Partition(index=index, error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, base_offset=-1)
+    records = part.records
+    if not records:
+        return _Partition(
+            index=index,
+            error_code=ErrorCode.INVALID_RECORD,
+            base_offset=-1,
+            error_message="no record batch",
+        )
+    try:
+        transactional_id = request.message.transactional_id
+        if transactional_id is not None:
+            node.transactions.check_produce(transactional_id, name, index, records, request.version)
+        result = target.append(records, now_ms)
+    except KafkaError as error:
+        return _Partition(index=index, error_code=error.code, base_offset=-1, error_message=error.message)
+    except OSError as error:
+        log.error("%s-%d could not be written: %s", name, index, error)
+        return _Partition(index=index, error_code=ErrorCode.KAFKA_STORAGE_ERROR, base_offset=-1)
+    node.waits.appended(target, len(records))
+    return _Partition(
+        index=index,
+        error_code=0,
+        base_offset=result.base_offset,
+        log_append_time_ms=result.log_append_time_ms,
+        log_start_offset=result.log_start_offset,
+    )
+
+
+HANDLERS = {ProduceRequest: produce}

@@ -1,0 +1,396 @@
+"""One client connection on a raw socket: frames in, answers out in the order of the requests.
+
+Reading goes through one buffer shared by all connections of the loop, because a read and the parsing of what it
+brought are one uninterrupted step; only a frame that has not wholly arrived takes memory of its own. Writing gathers
+what is ready and never holds log bytes in memory: they are read from their file when the socket takes them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import time
+from collections import deque
+from typing import Any, Protocol
+
+from kohort.log import FileRange
+
+log = logging.getLogger("kohort.broker")
+
+READ_BUFFER_BYTES = 1 << 18
+GATHER_BYTES = 1 << 18
+"""One send takes at least this much if it is there: beyond it a larger one gains nothing."""
+GATHER_PARTS = 256
+"""Below IOV_MAX (1,024 on Linux, 16 by POSIX's promise but 1,024 everywhere that matters)."""
+GROW_BYTES = 1 << 20
+"""A frame's buffer grows with what arrives: a size that is only claimed must not cost memory."""
+READS_PER_WAKE = 4
+"""A connection with more to read lets the others have their turn after this many reads."""
+
+
+class LogSlice:
+    """Bytes of a log file inside an answer, read when the socket takes them."""
+
+    __slots__ = ("_file", "_length", "_position")
+
+    def __init__(self, part: FileRange) -> None:
+        self._file, self._position, self._length = part
+
+    def __len__(self) -> int:
+        return self._length
+
+    def read(self, limit: int) -> bytes:
+        """The first bytes, at most `limit`."""
+        return FileRange(self._file, self._position, min(limit, self._length)).bytes()
+
+    def drop(self, count: int) -> None:
+        """Forget the first bytes: they were sent."""
+        self._position += count
+        self._length -= count
+
+
+class Answer(Protocol):
+    """A place in a connection's order of answers."""
+
+    parts: list[Any] | None
+    """What to send (buffers and LogSlices), None as long as it is not known, empty to send nothing."""
+
+
+class Handler(Protocol):
+    """What a connection needs from the server."""
+
+    def on_frame(self, connection: Connection, frame: bytearray) -> None:
+        """Take one request; raises `BadFrame` to end the connection."""
+
+    def on_closed(self, connection: Connection) -> None:
+        """The connection ended."""
+
+    def wake(self, connection: Connection) -> None:
+        """Have `flush` called soon."""
+
+
+class BadFrame(Exception):
+    """Bytes no client of ours sends: the connection ends, the text says why."""
+
+
+class Limits(Protocol):
+    """The bounds of one connection, from the broker's settings."""
+
+    request_bytes_max: int
+    queued_requests_max: int
+    queued_bytes_max: int
+
+
+class Connection:
+    """The state of one socket. All methods run on the loop.
+
+    Attributes:
+        pending: the answers that are owed, in order.
+        number: tells connections apart in events of the group coordinator.
+        software: name and version that the client gave in ApiVersions 3 and up.
+        shards: the group shards this connection has asked, to be told of its end.
+        waits: its parked fetches.
+    """
+
+    __slots__ = (
+        "_buffer",
+        "_filled",
+        "_handler",
+        "_limits",
+        "_loop",
+        "_out",
+        "_out_bytes",
+        "_reading",
+        "_scratch",
+        "_sock",
+        "_wanted",
+        "_writing",
+        "closed",
+        "corked",
+        "dirty",
+        "fd",
+        "last_active",
+        "local",
+        "number",
+        "peer",
+        "pending",
+        "shards",
+        "software",
+        "waits",
+    )
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        sock: socket.socket,
+        peer: tuple[str, int],
+        handler: Handler,
+        limits: Limits,
+        scratch: bytearray,
+    ) -> None:
+        self._loop = loop
+        self._sock = sock
+        self.fd = sock.fileno()
+        self.peer = peer
+        self.local: tuple[str, int] = sock.getsockname()[:2]
+        self._handler = handler
+        self._limits = limits
+        self._scratch = scratch
+        self._buffer: bytearray | None = None  # bytes of a frame (or of its size) that has not wholly arrived
+        self._filled = 0
+        self._wanted = 0
+        self._out: deque[Any] = deque()
+        self._out_bytes = 0
+        self._writing = False
+        self._reading = True
+        self.pending: deque[Answer] = deque()
+        self.closed = False
+        self.dirty = False
+        self.corked = False
+        self.number = 0
+        self.software: tuple[str, str] | None = None
+        self.shards: set[int] = set()
+        self.waits: set[Any] = set()
+        self.last_active = time.monotonic()
+        loop.add_reader(self.fd, self._on_readable)
+
+    @property
+    def name(self) -> str:
+        """The peer's address for log lines."""
+        return f"{self.peer[0]}:{self.peer[1]}"
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is under way in either direction."""
+        return not self.pending and not self._out
+
+    def _on_readable(self) -> None:
+        try:
+            for _ in range(READS_PER_WAKE):
+                if not self._reading or not self._read_once():
+                    break
+        except BadFrame as error:
+            log.warning("closing the connection from %s: %s", self.name, error)
+            self.close()
+
+    def _read_once(self) -> bool:
+        """Read and take what is there; whether there may be more."""
+        target = self._target()
+        try:
+            count = self._sock.recv_into(target)
+        except (BlockingIOError, InterruptedError):
+            return False
+        except OSError:
+            self.close()
+            return False
+        if count == 0:
+            self.close()
+            return False
+        more = count == len(target)
+        self.corked = True
+        if self._buffer is None:
+            self._take(memoryview(self._scratch)[:count])
+        else:
+            target.release()
+            self._fill(count)
+        self.corked = False
+        if self.pending and self.pending[0].parts is not None:
+            self.flush()
+        return more and not self.closed
+
+    def _target(self) -> memoryview:
+        if self._buffer is None:
+            return memoryview(self._scratch)
+        if self._filled == len(self._buffer):
+            self._buffer.extend(bytes(min(self._wanted - self._filled, max(self._filled, GROW_BYTES))))
+        return memoryview(self._buffer)[self._filled :]
+
+    def _fill(self, count: int) -> None:
+        """`count` bytes of an unfinished frame arrived in its own buffer."""
+        self._filled += count
+        buffer = self._buffer
+        if self._filled < self._wanted or buffer is None:
+            return
+        if self._wanted == 4:
+            self._begin_frame(int.from_bytes(buffer, "big", signed=True))
+            return
+        self._buffer = None
+        self._handler.on_frame(self, buffer)
+        self.last_active = time.monotonic()
+        self._pause_if_full()
+
+    def _begin_frame(self, size: int) -> None:
+        self._check_size(size)
+        self._buffer = bytearray(min(size, GROW_BYTES))
+        self._filled = 0
+        self._wanted = size
+
+    def _check_size(self, size: int) -> None:
+        limit = self._limits.request_bytes_max
+        if size > limit:
+            raise BadFrame(f"a request of {size} bytes; socket.request.max.bytes is {limit}")
+        if size < 8:
+            raise BadFrame(f"{size} is no size of a request; does the client speak Kafka's protocol, without TLS?")
+
+    def _take(self, data: memoryview) -> None:
+        """Whole frames of `data` go to the handler, the rest waits in a buffer of its own."""
+        start, end = 0, len(data)
+        on_frame = self._handler.on_frame
+        while end - start >= 4:
+            size = int.from_bytes(data[start : start + 4], "big", signed=True)
+            self._check_size(size)
+            stop = start + 4 + size
+            if stop > end:
+                break
+            on_frame(self, bytearray(data[start + 4 : stop]))
+            if self.closed:
+                return
+            start = stop
+        self.last_active = time.monotonic()
+        if start < end:
+            self._keep(data[start:end])
+        self._pause_if_full()
+
+    def _keep(self, rest: memoryview) -> None:
+        if len(rest) < 4:
+            self._buffer = bytearray(4)
+            self._wanted = 4
+            self._buffer[: len(rest)] = rest
+            self._filled = len(rest)
+            return
+        self._begin_frame(int.from_bytes(rest[:4], "big", signed=True))
+        have = len(rest) - 4
+        buffer = self._buffer
+        assert buffer is not None
+        buffer[:have] = rest[4:]
+        self._filled = have
+
+    def _pause_if_full(self) -> None:
+        full = len(self.pending) >= self._limits.queued_requests_max or self._out_bytes >= self._limits.queued_bytes_max
+        if full and self._reading and not self.closed:
+            self._reading = False
+            self._loop.remove_reader(self.fd)
+
+    def _resume_if_room(self) -> None:
+        if (
+            not self._reading
+            and not self.closed
+            and len(self.pending) < self._limits.queued_requests_max
+            and self._out_bytes < self._limits.queued_bytes_max
+        ):
+            self._reading = True
+            self._loop.add_reader(self.fd, self._on_readable)
+
+    def ready(self, answer: Answer) -> None:
+        """An answer's parts are known: have it sent if it is its turn."""
+        if self.closed:
+            return
+        if not self.dirty and not self.corked and self.pending and self.pending[0] is answer:
+            self.dirty = True
+            self._handler.wake(self)
+
+    def push(self, parts: list[Any]) -> None:
+        """Send a frame that answers no request, now, between answers."""
+        if not self.closed:
+            self._enqueue(parts)
+            self._send()
+
+    def flush(self) -> None:
+        """Send the answers whose turn it is."""
+        self.dirty = False
+        pending = self.pending
+        while pending:
+            parts = pending[0].parts
+            if parts is None:
+                break
+            pending.popleft()
+            if parts:
+                self._enqueue(parts)
+        if not self._writing and self._out:
+            self._send()
+        self._resume_if_room()
+
+    def _enqueue(self, parts: list[Any]) -> None:
+        self._out.extend(parts)
+        self._out_bytes += sum(map(len, parts))
+
+    def _send(self) -> None:
+        try:
+            while self._out:
+                if not self._send_some():
+                    if not self._writing:
+                        self._writing = True
+                        self._loop.add_writer(self.fd, self._on_writable)
+                    return
+        except OSError:
+            self.close()
+            return
+        if self._writing:
+            self._writing = False
+            self._loop.remove_writer(self.fd)
+
+    def _send_some(self) -> bool:
+        """Send once; whether the socket took all that was offered."""
+        out = self._out
+        chunk: list[Any] = []
+        size = 0
+        for part in out:
+            piece = part.read(GATHER_BYTES) if type(part) is LogSlice else part
+            chunk.append(piece)
+            size += len(piece)
+            if size >= GATHER_BYTES or len(chunk) >= GATHER_PARTS:
+                break
+        try:
+            sent = self._sock.send(chunk[0]) if len(chunk) == 1 else self._sock.sendmsg(chunk)
+        except (BlockingIOError, InterruptedError):
+            return False
+        self._drop(sent)
+        return sent == size
+
+    def _drop(self, sent: int) -> None:
+        """Take `sent` bytes off the front of what is to be sent."""
+        out = self._out
+        self._out_bytes -= sent
+        while sent:
+            part = out[0]
+            size = len(part)
+            if sent < size:
+                if type(part) is LogSlice:
+                    part.drop(sent)
+                else:
+                    out[0] = memoryview(part)[sent:]
+                return
+            sent -= size
+            out.popleft()
+
+    def _on_writable(self) -> None:
+        if not self.closed:
+            self._send()
+            self.last_active = time.monotonic()
+            self._resume_if_room()
+
+    def close(self) -> None:
+        """End the connection; whatever was not sent is lost."""
+        if self.closed:
+            return
+        self.closed = True
+        self._loop.remove_reader(self.fd)
+        if self._writing:
+            self._loop.remove_writer(self.fd)
+        self._out.clear()
+        self._out_bytes = 0
+        self._buffer = None
+        self._sock.close()
+        self._handler.on_closed(self)
+
+
+def open_file_limit() -> int:
+    """How many files the process may have open (sockets are files)."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        soft = hard
+    return int(soft)

@@ -1,0 +1,156 @@
+"""From a frame to the handler of its (key, version), and from the handler's answer back to bytes.
+
+A handler takes (node, request) and returns the answer's message, or None when it will call `request.reply` later
+(a parked request) or answers nothing (`request.skip`). It runs on the loop and must not block.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from kohort.broker.connection import BadFrame, Connection
+from kohort.wire.framing import APIS, decode_request_header, encode_response
+from kohort.wire.schema import WireError
+
+if TYPE_CHECKING:
+    from kohort.broker.node import Node
+
+log = logging.getLogger("kohort.broker")
+
+API_VERSIONS = 18
+
+
+class Request:
+    """One request from its arrival until its answer is on its way; also the answer's place in its connection."""
+
+    __slots__ = ("client_id", "connection", "correlation_id", "key", "message", "on_reply", "parts", "version")
+
+    def __init__(
+        self, connection: Connection, key: int, version: int, correlation_id: int, client_id: str | None
+    ) -> None:
+        self.connection = connection
+        self.key = key
+        self.version = version
+        self.correlation_id = correlation_id
+        self.client_id = client_id
+        self.message: Any = None
+        self.parts: list[Any] | None = None
+        self.on_reply: Callable[[Request, list[Any]], bool] | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether an answer is no longer wanted: given already, or the client is gone."""
+        return self.parts is not None or self.connection.closed
+
+    @property
+    def name(self) -> str:
+        """The request for log lines, as `JoinGroup 9 from 127.0.0.1:4711 (client)`."""
+        api = APIS.get(self.key)
+        return f"{api.name if api else self.key} {self.version} from {self.connection.name} ({self.client_id})"
+
+    def reply(self, message: Any) -> None:
+        """Answer with a message, encoded at the request's version."""
+        if not self.connection.closed:
+            self.send(encode_response(message, self.version, self.correlation_id))
+
+    def send(self, parts: list[Any]) -> None:
+        """Answer with a frame's parts: buffers and file ranges."""
+        if self.on_reply is not None and not self.on_reply(self, parts):
+            return
+        self.parts = parts
+        self.connection.ready(self)
+
+    def skip(self) -> None:
+        """Answer nothing (acks=0)."""
+        self.send([])
+
+
+Handler: TypeAlias = "Callable[[Node, Request], Any]"
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One API: who handles it, in which versions, and how its request is read."""
+
+    handler: Handler
+    name: str
+    low: int
+    high: int
+    advertised_low: int
+    decode: Callable[[Any, int], Any]
+
+
+def route_table(handlers: Iterable[Mapping[type, Handler]], advertise_from: Mapping[int, int]) -> dict[int, Route]:
+    """Routes by api key, from maps of request class to handler.
+
+    Args:
+        handlers: one map of each file of handlers.
+        advertise_from: api key to the lowest version ApiVersions names where it differs from the lowest served.
+    """
+    routes: dict[int, Route] = {}
+    for group in handlers:
+        for cls, handler in group.items():
+            message: Any = cls
+            low = message.MIN_VERSION
+            routes[message.API_KEY] = Route(
+                handler,
+                APIS[message.API_KEY].name,
+                low,
+                message.MAX_VERSION,
+                advertise_from.get(message.API_KEY, low),
+                message.decode,
+            )
+    return routes
+
+
+class Dispatcher:
+    """Reads requests and calls their handlers."""
+
+    __slots__ = ("_node", "_routes", "_unsupported")
+
+    def __init__(self, node: Node, routes: Mapping[int, Route], unsupported_api_versions: Handler) -> None:
+        self._node = node
+        self._routes = dict(routes)
+        self._unsupported = unsupported_api_versions
+
+    def dispatch(self, connection: Connection, frame: bytearray) -> None:
+        """Handle one frame.
+
+        Raises:
+            BadFrame: the frame is no request that this broker serves; the connection must end.
+        """
+        try:
+            header, body = decode_request_header(frame)
+        except WireError as error:
+            raise BadFrame(f"a request whose header can't be read: {error}") from None
+        request = Request(connection, header.api_key, header.api_version, header.correlation_id, header.client_id)
+        connection.pending.append(request)
+        route = self._routes.get(header.api_key)
+        if route is None:
+            raise BadFrame(f"api key {header.api_key} is not served here")
+        if not route.low <= header.api_version <= route.high:
+            if header.api_key != API_VERSIONS:
+                raise BadFrame(f"{route.name} version {header.api_version} is not served here")
+            self._unsupported(self._node, request)
+            return
+        try:
+            request.message = route.decode(body, header.api_version)
+        except WireError as error:
+            raise BadFrame(f"{request.name} can't be read: {error}") from None
+        faults = self._node.faults
+        if faults.active and faults.on_request(request, lambda: self._run(route, request)):
+            return
+        self._run(route, request)
+
+    def _run(self, route: Route, request: Request) -> None:
+        try:
+            answer = route.handler(self._node, request)
+        except Exception:
+            log.error("a fault in the broker: %s; its connection is closed", request.name)
+            request.connection.close()
+            raise
+        if answer is not None:
+            request.reply(answer)

@@ -1,0 +1,162 @@
+"""One broker's state, put together: what the handlers see."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from kohort.broker.connection import Connection
+from kohort.broker.dispatch import Dispatcher, Request
+from kohort.broker.faults import Faults
+from kohort.broker.fetch_sessions import FetchSessions
+from kohort.broker.group_settings import GroupSettingsFile
+from kohort.broker.producer_ids import ProducerIds
+from kohort.broker.routes import ROUTES, unknown_api_versions
+from kohort.broker.settings import BrokerConfig
+from kohort.broker.shard import GroupShard
+from kohort.broker.shards import GroupShards
+from kohort.broker.topics import OFFSETS_TOPIC, Topics
+from kohort.broker.transactions import Transactions
+from kohort.broker.waits import Waits
+from kohort.groups.config import GroupConfig
+from kohort.groups.events import Event, TopicImage
+from kohort.groups.outcome import Counted, Push, Work
+from kohort.log import LogConfig, LogJournal, LogStore
+from kohort.wire.cluster import ApiVersionsResponse
+
+log = logging.getLogger("kohort.broker")
+
+MAINTAIN_S = 1.0
+WORKERS = 2
+"""Threads for long work of the coordinator: it is bound by the interpreter lock, so more would gain nothing."""
+JOURNAL_CONFIGS = {"cleanup.policy": "compact", "segment.bytes": "104857600", "compression.type": "producer"}
+"""As Kafka makes its own internal topics."""
+
+
+class Node:
+    """The broker behind its sockets."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        data_dir: Path,
+        store: LogStore,
+        configs: tuple[BrokerConfig, GroupConfig, LogConfig],
+    ) -> None:
+        self.loop = loop
+        self.data_dir = data_dir
+        self.store = store
+        self.config, self.group_config, self.log_config = configs
+        self.id = self.config.node_id
+        self.port = 0
+        self.meters: Counter[str] = Counter()
+        self.faults = Faults(loop)
+        self.waits = Waits(loop)
+        self.sessions = FetchSessions(self.config.fetch_sessions_max)
+        self.producer_ids = ProducerIds(data_dir)
+        self._tokens = itertools.count(1)
+        self.groups = GroupShards(self.token)
+        self.topics = Topics(store, self.config.num_partitions, self.waits, self.groups.tell_all)
+        self.group_settings = GroupSettingsFile(
+            data_dir, self.group_config, lambda event: self.groups.of(event.group_id).tell(event)
+        )
+        self.features: dict[str, tuple[int, int]] = {}
+        self.api_keys = [
+            ApiVersionsResponse.ApiVersion(api_key=key, min_version=route.advertised_low, max_version=route.high)
+            for key, route in sorted(ROUTES.items())
+        ]
+        self.dispatcher = Dispatcher(self, ROUTES, unknown_api_versions)
+        self.transactions = Transactions(self)
+        self._workers = ThreadPoolExecutor(WORKERS, "kohort-work")
+        self._work: set[asyncio.Future[Event]] = set()
+        self._maintenance: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Make the internal topics and begin to load the coordinators."""
+        if OFFSETS_TOPIC not in self.store.topics:
+            self.topics.create(OFFSETS_TOPIC, self.config.offsets_partitions, JOURNAL_CONFIGS)
+        shards = []
+        for index in range(self.store.topics[OFFSETS_TOPIC].partitions):
+            part = self.store.get(OFFSETS_TOPIC, index)
+            assert part is not None
+            term = part.leader_epoch + 1
+            shards.append(GroupShard(index, self.loop, LogJournal(part), term, self.group_config, self))
+        self.groups.set(shards)
+        for shard in shards:
+            shard.load()
+        self.transactions.start()
+        self._maintain()
+
+    def token(self) -> int:
+        """A number for one event, by which its reply finds its request."""
+        return next(self._tokens)
+
+    def topic_image(self) -> TopicImage:
+        """All topics now."""
+        return self.topics.image()
+
+    def address_for(self, connection: Connection) -> tuple[str, int]:
+        """The address that metadata gives this client: as configured, else the one it reached us at."""
+        host = self.config.advertised_host or connection.local[0]
+        return host, self.config.advertised_port or self.port
+
+    def hold_ms(self, _request: Request) -> int:
+        """How long this client bears to wait for the reply to a heartbeat."""
+        return 0
+
+    def run_work(self, work: Work, done: Callable[[Event], None]) -> None:
+        """Run long work in a thread; its event comes back on the loop."""
+        from kohort.broker.work import run  # loads the assignors: only when first needed
+
+        future = self.loop.run_in_executor(self._workers, run, work)
+        self._work.add(future)
+
+        def finish(finished: asyncio.Future[Event]) -> None:
+            self._work.discard(finished)
+            if not finished.cancelled():
+                done(finished.result())
+
+        future.add_done_callback(finish)
+
+    def push(self, push: Push) -> None:
+        """Send a frame no request asked for; the push protocol's frames come with it."""
+        log.error("nothing can be pushed to connection %d: no protocol here pushes", push.connection)
+
+    def count(self, counted: Counted) -> None:
+        """A meter moved on."""
+        self.meters[counted.meter] += counted.amount
+
+    def connection_lost(self, connection: Connection) -> None:
+        """Forget what a connection waited for, and tell the coordinators that it is gone."""
+        for wait in connection.waits:
+            self.waits.cancel(wait)
+        connection.waits.clear()
+        self.groups.connection_lost(connection.number, connection.shards)
+
+    def _maintain(self) -> None:
+        try:
+            self.store.maintain(time.time_ns() // 1_000_000)
+        except OSError as error:
+            log.error("maintenance of the data folder failed: %s", error)
+        self._maintenance = self.loop.call_later(MAINTAIN_S, self._maintain)
+
+    def stop_waiting(self) -> None:
+        """Answer everyone who waits: the broker ends."""
+        self.waits.end_all()
+        for shard in self.groups:
+            shard.close()
+        self.transactions.close()
+
+    def close(self) -> None:
+        """Let go of the threads and the data folder."""
+        if self._maintenance is not None:
+            self._maintenance.cancel()
+        self.faults.clear()
+        self._workers.shutdown(wait=False, cancel_futures=True)
+        self.store.close()

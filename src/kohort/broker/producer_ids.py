@@ -1,0 +1,33 @@
+"""Producer ids: never given out twice, also across restarts. A block is reserved on disk before its first id is used."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+FILE = "producer-ids"
+BLOCK = 1_000
+"""Ids reserved at once: a crash loses at most so many, and one small write serves so many producers."""
+
+
+class ProducerIds:
+    """Gives out ids."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / FILE
+        self._next = int(self._path.read_text(encoding="ascii")) if self._path.exists() else 0
+        self._reserved = self._next
+
+    def take(self) -> int:
+        """An id that no one had before."""
+        if self._next >= self._reserved:
+            self._reserve()
+        self._next += 1
+        return self._next - 1
+
+    def _reserve(self) -> None:
+        reserved = self._next + BLOCK
+        scratch = self._path.with_suffix(".tmp")
+        scratch.write_text(str(reserved), encoding="ascii")
+        os.replace(scratch, self._path)
+        self._reserved = reserved

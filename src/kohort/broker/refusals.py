@@ -1,0 +1,73 @@
+"""Answers that refuse a whole request, whatever its api: every place where the answer has an error code gets the code."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kohort.errors import ErrorCode
+from kohort.wire.framing import APIS
+
+UNKNOWN_OPERATIONS = -(2**31)
+"""What `authorized_operations` says when they were not asked for."""
+
+_ITEMS = {
+    "topics": "topics",
+    "topic_data": "responses",
+    "groups": "groups",
+    "groups_names": "results",
+    "group_ids": "groups",
+    "resources": "results",
+    "partitions": "partitions",
+    "partition_data": "partition_responses",
+    "partition_indexes": "partitions",
+    "coordinator_keys": "coordinators",
+    "topic_names": "responses",
+    "v3_and_below_topics": "results_by_topic_v3_and_below",
+}
+"""What a request lists, and under which name its response lists the results; others are tried under the same name."""
+_INDEX = {"partition", "index", "partition_index"}
+
+
+def refusal(request: Any, error: ErrorCode, text: str | None = None) -> Any:
+    """The answer to `request` that carries `error` wherever it can: on top, and for each thing asked."""
+    response = APIS[request.key].response()
+    _fill(request.message, response, error, text)
+    return response
+
+
+def _fill(asked: Any, answer: Any, error: ErrorCode, text: str | None) -> None:
+    fields = {field.name: field for field in answer.FIELDS}
+    for name in ("error_code", "partition_error_code"):
+        if name in fields:
+            setattr(answer, name, int(error))
+    if "error_message" in fields:
+        answer.error_message = text
+    for field in asked.FIELDS:
+        value = getattr(asked, field.name)
+        target = fields.get(field.name)
+        if isinstance(value, list):
+            listed = fields.get(_ITEMS.get(field.name, field.name)) or fields.get("results") or fields.get("responses")
+            if listed is not None and listed.element is not None and listed.element.struct is not None:
+                setattr(answer, listed.name, [_item(each, listed.element.struct, error, text) for each in value])
+        elif target is not None and target.struct is None and field.name != "throttle_time_ms":
+            setattr(answer, field.name, value)
+        elif field.name in _INDEX:
+            for name in _INDEX & fields.keys():
+                setattr(answer, name, value)
+
+
+def _item(asked: Any, kind: Any, error: ErrorCode, text: str | None) -> Any:
+    answer = kind()
+    if hasattr(asked, "FIELDS"):
+        _fill(asked, answer, error, text)
+        return answer
+    fields = [field.name for field in answer.FIELDS]
+    for name in ("error_code", "partition_error_code"):
+        if name in fields:
+            setattr(answer, name, int(error))
+    names = ("partition_index", "partition") if isinstance(asked, int) else ("group_id", "key", "name", "topic")
+    for name in names:
+        if name in fields:
+            setattr(answer, name, asked)
+            break
+    return answer

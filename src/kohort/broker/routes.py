@@ -1,0 +1,26 @@
+"""Every API this broker serves."""
+
+from __future__ import annotations
+
+from kohort.broker.api import cluster, configs, fetch, groups, listoffsets, offsets, produce, topics, transactions
+from kohort.broker.api.cluster import unknown_api_versions
+from kohort.broker.dispatch import route_table
+
+__all__ = ["ROUTES", "unknown_api_versions"]
+
+PRODUCE = 0
+
+ROUTES = route_table(
+    [
+        cluster.HANDLERS,
+        configs.HANDLERS,
+        fetch.HANDLERS,
+        groups.HANDLERS,
+        listoffsets.HANDLERS,
+        offsets.HANDLERS,
+        produce.HANDLERS,
+        topics.HANDLERS,
+        transactions.HANDLERS,
+    ],
+    advertise_from={PRODUCE: 0},  # librdkafka compresses only for brokers that name Produce 0, as Kafka 4 found out
+)

@@ -1,0 +1,136 @@
+"""Running a broker: from options to a clean end. The command `kohort broker` and the embedded broker end up here."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from kohort.broker.node import Node
+from kohort.broker.server import Server, listening_socket
+from kohort.broker.settings import broker_configs, parse_listen
+from kohort.errors import KafkaError
+from kohort.log import LogStore
+
+log = logging.getLogger("kohort.broker")
+
+IDLE_CHECK_S = 5.0
+LISTEN_DEFAULT = "127.0.0.1:9092"
+
+
+class RunningBroker:
+    """A broker on a running loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, data_dir: Path, listen: str, properties: Mapping[str, Any]):
+        configs = broker_configs(properties)
+        config = configs[0]
+        sock = listening_socket(*parse_listen(listen))
+        try:
+            store = LogStore(data_dir, defaults=configs[2], node_id=config.node_id, cluster_id=config.cluster_id)
+        except BaseException:
+            sock.close()
+            raise
+        self._loop = loop
+        self._grace_s = config.shutdown_ms / 1000
+        self.node = Node(loop, data_dir, store, configs)
+        self._server = Server(loop, config, self.node.dispatcher.dispatch, self.node.connection_lost)
+        self._sock = sock
+        self.host, self.node.port = sock.getsockname()[:2]
+        self.node.start()
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT as clients write it."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.node.port}"
+
+    def listen(self) -> None:
+        """Let clients in."""
+        self._server.listen(self._sock)
+        self._check_idle()
+
+    def _check_idle(self) -> None:
+        self._server.close_idle()
+        self._loop.call_later(IDLE_CHECK_S, self._check_idle)
+
+    async def close(self) -> None:
+        """Let nobody in, answer who waits, write everything down."""
+        self._server.stop_listening()
+        self.node.stop_waiting()
+        until = self._loop.time() + self._grace_s
+        while self._server.busy and self._loop.time() < until:
+            await asyncio.sleep(0.01)
+        self._server.close()
+        self.node.close()
+
+
+def new_loop() -> asyncio.AbstractEventLoop:
+    """uvloop's loop where it is installed, else asyncio's."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop
+
+
+def serve(
+    data_dir: str | Path,
+    listen: str = LISTEN_DEFAULT,
+    properties: Mapping[str, Any] | None = None,
+    on_ready: Callable[[RunningBroker, asyncio.Event], None] | None = None,
+) -> None:
+    """Run a broker until SIGTERM or SIGINT.
+
+    Args:
+        data_dir: the folder of topics and groups; made if missing.
+        listen: HOST:PORT.
+        properties: broker, group and topic properties.
+        on_ready: called once clients can connect, with the event that ends the broker when set.
+
+    Raises:
+        KafkaError: bad options, the port or the folder is in use.
+    """
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(_serve(Path(data_dir), listen, properties or {}, on_ready))
+
+
+async def _serve(
+    data_dir: Path,
+    listen: str,
+    properties: Mapping[str, Any],
+    on_ready: Callable[[RunningBroker, asyncio.Event], None] | None,
+) -> None:
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ended.set)
+    broker = RunningBroker(loop, data_dir, listen, properties)
+    try:
+        broker.listen()
+        (on_ready or announce)(broker, ended)
+        await ended.wait()
+        log.info("ending")
+    finally:
+        await broker.close()
+
+
+def announce(broker: RunningBroker, _ended: asyncio.Event) -> None:
+    """Print the line that says clients can connect."""
+    sys.stdout.write(f"ready {broker.address}\n")
+    sys.stdout.flush()
+
+
+def run_broker(listen: str, data_dir: str | Path, properties: Mapping[str, Any]) -> int:
+    """What `kohort broker` does; returns the exit code."""
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        serve(data_dir, listen, properties)
+    except KafkaError as error:
+        sys.stderr.write(f"kohort broker: {error.message}\n")
+        return 1
+    return 0
