@@ -36,7 +36,8 @@ from kohort.client.runtime import Promise, Runtime, Task
 from kohort.client.settings import ConnectionConfig
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, RetriableError, TimedOutError, error_for
 from kohort.ids import TopicPartition
-from kohort.wire.cluster import FindCoordinatorRequest, MetadataRequest
+from kohort.wire.cluster import MetadataRequest
+from kohort.wire.groups import FindCoordinatorRequest
 
 T = TypeVar("T")
 

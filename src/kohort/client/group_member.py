@@ -6,7 +6,14 @@ from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from kohort.client.offset_values import Assignment, OffsetAndMetadata, Revocation
+from kohort.client.classic_protocol import Subscription
+from kohort.client.membership import Membership
+from kohort.client.offset_values import Assignment, OffsetAndMetadata, OffsetAndTimestamp, Revocation
+from kohort.client.offsets import commit_offsets, committed_offsets
+from kohort.client.settings import ConsumerConfig, client_config
+from kohort.client.thread_driver import ThreadClient
+from kohort.client.topic_offsets import beginning_offsets, end_offsets, offsets_for_times, partitions_of
+from kohort.errors import CommitFailedError, ErrorCode, KafkaError, TimedOutError
 from kohort.ids import TopicPartition
 
 
@@ -48,9 +55,20 @@ class GroupMember:
             user_data: Handed to the assignor.
             **settings: Of `ConsumerConfig`, by either kind of name.
         """
+        subscription = Subscription(tuple(topics or ()), pattern, user_data)
+        self.config = client_config(ConsumerConfig, bootstrap_servers, {**settings, "group_id": group_id})
+        self.group_id = group_id
+        self._client = ThreadClient(self.config)
+        self._membership = Membership(self._client.cluster, self.config, poll_bound=False)
+        self._seen = 0
+        with self._client.lock:
+            self._membership.subscribe(subscription)
+            self._client.wake()
 
     def assignment(self) -> Assignment:
         """What is held now: partitions, generation, member id; empty before the first join and while nothing is held."""
+        with self._client.lock:
+            return self._membership.assignment
 
     def wait_assignment(self, timeout_ms: float, *, after_generation: int = -1) -> Assignment:
         """Wait until an assignment of a generation above `after_generation` is held and no revocation is pending.
@@ -59,21 +77,53 @@ class GroupMember:
             TimedOutError: none within the time; says what the member was waiting for.
             KafkaError: the group can't be joined (not authorized, no common assignor …).
         """
+        member = self._membership
+
+        def settled() -> bool:
+            return member.error is not None or (member.holding and member.assignment.generation > after_generation)
+
+        if not self._client.wait(settled, timeout_ms / 1000):
+            with self._client.lock:
+                why = self._client.cluster.unreachable() or f"the member is {member.state.value}"
+            raise TimedOutError(f"group {self.group_id!r}: no assignment within {timeout_ms:.0f} ms: {why}")
+        self._raise_error()
+        return self.assignment()
 
     def revocation(self) -> Revocation | None:
-        """What the group wants back, until `release`; None otherwise."""
+        """What the group wants back, until `release`; None otherwise.
+
+        Raises:
+            KafkaError: this member can't be in the group any more (fenced by another with its instance id, not authorized …).
+        """
+        self._raise_error()
+        with self._client.lock:
+            return self._membership.revocation
 
     def wait_change(self, timeout_ms: float) -> bool:
         """Wait until assignment or revocation differ from what they were at the last call of this method; False: time is over."""
+        changed = self._client.wait(lambda: self._membership.sequence != self._seen, timeout_ms / 1000)
+        with self._client.lock:
+            self._seen = self._membership.sequence
+        return changed
 
     def release(self) -> None:
         """Acknowledge the pending revocation. Does nothing without one."""
+        with self._client.lock:
+            self._membership.release()
+            self._client.wake()
 
     def subscribe(self, topics: Iterable[str] | None = None, *, pattern: str | None = None) -> None:
         """Change the subscription; the group rebalances."""
+        with self._client.lock:
+            self._membership.subscribe(Subscription(tuple(topics or ()), pattern))
+            self._client.wake()
 
     def commit(
-        self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int], *, generation: int | None = None, timeout_ms: float | None = None
+        self,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata | int],
+        *,
+        generation: int | None = None,
+        timeout_ms: float | None = None,
     ) -> None:
         """Commit for the member's generation and wait.
 
@@ -85,24 +135,56 @@ class GroupMember:
         Raises:
             CommitFailedError: the generation is over.
         """
+        values = {part: value if isinstance(value, OffsetAndMetadata) else OffsetAndMetadata(value) for part, value in offsets.items()}
+        with self._client.lock:
+            identity = self._membership.identity()
+        if identity.generation < 0 or generation not in (None, identity.generation):
+            text = f"group {self.group_id!r}: generation {generation if generation is not None else ''} is over, nothing was committed"
+            raise CommitFailedError(text, ErrorCode.ILLEGAL_GENERATION)
+        self._client.call(commit_offsets(self._client.cluster, self.group_id, values, identity, timeout_ms))
 
-    def committed(self, partitions: Iterable[TopicPartition], timeout_ms: float | None = None) -> dict[TopicPartition, OffsetAndMetadata | None]:
+    def committed(
+        self, partitions: Iterable[TopicPartition], timeout_ms: float | None = None
+    ) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """The group's committed offsets; None where there is none."""
+        return self._client.call(committed_offsets(self._client.cluster, self.group_id, partitions, timeout_ms=timeout_ms))
 
     def partitions_of(self, topics: Iterable[str], timeout_ms: float | None = None) -> dict[str, list[int]]:
         """Partition numbers of topics, asked now; unknown topics are left out."""
+        return self._client.call(partitions_of(self._client.cluster, topics, timeout_ms))
 
     def beginning_offsets(self, partitions: Iterable[TopicPartition], timeout_ms: float | None = None) -> dict[TopicPartition, int]:
         """First offsets that can be read."""
+        return self._client.call(beginning_offsets(self._client.cluster, partitions, timeout_ms))
 
     def end_offsets(self, partitions: Iterable[TopicPartition], timeout_ms: float | None = None) -> dict[TopicPartition, int]:
         """Offsets after the last one that can be read (the last stable one with read_committed)."""
+        committed = self.config.isolation_level == "read_committed"
+        return self._client.call(end_offsets(self._client.cluster, partitions, timeout_ms, read_committed=committed))
 
-    def offsets_for_times(self, times: Mapping[TopicPartition, int], timeout_ms: float | None = None) -> dict[TopicPartition, Any]:
-        """`OffsetAndTimestamp` of the first record at or after a time (ms since the epoch); None where there is none."""
+    def offsets_for_times(
+        self, times: Mapping[TopicPartition, int], timeout_ms: float | None = None
+    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+        """The first record at or after a time (ms since the epoch); None where there is none."""
+        return self._client.call(offsets_for_times(self._client.cluster, times, timeout_ms))
 
     def close(self, timeout_ms: float = 3_000) -> None:
         """Leave the group at once and end. Does nothing the second time."""
+        if self._client.closed:
+            return
+        try:
+            self._client.call(self._membership.leave("the application closed the member"), timeout_ms / 1000)
+        except (KafkaError, TimeoutError):
+            pass  # the coordinator finds out by the session's end
+        finally:
+            self._client.close()
+
+    def _raise_error(self) -> None:
+        with self._client.lock:
+            error = self._membership.take_error()
+            if error is not None:
+                self._client.wake()
+                raise error
 
     def __enter__(self) -> Self:
         return self

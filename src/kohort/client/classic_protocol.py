@@ -1,0 +1,269 @@
+"""What the members of a classic group tell each other through the coordinator: subscriptions up, assignments down.
+
+The "consumer" protocol's metadata is a version number and the message at that version. Readers take any version: newer ones
+have what older ones have, at the same place, and more behind it.
+Source: spec 3.2–3.6, 3.10, 3.13; KIP-429; KIP-792.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from kohort.client.assigning import Assignor, MemberView, assignors_of
+from kohort.client.cluster import Cluster
+from kohort.client.metadata import Metadata
+from kohort.client.offset_values import Assignment
+from kohort.client.offsets import by_topic
+from kohort.client.settings import ConsumerConfig
+from kohort.errors import CorruptDataError, ErrorCode, InvalidInputError, KafkaError
+from kohort.ids import TopicPartition
+from kohort.wire.groups import ConsumerProtocolAssignment, ConsumerProtocolSubscription
+
+PROTOCOL_TYPE = "consumer"
+_SUBSCRIPTION_VERSION = 3
+_ASSIGNMENT_VERSION = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """What a member wants to read: topics by name, or those that a regular expression finds.
+
+    Attributes:
+        topics: Names; empty with a pattern.
+        pattern: Searched for in each topic's name (`^` and `$` bind it).
+        user_data: For the assignor, from the application.
+    """
+
+    topics: tuple[str, ...] = ()
+    pattern: str | None = None
+    user_data: bytes | None = None
+
+    def __post_init__(self) -> None:
+        if bool(self.topics) == (self.pattern is not None):
+            raise InvalidInputError("subscribe to topics or to a pattern, one of both")
+        if self.pattern is not None:
+            try:
+                re.compile(self.pattern)
+            except re.error as error:
+                raise InvalidInputError(f"pattern {self.pattern!r}: {error}") from None
+
+    def resolve(self, metadata: Metadata, exclude_internal: bool) -> tuple[str, ...]:
+        """The topics meant, sorted."""
+        if self.pattern is None:
+            return tuple(sorted(set(self.topics)))
+        found = re.compile(self.pattern).search
+        known = metadata.topics.values()
+        return tuple(sorted(topic.name for topic in known if found(topic.name) and not (topic.internal and exclude_internal)))
+
+
+class ClassicProtocol:
+    """Builds and reads the protocol's bytes, runs the assignor as the leader, and watches metadata for reasons to rebalance."""
+
+    protocol_type = PROTOCOL_TYPE
+
+    def __init__(self, cluster: Cluster, config: ConsumerConfig, request_rejoin: Callable[[str], None]) -> None:
+        self._cluster = cluster
+        self._config = config
+        self._request_rejoin = request_rejoin
+        self._assignors: dict[str, Assignor] = assignors_of(config.partition_assignment_strategy)
+        self.eager = not all(assignor.cooperative for assignor in self._assignors.values())
+        self._subscription: Subscription | None = None
+        self._joined_with: tuple[str, ...] = ()
+        self._watched: frozenset[str] | None = None
+        self._assigned_for: dict[str, tuple[int, ...]] = {}
+        self._chosen: Assignor | None = None
+        self._batching = False
+
+    def subscribe(self, subscription: Subscription) -> None:
+        self._subscription = subscription
+        self._want()
+
+    def topics(self) -> tuple[str, ...]:
+        """The topics subscribed to, as far as metadata tells."""
+        if self._subscription is None:
+            return ()
+        return self._subscription.resolve(self._cluster.metadata, self._config.exclude_internal_topics)
+
+    def unsubscribed(self, held: Iterable[TopicPartition]) -> list[TopicPartition]:
+        """Those held whose topic is not subscribed to any more."""
+        topics = set(self.topics())
+        return [part for part in held if part.topic not in topics]
+
+    # Up: this member's subscription.
+
+    async def prepare(self) -> None:
+        """A pattern needs to have seen the topics before it can join."""
+        if self._subscription is not None and self._subscription.pattern is not None and not self._cluster.metadata.complete:
+            await self._cluster.refresh_metadata(self._config.default_api_timeout_ms)
+
+    def metadata(self, held: Assignment, generation: int) -> list[tuple[str, bytes]]:
+        """The join's protocols: assignor name and subscription bytes, by preference."""
+        topics = self.topics()
+        self._joined_with = topics
+        owned = [
+            ConsumerProtocolSubscription.TopicPartition(topic=topic, partitions=[part.partition for part in parts])
+            for topic, parts in by_topic(held.partitions).items()
+        ]
+        protocols = []
+        for name, assignor in self._assignors.items():
+            given = self._subscription.user_data if self._subscription is not None else None
+            user_data = assignor.subscription_user_data(topics) if given is None else given
+            message = ConsumerProtocolSubscription(
+                topics=list(topics),
+                user_data=user_data,
+                owned_partitions=owned,
+                generation_id=generation if owned else -1,
+                rack_id=self._config.client_rack or None,
+            )
+            protocols.append((name, _SUBSCRIPTION_VERSION.to_bytes(2, "big") + message.encode(_SUBSCRIPTION_VERSION)))
+        return protocols
+
+    # The leader's part.
+
+    async def assign(self, joined: Any) -> list[tuple[str, bytes]]:
+        """Every member's assignment bytes.
+
+        Raises:
+            KafkaError: no assignment can be made; says why.
+        """
+        assignor = self._assignors.get(joined.protocol_name or "")
+        if assignor is None:
+            text = f"the coordinator chose the assignor {joined.protocol_name!r}, which is not configured here"
+            raise KafkaError(text, ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
+        members = [_member_view(member) for member in joined.members]
+        topics = sorted({topic for member in members for topic in member.topics})
+        self._watched = frozenset(topics)
+        self._want()
+        await self._cluster.describe_topics(topics)
+        metadata = self._cluster.metadata
+        self._assigned_for = {topic: tuple(metadata.partitions_of(topic)) for topic in topics}
+        if joined.skip_assignment:
+            return []
+        partitions = {topic: len(parts) for topic, parts in self._assigned_for.items() if parts}
+        racks = _partition_racks(metadata, topics)
+        try:
+            result = assignor.assign(members, partitions, racks)
+        except KafkaError:
+            raise
+        except Exception as error:  # an assignor of the application's own: its failure is reported, not swallowed
+            raise KafkaError(f"the assignor {joined.protocol_name!r} failed: {error!r}", ErrorCode.UNKNOWN_SERVER_ERROR) from error
+        return [(member, encode_assignment(parts, user_data)) for member, (parts, user_data) in result.items()]
+
+    def followed(self) -> None:
+        """Another member leads: watch only what this member's own subscription needs."""
+        self._watched = None
+        self._assigned_for = {}
+        self._want()
+
+    # Down: this member's assignment.
+
+    def decode_assignment(self, content: bytes) -> tuple[list[TopicPartition], bytes | None]:
+        """Partitions and user data; no bytes at all mean no partitions."""
+        if not content:
+            return [], None
+        message = _decode_versioned(ConsumerProtocolAssignment, content, "assignment")
+        parts = [TopicPartition(topic.topic, number) for topic in message.assigned_partitions for number in topic.partitions]
+        return sorted(parts), None if message.user_data is None else bytes(message.user_data)
+
+    def assigned(self, protocol_name: str, partitions: list[TopicPartition], user_data: bytes | None, generation: int) -> None:
+        """Tell the chosen assignor what came of it."""
+        assignor = self._assignors.get(protocol_name)
+        if assignor is not None:
+            assignor.on_assignment(partitions, user_data, generation)
+
+    # Metadata.
+
+    def metadata_changed(self) -> None:
+        """Ask for a rebalance where topics appeared, grew or went since the last assignment; the leader gathers changes first."""
+        if self._subscription is not None and self._subscription.pattern is not None and self.topics() != self._joined_with:
+            self._batch("the topics that match the subscription changed")
+        elif self._assigned_for and self._leader_sees_change():
+            self._batch("partitions changed")
+
+    def _leader_sees_change(self) -> bool:
+        metadata = self._cluster.metadata
+        return any(
+            tuple(metadata.partitions_of(topic)) != parts
+            for topic, parts in self._assigned_for.items()
+            if topic not in metadata.topics or metadata.topics[topic].error in (ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        )
+
+    def _batch(self, reason: str) -> None:
+        if self._batching:
+            return
+        wait_ms = self._config.rebalance_batch_ms
+        if wait_ms == 0:
+            self._request_rejoin(reason)
+            return
+        self._batching = True
+
+        def over(_: Any) -> None:
+            self._batching = False
+            self._request_rejoin(reason)
+
+        runtime = self._cluster.runtime
+        runtime.at(runtime.now_ms + wait_ms).on_done(over)
+
+    def _want(self) -> None:
+        if self._subscription is None:
+            return
+        if self._subscription.pattern is not None:
+            self._cluster.want_topics(self, None)
+        else:
+            self._cluster.want_topics(self, {*self._subscription.topics, *(self._watched or ())})
+
+
+def encode_assignment(partitions: Iterable[TopicPartition], user_data: bytes | None = None) -> bytes:
+    """An assignment as members read it."""
+    assigned = [
+        ConsumerProtocolAssignment.TopicPartition(topic=topic, partitions=[part.partition for part in parts])
+        for topic, parts in by_topic(partitions).items()
+    ]
+    message = ConsumerProtocolAssignment(assigned_partitions=assigned, user_data=user_data)
+    return _ASSIGNMENT_VERSION.to_bytes(2, "big") + message.encode(_ASSIGNMENT_VERSION)
+
+
+def _member_view(member: Any) -> MemberView:
+    message = _decode_versioned(ConsumerProtocolSubscription, bytes(member.metadata), f"subscription of member {member.member_id}")
+    owned = [TopicPartition(topic.topic, number) for topic in message.owned_partitions for number in topic.partitions]
+    return MemberView(
+        member_id=member.member_id,
+        instance_id=member.group_instance_id,
+        topics=tuple(message.topics),
+        user_data=None if message.user_data is None else bytes(message.user_data),
+        owned=tuple(owned),
+        generation=message.generation_id,
+        rack=message.rack_id,
+    )
+
+
+def _decode_versioned(message: type[Any], content: bytes, what: str) -> Any:
+    """A message behind its version number; bytes of a newer version beyond what is known here are ignored."""
+    if len(content) < 2:
+        raise CorruptDataError(f"{what}: {len(content)} bytes are too few")
+    version = int.from_bytes(content[:2], "big", signed=True)
+    if version < 0:
+        raise CorruptDataError(f"{what}: version {version}")
+    body = content[2:]
+    for cut in range(len(body) + 1) if version > message.MAX_VERSION else (0,):
+        try:
+            return message.decode(body[: len(body) - cut], min(version, message.MAX_VERSION))
+        except CorruptDataError:
+            if version <= message.MAX_VERSION:
+                raise
+    raise CorruptDataError(f"{what}: version {version} can't be read as version {message.MAX_VERSION}")
+
+
+def _partition_racks(metadata: Metadata, topics: Iterable[str]) -> dict[TopicPartition, frozenset[str]]:
+    racks: dict[TopicPartition, frozenset[str]] = {}
+    if not any(broker.rack for broker in metadata.brokers.values()):
+        return racks
+    for topic in topics:
+        info = metadata.topics.get(topic)
+        for number, part in (info.partitions if info else {}).items():
+            names = {broker.rack for node in part.replicas if (broker := metadata.brokers.get(node)) is not None and broker.rack}
+            racks[TopicPartition(topic, number)] = frozenset(names)
+    return racks

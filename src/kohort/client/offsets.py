@@ -1,0 +1,268 @@
+"""Offsets asked of brokers and coordinators: first, last, by time, committed; and commits. Coroutines over a Cluster."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from kohort.client.cluster import Cluster, Coordinator, Node, Versioned
+from kohort.client.offset_values import OffsetAndMetadata, OffsetAndTimestamp
+from kohort.client.runtime import Task
+from kohort.errors import CommitFailedError, ErrorCode, KafkaError, error_for
+from kohort.ids import TopicPartition
+from kohort.wire.data import ListOffsetsRequest
+from kohort.wire.offsets import OffsetCommitRequest, OffsetFetchRequest
+
+LATEST, EARLIEST = -1, -2
+_STALE_LEADER = (
+    ErrorCode.NOT_LEADER_OR_FOLLOWER,
+    ErrorCode.FENCED_LEADER_EPOCH,
+    ErrorCode.UNKNOWN_LEADER_EPOCH,
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+    ErrorCode.LEADER_NOT_AVAILABLE,
+    ErrorCode.REPLICA_NOT_AVAILABLE,
+    ErrorCode.KAFKA_STORAGE_ERROR,
+)
+LOST_COORDINATOR = (ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+_TOPIC_IDS_SINCE = 10
+
+
+async def list_offsets(
+    cluster: Cluster, wanted: Mapping[TopicPartition, int], *, read_committed: bool = False, timeout_ms: float | None = None
+) -> dict[TopicPartition, OffsetAndTimestamp]:
+    """Offsets by time, one request per leader.
+
+    Args:
+        cluster: Where.
+        wanted: Milliseconds since the epoch, `LATEST` or `EARLIEST`, per partition.
+        read_committed: `LATEST` then means the last stable offset.
+        timeout_ms: None: `default_api_timeout_ms`.
+
+    Returns:
+        What was found; `offset` is -1 where no record is at or after the time.
+
+    Raises:
+        KafkaError: a partition's answer is an error that retries do not cure, or time is over.
+    """
+    found: dict[TopicPartition, OffsetAndTimestamp] = {}
+
+    async def attempt() -> dict[TopicPartition, OffsetAndTimestamp]:
+        missing = {partition: time for partition, time in wanted.items() if partition not in found}
+        by_leader: dict[int, dict[TopicPartition, int]] = defaultdict(dict)
+        await _know_leaders(cluster, missing)
+        for partition, time in missing.items():
+            by_leader[await cluster.leader(partition)][partition] = time
+        tasks = [cluster.runtime.spawn(_ask_leader(cluster, node, part, read_committed, found)) for node, part in by_leader.items()]
+        await gather(tasks)
+        return found
+
+    if not wanted:
+        return found
+    return await cluster.retrying(attempt, "list offsets", timeout_ms)
+
+
+async def gather(tasks: list[Task[Any]]) -> list[Any]:
+    """Wait for all; then the first error is raised, if any."""
+    results, failure = [], None
+    try:
+        for task in tasks:
+            try:
+                results.append(await task)
+            except KafkaError as error:
+                failure = failure or error
+    finally:
+        for task in tasks:
+            task.cancel()
+    if failure is not None:
+        raise failure
+    return results
+
+
+async def _know_leaders(cluster: Cluster, partitions: Iterable[TopicPartition]) -> None:
+    unknown = {partition.topic for partition in partitions if cluster.metadata.leader(partition) < 0}
+    if unknown:
+        await cluster.describe_topics(unknown)
+
+
+async def _ask_leader(
+    cluster: Cluster,
+    node: int,
+    wanted: Mapping[TopicPartition, int],
+    read_committed: bool,
+    found: dict[TopicPartition, OffsetAndTimestamp],
+) -> None:
+    def build(version: int) -> ListOffsetsRequest:
+        topics = []
+        for topic, parts in by_topic(wanted).items():
+            entries = [
+                ListOffsetsRequest.ListOffsetsTopic.ListOffsetsPartition(partition_index=part.partition, timestamp=wanted[part])
+                for part in parts
+            ]
+            topics.append(ListOffsetsRequest.ListOffsetsTopic(name=topic, partitions=entries))
+        request = ListOffsetsRequest(replica_id=-1, topics=topics)
+        if version >= 2:
+            request.isolation_level = int(read_committed)
+        return request
+
+    answer = await cluster.send(Versioned(ListOffsetsRequest, build), Node(node))
+    failure: KafkaError | None = None
+    for topic in answer.topics:
+        for part in topic.partitions:
+            partition = TopicPartition(topic.name, part.partition_index)
+            code = ErrorCode.of(part.error_code)
+            if code is ErrorCode.NONE:
+                found[partition] = OffsetAndTimestamp(part.offset, part.timestamp, part.leader_epoch)
+                continue
+            if code in _STALE_LEADER:
+                cluster.request_metadata()
+            failure = error_for(code, f"offsets of {partition}")
+    if failure is not None:
+        raise failure
+
+
+def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[TopicPartition]]:
+    """Partitions grouped by topic, both sorted."""
+    groups: dict[str, list[TopicPartition]] = {}
+    for partition in sorted(partitions):
+        groups.setdefault(partition.topic, []).append(partition)
+    return groups
+
+
+class GroupIdentity:
+    """As whom a member commits: generation (or epoch), member id, instance id. The defaults are for no member at all."""
+
+    __slots__ = ("generation", "instance_id", "member_id")
+
+    def __init__(self, generation: int = -1, member_id: str = "", instance_id: str | None = None) -> None:
+        self.generation = generation
+        self.member_id = member_id
+        self.instance_id = instance_id
+
+
+async def commit_offsets(
+    cluster: Cluster,
+    group: str,
+    offsets: Mapping[TopicPartition, OffsetAndMetadata],
+    identity: GroupIdentity,
+    timeout_ms: float | None = None,
+) -> None:
+    """Commit, and try again while the coordinator can't take it for the moment.
+
+    Raises:
+        CommitFailedError: the member's generation is over; the partitions may belong to another member.
+        FencedError: another member has this instance id.
+        KafkaError: a partition was refused; names the first.
+    """
+    coordinator = Coordinator(group)
+
+    def build(version: int) -> OffsetCommitRequest:
+        request = OffsetCommitRequest(
+            group_id=group,
+            generation_id_or_member_epoch=identity.generation,
+            member_id=identity.member_id,
+            topics=[_commit_topic(topic, parts, offsets, version) for topic, parts in by_topic(offsets).items()],
+        )
+        if version >= 7:
+            request.group_instance_id = identity.instance_id
+        return request
+
+    async def attempt() -> None:
+        answer = await cluster.send(Versioned(OffsetCommitRequest, build, _TOPIC_IDS_SINCE - 1), coordinator)
+        failed = [
+            (TopicPartition(topic.name, part.partition_index), ErrorCode.of(part.error_code))
+            for topic in answer.topics
+            for part in topic.partitions
+            if part.error_code
+        ]
+        if failed:
+            partition, code = failed[0]
+            if code in LOST_COORDINATOR:
+                cluster.forget_coordinator(coordinator)
+            raise _commit_error(group, partition, code, len(failed))
+
+    if offsets:
+        await cluster.retrying(attempt, f"commit for group {group!r}", timeout_ms)
+
+
+def _commit_topic(topic: str, parts: list[TopicPartition], offsets: Mapping[TopicPartition, OffsetAndMetadata], version: int) -> Any:
+    Topic = OffsetCommitRequest.OffsetCommitRequestTopic
+    entries = []
+    for part in parts:
+        value = offsets[part]
+        entry = Topic.OffsetCommitRequestPartition(
+            partition_index=part.partition, committed_offset=value.offset, committed_metadata=value.metadata
+        )
+        if version >= 6:
+            entry.committed_leader_epoch = value.leader_epoch
+        entries.append(entry)
+    return Topic(name=topic, partitions=entries)
+
+
+def _commit_error(group: str, partition: TopicPartition, code: ErrorCode, count: int) -> KafkaError:
+    more = f" and {count - 1} more" if count > 1 else ""
+    error = error_for(code, f"commit for group {group!r} of {partition}{more}: {code.text}")
+    if isinstance(error, CommitFailedError):
+        return CommitFailedError(f"commit for group {group!r} of {partition}{more}: this member's generation is over", code)
+    return error
+
+
+async def committed_offsets(
+    cluster: Cluster,
+    group: str,
+    partitions: Iterable[TopicPartition],
+    *,
+    identity: GroupIdentity | None = None,
+    require_stable: bool = False,
+    timeout_ms: float | None = None,
+) -> dict[TopicPartition, OffsetAndMetadata | None]:
+    """The group's committed offsets; None where there is none."""
+    wanted = list(partitions)
+    coordinator = Coordinator(group)
+
+    async def attempt() -> dict[TopicPartition, OffsetAndMetadata | None]:
+        request = Versioned(OffsetFetchRequest, lambda v: _offset_fetch(group, wanted, identity, require_stable, v), _TOPIC_IDS_SINCE - 1)
+        answer = await cluster.send(request, coordinator)
+        part = answer.groups[0] if answer.groups else answer
+        found: dict[TopicPartition, OffsetAndMetadata | None] = dict.fromkeys(wanted)
+        codes = [ErrorCode.of(part.error_code)]
+        for topic in part.topics:
+            for entry in topic.partitions:
+                codes.append(ErrorCode.of(entry.error_code))
+                if entry.committed_offset >= 0:
+                    value = OffsetAndMetadata(entry.committed_offset, entry.metadata or "", entry.committed_leader_epoch)
+                    found[TopicPartition(topic.name, entry.partition_index)] = value
+        for code in codes:
+            if code in LOST_COORDINATOR:
+                cluster.forget_coordinator(coordinator)
+            if code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                continue
+            if code:
+                raise error_for(code, f"committed offsets of group {group!r}: {code.text}")
+        return found
+
+    if not wanted:
+        return {}
+    return await cluster.retrying(attempt, f"committed offsets of group {group!r}", timeout_ms)
+
+
+def _offset_fetch(
+    group: str, wanted: list[TopicPartition], identity: GroupIdentity | None, require_stable: bool, version: int
+) -> OffsetFetchRequest:
+    topics = by_topic(wanted)
+    if version < 8:
+        Topic = OffsetFetchRequest.OffsetFetchRequestTopic
+        entries = [Topic(name=name, partition_indexes=[part.partition for part in parts]) for name, parts in topics.items()]
+        request = OffsetFetchRequest(group_id=group, topics=entries)
+    else:
+        Group = OffsetFetchRequest.OffsetFetchRequestGroup
+        named = [
+            Group.OffsetFetchRequestTopics(name=name, partition_indexes=[part.partition for part in parts]) for name, parts in topics.items()
+        ]
+        entry = Group(group_id=group, topics=named)
+        if version >= 9 and identity is not None and identity.member_id:
+            entry.member_id, entry.member_epoch = identity.member_id, identity.generation
+        request = OffsetFetchRequest(groups=[entry])
+    if version >= 7:
+        request.require_stable = require_stable
+    return request

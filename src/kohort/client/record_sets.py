@@ -1,0 +1,41 @@
+"""A quick look over a record set's batch headers: where the next fetch begins, without decoding."""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+_LENGTH = struct.Struct(">qi")
+_COUNT = struct.Struct(">i")
+_OVERHEAD = 12
+_SMALLEST = 61
+_COUNT_AT = 57
+
+
+class Extent(NamedTuple):
+    """What the headers of a record set say.
+
+    Attributes:
+        next_offset: After the last whole batch; -1 when there is none.
+        records: In whole batches, those before the wanted offset and control records too.
+    """
+
+    next_offset: int
+    records: int
+
+
+def extent(buffer: memoryview) -> Extent:
+    """Walk the headers; stops at the first that makes no sense, which decoding will name."""
+    at, end, next_offset, records = 0, len(buffer), -1, 0
+    while at + _SMALLEST <= end:
+        base, length = _LENGTH.unpack_from(buffer, at)
+        if length < _SMALLEST - _OVERHEAD or at + _OVERHEAD + length > end:
+            break
+        (delta,) = _COUNT.unpack_from(buffer, at + 23)
+        (count,) = _COUNT.unpack_from(buffer, at + _COUNT_AT)
+        if delta < 0 or count < 0:
+            break
+        next_offset = base + delta + 1
+        records += count
+        at += _OVERHEAD + length
+    return Extent(next_offset, records)

@@ -1,0 +1,154 @@
+"""What the application wants to read, and how far it has come: partitions, positions, pauses. Pure.
+
+A position is the offset of the next record that a poll returns. It moves only when records are returned, when the
+application seeks, or when there is nothing at it (control records, compaction); never by fetching.
+Source: spec 2.5, 2.7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from kohort.errors import KafkaError, NotFoundError
+from kohort.ids import TopicPartition
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where to read on.
+
+    Attributes:
+        offset: Of the next record wanted.
+        leader_epoch: Of the record before it, or -1: what truncation is found by.
+    """
+
+    offset: int
+    leader_epoch: int = -1
+
+
+@dataclass(slots=True)
+class PartitionState:
+    """One assigned partition.
+
+    Attributes:
+        position: None until known: from the committed offset or the reset policy.
+        fetch_position: Where the next fetch starts: `position`, or after what is fetched already.
+        era: Grows with every seek; what was fetched in an older era is thrown away.
+        reset: The policy or timestamp being asked for; None when the position stands.
+        validate: Whether the position must be checked against the leader's epochs before it is fetched from.
+        high_watermark, log_start, last_stable: What the last fetch told; -1 unknown.
+        replica: Where to fetch instead of at the leader (KIP-392), or None.
+        broken: Why it can't be read on; raised by the next poll that reaches it.
+    """
+
+    position: Position | None = None
+    fetch_position: Position | None = None
+    era: int = 0
+    paused: bool = False
+    reset: str | int | None = None
+    validate: bool = False
+    high_watermark: int = -1
+    log_start: int = -1
+    last_stable: int = -1
+    replica: int | None = None
+    replica_until_ms: float = 0.0
+    broken: KafkaError | None = None
+    retry_at_ms: float = 0.0
+    retained: int = field(default=0)
+
+
+class Partitions:
+    """All assigned partitions with their states, in the order of the fair rotation.
+
+    Attributes:
+        changes: Grows when the set changes.
+    """
+
+    def __init__(self) -> None:
+        self._states: dict[TopicPartition, PartitionState] = {}
+        self.changes = 0
+
+    def __iter__(self) -> Iterator[TopicPartition]:
+        return iter(self._states)
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def __contains__(self, partition: TopicPartition) -> bool:
+        return partition in self._states
+
+    def items(self) -> Iterable[tuple[TopicPartition, PartitionState]]:
+        return self._states.items()
+
+    def get(self, partition: TopicPartition) -> PartitionState | None:
+        return self._states.get(partition)
+
+    def of(self, partition: TopicPartition) -> PartitionState:
+        """The state of an assigned partition.
+
+        Raises:
+            NotFoundError: it is not assigned to this consumer.
+        """
+        state = self._states.get(partition)
+        if state is None:
+            raise NotFoundError(f"{partition} is not assigned to this consumer")
+        return state
+
+    def set(self, wanted: Iterable[TopicPartition]) -> tuple[list[TopicPartition], list[TopicPartition]]:
+        """Make these the assigned ones; those that stay keep their state. Returns (added, removed)."""
+        target = dict.fromkeys(sorted(wanted))
+        added = [part for part in target if part not in self._states]
+        removed = [part for part in self._states if part not in target]
+        if added or removed:
+            self._states = {part: self._states.get(part) or PartitionState() for part in target}
+            self.changes += 1
+        return added, removed
+
+    def remove(self, gone: Iterable[TopicPartition]) -> None:
+        dropped = set(gone)
+        self.set([part for part in self._states if part not in dropped])
+
+    # Positions.
+
+    def place(self, partition: TopicPartition, position: Position, *, validate: bool = False) -> None:
+        """The position becomes known: committed, or reset to. What was fetched before is void."""
+        state = self.of(partition)
+        state.position = state.fetch_position = position
+        state.era += 1
+        state.reset = None
+        state.broken = None
+        state.validate = validate and position.leader_epoch >= 0
+
+    def seek(self, partition: TopicPartition, position: Position) -> None:
+        """The application chose a position."""
+        self.place(partition, position, validate=True)
+
+    def forget(self, partition: TopicPartition, reset: str | int | None) -> None:
+        """The position must be found (again) by this policy; None: from the committed offset."""
+        state = self.of(partition)
+        state.position = state.fetch_position = None
+        state.era += 1
+        state.reset = reset
+        state.broken = None
+
+    def consumed(self, partition: TopicPartition, position: Position) -> None:
+        """Records up to here were returned."""
+        state = self._states.get(partition)
+        if state is not None and state.position is not None:
+            state.position = position
+
+    def positions(self) -> dict[TopicPartition, Position]:
+        """The known positions."""
+        return {part: state.position for part, state in self._states.items() if state.position is not None}
+
+    def without_position(self) -> list[TopicPartition]:
+        """Those whose position must be found, without a policy chosen yet."""
+        return [part for part, state in self._states.items() if state.position is None and state.reset is None and state.broken is None]
+
+    def to_reset(self, now_ms: float) -> dict[TopicPartition, str | int]:
+        return {
+            part: state.reset
+            for part, state in self._states.items()
+            if state.reset is not None and state.broken is None and state.retry_at_ms <= now_ms
+        }
