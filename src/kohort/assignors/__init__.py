@@ -1,0 +1,66 @@
+"""Assignors: pure functions from members and topics to who reads what.
+
+Used by the leader of a classic group (`range`, `roundrobin`, `sticky`, `cooperative-sticky`) and by the coordinator for
+KIP-848 groups (`uniform`, `range`). Equal input gives equal output, whatever the order of the mappings and whichever
+process computes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from kohort.assignors.range import Range
+from kohort.assignors.roundrobin import RoundRobin
+from kohort.assignors.shapes import Assignment, Assignor, MemberSubscription, TopicInfo
+from kohort.errors import ErrorCode, InvalidInputError
+
+CLIENT: Final[dict[str, Callable[[], Assignor]]] = {
+    "range": Range,
+    "roundrobin": RoundRobin,
+}
+"""What a classic member may list in partition.assignment.strategy. Each member needs its own instance: some remember."""
+
+SERVER: Final[dict[str, Callable[[], Assignor]]] = {
+    "range": Range,
+}
+"""What a KIP-848 coordinator offers."""
+
+
+def client_assignor(name: str) -> Assignor:
+    """A new assignor for one classic member.
+
+    Raises:
+        InvalidInputError: unknown name.
+    """
+    return _make(CLIENT, name, ErrorCode.INVALID_CONFIG)
+
+
+def server_assignor(name: str) -> Assignor:
+    """The assignor for KIP-848 groups.
+
+    Raises:
+        InvalidInputError: unknown name (code UNSUPPORTED_ASSIGNOR).
+    """
+    return _make(SERVER, name, ErrorCode.UNSUPPORTED_ASSIGNOR)
+
+
+def _make(table: dict[str, Callable[[], Assignor]], name: str, code: ErrorCode) -> Assignor:
+    kind = table.get(name)
+    if kind is None:
+        raise InvalidInputError(f"assignor {name!r}: one of {', '.join(table)}", code)
+    return kind()
+
+
+__all__ = [
+    "CLIENT",
+    "SERVER",
+    "Assignment",
+    "Assignor",
+    "MemberSubscription",
+    "Range",
+    "RoundRobin",
+    "TopicInfo",
+    "client_assignor",
+    "server_assignor",
+]

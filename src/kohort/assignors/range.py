@@ -1,0 +1,144 @@
+"""The range assignor: each topic's partitions in order, cut into one range per member.
+
+Topics with equal numbers of partitions and the same members are cut alike, so that equally numbered partitions meet in
+one member. Where racks are known, ranges give way to members that sit beside a replica, still within the same sizes and
+still alike for such topics.
+
+Source: KIP-54, KIP-881; the same results as Kafka's RangeAssignor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from kohort.assignors.shapes import (
+    Assignment,
+    MemberSubscription,
+    Stateless,
+    TopicInfo,
+    member_order,
+    racks_matter,
+    subscribers,
+)
+from kohort.ids import MemberId, TopicPartition
+
+
+class Range(Stateless):
+    """Ranges per topic; see the head of this module."""
+
+    name = "range"
+    cooperative = False
+
+    def assign(self, members: Mapping[MemberId, MemberSubscription], topics: Mapping[str, TopicInfo]) -> Assignment:
+        """Who gets what."""
+        result: Assignment = {member: [] for member in member_order(members)}
+        member_racks = {member: subscription.rack for member, subscription in members.items()}
+        shares = [
+            _Share(topic, topics[topic], takers, member_racks)
+            for topic, takers in subscribers(members, topics).items()
+            if takers and topics[topic].partitions > 0
+        ]
+        if any(share.by_rack for share in shares):
+            _match_racks(shares, result)
+        for share in shares:
+            share.cut(result, None)
+        for partitions in result.values():
+            partitions.sort()
+        return result
+
+
+class _Share:
+    """One topic while it is divided.
+
+    Attributes:
+        least: partitions that every taker gets.
+        extra: how many takers still get one more.
+    """
+
+    def __init__(
+        self, topic: str, info: TopicInfo, takers: list[MemberId], member_racks: Mapping[MemberId, str | None]
+    ) -> None:
+        self.topic = topic
+        self.count = info.partitions
+        self.takers = takers
+        self.racks = info.racks
+        self.member_racks = member_racks
+        self.least, self.extra = divmod(info.partitions, len(takers))
+        self.given = dict.fromkeys(takers, 0)
+        self.left = list(range(info.partitions))
+        self.by_rack = racks_matter({rack for taker in takers if (rack := member_racks[taker])}, info.racks)
+
+    def room(self, taker: MemberId) -> int:
+        """How many more a taker may get."""
+        return max(0, self.least + (self.extra > 0) - self.given[taker])
+
+    def matches(self, taker: MemberId, partition: int) -> bool:
+        """Whether the taker sits beside a replica, or has no rack."""
+        rack = self.member_racks[taker]
+        return rack is None or (partition < len(self.racks) and rack in self.racks[partition])
+
+    def give(self, taker: MemberId, partitions: list[int], result: Assignment) -> None:
+        """Hand over partitions, which the caller takes out of `left`."""
+        result[taker] += [TopicPartition(self.topic, partition) for partition in partitions]
+        self.given[taker] += len(partitions)
+        if self.given[taker] > self.least:
+            self.extra -= 1
+
+    def cut(self, result: Assignment, allowed: Callable[[MemberId, int], bool] | None) -> None:
+        """Give each taker, in order, the first partitions left that it may have."""
+        for taker in self.takers:
+            if not self.left:
+                return
+            room = self.room(taker)
+            if not room:
+                continue
+            if allowed is None:
+                chosen, self.left = self.left[:room], self.left[room:]
+            else:
+                chosen = []
+                for partition in self.left:
+                    if len(chosen) == room:
+                        break
+                    if allowed(taker, partition):
+                        chosen.append(partition)
+                taken = set(chosen)
+                self.left = [partition for partition in self.left if partition not in taken]
+            if chosen:
+                self.give(taker, chosen, result)
+
+
+def _match_racks(shares: list[_Share], result: Assignment) -> None:
+    """First round where racks matter: only partitions beside their takers; alike for topics that are cut alike."""
+    alike: dict[tuple[tuple[MemberId, ...], int], list[_Share]] = {}
+    for share in shares:
+        alike.setdefault((tuple(share.takers), share.count), []).append(share)
+    for (takers, count), group in alike.items():
+        if len(group) > 1:
+            _match_alike(takers, count, group, result)
+        elif group[0].by_rack:
+            group[0].cut(result, group[0].matches)
+
+
+def _match_alike(takers: tuple[MemberId, ...], count: int, group: list[_Share], result: Assignment) -> None:
+    open_takers = list(takers)
+    taken: set[int] = set()
+    for partition in range(count):
+        found = next(
+            (
+                taker
+                for taker in open_takers
+                if all(share.room(taker) and share.matches(taker, partition) for share in group)
+            ),
+            None,
+        )
+        if found is None:
+            continue
+        taken.add(partition)
+        for share in group:
+            share.give(found, [partition], result)
+        if not any(share.room(found) for share in group):
+            open_takers.remove(found)
+            if not open_takers:
+                break
+    for share in group:
+        share.left = [partition for partition in share.left if partition not in taken]

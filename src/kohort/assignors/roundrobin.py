@@ -1,0 +1,36 @@
+"""The round-robin assignor: all partitions of all topics in order, dealt to the members in turn.
+
+Source: the same results as Kafka's RoundRobinAssignor.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping
+
+from kohort.assignors.shapes import Assignment, MemberSubscription, Stateless, TopicInfo, member_order, subscribers
+from kohort.ids import MemberId, TopicPartition
+
+
+class RoundRobin(Stateless):
+    """Deals partitions to members in turn, skipping members that are not subscribed to the topic."""
+
+    name = "roundrobin"
+    cooperative = False
+
+    def assign(self, members: Mapping[MemberId, MemberSubscription], topics: Mapping[str, TopicInfo]) -> Assignment:
+        """Who gets what."""
+        order = member_order(members)
+        place = {member: number for number, member in enumerate(order)}
+        result: Assignment = {member: [] for member in order}
+        turn = 0
+        for topic, takers in subscribers(members, topics).items():
+            if not takers:
+                continue
+            places = [place[taker] for taker in takers]
+            for partition in range(topics[topic].partitions):
+                at = bisect_left(places, turn)
+                chosen = places[at] if at < len(places) else places[0]
+                result[order[chosen]].append(TopicPartition(topic, partition))
+                turn = chosen + 1
+        return result
