@@ -9,7 +9,6 @@ import json
 import sys
 import threading
 import time
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,32 +16,11 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
+from kohort.demo.member_settings import MemberSettings
 from kohort.spark import register
 
 FLIGHT = "carrier string, flight int, origin string, dest string, day string, hour int, dep_delay int, arr_delay int"
 SOURCE_COLUMNS = "value,partition,generation,rangeStart,rangeEnd"
-
-
-@dataclass(frozen=True, slots=True)
-class MemberSettings:
-    """What one member is to do.
-
-    Attributes:
-        options: of the source.
-        folder: where the batches and the checkpoint go.
-        trigger_s: time between batches.
-        cores: Spark's task threads.
-    """
-
-    name: str
-    folder: str
-    options: dict[str, str]
-    trigger_s: float = 1.0
-    cores: int = 1
-    memory: str = "512m"
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
 
 
 def say(event: str, **facts: Any) -> None:

@@ -1,0 +1,107 @@
+"""The picture: how late flights leave, by the hour they should have left."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+AIRPORTS = {"EWR": ("Newark", "#d1495b"), "JFK": ("Kennedy", "#2e86ab"), "LGA": ("LaGuardia", "#66a182")}
+INK = "#22303c"
+LEAST = 50
+"""Hours with fewer flights say nothing about delay."""
+
+
+def hourly(counted: pa.Table, origin: str | None = None) -> list[tuple[int, int, float]]:
+    """Hour, flights and mean departure delay in minutes, for one airport or all."""
+    chosen = counted if origin is None else counted.filter(pc.field("origin") == origin)
+    sums = chosen.group_by("hour").aggregate([(name, "sum") for name in ("flights", "dep_known", "dep_minutes")])
+    return sorted(
+        (row["hour"], row["flights_sum"], row["dep_minutes_sum"] / row["dep_known_sum"])
+        for row in sums.to_pylist()
+        if row["dep_known_sum"] > 0
+    )
+
+
+def draw(counted: pa.Table, file: Path) -> None:
+    """Write the picture as PNG."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 6.2), dpi=150, layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
+    _delays(upper, counted)
+    _flights(lower, counted)
+    flights = pc.sum(counted.column("flights")).as_py()
+    figure.suptitle(
+        "Late begets late: departure delay grows through the day",
+        x=0.01,
+        ha="left",
+        fontsize=15,
+        weight="bold",
+        color=INK,
+    )
+    figure.supxlabel(
+        f"{flights:,} flights from New York's airports, 2013, each counted once by Spark queries sharing one consumer group",
+        x=0.01,
+        ha="left",
+        fontsize=8.5,
+        color="#66727d",
+    )
+    figure.savefig(file)
+
+
+def _delays(axes: Any, counted: pa.Table) -> None:
+    every = [one for one in hourly(counted) if one[1] >= LEAST]
+    hours = [hour for hour, _, _ in every]
+    axes.fill_between(hours, [mean for _, _, mean in every], color="#dfe6ec", zorder=1)
+    axes.plot(hours, [mean for _, _, mean in every], color=INK, lw=2.5, zorder=3, label="all three airports")
+    for origin, (name, color) in AIRPORTS.items():
+        own = [one for one in hourly(counted, origin) if one[1] >= LEAST]
+        axes.plot(
+            [hour for hour, _, _ in own],
+            [mean for _, _, mean in own],
+            color=color,
+            lw=1.6,
+            marker="o",
+            ms=3.5,
+            zorder=4,
+            label=name,
+        )
+    if every:
+        hour, _, mean = max(every, key=lambda one: one[2])
+        axes.annotate(
+            f"{mean:.0f} min at {hour}:00",
+            (hour, mean),
+            xytext=(-14, 26),
+            textcoords="offset points",
+            ha="right",
+            color=INK,
+            fontsize=9.5,
+            arrowprops={"arrowstyle": "-", "color": INK, "lw": 0.8},
+        )
+    axes.axhline(0, color=INK, lw=0.8)
+    axes.set_ylabel("mean delay of departure, minutes", color=INK)
+    axes.legend(frameon=False, loc="upper left", fontsize=9.5)
+    _plain(axes)
+
+
+def _flights(axes: Any, counted: pa.Table) -> None:
+    every = [one for one in hourly(counted) if one[1] >= LEAST]
+    axes.bar([hour for hour, _, _ in every], [flights / 1000 for _, flights, _ in every], color="#9fb3c8", width=0.72)
+    axes.set_ylabel("flights, thousands", color=INK)
+    axes.set_xlabel("scheduled hour of departure", color=INK)
+    hours = [hour for hour, _, _ in every]
+    axes.set_xticks(hours, [f"{hour}:00" for hour in hours], fontsize=8.5)
+    _plain(axes)
+
+
+def _plain(axes: Any) -> None:
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    axes.grid(axis="y", color="#e8ecf0", lw=0.8, zorder=0)
+    axes.set_axisbelow(True)
+    axes.tick_params(colors="#4a5763", length=0)

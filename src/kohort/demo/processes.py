@@ -1,0 +1,106 @@
+"""The members as processes: started in a process group of their own, watched, ended or killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from kohort.demo.member_settings import MemberSettings
+
+END_S = 15.0
+"""How long a member may take to end when it is told to."""
+
+
+class MemberProcess:
+    """One Spark application. What it says arrives in `events`, as (name, facts)."""
+
+    def __init__(self, settings: MemberSettings, events: queue.Queue[tuple[str, dict[str, Any]]]) -> None:
+        self.name = settings.name
+        self.log = Path(settings.folder) / f"member-{settings.name}.log"
+        self._events = events
+        self._ending = False
+        environment = {
+            **os.environ,
+            "PYSPARK_PYTHON": sys.executable,
+            "PYSPARK_DRIVER_PYTHON": sys.executable,
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "PYTHONWARNINGS": "ignore",
+        }
+        with self.log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "kohort.demo.member", settings.to_json()],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=environment,
+                start_new_session=True,
+            )
+        self.pid = self._process.pid
+        self._reading = threading.Thread(target=self._read, name=f"member-{self.name}", daemon=True)
+        self._reading.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith(b"{"):
+                self._events.put((self.name, json.loads(line)))
+        code = self._process.wait()
+        if not self._ending:
+            self._events.put((self.name, {"event": "ended", "code": code, "log": self.last_words()}))
+
+    def last_words(self) -> str:
+        """The end of its log."""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-15:])
+
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    def kill(self) -> int:
+        """SIGKILL to the whole process group, the JVM and its Python processes included; how many there were."""
+        self._ending = True
+        members = session_processes(self.pid)
+        os.killpg(self.pid, signal.SIGKILL)
+        for pid in members:  # Spark's worker daemon has a group of its own in the same session
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        self._process.wait()
+        return len(members)
+
+    def ask_to_end(self) -> None:
+        """Close its standard input, which it takes as the end."""
+        self._ending = True
+        if self._process.stdin is not None and not self._process.stdin.closed:
+            self._process.stdin.close()
+
+    def end(self) -> None:
+        """Ask it to end, wait, and kill it if that does not help."""
+        if not self.running:
+            return
+        self.ask_to_end()
+        try:
+            self._process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+
+def session_processes(session: int) -> list[int]:
+    """The processes of a session, by /proc where there is one; else the leader alone."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+        except OSError:  # it ended meanwhile
+            continue
+        if int(fields[3]) == session:
+            found.append(int(entry.name))
+    return found or [session]

@@ -1,0 +1,60 @@
+"""What a user may say about the demo."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kohort.demo.flights import ALL
+from kohort.errors import InvalidInputError
+
+REPLAY_S = 40.0
+"""How long all the flights are replayed for: long enough to watch, short enough for the whole to stay under three minutes."""
+REPLAY_LEAST_S = 8.0
+
+
+@dataclass(frozen=True, slots=True)
+class DemoOptions:
+    """Options of `kohort demo`.
+
+    Attributes:
+        bootstrap_server: a Kafka to use; None starts an embedded broker.
+        client: Kafka client properties for reaching it (security and the like).
+        output: the folder for the picture, the tables and the Parquet files; None is a folder `kohort-demo` here.
+        rows: replay only the first so many flights; None is all.
+        replay_s: over how many seconds; None fits the number of flights.
+        least: flights that a connection must have to be listed among the worst.
+        json: print one JSON object at the end, and progress on standard error.
+        keep: leave the broker running at the end, until interrupted.
+    """
+
+    bootstrap_server: str | None = None
+    client: Mapping[str, Any] = field(default_factory=dict)
+    output: Path | None = None
+    rows: int | None = None
+    replay_s: float | None = None
+    least: int = 100
+    json: bool = False
+    keep: bool = False
+
+    def __post_init__(self) -> None:
+        if self.rows is not None and not 1_000 <= self.rows <= ALL:
+            raise InvalidInputError(f"rows must be from 1000 to {ALL}, not {self.rows}")
+        if self.replay_s is not None and not 0 < self.replay_s <= 3_600:
+            raise InvalidInputError(f"replay_s must be from 0 to 3600 seconds, not {self.replay_s:g}")
+
+    @property
+    def total(self) -> int:
+        """How many flights are replayed."""
+        return self.rows or ALL
+
+    @property
+    def seconds(self) -> float:
+        """How long the replay takes."""
+        return self.replay_s or max(REPLAY_LEAST_S, REPLAY_S * self.total / ALL)
+
+    @property
+    def folder(self) -> Path:
+        return (self.output or Path("kohort-demo")).absolute()
