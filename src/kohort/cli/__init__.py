@@ -5,6 +5,8 @@ from __future__ import annotations
 
 def main() -> None:
     """Runs the command that the arguments name and exits with its code."""
+    import sys
+
     from kohort.cli.app import run
 
-    run()
+    sys.exit(run(sys.argv[1:]))

@@ -38,7 +38,7 @@ async def alter_configs(
     validate_only: bool,
     timeout_ms: int | None,
 ) -> Results[ConfigResource, None]:
-    def entries(resource: ConfigResource) -> list[IncrementalAlterConfigsRequest.AlterableConfig]:
+    def entries(resource: ConfigResource) -> list[Any]:
         return [
             IncrementalAlterConfigsRequest.AlterableConfig(
                 name=name, config_operation=_DELETE if value is None else _SET, value=value

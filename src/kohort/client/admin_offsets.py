@@ -35,15 +35,11 @@ async def committed(
         if version >= _STABLE_SINCE:
             request.require_stable = require_stable
         if version >= _GROUPS_IN_FETCH_SINCE:
-            named = OffsetFetchRequest.OffsetFetchRequestTopics
-            topics = wanted and [named(name=name, partition_indexes=numbers) for name, numbers in wanted.items()]
+            topics = _named(OffsetFetchRequest.OffsetFetchRequestTopics, wanted)
             request.groups = [OffsetFetchRequest.OffsetFetchRequestGroup(group_id=group, topics=topics)]
         else:
-            older = OffsetFetchRequest.OffsetFetchRequestTopic
             request.group_id = group
-            request.topics = wanted and [
-                older(name=name, partition_indexes=numbers) for name, numbers in wanted.items()
-            ]
+            request.topics = _named(OffsetFetchRequest.OffsetFetchRequestTopic, wanted)
         return request
 
     async def ask(node: int, _: list[str]) -> dict[str, Any]:
@@ -71,10 +67,16 @@ async def committed(
     return PartitionResults(dict(sorted(values.items())), errors)
 
 
+def _named(message: Any, wanted: Mapping[str, list[int]] | None) -> Any:
+    if wanted is None:
+        return None
+    return [message(name=name, partition_indexes=numbers) for name, numbers in wanted.items()]
+
+
 async def alter(
     cluster: Cluster, group: str, offsets: Mapping[TopicPartition, OffsetAndMetadata], timeout_ms: int | None
 ) -> PartitionResults[None]:
-    def entry(partition: TopicPartition) -> OffsetCommitRequest.OffsetCommitRequestPartition:
+    def entry(partition: TopicPartition) -> Any:
         offset = offsets[partition]
         return OffsetCommitRequest.OffsetCommitRequestPartition(
             partition_index=partition.partition,

@@ -1,0 +1,101 @@
+"""What all commands take, and how they reach the cluster."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from kohort.cli.app import UsageError
+from kohort.config import parse_assignments, read_properties
+from kohort.errors import InvalidInputError
+
+if TYPE_CHECKING:  # the client is imported by the commands that need it
+    from kohort.client.admin import Admin
+
+DEFAULT_BOOTSTRAP_SERVER = "127.0.0.1:9092"
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Common:
+    """The options of every command."""
+
+    bootstrap_server: str | None = None
+    """HOST:PORT of a broker, several with commas between. Else the configuration file's, else $KOHORT_BOOTSTRAP_SERVER,
+    else 127.0.0.1:9092."""
+
+    command_config: Path | None = None
+    """A file of Kafka client properties, for security and the like."""
+
+    json: Annotated[bool, Parameter(negative="")] = False
+    """Print JSON."""
+
+    timeout: int = 30_000
+    """How long a call may take, in milliseconds."""
+
+    def client_settings(self, accepted: type) -> tuple[str, dict[str, Any]]:
+        """The bootstrap servers, and the properties of the file that a client of this configuration class knows.
+
+        Raises:
+            UsageError: the file names a property that no client knows.
+        """
+        given = read_properties(self.command_config) if self.command_config else {}
+        servers = self.bootstrap_server or given.pop("bootstrap.servers", None)
+        given.pop("bootstrap.servers", None)
+        known = _known_to_any_client(given)
+        from kohort.config import settings
+
+        names = {setting.knob.name for setting in settings(accepted).values()}
+        names |= {alias for setting in settings(accepted).values() for alias in setting.knob.aliases}
+        chosen = {name: value for name, value in known.items() if name in names}
+        servers = servers or os.environ.get("KOHORT_BOOTSTRAP_SERVER") or DEFAULT_BOOTSTRAP_SERVER
+        return servers, chosen
+
+    def admin(self) -> Admin:
+        """An administration client; close it."""
+        from kohort.client.admin import Admin
+        from kohort.client.settings import ConnectionConfig
+
+        servers, given = self.client_settings(ConnectionConfig)
+        given.setdefault("default.api.timeout.ms", self.timeout)
+        try:
+            return Admin(servers, **given)
+        except InvalidInputError as error:
+            raise UsageError(str(error)) from error
+
+
+def _known_to_any_client(given: Mapping[str, str]) -> Mapping[str, str]:
+    """The properties, checked: a file may serve consumers, producers and commands alike, but not hold a misspelling."""
+    from kohort.client.settings import ConsumerConfig
+    from kohort.config import settings, unknown_key
+
+    names = set()
+    for setting in settings(ConsumerConfig).values():
+        names |= {setting.knob.name, *setting.knob.aliases}
+    for key in given:
+        if key not in names and not key.startswith(_PRODUCER_PREFIXES):
+            raise UsageError(str(unknown_key(key, names)))
+    return given
+
+
+_PRODUCER_PREFIXES = (
+    "acks", "batch.", "buffer.", "compression.", "delivery.", "enable.idempotence", "linger.", "max.block.",
+    "max.in.flight", "max.request.", "partitioner.", "retries", "transaction",
+)  # fmt: skip
+
+
+def assignments(pairs: tuple[str, ...]) -> dict[str, str]:
+    """key=value options as a mapping.
+
+    Raises:
+        UsageError: one is no key=value.
+    """
+    try:
+        return parse_assignments(pairs)
+    except InvalidInputError as error:
+        raise UsageError(str(error)) from error

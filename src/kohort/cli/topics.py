@@ -1,0 +1,201 @@
+"""`kohort topics`: list, describe, create, delete, alter."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from cyclopts import App, Parameter
+
+from kohort.cli.app import DONE, FAILED, UsageError
+from kohort.cli.common import Common, assignments
+from kohort.cli.output import note, show, show_json
+from kohort.errors import KafkaError
+
+app = App(name="topics", help="List, describe, create, delete and alter topics.")
+
+_COMMON = Common()
+
+
+@app.command(name="list")
+def list_(*, internal: Annotated[bool, Parameter(negative="")] = False, common: Common = _COMMON) -> int:
+    """List the topics.
+
+    Args:
+        internal: Kafka's own topics too.
+    """
+    with common.admin() as admin:
+        topics = admin.list_topics(internal=internal)
+    rows = [
+        {
+            "topic": topic.name,
+            "partitions": len(topic.partitions),
+            "replicas": max((len(part.replicas) for part in topic.partitions.values()), default=0),
+            "topic_id": str(topic.topic_id),
+            "internal": topic.internal,
+        }
+        for topic in topics
+    ]
+    columns = {"topic": "Topic", "partitions": "Partitions", "replicas": "Replicas", "topic_id": "Topic id"}
+    show(rows, columns, as_json=common.json, empty="no topics")
+    return DONE
+
+
+@app.command
+def describe(*topics: str, common: Common = _COMMON) -> int:
+    """Partitions, leaders, first and end offsets of topics, and the properties that were set for them.
+
+    Args:
+        topics: the topics; all when none is named.
+    """
+    with common.admin() as admin:
+        names = list(topics) or [topic.name for topic in admin.list_topics()]
+        found = admin.describe_topics(names)
+        described = [_describe(admin, info) for _, info in sorted(found.values.items())]
+    if common.json:
+        show_json(described)
+    else:
+        for topic in described:
+            _print_topic(topic)
+    return _tell(found.errors)
+
+
+def _describe(admin: Any, info: Any) -> dict[str, Any]:
+    from kohort.client.admin_values import ConfigResource, ResourceType
+    from kohort.ids import TopicPartition
+
+    partitions = [TopicPartition(info.name, number) for number in sorted(info.partitions)]
+    starts = admin.list_offsets(dict.fromkeys(partitions, "earliest")).values
+    ends = admin.list_offsets(dict.fromkeys(partitions, "latest")).values
+    resource = ConfigResource(ResourceType.TOPIC, info.name)
+    try:
+        configs = admin.describe_configs([resource]).result(resource)
+    except KafkaError:  # an older broker, or no right to see them: the rest is still worth showing
+        configs = {}
+    rows = [
+        {
+            "partition": key.partition,
+            "leader": info.partitions[key.partition].leader,
+            "replicas": list(info.partitions[key.partition].replicas),
+            "isr": list(info.partitions[key.partition].isr),
+            "log_start": starts[key].offset if key in starts else None,
+            "log_end": ends[key].offset if key in ends else None,
+        }
+        for key in partitions
+    ]
+    changed = {
+        name: entry.value for name, entry in sorted(configs.items()) if not entry.is_default and not entry.read_only
+    }
+    return {"topic": info.name, "topic_id": str(info.topic_id), "configs": changed, "partitions": rows}
+
+
+def _print_topic(topic: dict[str, Any]) -> None:
+    configs = " ".join(f"{name}={value}" for name, value in topic["configs"].items())
+    print(f"topic {topic['topic']}  id {topic['topic_id']}" + (f"  {configs}" if configs else ""))
+    columns = {
+        "partition": "Partition",
+        "leader": "Leader",
+        "replicas": "Replicas",
+        "isr": "In sync",
+        "log_start": "First offset",
+        "log_end": "End offset",
+    }
+    show(topic["partitions"], columns, as_json=False, empty="no partitions")
+
+
+@app.command
+def create(
+    *topics: str,
+    partitions: int = -1,
+    replication_factor: int = -1,
+    config: Annotated[tuple[str, ...], Parameter(negative="")] = (),
+    if_not_exists: Annotated[bool, Parameter(negative="")] = False,
+    common: Common = _COMMON,
+) -> int:
+    """Create topics.
+
+    Args:
+        topics: their names.
+        partitions: how many; the broker's default when not given.
+        replication_factor: copies of each; the broker's default when not given.
+        config: a property as key=value; may be given again.
+        if_not_exists: a topic that exists is no failure.
+    """
+    from kohort.client.admin_values import NewTopic
+    from kohort.errors import ErrorCode
+
+    _need(topics)
+    properties = assignments(config)
+    with common.admin() as admin:
+        results = admin.create_topics([NewTopic(name, partitions, replication_factor, properties) for name in topics])
+    rows = [
+        {"topic": topic.name, "topic_id": str(topic.topic_id), "partitions": topic.num_partitions}
+        for topic in results.values.values()
+    ]
+    columns = {"topic": "Created", "partitions": "Partitions", "topic_id": "Topic id"}
+    show(rows, columns, as_json=common.json, empty="nothing was created")
+    errors = {
+        name: error
+        for name, error in results.errors.items()
+        if not (if_not_exists and error.code is ErrorCode.TOPIC_ALREADY_EXISTS)
+    }
+    return _tell(errors)
+
+
+@app.command
+def delete(*topics: str, common: Common = _COMMON) -> int:
+    """Delete topics with all their records.
+
+    Args:
+        topics: their names.
+    """
+    _need(topics)
+    with common.admin() as admin:
+        results = admin.delete_topics(topics)
+    show([{"topic": name} for name in results.values], {"topic": "Deleted"}, as_json=common.json)
+    return _tell(results.errors)
+
+
+@app.command
+def alter(
+    topic: str,
+    *,
+    partitions: int | None = None,
+    config: Annotated[tuple[str, ...], Parameter(negative="")] = (),
+    delete_config: Annotated[tuple[str, ...], Parameter(negative="")] = (),
+    common: Common = _COMMON,
+) -> int:
+    """Add partitions to a topic, or set its properties.
+
+    Args:
+        topic: its name.
+        partitions: how many there shall be in all; only ever more than now.
+        config: a property to set, as key=value; may be given again.
+        delete_config: a property to set back to its default; may be given again.
+    """
+    from kohort.client.admin_values import ConfigResource, ResourceType
+
+    if partitions is None and not config and not delete_config:
+        raise UsageError("nothing to alter: give --partitions, --config or --delete-config")
+    changes: dict[str, str | None] = {**assignments(config), **dict.fromkeys(delete_config)}
+    with common.admin() as admin:
+        if changes:
+            resource = ConfigResource(ResourceType.TOPIC, topic)
+            admin.incremental_alter_configs({resource: changes}).all()
+        if partitions is not None:
+            admin.create_partitions({topic: partitions}).all()
+    row = {"topic": topic, "partitions": partitions, "configs": changes}
+    shown = [{**row, "configs": [f"{name}={'default' if value is None else value}" for name, value in changes.items()]}]
+    columns = {"topic": "Altered", "partitions": "Partitions", "configs": "Properties"}
+    show([row] if common.json else shown, columns, as_json=common.json)
+    return DONE
+
+
+def _need(topics: tuple[str, ...]) -> None:
+    if not topics:
+        raise UsageError("name at least one topic")
+
+
+def _tell(errors: dict[str, KafkaError]) -> int:
+    for error in errors.values():
+        note(f"kohort: {error}")
+    return FAILED if errors else DONE

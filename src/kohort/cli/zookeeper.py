@@ -1,0 +1,37 @@
+"""`kohort zookeeper`: a real ZooKeeper until it is ended."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+from kohort.cli.app import DONE, UsageError
+
+
+def zookeeper(*, listen: str = "127.0.0.1:2181", data: Path | None = None) -> int:
+    """A real ZooKeeper, from the jars that PySpark brings; ends with SIGTERM or Ctrl-C.
+
+    Prints the line `ready HOST:PORT` once clients can connect.
+
+    Args:
+        listen: HOST:PORT to listen on; port 0 picks a free one.
+        data: the folder of its data; a temporary one when not given.
+    """
+    from kohort.zookeeper import ZooKeeper
+
+    host, colon, port = listen.rpartition(":")
+    if not colon or not port.isdigit():
+        raise UsageError(f"--listen {listen}: write HOST:PORT")
+    ended = threading.Event()
+
+    def end(*_: Any) -> None:
+        ended.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, end)
+    with ZooKeeper(host or "127.0.0.1", int(port), data) as server:
+        print(f"ready {server.address}", flush=True)
+        ended.wait()
+    return DONE
