@@ -3,9 +3,13 @@
 One thread owns a `LogStore` and everything below it; only `ReadResult.bytes()` may be called from others.
 """
 
-from kohort.log.config import CleanupPolicy, LogConfig, StoreLimits
+from kohort.log.catalog import Topic
+from kohort.log.compaction import Compaction, compact_now
+from kohort.log.config import LogConfig, StoreLimits
 from kohort.log.journal import Journal, LogJournal
-from kohort.log.partition import PartitionLog
+from kohort.log.markers import Marker
+from kohort.log.partition import EARLIEST, EARLIEST_LOCAL, LATEST, MAX_TIMESTAMP, PartitionLog
+from kohort.log.recovery import OpenOptions
 from kohort.log.results import (
     AbortedTransaction,
     AppendResult,
@@ -15,22 +19,29 @@ from kohort.log.results import (
     RecoveryReport,
     TimestampOffset,
 )
-from kohort.log.store import LogStore, Topic
+from kohort.log.store import LogStore
 
 __all__ = [
+    "EARLIEST",
+    "EARLIEST_LOCAL",
+    "LATEST",
+    "MAX_TIMESTAMP",
     "AbortedTransaction",
     "AppendResult",
-    "CleanupPolicy",
+    "Compaction",
     "FileRange",
     "Isolation",
     "Journal",
     "LogConfig",
     "LogJournal",
     "LogStore",
+    "Marker",
+    "OpenOptions",
     "PartitionLog",
     "ReadResult",
     "RecoveryReport",
     "StoreLimits",
     "TimestampOffset",
     "Topic",
+    "compact_now",
 ]

@@ -1,72 +1,114 @@
-"""Every knob of a topic's log, under Kafka's topic property names, with unit, limit and default."""
+"""Every knob of a topic's log, under Kafka's topic property names, with unit, limit and reason."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
+
+from kohort.config import knob
 
 _INT_MAX = 2**31 - 1
 _LONG_MAX = 2**63 - 1
 _DAY_MS = 86_400_000
 
 
-class CleanupPolicy(StrEnum):
-    """What happens to old records (`cleanup.policy`)."""
-
-    DELETE = "delete"
-    COMPACT = "compact"
-    BOTH = "compact,delete"
-
-    @property
-    def compacts(self) -> bool:
-        return self is not CleanupPolicy.DELETE
-
-    @property
-    def deletes(self) -> bool:
-        return self is not CleanupPolicy.COMPACT
-
-
 @dataclass(frozen=True, slots=True)
 class LogConfig:
-    """One topic's log settings. Field names are Kafka's topic properties with `_` for `.`; -1 means no limit.
+    """One topic's log settings; -1 means no limit where it is allowed."""
 
-    Sizes are bytes, `*_ms` milliseconds.
-    """
-
-    cleanup_policy: CleanupPolicy = CleanupPolicy.DELETE
-    segment_bytes: int = 1 << 30
-    segment_ms: int = 7 * _DAY_MS
-    segment_index_bytes: int = 10 << 20
-    index_interval_bytes: int = 4096
-    retention_bytes: int = -1
-    retention_ms: int = 7 * _DAY_MS
-    file_delete_delay_ms: int = 60_000
-    delete_retention_ms: int = _DAY_MS
-    min_cleanable_dirty_ratio: float = 0.5
-    min_compaction_lag_ms: int = 0
-    max_message_bytes: int = 1_048_588
-    message_timestamp_type: str = "CreateTime"
-    message_timestamp_before_max_ms: int = _LONG_MAX
-    message_timestamp_after_max_ms: int = 3_600_000
-    flush_messages: int = _LONG_MAX
+    cleanup_policy: tuple[str, ...] = knob(
+        "cleanup.policy",
+        ("delete",),
+        choices=("delete", "compact"),
+        why="how old records go: whole segments, by key, both",
+    )
+    segment_bytes: int = knob(
+        "segment.bytes",
+        1 << 30,
+        low=14,
+        high=_INT_MAX,
+        unit="bytes",
+        why="retention and compaction work on whole segments",
+    )
+    segment_ms: int = knob("segment.ms", 7 * _DAY_MS, low=1, unit="ms", why="a quiet topic's records can still expire")
+    segment_index_bytes: int = knob(
+        "segment.index.bytes", 10 << 20, low=12, high=_INT_MAX, unit="bytes", why="a full index starts a new segment"
+    )
+    index_interval_bytes: int = knob(
+        "index.interval.bytes",
+        4096,
+        low=0,
+        high=_INT_MAX,
+        unit="bytes",
+        why="log bytes scanned at most for one look-up",
+    )
+    retention_bytes: int = knob("retention.bytes", -1, low=-1, unit="bytes", why="bounds one partition's disk space")
+    retention_ms: int = knob("retention.ms", 7 * _DAY_MS, low=-1, unit="ms", why="bounds the age of records")
+    delete_retention_ms: int = knob(
+        "delete.retention.ms", _DAY_MS, low=0, unit="ms", why="readers have this long to see a tombstone"
+    )
+    min_cleanable_dirty_ratio: float = knob(
+        "min.cleanable.dirty.ratio", 0.5, low=0.0, high=1.0, why="compaction rewrites the log only when it pays"
+    )
+    min_compaction_lag_ms: int = knob(
+        "min.compaction.lag.ms", 0, low=0, unit="ms", why="records stay uncompacted at least this long"
+    )
+    max_message_bytes: int = knob(
+        "max.message.bytes", 1_048_588, low=0, high=_INT_MAX, unit="bytes", why="bounds one batch"
+    )
+    message_timestamp_type: str = knob(
+        "message.timestamp.type",
+        "CreateTime",
+        choices=("CreateTime", "LogAppendTime"),
+        why="whose clock stamps records: the producer's or ours",
+    )
+    message_timestamp_before_max_ms: int = knob(
+        "message.timestamp.before.max.ms", _LONG_MAX, low=0, unit="ms", why="refuses records stamped too long ago"
+    )
+    message_timestamp_after_max_ms: int = knob(
+        "message.timestamp.after.max.ms", 3_600_000, low=0, unit="ms", why="a wrong clock would keep segments for ever"
+    )
+    flush_messages: int = knob(
+        "flush.messages", _LONG_MAX, low=1, why="records between two fsyncs; 1 survives a power loss"
+    )
+    compression_type: str = knob("compression.type", "producer", why="batches stay as the producer made them")
+    min_insync_replicas: int = knob("min.insync.replicas", 1, low=1, why="taken as it is: there is one replica")
+    max_compaction_lag_ms: int = knob(
+        "max.compaction.lag.ms", _LONG_MAX, low=1, unit="ms", why="records are compacted at the latest after this"
+    )
+    file_delete_delay_ms: int = knob(
+        "file.delete.delay.ms", 60_000, low=0, unit="ms", why="taken as it is: open readers keep a deleted file anyway"
+    )
+    flush_ms: int = knob("flush.ms", _LONG_MAX, low=0, unit="ms", why="time between two fsyncs")
+    preallocate: bool = knob("preallocate", False, why="taken as it is: segments grow by appending")
+    unclean_leader_election_enable: bool = knob(
+        "unclean.leader.election.enable", False, why="taken as it is: there is one replica"
+    )
 
     @property
     def log_append_time(self) -> bool:
-        """Whether the broker's clock stamps the batches (`message.timestamp.type=LogAppendTime`)."""
+        """Whether the broker's clock stamps the batches."""
         return self.message_timestamp_type == "LogAppendTime"
+
+    @property
+    def compacts(self) -> bool:
+        return "compact" in self.cleanup_policy
+
+    @property
+    def deletes(self) -> bool:
+        return "delete" in self.cleanup_policy
 
 
 @dataclass(frozen=True, slots=True)
 class StoreLimits:
-    """Bounds of one data folder, each with its reason."""
+    """Bounds of one data folder."""
 
     open_files: int = 512
-    """Log files open at once; the usual soft limit of a process is 1,024 and sockets need the rest."""
+    """Log files open at once; a process's usual soft limit is 1,024 and sockets need the rest."""
     topics: int = 10_000
     """Each topic is one line of the catalog, rewritten as a whole on every change."""
     partitions: int = 100_000
-    """Each partition costs about 3 KB of memory and a millisecond at start-up."""
-    producers_per_partition: int = 10_000
+    """Each partition costs about 3 KB of memory, and time at start-up."""
+    producers: int = 10_000
     """Idempotent producers remembered by one partition; beyond it the one idle longest is forgotten."""
     producer_id_expiration_ms: int = _DAY_MS
-    """Idle time after which a producer's sequence numbers are forgotten (`producer.id.expiration.ms`)."""
+    """Idle time after which a producer's sequences are forgotten (`producer.id.expiration.ms`)."""

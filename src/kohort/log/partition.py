@@ -2,16 +2,45 @@
 
 from __future__ import annotations
 
+import struct
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Self
 
+from kohort.errors import ErrorCode, error_for
+from kohort.log import checkpoints, recovery
 from kohort.log.config import LogConfig
-from kohort.log.results import AppendResult, Isolation, ReadResult, RecoveryReport, TimestampOffset
+from kohort.log.files import FileCache
+from kohort.log.markers import Marker, apply_marker, build_marker
+from kohort.log.producers import Producers
+from kohort.log.recovery import OpenOptions
+from kohort.log.results import (
+    AbortedTransaction,
+    AppendResult,
+    Isolation,
+    ReadResult,
+    RecoveryReport,
+    TimestampOffset,
+)
+from kohort.log.segment import ReadBuffer, Segment
+from kohort.wire.batch import (
+    HEADER_SIZE,
+    BatchHeader,
+    crc_ok,
+    parse_header,
+    patch,
+    read_records,
+)
 
-EARLIEST = -2
 LATEST = -1
+EARLIEST = -2
 MAX_TIMESTAMP = -3
 EARLIEST_LOCAL = -4
+
+_PREFIX = struct.Struct(">qii")
+_SNAPSHOT_EVERY_BYTES = 16 << 20
+_PARTS_MAX = 512
 
 
 class PartitionLog:
@@ -19,24 +48,80 @@ class PartitionLog:
 
     Refusals are raised as `KafkaError` with Kafka's code; `OSError` means that the disk failed, nothing of that
     append remains, and the partition still serves.
+
+    Attributes:
+        path: the folder `<topic>-<partition>`.
+        log_start_offset: first offset that readers may ask for.
+        end_offset: offset of the next record.
+        leader_epoch: carried by appended batches.
+        flushed_offset: everything before it was fsynced.
+        recovery: what opening found.
     """
 
-    log_start_offset: int
-    end_offset: int
-    leader_epoch: int
-    recovery: RecoveryReport
+    __slots__ = (
+        "_bases", "_config", "_epochs", "_persist", "_since_snapshot", "active", "cleaned_offset", "end_offset", "files",
+        "flushed_offset", "leader_epoch", "log_start_offset", "path", "producers", "recovery", "segments",
+    )  # fmt: skip
+
+    def __init__(self, path: Path, config: LogConfig, options: OpenOptions) -> None:
+        """Use `open`."""
+        self.path = path
+        self._config = config
+        self.files = options.files or FileCache(options.limits.open_files)
+        self._persist = options.persist
+        self._since_snapshot = 0
+        self.producers = Producers(path.name, options.limits.producers)
+        self.recovery = RecoveryReport()
+        self.segments: list[Segment] = []
+        self._bases: list[int] = []
+        self._epochs: list[tuple[int, int]] = []
+        self.leader_epoch = 0
+        self.log_start_offset = self.end_offset = self.flushed_offset = self.cleaned_offset = 0
 
     @classmethod
-    def open(cls, path: Path, config: LogConfig) -> Self:
+    def open(cls, path: Path, config: LogConfig, options: OpenOptions | None = None, *, now_ms: int = 0) -> Self:
         """Open or create the folder `<topic>-<partition>`, recovering after an unclean end."""
-        raise NotImplementedError
+        options = options or OpenOptions()
+        log = cls(path, config, options)
+        path.mkdir(exist_ok=True)
+        if options.topic_id is not None and checkpoints.read_partition_metadata(path) != options.topic_id:
+            checkpoints.write_partition_metadata(path, options.topic_id)
+        log.recovery = RecoveryReport()
+        log.set_segments(recovery.open_segments(path, log.files, config, options, log.recovery))
+        log.log_start_offset = max(log.segments[0].base_offset, options.log_start_offset or 0)
+        if log.log_start_offset > log.end_offset:
+            log._restart_at(log.log_start_offset)
+        recovery.load_producers(path, log.segments, log.producers, now_ms)
+        log._epochs = recovery.load_epochs(path, log.end_offset)
+        log.leader_epoch = log._epochs[-1][0] if log._epochs else 0
+        log.cleaned_offset = options.cleaned_offset
+        log.flushed_offset = log.end_offset if options.clean else min(options.verified_offset or 0, log.end_offset)
+        return log
+
+    def set_segments(self, segments: list[Segment]) -> None:
+        """Take over a changed list of segments; the last is appended to."""
+        self.segments = segments
+        self._bases = [segment.base_offset for segment in segments]
+        self.active = segments[-1]
+        self.end_offset = self.active.end_offset
+
+    @property
+    def config(self) -> LogConfig:
+        return self._config
+
+    def reconfigure(self, config: LogConfig) -> None:
+        """Use other settings from now on."""
+        self._config = config
 
     @property
     def last_stable_offset(self) -> int:
         """First offset of the earliest open transaction, or `end_offset`."""
-        raise NotImplementedError
+        first = self.producers.first_open_offset()
+        return self.end_offset if first is None else first
 
-    def append(self, batches: bytearray | memoryview | bytes, now_ms: int, *, from_client: bool = True) -> AppendResult:
+    # -- appending
+
+    def append(self, batches: ReadBuffer, now_ms: int, *, from_client: bool = True) -> AppendResult:
         """Append one or more batches with one write; offsets and leader epoch are patched in place if writable.
 
         Args:
@@ -50,13 +135,168 @@ class PartitionLog:
             KafkaError: OUT_OF_ORDER_SEQUENCE_NUMBER, INVALID_PRODUCER_EPOCH, INVALID_TXN_STATE.
             OSError: the write failed; it was cut off again.
         """
-        raise NotImplementedError
+        config = self._config
+        headers = self._headers(batches, now_ms, from_client)
+        produced = False
+        for header in headers:
+            if header.producer_id >= 0:
+                produced = True
+        if produced:
+            repeated = self.producers.check(headers, sequences=from_client)
+            if repeated is not None:
+                return AppendResult(
+                    repeated.base_offset, repeated.last_offset, -1, self.log_start_offset, duplicate=True
+                )
+        base = self.end_offset
+        stamp = -1
+        if config.log_append_time:
+            stamp = now_ms
+            batches = batches if isinstance(batches, bytearray) else bytearray(batches)
+        end, parts = self._patched(batches, headers, stamp)
+        if stamp >= 0:
+            headers = [parse_header(batches, 0)] if len(headers) == 1 else _split(batches)
+        size = len(batches)
+        active = self.active
+        if active.size and self._must_roll(end, size, headers):
+            active = self.roll()
+        active.append(parts, size, headers, end)
+        self.end_offset = end
+        if produced:
+            self._note_producers(headers, base, now_ms)
+        self._since_snapshot += size
+        if self._since_snapshot >= _SNAPSHOT_EVERY_BYTES:
+            self.write_snapshot()
+        if config.flush_messages <= end - self.flushed_offset:
+            self.flush()
+        return AppendResult(base, end - 1, stamp, self.log_start_offset)
 
-    def append_marker(
-        self, producer_id: int, producer_epoch: int, commit: bool, coordinator_epoch: int, now_ms: int
-    ) -> AppendResult:
-        """Append the control batch that ends a producer's transaction here."""
-        raise NotImplementedError
+    def _headers(self, batches: ReadBuffer, now_ms: int, from_client: bool) -> list[BatchHeader]:
+        """The checked headers of an append."""
+        size = len(batches)
+        if size < HEADER_SIZE:
+            raise error_for(ErrorCode.CORRUPT_MESSAGE, f"{self.path.name}: {size} bytes are no record batch")
+        header = parse_header(batches, 0)
+        headers = [header] if header.size == size else _split(batches)
+        config = self._config
+        at = 0
+        for header in headers:
+            view = batches if header.size == size else memoryview(batches)[at : at + header.size]
+            if not crc_ok(view, header):
+                raise error_for(ErrorCode.CORRUPT_MESSAGE, f"{self.path.name}: a batch does not match its checksum")
+            if from_client:
+                self._check(header, now_ms, config)
+            at += header.size
+        if from_client and config.compacts:
+            self._check_keys(batches, headers)
+        return headers
+
+    def _check(self, header: BatchHeader, now_ms: int, config: LogConfig) -> None:
+        """What a producer may not send."""
+        if header.size > config.max_message_bytes:
+            text = f"a batch of {header.size} bytes, the limit (max.message.bytes) is {config.max_message_bytes}"
+            raise self._refuse(ErrorCode.MESSAGE_TOO_LARGE, text)
+        count = header.records_count
+        if count <= 0 or header.last_offset_delta != count - 1:
+            text = f"a batch of {count} records ends at offset delta {header.last_offset_delta}"
+            raise self._refuse(ErrorCode.INVALID_RECORD, text)
+        if header.attributes & 0x28 and (
+            header.is_control or (not config.log_append_time and header.attributes & 0x08)
+        ):
+            raise self._refuse(ErrorCode.INVALID_RECORD, "a producer can't send control batches or append times")
+        if header.producer_id >= 0 and (header.base_sequence < 0 or header.producer_epoch < 0):
+            raise self._refuse(ErrorCode.INVALID_RECORD, "an idempotent batch without sequence or epoch")
+        latest = header.max_timestamp
+        if not config.log_append_time and (
+            latest > now_ms + config.message_timestamp_after_max_ms
+            or (latest >= 0 and now_ms - latest > config.message_timestamp_before_max_ms)
+        ):
+            text = f"timestamp {latest} is outside what the topic accepts (message.timestamp.*.max.ms), now {now_ms}"
+            raise self._refuse(ErrorCode.INVALID_TIMESTAMP, text)
+
+    def _check_keys(self, batches: ReadBuffer, headers: Sequence[BatchHeader]) -> None:
+        at = 0
+        for header in headers:
+            for record in read_records(memoryview(batches)[at : at + header.size]):
+                if record.key is None:
+                    raise self._refuse(ErrorCode.INVALID_RECORD, "a compacted topic takes no record without a key")
+            at += header.size
+
+    def _refuse(self, code: ErrorCode, text: str) -> Exception:
+        return error_for(code, f"{self.path.name}: {text}")
+
+    def _patched(
+        self, batches: ReadBuffer, headers: Sequence[BatchHeader], stamp: int
+    ) -> tuple[int, Sequence[ReadBuffer]]:
+        """Offset after the append, and what to write: the batches with our offsets and epoch."""
+        offset, epoch, at = self.end_offset, self.leader_epoch, 0
+        if type(batches) is bytearray or (len(headers) > _PARTS_MAX or not memoryview(batches).readonly):
+            if len(headers) > _PARTS_MAX and not isinstance(batches, bytearray):
+                batches = bytearray(batches)
+            for header in headers:
+                if stamp >= 0:
+                    patch(memoryview(batches)[at : at + header.size], offset, epoch, stamp)
+                else:
+                    _PREFIX.pack_into(batches, at, offset, header.size - 12, epoch)
+                at += header.size
+                offset += header.last_offset_delta + 1
+            return offset, (batches,)
+        parts: list[ReadBuffer] = []
+        view = memoryview(batches)
+        for header in headers:
+            parts.append(_PREFIX.pack(offset, header.size - 12, epoch))
+            parts.append(view[at + 16 : at + header.size])
+            at += header.size
+            offset += header.last_offset_delta + 1
+        return offset, parts
+
+    def _must_roll(self, end: int, size: int, headers: Sequence[BatchHeader]) -> bool:
+        active, config = self.active, self._config
+        if not active.has_room_for(end - 1, size, config.segment_bytes):
+            return True
+        if len(active.index.offsets) * 8 >= config.segment_index_bytes:
+            return True
+        latest = headers[-1].max_timestamp
+        return active.first_timestamp >= 0 and latest - active.first_timestamp > config.segment_ms
+
+    def _note_producers(self, headers: Sequence[BatchHeader], offset: int, now_ms: int) -> None:
+        for header in headers:
+            if header.producer_id >= 0 and not header.is_control:
+                self.producers.note(header, offset, now_ms)
+            offset += header.last_offset_delta + 1
+
+    def append_marker(self, marker: Marker, now_ms: int) -> AppendResult:
+        """Append the control batch that ends a producer's transaction here.
+
+        Raises:
+            FencedError: INVALID_PRODUCER_EPOCH, TRANSACTION_COORDINATOR_FENCED.
+        """
+        self.producers.check_marker(marker.producer_id, marker.producer_epoch, marker.coordinator_epoch)
+        result = self.append(build_marker(marker, now_ms), now_ms, from_client=False)
+        apply_marker(self.producers, self.active, marker, result.base_offset, now_ms)
+        return result
+
+    def roll(self) -> Segment:
+        """Start a new segment at the end. Does nothing while the last one is empty."""
+        active = self.active
+        if active.size == 0:
+            return active
+        active.finish()
+        fresh = Segment(self.path, self.end_offset, self.files, self._config.index_interval_bytes)
+        fresh.create()
+        self.segments.append(fresh)
+        self._bases.append(fresh.base_offset)
+        self.active = fresh
+        self.write_snapshot()
+        return fresh
+
+    def write_snapshot(self) -> None:
+        """Write the producers' state as of the end, and drop snapshots older than the last two."""
+        self._since_snapshot = 0
+        self.producers.write_snapshot(self.path / f"{self.end_offset:020d}.snapshot")
+        for old in sorted(self.path.glob("*.snapshot"))[:-2]:
+            old.unlink(missing_ok=True)
+
+    # -- reading
 
     def read(
         self, offset: int, max_bytes: int, isolation: Isolation = Isolation.READ_UNCOMMITTED, *, min_one: bool = True
@@ -69,21 +309,110 @@ class PartitionLog:
         Raises:
             OffsetError: OFFSET_OUT_OF_RANGE: below `log_start_offset` or above `end_offset`.
         """
-        raise NotImplementedError
+        end = high = self.end_offset
+        stable = self.last_stable_offset
+        if offset > end or offset < self.log_start_offset:
+            text = f"offset {offset} is outside {self.log_start_offset} to {end}"
+            raise self._refuse(ErrorCode.OFFSET_OUT_OF_RANGE, text)
+        committed = isolation == Isolation.READ_COMMITTED
+        if committed:
+            end = stable
+        result = ReadResult(offset, high, stable, self.log_start_offset)
+        if offset < end:
+            number = bisect_right(self._bases, offset) - 1
+            while number < len(self.segments):
+                found, result.next_offset = self.segments[number].read(offset, max_bytes, end, min_one)
+                if found is not None:
+                    result.ranges, result.size = (found,), found.length
+                    break
+                number += 1
+                if number == len(self.segments) or self._bases[number] >= end or result.next_offset <= offset:
+                    break
+                offset = result.next_offset = self._bases[number]
+        if committed:
+            result.aborted = self._aborted(offset, result.next_offset)
+        return result
+
+    def _aborted(self, offset: int, end: int) -> list[AbortedTransaction]:
+        """Aborted transactions that overlap `[offset, end)`."""
+        found = []
+        for segment in self.segments[max(0, bisect_right(self._bases, offset) - 1) :]:
+            for entry in segment.transactions.entries:
+                if entry.last_offset >= offset and entry.first_offset < end:
+                    found.append(AbortedTransaction(entry.producer_id, entry.first_offset))
+                if entry.last_stable_offset >= end:
+                    return found
+        return found
+
+    def batches(self, offset: int, max_bytes: int = 1 << 20) -> Iterator[memoryview]:
+        """Every whole batch from `offset` on, one by one, reading `max_bytes` at a time."""
+        while offset < self.end_offset:
+            result = self.read(offset, max_bytes)
+            if not result.ranges:
+                return
+            view = memoryview(result.bytes())
+            while view:
+                size = parse_header(view, 0).size
+                yield view[:size]
+                view = view[size:]
+            offset = result.next_offset
 
     def offset_for_timestamp(
         self, timestamp: int, isolation: Isolation = Isolation.READ_UNCOMMITTED
     ) -> TimestampOffset:
         """First record at or after `timestamp` (ms), or for -1 the end, -2 and -4 the start, -3 the latest timestamp."""
-        raise NotImplementedError
+        end = self.last_stable_offset if isolation == Isolation.READ_COMMITTED else self.end_offset
+        if timestamp == LATEST:
+            return TimestampOffset(end, -1, self.leader_epoch)
+        if timestamp in (EARLIEST, EARLIEST_LOCAL):
+            return TimestampOffset(self.log_start_offset, -1, self._epoch_at(self.log_start_offset))
+        if timestamp == MAX_TIMESTAMP:
+            timestamp = max((s.max_timestamp for s in self.segments if s.size), default=-1)
+            if timestamp < 0:
+                return TimestampOffset(-1, -1, -1)
+        for segment in self.segments:
+            if segment.max_timestamp >= timestamp:
+                for batch in segment.batches_at_or_after(timestamp):
+                    for record in read_records(segment.read_batch(batch)):
+                        if record.timestamp >= timestamp and record.offset >= self.log_start_offset:
+                            if record.offset >= end:
+                                return TimestampOffset(-1, -1, -1)
+                            return TimestampOffset(record.offset, record.timestamp, batch.header.partition_leader_epoch)
+        return TimestampOffset(-1, -1, -1)
+
+    # -- leader epochs
 
     def end_offset_for_epoch(self, leader_epoch: int) -> tuple[int, int]:
         """`(epoch, end_offset)` of the largest epoch not above the one asked for; (-1, -1) if unknown."""
-        raise NotImplementedError
+        if leader_epoch == self.leader_epoch:
+            return leader_epoch, self.end_offset
+        if leader_epoch > self.leader_epoch or not self._epochs:
+            return -1, -1
+        number = bisect_right(self._epochs, (leader_epoch, self.end_offset)) - 1
+        if number < 0:
+            return -1, -1
+        following = self._epochs[number + 1][1] if number + 1 < len(self._epochs) else self.end_offset
+        return self._epochs[number][0], following
+
+    def _epoch_at(self, offset: int) -> int:
+        epoch = -1
+        for known, start in self._epochs:
+            if start <= offset:
+                epoch = known
+        return epoch if epoch >= 0 else self.leader_epoch
 
     def advance_leader_epoch(self, epoch: int) -> None:
         """Begin a leader epoch; later appends carry it. Raises FencedError for one below the current."""
-        raise NotImplementedError
+        if epoch < self.leader_epoch:
+            text = f"leader epoch {epoch} is over, {self.leader_epoch} has begun"
+            raise self._refuse(ErrorCode.FENCED_LEADER_EPOCH, text)
+        if epoch > self.leader_epoch or not self._epochs:
+            kept = [entry for entry in self._epochs if entry[1] < self.end_offset]
+            checkpoints.write_epochs(self.path, [*kept, (epoch, self.end_offset)])
+            self._epochs = [*kept, (epoch, self.end_offset)]
+            self.leader_epoch = epoch
+
+    # -- keeping it small
 
     def delete_records(self, before_offset: int) -> int:
         """Move the log start to `before_offset` (-1: the end), persist it, and return it.
@@ -91,28 +420,87 @@ class PartitionLog:
         Raises:
             OffsetError: OFFSET_OUT_OF_RANGE: above the end.
         """
-        raise NotImplementedError
+        if before_offset == -1:
+            before_offset = self.end_offset
+        if before_offset > self.end_offset or before_offset < 0:
+            text = f"offset {before_offset} is outside {self.log_start_offset} to {self.end_offset}"
+            raise self._refuse(ErrorCode.OFFSET_OUT_OF_RANGE, text)
+        if before_offset > self.log_start_offset:
+            self.log_start_offset = before_offset
+            if self._persist is not None:
+                self._persist()
+            self.drop_segments(bisect_right(self._bases, before_offset) - 1)
+        return self.log_start_offset
 
     def truncate_to(self, offset: int) -> None:
         """Throw away `offset` and everything after it (to the batch that holds it)."""
-        raise NotImplementedError
+        if offset >= self.end_offset:
+            return
+        kept = max(1, bisect_right(self._bases, offset))
+        for segment in reversed(self.segments[kept:]):
+            segment.delete()
+        self.segments[kept - 1].truncate_to(offset)
+        self.set_segments(self.segments[:kept])
+        self.flushed_offset = min(self.flushed_offset, self.end_offset)
+        self._epochs = [entry for entry in self._epochs if entry[1] <= self.end_offset]
+        for snapshot in self.path.glob("*.snapshot"):
+            if int(snapshot.stem) > self.end_offset:
+                snapshot.unlink()
+        recovery.load_producers(self.path, self.segments, self.producers, 0)
 
-    def enforce_retention(self, now_ms: int) -> int:
-        """Delete whole old segments by age, size and log start; returns how many."""
-        raise NotImplementedError
+    def _restart_at(self, offset: int) -> None:
+        """The log lost everything from before its start: begin again, empty, at `offset`."""
+        for segment in reversed(self.segments):
+            segment.delete()
+        fresh = Segment(self.path, offset, self.files, self._config.index_interval_bytes)
+        fresh.create()
+        self.set_segments([fresh])
 
-    def compact(self, now_ms: int) -> int:
-        """Keep the last record of each key in closed segments; returns bytes saved."""
-        raise NotImplementedError
+    def drop_segments(self, count: int) -> None:
+        """Delete the first `count` segments."""
+        for segment in self.segments[:count]:
+            segment.delete()
+        self.set_segments(self.segments[count:])
+        self.log_start_offset = max(self.log_start_offset, self.segments[0].base_offset)
 
     def size_bytes(self) -> int:
         """Bytes of all log files."""
-        raise NotImplementedError
+        return sum(segment.size for segment in self.segments)
+
+    # -- ending
 
     def flush(self) -> None:
         """Make everything appended survive a power loss (fsync)."""
-        raise NotImplementedError
+        for segment in self.segments:
+            if segment.end_offset > self.flushed_offset:
+                segment.sync()
+        self.flushed_offset = self.end_offset
 
     def close(self) -> None:
         """Flush, and write what makes the next open quick."""
-        raise NotImplementedError
+        self.flush()
+        self.write_snapshot()
+        for segment in self.segments:
+            segment.close()
+
+    def delete(self) -> None:
+        """Remove the folder and everything in it."""
+        for segment in self.segments:
+            segment.delete()
+        recovery.remove_folder(self.path)
+
+
+def _split(batches: ReadBuffer) -> list[BatchHeader]:
+    """Headers of batches that lie back to back. Raises CorruptDataError if they do not fill the buffer."""
+    headers, at = [], 0
+    while at < len(batches):
+        if at + HEADER_SIZE > len(batches):
+            raise error_for(ErrorCode.CORRUPT_MESSAGE, f"{len(batches) - at} bytes behind the last record batch")
+        header = parse_header(batches, at)
+        if at + header.size > len(batches):
+            raise error_for(
+                ErrorCode.CORRUPT_MESSAGE, f"a batch says {header.size} bytes, {len(batches) - at} are there"
+            )
+        headers.append(header)
+        at += header.size
+    return headers

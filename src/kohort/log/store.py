@@ -1,39 +1,42 @@
-"""A data folder: one owner, a catalog of topics, their partition logs."""
+"""A data folder's logs: the catalog of topics and their partitions, opened, made, deleted and kept small."""
 
 from __future__ import annotations
 
+import logging
+import shutil
+import time
 import uuid
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from kohort.errors import CorruptDataError, ErrorCode, InvalidInputError, NotFoundError
 from kohort.ids import TopicPartition
+from kohort.log import checkpoints, folder, retention
+from kohort.log.catalog import Topic, check_name, effective_config, read_catalog, write_catalog
+from kohort.log.compaction import Compaction
 from kohort.log.config import LogConfig, StoreLimits
+from kohort.log.files import FileCache
 from kohort.log.partition import PartitionLog
+from kohort.log.recovery import OpenOptions
 
+log = logging.getLogger("kohort.log")
 
-@dataclass(frozen=True, slots=True)
-class Topic:
-    """One line of the catalog.
-
-    Attributes:
-        configs: what was set explicitly, under Kafka's property names; everything else is the store's default.
-    """
-
-    name: str
-    id: uuid.UUID
-    partitions: int
-    configs: Mapping[str, str]
+RECOVERY_POINTS = "recovery-point-offset-checkpoint"
+LOG_STARTS = "log-start-offset-checkpoint"
+CLEANED = "cleaner-offset-checkpoint"
+_DELETED = "-delete"
+_SLICE_S = 0.01
+_ROUND_MS = 5_000
 
 
 class LogStore:
-    """All logs under one data folder. A context manager; `close()` marks a clean shutdown."""
+    """All logs under one data folder. A context manager; `close()` marks a clean shutdown.
 
-    topics: Mapping[str, Topic]
-    topics_by_id: Mapping[uuid.UUID, Topic]
-    cluster_id: str
-    node_id: int
+    Attributes:
+        topics: by name, in the order of creation.
+        topics_by_id: the same by id.
+    """
 
     def __init__(
         self,
@@ -48,20 +51,128 @@ class LogStore:
 
         Raises:
             InvalidInputError: another broker has the folder, or it is not one of ours; the text says what to do.
+            CorruptDataError: the catalog can't be read.
         """
-        raise NotImplementedError
+        self.path = Path(data_dir)
+        self.defaults = defaults or LogConfig()
+        self.limits = limits or StoreLimits()
+        self.node_id = node_id
+        self._owned = folder.take(self.path, node_id, cluster_id)
+        self.cluster_id = self._owned.cluster_id
+        self.topics: dict[str, Topic] = {}
+        self.topics_by_id: dict[uuid.UUID, Topic] = {}
+        self._logs: dict[tuple[str, int], PartitionLog] = {}
+        self._files = FileCache(self.limits.open_files)
+        self._upkeep: Iterator[None] | None = None
+        self._round_ms = 0
+        self._closed = False
+        try:
+            self._open_all()
+        except BaseException:
+            self._owned.release(clean=False)
+            raise
+
+    # -- opening
+
+    def _open_all(self) -> None:
+        topics = read_catalog(self.path)
+        if topics is None:
+            found = sorted(p.name for p in self.path.iterdir() if (p / checkpoints.PARTITION_METADATA).exists())
+            if found:
+                raise CorruptDataError(f"{self.path} holds partitions ({found[0]} …) but no catalog of topics")
+            topics = {}
+            write_catalog(self.path, topics)
+        self.topics = topics
+        self.topics_by_id = {topic.id: topic for topic in topics.values()}
+        self._remove_strays()
+        points = checkpoints.read_offsets(self.path / RECOVERY_POINTS)
+        starts = checkpoints.read_offsets(self.path / LOG_STARTS)
+        cleaned = checkpoints.read_offsets(self.path / CLEANED)
+        began = time.monotonic()
+        for topic in topics.values():
+            config = effective_config(self.defaults, topic.configs)
+            for number in range(topic.partitions):
+                tp = TopicPartition(topic.name, number)
+                verified = None if self._owned.same_boot else points.get(tp, 0)
+                self._open(tp, topic.id, config, verified, starts.get(tp), cleaned.get(tp, 0))
+        how = "closed in order" if self._owned.clean else "recovered after an unclean end"
+        log.info("%s: %d logs open, %s, %.0f ms", self.path, len(self._logs), how, 1000 * (time.monotonic() - began))
+
+    def _remove_strays(self) -> None:
+        """Remove what an interrupted deletion left."""
+        for path in list(self.path.iterdir()):
+            if not path.is_dir():
+                continue
+            name, dash, number = path.name.rpartition("-")
+            if path.name.endswith(_DELETED):
+                shutil.rmtree(path)
+            elif dash and number.isdecimal():
+                topic = self.topics.get(name)
+                topic_id = checkpoints.read_partition_metadata(path)
+                if topic is None or (topic_id is not None and topic_id != topic.id) or int(number) >= topic.partitions:
+                    log.warning("%s: removing %s, which belongs to no topic of the catalog", self.path, path.name)
+                    shutil.rmtree(path)
+
+    def _open(
+        self,
+        tp: TopicPartition,
+        topic_id: uuid.UUID,
+        config: LogConfig,
+        verified: int | None = None,
+        start: int | None = None,
+        cleaned: int = 0,
+    ) -> None:
+        options = OpenOptions(
+            clean=self._owned.clean,
+            verified_offset=verified,
+            log_start_offset=start,
+            cleaned_offset=cleaned,
+            persist=self._write_starts,
+            files=self._files,
+            limits=self.limits,
+            topic_id=topic_id,
+        )
+        opened = PartitionLog.open(self.path / str(tp), config, options, now_ms=int(time.time() * 1000))
+        found = opened.recovery
+        if found.truncated_bytes or found.rebuilt_indexes:
+            log.warning(
+                "%s: cut off %d bytes, rebuilt %s", tp, found.truncated_bytes, found.rebuilt_indexes or "nothing"
+            )
+        self._logs[tp] = opened
+
+    # -- finding
 
     def partition(self, tp: TopicPartition) -> PartitionLog:
         """The log. Raises NotFoundError (UNKNOWN_TOPIC_OR_PARTITION)."""
-        raise NotImplementedError
+        found = self._logs.get(tp)
+        if found is None:
+            raise NotFoundError(f"there is no partition {tp}", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        return found
 
     def get(self, topic: str, partition: int) -> PartitionLog | None:
         """The log or None: one dictionary lookup, for the produce and fetch paths."""
-        raise NotImplementedError
+        return self._logs.get((topic, partition))
 
     def partitions(self) -> Iterator[tuple[TopicPartition, PartitionLog]]:
-        """All logs, in the catalog's order."""
-        raise NotImplementedError
+        """All logs, in the catalog's order; the catalog may change meanwhile."""
+        for topic in list(self.topics.values()):
+            for number in range(topic.partitions):
+                found = self._logs.get((topic.name, number))
+                if found is not None:
+                    yield TopicPartition(topic.name, number), found
+
+    def topic(self, name: str) -> Topic:
+        """The catalog's entry. Raises NotFoundError (UNKNOWN_TOPIC_OR_PARTITION)."""
+        found = self.topics.get(name)
+        if found is None:
+            raise NotFoundError(f"there is no topic {name!r}", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        return found
+
+    def log_config(self, name: str) -> LogConfig:
+        """A topic's settings in effect."""
+        return effective_config(self.defaults, self.topic(name).configs)
+
+    # -- changing the catalog
 
     def create_topic(
         self, name: str, partitions: int, configs: Mapping[str, str] | None = None, topic_id: uuid.UUID | None = None
@@ -72,35 +183,148 @@ class LogStore:
             InvalidInputError: INVALID_TOPIC_EXCEPTION, INVALID_PARTITIONS, INVALID_CONFIG, TOPIC_ALREADY_EXISTS,
                 POLICY_VIOLATION (a limit of `StoreLimits`).
         """
-        raise NotImplementedError
+        self.check_topic(name, partitions, configs)
+        topic = Topic(name, topic_id or checkpoints.new_id(), partitions, dict(configs or {}))
+        self._change(topic)
+        try:
+            self._open_new(topic, 0)
+        except OSError:
+            self.delete_topic(name)
+            raise
+        return topic
 
     def check_topic(self, name: str, partitions: int, configs: Mapping[str, str] | None = None) -> None:
         """What `create_topic` would refuse, without creating (`validate_only`)."""
-        raise NotImplementedError
+        check_name(name, self.topics)
+        self._check_partitions(name, partitions, partitions)
+        if len(self.topics) >= self.limits.topics:
+            raise InvalidInputError(
+                f"there are {self.limits.topics} topics, which is the limit", ErrorCode.POLICY_VIOLATION
+            )
+        effective_config(self.defaults, configs or {})
+
+    def _check_partitions(self, name: str, partitions: int, added: int) -> None:
+        if partitions < 1:
+            raise InvalidInputError(
+                f"topic {name!r} needs at least one partition, not {partitions}", ErrorCode.INVALID_PARTITIONS
+            )
+        if len(self._logs) + added > self.limits.partitions:
+            raise InvalidInputError(
+                f"{added} more partitions exceed the limit of {self.limits.partitions}", ErrorCode.POLICY_VIOLATION
+            )
+
+    def _change(self, topic: Topic) -> None:
+        """Put a new or changed topic into the catalog."""
+        write_catalog(self.path, {**self.topics, topic.name: topic})
+        self.topics[topic.name] = topic
+        self.topics_by_id[topic.id] = topic
+
+    def _open_new(self, topic: Topic, first: int) -> None:
+        config = effective_config(self.defaults, topic.configs)
+        for number in range(first, topic.partitions):
+            self._open(TopicPartition(topic.name, number), topic.id, config)
 
     def delete_topic(self, name: str) -> Topic:
         """Remove a topic from the catalog, then its files. Raises NotFoundError."""
-        raise NotImplementedError
+        topic = self.topic(name)
+        left = {key: value for key, value in self.topics.items() if key != name}
+        write_catalog(self.path, left)
+        del self.topics[name]
+        del self.topics_by_id[topic.id]
+        doomed = []
+        for number in range(topic.partitions):
+            self._logs.pop((name, number), None)
+            path = self.path / f"{name}-{number}"
+            if path.exists():
+                doomed.append(path.replace(self.path / f"{checkpoints.encode_id(topic.id)}-{number}{_DELETED}"))
+        for path in doomed:
+            shutil.rmtree(path, ignore_errors=True)
+        return topic
 
     def add_partitions(self, name: str, partitions: int) -> Topic:
         """Grow a topic to `partitions` in all. Raises InvalidInputError (INVALID_PARTITIONS), NotFoundError."""
-        raise NotImplementedError
+        topic = self.topic(name)
+        if partitions <= topic.partitions:
+            raise InvalidInputError(
+                f"topic {name!r} has {topic.partitions} partitions already, not fewer than {partitions}",
+                ErrorCode.INVALID_PARTITIONS,
+            )
+        self._check_partitions(name, partitions, partitions - topic.partitions)
+        grown = Topic(name, topic.id, partitions, topic.configs)
+        self._change(grown)
+        self._open_new(grown, topic.partitions)
+        return grown
 
     def set_configs(self, name: str, configs: Mapping[str, str]) -> Topic:
         """Replace a topic's explicit configs. Raises InvalidInputError (INVALID_CONFIG), NotFoundError."""
-        raise NotImplementedError
+        topic = self.topic(name)
+        config = effective_config(self.defaults, configs)
+        changed = Topic(name, topic.id, topic.partitions, dict(configs))
+        self._change(changed)
+        for number in range(topic.partitions):
+            self._logs[name, number].reconfigure(config)
+        return changed
 
-    def log_config(self, name: str) -> LogConfig:
-        """A topic's settings in effect."""
-        raise NotImplementedError
+    # -- upkeep and end
 
-    def maintain(self, now_ms: int) -> None:
-        """Retention, compaction, checkpoints, expiry: a bounded slice of work; call about once a second."""
-        raise NotImplementedError
+    def maintain(self, now_ms: int) -> bool:
+        """Retention, compaction, expiry of producers, checkpoints: a slice of about 10 ms.
+
+        Call about once a second, and sooner when it returns True: there is more to do.
+        """
+        if self._upkeep is None:
+            if now_ms - self._round_ms < _ROUND_MS:
+                return False
+            self._round_ms = now_ms
+            self._upkeep = self._round(now_ms)
+        until = time.monotonic() + _SLICE_S
+        for _ in self._upkeep:
+            if time.monotonic() >= until:
+                return True
+        self._upkeep = None
+        return False
+
+    def _round(self, now_ms: int) -> Iterator[None]:
+        for tp, partition in self.partitions():
+            retention.enforce(partition, now_ms)
+            partition.producers.expire(now_ms - self.limits.producer_id_expiration_ms)
+            retention.flush_settled(partition, now_ms)
+            yield
+            compaction = Compaction.due(partition, now_ms)
+            if compaction is not None:
+                for _ in compaction.steps():
+                    if self._logs.get(tp) is not partition:
+                        break
+                    yield
+                else:
+                    saved = compaction.finish()
+                    log.info("%s: compacted, %d bytes saved", tp, saved)
+        self._write_checkpoints()
+
+    def _write_starts(self) -> None:
+        starts = {tp: p.log_start_offset for tp, p in self.partitions() if p.log_start_offset}
+        checkpoints.write_offsets(self.path / LOG_STARTS, starts, sync=True)
+
+    def _write_checkpoints(self) -> None:
+        points = {tp: p.flushed_offset for tp, p in self.partitions() if p.flushed_offset}
+        cleaned = {tp: p.cleaned_offset for tp, p in self.partitions() if p.cleaned_offset}
+        checkpoints.write_offsets(self.path / RECOVERY_POINTS, points, sync=False)
+        checkpoints.write_offsets(self.path / CLEANED, cleaned, sync=False)
 
     def close(self) -> None:
         """Flush all, mark the shutdown clean, give the folder free."""
-        raise NotImplementedError
+        if self._closed:
+            return
+        self._closed = True
+        clean = False
+        try:
+            for _, partition in self.partitions():
+                partition.close()
+            self._write_checkpoints()
+            self._write_starts()
+            clean = True
+        finally:
+            self._owned.release(clean=clean)
 
     def __enter__(self) -> Self:
         return self

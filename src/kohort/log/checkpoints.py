@@ -1,0 +1,111 @@
+"""The small text files that Kafka keeps beside its logs, written whole and replaced at once."""
+
+from __future__ import annotations
+
+import base64
+import os
+import uuid
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from kohort.errors import CorruptDataError
+from kohort.ids import TopicPartition
+
+PARTITION_METADATA = "partition.metadata"
+LEADER_EPOCHS = "leader-epoch-checkpoint"
+
+
+def replace_file(path: Path, data: bytes | str, *, sync: bool = True) -> None:
+    """Put `data` in place of `path` so that a crash leaves the old content or the new.
+
+    Args:
+        sync: also survive a power loss.
+    """
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("wb") as file:
+        file.write(data.encode() if isinstance(data, str) else data)
+        if sync:
+            file.flush()
+            os.fsync(file.fileno())
+    temporary.replace(path)
+    if sync:
+        sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Make created, renamed and removed names in a folder survive a power loss."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def write_offsets(path: Path, offsets: Mapping[TopicPartition, int], *, sync: bool) -> None:
+    """Kafka's offset checkpoint: version 0, the count, then `topic partition offset` lines."""
+    lines = ["0", str(len(offsets))]
+    lines += [f"{tp.topic} {tp.partition} {offset}" for tp, offset in offsets.items()]
+    replace_file(path, "\n".join(lines) + "\n", sync=sync)
+
+
+def read_offsets(path: Path) -> dict[TopicPartition, int]:
+    """The counterpart of `write_offsets`; empty if there is no file. Raises CorruptDataError."""
+    found = {}
+    for words in _read_lines(path, 3):
+        found[TopicPartition(words[0], int(words[1]))] = int(words[2])
+    return found
+
+
+def write_epochs(folder: Path, epochs: Iterable[tuple[int, int]]) -> None:
+    """`leader-epoch-checkpoint`: version 0, the count, then `epoch start_offset` lines."""
+    lines = [f"{epoch} {start}" for epoch, start in epochs]
+    replace_file(folder / LEADER_EPOCHS, "\n".join(["0", str(len(lines)), *lines]) + "\n", sync=False)
+
+
+def read_epochs(folder: Path) -> list[tuple[int, int]]:
+    """The counterpart of `write_epochs`. Raises CorruptDataError."""
+    return [(int(words[0]), int(words[1])) for words in _read_lines(folder / LEADER_EPOCHS, 2)]
+
+
+def _read_lines(path: Path, columns: int) -> list[list[str]]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return []
+    rows = [line.rsplit(" ", columns - 1) for line in lines[2:]]
+    if lines[:1] != ["0"] or lines[1:2] != [str(len(rows))] or any(len(row) != columns for row in rows):
+        raise CorruptDataError(f"{path} is no checkpoint file of version 0")
+    return rows
+
+
+def write_partition_metadata(folder: Path, topic_id: uuid.UUID) -> None:
+    """`partition.metadata`, which ties the folder to a topic id."""
+    replace_file(folder / PARTITION_METADATA, f"version: 0\ntopic_id: {encode_id(topic_id)}", sync=False)
+
+
+def read_partition_metadata(folder: Path) -> uuid.UUID | None:
+    """The topic id of a partition's folder, None if the file is missing or damaged."""
+    try:
+        text = (folder / PARTITION_METADATA).read_text(encoding="ascii")
+        fields = dict(line.split(": ", 1) for line in text.splitlines())
+        return decode_id(fields["topic_id"]) if fields.get("version") == "0" else None
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def encode_id(value: uuid.UUID) -> str:
+    """An id as Kafka prints it: URL-safe base64, 22 characters."""
+    return base64.urlsafe_b64encode(value.bytes).rstrip(b"=").decode()
+
+
+def decode_id(text: str) -> uuid.UUID:
+    """The counterpart of `encode_id`. Raises ValueError."""
+    return uuid.UUID(bytes=base64.urlsafe_b64decode(text + "=="))
+
+
+def new_id() -> uuid.UUID:
+    """A random id whose text does not start with a dash (Kafka's rule: it would look like an option)."""
+    while True:
+        value = uuid.uuid4()
+        if not encode_id(value).startswith("-"):
+            return value

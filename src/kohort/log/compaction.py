@@ -1,0 +1,203 @@
+"""Compaction: of each key only the last record stays.
+
+The closed segments are read once for the keys that are new since the last time, and once to write what stays into new
+files, small neighbours together. Closed segments don't change, so appends and reads go on between the steps; the new
+files take the places of the old in `finish`.
+
+Source: Kafka documentation, "Log Compaction".
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Self
+
+from kohort.log.partition import PartitionLog
+from kohort.log.recovery import finish_swap
+from kohort.log.segment import Located, Segment
+from kohort.wire.batch import BatchHeader, BatchRecord, append_record, read_records, seal_batch
+from kohort.wire.compression import CODECS
+
+_CODEC_NAMES = {number: name for name, number in CODECS.items()}
+_STEP_BYTES = 128 << 10
+_KEYS_MAX = 5_000_000
+"""Keys remembered by one run, about 100 bytes each; a run that meets more compacts the older part only."""
+
+
+class Compaction:
+    """One run over one partition: `steps()` to its end, then `finish()`."""
+
+    def __init__(self, log: PartitionLog, now_ms: int) -> None:
+        self._log = log
+        self._now_ms = now_ms
+        self._tombstones_before_ms = now_ms - log.config.delete_retention_ms
+        self._cleaned = log.cleaned_offset
+        self._segments = _cleanable(log, now_ms)
+        self._upto = self._segments[-1].end_offset if self._segments else 0
+        self._last: dict[bytes, int] = {}
+        self._swaps: list[tuple[Path, list[Segment]]] = []
+        self._aborted = [entry for segment in self._segments for entry in segment.transactions.entries]
+
+    @classmethod
+    def due(cls, log: PartitionLog, now_ms: int) -> Self | None:
+        """A run if the partition needs one."""
+        if not log.config.compacts:
+            return None
+        run = cls(log, now_ms)
+        dirty = sum(s.size for s in run._segments if s.end_offset > log.cleaned_offset)
+        total = sum(s.size for s in run._segments)
+        if not dirty or dirty < total * log.config.min_cleanable_dirty_ratio:
+            return None
+        return run
+
+    def steps(self) -> Iterator[None]:
+        """Do the work in steps of some milliseconds."""
+        yield from self._collect_keys()
+        for group in self._groups():
+            yield from self._rewrite(group)
+
+    def _collect_keys(self) -> Iterator[None]:
+        done = 0
+        for segment in self._segments:
+            if segment.end_offset <= self._cleaned:
+                continue
+            for batch in segment.scan(0):
+                header = batch.header
+                if header.is_control or self._is_aborted(header):
+                    continue
+                for record in read_records(segment.read_batch(batch)):
+                    if record.key is not None:
+                        self._last[bytes(record.key)] = record.offset
+                done += header.size
+                if done >= _STEP_BYTES:
+                    done = 0
+                    yield
+            if len(self._last) > _KEYS_MAX:
+                self._upto = segment.end_offset
+                self._segments = [s for s in self._segments if s.end_offset <= self._upto]
+                return
+
+    def _is_aborted(self, header: BatchHeader) -> bool:
+        return header.is_transactional and any(
+            entry.producer_id == header.producer_id and entry.first_offset <= header.base_offset <= entry.last_offset
+            for entry in self._aborted
+        )
+
+    def _groups(self) -> Iterator[list[Segment]]:
+        """Neighbours whose files together fit into one segment."""
+        group: list[Segment] = []
+        size = 0
+        for segment in self._segments:
+            too_long = group and segment.end_offset - group[0].base_offset >= 2**31
+            if group and (size + segment.size > self._log.config.segment_bytes or too_long):
+                yield group
+                group, size = [], 0
+            group.append(segment)
+            size += segment.size
+        if group:
+            yield group
+
+    def _rewrite(self, group: list[Segment]) -> Iterator[None]:
+        """Write what stays of some segments to a new file."""
+        name = f"{group[0].base_offset:020d}-{group[-1].end_offset:020d}.log.swap"
+        path = self._log.path / (name + ".cleaned")
+        done = 0
+        with path.open("wb") as out:
+            for segment in group:
+                for batch in segment.scan(0):
+                    out.write(self._kept(segment, batch))
+                    done += batch.header.size
+                    if done >= _STEP_BYTES:
+                        done = 0
+                        yield
+            out.flush()
+            os.fsync(out.fileno())
+        self._swaps.append((path, group))
+
+    def _kept(self, segment: Segment, batch: Located) -> bytes:
+        header = batch.header
+        if self._is_aborted(header):
+            return b""
+        data = segment.read_batch(batch)
+        old = header.base_offset < self._cleaned and header.max_timestamp < self._tombstones_before_ms
+        if header.is_control:
+            return b"" if old else data
+        records = read_records(data)
+        last = self._last
+        kept = [
+            record
+            for record in records
+            if record.key is not None
+            and last.get(bytes(record.key), -1) <= record.offset
+            and not (old and record.value is None)
+        ]
+        if len(kept) == len(records):
+            return data
+        return _with_records(header, kept) if kept else b""
+
+    def finish(self) -> int:
+        """Put the new files in place; returns bytes saved."""
+        log = self._log
+        before = log.size_bytes()
+        for cleaned, group in self._swaps:
+            if log.segments[0].base_offset > group[0].base_offset:
+                cleaned.unlink()
+                continue
+            for segment in group:
+                log.files.forget(segment)
+            swap = cleaned.with_suffix("")
+            cleaned.replace(swap)
+            merged = finish_swap(log.path, swap, log.files, log.config)
+            for segment in group:
+                for entry in segment.transactions.entries:
+                    if not any(entry == known for known in merged.transactions.entries):
+                        merged.transactions.append(entry)
+                if segment.base_offset != merged.base_offset:
+                    segment.transactions.reset()
+            first = log.segments.index(group[0])
+            log.set_segments([*log.segments[:first], merged, *log.segments[first + len(group) :]])
+        log.cleaned_offset = max(log.cleaned_offset, self._upto)
+        return before - log.size_bytes()
+
+
+def _cleanable(log: PartitionLog, now_ms: int) -> list[Segment]:
+    """Closed segments without open transactions that are old enough."""
+    stable, newest = log.last_stable_offset, now_ms - log.config.min_compaction_lag_ms
+    found: list[Segment] = []
+    for segment in log.segments[:-1]:
+        if segment.end_offset > stable or (log.config.min_compaction_lag_ms and segment.max_timestamp > newest):
+            break
+        found.append(segment)
+    return found
+
+
+def _with_records(header: BatchHeader, records: list[BatchRecord]) -> bytes:
+    """The batch with only these of its records; offsets, sequences and the rest of the header stay."""
+    body = bytearray()
+    for record in records:
+        append_record(body, record.offset - header.base_offset, record.timestamp - header.base_timestamp, record)
+    return seal_batch(
+        body,
+        len(records),
+        (header.last_offset_delta, header.base_timestamp, max(record.timestamp for record in records)),
+        {
+            "base_offset": header.base_offset,
+            "leader_epoch": header.partition_leader_epoch,
+            "compression": _CODEC_NAMES[header.compression],
+            "producer_id": header.producer_id,
+            "producer_epoch": header.producer_epoch,
+            "base_sequence": header.base_sequence,
+            "transactional": header.is_transactional,
+            "timestamp_type": int(header.is_log_append_time),
+        },
+    )
+
+
+def compact_now(log: PartitionLog, now_ms: int) -> int:
+    """A whole run in one go, whatever the share of new records; returns bytes saved."""
+    run = Compaction(log, now_ms)
+    for _ in run.steps():
+        pass
+    return run.finish()

@@ -1,0 +1,53 @@
+"""Open log files, at most so many at once."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from typing import Protocol
+
+from kohort.log.results import OpenFile
+
+
+class Holder(Protocol):
+    """Something that keeps one file open while it is used."""
+
+    file: OpenFile | None
+    touched: bool
+
+
+class FileCache:
+    """Opens files for their holders and takes those back that were not used for the longest time (second chance).
+
+    A file taken back closes when its last reader is done, so up to one file per reply under way comes on top.
+    """
+
+    __slots__ = ("_limit", "_open")
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._open: deque[Holder] = deque()
+
+    def open(self, holder: Holder, path: str) -> OpenFile:
+        """Open `path` for reading and writing, creating it, and lend it to `holder`."""
+        while len(self._open) >= self._limit:
+            oldest = self._open.popleft()
+            if oldest.touched and oldest.file is not None:
+                oldest.touched = False
+                self._open.append(oldest)
+            else:
+                oldest.file = None
+        file = OpenFile(path, os.O_RDWR | os.O_CREAT)
+        holder.file = file
+        holder.touched = False
+        self._open.append(holder)
+        return file
+
+    def forget(self, holder: Holder) -> None:
+        """The holder is done with its file."""
+        if holder.file is not None:
+            holder.file = None
+            self._open.remove(holder)
+
+    def __len__(self) -> int:
+        return len(self._open)

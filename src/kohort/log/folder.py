@@ -1,0 +1,114 @@
+"""A data folder as a whole: whose it is, whether its last owner left in order, and what the machine did since."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from kohort.errors import InvalidInputError
+from kohort.log.catalog import FILE as CATALOG
+from kohort.log.checkpoints import encode_id, new_id, replace_file, sync_folder
+
+LOCK = ".lock"
+META = "meta.properties"
+CLEAN = ".kafka_cleanshutdown"
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+@dataclass(frozen=True, slots=True)
+class Ownership:
+    """A data folder that is ours until `release`.
+
+    Attributes:
+        clean: the last owner closed it in order.
+        same_boot: the machine has been running since the last owner started, so nothing it wrote is lost.
+    """
+
+    path: Path
+    lock_fd: int
+    clean: bool
+    same_boot: bool
+    cluster_id: str
+
+    def release(self, *, clean: bool) -> None:
+        """Give the folder free."""
+        if clean:
+            replace_file(self.path / CLEAN, '{"version":0,"brokerEpoch":-1}')
+        os.close(self.lock_fd)
+
+
+def take(path: Path, node_id: int, cluster_id: str | None) -> Ownership:
+    """Lock a data folder, creating it if need be.
+
+    Raises:
+        InvalidInputError: another broker has it, or it is not a broker's.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock_fd = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise InvalidInputError(f"can't use the data folder {path}: {error.strerror}; choose another one") from error
+    try:
+        return _take_locked(path, lock_fd, node_id, cluster_id)
+    except BaseException:
+        os.close(lock_fd)
+        raise
+
+
+def _take_locked(path: Path, lock_fd: int, node_id: int, cluster_id: str | None) -> Ownership:
+    words = os.pread(lock_fd, 200, 0).decode(errors="replace").split()
+    try:
+        fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        owner = f" (process {words[0]})" if words else ""
+        raise InvalidInputError(
+            f"the data folder {path} is in use by another broker{owner}; stop that one, or choose another folder"
+        ) from None
+    boot_id = _boot_id()
+    same_boot = len(words) > 1 and words[1] == boot_id
+    meta = _meta(path, node_id, cluster_id)
+    clean = (path / CLEAN).exists()
+    if clean:
+        (path / CLEAN).unlink()
+        sync_folder(path)
+    note = f"{os.getpid()} {boot_id}\n".encode()
+    os.ftruncate(lock_fd, 0)
+    os.pwrite(lock_fd, note, 0)
+    os.fsync(lock_fd)
+    return Ownership(path, lock_fd, clean, same_boot, meta)
+
+
+def _boot_id() -> str:
+    """What changes when the machine starts again; never equal to itself where that can't be told."""
+    try:
+        return _BOOT_ID.read_text().strip()
+    except OSError:
+        return f"unknown-{time.time_ns()}"
+
+
+def _meta(path: Path, node_id: int, cluster_id: str | None) -> str:
+    """The folder's cluster id, written on first use."""
+    file = path / META
+    if file.exists():
+        lines = [line.partition("=") for line in file.read_text().splitlines() if not line.startswith("#")]
+        fields = {key.strip(): value.strip() for key, _, value in lines}
+        found = fields.get("cluster.id", "")
+        if not found or (path / "__cluster_metadata-0").exists():
+            raise InvalidInputError(f"{path} is another kind of broker's data folder; choose another folder")
+        if cluster_id is not None and cluster_id != found:
+            raise InvalidInputError(
+                f"the data folder {path} belongs to cluster {found}, not {cluster_id}; choose another folder"
+            )
+        return found
+    strangers = [name for name in sorted(os.listdir(path)) if name not in (LOCK, "lost+found", CATALOG + ".tmp")]
+    if strangers and not strangers[0].startswith(META):
+        raise InvalidInputError(
+            f"{path} holds other files ({strangers[0]} …) and no {META}; choose an empty folder for the broker's data"
+        )
+    chosen = cluster_id or encode_id(new_id())
+    text = f"version=1\nnode.id={node_id}\ncluster.id={chosen}\ndirectory.id={encode_id(new_id())}\n"
+    replace_file(file, text)
+    return chosen

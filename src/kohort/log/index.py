@@ -1,0 +1,239 @@
+"""The sparse indexes of one segment, in memory and in Kafka's file formats (big-endian, no header).
+
+Entries reach the file in groups (`flush`): the log's tail behind the last one is scanned on recovery anyway.
+
+- `.index`: int32 offset relative to the segment's base, int32 position. The offset is the last of the batch at the position.
+- `.timeindex`: int64 largest timestamp so far, int32 relative offset of the last record of the batch that has it.
+- `.txnindex`: one entry per aborted transaction: int16 version 0, int64 producer id, first, last and last stable offset.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import sys
+from array import array
+from bisect import bisect_left, bisect_right
+from pathlib import Path
+from typing import NamedTuple
+
+_OFFSET_ENTRY = struct.Struct(">ii")
+_TIME_ENTRY = struct.Struct(">qi")
+_TXN_ENTRY = struct.Struct(">hqqqq")
+
+
+def append_to_file(path: Path, data: bytes) -> None:
+    """Append with one write. Raises OSError; a partial write is cut off again."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    try:
+        size = os.fstat(fd).st_size
+        written = -1
+        try:
+            written = os.write(fd, data)
+        finally:
+            if written != len(data):
+                os.ftruncate(fd, size)
+        if written != len(data):
+            raise OSError(f"{path.name}: wrote {written} of {len(data)} bytes")
+    finally:
+        os.close(fd)
+
+
+class OffsetIndex:
+    """Offset to position; offsets are relative to the segment's base."""
+
+    __slots__ = ("_flushed", "_path", "offsets", "positions")
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.offsets = array("i")
+        self.positions = array("i")
+        self._flushed = 0
+
+    def load(self, log_size: int) -> bool:
+        """Read the file; False (and empty) if it is missing or can't belong to a log of `log_size` bytes."""
+        try:
+            data = self._path.read_bytes()
+        except FileNotFoundError:
+            return False
+        if len(data) % _OFFSET_ENTRY.size:
+            return False
+        flat = array("i")
+        flat.frombytes(data)
+        if sys.byteorder == "little":
+            flat.byteswap()
+        offsets, positions = flat[0::2], flat[1::2]
+        if not (_increases(offsets) and _increases(positions)):
+            return False
+        if positions and (positions[-1] >= log_size or positions[0] < 0 or offsets[0] < 0):
+            return False
+        self.offsets, self.positions = offsets, positions
+        self._flushed = len(offsets)
+        return True
+
+    def append(self, offset: int, position: int) -> None:
+        self.offsets.append(offset)
+        self.positions.append(position)
+
+    def before_offset(self, offset: int) -> int:
+        """Number of the last entry at or below `offset`, -1 if there is none."""
+        return bisect_right(self.offsets, offset) - 1
+
+    def before_position(self, position: int) -> int:
+        """Number of the last entry at or below `position`, -1 if there is none."""
+        return bisect_right(self.positions, position) - 1
+
+    def truncate(self, entries: int) -> None:
+        """Keep the first `entries`, also in the file."""
+        del self.offsets[entries:]
+        del self.positions[entries:]
+        if self._flushed > entries:
+            os.truncate(self._path, entries * _OFFSET_ENTRY.size)
+            self._flushed = entries
+
+    def reset(self) -> None:
+        """Forget everything and start an empty file."""
+        del self.offsets[:]
+        del self.positions[:]
+        self._flushed = 0
+        self._path.write_bytes(b"")
+
+    def flush(self) -> None:
+        """Write the entries that the file lacks."""
+        start = self._flushed
+        if len(self.offsets) > start:
+            pack = _OFFSET_ENTRY.pack
+            append_to_file(self._path, b"".join(map(pack, self.offsets[start:], self.positions[start:])))
+            self._flushed = len(self.offsets)
+
+
+class TimeIndex:
+    """Largest timestamp so far to offset; offsets are relative to the segment's base."""
+
+    __slots__ = ("_flushed", "_path", "offsets", "timestamps")
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.timestamps = array("q")
+        self.offsets = array("i")
+        self._flushed = 0
+
+    def load(self) -> bool:
+        """Read the file; False (and empty) if it is missing or damaged."""
+        try:
+            data = self._path.read_bytes()
+        except FileNotFoundError:
+            return False
+        if len(data) % _TIME_ENTRY.size:
+            return False
+        timestamps, offsets = array("q"), array("i")
+        for timestamp, offset in _TIME_ENTRY.iter_unpack(data):
+            timestamps.append(timestamp)
+            offsets.append(offset)
+        if not (_increases(timestamps) and _increases(offsets)) or (offsets and offsets[0] < 0):
+            return False
+        self.timestamps, self.offsets = timestamps, offsets
+        self._flushed = len(offsets)
+        return True
+
+    def last_in_file(self) -> tuple[int, int] | None:
+        """The file's last entry (timestamp, relative offset), without reading the rest."""
+        try:
+            with self._path.open("rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                if size % _TIME_ENTRY.size or not size:
+                    return None
+                file.seek(size - _TIME_ENTRY.size)
+                timestamp, offset = _TIME_ENTRY.unpack(file.read(_TIME_ENTRY.size))
+                return timestamp, offset
+        except FileNotFoundError:
+            return None
+
+    def append(self, timestamp: int, offset: int) -> None:
+        """Add an entry unless the timestamp is no later than the last."""
+        if not self.timestamps or timestamp > self.timestamps[-1]:
+            self.timestamps.append(timestamp)
+            self.offsets.append(offset)
+
+    def before(self, timestamp: int) -> int:
+        """Relative offset behind which the first record at or after `timestamp` lies; 0 if unknown."""
+        found = bisect_left(self.timestamps, timestamp) - 1
+        return self.offsets[found] if found >= 0 else 0
+
+    def truncate_to_offset(self, offset: int) -> None:
+        """Drop entries at or after the relative `offset`, also in the file."""
+        entries = bisect_left(self.offsets, offset)
+        del self.timestamps[entries:]
+        del self.offsets[entries:]
+        if self._flushed > entries:
+            os.truncate(self._path, entries * _TIME_ENTRY.size)
+            self._flushed = entries
+
+    def reset(self) -> None:
+        """Forget everything and start an empty file."""
+        del self.timestamps[:]
+        del self.offsets[:]
+        self._flushed = 0
+        self._path.write_bytes(b"")
+
+    def flush(self) -> None:
+        """Write the entries that the file lacks."""
+        start = self._flushed
+        if len(self.offsets) > start:
+            pack = _TIME_ENTRY.pack
+            append_to_file(self._path, b"".join(map(pack, self.timestamps[start:], self.offsets[start:])))
+            self._flushed = len(self.offsets)
+
+
+class AbortedRange(NamedTuple):
+    """An aborted transaction: `last_offset` is its marker's; `last_stable_offset` as the marker was written."""
+
+    producer_id: int
+    first_offset: int
+    last_offset: int
+    last_stable_offset: int
+
+
+class TransactionIndex:
+    """The aborted transactions whose marker is in this segment."""
+
+    __slots__ = ("_path", "entries")
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.entries: list[AbortedRange] = []
+
+    def load(self) -> bool:
+        """Read the file; False if it is damaged. No file is an empty index."""
+        try:
+            data = self._path.read_bytes()
+        except FileNotFoundError:
+            return True
+        if len(data) % _TXN_ENTRY.size:
+            return False
+        rows = list(_TXN_ENTRY.iter_unpack(data))
+        if any(row[0] != 0 for row in rows):
+            return False
+        self.entries = [AbortedRange(*row[1:]) for row in rows]
+        return _increases(array("q", [e.last_offset for e in self.entries]))
+
+    def append(self, entry: AbortedRange) -> None:
+        """Add an entry; in the file when returned."""
+        append_to_file(self._path, _TXN_ENTRY.pack(0, *entry))
+        self.entries.append(entry)
+
+    def truncate_to_offset(self, offset: int) -> None:
+        """Drop transactions whose marker is at or after `offset`."""
+        kept = [entry for entry in self.entries if entry.last_offset < offset]
+        if len(kept) != len(self.entries):
+            os.truncate(self._path, len(kept) * _TXN_ENTRY.size)
+            self.entries = kept
+
+    def reset(self) -> None:
+        """Forget everything, and the file."""
+        self.entries = []
+        self._path.unlink(missing_ok=True)
+
+
+def _increases(values: array[int]) -> bool:
+    return all(map(int.__lt__, values, values[1:]))

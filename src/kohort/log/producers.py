@@ -1,0 +1,264 @@
+"""What a partition knows of idempotent producers: their last batches, their open transactions.
+
+Source: KIP-98, "Idempotent producer guarantees"; Kafka remembers five batches because that is the most that its
+producers keep in flight.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from crc32c import crc32c
+
+from kohort.errors import ErrorCode, KafkaError, error_for
+from kohort.wire.batch import BatchHeader
+
+BATCHES_KEPT = 5
+_SEQUENCE_MASK = 0x7FFFFFFF
+_SNAPSHOT_VERSION = 1
+_SNAPSHOT_HEAD = struct.Struct(">hI")
+_SNAPSHOT_COUNT = struct.Struct(">i")
+_SNAPSHOT_ENTRY = struct.Struct(">qhiqiqiq")
+
+
+class Written(NamedTuple):
+    """One batch of a producer that is in the log."""
+
+    first_sequence: int
+    last_sequence: int
+    base_offset: int
+    last_offset: int
+    timestamp: int
+
+
+class Producer:
+    """One producer id, as this partition knows it; `seen_ms` is the wall clock of its last append."""
+
+    __slots__ = ("batches", "coordinator_epoch", "epoch", "first_open_offset", "seen_ms")
+
+    def __init__(self, epoch: int, seen_ms: int) -> None:
+        self.epoch = epoch
+        self.coordinator_epoch = -1
+        self.first_open_offset = -1
+        self.seen_ms = seen_ms
+        self.batches: deque[Written] = deque(maxlen=BATCHES_KEPT)
+
+
+class Producers:
+    """All producers of one partition."""
+
+    __slots__ = ("_limit", "_name", "by_id", "open_transactions")
+
+    def __init__(self, name: str, limit: int) -> None:
+        self._name = name
+        self._limit = limit
+        self.by_id: dict[int, Producer] = {}
+        self.open_transactions: dict[int, int] = {}
+        """Producer id to first offset; ascending, because transactions are added as they start."""
+
+    def check(self, headers: Sequence[BatchHeader], *, sequences: bool) -> Written | None:
+        """Whether these batches may be appended.
+
+        Args:
+            headers: of one append, in order.
+            sequences: check sequence numbers, not only epochs.
+
+        Returns:
+            The batch in the log that the only batch of the append repeats, or None.
+
+        Raises:
+            KafkaError: INVALID_PRODUCER_EPOCH, OUT_OF_ORDER_SEQUENCE_NUMBER, INVALID_TXN_STATE.
+        """
+        last: dict[int, tuple[int, int]] = {}
+        for header in headers:
+            producer_id = header.producer_id
+            if producer_id < 0:
+                continue
+            producer = self.by_id.get(producer_id)
+            if producer is None and producer_id not in last:
+                if sequences:
+                    last[producer_id] = (header.producer_epoch, _last_sequence(header))
+                continue
+            if producer is not None:
+                self._check_epoch(producer_id, producer, header)
+                repeated = _find(producer, header) if sequences and len(headers) == 1 else None
+                if repeated is not None:
+                    return repeated
+            if sequences:
+                self._check_sequence(header, producer, last.get(producer_id))
+                last[producer_id] = (header.producer_epoch, _last_sequence(header))
+        return None
+
+    def _check_epoch(self, producer_id: int, producer: Producer, header: BatchHeader) -> None:
+        if header.producer_epoch < producer.epoch:
+            raise self._refuse(
+                ErrorCode.INVALID_PRODUCER_EPOCH,
+                f"producer {producer_id} has epoch {header.producer_epoch}, the partition saw {producer.epoch}",
+            )
+        if producer.first_open_offset >= 0 and not header.is_transactional:
+            raise self._refuse(
+                ErrorCode.INVALID_TXN_STATE, f"producer {producer_id} wrote outside its open transaction"
+            )
+
+    def _check_sequence(self, header: BatchHeader, producer: Producer | None, last: tuple[int, int] | None) -> None:
+        if last is None:
+            assert producer is not None
+            if not producer.batches and header.producer_epoch == producer.epoch:
+                return
+            last = (producer.epoch, producer.batches[-1].last_sequence if producer.batches else -1)
+        epoch, last_sequence = last
+        expected = 0 if header.producer_epoch != epoch else (last_sequence + 1) & _SEQUENCE_MASK
+        if header.base_sequence != expected:
+            raise self._refuse(
+                ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+                f"producer {header.producer_id} sent sequence {header.base_sequence}, expected {expected}",
+            )
+
+    def _refuse(self, code: ErrorCode, text: str) -> KafkaError:
+        return error_for(code, f"{self._name}: {text}")
+
+    def note(self, header: BatchHeader, base_offset: int, now_ms: int) -> None:
+        """A data batch of a producer is in the log at `base_offset`."""
+        producer_id = header.producer_id
+        producer = self.by_id.get(producer_id)
+        if producer is None:
+            producer = self._add(producer_id, header.producer_epoch, now_ms)
+        elif producer.epoch != header.producer_epoch:
+            producer.epoch = header.producer_epoch
+            producer.batches.clear()
+        producer.seen_ms = now_ms
+        last_offset = base_offset + header.last_offset_delta
+        if header.base_sequence >= 0:
+            producer.batches.append(
+                Written(header.base_sequence, _last_sequence(header), base_offset, last_offset, header.max_timestamp)
+            )
+        if header.is_transactional and producer.first_open_offset < 0:
+            producer.first_open_offset = base_offset
+            self.open_transactions[producer_id] = base_offset
+
+    def _add(self, producer_id: int, epoch: int, now_ms: int) -> Producer:
+        if len(self.by_id) >= self._limit:
+            idle = [(p.seen_ms, i) for i, p in self.by_id.items() if p.first_open_offset < 0]
+            if idle:
+                del self.by_id[min(idle)[1]]
+        producer = self.by_id[producer_id] = Producer(epoch, now_ms)
+        return producer
+
+    def check_marker(self, producer_id: int, epoch: int, coordinator_epoch: int) -> None:
+        """Whether a transaction marker may be appended.
+
+        Raises:
+            FencedError: INVALID_PRODUCER_EPOCH, TRANSACTION_COORDINATOR_FENCED.
+        """
+        producer = self.by_id.get(producer_id)
+        if producer is None:
+            return
+        if epoch < producer.epoch:
+            raise self._refuse(
+                ErrorCode.INVALID_PRODUCER_EPOCH,
+                f"a marker for producer {producer_id} has epoch {epoch}, the partition saw {producer.epoch}",
+            )
+        if coordinator_epoch < producer.coordinator_epoch:
+            raise self._refuse(
+                ErrorCode.TRANSACTION_COORDINATOR_FENCED,
+                f"a marker of coordinator epoch {coordinator_epoch}, the partition saw {producer.coordinator_epoch}",
+            )
+
+    def note_marker(self, producer_id: int, epoch: int, coordinator_epoch: int, now_ms: int) -> int:
+        """A marker is in the log; the first offset of the transaction that it ends, -1 if it ends none."""
+        producer = self.by_id.get(producer_id)
+        if producer is None:
+            producer = self._add(producer_id, epoch, now_ms)
+        elif producer.epoch != epoch:
+            producer.epoch = epoch
+            producer.batches.clear()
+        producer.seen_ms = now_ms
+        producer.coordinator_epoch = coordinator_epoch
+        first = producer.first_open_offset
+        producer.first_open_offset = -1
+        self.open_transactions.pop(producer_id, None)
+        return first
+
+    def first_open_offset(self) -> int | None:
+        """Where the earliest open transaction starts."""
+        for offset in self.open_transactions.values():
+            return offset
+        return None
+
+    def expire(self, before_ms: int) -> int:
+        """Forget producers that were idle since `before_ms`; returns how many."""
+        idle = [i for i, p in self.by_id.items() if p.seen_ms < before_ms and p.first_open_offset < 0]
+        for producer_id in idle:
+            del self.by_id[producer_id]
+        return len(idle)
+
+    def clear(self) -> None:
+        self.by_id.clear()
+        self.open_transactions.clear()
+
+    def write_snapshot(self, path: Path) -> None:
+        """Write Kafka's producer snapshot: per producer its last batch and its open transaction."""
+        body = _SNAPSHOT_COUNT.pack(len(self.by_id)) + b"".join(self._snapshot_entries())
+        data = _SNAPSHOT_HEAD.pack(_SNAPSHOT_VERSION, crc32c(body)) + body
+        temporary = path.with_name(path.name + ".tmp")
+        temporary.write_bytes(data)
+        temporary.replace(path)
+
+    def _snapshot_entries(self) -> Iterable[bytes]:
+        for producer_id, producer in self.by_id.items():
+            last = producer.batches[-1] if producer.batches else Written(-1, -1, 0, -1, -1)
+            delta = last.last_offset - last.base_offset if producer.batches else 0
+            yield _SNAPSHOT_ENTRY.pack(
+                producer_id,
+                producer.epoch,
+                last.last_sequence,
+                last.last_offset,
+                delta,
+                last.timestamp,
+                producer.coordinator_epoch,
+                producer.first_open_offset,
+            )
+
+    def load_snapshot(self, path: Path, now_ms: int) -> bool:
+        """Take over a snapshot; False (and nothing known) if the file is damaged."""
+        self.clear()
+        data = path.read_bytes()
+        body = data[_SNAPSHOT_HEAD.size :]
+        size = len(body) - _SNAPSHOT_COUNT.size
+        if size < 0 or _SNAPSHOT_HEAD.unpack_from(data) != (_SNAPSHOT_VERSION, crc32c(body)):
+            return False
+        if size != _SNAPSHOT_COUNT.unpack_from(body)[0] * _SNAPSHOT_ENTRY.size:
+            return False
+        opened = []
+        for row in _SNAPSHOT_ENTRY.iter_unpack(body[_SNAPSHOT_COUNT.size :]):
+            producer_id, epoch, last_sequence, last_offset, delta, timestamp, coordinator_epoch, first_open = row
+            producer = self.by_id[producer_id] = Producer(epoch, now_ms)
+            producer.coordinator_epoch = coordinator_epoch
+            producer.first_open_offset = first_open
+            if last_sequence >= 0:
+                first_sequence = (last_sequence - delta) & _SEQUENCE_MASK
+                producer.batches.append(
+                    Written(first_sequence, last_sequence, last_offset - delta, last_offset, timestamp)
+                )
+            if first_open >= 0:
+                opened.append((first_open, producer_id))
+        self.open_transactions = {producer_id: first for first, producer_id in sorted(opened)}
+        return True
+
+
+def _last_sequence(header: BatchHeader) -> int:
+    return (header.base_sequence + header.last_offset_delta) & _SEQUENCE_MASK
+
+
+def _find(producer: Producer, header: BatchHeader) -> Written | None:
+    if producer.epoch != header.producer_epoch:
+        return None
+    first = header.base_sequence
+    for written in producer.batches:
+        if written.first_sequence == first and written.last_sequence == _last_sequence(header):
+            return written
+    return None

@@ -1,0 +1,157 @@
+"""Opening a partition's folder: which segments there are, where they end, what the producers' state was.
+
+What an unclean end can leave behind depends on what ended. When only the process died, everything it wrote is still
+with the kernel: the last write may be torn, no more. When the machine died, anything after the last fsync may be
+missing or garbage, so that part is read again and checked by CRC.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kohort.errors import CorruptDataError
+from kohort.log import checkpoints
+from kohort.log.config import LogConfig, StoreLimits
+from kohort.log.files import FileCache
+from kohort.log.markers import apply_marker, parse_marker
+from kohort.log.producers import Producers
+from kohort.log.results import RecoveryReport
+from kohort.log.segment import Segment
+
+_EVERYTHING = 2**63 - 1
+_LEFTOVERS = (".tmp", ".cleaned", ".deleted")
+
+
+@dataclass(frozen=True, slots=True)
+class OpenOptions:
+    """How to open a partition.
+
+    Attributes:
+        clean: the last owner closed it; otherwise the tail is checked and cut.
+        verified_offset: with `clean` false: everything before it is known to be on the disk, and batches from it on
+            are checked by CRC. None when the machine kept running since: only the last write can be torn.
+        log_start_offset: from the store's checkpoint; None: the first segment's.
+        cleaned_offset: from the store's checkpoint: compaction has been through everything before it.
+        persist: called when the log start has moved; must have made it durable when it returns.
+        files: shared cache of open files.
+        topic_id: written to `partition.metadata` when given.
+    """
+
+    clean: bool = True
+    verified_offset: int | None = None
+    log_start_offset: int | None = None
+    cleaned_offset: int = 0
+    persist: Callable[[], None] | None = None
+    files: FileCache | None = None
+    limits: StoreLimits = field(default_factory=StoreLimits)
+    topic_id: uuid.UUID | None = None
+
+
+def open_segments(
+    path: Path, files: FileCache, config: LogConfig, options: OpenOptions, report: RecoveryReport
+) -> list[Segment]:
+    """The folder's segments, at least one, in order; the last is ready for appends."""
+    bases = _tidy(path, files, config)
+    if not bases:
+        first = Segment(path, options.log_start_offset or 0, files, config.index_interval_bytes)
+        first.create()
+        return [first]
+    verify = None if options.clean else _EVERYTHING if options.verified_offset is None else options.verified_offset
+    segments = [Segment(path, base, files, config.index_interval_bytes) for base in bases]
+    for number, segment in enumerate(segments):
+        following = bases[number + 1] if number + 1 < len(bases) else None
+        if following is not None and (verify is None or following <= verify):
+            segment.adopt(following)
+            continue
+        found = segment.load(verify)
+        report.scanned_bytes += found.scanned_bytes
+        report.truncated_bytes += found.truncated_bytes
+        report.rebuilt_indexes += found.rebuilt_indexes
+        if following is None:
+            break
+        if found.truncated_bytes:
+            for lost in segments[number + 1 :]:
+                report.truncated_bytes += lost.path.stat().st_size
+                lost.delete()
+            return segments[: number + 1]
+        segment.finish()
+        segment.end_offset = following
+    return segments
+
+
+def _tidy(path: Path, files: FileCache, config: LogConfig) -> list[int]:
+    """Finish or undo what a crash interrupted; the base offsets of the segments left."""
+    for file in list(path.iterdir()):
+        if file.suffix in _LEFTOVERS:
+            file.unlink()
+    for swap in sorted(path.glob("*.log.swap")):
+        finish_swap(path, swap, files, config)
+    bases = sorted(int(file.stem) for file in path.glob("*.log") if file.stem.isdecimal())
+    known = set(bases)
+    for suffix in ("*.index", "*.timeindex", "*.txnindex"):
+        for file in list(path.glob(suffix)):
+            if not file.stem.isdecimal() or int(file.stem) not in known:
+                file.unlink()
+    return bases
+
+
+def finish_swap(path: Path, swap: Path, files: FileCache, config: LogConfig) -> Segment:
+    """Put a compacted file in the place of the segments that it was made from: all between its base and its end.
+
+    The name of a swap file is `<base offset>-<end offset>.log.swap`.
+    """
+    base, end = (int(number) for number in swap.name.split(".", 1)[0].split("-"))
+    for file in list(path.iterdir()):
+        if file.suffix in (".log", ".index", ".timeindex") and file.stem.isdecimal() and base <= int(file.stem) < end:
+            file.unlink()
+    segment = Segment(path, base, files, config.index_interval_bytes)
+    swap.replace(segment.path)
+    segment.load(None)
+    segment.end_offset = end
+    segment.finish()
+    return segment
+
+
+def load_producers(path: Path, segments: Sequence[Segment], producers: Producers, now_ms: int) -> None:
+    """Take over the newest sound snapshot and replay the batches behind it."""
+    end_offset = segments[-1].end_offset
+    start = 0
+    producers.clear()
+    for snapshot in sorted(path.glob("*.snapshot"), reverse=True):
+        usable = snapshot.stem.isdecimal() and int(snapshot.stem) <= end_offset
+        if usable and producers.load_snapshot(snapshot, now_ms):
+            start = int(snapshot.stem)
+            break
+        snapshot.unlink()
+    for segment in segments:
+        if segment.end_offset <= start or not segment.size:
+            continue
+        first = segment.locate(start) if start > segment.base_offset else None
+        for batch in segment.scan(first.position if first else 0):
+            header = batch.header
+            if header.producer_id < 0 or header.base_offset < start:
+                continue
+            if not header.is_control:
+                producers.note(header, header.base_offset, now_ms)
+                continue
+            marker = parse_marker(header, segment.read_batch(batch))
+            if marker is not None:
+                apply_marker(producers, segment, marker, header.base_offset, now_ms)
+
+
+def load_epochs(path: Path, end_offset: int) -> list[tuple[int, int]]:
+    """The leader epochs and their first offsets; none if the file is damaged."""
+    try:
+        return [entry for entry in checkpoints.read_epochs(path) if entry[1] <= end_offset]
+    except (CorruptDataError, ValueError):
+        return []
+
+
+def remove_folder(path: Path) -> None:
+    """Delete a partition's folder, whatever is in it."""
+    for file in path.iterdir():
+        file.unlink()
+    path.rmdir()
