@@ -27,7 +27,8 @@ import enum
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
-from kohort.ids import NO_TOPIC_ID, TopicId
+from kohort.ids import NO_TOPIC_ID as NO_TOPIC_ID
+from kohort.ids import TopicId
 
 RecordKey: TypeAlias = tuple[Any, ...]
 

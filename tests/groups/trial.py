@@ -1,0 +1,204 @@
+"""A group machine under test: virtual time, requests by name, and a restart that replays what was written."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from typing import Any
+
+from kohort.errors import ErrorCode
+from kohort.groups.config import GroupConfig
+from kohort.groups.events import (
+    Client,
+    Heartbeat,
+    JoinGroup,
+    LeaveGroup,
+    LeavingMember,
+    OffsetCommit,
+    OffsetFetch,
+    OffsetToCommit,
+    SyncGroup,
+    Tick,
+    TopicImage,
+)
+from kohort.groups.machine import GroupMachine
+from kohort.groups.outcome import Counted, JoinGroupReply, Meter, Now, Outcome, ReplyValue
+from kohort.groups.records import ClassicProtocol, Record
+from kohort.ids import TopicPartition
+
+CLIENT = Client("client", "/127.0.0.1")
+START_MS = 1_700_000_000_000
+
+
+def subscription(*topics: str, version: int = 1, user_data: bytes = b"") -> bytes:
+    """A consumer's metadata: version, topics, user data."""
+    parts = [struct.pack(">hi", version, len(topics))]
+    for topic in topics:
+        raw = topic.encode()
+        parts.append(struct.pack(">h", len(raw)) + raw)
+    parts.append(struct.pack(">i", len(user_data)) + user_data)
+    return b"".join(parts)
+
+
+def protocols(*names: str, topics: Iterable[str] = ("t",)) -> tuple[ClassicProtocol, ...]:
+    """Strategies with the same subscription each."""
+    return tuple(ClassicProtocol(name, subscription(*topics)) for name in names)
+
+
+class Trial:
+    """One machine, its clock, its journal, and every reply by request."""
+
+    def __init__(self, **config: Any) -> None:
+        self.config = GroupConfig(**({"initial_rebalance_delay_ms": 0} | config))
+        self.mono_ms = 0
+        self.wall_ms = START_MS
+        self.journal: list[Record] = []
+        self.replies: dict[int, ReplyValue] = {}
+        self.notes: list[Any] = []
+        self.outcome = Outcome()
+        self._request = 0
+        self._fresh = 0
+        self.machine = GroupMachine(self.config)
+        self._take(self.machine.on_loaded(self.now, TopicImage()))
+
+    @property
+    def now(self) -> Now:
+        return Now(self.mono_ms, self.wall_ms)
+
+    def feed(self, event: Any) -> Outcome:
+        """One event; its outcome is kept."""
+        return self._take(self.machine.step(event, self.now))
+
+    def ask(self, event: Any) -> Any:
+        """One request; its reply, None while it waits."""
+        self.feed(event)
+        return self.replies.get(event.request)
+
+    def pass_time(self, ms: int) -> None:
+        """Let time go by, with a tick at every deadline."""
+        end = self.mono_ms + ms
+        while (due := self.machine.next_deadline_ms()) is not None and due <= end:
+            self._move(max(due, self.mono_ms))
+            self.feed(Tick())
+        self._move(end)
+
+    def restart(self, cut: int | None = None) -> None:
+        """Throw the machine away and replay the journal, cut after `cut` records if given."""
+        if cut is not None:
+            del self.journal[cut:]
+        self.machine = GroupMachine(self.config)
+        for record in self.journal:
+            self.machine.apply(record)
+        self._take(self.machine.on_loaded(self.now, TopicImage()))
+
+    def reply(self, request: int) -> Any:
+        """The reply to a request, None while it waits."""
+        return self.replies.get(request)
+
+    def request(self) -> int:
+        """A fresh request number."""
+        self._request += 1
+        return self._request
+
+    def join_event(self, member_id: str = "", **more: Any) -> JoinGroup:
+        """A JoinGroup with defaults: group g, strategy range, topic t, session 10 s, rebalance timeout 60 s."""
+        self._fresh += 1
+        fields: dict[str, Any] = {
+            "request": self.request(),
+            "group_id": "g",
+            "member_id": member_id,
+            "new_member_id": f"m{self._fresh}",
+            "client": CLIENT,
+            "protocol_type": "consumer",
+            "protocols": protocols("range"),
+            "session_timeout_ms": 10_000,
+            "rebalance_timeout_ms": 60_000,
+            "requires_known_id": False,
+        }
+        return JoinGroup(**(fields | more))
+
+    def join(self, member_id: str = "", **more: Any) -> int:
+        """Send a JoinGroup; returns its request."""
+        event = self.join_event(member_id, **more)
+        self.feed(event)
+        return event.request
+
+    def joined(self, member_id: str = "", **more: Any) -> JoinGroupReply:
+        """A JoinGroup that must be answered by now, without an error."""
+        reply = self.reply(self.join(member_id, **more))
+        assert isinstance(reply, JoinGroupReply), "the join waits"
+        assert reply.error is ErrorCode.NONE
+        return reply
+
+    def sync(self, member_id: str, generation: int, assignments: dict[str, bytes] | None = None, **more: Any) -> int:
+        """Send a SyncGroup; returns its request."""
+        request = self.request()
+        items = tuple((assignments or {}).items())
+        self.feed(SyncGroup(request, more.pop("group_id", "g"), generation, member_id, items, **more))
+        return request
+
+    def heartbeat(self, member_id: str, generation: int, **more: Any) -> ErrorCode:
+        """A heartbeat's answer."""
+        request = self.request()
+        return self.ask(Heartbeat(request, more.pop("group_id", "g"), generation, member_id, **more)).error
+
+    def leave(self, member_id: str, **more: Any) -> ErrorCode:
+        """One member's leave, as answered to it."""
+        request = self.request()
+        group_id = more.pop("group_id", "g")
+        reply = self.ask(LeaveGroup(request, group_id, (LeavingMember(member_id, **more),)))
+        return reply.error or reply.members[0].error
+
+    def commit(self, offset: int, member_id: str = "", generation: int = -1, **more: Any) -> ErrorCode:
+        """Commit one position of t-0 (or `topic`, `partition`); its answer."""
+        topic, partition = more.pop("topic", "t"), more.pop("partition", 0)
+        metadata = more.pop("metadata", "")
+        one = OffsetToCommit(topic, partition, offset, -1, metadata)
+        group_id = more.pop("group_id", "g")
+        return self.ask(OffsetCommit(self.request(), group_id, member_id, generation, (one,), **more)).errors[0]
+
+    def committed(self, topic: str = "t", partition: int = 0, group_id: str = "g", **more: Any) -> int:
+        """The committed position, -1 when there is none."""
+        event = OffsetFetch(self.request(), group_id, (TopicPartition(topic, partition),), **more)
+        return self.ask(event).offsets[0].offset
+
+    def counted(self, meter: Meter) -> int:
+        """How far a meter has moved."""
+        return sum(note.amount for note in self.notes if isinstance(note, Counted) and note.meter is meter)
+
+    def stable(self, count: int, **more: Any) -> tuple[list[str], int]:
+        """A stable group of `count` new members, the first leading; their ids and the generation."""
+        requests = [self.join(**more) for _ in range(count)]
+        self._rejoin_all(requests, more)
+        replies = [self.reply(request) for request in requests]
+        members = [reply.member_id for reply in replies]
+        generation = replies[0].generation
+        leader = replies[0].leader
+        for member in sorted(members, key=lambda name: name == leader):
+            plan = {name: b"a-" + name.encode() for name in members} if member == leader else None
+            self.sync(member, generation, plan)
+        return members, generation
+
+    def _rejoin_all(self, requests: list[int], more: dict[str, Any]) -> None:
+        """Members that were answered before the last came join again."""
+        while any(self.reply(request) is None for request in requests) or len(
+            {self.reply(request).generation for request in requests}
+        ) > 1:
+            for at, request in enumerate(requests):
+                known = self.reply(request)
+                if known is not None:
+                    assert known.error is ErrorCode.NONE
+                    requests[at] = self.join(known.member_id, **more)
+
+    def _take(self, outcome: Outcome) -> Outcome:
+        self.journal.extend(outcome.records)
+        for reply in outcome.replies:
+            assert reply.request not in self.replies, "a request was answered twice"
+            self.replies[reply.request] = reply.value
+        self.notes.extend(outcome.notes)
+        self.outcome = outcome
+        return outcome
+
+    def _move(self, mono_ms: int) -> None:
+        self.wall_ms += mono_ms - self.mono_ms
+        self.mono_ms = mono_ms
