@@ -63,15 +63,15 @@ def read_uvarint(buf: Buffer, position: int) -> tuple[int, int]:
             raise WireError("a variable-length number is longer than five bytes")
 
 
-_uuids: dict[bytes, UUID] = {bytes(16): ZERO_UUID}
+UUIDS: Final[dict[bytes, UUID]] = {bytes(16): ZERO_UUID}
 
 
 def make_uuid(raw: bytes) -> UUID:
     """The UUID of sixteen bytes, remembered."""
-    if len(_uuids) >= _UUIDS_MAX:
-        _uuids.clear()
-        _uuids[bytes(16)] = ZERO_UUID
-    return _uuids.setdefault(raw, UUID(bytes=raw))
+    if len(UUIDS) >= _UUIDS_MAX:
+        UUIDS.clear()
+        UUIDS[bytes(16)] = ZERO_UUID
+    return UUIDS.setdefault(raw, UUID(bytes=raw))
 
 
 def skip_tags(buf: Buffer, position: int, end: int) -> int:

@@ -1,6 +1,6 @@
 """Writes the decoder of one message version as Python source.
 
-The function takes a buffer and returns an instance. `p` is the position, `end` the buffer's length. Values of fixed
+The function takes a buffer and returns an instance and where it ends. `p` is the position, `end` the buffer's length. Values of fixed
 size are gathered until something of variable size comes; then one `unpack_from`, which checks the bounds itself,
 reads them all, often together with the length of what comes next.
 """
@@ -13,8 +13,8 @@ from typing import Any
 
 from kohort.wire.codec import (
     FIXED,
+    UUIDS,
     Source,
-    _uuids,
     bad_length,
     make_uuid,
     min_size,
@@ -37,12 +37,12 @@ class Decoder(Source):
             "skip_tags": skip_tags,
             "read_uvarint": read_uvarint,
             "unpack_from": packing.unpack_from,
-            "known_uuid": _uuids.get,
+            "known_uuid": UUIDS.get,
             "make_uuid": make_uuid,
             "new": object.__new__,
         }
 
-    def function(self, cls: type[Struct]) -> Callable[[Buffer], Any]:
+    def function(self, cls: type[Struct]) -> Callable[[Buffer], tuple[Any, int]]:
         """The decoder of `cls`."""
         self.views = self.has_records(cls)
         if self.views:
@@ -53,9 +53,7 @@ class Decoder(Source):
         self.put("p = 0")
         self.structure(cls, "o")
         self.flush()
-        self.put("if p != end:")
-        self.put(f"    raise bad_length('{self.owner} v{self.version}', end)")
-        decoder: Callable[[Buffer], Any] = self.make("buf", ["return o"])
+        decoder: Callable[[Buffer], tuple[Any, int]] = self.make("buf", ["return o, p"])
         return decoder
 
     def has_records(self, cls: type[Struct]) -> bool:
@@ -106,7 +104,12 @@ class Decoder(Source):
         elif field.kind == "array":
             self.put(f"{here} = []")
         else:
-            self.put(f"{here} = {self.constant('C_', field.struct)}()")
+            assert field.struct is not None
+            inner = self.name("s")
+            self.put(f"{inner} = new({self.constant('C_' + field.struct.__name__, field.struct)})")
+            for each in field.struct.FIELDS:
+                self.default(each, f"{inner}.{each.name}")
+            self.put(f"{here} = {inner}")
 
     def value(self, field: Field, here: str) -> None:
         """One value into `here`."""

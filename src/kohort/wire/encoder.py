@@ -85,6 +85,11 @@ class Encoder(Source):
         default = field.fresh_default()
         if default is None:
             return f"{here} is not None"
+        if field.struct is not None:
+            inner = field.struct.FIELDS
+            return f"{here} is None or " + " or ".join(
+                f"({self.differs(each, f'{here}.{each.name}')})" for each in inner
+            )
         if field.kind in ("array", "bytes"):
             return here if field.null_since > self.version else f"{here} is None or len({here})"
         return f"{here} != {self.literal(default)}"

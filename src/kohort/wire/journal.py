@@ -7,10 +7,11 @@ Source: Kafka 4.3, record schemas of the group and transaction coordinators.
 
 from __future__ import annotations
 
+from typing import Final
 from uuid import UUID
 
 from kohort.wire.message import Message
-from kohort.wire.schema import Struct, array, binary, int8, int16, int32, int64, string, struct, uuid
+from kohort.wire.schema import Buffer, Struct, WireError, array, binary, int8, int16, int32, int64, string, struct, uuid
 
 
 class LegacyOffsetCommitKey(Message, key=0, versions=(0, 0)):
@@ -242,3 +243,74 @@ class TransactionLogValue(Message, key=0, versions=(0, 1), flexible=1):
     next_producer_id: int = int64(since=1, tag=1, default=-1)
     client_transaction_version: int = int16(since=1, tag=2)
     next_producer_epoch: int = int16(since=1, tag=3, default=-1)
+
+
+KEYS: Final[dict[int, type[Message]]] = {
+    kind.API_KEY: kind
+    for kind in (
+        LegacyOffsetCommitKey,
+        OffsetCommitKey,
+        GroupMetadataKey,
+        ConsumerGroupMetadataKey,
+        ConsumerGroupPartitionMetadataKey,
+        ConsumerGroupMemberMetadataKey,
+        ConsumerGroupTargetAssignmentMetadataKey,
+        ConsumerGroupTargetAssignmentMemberKey,
+        ConsumerGroupCurrentMemberAssignmentKey,
+        ConsumerGroupRegularExpressionKey,
+    )
+}
+"""Kinds of keys in `__consumer_offsets`, by the number that a key starts with."""
+
+VALUES: Final[dict[type[Message], type[Message]]] = {
+    LegacyOffsetCommitKey: OffsetCommitValue,
+    OffsetCommitKey: OffsetCommitValue,
+    GroupMetadataKey: GroupMetadataValue,
+    ConsumerGroupMetadataKey: ConsumerGroupMetadataValue,
+    ConsumerGroupPartitionMetadataKey: ConsumerGroupPartitionMetadataValue,
+    ConsumerGroupMemberMetadataKey: ConsumerGroupMemberMetadataValue,
+    ConsumerGroupTargetAssignmentMetadataKey: ConsumerGroupTargetAssignmentMetadataValue,
+    ConsumerGroupTargetAssignmentMemberKey: ConsumerGroupTargetAssignmentMemberValue,
+    ConsumerGroupCurrentMemberAssignmentKey: ConsumerGroupCurrentMemberAssignmentValue,
+    ConsumerGroupRegularExpressionKey: ConsumerGroupRegularExpressionValue,
+    TransactionLogKey: TransactionLogValue,
+}
+"""What the value of each kind of key is."""
+
+
+def encode_key(key: Message) -> bytes:
+    """A record key: its kind and its fields."""
+    return key.API_KEY.to_bytes(2, "big") + key.encode(0)
+
+
+def encode_value(value: Message, version: int) -> bytes:
+    """A record value: its version and its fields."""
+    return version.to_bytes(2, "big") + value.encode(version)
+
+
+def decode_key(buf: Buffer) -> Message | None:
+    """A key of `__consumer_offsets`, or None for a kind that is not known here, which a reader skips.
+
+    Raises:
+        WireError: the bytes are not what their kind says.
+    """
+    kind = KEYS.get(_number(buf))
+    return None if kind is None else kind.decode(memoryview(buf)[2:], 0)
+
+
+def decode_value(key: type[Message], buf: Buffer) -> Message:
+    """The value that stands under a key of this class.
+
+    Raises:
+        WireError: the bytes are not that value, or of a version not known here.
+    """
+    kind, version = VALUES[key], _number(buf)
+    if not kind.MIN_VERSION <= version <= kind.MAX_VERSION:
+        raise WireError(f"{kind.__name__}: version {version} is not known")
+    return kind.decode(memoryview(buf)[2:], version)
+
+
+def _number(buf: Buffer) -> int:
+    if len(buf) < 2:
+        raise WireError(f"a record key or value of {len(buf)} bytes")
+    return int.from_bytes(buf[:2], "big", signed=True)

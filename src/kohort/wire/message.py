@@ -47,21 +47,30 @@ class Message(Struct):
             WireError: anything about the bytes is wrong.
             InvalidInputError: this version is not in the message's range (code UNSUPPORTED_VERSION).
         """
+        msg, end = cls.decode_prefix(buf, version)
+        if end != len(buf):
+            raise WireError(f"{cls.__name__} v{version}: {len(buf) - end} bytes after its end")
+        return msg
+
+    @classmethod
+    def decode_prefix(cls, buf: Buffer, version: int) -> tuple[Self, int]:
+        """Read one message at the start of `buf`; returns it and where it ends. Otherwise like `decode`."""
         decoder = cls.DECODERS.get(version)
         if decoder is None:
             decoder = cls._compiled(version)[1]
         try:
-            return decoder(buf)  # type: ignore[no-any-return]
+            return decoder(buf)
         except (packing.error, IndexError, UnicodeDecodeError) as error:
             raise WireError(f"{cls.__name__} v{version}: {error}") from error
 
     @classmethod
-    def _compiled(cls, version: int) -> tuple[Callable[[Any], list[Buffer]], Callable[[Buffer], Any]]:
+    def _compiled(cls, version: int) -> tuple[Callable[[Any], list[Buffer]], Callable[[Buffer], tuple[Any, int]]]:
         if not cls.MIN_VERSION <= version <= cls.MAX_VERSION:
             span = f"{cls.MIN_VERSION} to {cls.MAX_VERSION}"
             raise InvalidInputError(f"{cls.__name__} has versions {span}, not {version}", ErrorCode.UNSUPPORTED_VERSION)
-        cls.ENCODERS[version] = Encoder(version >= cls.FLEXIBLE_SINCE, version, cls.__qualname__).function(cls)
-        cls.DECODERS[version] = Decoder(version >= cls.FLEXIBLE_SINCE, version, cls.__qualname__).function(cls)
+        flexible = version >= cls.FLEXIBLE_SINCE
+        cls.ENCODERS[version] = Encoder(flexible, version, cls.__qualname__).function(cls)
+        cls.DECODERS[version] = Decoder(flexible, version, cls.__qualname__).function(cls)
         return cls.ENCODERS[version], cls.DECODERS[version]
 
 

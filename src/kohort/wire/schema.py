@@ -231,7 +231,7 @@ class Struct(metaclass=StructType):
     MAX_VERSION: ClassVar[int]
     FLEXIBLE_SINCE: ClassVar[int]
     ENCODERS: ClassVar[dict[int, Callable[[Any], list[Buffer]]]]
-    DECODERS: ClassVar[dict[int, Callable[[Buffer], Any]]]
+    DECODERS: ClassVar[dict[int, Callable[[Buffer], tuple[Any, int]]]]
 
     def __init__(self, **values: Any) -> None:
         """Take the fields as keywords; the real initialiser is compiled when a class is first instantiated."""
