@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import pyarrow as pa
 
@@ -29,3 +30,36 @@ def schema(options: DecodeOptions) -> pa.Schema:
     """
     stamp = pa.timestamp(options.timestamp_unit, tz=options.timestamp_zone)
     return pa.schema([pa.field(name, stamp if name == "timestamp" else _TYPES[name]) for name in options.columns])
+
+
+def arrays(block: Any, options: DecodeOptions) -> list[pa.Array]:
+    """The kernel's columns as arrays over its memory, in the order of the options."""
+    return [_array(block, field) for field in schema(options)]
+
+
+def _array(block: Any, field: pa.Field) -> pa.Array:
+    if field.name in ("key", "value"):
+        return _binary(block, field.name, field.type, block.rows)
+    if field.name == "topic":
+        ends, data = block.topic()
+        return pa.Array.from_buffers(field.type, block.rows, [None, pa.py_buffer(ends), pa.py_buffer(data)], 0)
+    if field.name == "headers":
+        return _headers(block)
+    return pa.Array.from_buffers(field.type, block.rows, [None, pa.py_buffer(block.fixed(field.name))], 0)
+
+
+def _binary(block: Any, name: str, kind: pa.DataType, length: int) -> pa.Array:
+    nulls, buffers = block.nullable(name)
+    return pa.Array.from_buffers(kind, length, [None if one is None else pa.py_buffer(one) for one in buffers], nulls)
+
+
+def _headers(block: Any) -> pa.Array:
+    pair = HEADERS.value_type
+    if block.entries:
+        fields = [_binary(block, part, pair.field(i).type, block.entries) for i, part in enumerate(("name", "content"))]
+    else:
+        fields = [pa.array([], type=pair.field(i).type) for i in range(2)]
+    entries = pa.Array.from_buffers(pair, block.entries, [None], 0, children=fields)
+    nulls, (valid, ends, _) = block.nullable("headers")
+    buffers = [None if valid is None else pa.py_buffer(valid), pa.py_buffer(ends)]
+    return pa.Array.from_buffers(HEADERS, block.rows, buffers, nulls, children=[entries])

@@ -47,9 +47,7 @@ class Decoded:
 
     __slots__ = ("_batch", "_block", "num_rows", "options", "ranges", "sets")
 
-    def __init__(
-        self, sets: Sequence[RecordSet], options: DecodeOptions, ranges: list[RowRange], block: Block
-    ) -> None:
+    def __init__(self, sets: Sequence[RecordSet], options: DecodeOptions, ranges: list[RowRange], block: Block) -> None:
         self.sets = sets
         self.options = options
         self.ranges = ranges
@@ -68,9 +66,7 @@ class Decoded:
     def remaining(self) -> list[RecordSet]:
         """The record sets that a limit left unfinished, each from where the decode stopped."""
         return [
-            RecordSet(
-                given.topic, given.partition, given.buffer, part.next_offset, given.end_offset, given.aborted
-            )
+            RecordSet(given.topic, given.partition, given.buffer, part.next_offset, given.end_offset, given.aborted)
             for given, part in zip(self.sets, self.ranges, strict=True)
             if not part.finished
         ]

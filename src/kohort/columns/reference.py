@@ -24,6 +24,7 @@ from kohort.columns.shapes import (
     Header,
     RecordSet,
     RowRange,
+    row_limit,
 )
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ LOG_APPEND_TIME = 0x08
 TRANSACTIONAL = 0x10
 CONTROL = 0x20
 ABORT_MARKER = 0
+
+_PER_MS = {"ms": 1, "us": 1000}
 
 
 class DamagedError(Exception):
@@ -130,6 +133,7 @@ class Rows:
     value: list[bytes | None] = field(default_factory=list)
     headers: list[tuple[Header, ...]] = field(default_factory=list)
     columns: tuple[str, ...] = ()
+    unit: str = "ms"
 
     def lists(self) -> tuple[list[Any], ...]:
         return (
@@ -158,7 +162,7 @@ class Rows:
                 self.topic[row],
                 self.partition[row],
                 self.offsets[row],
-                self.timestamp[row] if "timestamp" in has else -1,
+                _scaled(self.timestamp[row], self.unit) // _PER_MS[self.unit] if "timestamp" in has else -1,
                 self.key[row] if "key" in has else None,
                 self.value[row] if "value" in has else None,
                 self.headers[row] if "headers" in has else (),
@@ -180,9 +184,7 @@ class Rows:
             "offset": self.offsets,
             "timestamp": [_scaled(ms, options.timestamp_unit) for ms in self.timestamp],
             "timestampType": self.timestamp_type,
-            "headers": [
-                [{"key": name, "value": content} for name, content in row] or None for row in self.headers
-            ],
+            "headers": [[{"key": name, "value": content} for name, content in row] or None for row in self.headers],
         }
         return [pa.array(columns[one.name], type=one.type) for one in schema(options)]
 
@@ -210,8 +212,8 @@ def header_key(raw: bytes) -> str:
 class Limits:
     """What the options still allow; `spent` once something did not fit."""
 
-    def __init__(self, options: DecodeOptions) -> None:
-        self.rows = INT64_MAX if options.max_records is None else options.max_records
+    def __init__(self, sets: Sequence[RecordSet], options: DecodeOptions) -> None:
+        self.rows = row_limit(sets, options)
         self.bytes = options.max_bytes
         self.any = False
         self.spent = False
@@ -278,7 +280,9 @@ class SetDecoder:
                 self.incomplete = True
                 return
             whole = view[at : at + OVERHEAD + length]
-            (_, _, epoch, _, crc, attributes, delta, first_ms, max_ms, producer, _, _, count) = HEADER.unpack_from(whole)
+            (_, _, epoch, _, crc, attributes, delta, first_ms, max_ms, producer, _, _, count) = HEADER.unpack_from(
+                whole
+            )
             if not 0 <= base <= BASE_OFFSET_MAX or delta < 0 or count < 0:
                 return self._damaged(DamageKind.HEADER, base, base)
             yield Batch(base, epoch, crc, attributes, base + delta, first_ms, max_ms, producer, count, whole)
@@ -345,7 +349,7 @@ class SetDecoder:
     def _stopped(self, batch: Batch, state: int) -> bool:
         self.leader_epoch = batch.leader_epoch
         if state < 0:
-            self.next_offset = self.end
+            self.next_offset = max(self.next_offset, self.end)
         else:
             self.next_offset = max(self.next_offset, state)
             self.limits.spent = True
@@ -400,9 +404,9 @@ class SetDecoder:
         return end, None
 
     def _damaged(self, kind: DamageKind, base: int, last: int) -> None:
-        offset = max(base, self.next_offset)
-        self.damage = Damage(kind, offset, max(last, offset) + 1)
-        self.next_offset = offset
+        stated = 0 <= base <= BASE_OFFSET_MAX and kind is not DamageKind.HEADER
+        offset = max(base, self.next_offset) if stated else self.next_offset
+        self.damage = Damage(kind, offset, (max(last, offset) if stated else offset) + 1)
 
 
 def _control_type(batch: Batch) -> int:
@@ -432,6 +436,6 @@ def _headers(reader: Reader) -> tuple[Header, ...]:
 
 def decode_block(sets: Sequence[RecordSet], options: DecodeOptions) -> tuple[list[RowRange], Rows]:
     """As `kohort.columns.decode`, in its two parts."""
-    rows = Rows(columns=options.columns)
-    limits = Limits(options)
+    rows = Rows(columns=options.columns, unit=options.timestamp_unit)
+    limits = Limits(sets, options)
     return [SetDecoder(given, options, rows, limits).run() for given in sets], rows

@@ -118,7 +118,7 @@ class Damage:
 
     Attributes:
         kind: What is wrong.
-        offset: Base offset of the batch as its header states it, or the wanted offset if higher.
+        offset: Base offset of the batch if its header can be believed so far, else where the reader stands.
         skip_offset: Where to seek to step over the batch.
     """
 
@@ -154,6 +154,13 @@ class RowRange:
 
     def __len__(self) -> int:
         return self.stop - self.start
+
+
+def row_limit(sets: Sequence[RecordSet], options: DecodeOptions) -> int:
+    """Most rows of one decode: the caller's limit, and what the topic column's int32 offsets can reach."""
+    longest = max((len(given.topic.encode()) for given in sets), default=1)
+    reachable = BYTES_MAX // max(1, longest)
+    return reachable if options.max_records is None else min(reachable, options.max_records)
 
 
 Header: TypeAlias = tuple[str, bytes | None]

@@ -1,0 +1,42 @@
+"""The compiled kernels. Where no compiler is found the package still installs and works, slower."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from setuptools import Extension, setup
+
+FOLDER = "src/kohort/columns"
+FLAGS = ["-O3"] if sys.platform != "win32" else ["/O2"]
+SANITIZE = os.environ.get("KOHORT_SANITIZE")
+"""Comma-separated sanitizers (`address,undefined`) for a build that finds memory errors; see tests/columns/README.md."""
+
+
+def extensions() -> list[Extension]:
+    """One extension per kernel, each optional: a failed build is a warning, not an error."""
+    from Cython.Build import cythonize
+
+    compile_flags = list(FLAGS)
+    link_flags = []
+    if SANITIZE:
+        compile_flags = ["-O1", "-g", "-fno-omit-frame-pointer", f"-fsanitize={SANITIZE}"]
+        link_flags = [f"-fsanitize={SANITIZE}"]
+    modules = [
+        Extension(
+            f"kohort.columns.{name}",
+            [f"{FOLDER}/{name}.pyx"],
+            include_dirs=[FOLDER],
+            depends=[
+                f"{FOLDER}/{header}" for header in ("_copy.h", "_crc32c.h", "_load.h", "_rows.pxd", "_varint.pxd")
+            ],
+            extra_compile_args=compile_flags,
+            extra_link_args=link_flags,
+            optional=not SANITIZE,
+        )
+        for name in ("_kernel",)
+    ]
+    return list(cythonize(modules, include_path=["src"], language_level=3))
+
+
+setup(ext_modules=extensions())

@@ -1,0 +1,17 @@
+/* Big-endian numbers from unaligned bytes. */
+#ifndef KOHORT_LOAD_H
+#define KOHORT_LOAD_H
+
+#include <stdint.h>
+
+static inline int16_t kohort_be16(const uint8_t *p) { return (int16_t)((uint16_t)p[0] << 8 | p[1]); }
+
+static inline int32_t kohort_be32(const uint8_t *p) {
+    return (int32_t)((uint32_t)p[0] << 24 | (uint32_t)p[1] << 16 | (uint32_t)p[2] << 8 | p[3]);
+}
+
+static inline int64_t kohort_be64(const uint8_t *p) {
+    return (int64_t)((uint64_t)(uint32_t)kohort_be32(p) << 32 | (uint32_t)kohort_be32(p + 4));
+}
+
+#endif

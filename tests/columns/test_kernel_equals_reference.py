@@ -1,0 +1,106 @@
+"""The compiled decoder against the plain one: the same rows and the same findings, on honest and on damaged input."""
+
+from __future__ import annotations
+
+import os
+import struct
+
+import pytest
+from crc32c import crc32c
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kohort.columns import COMPILED, Decoded, DecodeOptions, RecordSet, reference
+from kohort.columns.record import Record
+from tests.columns.strategies import options, record_sets
+
+if not COMPILED:
+    pytest.skip("the kernel is not built", allow_module_level=True)
+
+from kohort.columns import _kernel
+
+EXAMPLES = int(os.environ.get("KOHORT_EXAMPLES", "120"))
+"""Of each property; the sanitizer run asks for more."""
+
+
+def decoded(decode_block, sets: list[RecordSet], chosen: DecodeOptions) -> Decoded:  # type: ignore[no-untyped-def]
+    ranges, block = decode_block(sets, chosen)
+    return Decoded(sets, chosen, ranges, block)
+
+
+def plain(record: object) -> tuple[object, ...]:
+    return tuple(getattr(record, name) for name in Record.__slots__)
+
+
+def assert_same(sets: list[RecordSet], chosen: DecodeOptions) -> None:
+    fast = decoded(_kernel.decode_block, sets, chosen)
+    slow = decoded(reference.decode_block, sets, chosen)
+    assert fast.ranges == slow.ranges
+    batch = fast.to_arrow()
+    batch.validate(full=True)
+    assert batch.equals(slow.to_arrow())
+    assert [plain(one) for one in fast.records()] == [plain(one) for one in slow.records()]
+    for index, part in enumerate(slow.ranges):
+        for row in (part.start, (part.start + part.stop) // 2, part.stop):
+            assert fast.position(index, row) == slow.position(index, row)
+
+
+@given(st.lists(record_sets(), max_size=4), options)
+@settings(max_examples=EXAMPLES, deadline=None)
+def test_same_rows(sets: list[RecordSet], chosen: DecodeOptions) -> None:
+    assert_same(sets, chosen)
+
+
+@given(st.lists(record_sets(), min_size=1, max_size=2), options, st.data())
+@settings(max_examples=EXAMPLES, deadline=None)
+def test_same_findings_in_damaged_bytes(sets: list[RecordSet], chosen: DecodeOptions, data: st.DataObject) -> None:
+    assert_same([damage(one, data) for one in sets], chosen)
+
+
+def damage(given_set: RecordSet, data: st.DataObject) -> RecordSet:
+    """The set with some bytes changed, and the checksum of its first batch made right again or not."""
+    raw = bytearray(given_set.buffer)
+    for _ in range(data.draw(st.integers(0, 3))):
+        if raw:
+            at = data.draw(st.integers(0, len(raw) - 1))
+            raw[at] = data.draw(st.sampled_from((raw[at] ^ 1, raw[at] ^ 0x80, 0, 0xFF, 0x7F)))
+    if len(raw) > 61 and data.draw(st.booleans()):
+        (length,) = struct.unpack_from(">i", raw, 8)
+        struct.pack_into(">I", raw, 17, crc32c(bytes(raw[21 : 12 + max(0, length)])))
+    return RecordSet(
+        given_set.topic,
+        given_set.partition,
+        bytes(raw),
+        given_set.first_offset,
+        given_set.end_offset,
+        given_set.aborted,
+    )
+
+
+@given(st.binary(max_size=300), options)
+@settings(max_examples=EXAMPLES, deadline=None)
+def test_same_findings_in_garbage(raw: bytes, chosen: DecodeOptions) -> None:
+    assert_same([RecordSet("t", 0, raw, 0)], chosen)
+
+
+@given(st.lists(record_sets(), max_size=3), st.integers(1, 20), st.integers(1, 800))
+@settings(max_examples=EXAMPLES, deadline=None)
+def test_limits_lose_nothing(sets: list[RecordSet], max_records: int, max_bytes: int) -> None:
+    """Decoding part by part gives what decoding at once gives."""
+    whole = decoded(_kernel.decode_block, sets, DecodeOptions(read_committed=True))
+    chosen = DecodeOptions(read_committed=True, max_records=max_records, max_bytes=max_bytes)
+    rows = []
+    left = sets
+    while left:
+        part = decoded(_kernel.decode_block, left, chosen)
+        assert len(part) <= max_records
+        rows += [plain(one) for one in part.records()]
+        left = part.remaining()
+    assert rows == [plain(one) for one in whole.records()]
+
+
+@given(st.binary(max_size=9000))
+@settings(max_examples=EXAMPLES, deadline=None)
+def test_checksum(raw: bytes) -> None:
+    raw *= 3
+    assert _kernel.crc32c(raw) == crc32c(raw) == _kernel.crc32c(raw, software=True)
