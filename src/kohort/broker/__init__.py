@@ -1,1 +1,5 @@
 """The broker: sockets, dispatch, shards. Only `kohort.cli`, `kohort.testing` and `kohort.Broker` import it."""
+
+from kohort.broker.embedded import Broker, Fault
+
+__all__ = ["Broker", "Fault"]

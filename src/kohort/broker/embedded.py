@@ -1,24 +1,43 @@
 """`kohort.Broker`: a broker inside a Python program.
 
-The broker runs as a child process, so that it never competes for the program's interpreter lock, whatever the
-program's start method for its own children is. It ends with the program, even when the program is killed: the child
-watches its parent.
+The broker runs as a child process, so that it never competes for the program's interpreter lock, whatever way the program
+starts children of its own. It ends with the program, even when the program is killed: the child watches its parent.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import weakref
 from collections.abc import Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import IO, Any
 
-from kohort.errors import KafkaError
+from kohort.broker.fault import Fault
+from kohort.errors import KafkaError, TimedOutError, error_for
 
-__all__ = ["Broker"]
+__all__ = ["Broker", "Fault"]
+
+END_S = 15.0
+"""A broker asked to end that is still there after this is killed."""
+CONTROL_S = 30.0
+_CODE = "import sys; sys.path.insert(1, {root!r}); from kohort.broker.child import main; main()"
 
 
 class Broker:
-    """An embedded broker, started when made and ended by `close()` or the end of the `with` block.
+    """An embedded broker, started when made and ended by `close()` or at the end of the `with` block.
 
         with Broker() as broker:
             consumer = Consumer(broker.bootstrap_servers, group_id="g")
@@ -27,36 +46,88 @@ class Broker:
         data_dir: the folder that keeps topics and groups; None is a temporary folder, deleted at the end.
         config: broker, topic and group properties under Kafka's names.
         listen: HOST:PORT; port 0 picks a free one.
+        log_level: what the broker logs to standard error: a name or number of logging's.
+
+    Attributes:
+        bootstrap_servers: HOST:PORT that clients connect to.
 
     Raises:
-        InvalidInputError: a bad property or address.
-        KafkaError: the port or the data folder is in use, or the broker did not come up.
+        InvalidInputError: a bad property or address, or the data folder is in use.
+        KafkaError: the port is in use, or the broker did not come up.
     """
 
     bootstrap_servers: str
-    """HOST:PORT that clients connect to."""
 
     def __init__(
         self,
         data_dir: str | Path | None = None,
         config: Mapping[str, Any] | None = None,
         listen: str = "127.0.0.1:0",
+        *,
+        log_level: str | int = logging.WARNING,
     ) -> None:
-        raise KafkaError("not yet")
+        self._temporary = data_dir is None
+        self.data_dir = Path(tempfile.mkdtemp(prefix="kohort-") if data_dir is None else data_dir)
+        self._options = {
+            "data_dir": str(self.data_dir),
+            "listen": listen,
+            "config": dict(config or {}),
+            "log_level": log_level,
+            "temporary": self._temporary,
+        }
+        self._child: _Child | None = None
+        self._start()
+
+    def _start(self) -> None:
+        try:
+            child = _Child(self._options)
+        except BaseException:
+            if self._temporary:
+                shutil.rmtree(self.data_dir, ignore_errors=True)
+            raise
+        self._child = child
+        self.bootstrap_servers = child.address
+        self._options["listen"] = child.address  # a restart takes the same port
+        folder = self.data_dir if self._temporary else None
+        self._finalizer = weakref.finalize(self, _end, child.process, folder, os.getpid())
 
     @property
     def pid(self) -> int:
         """The broker's process id."""
-        raise KafkaError("not yet")
+        return self._running().process.pid
+
+    @property
+    def faults(self) -> BrokerFaults:
+        """Faults on purpose, for tests."""
+        return BrokerFaults(self._running())
+
+    def meters(self) -> dict[str, int]:
+        """What the group coordinator counted, under Kafka's names."""
+        found: dict[str, int] = self._running().ask("meters")
+        return found
+
+    def _running(self) -> _Child:
+        if self._child is None:
+            raise KafkaError("the broker is closed")
+        return self._child
 
     def close(self) -> None:
-        """Ends the broker; may be called again."""
+        """End the broker, and delete a temporary folder; may be called again."""
+        self._child = None
+        self._finalizer()
 
     def kill(self) -> None:
-        """Ends the broker as a crash would: SIGKILL, nothing flushed, nothing answered."""
+        """End the broker as a crash would: SIGKILL, nothing flushed, nothing answered. `restart` starts it again."""
+        child = self._running()
+        child.process.kill()
+        child.process.wait()
 
     def restart(self) -> None:
-        """Starts the broker again on the same address and data folder, after `kill` or in place of a clean end."""
+        """Start the broker again on the same address and folder; one that still runs is ended first."""
+        child = self._running()
+        self._finalizer.detach()
+        _end(child.process, None, os.getpid())
+        self._start()
 
     def __enter__(self) -> Broker:
         return self
@@ -65,3 +136,145 @@ class Broker:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def __repr__(self) -> str:
+        return f"<Broker {self.bootstrap_servers} data {self.data_dir}{'' if self._child else ' closed'}>"
+
+
+class BrokerFaults:
+    """Rules that fail, delay, drop or hold requests of a running broker; see `Fault`."""
+
+    def __init__(self, child: _Child) -> None:
+        self._child = child
+
+    def add(self, fault: Fault) -> FaultHandle:
+        """Put a rule in force; the first rule that chooses a request wins."""
+        number: int = self._child.ask("add_fault", fault=dataclasses.asdict(fault))
+        return FaultHandle(self._child, number)
+
+    def clear(self) -> None:
+        """Take all rules out of force; what they held goes on."""
+        self._child.ask("clear_faults")
+
+
+class FaultHandle:
+    """A rule in force."""
+
+    def __init__(self, child: _Child, number: int) -> None:
+        self._child = child
+        self._number = number
+
+    @property
+    def hits(self) -> int:
+        """How many requests the rule has chosen."""
+        count: int = self._child.ask("hits", number=self._number)
+        return count
+
+    def wait(self, times: int = 1, timeout_s: float = CONTROL_S) -> None:
+        """Wait until the rule has chosen so many requests. Raises TimedOutError."""
+        self._child.ask("wait_hits", timeout_s, number=self._number, times=times)
+
+    def release(self) -> None:
+        """Open the barrier: what is held goes on, what comes passes."""
+        self._child.ask("release_fault", number=self._number)
+
+    def remove(self) -> None:
+        """Take the rule out of force."""
+        self._child.ask("remove_fault", number=self._number)
+
+
+class _Child:
+    """The broker's process and the two pipes to it."""
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        root = str(Path(__file__).resolve().parents[2])
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-c", _CODE.format(root=root)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,  # an interrupt at the terminal is for the program, which then ends us
+        )
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self._in: IO[bytes] = self.process.stdin
+        self._out: IO[bytes] = self.process.stdout
+        self._lock = threading.Lock()
+        self._ids = itertools.count(1)
+        self._asked: dict[int, Future[Any]] = {}
+        self._reader: threading.Thread | None = None
+        try:
+            self._send({**options, "parent": os.getpid()})
+            said = self._out.readline()
+        except BaseException:
+            self._abandon()
+            raise
+        if not said:
+            self._abandon()
+            raise KafkaError("the broker ended before it was ready; what it said is on standard error")
+        answer = json.loads(said)
+        if "error" in answer:
+            self._abandon()
+            raise error_for(answer["code"], answer["error"])
+        self.address: str = answer["ready"]
+
+    def _abandon(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self._in.close()
+        self._out.close()
+
+    def _send(self, message: Mapping[str, Any]) -> None:
+        self._in.write(json.dumps(message).encode() + b"\n")
+        self._in.flush()
+
+    def ask(self, do: str, timeout_s: float = CONTROL_S, **fields: Any) -> Any:
+        """Send a control message and wait for its result."""
+        future: Future[Any] = Future()
+        with self._lock:
+            number = next(self._ids)
+            self._asked[number] = future
+            if self._reader is None:
+                self._reader = threading.Thread(target=self._read, name="kohort-broker-control", daemon=True)
+                self._reader.start()
+            try:
+                self._send({"id": number, "do": do, **fields})
+            except (OSError, ValueError):
+                raise KafkaError("the broker has ended") from None
+        try:
+            return future.result(timeout_s)
+        except FutureTimeout:
+            raise TimedOutError(f"{do} was not done within {timeout_s} s") from None
+
+    def _read(self) -> None:
+        for line in self._out:
+            answer = json.loads(line)
+            future = self._asked.pop(answer["id"], None)
+            if future is None:
+                continue
+            if "error" in answer:
+                future.set_exception(error_for(answer["code"], answer["error"]))
+            else:
+                future.set_result(answer["result"])
+        for future in list(self._asked.values()):
+            if not future.done():
+                future.set_exception(KafkaError("the broker has ended"))
+
+
+def _end(process: subprocess.Popen[bytes], folder: Path | None, owner: int) -> None:
+    if os.getpid() != owner:
+        return  # a fork of the program: the broker is not its own
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            try:
+                pipe.close()
+            except BrokenPipeError:
+                pass
+    if folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -12,51 +12,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from kohort.broker.fault import Fault
 from kohort.broker.refusals import refusal
 from kohort.errors import ErrorCode, InvalidInputError
 from kohort.wire.framing import APIS
 
 log = logging.getLogger("kohort.broker")
 
-ACTIONS = ("fail", "delay", "drop", "drop_reply", "hold", "hold_reply", "close", "close_after")
 HELD_MAX = 10_000
 """A forgotten barrier must not fill the memory: beyond it requests pass."""
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """One rule.
-
-    Attributes:
-        api: Kafka's name, as "JoinGroup"; None: any.
-        action: "fail" answers with `error` and does nothing else; "delay" handles it `delay_ms` later; "drop" never
-            handles nor answers; "drop_reply" handles but never answers; "hold" and "hold_reply" wait at the barrier
-            before handling, or before answering; "close" ends the connection unhandled; "close_after" handles, then
-            ends the connection in place of an answer.
-        group: of the request; None: any, also requests without a group.
-        client_id: of the request header; None: any.
-        skip: this many matching requests pass first.
-        times: then this many are chosen; None: all.
-        error: for "fail".
-        delay_ms: for "delay".
-        name: of the barrier, and in reports.
-    """
-
-    api: str | None
-    action: str
-    group: str | None = None
-    client_id: str | None = None
-    skip: int = 0
-    times: int | None = 1
-    error: int = ErrorCode.UNKNOWN_SERVER_ERROR
-    delay_ms: int = 0
-    name: str = ""
-
-    def __post_init__(self) -> None:
-        if self.action not in ACTIONS:
-            raise InvalidInputError(f"a fault's action must be one of {', '.join(ACTIONS)}, not {self.action!r}")
-        if self.api is not None and self.api not in {api.name for api in APIS.values()}:
-            raise InvalidInputError(f"there is no api {self.api!r}")
 
 
 @dataclass(slots=True)
@@ -80,6 +44,8 @@ class Faults:
 
     def add(self, fault: Fault) -> int:
         """Put a rule in force; returns its number. Rules are asked in this order, the first that chooses wins."""
+        if fault.api is not None and fault.api not in {api.name for api in APIS.values()}:
+            raise InvalidInputError(f"there is no api {fault.api!r}")
         number = self._next
         self._next += 1
         self._rules[number] = _Rule(fault)

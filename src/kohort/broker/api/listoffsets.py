@@ -43,14 +43,14 @@ def list_offsets(node: Node, request: Request) -> ListOffsetsResponse:
         topics=[
             ListOffsetsResponse.ListOffsetsTopicResponse(
                 name=topic.name,
-                partitions=[_list(node, topic.name, part, isolation) for part in topic.partitions],
+                partitions=[_list(node, topic.name, part, isolation, request.version) for part in topic.partitions],
             )
             for topic in message.topics
         ]
     )
 
 
-def _list(node: Node, topic: str, asked: Any, isolation: Isolation) -> Any:
+def _list(node: Node, topic: str, asked: Any, isolation: Isolation, version: int) -> Any:
     index = asked.partition_index
     log = node.store.get(topic, index)
     error = epoch_error(log, asked.current_leader_epoch) if log else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -68,7 +68,10 @@ def _list(node: Node, topic: str, asked: Any, isolation: Isolation) -> Any:
     except OSError:
         return _Listed(partition_index=index, error_code=ErrorCode.KAFKA_STORAGE_ERROR)
     return _Listed(
-        partition_index=index, timestamp=found.timestamp, offset=found.offset, leader_epoch=found.leader_epoch
+        partition_index=index,
+        timestamp=found.timestamp,
+        offset=found.offset,
+        leader_epoch=found.leader_epoch if version >= 4 else -1,
     )
 
 

@@ -1,0 +1,128 @@
+"""The child process of an embedded broker.
+
+Its standard input is its lifeline: the first line says what to run, later lines are control messages, and its end is the
+parent's end. On standard output it answers: one line when clients can connect (or why not), then one per message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from kohort.broker.fault import Fault
+from kohort.broker.run import RunningBroker, serve
+from kohort.errors import KafkaError
+
+PARENT_CHECK_S = 0.5
+CONTROL_BYTES = 1 << 16
+
+
+def main() -> None:
+    """Run as the options on standard input say."""
+    options = json.loads(sys.stdin.buffer.readline())
+    logging.basicConfig(
+        level=options["log_level"], stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    try:
+        serve(
+            options["data_dir"],
+            options["listen"],
+            options["config"],
+            lambda broker, ended: Control(broker, ended, options["parent"]).start(),
+        )
+    except KafkaError as error:
+        _say({"error": error.message, "code": int(error.code)})
+        sys.exit(1)
+    finally:
+        if options["temporary"] and os.getppid() != options["parent"]:
+            shutil.rmtree(options["data_dir"], ignore_errors=True)  # nobody else is left to do it
+
+
+def _say(message: dict[str, Any]) -> None:
+    try:
+        sys.stdout.write(json.dumps(message) + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:  # the parent is gone; its end is noticed elsewhere
+        pass
+
+
+class Control:
+    """Carries out the parent's messages, and ends the broker when the parent has ended."""
+
+    def __init__(self, broker: RunningBroker, ended: asyncio.Event, parent: int) -> None:
+        self._broker = broker
+        self._ended = ended
+        self._parent = parent
+        self._loop = asyncio.get_running_loop()
+        self._buffer = b""
+
+    def start(self) -> None:
+        """Say that clients can connect, and begin to listen to the parent."""
+        os.set_blocking(0, False)
+        self._loop.add_reader(0, self._on_control)
+        self._watch_parent()
+        _say({"ready": self._broker.address})
+
+    def _watch_parent(self) -> None:
+        """A descriptor that was inherited elsewhere can keep the lifeline open: the parent itself is watched too."""
+        if os.getppid() != self._parent:
+            self._ended.set()
+            return
+        try:
+            watched = os.pidfd_open(self._parent)
+        except (AttributeError, OSError):  # not on this system: look from time to time
+            self._loop.call_later(PARENT_CHECK_S, self._check_parent)
+            return
+        self._loop.add_reader(watched, self._on_parent_ended, watched)
+
+    def _on_parent_ended(self, watched: int) -> None:
+        self._loop.remove_reader(watched)
+        self._ended.set()
+
+    def _check_parent(self) -> None:
+        if os.getppid() != self._parent:
+            self._ended.set()
+            return
+        self._loop.call_later(PARENT_CHECK_S, self._check_parent)
+
+    def _on_control(self) -> None:
+        try:
+            data = os.read(0, CONTROL_BYTES)
+        except BlockingIOError:
+            return
+        if not data:
+            self._loop.remove_reader(0)
+            self._ended.set()
+            return
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        for line in lines:
+            self._carry_out(json.loads(line))
+
+    def _carry_out(self, message: dict[str, Any]) -> None:
+        faults = self._broker.node.faults
+        number = message.get("number", 0)
+        actions: dict[str, Callable[[], Any]] = {
+            "add_fault": lambda: faults.add(Fault(**message["fault"])),
+            "remove_fault": lambda: faults.remove(number),
+            "release_fault": lambda: faults.release(number),
+            "clear_faults": faults.clear,
+            "hits": lambda: faults.hits(number),
+            "meters": lambda: dict(self._broker.node.meters),
+        }
+
+        def done(result: Any = None) -> None:
+            _say({"id": message["id"], "result": result})
+
+        if message["do"] == "wait_hits":
+            faults.when_hit(number, message["times"], done)
+            return
+        try:
+            done(actions[message["do"]]())
+        except KafkaError as error:
+            _say({"id": message["id"], "error": error.message, "code": int(error.code)})

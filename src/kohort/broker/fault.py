@@ -1,0 +1,41 @@
+"""A fault rule as plain data: made in a test's process, carried out in the broker's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kohort.errors import ErrorCode, InvalidInputError
+
+ACTIONS = ("fail", "delay", "drop", "drop_reply", "hold", "hold_reply", "close", "close_after")
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One rule: which requests, and what happens to them.
+
+    Attributes:
+        api: Kafka's name, as "JoinGroup"; None: any.
+        action: "fail" answers with `error` and does nothing else; "delay" handles it `delay_ms` later; "drop" neither
+            handles nor answers; "drop_reply" handles but never answers; "hold" and "hold_reply" wait at the barrier
+            before handling, or before answering; "close" ends the connection unhandled; "close_after" handles, then
+            ends the connection in place of an answer.
+        group: of the request; None: any, also requests without a group.
+        client_id: of the request header; None: any.
+        skip: this many matching requests pass first.
+        times: then this many are chosen; None: all.
+        error: for "fail".
+        delay_ms: for "delay".
+    """
+
+    api: str | None
+    action: str
+    group: str | None = None
+    client_id: str | None = None
+    skip: int = 0
+    times: int | None = 1
+    error: int = ErrorCode.UNKNOWN_SERVER_ERROR
+    delay_ms: int = 0
+
+    def __post_init__(self) -> None:
+        if self.action not in ACTIONS:
+            raise InvalidInputError(f"a fault's action must be one of {', '.join(ACTIONS)}, not {self.action!r}")
