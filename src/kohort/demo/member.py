@@ -90,6 +90,11 @@ class Writer:
         )
 
 
+def _await_end(ended: threading.Event) -> None:
+    sys.stdin.read()
+    ended.set()
+
+
 def main(argument: str) -> int:
     """Run until standard input ends.
 
@@ -109,7 +114,7 @@ def main(argument: str) -> int:
         .start()
     )
     ended = threading.Event()
-    threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
+    threading.Thread(target=_await_end, args=(ended,), daemon=True).start()
     while query.isActive and not ended.wait(0.2):
         pass
     error = query.exception()

@@ -1,0 +1,98 @@
+"""Replays the flights into the topic at an even pace, in a thread."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from kohort.client.producer import Producer
+from kohort.demo.flights import flights
+
+PIECE = 500
+"""Flights between two looks at the clock."""
+
+
+class Tally:
+    """The flights counted as they are replayed, by carrier, origin, destination and hour: what the end must give."""
+
+    def __init__(self) -> None:
+        self.flights: Counter[tuple[str, str, str, int]] = Counter()
+        self.dep_minutes: Counter[tuple[str, str, str, int]] = Counter()
+        self._decode = msgspec.json.Decoder().decode
+
+    def add(self, value: bytes) -> None:
+        flight = self._decode(value)
+        key = (flight["carrier"], flight["origin"], flight["dest"], flight["hour"])
+        self.flights[key] += 1
+        if flight["dep_delay"] is not None:
+            self.dep_minutes[key] += flight["dep_delay"]
+
+
+class Feed:
+    """Sends the flights; `produced` counts those that the broker has acknowledged.
+
+    Args:
+        servers: where to.
+        client: further client properties.
+        topic: of six partitions; the aircraft is the key.
+        rows: how many flights.
+        seconds: over how long.
+    """
+
+    def __init__(self, servers: str, client: Mapping[str, Any], topic: str, rows: int, seconds: float) -> None:
+        self._servers, self._client, self._topic = servers, client, topic
+        self._rows, self._seconds = rows, seconds
+        self.produced = 0
+        self.tally = Tally()
+        self.error: BaseException | None = None
+        self._stopped = threading.Event()
+        self.go = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="feed", daemon=True)
+
+    def start(self) -> None:
+        """Read the data; sending begins when `go` is set."""
+        self._thread.start()
+
+    @property
+    def done(self) -> bool:
+        return not self._thread.is_alive()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self.go.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._send_all()
+        except BaseException as error:  # handed to the thread that watches
+            self.error = error
+            if not isinstance(error, Exception):
+                raise
+
+    def _send_all(self) -> None:
+        source = flights(self._rows)
+        first = next(source)
+        self.go.wait()
+        begun = time.monotonic()
+        with Producer(self._servers, **self._client) as producer:
+            sent = 0
+            flight: Any = first
+            while flight is not None and not self._stopped.is_set():
+                producer.send(self._topic, flight.value, key=None if flight.tail is None else flight.tail.encode())
+                self.tally.add(flight.value)
+                sent += 1
+                if sent % PIECE == 0:
+                    producer.flush()
+                    self.produced = sent
+                    ahead = begun + self._seconds * sent / self._rows - time.monotonic()
+                    if ahead > 0:
+                        self._stopped.wait(ahead)
+                flight = next(source, None)
+            producer.flush()
+            self.produced = sent

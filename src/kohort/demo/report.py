@@ -1,0 +1,164 @@
+"""What the demo shows at its end, on a terminal and as JSON."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from kohort.demo.account import Account, Connection
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionLag:
+    """One partition of the group at the end."""
+
+    partition: int
+    committed: int
+    end: int
+    owner: str
+
+    @property
+    def lag(self) -> int:
+        return max(0, self.end - self.committed)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Everything that came out.
+
+    Attributes:
+        takeover_s: from the kill to the survivor's first batch of the killed one's partitions.
+        mismatches: differences between the counts of the files and those of the flights as replayed.
+    """
+
+    flights: int
+    group: str
+    group_state: str
+    lags: tuple[PartitionLag, ...]
+    account: Account
+    worst: tuple[Connection, ...]
+    least: int
+    picture: Path
+    killed: str
+    killed_processes: int
+    takeover_s: float
+    seconds: float
+    mismatches: tuple[str, ...] = ()
+    faults: tuple[str, ...] = field(default=())
+
+    @property
+    def lag(self) -> int:
+        return sum(one.lag for one in self.lags)
+
+    @property
+    def exact(self) -> bool:
+        """Whether every flight was counted once and nothing is left to read."""
+        faults = (*self.account.faults, *self.mismatches, *self.faults)
+        return not faults and self.account.counted == self.flights and self.lag == 0
+
+    def to_json(self) -> dict[str, Any]:
+        account = self.account
+        return {
+            "exact": self.exact,
+            "flights": self.flights,
+            "account": {
+                "written": account.written,
+                "repeated": account.repeated,
+                "dropped": account.dropped,
+                "counted": account.counted,
+                "faults": [*account.faults, *self.mismatches, *self.faults],
+            },
+            "group": {
+                "id": self.group,
+                "state": self.group_state,
+                "lag": self.lag,
+                "partitions": [asdict(one) | {"lag": one.lag} for one in self.lags],
+            },
+            "killed": {
+                "member": self.killed,
+                "processes": self.killed_processes,
+                "takeover_s": round(self.takeover_s, 2),
+            },
+            "worst": [asdict(one) for one in self.worst],
+            "picture": str(self.picture),
+            "seconds": round(self.seconds, 1),
+        }
+
+
+def show(outcome: Outcome, console: Console) -> None:
+    """Print the tables."""
+    console.print(_worst(outcome))
+    console.print()
+    console.print(_group(outcome))
+    console.print()
+    console.print(_account(outcome))
+    for fault in (*outcome.account.faults, *outcome.mismatches, *outcome.faults):
+        console.print(f"[red]wrong:[/red] {fault}")
+    console.print()
+    console.print(f"picture: {outcome.picture}", soft_wrap=True, highlight=False)
+
+
+def _worst(outcome: Outcome) -> Table:
+    table = Table(
+        title=f"The connections that leave latest (of those with {outcome.least} flights or more)",
+        title_justify="left",
+        title_style="bold",
+        box=None,
+        header_style="dim",
+    )
+    for name in ("carrier", "from", "to"):
+        table.add_column(name)
+    for name in ("flights", "leaves late by", "arrives late by", "worst hour"):
+        table.add_column(name, justify="right")
+    for one in outcome.worst:
+        table.add_row(
+            one.carrier,
+            one.origin,
+            one.dest,
+            f"{one.flights:,}",
+            f"{one.dep_mean:.1f} min",
+            f"{one.arr_mean:.1f} min",
+            f"{one.worst_hour}:00",
+        )
+    return table
+
+
+def _group(outcome: Outcome) -> Table:
+    table = Table(
+        title=f"Group {outcome.group}: {outcome.group_state}, lag {outcome.lag}",
+        title_justify="left",
+        title_style="bold",
+        box=None,
+        header_style="dim",
+    )
+    for name in ("partition", "committed", "end", "lag", "owner"):
+        table.add_column(name, justify="left" if name == "owner" else "right")
+    for one in outcome.lags:
+        table.add_row(str(one.partition), f"{one.committed:,}", f"{one.end:,}", str(one.lag), one.owner)
+    return table
+
+
+def _account(outcome: Outcome) -> Table:
+    account = outcome.account
+    verdict = "[green]every flight counted once[/green]" if outcome.exact else "[red]the account is not right[/red]"
+    table = Table(title=f"Account: {verdict}", title_justify="left", title_style="bold", box=None, show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_column(style="dim")
+    rows = [
+        ("replayed", outcome.flights, "flights the broker acknowledged"),
+        ("written", account.written, "rows in the batches of both members"),
+        ("repeated", account.repeated, f"written by {outcome.killed}, not committed, and written again after its end"),
+        ("dropped", account.dropped, "left out by the final read: a later generation wrote these offsets again"),
+        ("counted", account.counted, "rows that remain"),
+    ]
+    for name, number, text in rows:
+        table.add_row(name, f"{number:,}", text)
+    table.add_row(
+        "takeover", f"{outcome.takeover_s:.1f} s", "from the kill to the first batch of its partitions elsewhere"
+    )
+    return table
