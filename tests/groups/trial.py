@@ -181,9 +181,10 @@ class Trial:
 
     def _rejoin_all(self, requests: list[int], more: dict[str, Any]) -> None:
         """Members that were answered before the last came join again."""
-        while any(self.reply(request) is None for request in requests) or len(
-            {self.reply(request).generation for request in requests}
-        ) > 1:
+        while (
+            any(self.reply(request) is None for request in requests)
+            or len({self.reply(request).generation for request in requests}) > 1
+        ):
             for at, request in enumerate(requests):
                 known = self.reply(request)
                 if known is not None:

@@ -194,10 +194,8 @@ def replace_static(kernel: Kernel, group: Group, old: ClassicMember, event: Join
     rebalance.answer_sync(kernel, old, SyncGroupReply(ErrorCode.FENCED_INSTANCE_ID))
     classic.count(old, -1)
     old.session.cancel()
-    classic.members = {
-        (new.member_id if name == old.member_id else name): (new if member is old else member)
-        for name, member in classic.members.items()
-    }
+    del classic.members[old.member_id]
+    classic.members[new.member_id] = new
     classic.static_ids[event.instance_id or ""] = new.member_id
     if classic.leader == old.member_id:
         classic.leader = new.member_id
