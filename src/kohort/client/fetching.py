@@ -20,7 +20,7 @@ from kohort.client.retained import Retained
 from kohort.client.settings import ConsumerConfig
 from kohort.client.subscription import Partitions, PartitionState, Position
 from kohort.columns.shapes import RecordSet
-from kohort.errors import ErrorCode, OffsetError, RetriableError, error_for
+from kohort.errors import ErrorCode, RetriableError, error_for
 from kohort.ids import TopicPartition
 
 _REPLICA_LEASE_MS = 300_000
@@ -75,13 +75,16 @@ class Fetcher:
         self._busy: set[int] = set()
         self._order: deque[TopicPartition] = deque()
         self._order_changes = -1
-        self._on_lost: Callable[[TopicPartition, PartitionState], None] = lambda partition, state: None
+        self._on_out_of_range: Callable[[TopicPartition], None] = lambda partition: None
+        self._on_truncated: Callable[[TopicPartition, Position], None] = lambda partition, position: None
         self._timer_ms = float("inf")
         self._closed = False
 
-    def on_out_of_range(self, handler: Callable[[TopicPartition, PartitionState], None]) -> None:
-        """Called when a partition's fetch position is outside what the broker has."""
-        self._on_lost = handler
+    def on_lost_position(
+        self, out_of_range: Callable[[TopicPartition], None], truncated: Callable[[TopicPartition, Position], None]
+    ) -> None:
+        """Called when the broker does not have a partition's fetch position; `truncated` gets the last one that both have."""
+        self._on_out_of_range, self._on_truncated = out_of_range, truncated
 
     def close(self) -> None:
         self._closed = True
@@ -217,14 +220,13 @@ class Fetcher:
         if part.preferred_read_replica >= 0:
             state.replica = part.preferred_read_replica
             state.replica_until_ms = self.cluster.runtime.now_ms + _REPLICA_LEASE_MS
-        if part.diverging_epoch is not None and part.diverging_epoch.end_offset >= 0:
-            state.validate = True
-            self._changed()
+        if part.diverging_epoch.end_offset >= 0:
+            self._on_truncated(entry.partition, Position(part.diverging_epoch.end_offset, part.diverging_epoch.epoch))
             return
         records = part.records
         if records is None or not len(records):
             return
-        next_offset, count = extent(records)
+        next_offset, count, epoch = extent(records)
         aborted = [(txn.producer_id, txn.first_offset) for txn in part.aborted_transactions or ()]
         fetched.sets.append(
             RecordSet(entry.partition.topic, entry.partition.partition, records, entry.position.offset, aborted=aborted)
@@ -234,7 +236,7 @@ class Fetcher:
         fetched.bytes += len(records)
         fetched.records += count
         if next_offset > entry.position.offset:
-            state.fetch_position = Position(next_offset, entry.position.leader_epoch)
+            state.fetch_position = Position(next_offset, epoch)
         self._order.remove(entry.partition)
         self._order.append(entry.partition)
 
@@ -243,7 +245,7 @@ class Fetcher:
             if state.replica is not None:
                 state.replica = None
             else:
-                self._on_lost(partition, state)
+                self._on_out_of_range(partition)
         elif code in MOVED or code.retriable and code is not ErrorCode.CORRUPT_MESSAGE:
             state.replica = None
             self.cluster.request_metadata()
@@ -265,13 +267,7 @@ def _fetchable(state: PartitionState, now_ms: float) -> bool:
     return (
         state.fetch_position is not None
         and not state.paused
-        and not state.validate
         and state.reset is None
         and state.broken is None
         and state.retry_at_ms <= now_ms
     )
-
-
-def out_of_range(partition: TopicPartition, offset: int, start: int, end: int) -> OffsetError:
-    """The error for a position that the partition does not hold."""
-    return OffsetError(f"{partition}: offset {offset} is outside what the partition holds ({start} to {end}); seek to go on")

@@ -6,7 +6,7 @@ import struct
 from typing import NamedTuple
 
 _LENGTH = struct.Struct(">qi")
-_COUNT = struct.Struct(">i")
+_INT32 = struct.Struct(">i")
 _OVERHEAD = 12
 _SMALLEST = 61
 _COUNT_AT = 57
@@ -18,24 +18,27 @@ class Extent(NamedTuple):
     Attributes:
         next_offset: After the last whole batch; -1 when there is none.
         records: In whole batches, those before the wanted offset and control records too.
+        leader_epoch: Of the last whole batch; -1 unknown.
     """
 
     next_offset: int
     records: int
+    leader_epoch: int = -1
 
 
 def extent(buffer: memoryview) -> Extent:
     """Walk the headers; stops at the first that makes no sense, which decoding will name."""
-    at, end, next_offset, records = 0, len(buffer), -1, 0
+    at, end, next_offset, records, last = 0, len(buffer), -1, 0, -1
     while at + _SMALLEST <= end:
         base, length = _LENGTH.unpack_from(buffer, at)
         if length < _SMALLEST - _OVERHEAD or at + _OVERHEAD + length > end:
             break
-        (delta,) = _COUNT.unpack_from(buffer, at + 23)
-        (count,) = _COUNT.unpack_from(buffer, at + _COUNT_AT)
+        (delta,) = _INT32.unpack_from(buffer, at + 23)
+        (count,) = _INT32.unpack_from(buffer, at + _COUNT_AT)
         if delta < 0 or count < 0:
             break
         next_offset = base + delta + 1
         records += count
+        last = at
         at += _OVERHEAD + length
-    return Extent(next_offset, records)
+    return Extent(next_offset, records, _INT32.unpack_from(buffer, last + 12)[0] if last >= 0 else -1)

@@ -206,6 +206,15 @@ class Runtime:
         finally:
             task.cancel()
 
+    @property
+    def busy(self) -> bool:
+        """Whether a task could run now."""
+        return bool(self._ready)
+
+    def set_time(self, now_ms: float) -> None:
+        """Let time pass without running anything."""
+        self.now_ms = max(self.now_ms, now_ms)
+
     def next_deadline_ms(self) -> float | None:
         """When `advance` must be called at the latest, if nothing else happens; None: never."""
         if self._ready:

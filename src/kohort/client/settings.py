@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from kohort.columns.shapes import COLUMNS
 from kohort.config import from_properties, knob
 
 C = TypeVar("C", bound="ConnectionConfig")
@@ -139,6 +140,9 @@ class ConsumerConfig(ConnectionConfig):
         "read_uncommitted",
         choices=("read_uncommitted", "read_committed"),
         why="read_committed leaves out records of transactions that are open or aborted",
+    )
+    columns: tuple[str, ...] = knob(
+        "columns", COLUMNS, choices=COLUMNS, why="the columns that are decoded; a record's other fields stay empty"
     )
     check_crcs: bool = knob("check.crcs", True, why="finds damage between the producer and here")
     allow_auto_create_topics: bool = knob("allow.auto.create.topics", True, why="whether asking for an unknown topic may make it")

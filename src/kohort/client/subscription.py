@@ -36,7 +36,6 @@ class PartitionState:
         fetch_position: Where the next fetch starts: `position`, or after what is fetched already.
         era: Grows with every seek; what was fetched in an older era is thrown away.
         reset: The policy or timestamp being asked for; None when the position stands.
-        validate: Whether the position must be checked against the leader's epochs before it is fetched from.
         high_watermark, log_start, last_stable: What the last fetch told; -1 unknown.
         replica: Where to fetch instead of at the leader (KIP-392), or None.
         broken: Why it can't be read on; raised by the next poll that reaches it.
@@ -47,7 +46,6 @@ class PartitionState:
     era: int = 0
     paused: bool = False
     reset: str | int | None = None
-    validate: bool = False
     high_watermark: int = -1
     log_start: int = -1
     last_stable: int = -1
@@ -111,18 +109,13 @@ class Partitions:
 
     # Positions.
 
-    def place(self, partition: TopicPartition, position: Position, *, validate: bool = False) -> None:
-        """The position becomes known: committed, or reset to. What was fetched before is void."""
+    def place(self, partition: TopicPartition, position: Position) -> None:
+        """The position becomes known: committed, reset to, or sought. What was fetched before is void."""
         state = self.of(partition)
         state.position = state.fetch_position = position
         state.era += 1
         state.reset = None
         state.broken = None
-        state.validate = validate and position.leader_epoch >= 0
-
-    def seek(self, partition: TopicPartition, position: Position) -> None:
-        """The application chose a position."""
-        self.place(partition, position, validate=True)
 
     def forget(self, partition: TopicPartition, reset: str | int | None) -> None:
         """The position must be found (again) by this policy; None: from the committed offset."""

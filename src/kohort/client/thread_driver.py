@@ -73,7 +73,7 @@ class ThreadClient:
         future: Future[T] = Future()
         with self.lock:
             try:
-                self._check()
+                self.check()
             except ClientClosed:
                 coro.close()
                 raise
@@ -86,16 +86,22 @@ class ThreadClient:
     def wait(self, ready: Callable[[], bool], timeout_s: float | None = None) -> bool:
         """Wait until `ready()`, which is asked under the lock after every step of the core; False when time is over."""
         with self._changed:
-            self._check()
+            self.check()
             return self._changed.wait_for(lambda: self._closed or ready(), timeout_s)
 
     def wake(self) -> None:
         """Have the thread step the core now."""
         with self.lock:
             if self._io is None:
-                self._check()
+                self.check()
                 self._io = _IoThread(self, self._tls)
             self._io.wake()
+
+    def wake_if_busy(self) -> None:
+        """`wake`, if a task can run."""
+        with self.lock:
+            if self.cluster.runtime.busy:
+                self.wake()
 
     def notify(self) -> None:
         """Wake those in `wait`; for state that changed without a step of the core."""
@@ -125,7 +131,8 @@ class ThreadClient:
     def __reduce__(self) -> Any:
         raise TypeError("a connected client can't be pickled: make one in each process")
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raises ClientClosed when the client is closed or belongs to another process."""
         if os.getpid() != self._pid:
             raise ClientClosed("this client was made before a fork and belongs to the parent process: make a new one")
         if self._closed:
