@@ -253,6 +253,7 @@ def build_batch(batch: Iterable[BatchRecord], **facts: Unpack[BatchFacts]) -> by
         last_delta = delta
         max_timestamp = max(max_timestamp, record.timestamp)
         append_record(body, delta, record.timestamp - base_timestamp, record)
+    facts["base_offset"] = base_offset
     numbers = (last_delta, base_timestamp, max_timestamp)
     return seal_batch(body, len(records), numbers, facts)
 

@@ -1,0 +1,102 @@
+"""Every version of every message against kio, an independent implementation: bytes and fields, both ways."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import importlib
+import io
+import re
+import uuid
+from typing import Any
+
+import pytest
+from kio.serial import entity_reader, entity_writer
+
+from kohort.wire.framing import APIS
+from kohort.wire.groups import ConsumerProtocolAssignment, ConsumerProtocolSubscription
+from kohort.wire.message import Message
+from kohort.wire.schema import Struct
+from tests.wire.values import Values
+
+STYLES = ("defaults", "nulls", "small", "small", "large")
+
+
+def _kio_class(cls: type[Message], version: int) -> Any:
+    name = cls.__name__
+    part = "data"
+    for suffix in ("Request", "Response"):
+        if name.endswith(suffix):
+            part = suffix.lower()
+            name = name.removesuffix(suffix)
+    snake = re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+    return getattr(importlib.import_module(f"kio.schema.{snake}.v{version}.{part}"), cls.__name__)
+
+
+MESSAGES = [kind for api in APIS.values() for kind in (api.request, api.response)]
+MESSAGES += [ConsumerProtocolSubscription, ConsumerProtocolAssignment]
+CASES = [(kind, version) for kind in MESSAGES for version in range(kind.MIN_VERSION, kind.MAX_VERSION + 1)]
+
+
+def _plain(value: Any) -> Any:
+    """A value of either side, in terms that can be compared."""
+    if isinstance(value, datetime.timedelta):
+        return round(value.total_seconds() * 1000)
+    if isinstance(value, datetime.datetime):
+        return round(value.timestamp() * 1000)
+    if isinstance(value, (tuple, list)):
+        return [_plain(each) for each in value]
+    if isinstance(value, (memoryview, bytearray)):
+        return bytes(value)
+    return value
+
+
+def _compare(ours: Any, theirs: Any, where: str) -> None:
+    if isinstance(ours, Struct):
+        for field in dataclasses.fields(theirs):
+            name = field.name if hasattr(ours, field.name) else field.name + "_ms"
+            _compare(getattr(ours, name), getattr(theirs, field.name), f"{where}.{name}")
+    elif isinstance(ours, list) and ours and isinstance(ours[0], Struct):
+        assert len(ours) == len(theirs), where
+        for number, (left, right) in enumerate(zip(ours, theirs, strict=True)):
+            _compare(left, right, f"{where}[{number}]")
+    elif isinstance(ours, uuid.UUID):
+        assert ours == (theirs or uuid.UUID(int=0)), where
+    elif isinstance(ours, list) and ours and isinstance(ours[0], uuid.UUID):
+        assert ours == [each or uuid.UUID(int=0) for each in theirs], where
+    else:
+        assert _plain(ours) == _plain(theirs), where
+
+
+@pytest.mark.parametrize(("kind", "version"), CASES, ids=lambda case: getattr(case, "__name__", f"v{case}"))
+def test_agrees_with_kio(kind: type[Message], version: int) -> None:
+    theirs = _kio_class(kind, version)
+    read, write = entity_reader(theirs), entity_writer(theirs)
+    fields = {field.name for field in dataclasses.fields(theirs)}
+    present = {field.name for field in kind.FIELDS if field.present(version)}
+    assert {name.removesuffix("_ms") for name in present} == {name.removesuffix("_ms") for name in fields}
+    for number, style in enumerate(STYLES):
+        message = Values(f"{kind.__name__}/{version}/{number}", version, style).instance(kind)
+        encoded = message.encode(version)
+        assert kind.decode(encoded, version) == message
+        assert b"".join(message.encode_parts(version)) == encoded
+        instance, consumed = read(encoded, 0)
+        assert consumed == len(encoded)
+        _compare(message, instance, kind.__name__)
+        out = io.BytesIO()
+        write(out, instance)
+        assert out.getvalue() == encoded
+
+
+def test_ranges_are_those_of_kafka_4_3() -> None:
+    """Spot values of the ranges that clients of today ask for."""
+    newest = {0: 13, 1: 18, 2: 11, 3: 13, 8: 10, 9: 10, 10: 6, 11: 9, 12: 4, 15: 6, 18: 4, 22: 6, 24: 5, 68: 1, 69: 1}
+    assert {key: APIS[key].max_version for key in newest} == newest
+    oldest = {0: 3, 1: 4, 2: 1, 3: 0, 8: 2, 9: 1, 19: 2, 20: 1, 32: 1}
+    assert {key: APIS[key].min_version for key in oldest} == oldest
+    for api in APIS.values():
+        assert (api.request.MIN_VERSION, api.request.MAX_VERSION) == (
+            api.response.MIN_VERSION,
+            api.response.MAX_VERSION,
+        )
+        assert api.request.API_KEY == api.response.API_KEY == api.key
