@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
+from kohort.log.pairs import read_pairs
 from kohort.log.partition import PartitionLog
 from kohort.log.recovery import finish_swap
 from kohort.log.segment import Located, Segment
@@ -67,9 +68,9 @@ class Compaction:
                 header = batch.header
                 if header.is_control or self._is_aborted(header):
                     continue
-                for record in read_records(segment.read_batch(batch)):
-                    if record.key is not None:
-                        self._last[bytes(record.key)] = record.offset
+                for key, _, offset in read_pairs(segment.read_batch(batch), header):
+                    if key is not None:
+                        self._last[key] = offset
                 done += header.size
                 if done >= _STEP_BYTES:
                     done = 0
@@ -124,18 +125,15 @@ class Compaction:
         old = header.base_offset < self._cleaned and header.max_timestamp < self._tombstones_before_ms
         if header.is_control:
             return b"" if old else data
-        records = read_records(data)
-        last = self._last
-        kept = [
-            record
-            for record in records
-            if record.key is not None
-            and last.get(bytes(record.key), -1) <= record.offset
-            and not (old and record.value is None)
-        ]
-        if len(kept) == len(records):
+        last = self._last.get
+        keep = {
+            offset
+            for key, value, offset in read_pairs(data, header)
+            if key is not None and last(key, -1) <= offset and not (old and value is None)
+        }
+        if len(keep) == header.records_count:
             return data
-        return _with_records(header, kept) if kept else b""
+        return _with_records(header, [r for r in read_records(data) if r.offset in keep]) if keep else b""
 
     def finish(self) -> int:
         """Put the new files in place; returns bytes saved."""

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kohort.errors import InvalidInputError
-from kohort.log.catalog import FILE as CATALOG
 from kohort.log.checkpoints import encode_id, new_id, replace_file, sync_folder
 
 LOCK = ".lock"
@@ -48,6 +47,7 @@ def take(path: Path, node_id: int, cluster_id: str | None) -> Ownership:
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
+        _refuse_strangers(path)
         lock_fd = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
         raise InvalidInputError(f"can't use the data folder {path}: {error.strerror}; choose another one") from error
@@ -103,12 +103,18 @@ def _meta(path: Path, node_id: int, cluster_id: str | None) -> str:
                 f"the data folder {path} belongs to cluster {found}, not {cluster_id}; choose another folder"
             )
         return found
-    strangers = [name for name in sorted(os.listdir(path)) if name not in (LOCK, "lost+found", CATALOG + ".tmp")]
-    if strangers and not strangers[0].startswith(META):
-        raise InvalidInputError(
-            f"{path} holds other files ({strangers[0]} …) and no {META}; choose an empty folder for the broker's data"
-        )
     chosen = cluster_id or encode_id(new_id())
     text = f"version=1\nnode.id={node_id}\ncluster.id={chosen}\ndirectory.id={encode_id(new_id())}\n"
     replace_file(file, text)
     return chosen
+
+
+def _refuse_strangers(path: Path) -> None:
+    """A folder with something in it that no broker wrote is none to write into."""
+    names = sorted(os.listdir(path))
+    known = any(name.startswith((META, LOCK)) for name in names)
+    strangers = [name for name in names if name != "lost+found"]
+    if strangers and not known:
+        raise InvalidInputError(
+            f"{path} holds other files ({strangers[0]} …) and no {META}; choose an empty folder for the broker's data"
+        )

@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from itertools import groupby
+from typing import Final, Protocol
 
+from kohort.errors import ErrorCode, InvalidInputError, error_for
+from kohort.groups.records import OffsetCommitted, Record, TransactionMarked
+from kohort.log.compaction import compact_now
+from kohort.log.group_records import GroupRecordReader, KeyValue, append_started, appended_offsets, encode
+from kohort.log.markers import Marker, build_marker, parse_marker
+from kohort.log.pairs import read_pairs
 from kohort.log.partition import PartitionLog
+from kohort.wire.batch import BatchFacts, BatchHeader, parse_header, seal_batch, varint
 
-GroupRecord = Any
+BATCH_BYTES_MAX: Final = 1 << 20
+"""Appends beyond it become several batches: what reads the topic expects batches of about this size."""
+APPEND_BYTES_MAX: Final = 512 << 20
+"""One append goes into one segment, and what a step writes in one go must be bounded."""
+_READ_BYTES: Final = 256 << 10
+_NULL: Final = varint(-1)
+_VARINTS: Final = [varint(number) for number in range(4096)]
 
 
 class Journal(Protocol):
     """An ordered, durable list of group records with one writer at a time, told apart by its term."""
 
-    def append(self, term: int, records: Sequence[GroupRecord], now_ms: int) -> int:
+    def append(self, term: int, records: Sequence[Record], now_ms: int) -> int:
         """Append all records or none; durable when returned.
 
         Returns:
@@ -27,7 +41,7 @@ class Journal(Protocol):
     def begin(self, term: int) -> None:
         """Begin a term: every append of an earlier one is refused from now on."""
 
-    def replay(self) -> Iterator[Sequence[GroupRecord]]:
+    def replay(self) -> Iterator[Sequence[Record]]:
         """Every committed record that is still current or not yet compacted away, oldest first, in lists."""
 
     def barrier(self, term: int) -> int:
@@ -42,7 +56,143 @@ class Journal(Protocol):
 
 
 class LogJournal:
-    """A journal in one partition of `__consumer_offsets`, in Kafka's own record schemas."""
+    """A journal in one partition of `__consumer_offsets`, in Kafka's own record schemas.
+
+    An append is one batch where it can be. Offsets that wait for a transaction are in batches of its producer, its end is
+    a marker, and much in one append is cut into several batches; then a record before them says how many offsets
+    they span, and `replay` cuts off an append that a crash left unfinished.
+    """
 
     def __init__(self, log: PartitionLog) -> None:
         self._log = log
+        self._reader = GroupRecordReader()
+
+    def begin(self, term: int) -> None:
+        """Begin a term. Raises FencedError for one that is over."""
+        self._log.advance_leader_epoch(term)
+
+    def barrier(self, term: int) -> int:
+        """See `Journal`."""
+        self._check(term)
+        return self._log.end_offset - 1
+
+    def _check(self, term: int) -> None:
+        if term != self._log.leader_epoch:
+            text = f"{self._log.path.name}: term {term} is over, {self._log.leader_epoch} has begun"
+            raise error_for(ErrorCode.FENCED_INSTANCE_ID, text)
+
+    def append(self, term: int, records: Sequence[Record], now_ms: int) -> int:
+        """See `Journal`."""
+        self._check(term)
+        if not records:
+            return self._log.end_offset - 1
+        batches = [batch for kind, run in groupby(records, _batch_kind) for batch in _batches(kind, run, now_ms)]
+        if len(batches) > 1:
+            span = sum(parse_header(batch).last_offset_delta + 1 for batch in batches)
+            batches.insert(0, _batch([append_started(span)], now_ms, {}))
+        data = bytearray().join(batches)
+        if len(data) > APPEND_BYTES_MAX:
+            raise InvalidInputError(
+                f"{len(data)} bytes of group records in one append, the limit is {APPEND_BYTES_MAX}",
+                ErrorCode.RECORD_LIST_TOO_LARGE,
+            )
+        return self._log.append(data, now_ms, from_client=False).last_offset
+
+    def replay(self) -> Iterator[Sequence[Record]]:
+        """See `Journal`. Cuts off an append that is not there in full."""
+        found: list[Record] = []
+        size = 0
+        for batch in self._log.batches(self._log.log_start_offset, _READ_BYTES):
+            header = parse_header(batch)
+            if header.is_control:
+                marker = parse_marker(header, batch)
+                if marker is not None:
+                    found.append(TransactionMarked(marker.producer_id, marker.producer_epoch, marker.commit))
+            else:
+                producer_id = header.producer_id if header.is_transactional else -1
+                cut = self._read_batch(batch, header, producer_id, found)
+                if cut is not None:
+                    self._log.truncate_to(cut)
+                    break
+            size += header.size
+            if size >= _READ_BYTES:
+                yield found
+                found, size = [], 0
+        if found:
+            yield found
+
+    def _read_batch(self, batch: memoryview, header: BatchHeader, producer_id: int, found: list[Record]) -> int | None:
+        """Add a batch's records; the offset of an append that is not there in full, else None."""
+        reader = self._reader
+        read_offset, add = reader.read_offset, found.append
+        epoch = header.producer_epoch if producer_id >= 0 else -1
+        for key, value, offset in read_pairs(batch, header):
+            if key is None:
+                continue
+            if key[:2] == b"\0\1":
+                add(read_offset(key, value, producer_id, epoch))
+                continue
+            span = appended_offsets(key, value)
+            if span is not None:
+                if offset + 1 + span > self._log.end_offset:
+                    return offset
+                continue
+            record = reader.read(key, value)
+            if record is not None:
+                add(record)
+        return None
+
+    def compact(self, now_ms: int) -> int:
+        """See `Journal`."""
+        self._log.roll()
+        return compact_now(self._log, now_ms)
+
+
+def _batch_kind(record: Record) -> tuple[int, int] | TransactionMarked | None:
+    """Records next to each other of the same kind share a batch."""
+    if type(record) is OffsetCommitted:
+        return (record.producer_id, record.producer_epoch) if record.producer_id >= 0 else None
+    return record if isinstance(record, TransactionMarked) else None
+
+
+def _batches(
+    kind: tuple[int, int] | TransactionMarked | None, run: Iterator[Record], now_ms: int
+) -> Iterator[bytes | bytearray]:
+    if isinstance(kind, TransactionMarked):
+        for marked in run:
+            assert isinstance(marked, TransactionMarked)
+            yield build_marker(Marker(marked.producer_id, marked.producer_epoch, marked.committed, 0), now_ms)
+        return
+    facts: BatchFacts = (
+        {} if kind is None else {"producer_id": kind[0], "producer_epoch": kind[1], "transactional": True}
+    )
+    pairs: list[KeyValue] = []
+    size = 0
+    for record in run:
+        pair = encode(record)
+        pair_size = len(pair[0]) + len(pair[1] or b"") + 32
+        if pairs and size + pair_size > BATCH_BYTES_MAX:
+            yield _batch(pairs, now_ms, facts)
+            pairs, size = [], 0
+        pairs.append(pair)
+        size += pair_size
+    yield _batch(pairs, now_ms, facts)
+
+
+def _varint(number: int) -> bytes:
+    return _VARINTS[number] if number < len(_VARINTS) else varint(number)
+
+
+def _batch(pairs: list[KeyValue], now_ms: int, facts: BatchFacts) -> bytes:
+    """One batch of key and value bytes, all at `now_ms`."""
+    parts: list[bytes] = []
+    for number, (key, value) in enumerate(pairs):
+        delta, key_size = _varint(number), _varint(len(key))
+        size = 3 + len(delta) + len(key_size) + len(key)
+        if value is None:
+            parts += (_varint(size + 1), b"\0\0", delta, key_size, key, _NULL, b"\0")
+        else:
+            value_size = _varint(len(value))
+            size += len(value_size) + len(value)
+            parts += (_varint(size), b"\0\0", delta, key_size, key, value_size, value, b"\0")
+    return seal_batch(b"".join(parts), len(pairs), (len(pairs) - 1, now_ms, now_ms), facts)

@@ -12,7 +12,7 @@ from kohort.errors import ErrorCode, error_for
 from kohort.log import checkpoints, recovery
 from kohort.log.config import LogConfig
 from kohort.log.files import FileCache
-from kohort.log.markers import Marker, apply_marker, build_marker
+from kohort.log.markers import Marker, apply_marker, build_marker, parse_marker
 from kohort.log.producers import Producers
 from kohort.log.recovery import OpenOptions
 from kohort.log.results import (
@@ -162,7 +162,7 @@ class PartitionLog:
         active.append(parts, size, headers, end)
         self.end_offset = end
         if produced:
-            self._note_producers(headers, base, now_ms)
+            self._note_producers(batches, headers, base, now_ms)
         self._since_snapshot += size
         if self._since_snapshot >= _SNAPSHOT_EVERY_BYTES:
             self.write_snapshot()
@@ -258,11 +258,17 @@ class PartitionLog:
         latest = headers[-1].max_timestamp
         return active.first_timestamp >= 0 and latest - active.first_timestamp > config.segment_ms
 
-    def _note_producers(self, headers: Sequence[BatchHeader], offset: int, now_ms: int) -> None:
+    def _note_producers(self, batches: ReadBuffer, headers: Sequence[BatchHeader], offset: int, now_ms: int) -> None:
+        at = 0
         for header in headers:
-            if header.producer_id >= 0 and not header.is_control:
+            if header.is_control:
+                marker = parse_marker(header, memoryview(batches)[at : at + header.size])
+                if marker is not None:
+                    apply_marker(self.producers, self.active, marker, offset, now_ms)
+            elif header.producer_id >= 0:
                 self.producers.note(header, offset, now_ms)
             offset += header.last_offset_delta + 1
+            at += header.size
 
     def append_marker(self, marker: Marker, now_ms: int) -> AppendResult:
         """Append the control batch that ends a producer's transaction here.
@@ -271,9 +277,7 @@ class PartitionLog:
             FencedError: INVALID_PRODUCER_EPOCH, TRANSACTION_COORDINATOR_FENCED.
         """
         self.producers.check_marker(marker.producer_id, marker.producer_epoch, marker.coordinator_epoch)
-        result = self.append(build_marker(marker, now_ms), now_ms, from_client=False)
-        apply_marker(self.producers, self.active, marker, result.base_offset, now_ms)
-        return result
+        return self.append(build_marker(marker, now_ms), now_ms, from_client=False)
 
     def roll(self) -> Segment:
         """Start a new segment at the end. Does nothing while the last one is empty."""

@@ -76,7 +76,7 @@ class Producers:
         last: dict[int, tuple[int, int]] = {}
         for header in headers:
             producer_id = header.producer_id
-            if producer_id < 0:
+            if producer_id < 0 or header.is_control:
                 continue
             producer = self.by_id.get(producer_id)
             if producer is None and producer_id not in last:

@@ -1,0 +1,416 @@
+"""Group records as Kafka's own key and value bytes in `__consumer_offsets`, and back.
+
+Beside Kafka's kinds there are two of our own, which Kafka's readers skip as unknown: GenerationStarted (key 10000), and
+AppendStarted (key 10001), which tells how many offsets behind it belong to the same append.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeAlias
+
+from kohort.errors import CorruptDataError
+from kohort.groups.records import (
+    NO_TOPIC_ID,
+    ClassicProtocol,
+    EpochBumped,
+    GenerationStarted,
+    GroupSaved,
+    Kind,
+    MemberAssigned,
+    MemberSaved,
+    MemberState,
+    OffsetCommitted,
+    Record,
+    RecordKey,
+    RegexResolved,
+    SavedMember,
+    TargetAssigned,
+    TargetEpochSet,
+    Tombstone,
+    TopicPartitions,
+)
+from kohort.wire import journal as wire
+from kohort.wire.message import Message
+from kohort.wire.schema import int32, string
+
+KeyValue: TypeAlias = tuple[bytes, bytes | None]
+
+_APPEND_STARTED: Final = 10001
+_OFFSET_VERSION: Final = 3
+_OFFSET_VERSION_EXPIRING: Final = 1
+_OFFSET_VERSION_TOPIC_ID: Final = 4
+_GROUP_VERSION: Final = 3
+_NAMES_CACHED: Final = 100_000
+
+_SHORT = struct.Struct(">h")
+_SHORTS = struct.Struct(">hh")
+_INT = struct.Struct(">i")
+_LONG = struct.Struct(">q")
+_OFFSET_HEAD = struct.Struct(">hqih")
+_OFFSET_BARE = struct.Struct(">hqihq")
+
+
+class GenerationStartedKey(Message, key=10000, versions=(0, 0)):
+    """Key of a generation that was handed out."""
+
+    group: str = string()
+
+
+class GenerationStartedValue(Message, key=10000, versions=(0, 0)):
+    """A generation that is never handed out again."""
+
+    generation: int = int32()
+
+
+class AppendStartedKey(Message, key=10001, versions=(0, 0)):
+    """Key of the record before an append of several batches."""
+
+
+class AppendStartedValue(Message, key=10001, versions=(0, 0)):
+    """How many offsets behind this one belong to the append: it counts whole or not at all."""
+
+    offsets: int = int32()
+
+
+def append_started(offsets: int) -> KeyValue:
+    """The record that goes before an append of several batches."""
+    return _SHORT.pack(_APPEND_STARTED), _value(AppendStartedValue(offsets=offsets), 0)
+
+
+def appended_offsets(key: bytes, value: bytes | None) -> int | None:
+    """The number in an `append_started` record; None for any other."""
+    if len(key) != 2 or value is None or _SHORT.unpack(key)[0] != _APPEND_STARTED:
+        return None
+    return AppendStartedValue.decode(value[2:], 0).offsets
+
+
+# -- to bytes
+
+
+def encode(record: Record) -> KeyValue:
+    """Kafka's bytes of a record; a tombstone has no value."""
+    if type(record) is OffsetCommitted:
+        return _encode_offset(record)
+    if isinstance(record, Tombstone):
+        return encode_key(record.key), None
+    return encode_key(record.key), _VALUES[type(record)](record)
+
+
+def _encode_offset(record: OffsetCommitted) -> KeyValue:
+    group, topic = record.group_id.encode(), record.topic.encode()
+    key = b"".join((_SHORTS.pack(1, len(group)), group, _SHORT.pack(len(topic)), topic, _INT.pack(record.partition)))
+    if record.expire_ms >= 0 or record.topic_id != NO_TOPIC_ID:
+        return key, _encode_rare_offset(record)
+    if not record.metadata:
+        return key, _OFFSET_BARE.pack(_OFFSET_VERSION, record.offset, record.leader_epoch, 0, record.commit_ms)
+    metadata = record.metadata.encode()
+    head = _OFFSET_HEAD.pack(_OFFSET_VERSION, record.offset, record.leader_epoch, len(metadata))
+    return key, head + metadata + _LONG.pack(record.commit_ms)
+
+
+def _encode_rare_offset(record: OffsetCommitted) -> bytes:
+    value = wire.OffsetCommitValue(
+        offset=record.offset,
+        leader_epoch=record.leader_epoch,
+        metadata=record.metadata,
+        commit_timestamp=record.commit_ms,
+        expire_timestamp=record.expire_ms,
+        topic_id=record.topic_id,
+    )
+    return _value(value, _OFFSET_VERSION_EXPIRING if record.expire_ms >= 0 else _OFFSET_VERSION_TOPIC_ID)
+
+
+def encode_key(key: RecordKey) -> bytes:
+    """Kafka's bytes of a record's key."""
+    schema, names = _KEYS[key[0]]
+    message: Message = schema(**dict(zip(names, key[1:], strict=True)))
+    return _SHORT.pack(key[0]) + message.encode(0)
+
+
+def _value(message: Message, version: int) -> bytes:
+    return _SHORT.pack(version) + message.encode(version)
+
+
+def _group_value(record: GroupSaved) -> bytes:
+    members = [
+        wire.GroupMetadataValue.MemberMetadata(
+            member_id=m.member_id,
+            group_instance_id=m.instance_id,
+            client_id=m.client_id,
+            client_host=m.client_host,
+            rebalance_timeout=m.rebalance_timeout_ms,
+            session_timeout=m.session_timeout_ms,
+            subscription=m.subscription,
+            assignment=m.assignment,
+        )
+        for m in record.members
+    ]
+    value = wire.GroupMetadataValue(
+        protocol_type=record.protocol_type,
+        generation=record.generation,
+        protocol=record.protocol,
+        leader=record.leader,
+        current_state_timestamp=record.state_ms,
+        members=members,
+    )
+    return _value(value, _GROUP_VERSION)
+
+
+def _member_value(record: MemberSaved) -> bytes:
+    classic = None
+    schema = wire.ConsumerGroupMemberMetadataValue
+    if record.classic_protocols is not None:
+        protocols = [schema.ClassicProtocol(name=p.name, metadata=p.metadata) for p in record.classic_protocols]
+        classic = schema.ClassicMemberMetadata(
+            session_timeout_ms=record.classic_session_timeout_ms, supported_protocols=protocols
+        )
+    value = schema(
+        instance_id=record.instance_id,
+        rack_id=record.rack_id,
+        client_id=record.client_id,
+        client_host=record.client_host,
+        subscribed_topic_names=list(record.subscribed_topics),
+        subscribed_topic_regex=record.subscribed_regex,
+        rebalance_timeout_ms=record.rebalance_timeout_ms,
+        server_assignor=record.server_assignor,
+        classic_member_metadata=classic,
+    )
+    return _value(value, 0)
+
+
+def _target_value(record: TargetAssigned) -> bytes:
+    schema = wire.ConsumerGroupTargetAssignmentMemberValue
+    parts = [schema.TopicPartition(topic_id=p.topic_id, partitions=list(p.partitions)) for p in record.partitions]
+    return _value(schema(topic_partitions=parts), 0)
+
+
+def _current_value(record: MemberAssigned) -> bytes:
+    schema = wire.ConsumerGroupCurrentMemberAssignmentValue
+
+    def parts(found: Sequence[TopicPartitions]) -> list[Any]:
+        return [schema.TopicPartitions(topic_id=p.topic_id, partitions=list(p.partitions)) for p in found]
+
+    value = schema(
+        member_epoch=record.member_epoch,
+        previous_member_epoch=record.previous_epoch,
+        state=int(record.state),
+        assigned_partitions=parts(record.assigned),
+        partitions_pending_revocation=parts(record.pending_revocation),
+    )
+    return _value(value, 0)
+
+
+def _epoch_value(record: EpochBumped) -> bytes:
+    return _value(wire.ConsumerGroupMetadataValue(epoch=record.epoch, metadata_hash=record.metadata_hash), 0)
+
+
+def _target_epoch_value(record: TargetEpochSet) -> bytes:
+    value = wire.ConsumerGroupTargetAssignmentMetadataValue(assignment_epoch=record.epoch)
+    if record.assigned_ms >= 0:
+        value.assignment_timestamp = record.assigned_ms
+    return _value(value, 0)
+
+
+def _regex_value(record: RegexResolved) -> bytes:
+    value = wire.ConsumerGroupRegularExpressionValue(
+        topics=list(record.topics), version=record.version, timestamp=record.resolved_ms
+    )
+    return _value(value, 0)
+
+
+def _generation_value(record: GenerationStarted) -> bytes:
+    return _value(GenerationStartedValue(generation=record.generation), 0)
+
+
+_VALUES: Final[dict[type, Callable[[Any], bytes]]] = {
+    GroupSaved: _group_value,
+    MemberSaved: _member_value,
+    TargetAssigned: _target_value,
+    MemberAssigned: _current_value,
+    EpochBumped: _epoch_value,
+    TargetEpochSet: _target_epoch_value,
+    RegexResolved: _regex_value,
+    GenerationStarted: _generation_value,
+}
+
+_GROUP_MEMBER = ("group_id", "member_id")
+_KEYS: Final[dict[int, tuple[Any, tuple[str, ...]]]] = {
+    Kind.OFFSET: (wire.OffsetCommitKey, ("group", "topic", "partition")),
+    Kind.GROUP: (wire.GroupMetadataKey, ("group",)),
+    Kind.EPOCH: (wire.ConsumerGroupMetadataKey, ("group_id",)),
+    Kind.MEMBER: (wire.ConsumerGroupMemberMetadataKey, _GROUP_MEMBER),
+    Kind.TARGET_EPOCH: (wire.ConsumerGroupTargetAssignmentMetadataKey, ("group_id",)),
+    Kind.TARGET: (wire.ConsumerGroupTargetAssignmentMemberKey, _GROUP_MEMBER),
+    Kind.CURRENT: (wire.ConsumerGroupCurrentMemberAssignmentKey, _GROUP_MEMBER),
+    Kind.REGEX: (wire.ConsumerGroupRegularExpressionKey, ("group_id", "regular_expression")),
+    Kind.GENERATION: (GenerationStartedKey, ("group",)),
+}
+
+
+# -- from bytes
+
+
+class GroupRecordReader:
+    """Turns key and value bytes into records; remembers names that come again and again."""
+
+    def __init__(self) -> None:
+        self._names: dict[bytes, tuple[str, str]] = {}
+
+    def read(self, key: bytes, value: bytes | None) -> Record | None:
+        """The record; None for a kind that is not ours to know.
+
+        Raises:
+            CorruptDataError: the bytes do not follow the schema of their kind.
+        """
+        if len(key) < 2:
+            raise CorruptDataError(f"a group record's key of {len(key)} bytes")
+        kind = _SHORT.unpack_from(key)[0]
+        if kind in (0, 1):
+            return self.read_offset(key, value, -1, -1)
+        if kind not in _KEYS:
+            return None
+        schema, names = _KEYS[kind]
+        message = schema.decode(key[2:], 0)
+        fields = tuple(getattr(message, name) for name in names)
+        if value is None:
+            return Tombstone((Kind(kind), *fields))
+        if len(value) < 2:
+            raise CorruptDataError(f"a group record's value of {len(value)} bytes")
+        return _READERS[kind](fields, value[2:], _SHORT.unpack_from(value)[0])
+
+    def read_offset(
+        self, key: bytes, value: bytes | None, producer_id: int, producer_epoch: int
+    ) -> OffsetCommitted | Tombstone:
+        """A committed offset, or that it is gone. Kept quick: a journal holds little else."""
+        names = self._names.get(key[:-4])
+        if names is None:
+            parsed = wire.OffsetCommitKey.decode(key[2:], 0)
+            if len(self._names) >= _NAMES_CACHED:
+                self._names.clear()
+            names = self._names[key[:-4]] = (parsed.group, parsed.topic)
+        partition = _INT.unpack_from(key, len(key) - 4)[0]
+        if value is None:
+            return Tombstone((Kind.OFFSET, *names, partition))
+        if len(value) == _OFFSET_BARE.size:
+            version, offset, leader_epoch, length, commit_ms = _OFFSET_BARE.unpack(value)
+            if version == _OFFSET_VERSION and length == 0:
+                return OffsetCommitted(
+                    *names, partition, offset, leader_epoch, "", commit_ms, -1, NO_TOPIC_ID, producer_id, producer_epoch
+                )
+        found = wire.OffsetCommitValue.decode(value[2:], _SHORT.unpack_from(value)[0])
+        return OffsetCommitted(
+            *names,
+            partition,
+            found.offset,
+            found.leader_epoch,
+            found.metadata,
+            found.commit_timestamp,
+            found.expire_timestamp,
+            found.topic_id,
+            producer_id,
+            producer_epoch,
+        )
+
+
+def _read_group(fields: tuple[Any, ...], data: bytes, version: int) -> GroupSaved:
+    value = wire.GroupMetadataValue.decode(data, version)
+    members = tuple(
+        SavedMember(
+            m.member_id,
+            m.group_instance_id,
+            m.client_id,
+            m.client_host,
+            m.rebalance_timeout if m.rebalance_timeout >= 0 else m.session_timeout,
+            m.session_timeout,
+            bytes(m.subscription),
+            bytes(m.assignment),
+        )
+        for m in value.members
+    )
+    return GroupSaved(
+        fields[0],
+        value.protocol_type,
+        value.generation,
+        value.protocol,
+        value.leader,
+        value.current_state_timestamp,
+        members,
+    )
+
+
+def _read_member(fields: tuple[Any, ...], data: bytes, version: int) -> MemberSaved:
+    value = wire.ConsumerGroupMemberMetadataValue.decode(data, version)
+    classic = value.classic_member_metadata
+    protocols = None
+    if classic is not None:
+        protocols = tuple(ClassicProtocol(p.name, bytes(p.metadata)) for p in classic.supported_protocols)
+    return MemberSaved(
+        fields[0],
+        fields[1],
+        value.instance_id,
+        value.rack_id,
+        value.client_id,
+        value.client_host,
+        tuple(value.subscribed_topic_names),
+        value.subscribed_topic_regex,
+        value.rebalance_timeout_ms,
+        value.server_assignor,
+        classic.session_timeout_ms if classic is not None else -1,
+        protocols,
+    )
+
+
+def _read_target(fields: tuple[Any, ...], data: bytes, version: int) -> TargetAssigned:
+    value = wire.ConsumerGroupTargetAssignmentMemberValue.decode(data, version)
+    return TargetAssigned(fields[0], fields[1], _partitions(value.topic_partitions))
+
+
+def _read_current(fields: tuple[Any, ...], data: bytes, version: int) -> MemberAssigned:
+    value = wire.ConsumerGroupCurrentMemberAssignmentValue.decode(data, version)
+    known = value.state in MemberState.__members__.values()
+    return MemberAssigned(
+        fields[0],
+        fields[1],
+        value.member_epoch,
+        value.previous_member_epoch,
+        MemberState(value.state) if known else MemberState.UNKNOWN,
+        _partitions(value.assigned_partitions),
+        _partitions(value.partitions_pending_revocation),
+    )
+
+
+def _partitions(found: Sequence[Any]) -> tuple[TopicPartitions, ...]:
+    return tuple(TopicPartitions(p.topic_id, tuple(p.partitions)) for p in found)
+
+
+def _read_epoch(fields: tuple[Any, ...], data: bytes, version: int) -> EpochBumped:
+    value = wire.ConsumerGroupMetadataValue.decode(data, version)
+    return EpochBumped(fields[0], value.epoch, value.metadata_hash)
+
+
+def _read_target_epoch(fields: tuple[Any, ...], data: bytes, version: int) -> TargetEpochSet:
+    value = wire.ConsumerGroupTargetAssignmentMetadataValue.decode(data, version)
+    return TargetEpochSet(fields[0], value.assignment_epoch, value.assignment_timestamp or -1)
+
+
+def _read_regex(fields: tuple[Any, ...], data: bytes, version: int) -> RegexResolved:
+    value = wire.ConsumerGroupRegularExpressionValue.decode(data, version)
+    return RegexResolved(fields[0], fields[1], tuple(value.topics), value.version, value.timestamp)
+
+
+def _read_generation(fields: tuple[Any, ...], data: bytes, version: int) -> GenerationStarted:
+    return GenerationStarted(fields[0], GenerationStartedValue.decode(data, version).generation)
+
+
+_READERS: Final[dict[int, Callable[[tuple[Any, ...], bytes, int], Record]]] = {
+    Kind.GROUP: _read_group,
+    Kind.EPOCH: _read_epoch,
+    Kind.MEMBER: _read_member,
+    Kind.TARGET_EPOCH: _read_target_epoch,
+    Kind.TARGET: _read_target,
+    Kind.CURRENT: _read_current,
+    Kind.REGEX: _read_regex,
+    Kind.GENERATION: _read_generation,
+}
