@@ -71,7 +71,8 @@ def _plain(word: str) -> bool:
 def unknown_api_versions(node: Node, request: Request) -> None:
     """A version we don't know is answered in the layout of version 0, which every client reads."""
     request.version = 0
-    request.reply(ApiVersionsResponse(error_code=ErrorCode.UNSUPPORTED_VERSION, api_keys=node.api_keys[:1]))
+    ours = [entry for entry in node.api_keys if entry.api_key == ApiVersionsResponse.API_KEY]
+    request.reply(ApiVersionsResponse(error_code=ErrorCode.UNSUPPORTED_VERSION, api_keys=ours))
 
 
 def metadata(node: Node, request: Request) -> MetadataResponse:
