@@ -1,0 +1,143 @@
+"""Declaring and using messages: defaults, comparison, what a version refuses, what it drops."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+from uuid import UUID
+
+import pytest
+
+from kohort.errors import ErrorCode, InvalidInputError
+from kohort.wire.cluster import ApiVersionsResponse, MetadataRequest
+from kohort.wire.data import FetchResponse, ProduceRequest
+from kohort.wire.framing import decode_response, encode_request, encode_request_parts, encode_response
+from kohort.wire.groups import HeartbeatRequest, JoinGroupRequest, JoinGroupResponse
+from kohort.wire.message import Message
+from kohort.wire.schema import ZERO_UUID, Struct, WireError, array, int32, string, struct
+
+
+def test_defaults_are_kafkas_and_lists_are_not_shared() -> None:
+    one, two = JoinGroupRequest(group_id="g"), JoinGroupRequest(group_id="g")
+    assert (one.rebalance_timeout_ms, one.group_instance_id, one.protocols) == (-1, None, [])
+    assert one == two
+    one.protocols.append(JoinGroupRequest.JoinGroupRequestProtocol(name="range"))
+    assert one != two
+    assert two.protocols == []
+    assert FetchResponse.FetchableTopicResponse().topic_id == ZERO_UUID
+    assert FetchResponse.FetchableTopicResponse.PartitionData().current_leader.leader_id == -1
+
+
+def test_a_misspelt_field_is_refused() -> None:
+    with pytest.raises(TypeError):
+        HeartbeatRequest(groupid="g")  # type: ignore[call-arg]
+    with pytest.raises(AttributeError):
+        HeartbeatRequest().groupid = "g"  # type: ignore[attr-defined]
+
+
+def test_repr_shows_what_was_said() -> None:
+    assert repr(HeartbeatRequest(group_id="g", generation_id=3)) == "HeartbeatRequest(group_id='g', generation_id=3)"
+
+
+def test_messages_can_be_pickled() -> None:
+    request = JoinGroupRequest(group_id="g", protocols=[JoinGroupRequest.JoinGroupRequestProtocol(name="range")])
+    assert pickle.loads(pickle.dumps(request)) == request
+
+
+def test_a_value_that_the_version_lacks_is_refused() -> None:
+    request = HeartbeatRequest(group_id="g", group_instance_id="static")
+    assert HeartbeatRequest.decode(request.encode(3), 3) == request
+    with pytest.raises(InvalidInputError, match="group_instance_id") as caught:
+        request.encode(2)
+    assert caught.value.code is ErrorCode.UNSUPPORTED_VERSION
+
+
+def test_an_ignorable_value_is_dropped() -> None:
+    response = JoinGroupResponse(throttle_time_ms=9)
+    assert JoinGroupResponse.decode(response.encode(1), 1).throttle_time_ms == 0
+    assert JoinGroupResponse.decode(response.encode(2), 2).throttle_time_ms == 9
+
+
+def test_versions_outside_the_range_are_refused() -> None:
+    for version in (-1, 5):
+        with pytest.raises(InvalidInputError) as caught:
+            HeartbeatRequest().encode(version)
+        assert caught.value.code is ErrorCode.UNSUPPORTED_VERSION
+        with pytest.raises(InvalidInputError):
+            HeartbeatRequest.decode(b"", version)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        HeartbeatRequest(group_id=None),  # type: ignore[arg-type]
+        HeartbeatRequest(generation_id="seven"),  # type: ignore[arg-type]
+        HeartbeatRequest(generation_id=1 << 40),
+        HeartbeatRequest(group_id="x" * 40_000),
+        MetadataRequest(topics=7),  # type: ignore[arg-type]
+    ],
+)
+def test_values_of_the_wrong_kind_are_refused(request_: Message) -> None:
+    with pytest.raises(InvalidInputError):
+        request_.encode(0)
+
+
+def test_null_only_where_the_version_allows_it() -> None:
+    assert MetadataRequest.decode(MetadataRequest(topics=None).encode(1), 1).topics is None
+    with pytest.raises(InvalidInputError):
+        MetadataRequest(topics=None).encode(0)
+
+
+def test_unknown_tagged_fields_are_skipped() -> None:
+    plain = HeartbeatRequest(group_id="g", member_id="m").encode(4)
+    assert plain.endswith(b"\0")
+    tagged = plain[:-1] + b"\x02\x05\x03abc\x87\x01\x00"
+    assert HeartbeatRequest.decode(tagged, 4) == HeartbeatRequest(group_id="g", member_id="m")
+
+
+def test_a_tagged_field_whose_size_lies_is_refused() -> None:
+    class Inner(Struct):
+        number: int = int32()
+
+    class Probe(Message, versions=(0, 0), flexible=0):
+        inner: Inner = struct(Inner, tag=0)
+        names: list[str] = array(string, tag=1)
+
+    good = Probe(inner=Inner(number=7), names=["a"]).encode(0)
+    assert Probe.decode(good, 0).inner.number == 7
+    for at in range(len(good)):
+        for change in (1, 2, 255):
+            damaged = bytearray(good)
+            damaged[at] = (damaged[at] + change) % 256
+            with contextlib.suppress(WireError):
+                assert Probe.decode(damaged, 0) != Probe(inner=Inner(number=7), names=["a"])
+
+
+def test_record_sets_are_not_copied() -> None:
+    payload = bytearray(b"r" * 100_000)
+    topic = ProduceRequest.TopicProduceData(
+        name="t", partition_data=[ProduceRequest.TopicProduceData.PartitionProduceData(records=[b"head", payload])]
+    )
+    request = ProduceRequest(topic_data=[topic])
+    parts = request.encode_parts(9)
+    assert any(part is payload for part in parts)
+    frame = encode_request(request, 9, 1, "c")
+    assert b"".join(encode_request_parts(request, 9, 1, "c")) == frame
+    read = ProduceRequest.decode(memoryview(frame)[-len(request.encode(9)) :], 9)
+    records = read.topic_data[0].partition_data[0].records
+    assert isinstance(records, memoryview)
+    assert records.obj is frame
+    assert records == b"head" + payload
+
+
+def test_the_api_versions_response_never_has_a_flexible_header() -> None:
+    response = ApiVersionsResponse(api_keys=[ApiVersionsResponse.ApiVersion(api_key=3, max_version=13)])
+    for version in (0, 3, 4):
+        frame = b"".join(encode_response(response, version, 5))
+        assert len(frame) == 4 + 4 + len(response.encode(version))
+        assert decode_response(ApiVersionsResponse, version, frame[4:]) == (5, response)
+
+
+def test_uuids_are_read_as_written() -> None:
+    one = FetchResponse(responses=[FetchResponse.FetchableTopicResponse(topic_id=UUID(int=(7 << 100) + 1))])
+    assert FetchResponse.decode(one.encode(13), 13) == one
