@@ -199,12 +199,12 @@ class Decoder(Source):
         self.null(field, number, here)
 
     def nullable_struct(self, field: Field, here: str) -> None:
-        """A structure behind a byte that is negative for null."""
+        """A structure behind a byte that is negative for null, or, in a tagged field, zero."""
         assert field.struct is not None
         marker, inner = self.name("m"), self.name("s")
         self.run.append(("b", marker))
         self.flush()
-        self.put(f"if {marker} < 0: {here} = None")
+        self.put(f"if {marker} {'< 0' if field.tag is None else '== 0'}: {here} = None")
         self.put("else:")
         self.depth += 1
         self.structure(field.struct, inner)

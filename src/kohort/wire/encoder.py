@@ -122,7 +122,7 @@ class Encoder(Source):
             return
         self.flush()
         self.put(f"if {value} is None:")
-        null = r"b'\xff'" if marker else r"b'\0'" if self.flexible else r"b'\xff\xff\xff\xff'"
+        null = r"b'\xff'" if marker and field.tag is None else r"b'\0'" if self.flexible else r"b'\xff\xff\xff\xff'"
         self.put(f"    {self.out}.append({null})")
         self.put("else:")
         self.depth += 1

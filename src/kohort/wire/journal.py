@@ -143,9 +143,7 @@ class ConsumerGroupMemberMetadataValue(Message, key=5, versions=(0, 0), flexible
     subscribed_topic_regex: str | None = string(nullable=True)
     rebalance_timeout_ms: int = int32(default=-1)
     server_assignor: str | None = string(nullable=True)
-    classic_member_metadata: ClassicMemberMetadata | None = struct(
-        ClassicMemberMetadata, nullable=True, default=None, tag=0
-    )
+    classic_member_metadata: ClassicMemberMetadata | None = struct(ClassicMemberMetadata, nullable=True, tag=0)
 
 
 class ConsumerGroupTargetAssignmentMetadataKey(Message, key=6, versions=(0, 0)):
