@@ -59,7 +59,7 @@ class KafkaTools:
     TOPICS = "org.apache.kafka.tools.TopicCommand"
     CONSUMER_PERFORMANCE = "org.apache.kafka.tools.ConsumerPerformance"
     PRODUCER_PERFORMANCE = "org.apache.kafka.tools.ProducerPerformance"
-    DUMP_LOG = "kafka.tools.DumpLogSegments"
+    DUMP_LOG = "org.apache.kafka.tools.DumpLogSegments"
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
