@@ -1,0 +1,175 @@
+"""The coordinator's shell in the simulation: steps a batch, appends once, releases replies when durable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from kohort.groups.config import GroupConfig
+from kohort.groups.events import ConnectionLost, Tick, TopicImage, TopicsChanged
+from kohort.groups.machine import GroupMachine
+from kohort.groups.outcome import Now, Outcome, Reply
+from kohort.groups.records import Record
+from simulation.checkers import Checkers
+from simulation.disk import Disk, DiskFailedError
+from simulation.network import Connection, Network
+from simulation.world import Happening, World
+
+Answer = Callable[[Any], None]
+
+
+class Server:
+    """One shard of a coordinator that crashes and comes back.
+
+    Attributes:
+        machine: None while the process is down.
+        waiting: requests without an answer yet: token to (event, answer).
+        incarnation: how often it has started.
+    """
+
+    releases_before_durable = False
+
+    def __init__(
+        self, world: World, network: Network, disk: Disk, config: GroupConfig, checkers: Checkers, mutant: Any
+    ) -> None:
+        self.world = world
+        self.network = network
+        self.disk = disk
+        self.config = config
+        self.checkers = checkers
+        self.make_machine: Callable[[GroupConfig], GroupMachine] = mutant or GroupMachine
+        self.releases_before_durable = getattr(mutant, "releases_before_durable", False)
+        self.machine: GroupMachine | None = None
+        self.image = TopicImage()
+        self.waiting: dict[int, tuple[Any, Answer, int]] = {}
+        self.incarnation = 0
+        self._connections: dict[int, Connection] = {}
+        self._queue: list[Any] = []
+        self._token = 0
+        self._tick: Happening | None = None
+        self._draining = False
+        network.receive = self.receive
+        network.server_sees_close = self.on_closed
+
+    @property
+    def now(self) -> Now:
+        """The shell's two clocks."""
+        return Now(self.world.now_ms, self.world.wall_ms)
+
+    def start(self) -> None:
+        """Replay the journal and serve."""
+        self.incarnation += 1
+        machine = self.make_machine(self.config)
+        for record in self.disk.records:
+            machine.apply(record)
+        self.checkers.on_replayed(machine)
+        outcome = machine.on_loaded(self.now, self.image)
+        self.machine = machine
+        self.world.tell(f"coordinator: up, incarnation {self.incarnation}, {len(self.disk.records)} records")
+        self._finish([outcome])
+
+    def crash(self, down_ms: int) -> None:
+        """Die with everything that is not on disk; be back in `down_ms`."""
+        if self.machine is None:
+            return
+        self.world.tell(f"coordinator: crashed, down for {down_ms} ms")
+        self.machine = None
+        self.waiting.clear()
+        self._queue.clear()
+        self._set_tick()
+        for connection in list(self._connections.values()):
+            connection.break_()
+        self._connections.clear()
+        self.world.after(down_ms, self.start)
+
+    def receive(self, connection: Connection, event: Any, answer: Answer) -> None:
+        """A request arrives."""
+        if self.machine is None:
+            connection.break_()
+            return
+        self._connections[connection.id] = connection
+        self._token += 1
+        named = {"request": self._token}
+        if hasattr(event, "connection"):
+            named["connection"] = connection.id
+        event = event._replace(**named) if hasattr(event, "_replace") else replace(event, **named)
+        self.waiting[self._token] = (event, answer, self.world.now_ms)
+        self._put(event)
+
+    def on_closed(self, connection_id: int) -> None:
+        """The coordinator's end of a connection ends."""
+        if self._connections.pop(connection_id, None) is not None and self.machine is not None:
+            for token, (event, _, _) in list(self.waiting.items()):
+                if getattr(event, "connection", None) == connection_id:
+                    del self.waiting[token]
+            self._put(ConnectionLost(connection_id))
+
+    def change_topics(self, image: TopicImage) -> None:
+        """Topics were made or grew."""
+        self.image = image
+        if self.machine is not None:
+            self._put(TopicsChanged(image))
+
+    def feed(self, event: Any) -> None:
+        """An event of the shell's own."""
+        if self.machine is not None:
+            self._put(event)
+
+    def _put(self, event: Any) -> None:
+        self._queue.append(event)
+        if not self._draining:
+            self._draining = True
+            self.world.after(self.world.chance.randint(0, 2), self._drain)
+
+    def _drain(self) -> None:
+        self._draining = False
+        machine = self.machine
+        if machine is None:
+            return
+        events, self._queue = self._queue, []
+        outcomes = []
+        for event in events:
+            outcome = machine.step(event, self.now)
+            self.checkers.on_stepped(event, outcome, self.waiting)
+            outcomes.append(outcome)
+        self._finish(outcomes)
+
+    def _finish(self, outcomes: list[Outcome]) -> None:
+        records: list[Record] = [record for outcome in outcomes for record in outcome.records]
+        replies = [reply for outcome in outcomes for reply in outcome.replies]
+        if self.releases_before_durable:
+            self._release(replies)
+        try:
+            self.disk.append(records)
+        except DiskFailedError:
+            self.crash(self.world.chance.randint(0, 500))
+            return
+        if not self.releases_before_durable:
+            self._release(replies)
+        self._work(outcomes)
+        if self.machine is not None:
+            self.checkers.on_durable(self.machine, self.disk.records)
+        self._set_tick()
+
+    def _release(self, replies: list[Reply]) -> None:
+        for token, value in replies:
+            known = self.waiting.pop(token, None)
+            if known is None:
+                continue
+            event, answer, _ = known
+            self.checkers.on_released(event, value)
+            answer(value)
+
+    def _work(self, outcomes: list[Outcome]) -> None:
+        """Long work leaves the loop; in the simulation, none yet comes back."""
+
+    def _set_tick(self) -> None:
+        if self._tick is not None:
+            self._tick.cancel()
+            self._tick = None
+        if self.machine is None:
+            return
+        due = self.machine.next_deadline_ms()
+        if due is not None:
+            self._tick = self.world.after(due - self.world.now_ms, lambda: self._put(Tick()))
