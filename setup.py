@@ -34,7 +34,7 @@ def extensions() -> list[Extension]:
             extra_link_args=link_flags,
             optional=not SANITIZE,
         )
-        for name in ("_kernel",)
+        for name in ("_encode", "_kernel")
     ]
     return list(cythonize(modules, include_path=["src"], language_level=3))
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from crc32c import crc32c
 
-from kohort.columns.codecs import CODECS, compress
+from kohort.wire.compression import CODECS, compress
 
 
 def varint(number: int) -> bytes:

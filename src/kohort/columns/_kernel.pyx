@@ -21,7 +21,7 @@ from kohort.columns._rows cimport (
 )
 from kohort.columns._varint cimport varint, varlong
 
-from kohort.columns.codecs import CodecError, TooLargeError, decompress
+from kohort.wire.compression import CodecError, TooLargeError, decompress
 from kohort.columns.shapes import BYTES_MAX, INT64_MAX, Damage, DamageKind, RowRange, row_limit
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from crc32c import crc32c
 
-from kohort.columns.codecs import CodecError, TooLargeError, decompress
+from kohort.wire.compression import CodecError, TooLargeError, decompress
 from kohort.columns.record import Record
 from kohort.columns.shapes import (
     BYTES_MAX,

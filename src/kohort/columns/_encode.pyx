@@ -1,0 +1,560 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+"""The compiled encoder: records one by one, and whole Arrow columns without the GIL. Twin of `reference_encode.py`."""
+
+cimport cython
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SIZE
+from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t
+from libc.stdlib cimport calloc, free, malloc, realloc
+from libc.string cimport memcpy, memset
+
+from kohort.columns._varint cimport varlong_size, write_varlong
+
+from kohort.columns.reference_encode import encode_headers
+from kohort.errors import InvalidInputError
+from kohort.wire.compression import compress
+
+
+cdef extern from "_crc32c.h":
+    void kohort_crc32c_init() nogil
+    uint32_t kohort_crc32c(const uint8_t* p, size_t n, int software) nogil
+
+
+cdef extern from "_load.h":
+    void kohort_put16(uint8_t* p, int16_t value) nogil
+    void kohort_put32(uint8_t* p, int32_t value) nogil
+    void kohort_put64(uint8_t* p, int64_t value) nogil
+
+
+cdef enum:
+    HEADER_BYTES = 61
+    OVERHEAD = 12
+    CRC_AT = 17
+    CRC_START = 21
+    FIRST_ROOM = 1024
+    TRANSACTIONAL = 0x10
+
+kohort_crc32c_init()
+
+
+cdef struct Piece:
+    # Bytes; a size of -1 is null.
+    const uint8_t* data
+    int64_t size
+
+
+cdef struct Body:
+    # A batch being filled: room for the header, then records.
+    uint8_t* data
+    int64_t used
+    int64_t room
+    int64_t base_timestamp
+    int64_t max_timestamp
+    int32_t count
+
+
+cdef inline int64_t piece_size(Piece piece) noexcept nogil:
+    return varlong_size(piece.size) + (piece.size if piece.size > 0 else 0)
+
+
+cdef inline uint8_t* write_piece(uint8_t* p, Piece piece) noexcept nogil:
+    p = write_varlong(p, piece.size)
+    if piece.size > 0:
+        memcpy(p, piece.data, <size_t>piece.size)
+        p += piece.size
+    return p
+
+
+cdef inline int64_t content_size(Body* body, int64_t timestamp, Piece key, Piece value, Piece headers) noexcept nogil:
+    # Of the next record, behind its length. `headers` is encoded already, count and all; null: none.
+    cdef int64_t delta = timestamp - body.base_timestamp if body.count else 0
+    return (
+        1 + varlong_size(delta) + varlong_size(body.count) + piece_size(key) + piece_size(value)
+        + (headers.size if headers.size > 0 else 1)
+    )
+
+
+cdef inline bint make_room(Body* body, int64_t size, int64_t limit) noexcept nogil:
+    cdef int64_t room
+    cdef uint8_t* larger
+    if size <= body.room:
+        return True
+    room = max(size, min(limit, max(FIRST_ROOM, 2 * body.room)))
+    larger = <uint8_t*>realloc(body.data, <size_t>room)
+    if larger == NULL:
+        return False
+    body.data = larger
+    body.room = room
+    return True
+
+
+cdef inline int append_record(
+    Body* body, int64_t limit, int64_t timestamp, Piece key, Piece value, Piece headers
+) noexcept nogil:
+    # 1 appended, 0 no room left, -1 no memory, -2 larger than a batch can be.
+    cdef int64_t content = content_size(body, timestamp, key, value, headers)
+    cdef int64_t size = body.used + varlong_size(content) + content
+    cdef uint8_t* p
+    if size > limit and body.count:
+        return 0
+    if size > 2147483647:
+        return -2
+    if not make_room(body, size, limit):
+        return -1
+    if body.count == 0:
+        body.base_timestamp = body.max_timestamp = timestamp
+    elif timestamp > body.max_timestamp:
+        body.max_timestamp = timestamp
+    p = write_varlong(body.data + body.used, content)
+    p[0] = 0
+    p = write_varlong(p + 1, timestamp - body.base_timestamp)
+    p = write_varlong(p, body.count)
+    p = write_piece(p, key)
+    p = write_piece(p, value)
+    if headers.size > 0:
+        memcpy(p, headers.data, <size_t>headers.size)
+    else:
+        p[0] = 0
+    body.used = size
+    body.count += 1
+    return 1
+
+
+cdef inline int hold(object data, Piece* piece, Py_buffer* view) except -1:
+    # Points the piece at bytes; True when the view must be released.
+    if data is None:
+        piece.data = NULL
+        piece.size = -1
+        return False
+    if PyBytes_CheckExact(data):
+        piece.data = <const uint8_t*>PyBytes_AS_STRING(data)
+        piece.size = PyBytes_GET_SIZE(data)
+        return False
+    PyObject_GetBuffer(data, view, PyBUF_SIMPLE)
+    piece.data = <const uint8_t*>view.buf
+    piece.size = view.len
+    return True
+
+
+@cython.final
+cdef class Chunk:
+    """A record batch being filled, then sealed; see `reference_encode.Chunk`."""
+
+    cdef Body body
+    cdef int64_t limit
+    cdef int exports
+    cdef bint sealed
+
+    def __cinit__(self, int64_t limit):
+        self.limit = limit
+        self.body.used = HEADER_BYTES
+
+    def __dealloc__(self):
+        free(self.body.data)
+
+    def __getbuffer__(self, Py_buffer* view, int flags):
+        if not self.sealed:
+            raise BufferError("the batch is not sealed")
+        PyBuffer_FillInfo(view, self, self.body.data, self.body.used, 0, flags)
+
+    @property
+    def count(self):
+        return self.body.count
+
+    @property
+    def size(self):
+        return self.body.used
+
+    @property
+    def base_timestamp(self):
+        return self.body.base_timestamp
+
+    @property
+    def max_timestamp(self):
+        return self.body.max_timestamp
+
+    def append(self, int64_t timestamp, key, value, headers):
+        """Append a record; False when the batch is full."""
+        cdef Piece key_piece, value_piece, header_piece
+        cdef Py_buffer key_view, value_view
+        cdef bint key_held = False, value_held = False
+        cdef int done
+        header_piece.size = -1
+        header_piece.data = NULL
+        if headers:
+            raw = encode_headers(headers)
+            hold(raw, &header_piece, &key_view)
+        try:
+            key_held = hold(key, &key_piece, &key_view)
+            value_held = hold(value, &value_piece, &value_view)
+            done = append_record(&self.body, self.limit, timestamp, key_piece, value_piece, header_piece)
+        finally:
+            if key_held:
+                PyBuffer_Release(&key_view)
+            if value_held:
+                PyBuffer_Release(&value_view)
+        if done < 0:
+            refuse(done)
+        return done == 1
+
+    def seal(self, int codec, level, int64_t producer_id, int producer_epoch, int32_t sequence, bint transactional):
+        """The finished batch, writable; an uncompressed one is this chunk's own memory."""
+        cdef int attributes = codec | (TRANSACTIONAL if transactional else 0)
+        cdef Py_buffer view
+        if self.body.count == 0:
+            raise InvalidInputError("a batch without records")
+        self.sealed = True
+        if codec == 0:
+            head(self.body.data, &self.body, self.body.used, attributes, producer_id, producer_epoch, sequence)
+            return memoryview(self)
+        packed = compress(codec, memoryview(self)[HEADER_BYTES:], level)
+        out = bytearray(HEADER_BYTES + len(packed))
+        out[HEADER_BYTES:] = packed
+        PyObject_GetBuffer(out, &view, PyBUF_SIMPLE)
+        head(<uint8_t*>view.buf, &self.body, view.len, attributes, producer_id, producer_epoch, sequence)
+        PyBuffer_Release(&view)
+        return memoryview(out)
+
+
+cdef void refuse(int done) except *:
+    if done == -1:
+        raise MemoryError("no memory for a record batch")
+    raise InvalidInputError("a record of more than 2 GiB")
+
+
+cdef void head(
+    uint8_t* p, Body* body, int64_t size, int attributes, int64_t producer_id, int producer_epoch, int32_t sequence
+) noexcept nogil:
+    # Writes the batch header in front of `size` bytes with it, checksum last.
+    kohort_put64(p, 0)
+    kohort_put32(p + 8, <int32_t>(size - OVERHEAD))
+    kohort_put32(p + 12, -1)
+    p[16] = 2
+    kohort_put16(p + 21, <int16_t>attributes)
+    kohort_put32(p + 23, body.count - 1)
+    kohort_put64(p + 27, body.base_timestamp)
+    kohort_put64(p + 35, body.max_timestamp)
+    kohort_put64(p + 43, producer_id)
+    kohort_put16(p + 51, <int16_t>producer_epoch)
+    kohort_put32(p + 53, sequence)
+    kohort_put32(p + 57, body.count)
+    kohort_put32(p + CRC_AT, <int32_t>kohort_crc32c(p + CRC_START, <size_t>(size - CRC_START), 0))
+
+
+cdef uint32_t hash_key(const uint8_t* data, int64_t size) noexcept nogil:
+    # Murmur2 as Kafka's default partitioner uses it.
+    cdef uint32_t mixer = 0x5BD1E995, value
+    cdef uint32_t state = <uint32_t>0x9747B28C ^ <uint32_t>size
+    cdef int64_t left = size
+    while left >= 4:
+        value = (
+            <uint32_t>data[0] | (<uint32_t>data[1] << 8) | (<uint32_t>data[2] << 16) | (<uint32_t>data[3] << 24)
+        )
+        value *= mixer
+        value ^= value >> 24
+        value *= mixer
+        state = (state * mixer) ^ value
+        data += 4
+        left -= 4
+    if left == 3:
+        state ^= <uint32_t>data[2] << 16
+    if left >= 2:
+        state ^= <uint32_t>data[1] << 8
+    if left >= 1:
+        state = (state ^ data[0]) * mixer
+    state ^= state >> 13
+    state *= mixer
+    return state ^ (state >> 15)
+
+
+def murmur2(data):
+    """Kafka's hash of a key, unsigned."""
+    cdef Piece piece
+    cdef Py_buffer view
+    cdef bint held = hold(data, &piece, &view)
+    cdef uint32_t value = hash_key(piece.data, piece.size if piece.size > 0 else 0)
+    if held:
+        PyBuffer_Release(&view)
+    return value
+
+
+cdef struct Cells:
+    # An Arrow column of bytes. width: 4 or 8 bytes an offset, 0 for fixed size; data NULL with width -1: all null.
+    const uint8_t* valid
+    const uint8_t* ends
+    const uint8_t* data
+    int64_t first
+    int32_t width
+    int32_t fixed
+
+
+cdef inline bint is_valid(const uint8_t* bits, int64_t at) noexcept nogil:
+    return bits == NULL or (bits[at >> 3] >> (at & 7)) & 1
+
+
+cdef inline Piece cell(const Cells* cells, int64_t row) noexcept nogil:
+    cdef Piece piece
+    cdef int64_t start
+    piece.data = NULL
+    piece.size = -1
+    row += cells.first
+    if cells.width < 0 or not is_valid(cells.valid, row):
+        return piece
+    if cells.width == 4:
+        start = (<const int32_t*>cells.ends)[row]
+        piece.size = (<const int32_t*>cells.ends)[row + 1] - start
+    elif cells.width == 8:
+        start = (<const int64_t*>cells.ends)[row]
+        piece.size = (<const int64_t*>cells.ends)[row + 1] - start
+    else:
+        start = row * cells.fixed
+        piece.size = cells.fixed
+    piece.data = cells.data + start
+    return piece
+
+
+@cython.final
+cdef class Column:
+    """An Arrow column's buffers, held while it is read.
+
+    Args:
+        buffers: The array's buffers as pyarrow gives them: validity or None, offsets (not for fixed sizes), data.
+        first: The array's own offset.
+        width: Bytes of an offset (4 or 8), 0 for a fixed size.
+        fixed: That size.
+    """
+
+    cdef Cells cells
+    cdef Py_buffer views[3]
+    cdef int held
+
+    def __cinit__(self, list buffers, int64_t first, int32_t width, int32_t fixed=0):
+        cdef const uint8_t* found[3]
+        cdef int i
+        found[:] = [NULL, NULL, NULL]
+        for i in range(len(buffers)):
+            if buffers[i] is not None:
+                PyObject_GetBuffer(buffers[i], &self.views[self.held], PyBUF_SIMPLE)
+                found[i] = <const uint8_t*>self.views[self.held].buf
+                self.held += 1
+        self.cells.valid = found[0]
+        self.cells.ends = found[1]
+        self.cells.data = found[2] if width else found[1]
+        self.cells.first = first
+        self.cells.width = width
+        self.cells.fixed = fixed
+
+    def __dealloc__(self):
+        cdef int i
+        for i in range(self.held):
+            PyBuffer_Release(&self.views[i])
+
+
+@cython.final
+cdef class HeaderColumn:
+    """An Arrow column of headers: a list's validity and int32 ends, and the columns of names and contents."""
+
+    cdef Column lists
+    cdef Column names
+    cdef Column contents
+
+    def __cinit__(self, Column lists, Column names, Column contents):
+        self.lists = lists
+        self.names = names
+        self.contents = contents
+
+
+cdef struct HeaderCells:
+    const Cells* lists
+    const Cells* names
+    const Cells* contents
+    uint8_t* scratch
+    int64_t room
+
+
+cdef Piece header_piece(HeaderCells* headers, int64_t row) noexcept nogil:
+    # A row's headers encoded into the scratch; data NULL and size -2 when memory ran out.
+    cdef Piece piece, name, content
+    cdef int64_t start, stop, entry, size
+    cdef uint8_t* p
+    piece.data = NULL
+    piece.size = -1
+    row += headers.lists.first
+    if not is_valid(headers.lists.valid, row):
+        return piece
+    start = (<const int32_t*>headers.lists.ends)[row]
+    stop = (<const int32_t*>headers.lists.ends)[row + 1]
+    size = varlong_size(stop - start)
+    for entry in range(start, stop):
+        name = cell(headers.names, entry)
+        size += 5 + max(<int64_t>0, name.size) + piece_size(cell(headers.contents, entry))
+    if size > headers.room:
+        p = <uint8_t*>realloc(headers.scratch, <size_t>size * 2)
+        if p == NULL:
+            piece.size = -2
+            return piece
+        headers.scratch = p
+        headers.room = size * 2
+    p = write_varlong(headers.scratch, stop - start)
+    for entry in range(start, stop):
+        name = cell(headers.names, entry)
+        if name.size < 0:
+            name.size = 0
+        content = cell(headers.contents, entry)
+        p = write_piece(write_piece(p, name), content)
+    piece.data = headers.scratch
+    piece.size = p - headers.scratch
+    return piece
+
+
+cdef struct Rows:
+    # What to encode. Columns that are absent: key and value of width -1, times and partitions NULL.
+    Cells key
+    Cells value
+    HeaderCells headers
+    const int64_t* times
+    const int32_t* partitions
+    int64_t divisor        # of times, to milliseconds
+    int64_t now
+    int32_t count          # of partitions
+    int32_t sticky         # the partition of rows without a key
+    bint has_headers
+
+
+cdef int32_t place(const Rows* rows, int64_t row, Piece key) noexcept nogil:
+    if rows.partitions != NULL:
+        return rows.partitions[row]
+    if key.size < 0:
+        return rows.sticky
+    return <int32_t>((hash_key(key.data, key.size) & 0x7FFFFFFF) % <uint32_t>rows.count)
+
+
+cdef inline int64_t floored(int64_t number, int64_t divisor) noexcept nogil:
+    cdef int64_t quotient = number // divisor
+    return quotient - 1 if quotient * divisor > number else quotient
+
+
+cdef int64_t encode_rows(
+    Rows* rows, int64_t row, int64_t stop, Body* bodies, int64_t limit, int32_t* full, int* status
+) noexcept nogil:
+    # Encodes until a partition's batch is full (`full`) or the end; returns the row it stopped at.
+    cdef Piece key, value, headers
+    cdef int64_t stamp
+    cdef int32_t partition
+    headers.data = NULL
+    headers.size = -1
+    full[0] = -1
+    status[0] = 1
+    while row < stop:
+        key = cell(&rows.key, row)
+        value = cell(&rows.value, row)
+        partition = place(rows, row, key)
+        if partition < 0 or partition >= rows.count:
+            status[0] = -3
+            return row
+        stamp = floored(rows.times[row], rows.divisor) if rows.times != NULL else rows.now
+        if rows.has_headers:
+            headers = header_piece(&rows.headers, row)
+            if headers.size == -2:
+                status[0] = -1
+                return row
+        status[0] = append_record(&bodies[partition], limit, stamp, key, value, headers)
+        if status[0] <= 0:
+            full[0] = partition
+            return row
+        row += 1
+    return row
+
+
+cdef void start_column(Cells* cells, Column column):
+    cells.width = -1
+    if column is not None:
+        cells[0] = column.cells
+
+
+cdef Chunk close_body(Body* body, int64_t limit):
+    # The filled body becomes a chunk's; the body is empty again.
+    cdef Chunk chunk = Chunk.__new__(Chunk, limit)
+    chunk.body = body[0]
+    memset(body, 0, sizeof(Body))
+    body.used = HEADER_BYTES
+    return chunk
+
+
+def encode_columns(
+    int64_t length, columns, times, partitions, int32_t count, pick_sticky, int64_t now, int64_t limit
+):
+    """Encode rows into batches.
+
+    Args:
+        length: Rows.
+        columns: (key, value, headers): `Column`, `Column`, `HeaderColumn`, each or None.
+        times: (buffer of int64, offset in rows, divisor to milliseconds), or None for `now`.
+        partitions: (buffer of int32, offset in rows), or None to place by key.
+        count: Partitions of the topic.
+        pick_sticky: Called without arguments for the partition of rows without a key, again after each full batch.
+        now: Milliseconds.
+        limit: Bytes of a batch, header and all; a larger record gets a batch of its own.
+
+    Returns:
+        (partition, chunk) in the order in which the chunks were filled.
+    """
+    cdef Rows rows
+    cdef Body* bodies
+    cdef Py_buffer time_view, partition_view
+    cdef Column key, value
+    cdef HeaderColumn headers
+    cdef int64_t row = 0
+    cdef int32_t full = -1, partition
+    cdef int status = 1
+    cdef list found = []
+    memset(&rows, 0, sizeof(Rows))
+    key, value, headers = columns
+    start_column(&rows.key, key)
+    start_column(&rows.value, value)
+    if headers is not None:
+        rows.has_headers = True
+        rows.headers.lists = &headers.lists.cells
+        rows.headers.names = &headers.names.cells
+        rows.headers.contents = &headers.contents.cells
+    rows.now = now
+    rows.count = count
+    rows.sticky = pick_sticky()
+    rows.divisor = 1
+    bodies = <Body*>calloc(count, sizeof(Body))
+    if bodies == NULL:
+        raise MemoryError
+    for partition in range(count):
+        bodies[partition].used = HEADER_BYTES
+    try:
+        if times is not None:
+            PyObject_GetBuffer(times[0], &time_view, PyBUF_SIMPLE)
+            rows.times = <const int64_t*>time_view.buf + <int64_t>times[1]
+            rows.divisor = times[2]
+        if partitions is not None:
+            PyObject_GetBuffer(partitions[0], &partition_view, PyBUF_SIMPLE)
+            rows.partitions = <const int32_t*>partition_view.buf + <int64_t>partitions[1]
+        while row < length:
+            with nogil:
+                row = encode_rows(&rows, row, length, bodies, limit, &full, &status)
+            if status == -3:
+                raise InvalidInputError(f"row {row}: no such partition; the topic has {count}")
+            if status < 0:
+                refuse(status)
+            if full >= 0:
+                found.append((full, close_body(&bodies[full], limit)))
+                if full == rows.sticky:
+                    rows.sticky = pick_sticky()
+        for partition in range(count):
+            if bodies[partition].count:
+                found.append((partition, close_body(&bodies[partition], limit)))
+    finally:
+        if rows.times != NULL:
+            PyBuffer_Release(&time_view)
+        if rows.partitions != NULL:
+            PyBuffer_Release(&partition_view)
+        for partition in range(count):
+            free(bodies[partition].data)
+        free(bodies)
+        free(rows.headers.scratch)
+    return found
