@@ -83,12 +83,15 @@ class Route:
     decode: Callable[[Any, int], Any]
 
 
-def route_table(handlers: Iterable[Mapping[type, Handler]], advertise_from: Mapping[int, int]) -> dict[int, Route]:
+def route_table(
+    handlers: Iterable[Mapping[type, Handler]], advertise_from: Mapping[int, int], serve_to: Mapping[int, int]
+) -> dict[int, Route]:
     """Routes by api key, from maps of request class to handler.
 
     Args:
         handlers: one map of each file of handlers.
         advertise_from: api key to the lowest version ApiVersions names where it differs from the lowest served.
+        serve_to: api key to the highest version served where it differs from the highest that can be read.
     """
     routes: dict[int, Route] = {}
     for group in handlers:
@@ -99,7 +102,7 @@ def route_table(handlers: Iterable[Mapping[type, Handler]], advertise_from: Mapp
                 handler,
                 APIS[message.API_KEY].name,
                 low,
-                message.MAX_VERSION,
+                serve_to.get(message.API_KEY, message.MAX_VERSION),
                 advertise_from.get(message.API_KEY, low),
                 message.decode,
             )

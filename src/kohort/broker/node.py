@@ -66,7 +66,7 @@ class Node:
         self.group_settings = GroupSettingsFile(
             data_dir, self.group_config, lambda event: self.groups.of(event.group_id).tell(event)
         )
-        self.features: dict[str, tuple[int, int]] = {}
+        self.features = {"transaction.version": (0, 2)}
         self.api_keys = [
             ApiVersionsResponse.ApiVersion(api_key=key, min_version=route.advertised_low, max_version=route.high)
             for key, route in sorted(ROUTES.items())

@@ -8,7 +8,7 @@ from kohort.broker.dispatch import route_table
 
 __all__ = ["ROUTES", "unknown_api_versions"]
 
-PRODUCE = 0
+PRODUCE, INIT_PRODUCER_ID, LIST_TRANSACTIONS = 0, 22, 66
 
 ROUTES = route_table(
     [
@@ -23,4 +23,8 @@ ROUTES = route_table(
         transactions.HANDLERS,
     ],
     advertise_from={PRODUCE: 0},  # librdkafka compresses only for brokers that name Produce 0, as Kafka 4 found out
+    serve_to={
+        INIT_PRODUCER_ID: 5,  # 6 is for two-phase commits, which Kafka 4.3 does not serve either
+        LIST_TRANSACTIONS: 1,  # 2 filters by a regular expression
+    },
 )

@@ -46,6 +46,10 @@ class GroupShards:
         """The shard of a group."""
         return self._shards[java_hash(group) % len(self._shards)]
 
+    def at(self, index: int) -> GroupShard:
+        """The shard of a journal partition."""
+        return self._shards[index]
+
     def ask(self, request: Request, event: Any, answer: Callable[[Any], None]) -> None:
         """Have the shard of the event's group answer; the connection is remembered there."""
         index = java_hash(event.group_id) % len(self._shards)

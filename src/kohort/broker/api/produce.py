@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from kohort.errors import ErrorCode, KafkaError
+from kohort.ids import TopicPartition
 from kohort.wire.data import ProduceRequest, ProduceResponse
 
 if TYPE_CHECKING:
@@ -86,7 +87,8 @@ def _append(node: Node, request: Request, name: str | None, part: Any, now_ms: i
     try:
         transactional_id = request.message.transactional_id
         if transactional_id is not None:
-            node.transactions.check_produce(transactional_id, name, index, records, request.version)
+            partition = TopicPartition(name, index)
+            node.transactions.check_produce(transactional_id, partition, records, adds=request.version >= 12)
         result = target.append(records, now_ms)
     except KafkaError as error:
         return _Partition(index=index, error_code=error.code, base_offset=-1, error_message=error.message)

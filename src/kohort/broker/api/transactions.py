@@ -1,24 +1,274 @@
-"""InitProducerId and the APIs of transactions."""
+"""InitProducerId and the APIs of transactions.
+
+Versions: InitProducerId 3 goes on with an id and epoch; AddPartitionsToTxn 4 and up are for brokers and hold several
+transactions; EndTxn 5 answers the next epoch and TxnOffsetCommit 5 takes the group's partition into the transaction
+itself (KIP-890); below those versions PRODUCER_FENCED is told as INVALID_PRODUCER_EPOCH to clients that don't know it.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from kohort.broker.api.offsets import CommitPlan
+from kohort.broker.topics import OFFSETS_TOPIC
+from kohort.broker.transaction_log import Status
 from kohort.errors import ErrorCode
-from kohort.wire.transactions import InitProducerIdRequest, InitProducerIdResponse
+from kohort.groups import events
+from kohort.ids import TopicPartition
+from kohort.wire.transactions import (
+    AddOffsetsToTxnRequest,
+    AddOffsetsToTxnResponse,
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnResponse,
+    DescribeProducersRequest,
+    DescribeProducersResponse,
+    DescribeTransactionsRequest,
+    DescribeTransactionsResponse,
+    EndTxnRequest,
+    EndTxnResponse,
+    InitProducerIdRequest,
+    InitProducerIdResponse,
+    ListTransactionsRequest,
+    ListTransactionsResponse,
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitResponse,
+)
 
 if TYPE_CHECKING:
     from kohort.broker.dispatch import Request
     from kohort.broker.node import Node
 
 
-def init_producer_id(node: Node, request: Request) -> InitProducerIdResponse:
-    """A producer id for an idempotent producer."""
-    message = request.message
-    if message.transactional_id is None:
+def _for_version(error: ErrorCode, knows_fenced: bool) -> ErrorCode:
+    """PRODUCER_FENCED came with KIP-360; older versions know the epoch's own error only."""
+    return ErrorCode.INVALID_PRODUCER_EPOCH if error is ErrorCode.PRODUCER_FENCED and not knows_fenced else error
+
+
+def init_producer_id(node: Node, request: Request) -> InitProducerIdResponse | None:
+    """A producer id and epoch."""
+    message, version = request.message, request.version
+    transactional_id = message.transactional_id
+    if transactional_id is None:
         return InitProducerIdResponse(producer_id=node.producer_ids.take(), producer_epoch=0)
-    return InitProducerIdResponse(error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE)
+    if transactional_id == "" or (message.producer_id < 0) != (message.producer_epoch < 0):
+        return InitProducerIdResponse(error_code=ErrorCode.INVALID_REQUEST)
+
+    def done(error: ErrorCode, producer_id: int, epoch: int) -> None:
+        request.reply(
+            InitProducerIdResponse(
+                error_code=_for_version(error, version >= 4), producer_id=producer_id, producer_epoch=epoch
+            )
+        )
+
+    producer = (message.producer_id, message.producer_epoch)
+    node.transactions.init(transactional_id, message.transaction_timeout_ms, producer, done)
+    return None
 
 
-HANDLERS: dict[type, Callable[[Any, Any], Any]] = {InitProducerIdRequest: init_producer_id}
+def add_partitions_to_txn(node: Node, request: Request) -> AddPartitionsToTxnResponse:
+    """Take partitions into transactions."""
+    message, version = request.message, request.version
+    if version >= 4:
+        results = []
+        for each in message.transactions:
+            producer = (each.producer_id, each.producer_epoch)
+            topics = _added(node, each.transactional_id, producer, each.topics, (each.verify_only, version >= 2))
+            results.append(
+                AddPartitionsToTxnResponse.AddPartitionsToTxnResult(
+                    transactional_id=each.transactional_id, topic_results=topics
+                )
+            )
+        return AddPartitionsToTxnResponse(results_by_transaction=results)
+    producer = (message.v3_and_below_producer_id, message.v3_and_below_producer_epoch)
+    topics = _added(
+        node,
+        message.v3_and_below_transactional_id,
+        producer,
+        message.v3_and_below_topics,
+        (False, version >= 2),
+    )
+    return AddPartitionsToTxnResponse(results_by_topic_v3_and_below=topics)
+
+
+def _added(
+    node: Node, transactional_id: str, producer: tuple[int, int], topics: Any, ways: tuple[bool, bool]
+) -> list[Any]:
+    """The results of one transaction. `ways`: only verify; the client knows PRODUCER_FENCED."""
+    verify_only, knows_fenced = ways
+    wanted = [TopicPartition(topic.name, index) for topic in topics for index in topic.partitions]
+    missing = {tp for tp in wanted if node.store.get(*tp) is None}
+    errors: dict[TopicPartition, ErrorCode] = {}
+    if missing:
+        for tp in wanted:
+            unknown = tp in missing
+            errors[tp] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if unknown else ErrorCode.OPERATION_NOT_ATTEMPTED
+    elif verify_only:
+        errors = {tp: node.transactions.check_member(transactional_id, producer, tp) for tp in wanted}
+    else:
+        error = node.transactions.add(transactional_id, producer, wanted)
+        errors = dict.fromkeys(wanted, error)
+    make = AddPartitionsToTxnResponse.AddPartitionsToTxnPartitionResult
+    return [
+        AddPartitionsToTxnResponse.AddPartitionsToTxnTopicResult(
+            name=topic.name,
+            results_by_partition=[
+                make(
+                    partition_index=index,
+                    partition_error_code=_for_version(errors[TopicPartition(topic.name, index)], knows_fenced),
+                )
+                for index in topic.partitions
+            ],
+        )
+        for topic in topics
+    ]
+
+
+def add_offsets_to_txn(node: Node, request: Request) -> AddOffsetsToTxnResponse:
+    """Take a group's offsets into a transaction."""
+    message = request.message
+    partition = TopicPartition(OFFSETS_TOPIC, node.groups.index_of(message.group_id))
+    error = node.transactions.add(message.transactional_id, (message.producer_id, message.producer_epoch), [partition])
+    return AddOffsetsToTxnResponse(error_code=_for_version(error, request.version >= 2))
+
+
+def txn_offset_commit(node: Node, request: Request) -> None:
+    """Offsets that count when the transaction commits."""
+    message, version = request.message, request.version
+    plan = CommitPlan(node, message.topics, by_id=False)
+
+    def answer(value: Any) -> None:
+        make = TxnOffsetCommitResponse.TxnOffsetCommitResponsePartition
+        request.reply(
+            TxnOffsetCommitResponse(
+                topics=[
+                    TxnOffsetCommitResponse.TxnOffsetCommitResponseTopic(
+                        name=topic.name,
+                        partitions=[make(partition_index=index, error_code=error) for index, error in parts],
+                    )
+                    for topic, parts in plan.answers(value)
+                ]
+            )
+        )
+
+    if not plan.offsets:
+        answer(None)
+        return
+    producer = (message.producer_id, message.producer_epoch)
+    partition = TopicPartition(OFFSETS_TOPIC, node.groups.index_of(message.group_id))
+    if version >= 5:
+        error = node.transactions.add(message.transactional_id, producer, [partition])
+    else:
+        error = node.transactions.check_member(message.transactional_id, producer, partition)
+    if error:
+        answer(ErrorCode.INVALID_PRODUCER_EPOCH if error is ErrorCode.PRODUCER_FENCED else error)
+        return
+    event = events.TxnOffsetCommit(
+        request=node.token(),
+        group_id=message.group_id,
+        producer_id=message.producer_id,
+        producer_epoch=message.producer_epoch,
+        offsets=tuple(plan.offsets),
+        member_id=message.member_id,
+        generation=message.generation_id,
+        instance_id=message.group_instance_id,
+        transactional_id=message.transactional_id,
+    )
+    node.groups.ask(request, event, answer)
+
+
+def end_txn(node: Node, request: Request) -> None:
+    """Commit or abort."""
+    message, version = request.message, request.version
+
+    def done(error: ErrorCode, producer_id: int, epoch: int) -> None:
+        response = EndTxnResponse(error_code=_for_version(error, version >= 2))
+        if version >= 5:
+            response.producer_id, response.producer_epoch = producer_id, epoch
+        request.reply(response)
+
+    producer = (message.producer_id, message.producer_epoch)
+    node.transactions.end(message.transactional_id, producer, message.committed, version >= 5, done)
+
+
+def describe_transactions(node: Node, request: Request) -> DescribeTransactionsResponse:
+    """The state of transactional ids."""
+    states = []
+    for transactional_id in request.message.transactional_ids:
+        known = node.transactions.get(transactional_id)
+        state = DescribeTransactionsResponse.TransactionState(transactional_id=transactional_id)
+        states.append(state)
+        if known is None:
+            state.error_code = ErrorCode.TRANSACTIONAL_ID_NOT_FOUND
+            continue
+        state.transaction_state = known.status.shown
+        state.transaction_timeout_ms = known.timeout_ms
+        state.transaction_start_time_ms = known.start_ms
+        state.producer_id, state.producer_epoch = known.producer_id, known.epoch
+        by_topic: dict[str, list[int]] = {}
+        for topic, index in known.partitions:
+            by_topic.setdefault(topic, []).append(index)
+        make = DescribeTransactionsResponse.TopicData
+        state.topics = [make(topic=topic, partitions=parts) for topic, parts in by_topic.items()]
+    return DescribeTransactionsResponse(transaction_states=states)
+
+
+def list_transactions(node: Node, request: Request) -> ListTransactionsResponse:
+    """Transactional ids by state, producer and age."""
+    message = request.message
+    shown = {status.shown for status in Status}
+    wanted = set(message.state_filters)
+    producers = set(message.producer_id_filters)
+    now_ms = time.time_ns() // 1_000_000
+    age = message.duration_filter
+    make = ListTransactionsResponse.TransactionState
+    return ListTransactionsResponse(
+        unknown_state_filters=[state for state in message.state_filters if state not in shown],
+        transaction_states=[
+            make(transactional_id=each.id, producer_id=each.producer_id, transaction_state=each.status.shown)
+            for each in node.transactions.all()
+            if (not wanted or each.status.shown in wanted)
+            and (not producers or each.producer_id in producers)
+            and (age < 0 or (each.start_ms >= 0 and now_ms - each.start_ms >= age))
+        ],
+    )
+
+
+def describe_producers(node: Node, request: Request) -> DescribeProducersResponse:
+    """The producers that a partition remembers."""
+    topics = []
+    for topic in request.message.topics:
+        parts = []
+        for index in topic.partition_indexes:
+            part = DescribeProducersResponse.PartitionResponse(partition_index=index)
+            target = node.store.get(topic.name, index)
+            if target is None:
+                part.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            else:
+                part.active_producers = [
+                    DescribeProducersResponse.ProducerState(
+                        producer_id=producer_id,
+                        producer_epoch=producer.epoch,
+                        last_sequence=producer.batches[-1].last_sequence if producer.batches else -1,
+                        last_timestamp=producer.batches[-1].timestamp if producer.batches else -1,
+                        coordinator_epoch=producer.coordinator_epoch,
+                        current_txn_start_offset=producer.first_open_offset,
+                    )
+                    for producer_id, producer in target.producers.by_id.items()
+                ]
+            parts.append(part)
+        topics.append(DescribeProducersResponse.TopicResponse(name=topic.name, partitions=parts))
+    return DescribeProducersResponse(topics=topics)
+
+
+HANDLERS: dict[type, Callable[[Any, Any], Any]] = {
+    InitProducerIdRequest: init_producer_id,
+    AddPartitionsToTxnRequest: add_partitions_to_txn,
+    AddOffsetsToTxnRequest: add_offsets_to_txn,
+    TxnOffsetCommitRequest: txn_offset_commit,
+    EndTxnRequest: end_txn,
+    DescribeTransactionsRequest: describe_transactions,
+    ListTransactionsRequest: list_transactions,
+    DescribeProducersRequest: describe_producers,
+}
