@@ -29,7 +29,11 @@ class BufferPool:
             return memoryview(bytearray(length))
         best: bytearray | None = None
         for buffer in self._buffers:
-            if len(buffer) >= length and sys.getrefcount(buffer) == _UNUSED and (best is None or len(buffer) < len(best)):
+            if (
+                len(buffer) >= length
+                and sys.getrefcount(buffer) == _UNUSED
+                and (best is None or len(buffer) < len(best))
+            ):
                 best = buffer
         if best is None:
             best = bytearray(length + length // 8)

@@ -8,17 +8,18 @@ Source: spec 3.2–3.6, 3.10, 3.13; KIP-429; KIP-792.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kohort.client.assigning import Assignor, MemberView, assignors_of
+from kohort.assignors import Assignor, MemberSubscription, client_assignor
+from kohort.assignors import TopicInfo as AssignableTopic
 from kohort.client.cluster import Cluster
 from kohort.client.metadata import Metadata
 from kohort.client.offset_values import Assignment
 from kohort.client.offsets import by_topic
 from kohort.client.settings import ConsumerConfig
-from kohort.errors import CorruptDataError, ErrorCode, InvalidInputError, KafkaError
+from kohort.errors import CorruptDataError, ErrorCode, InvalidInputError, KafkaError, error_for
 from kohort.ids import TopicPartition
 from kohort.wire.groups import ConsumerProtocolAssignment, ConsumerProtocolSubscription
 
@@ -56,7 +57,9 @@ class Subscription:
             return tuple(sorted(set(self.topics)))
         found = re.compile(self.pattern).search
         known = metadata.topics.values()
-        return tuple(sorted(topic.name for topic in known if found(topic.name) and not (topic.internal and exclude_internal)))
+        return tuple(
+            sorted(topic.name for topic in known if found(topic.name) and not (topic.internal and exclude_internal))
+        )
 
 
 class ClassicProtocol:
@@ -68,7 +71,7 @@ class ClassicProtocol:
         self._cluster = cluster
         self._config = config
         self._request_rejoin = request_rejoin
-        self._assignors: dict[str, Assignor] = assignors_of(config.partition_assignment_strategy)
+        self._assignors: dict[str, Assignor] = _assignors(config.partition_assignment_strategy)
         self.eager = not all(assignor.cooperative for assignor in self._assignors.values())
         self._subscription: Subscription | None = None
         self._joined_with: tuple[str, ...] = ()
@@ -96,7 +99,11 @@ class ClassicProtocol:
 
     async def prepare(self) -> None:
         """A pattern needs to have seen the topics before it can join."""
-        if self._subscription is not None and self._subscription.pattern is not None and not self._cluster.metadata.complete:
+        if (
+            self._subscription is not None
+            and self._subscription.pattern is not None
+            and not self._cluster.metadata.complete
+        ):
             await self._cluster.refresh_metadata(self._config.default_api_timeout_ms)
 
     def metadata(self, held: Assignment, generation: int) -> list[tuple[str, bytes]]:
@@ -132,9 +139,9 @@ class ClassicProtocol:
         assignor = self._assignors.get(joined.protocol_name or "")
         if assignor is None:
             text = f"the coordinator chose the assignor {joined.protocol_name!r}, which is not configured here"
-            raise KafkaError(text, ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
-        members = [_member_view(member) for member in joined.members]
-        topics = sorted({topic for member in members for topic in member.topics})
+            raise error_for(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, text)
+        members = {member.member_id: _member_subscription(member) for member in joined.members}
+        topics = sorted({topic for member in members.values() for topic in member.topics})
         self._watched = frozenset(topics)
         self._want()
         await self._cluster.describe_topics(topics)
@@ -142,15 +149,17 @@ class ClassicProtocol:
         self._assigned_for = {topic: tuple(metadata.partitions_of(topic)) for topic in topics}
         if joined.skip_assignment:
             return []
-        partitions = {topic: len(parts) for topic, parts in self._assigned_for.items() if parts}
-        racks = _partition_racks(metadata, topics)
+        assignable = {
+            topic: _assignable(metadata, topic, parts) for topic, parts in self._assigned_for.items() if parts
+        }
         try:
-            result = assignor.assign(members, partitions, racks)
+            result = assignor.assign(members, assignable)
+            extra: Mapping[str, bytes] = getattr(assignor, "assignment_user_data", dict)()
         except KafkaError:
             raise
         except Exception as error:  # an assignor of the application's own: its failure is reported, not swallowed
-            raise KafkaError(f"the assignor {joined.protocol_name!r} failed: {error!r}", ErrorCode.UNKNOWN_SERVER_ERROR) from error
-        return [(member, encode_assignment(parts, user_data)) for member, (parts, user_data) in result.items()]
+            raise KafkaError(f"the assignor {joined.protocol_name!r} failed: {error!r}") from error
+        return [(member, encode_assignment(parts, extra.get(member))) for member, parts in result.items()]
 
     def followed(self) -> None:
         """Another member leads: watch only what this member's own subscription needs."""
@@ -165,10 +174,14 @@ class ClassicProtocol:
         if not content:
             return [], None
         message = _decode_versioned(ConsumerProtocolAssignment, content, "assignment")
-        parts = [TopicPartition(topic.topic, number) for topic in message.assigned_partitions for number in topic.partitions]
+        parts = [
+            TopicPartition(topic.topic, number) for topic in message.assigned_partitions for number in topic.partitions
+        ]
         return sorted(parts), None if message.user_data is None else bytes(message.user_data)
 
-    def assigned(self, protocol_name: str, partitions: list[TopicPartition], user_data: bytes | None, generation: int) -> None:
+    def assigned(
+        self, protocol_name: str, partitions: list[TopicPartition], user_data: bytes | None, generation: int
+    ) -> None:
         """Tell the chosen assignor what came of it."""
         assignor = self._assignors.get(protocol_name)
         if assignor is not None:
@@ -178,7 +191,11 @@ class ClassicProtocol:
 
     def metadata_changed(self) -> None:
         """Ask for a rebalance where topics appeared, grew or went since the last assignment; the leader gathers changes first."""
-        if self._subscription is not None and self._subscription.pattern is not None and self.topics() != self._joined_with:
+        if (
+            self._subscription is not None
+            and self._subscription.pattern is not None
+            and self.topics() != self._joined_with
+        ):
             self._batch("the topics that match the subscription changed")
         elif self._assigned_for and self._leader_sees_change():
             self._batch("partitions changed")
@@ -188,7 +205,8 @@ class ClassicProtocol:
         return any(
             tuple(metadata.partitions_of(topic)) != parts
             for topic, parts in self._assigned_for.items()
-            if topic not in metadata.topics or metadata.topics[topic].error in (ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+            if topic not in metadata.topics
+            or metadata.topics[topic].error in (ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         )
 
     def _batch(self, reason: str) -> None:
@@ -226,17 +244,19 @@ def encode_assignment(partitions: Iterable[TopicPartition], user_data: bytes | N
     return _ASSIGNMENT_VERSION.to_bytes(2, "big") + message.encode(_ASSIGNMENT_VERSION)
 
 
-def _member_view(member: Any) -> MemberView:
-    message = _decode_versioned(ConsumerProtocolSubscription, bytes(member.metadata), f"subscription of member {member.member_id}")
-    owned = [TopicPartition(topic.topic, number) for topic in message.owned_partitions for number in topic.partitions]
-    return MemberView(
-        member_id=member.member_id,
-        instance_id=member.group_instance_id,
+def _member_subscription(member: Any) -> MemberSubscription:
+    message = _decode_versioned(
+        ConsumerProtocolSubscription, bytes(member.metadata), f"subscription of member {member.member_id}"
+    )
+    return MemberSubscription(
         topics=tuple(message.topics),
-        user_data=None if message.user_data is None else bytes(message.user_data),
-        owned=tuple(owned),
-        generation=message.generation_id,
+        instance_id=member.group_instance_id,
         rack=message.rack_id,
+        owned=tuple(
+            TopicPartition(topic.topic, number) for topic in message.owned_partitions for number in topic.partitions
+        ),
+        generation=message.generation_id,
+        user_data=None if message.user_data is None else bytes(message.user_data),
     )
 
 
@@ -257,13 +277,22 @@ def _decode_versioned(message: type[Any], content: bytes, what: str) -> Any:
     raise CorruptDataError(f"{what}: version {version} can't be read as version {message.MAX_VERSION}")
 
 
-def _partition_racks(metadata: Metadata, topics: Iterable[str]) -> dict[TopicPartition, frozenset[str]]:
-    racks: dict[TopicPartition, frozenset[str]] = {}
-    if not any(broker.rack for broker in metadata.brokers.values()):
-        return racks
-    for topic in topics:
-        info = metadata.topics.get(topic)
-        for number, part in (info.partitions if info else {}).items():
-            names = {broker.rack for node in part.replicas if (broker := metadata.brokers.get(node)) is not None and broker.rack}
-            racks[TopicPartition(topic, number)] = frozenset(names)
-    return racks
+def _assignable(metadata: Metadata, topic: str, numbers: tuple[int, ...]) -> AssignableTopic:
+    racks: list[frozenset[str]] = []
+    for number in range(len(numbers)):
+        part = metadata.partition(TopicPartition(topic, number))
+        nodes = [metadata.brokers.get(node) for node in part.replicas] if part is not None else []
+        racks.append(frozenset(broker.rack for broker in nodes if broker is not None and broker.rack))
+    return AssignableTopic(len(numbers), tuple(racks) if any(racks) else ())
+
+
+def _assignors(strategies: Iterable[str | Assignor]) -> dict[str, Assignor]:
+    """Assignors by name, in order of preference.
+
+    Raises:
+        InvalidInputError: an unknown name, or none at all.
+    """
+    chosen = [client_assignor(strategy) if isinstance(strategy, str) else strategy for strategy in strategies]
+    if not chosen:
+        raise InvalidInputError("partition.assignment.strategy names no assignor")
+    return {assignor.name: assignor for assignor in chosen}

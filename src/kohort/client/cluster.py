@@ -242,7 +242,9 @@ class Cluster:
         promise.result()
         return self.metadata
 
-    async def describe_topics(self, topics: Iterable[str] | None, timeout_ms: float | None = None) -> dict[str, TopicInfo]:
+    async def describe_topics(
+        self, topics: Iterable[str] | None, timeout_ms: float | None = None
+    ) -> dict[str, TopicInfo]:
         """Ask for these topics now (None: all); the answer is merged and returned, errors per topic inside."""
         names = None if topics is None else sorted(set(topics))
 
@@ -268,7 +270,11 @@ class Cluster:
                 node = self.metadata.leader(partition)
                 if node < 0:
                     code = found[partition.topic].error if partition.topic in found else ErrorCode.NONE
-                    code = code or (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if self.metadata.partition(partition) is None else ErrorCode.LEADER_NOT_AVAILABLE)
+                    code = code or (
+                        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                        if self.metadata.partition(partition) is None
+                        else ErrorCode.LEADER_NOT_AVAILABLE
+                    )
                     raise error_for(code, f"no leader of {partition} is known")
             return node
 
@@ -388,7 +394,9 @@ class Cluster:
                     break
                 except RetriableError:
                     failures += 1
-                    wait = self.links.backoff_ms(failures, self.config.retry_backoff_ms, self.config.retry_backoff_max_ms)
+                    wait = self.links.backoff_ms(
+                        failures, self.config.retry_backoff_ms, self.config.retry_backoff_max_ms
+                    )
                     await self.runtime.sleep(wait)
             again, self._refresh_again = self._refresh_again, None
             if again is None:
@@ -431,7 +439,11 @@ class Cluster:
         def build(version: int) -> FindCoordinatorRequest:
             if version >= 4:
                 return FindCoordinatorRequest(key_type=to.kind, coordinator_keys=[to.key])
-            return FindCoordinatorRequest(key=to.key, key_type=to.kind) if version >= 1 else FindCoordinatorRequest(key=to.key)
+            return (
+                FindCoordinatorRequest(key=to.key, key_type=to.kind)
+                if version >= 1
+                else FindCoordinatorRequest(key=to.key)
+            )
 
         answer = await self.send(Versioned(FindCoordinatorRequest, build), ANY)
         found = answer.coordinators[0] if answer.coordinators else answer

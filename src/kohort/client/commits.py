@@ -40,7 +40,9 @@ class Commits:
         self._auto_due_ms = cluster.runtime.now_ms + config.auto_commit_interval_ms
         self._auto: Task[None] | None = None
 
-    async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], timeout_ms: float | None = None) -> None:
+    async def commit(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], timeout_ms: float | None = None
+    ) -> None:
         """Commit after all earlier ones.
 
         Raises:
@@ -67,14 +69,20 @@ class Commits:
         }
         if moved:
             self._auto = self.start(moved)
-            self._auto.on_done(lambda done: log.warning("auto commit failed: %s", done.error) if isinstance(done.error, KafkaError) else None)
+            self._auto.on_done(
+                lambda done: (
+                    log.warning("auto commit failed: %s", done.error) if isinstance(done.error, KafkaError) else None
+                )
+            )
 
     async def drain(self, timeout_ms: float) -> None:
         """Wait for the commits under way."""
         if self._tail is not None:
             await self._cluster.runtime.first(self._tail, timeout_ms=timeout_ms)
 
-    async def _one(self, before: Task[None] | None, offsets: dict[TopicPartition, OffsetAndMetadata], timeout_ms: float | None) -> None:
+    async def _one(
+        self, before: Task[None] | None, offsets: dict[TopicPartition, OffsetAndMetadata], timeout_ms: float | None
+    ) -> None:
         if before is not None:
             await self._cluster.runtime.first(before)
         if not offsets:

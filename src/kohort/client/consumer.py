@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
-from kohort.client.consumer_core import ConsumerCore
 from kohort.client.commits import OnCommit
-from kohort.client.effects import Await, CallUser, Decode, Script, Wait
+from kohort.client.consumer_core import ConsumerCore
+from kohort.client.effects import Await, CallUser, Decode, Running, Script, Wait
 from kohort.client.offset_values import OffsetAndMetadata, OffsetAndTimestamp, RebalanceListener
 from kohort.client.offsets import committed_offsets
-from kohort.client.records import Records, apply_deserializers, to_batch
-from kohort.client.retained import Slice
+from kohort.client.records import Records, to_batch
 from kohort.client.settings import ConsumerConfig, client_config
 from kohort.client.subscription import Position
 from kohort.client.thread_driver import ThreadClient
 from kohort.client.topic_offsets import beginning_offsets, end_offsets, offsets_for_times, partitions_of
 from kohort.columns import Record, decode
-from kohort.errors import InvalidInputError, KafkaError
+from kohort.errors import InvalidInputError
 from kohort.ids import TopicPartition
 
 if TYPE_CHECKING:
@@ -110,30 +109,13 @@ class Consumer:
     def __iter__(self) -> Iterator[Record]:
         """Records for ever, until the consumer is closed. The position follows the record that was yielded last."""
         while not self._client.closed:
-            for part in self._run(self._core.poll(self._limit, self._deadline(_ITERATION_POLL_MS))):
-                yield from self._each(part)
-
-    def _each(self, part: Slice) -> Iterator[Record]:
-        state = self._core.partitions.get(part.partition)
-        if state is None or state.position is None:
-            return
-        era, end = state.era, state.position
-        records = part.block.records(part.start, part.stop)
-        for record in records:
-            if state.era != era or self._core.partitions.get(part.partition) is not state:
-                return
-            if state.paused:
-                self._do(lambda core, offset=record.offset: core.rewind(part, offset))
-                return
-            state.position = Position(record.offset + 1, end.leader_epoch)
-            apply_deserializers(record, self.config.key_deserializer, self.config.value_deserializer)
-            yield record
-        if state.era == era:
-            state.position = end
+            yield from self._core.hand_out(self._run(self._core.poll(self._limit, self._deadline(_ITERATION_POLL_MS))))
 
     # Offsets.
 
-    def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int] | None = None, timeout_ms: float | None = None) -> None:
+    def commit(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int] | None = None, timeout_ms: float | None = None
+    ) -> None:
         """Commit and wait; None commits the positions: everything that was returned.
 
         Raises:
@@ -145,14 +127,7 @@ class Consumer:
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int] | None = None, callback: OnCommit | None = None
     ) -> None:
         """Commit in the background, in order with the others; `callback(offsets, error or None)` runs on the client's thread."""
-
-        def start(core: ConsumerCore) -> None:
-            values = core.to_commit(offsets)
-            task = core.commits.start(values)
-            if callback is not None:
-                task.on_done(lambda done: callback(values, done.error if isinstance(done.error, KafkaError) else None))
-
-        self._do(start)
+        self._do(lambda core: core.commit_async(offsets, callback))
 
     def committed(
         self, partitions: Iterable[TopicPartition], timeout_ms: float | None = None
@@ -169,7 +144,9 @@ class Consumer:
 
     def seek(self, partition: TopicPartition, offset: int | OffsetAndMetadata) -> None:
         """Go on from an offset."""
-        position = Position(offset.offset, offset.leader_epoch) if isinstance(offset, OffsetAndMetadata) else Position(offset)
+        position = (
+            Position(offset.offset, offset.leader_epoch) if isinstance(offset, OffsetAndMetadata) else Position(offset)
+        )
         self._do(lambda core: core.seek(partition, position))
 
     def seek_to_beginning(self, *partitions: TopicPartition) -> None:
@@ -196,11 +173,15 @@ class Consumer:
         """The first record at or after each time (ms since the epoch); None where there is none."""
         return self._call(lambda core: offsets_for_times(core.cluster, times, timeout_ms))
 
-    def beginning_offsets(self, partitions: Iterable[TopicPartition], timeout_ms: float | None = None) -> dict[TopicPartition, int]:
+    def beginning_offsets(
+        self, partitions: Iterable[TopicPartition], timeout_ms: float | None = None
+    ) -> dict[TopicPartition, int]:
         """First offsets that can be read."""
         return self._call(lambda core: beginning_offsets(core.cluster, partitions, timeout_ms))
 
-    def end_offsets(self, partitions: Iterable[TopicPartition], timeout_ms: float | None = None) -> dict[TopicPartition, int]:
+    def end_offsets(
+        self, partitions: Iterable[TopicPartition], timeout_ms: float | None = None
+    ) -> dict[TopicPartition, int]:
         """Offsets after the last one that can be read (the last stable one with read_committed)."""
         committed = self.config.isolation_level == "read_committed"
         return self._call(lambda core: end_offsets(core.cluster, partitions, timeout_ms, read_committed=committed))
@@ -246,7 +227,9 @@ class Consumer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     # How the core is driven.
@@ -261,42 +244,35 @@ class Consumer:
         with client.lock:
             client.check()
             client.cluster.runtime.set_time(time.monotonic() * 1000)
-            result = action(self._core)
-            client.wake_if_busy()
-        return result
+            try:
+                return action(self._core)
+            finally:
+                client.wake_if_busy()
 
-    def _call(self, make: Callable[[ConsumerCore], Any]) -> Any:
+    def _call(self, make: Callable[[ConsumerCore], Coroutine[Any, Any, T]]) -> T:
         return self._client.call(make(self._core))
 
     def _run(self, script: Script[T]) -> T:
         """Carry out a script's effects, blocking."""
         if not self._user.acquire(blocking=False):
-            raise InvalidInputError("another thread is using this consumer; only wakeup may be called from a second one")
+            raise InvalidInputError(
+                "another thread is using this consumer; only wakeup may be called from a second one"
+            )
         try:
             return self._carry_out(script)
         finally:
             self._user.release()
 
     def _carry_out(self, script: Script[T]) -> T:
-        client = self._client
-        resume: Callable[[], Any] = lambda: next(script)
+        running = Running(script)
         while True:
+            effect = self._do(lambda _: running.step())
+            if effect is None:
+                return cast(T, running.value)
             try:
-                with client.lock:
-                    client.check()
-                    client.cluster.runtime.set_time(time.monotonic() * 1000)
-                    try:
-                        effect = resume()
-                    finally:
-                        client.wake_if_busy()
-            except StopIteration as stop:
-                return stop.value
-            try:
-                outcome = self._effect(effect)
-            except BaseException as error:
-                resume = lambda error=error: script.throw(error)
-            else:
-                resume = lambda outcome=outcome: script.send(outcome)
+                running.succeeded(self._effect(effect))
+            except BaseException as error:  # noqa: BLE001 - the script cleans up and raises it again
+                running.failed(error)
 
     def _effect(self, effect: Any) -> Any:
         if isinstance(effect, Wait):

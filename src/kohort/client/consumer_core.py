@@ -7,20 +7,22 @@ Source: spec 2.1–2.7, 3.4, 3.11.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from kohort.client.classic_protocol import Subscription
 from kohort.client.cluster import Cluster
-from kohort.client.commits import Commits
+from kohort.client.commits import Commits, OnCommit
 from kohort.client.effects import Await, CallUser, Decode, Script, Wait
 from kohort.client.fetching import Fetched, Fetcher
 from kohort.client.membership import Membership
 from kohort.client.offset_values import OffsetAndMetadata, RebalanceListener
 from kohort.client.positions import PositionFinder
+from kohort.client.records import apply_deserializers
 from kohort.client.retained import Retained, Slice
 from kohort.client.settings import ConsumerConfig
 from kohort.client.subscription import Partitions, Position
+from kohort.columns import Record
 from kohort.columns.decoded import Decoded
 from kohort.columns.shapes import DecodeOptions
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, TimedOutError
@@ -54,6 +56,7 @@ class ConsumerCore:
             read_committed=config.isolation_level == "read_committed",
             check_crcs=config.check_crcs,
         )
+        self._open: dict[TopicPartition, int] = {}
         self._seen = 0
         self._manual = False
         self._woken = False
@@ -63,14 +66,18 @@ class ConsumerCore:
 
     # What to read.
 
-    def subscribe(self, topics: Iterable[str] = (), pattern: str | None = None, listener: RebalanceListener | None = None) -> None:
+    def subscribe(
+        self, topics: Iterable[str] = (), pattern: str | None = None, listener: RebalanceListener | None = None
+    ) -> None:
         """Join the group for these topics.
 
         Raises:
             InvalidInputError: no group id, or partitions were assigned by hand.
         """
         if self.config.group_id is None:
-            raise InvalidInputError("subscribe needs group.id; use assign to read without a group", ErrorCode.INVALID_GROUP_ID)
+            raise InvalidInputError(
+                "subscribe needs group.id; use assign to read without a group", ErrorCode.INVALID_GROUP_ID
+            )
         if self._manual:
             raise InvalidInputError("partitions were assigned by hand: unsubscribe before subscribing")
         if isinstance(topics, str):
@@ -118,6 +125,7 @@ class ConsumerCore:
             WakeupError: `wakeup` was called.
         """
         self._check_usable()
+        self._take_back_all()
         self.polls += 1
         self.fetcher.unbounded = limit is None
         if self.membership is not None:
@@ -135,16 +143,56 @@ class ConsumerCore:
             self.pump()
             if taken:
                 return taken
-            seen = self.news
-            if not (yield Wait(lambda seen=seen: self.news != seen or self._has_news(), deadline_ms)):
+            if not (yield Wait(self._newer_than(self.news), deadline_ms)):
                 return []
 
-    def rewind(self, part: Slice, offset: int) -> None:
-        """Records of a slice from `offset` on were not used after all: they come again."""
-        state = self.partitions.get(part.partition)
-        if state is not None and state.position is not None:
-            self.partitions.place(part.partition, Position(offset, state.position.leader_epoch))
-            self._moved()
+    def hand_out(self, slices: Sequence[Slice]) -> Iterator[Record]:
+        """Records one by one; the position follows each as it is given out.
+
+        Ends a partition early when the application seeks or pauses it meanwhile, and everything when it polls: what it
+        has not seen then comes again.
+        """
+        self._open = {}
+        for part in slices:
+            state = self.partitions.get(part.partition)
+            if state is not None and state.position is not None and part.partition not in self._open:
+                self._open[part.partition] = state.era
+                state.position = _position_in(part, part.start)
+        for part in slices:
+            yield from self._each(part)
+        self._open = {}
+
+    def _each(self, part: Slice) -> Iterator[Record]:
+        partition = part.partition
+        era = self._open.get(partition)
+        if era is None:
+            return
+        epoch = _position_in(part, part.stop).leader_epoch
+        for record in part.block.records(part.start, part.stop):
+            state = self.partitions.get(partition)
+            if state is None or state.era != era:
+                self._open.pop(partition, None)
+                return
+            if state.paused:
+                self._take_back(partition, era)
+                return
+            state.position = Position(record.offset + 1, epoch)
+            apply_deserializers(record, self.config.key_deserializer, self.config.value_deserializer)
+            yield record
+        state = self.partitions.get(partition)
+        if state is not None and state.era == era:
+            state.position = _position_in(part, part.stop)
+
+    def _take_back(self, partition: TopicPartition, era: int) -> None:
+        """What was taken out of a partition and not handed out is fetched again."""
+        self._open.pop(partition, None)
+        state = self.partitions.get(partition)
+        if state is not None and state.era == era and state.position is not None:
+            self.partitions.place(partition, state.position)
+
+    def _take_back_all(self) -> None:
+        for partition, era in list(self._open.items()):
+            self._take_back(partition, era)
 
     def wakeup(self) -> None:
         """Make the poll that runs, or the next one, raise WakeupError."""
@@ -158,8 +206,17 @@ class ConsumerCore:
     def _wants_more(self, limit: int | None) -> bool:
         return not self.retained.any_ready() if limit is None else self.retained.records < limit
 
+    def _newer_than(self, seen: int) -> Callable[[], bool]:
+        return lambda: self.news != seen or self._has_news()
+
     def _has_news(self) -> bool:
-        return self._woken or bool(self.fetcher.ready) or self._group_news() or self.positions.error is not None or self.retained.any_ready()
+        return (
+            self._woken
+            or bool(self.fetcher.ready)
+            or self._group_news()
+            or self.positions.error is not None
+            or self.retained.any_ready()
+        )
 
     def _keep(self, fetched: Fetched, decoded: Decoded) -> None:
         for index, given in enumerate(decoded.sets):
@@ -207,7 +264,10 @@ class ConsumerCore:
         error = None if self.membership is None else self.membership.take_error()
         error = error or self.positions.take_error()
         if error is None:
-            error = next((state.broken for _, state in self.partitions.items() if state.broken is not None and not state.paused), None)
+            error = next(
+                (state.broken for _, state in self.partitions.items() if state.broken is not None and not state.paused),
+                None,
+            )
         if error is not None and not self.retained.any_ready():
             raise error
 
@@ -253,7 +313,9 @@ class ConsumerCore:
         try:
             yield Await(self.commits.commit(offsets_of(positions), limit_ms))
         except KafkaError as error:
-            log.warning("group %s: offsets could not be committed before giving partitions up: %s", self.config.group_id, error)
+            log.warning(
+                "group %s: offsets could not be committed before giving partitions up: %s", self.config.group_id, error
+            )
 
     def _leave(self, reason: str) -> Script[None]:
         member = self.membership
@@ -312,10 +374,19 @@ class ConsumerCore:
     def position(self, partition: TopicPartition, deadline_ms: float) -> Script[int]:
         """The offset of the next record to return, waiting until it is known."""
         state = self.partitions.of(partition)
-        if not (yield Wait(lambda: state.position is not None or state.broken is not None or self.positions.error is not None, deadline_ms)):
+        if not (
+            yield Wait(
+                lambda: state.position is not None or state.broken is not None or self.positions.error is not None,
+                deadline_ms,
+            )
+        ):
             raise TimedOutError(f"the position of {partition} is not known yet")
         if state.position is None:
-            raise state.broken or self.positions.take_error() or TimedOutError(f"the position of {partition} is not known yet")
+            raise (
+                state.broken
+                or self.positions.take_error()
+                or TimedOutError(f"the position of {partition} is not known yet")
+            )
         return state.position.offset
 
     def lag(self, partition: TopicPartition) -> int | None:
@@ -333,6 +404,13 @@ class ConsumerCore:
             for part, value in offsets.items()
         }
 
+    def commit_async(self, offsets: Mapping[TopicPartition, Any] | None, callback: OnCommit | None) -> None:
+        """Commit in the background, in order with the others."""
+        values = self.to_commit(offsets)
+        task = self.commits.start(values)
+        if callback is not None:
+            task.on_done(lambda done: callback(values, done.error if isinstance(done.error, KafkaError) else None))
+
     # Inside.
 
     def _moved(self) -> None:
@@ -349,3 +427,7 @@ class ConsumerCore:
 def offsets_of(positions: Mapping[TopicPartition, Position]) -> dict[TopicPartition, OffsetAndMetadata]:
     """Positions as offsets to commit."""
     return {part: OffsetAndMetadata(position.offset, "", position.leader_epoch) for part, position in positions.items()}
+
+
+def _position_in(part: Slice, row: int) -> Position:
+    return Position(part.block.position(part.index, row), part.block.ranges[part.index].leader_epoch)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from kohort.columns.shapes import DecodeOptions, RecordSet
 
@@ -48,3 +48,33 @@ class Wait:
 
 Effect: TypeAlias = Await | CallUser | Decode | Wait
 Script: TypeAlias = Generator[Effect, Any, T]
+
+
+class Running(Generic[T]):
+    """A script under way: `step` runs it to its next effect, and the outcome of that goes into the next `step`.
+
+    Attributes:
+        value: What the script returned, once `step` gave None.
+    """
+
+    def __init__(self, script: Script[T]) -> None:
+        self._script = script
+        self._outcome: Any = None
+        self._error: BaseException | None = None
+        self.value: T | None = None
+
+    def step(self) -> Effect | None:
+        """The next effect, or None at the script's end; raises what the script raises."""
+        error, self._error = self._error, None
+        outcome, self._outcome = self._outcome, None
+        try:
+            return self._script.send(outcome) if error is None else self._script.throw(error)
+        except StopIteration as stop:
+            self.value = stop.value
+            return None
+
+    def succeeded(self, outcome: Any) -> None:
+        self._outcome = outcome
+
+    def failed(self, error: BaseException) -> None:
+        self._error = error

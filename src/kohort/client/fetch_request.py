@@ -41,7 +41,9 @@ class FetchEntry:
     max_bytes: int
 
 
-def fetch_request(cluster: Cluster, config: ConsumerConfig, entries: Sequence[FetchEntry], max_bytes: int | None = None) -> Versioned:
+def fetch_request(
+    cluster: Cluster, config: ConsumerConfig, entries: Sequence[FetchEntry], max_bytes: int | None = None
+) -> Versioned:
     """A Fetch for these partitions, outside a fetch session; topics by id where all ids are known.
 
     Args:
@@ -71,13 +73,13 @@ def fetch_request(cluster: Cluster, config: ConsumerConfig, entries: Sequence[Fe
 
 
 def _add(cluster: Cluster, topics: dict[str, Any], entry: FetchEntry, version: int) -> None:
-    Topic = FetchRequest.FetchTopic
+    topic_type = FetchRequest.FetchTopic
     name = entry.partition.topic
     topic = topics.get(name)
     if topic is None:
         by_id = version >= _TOPIC_IDS_SINCE
-        topic = topics[name] = Topic(topic_id=cluster.metadata.topic_id(name)) if by_id else Topic(topic=name)
-    part = Topic.FetchPartition(
+        topic = topics[name] = topic_type(topic_id=cluster.metadata.topic_id(name)) if by_id else topic_type(topic=name)
+    part = topic_type.FetchPartition(
         partition=entry.partition.partition, fetch_offset=entry.position.offset, partition_max_bytes=entry.max_bytes
     )
     if version >= _LEADER_EPOCHS_SINCE:

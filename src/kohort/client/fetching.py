@@ -157,7 +157,11 @@ class Fetcher:
         return float("inf") if self.retained.records + self.queued_records() < limit else None
 
     def _node(self, partition: TopicPartition, state: PartitionState) -> int:
-        if state.replica is not None and self.cluster.runtime.now_ms < state.replica_until_ms and state.replica in self.cluster.metadata.brokers:
+        if (
+            state.replica is not None
+            and self.cluster.runtime.now_ms < state.replica_until_ms
+            and state.replica in self.cluster.metadata.brokers
+        ):
             return state.replica
         return self.cluster.metadata.leader(partition)
 
@@ -216,7 +220,11 @@ class Fetcher:
         if code is not ErrorCode.NONE:
             self._failed(entry.partition, state, code)
             return
-        state.high_watermark, state.log_start, state.last_stable = part.high_watermark, part.log_start_offset, part.last_stable_offset
+        state.high_watermark, state.log_start, state.last_stable = (
+            part.high_watermark,
+            part.log_start_offset,
+            part.last_stable_offset,
+        )
         if part.preferred_read_replica >= 0:
             state.replica = part.preferred_read_replica
             state.replica_until_ms = self.cluster.runtime.now_ms + _REPLICA_LEASE_MS
@@ -246,7 +254,7 @@ class Fetcher:
                 state.replica = None
             else:
                 self._on_out_of_range(partition)
-        elif code in MOVED or code.retriable and code is not ErrorCode.CORRUPT_MESSAGE:
+        elif code in MOVED or (code.retriable and code is not ErrorCode.CORRUPT_MESSAGE):
             state.replica = None
             self.cluster.request_metadata()
             self._later(state)

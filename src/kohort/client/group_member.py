@@ -135,7 +135,10 @@ class GroupMember:
         Raises:
             CommitFailedError: the generation is over.
         """
-        values = {part: value if isinstance(value, OffsetAndMetadata) else OffsetAndMetadata(value) for part, value in offsets.items()}
+        values = {
+            part: value if isinstance(value, OffsetAndMetadata) else OffsetAndMetadata(value)
+            for part, value in offsets.items()
+        }
         with self._client.lock:
             identity = self._membership.identity()
         if identity.generation < 0 or generation not in (None, identity.generation):
@@ -147,17 +150,23 @@ class GroupMember:
         self, partitions: Iterable[TopicPartition], timeout_ms: float | None = None
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """The group's committed offsets; None where there is none."""
-        return self._client.call(committed_offsets(self._client.cluster, self.group_id, partitions, timeout_ms=timeout_ms))
+        return self._client.call(
+            committed_offsets(self._client.cluster, self.group_id, partitions, timeout_ms=timeout_ms)
+        )
 
     def partitions_of(self, topics: Iterable[str], timeout_ms: float | None = None) -> dict[str, list[int]]:
         """Partition numbers of topics, asked now; unknown topics are left out."""
         return self._client.call(partitions_of(self._client.cluster, topics, timeout_ms))
 
-    def beginning_offsets(self, partitions: Iterable[TopicPartition], timeout_ms: float | None = None) -> dict[TopicPartition, int]:
+    def beginning_offsets(
+        self, partitions: Iterable[TopicPartition], timeout_ms: float | None = None
+    ) -> dict[TopicPartition, int]:
         """First offsets that can be read."""
         return self._client.call(beginning_offsets(self._client.cluster, partitions, timeout_ms))
 
-    def end_offsets(self, partitions: Iterable[TopicPartition], timeout_ms: float | None = None) -> dict[TopicPartition, int]:
+    def end_offsets(
+        self, partitions: Iterable[TopicPartition], timeout_ms: float | None = None
+    ) -> dict[TopicPartition, int]:
         """Offsets after the last one that can be read (the last stable one with read_committed)."""
         committed = self.config.isolation_level == "read_committed"
         return self._client.call(end_offsets(self._client.cluster, partitions, timeout_ms, read_committed=committed))
@@ -189,5 +198,7 @@ class GroupMember:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()

@@ -216,7 +216,9 @@ class Links:
             raise TimedOutError(f"{address}: no connection within {timeout_ms:.0f} ms")
         return link.ready.result()
 
-    def request(self, link: Link, message: Any, version: int, timeout_ms: float, *, answered: bool = True) -> Promise[Any]:
+    def request(
+        self, link: Link, message: Any, version: int, timeout_ms: float, *, answered: bool = True
+    ) -> Promise[Any]:
         """Send on a connection at a version; the promise is of the decoded answer."""
         promise: Promise[Any] = Promise()
         if link.state is LinkState.CLOSED:
@@ -286,7 +288,9 @@ class Links:
     # Inside.
 
     def _open(self, node: int, address: Address, lane: str) -> Link:
-        link = Link(next(self._ids), node, lane, address, LinkState.CONNECTING, Promise(), last_used_ms=self.runtime.now_ms)
+        link = Link(
+            next(self._ids), node, lane, address, LinkState.CONNECTING, Promise(), last_used_ms=self.runtime.now_ms
+        )
         self._links[link.id] = link
         self._by_lane[node, lane] = link
         self._commands.append(OpenLink(link.id, address))
@@ -306,7 +310,9 @@ class Links:
             health = self.health(link.address)
             health.failures = 1 if was_ready else health.failures + 1
             health.last_error = reason
-            wait = self.backoff_ms(health.failures, self.config.reconnect_backoff_ms, self.config.reconnect_backoff_max_ms)
+            wait = self.backoff_ms(
+                health.failures, self.config.reconnect_backoff_ms, self.config.reconnect_backoff_max_ms
+            )
             health.retry_at_ms = self.runtime.now_ms + wait
         error = ConnectionFailed(f"{link.address}: {reason}")
         link.ready.fail(error)
@@ -362,8 +368,10 @@ class Links:
         if answer.error_code:
             offered = ", ".join(answer.mechanisms) or "none"
             raise SaslError(f"{link.address} does not take {mechanism.name}; it offers {offered}")
-        version = min(SaslAuthenticateRequest.MAX_VERSION, link.versions.get(SaslAuthenticateRequest.API_KEY, (0, 0))[1])
-        token = mechanism.start()
+        version = min(
+            SaslAuthenticateRequest.MAX_VERSION, link.versions.get(SaslAuthenticateRequest.API_KEY, (0, 0))[1]
+        )
+        token: bytes | None = mechanism.start()
         while token is not None:
             reply = await self.request(link, SaslAuthenticateRequest(auth_bytes=token), version, timeout_ms)
             if reply.error_code:
@@ -372,6 +380,8 @@ class Links:
 
 
 def _decode(flight: InFlight, frame: memoryview) -> tuple[int, Any]:
-    if flight.response is ApiVersionsResponse and flight.version > 0 and frame[4:6] == b"\x00\x23":
-        return framing.decode_response(flight.response, 0, frame)  # an unknown version is answered in the layout of version 0
+    if flight.response is ApiVersionsResponse and flight.version > 0 and bytes(frame[4:6]) == b"\x00\x23":
+        return framing.decode_response(
+            flight.response, 0, frame
+        )  # an unknown version is answered in the layout of version 0
     return framing.decode_response(flight.response, flight.version, frame)

@@ -82,7 +82,8 @@ class Membership:
         changed: Callable[[], None] = lambda: None,
         poll_bound: bool = True,
     ) -> None:
-        """
+        """A member of `config.group_id`, idle until it subscribes.
+
         Args:
             cluster: Way to the coordinator.
             config: `group_id` must be set.
@@ -155,7 +156,9 @@ class Membership:
     def take_error(self) -> KafkaError | None:
         """The error that keeps the member out of the group, once; the member then tries again."""
         error = self.error
-        if error is not None and not isinstance(error, FencedError):  # a fenced member must not fight with its successor
+        if error is not None and not isinstance(
+            error, FencedError
+        ):  # a fenced member must not fight with its successor
             self.error = None
             self._move()
         return error
@@ -272,7 +275,9 @@ class Membership:
             await self._until(lambda: self.revocation is None)
         if code is ErrorCode.FENCED_INSTANCE_ID:
             instance = self.config.group_instance_id
-            raise FencedError(f"group {self.group!r}: another member with group.instance.id {instance!r} took over", code)
+            raise FencedError(
+                f"group {self.group!r}: another member with group.instance.id {instance!r} took over", code
+            )
 
     async def _join(self, reason: str) -> Any:
         await self.protocol.prepare()
@@ -284,7 +289,9 @@ class Membership:
                 session_timeout_ms=self.config.session_timeout_ms,
                 member_id=self._member_id,
                 protocol_type=self.protocol.protocol_type,
-                protocols=[JoinGroupRequest.JoinGroupRequestProtocol(name=name, metadata=data) for name, data in protocols],
+                protocols=[
+                    JoinGroupRequest.JoinGroupRequestProtocol(name=name, metadata=data) for name, data in protocols
+                ],
             )
             if version >= 1:
                 request.rebalance_timeout_ms = self.config.max_poll_interval_ms
@@ -318,12 +325,12 @@ class Membership:
             self.protocol.followed()
 
         def build(version: int) -> SyncGroupRequest:
-            Entry = SyncGroupRequest.SyncGroupRequestAssignment
+            entry = SyncGroupRequest.SyncGroupRequestAssignment
             request = SyncGroupRequest(
                 group_id=self.group,
                 generation_id=joined.generation_id,
                 member_id=joined.member_id,
-                assignments=[Entry(member_id=member, assignment=data) for member, data in assignments],
+                assignments=[entry(member_id=member, assignment=data) for member, data in assignments],
             )
             if version >= 3:
                 request.group_instance_id = self.config.group_instance_id
@@ -351,7 +358,9 @@ class Membership:
                 if self._fenced is not None or self.cluster.runtime.now_ms > deadline:
                     raise
                 await self.cluster.runtime.sleep(
-                    self.cluster.links.backoff_ms(failures, self.config.retry_backoff_ms, self.config.retry_backoff_max_ms)
+                    self.cluster.links.backoff_ms(
+                        failures, self.config.retry_backoff_ms, self.config.retry_backoff_max_ms
+                    )
                 )
 
     async def _take(self, content: bytes) -> None:
@@ -382,7 +391,11 @@ class Membership:
 
     async def _poll_overdue(self) -> None:
         limit = self.config.max_poll_interval_ms
-        log.warning("group %s: no poll for %d ms (max.poll.interval.ms): this member leaves its group until the next poll", self.group, limit)
+        log.warning(
+            "group %s: no poll for %d ms (max.poll.interval.ms): this member leaves its group until the next poll",
+            self.group,
+            limit,
+        )
         self._overdue = True
         self._stop_beating()
         await self._send_leave(f"not polled for {limit} ms")
@@ -478,7 +491,9 @@ class Membership:
 
         try:
             # On a connection of its own: a JoinGroup that waits would hold it up.
-            await self._ask(Versioned(LeaveGroupRequest, build), min(self.config.request_timeout_ms, 3_000), f"leave:{self.group}")
+            await self._ask(
+                Versioned(LeaveGroupRequest, build), min(self.config.request_timeout_ms, 3_000), f"leave:{self.group}"
+            )
         except KafkaError as error:
             log.debug("group %s: leave was not heard: %s", self.group, error)
 

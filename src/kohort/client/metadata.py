@@ -87,9 +87,14 @@ class Metadata:
         self.cluster_id = answer.cluster_id or self.cluster_id
         self.controller = answer.controller_id
         self.brokers = {
-            broker.node_id: Broker(broker.node_id, Address(broker.host, broker.port), broker.rack) for broker in answer.brokers
+            broker.node_id: Broker(broker.node_id, Address(broker.host, broker.port), broker.rack)
+            for broker in answer.brokers
         }
-        seen = {topic.name: _topic_info(topic, self.topics.get(topic.name)) for topic in answer.topics if topic.name is not None}
+        seen = {
+            topic.name: _topic_info(topic, self.topics.get(topic.name))
+            for topic in answer.topics
+            if topic.name is not None
+        }
         if asked is None:
             self.topics = seen
         else:
@@ -116,6 +121,10 @@ def _topic_info(topic: Any, before: TopicInfo | None) -> TopicInfo:
         stale = old is not None and 0 <= info.leader_epoch < old.leader_epoch
         partitions[part.partition_index] = old if stale and old is not None else info
     error = ErrorCode.of(topic.error_code)
-    if error in (ErrorCode.LEADER_NOT_AVAILABLE, ErrorCode.UNKNOWN_SERVER_ERROR) and before is not None and not partitions:
+    if (
+        error in (ErrorCode.LEADER_NOT_AVAILABLE, ErrorCode.UNKNOWN_SERVER_ERROR)
+        and before is not None
+        and not partitions
+    ):
         partitions = before.partitions
     return TopicInfo(topic.name, topic.topic_id, topic.is_internal, partitions, error)

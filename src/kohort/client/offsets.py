@@ -29,7 +29,11 @@ _TOPIC_IDS_SINCE = 10
 
 
 async def list_offsets(
-    cluster: Cluster, wanted: Mapping[TopicPartition, int], *, read_committed: bool = False, timeout_ms: float | None = None
+    cluster: Cluster,
+    wanted: Mapping[TopicPartition, int],
+    *,
+    read_committed: bool = False,
+    timeout_ms: float | None = None,
 ) -> dict[TopicPartition, OffsetAndTimestamp]:
     """Offsets by time, one request per leader.
 
@@ -53,7 +57,10 @@ async def list_offsets(
         await _know_leaders(cluster, missing)
         for partition, time in missing.items():
             by_leader[await cluster.leader(partition)][partition] = time
-        tasks = [cluster.runtime.spawn(_ask_leader(cluster, node, part, read_committed, found)) for node, part in by_leader.items()]
+        tasks = [
+            cluster.runtime.spawn(_ask_leader(cluster, node, part, read_committed, found))
+            for node, part in by_leader.items()
+        ]
         await gather(tasks)
         return found
 
@@ -96,7 +103,9 @@ async def _ask_leader(
         topics = []
         for topic, parts in by_topic(wanted).items():
             entries = [
-                ListOffsetsRequest.ListOffsetsTopic.ListOffsetsPartition(partition_index=part.partition, timestamp=wanted[part])
+                ListOffsetsRequest.ListOffsetsTopic.ListOffsetsPartition(
+                    partition_index=part.partition, timestamp=wanted[part]
+                )
                 for part in parts
             ]
             topics.append(ListOffsetsRequest.ListOffsetsTopic(name=topic, partitions=entries))
@@ -185,25 +194,29 @@ async def commit_offsets(
         await cluster.retrying(attempt, f"commit for group {group!r}", timeout_ms)
 
 
-def _commit_topic(topic: str, parts: list[TopicPartition], offsets: Mapping[TopicPartition, OffsetAndMetadata], version: int) -> Any:
-    Topic = OffsetCommitRequest.OffsetCommitRequestTopic
+def _commit_topic(
+    topic: str, parts: list[TopicPartition], offsets: Mapping[TopicPartition, OffsetAndMetadata], version: int
+) -> Any:
+    topic_type = OffsetCommitRequest.OffsetCommitRequestTopic
     entries = []
     for part in parts:
         value = offsets[part]
-        entry = Topic.OffsetCommitRequestPartition(
+        entry = topic_type.OffsetCommitRequestPartition(
             partition_index=part.partition, committed_offset=value.offset, committed_metadata=value.metadata
         )
         if version >= 6:
             entry.committed_leader_epoch = value.leader_epoch
         entries.append(entry)
-    return Topic(name=topic, partitions=entries)
+    return topic_type(name=topic, partitions=entries)
 
 
 def _commit_error(group: str, partition: TopicPartition, code: ErrorCode, count: int) -> KafkaError:
     more = f" and {count - 1} more" if count > 1 else ""
     error = error_for(code, f"commit for group {group!r} of {partition}{more}: {code.text}")
     if isinstance(error, CommitFailedError):
-        return CommitFailedError(f"commit for group {group!r} of {partition}{more}: this member's generation is over", code)
+        return CommitFailedError(
+            f"commit for group {group!r} of {partition}{more}: this member's generation is over", code
+        )
     return error
 
 
@@ -221,7 +234,11 @@ async def committed_offsets(
     coordinator = Coordinator(group)
 
     async def attempt() -> dict[TopicPartition, OffsetAndMetadata | None]:
-        request = Versioned(OffsetFetchRequest, lambda v: _offset_fetch(group, wanted, identity, require_stable, v), _TOPIC_IDS_SINCE - 1)
+        request = Versioned(
+            OffsetFetchRequest,
+            lambda v: _offset_fetch(group, wanted, identity, require_stable, v),
+            _TOPIC_IDS_SINCE - 1,
+        )
         answer = await cluster.send(request, coordinator)
         part = answer.groups[0] if answer.groups else answer
         found: dict[TopicPartition, OffsetAndMetadata | None] = dict.fromkeys(wanted)
@@ -230,7 +247,9 @@ async def committed_offsets(
             for entry in topic.partitions:
                 codes.append(ErrorCode.of(entry.error_code))
                 if entry.committed_offset >= 0:
-                    value = OffsetAndMetadata(entry.committed_offset, entry.metadata or "", entry.committed_leader_epoch)
+                    value = OffsetAndMetadata(
+                        entry.committed_offset, entry.metadata or "", entry.committed_leader_epoch
+                    )
                     found[TopicPartition(topic.name, entry.partition_index)] = value
         for code in codes:
             if code in LOST_COORDINATOR:
@@ -251,15 +270,19 @@ def _offset_fetch(
 ) -> OffsetFetchRequest:
     topics = by_topic(wanted)
     if version < 8:
-        Topic = OffsetFetchRequest.OffsetFetchRequestTopic
-        entries = [Topic(name=name, partition_indexes=[part.partition for part in parts]) for name, parts in topics.items()]
+        topic_type = OffsetFetchRequest.OffsetFetchRequestTopic
+        entries = [
+            topic_type(name=name, partition_indexes=[part.partition for part in parts])
+            for name, parts in topics.items()
+        ]
         request = OffsetFetchRequest(group_id=group, topics=entries)
     else:
-        Group = OffsetFetchRequest.OffsetFetchRequestGroup
+        group_type = OffsetFetchRequest.OffsetFetchRequestGroup
         named = [
-            Group.OffsetFetchRequestTopics(name=name, partition_indexes=[part.partition for part in parts]) for name, parts in topics.items()
+            group_type.OffsetFetchRequestTopics(name=name, partition_indexes=[part.partition for part in parts])
+            for name, parts in topics.items()
         ]
-        entry = Group(group_id=group, topics=named)
+        entry = group_type(group_id=group, topics=named)
         if version >= 9 and identity is not None and identity.member_id:
             entry.member_id, entry.member_epoch = identity.member_id, identity.generation
         request = OffsetFetchRequest(groups=[entry])

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from kohort.client.cluster import Cluster
 from kohort.client.offsets import EARLIEST, LATEST, committed_offsets, list_offsets
 from kohort.client.runtime import Promise, Task
 from kohort.client.settings import ConsumerConfig, duration_ms
 from kohort.client.subscription import Partitions, Position
-from kohort.errors import ErrorCode, KafkaError, OffsetError, RetriableError
+from kohort.errors import KafkaError, OffsetError, RetriableError
 from kohort.ids import TopicPartition
 
 log = logging.getLogger("kohort.client")
@@ -104,7 +104,9 @@ class PositionFinder:
             except RetriableError as error:
                 failures += 1
                 log.debug("positions are not found yet: %s", error)
-                wait = self._cluster.links.backoff_ms(failures, self._config.retry_backoff_ms, self._config.retry_backoff_max_ms)
+                wait = self._cluster.links.backoff_ms(
+                    failures, self._config.retry_backoff_ms, self._config.retry_backoff_max_ms
+                )
                 await self._cluster.runtime.sleep(wait)
                 continue
             except KafkaError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -68,7 +69,9 @@ class RangeReader:
         self._fetch_bytes = fetch_bytes
         self._client = ThreadClient(self.config)
 
-    def read(self, partition: TopicPartition, start: int, end: int, *, fail_on_data_loss: bool = True) -> Iterator[pa.RecordBatch]:
+    def read(
+        self, partition: TopicPartition, start: int, end: int, *, fail_on_data_loss: bool = True
+    ) -> Iterator[pa.RecordBatch]:
         """Batches with the records of [start, end), in order, one fetch answer or less each.
 
         Offsets without a record (compacted, control, aborted records) are passed over.
@@ -113,8 +116,9 @@ class RangeReader:
         limit_ms = self.config.default_api_timeout_ms
         deadline = cluster.runtime.now_ms + limit_ms
         while True:
-            at = offset
-            answer = await cluster.retrying(lambda at=at: self._attempt(cluster, partition, at), f"fetch of {partition}", limit_ms)
+            answer = await cluster.retrying(
+                partial(self._attempt, cluster, partition, offset), f"fetch of {partition}", limit_ms
+            )
             if answer is None:
                 offset = await self._resume(cluster, partition, offset, end, fail)
                 if offset >= end:
@@ -122,16 +126,22 @@ class RangeReader:
             elif answer.next_offset > offset:
                 return answer
             elif cluster.runtime.now_ms >= deadline:
-                raise TimedOutError(f"{partition}: no data at offset {offset} (of a range up to {end}) for {limit_ms} ms")
+                raise TimedOutError(
+                    f"{partition}: no data at offset {offset} (of a range up to {end}) for {limit_ms} ms"
+                )
 
     async def _attempt(self, cluster: Cluster, partition: TopicPartition, offset: int) -> _Answer | None:
         """One fetch; None when the offset is out of range."""
         node = await cluster.leader(partition)
-        request = fetch_request(cluster, self.config, [FetchEntry(partition, Position(offset), self._fetch_bytes)], self._fetch_bytes)
+        request = fetch_request(
+            cluster, self.config, [FetchEntry(partition, Position(offset), self._fetch_bytes)], self._fetch_bytes
+        )
         timeout_ms = self.config.request_timeout_ms + self.config.fetch_max_wait_ms
         answer = await cluster.send(request, Node(node), timeout_ms=timeout_ms, lane=FETCH_LANE)
-        part = answer.responses[0].partitions[0] if answer.responses else None
-        code = ErrorCode.of(answer.error_code or (part.error_code if part is not None else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
+        if answer.error_code or not answer.responses:
+            raise error_for(answer.error_code or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{partition} can't be read")
+        part = answer.responses[0].partitions[0]
+        code = ErrorCode.of(part.error_code)
         if code is ErrorCode.OFFSET_OUT_OF_RANGE:
             return None
         if code is not ErrorCode.NONE:
@@ -146,7 +156,9 @@ class RangeReader:
         first = (await beginning_offsets(cluster, [partition]))[partition]
         last = (await end_offsets(cluster, [partition]))[partition]
         if fail or offset > last:
-            raise OffsetError(f"{partition}: offsets {offset} to {end} were asked for, the partition holds {first} to {last}")
+            raise OffsetError(
+                f"{partition}: offsets {offset} to {end} were asked for, the partition holds {first} to {last}"
+            )
         return max(first, offset)
 
     def partitions_of(self, topics: Iterable[str], timeout_ms: float | None = None) -> dict[str, list[int]]:
@@ -157,11 +169,15 @@ class RangeReader:
         """All topics, sorted; internal ones left out."""
         return self._client.call(topic_names(self._client.cluster, timeout_ms))
 
-    def beginning_offsets(self, partitions: Iterable[TopicPartition], timeout_ms: float | None = None) -> dict[TopicPartition, int]:
+    def beginning_offsets(
+        self, partitions: Iterable[TopicPartition], timeout_ms: float | None = None
+    ) -> dict[TopicPartition, int]:
         """First offsets that can be read."""
         return self._client.call(beginning_offsets(self._client.cluster, partitions, timeout_ms))
 
-    def end_offsets(self, partitions: Iterable[TopicPartition], timeout_ms: float | None = None) -> dict[TopicPartition, int]:
+    def end_offsets(
+        self, partitions: Iterable[TopicPartition], timeout_ms: float | None = None
+    ) -> dict[TopicPartition, int]:
         """Offsets after the last one that can be read (the last stable one with read_committed)."""
         committed = self.config.isolation_level == "read_committed"
         return self._client.call(end_offsets(self._client.cluster, partitions, timeout_ms, read_committed=committed))
@@ -179,5 +195,7 @@ class RangeReader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()

@@ -60,7 +60,10 @@ class Records:
         return to_batch(self._slices)
 
     def __repr__(self) -> str:
-        parts = ", ".join(f"{partition}: {sum(len(s) for s in self._slices if s.partition == partition)}" for partition in self.partitions())
+        parts = ", ".join(
+            f"{partition}: {sum(len(s) for s in self._slices if s.partition == partition)}"
+            for partition in self.partitions()
+        )
         return f"Records({parts})"
 
     def _make(self, part: Slice) -> Iterator[Record]:
@@ -72,7 +75,9 @@ class Records:
             yield from lot
 
 
-def apply_deserializers(record: Record, key: Callable[[bytes], Any] | None, value: Callable[[bytes], Any] | None) -> None:
+def apply_deserializers(
+    record: Record, key: Callable[[bytes], Any] | None, value: Callable[[bytes], Any] | None
+) -> None:
     """Replace key and value by what the functions make of them; None stays None."""
     if key is not None and record.key is not None:
         record.key = key(record.key)
@@ -93,7 +98,8 @@ def to_batch(slices: Sequence[Slice]) -> pa.RecordBatch | None:
         return batches[0] if batches else None
     import pyarrow as pa
 
-    return pa.concat_batches(batches)
+    joined: pa.RecordBatch = pa.concat_batches(batches)  # type: ignore[attr-defined]
+    return joined
 
 
 def _one_block(slices: Sequence[Slice]) -> bool:

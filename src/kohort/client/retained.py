@@ -9,11 +9,12 @@ Source: spec 2.1–2.3, 2.5, 2.7.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from kohort.client.subscription import Partitions, PartitionState, Position
+from kohort.columns import Record
 from kohort.errors import CorruptDataError
 from kohort.ids import TopicPartition
 
@@ -21,16 +22,25 @@ from kohort.ids import TopicPartition
 class RangeFacts(Protocol):
     """Of kohort.columns.RowRange, what is used here."""
 
-    start: int
-    stop: int
-    next_offset: int
-    leader_epoch: int
+    @property
+    def start(self) -> int: ...
+
+    @property
+    def stop(self) -> int: ...
+
+    @property
+    def leader_epoch(self) -> int: ...
 
 
 class Rows(Protocol):
     """Of kohort.columns.Decoded, what is used here."""
 
-    ranges: list[RangeFacts]
+    @property
+    def ranges(self) -> Sequence[RangeFacts]: ...
+
+    def records(self, start: int, stop: int) -> Sequence[Record]: ...
+
+    def to_arrow(self, start: int, stop: int) -> Any: ...
 
     def position(self, index: int, row: int) -> int: ...
 
@@ -125,7 +135,11 @@ class Retained:
 
     def _ready(self, partition: TopicPartition) -> PartitionState | None:
         state = self._partitions.get(partition)
-        return state if state is not None and not state.paused and state.broken is None and self._queues[partition] else None
+        return (
+            state
+            if state is not None and not state.paused and state.broken is None and self._queues[partition]
+            else None
+        )
 
     def _take_greedy(self, limit: int) -> Iterator[Slice]:
         left, waiting = limit, 0

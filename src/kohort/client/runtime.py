@@ -124,7 +124,7 @@ class Task(Promise[T]):
             self.resolve(stop.value)
         except Cancelled as cancelled:
             self.fail(cancelled)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whoever awaits the task gets it
             self.fail(error)
             self._runtime.task_failed(self, error)
         else:

@@ -115,7 +115,9 @@ def sasl_mechanism(config: ConnectionConfig) -> SaslMechanism:
     """
     if config.sasl_mechanism == "OAUTHBEARER":
         if config.sasl_oauth_token is None:
-            raise InvalidInputError("sasl.mechanism=OAUTHBEARER needs sasl.oauth.token, a function that returns a token")
+            raise InvalidInputError(
+                "sasl.mechanism=OAUTHBEARER needs sasl.oauth.token, a function that returns a token"
+            )
         return OAuthBearer(config.sasl_oauth_token)
     username, password = _credentials(config)
     if config.sasl_mechanism == "PLAIN":

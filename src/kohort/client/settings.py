@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -13,6 +14,29 @@ C = TypeVar("C", bound="ConnectionConfig")
 _UNBOUNDED = 2**31 - 1
 
 
+def check_offset_reset(value: str) -> None:
+    """Raises ValueError unless `value` is a reset policy."""
+    if value in ("earliest", "latest", "none"):
+        return
+    if value.startswith("by_duration:"):
+        duration_ms(value.removeprefix("by_duration:"))
+        return
+    raise ValueError(f"must be earliest, latest, none or by_duration:PT…, not {value!r}")
+
+
+def duration_ms(text: str) -> int:
+    """Milliseconds of an ISO 8601 duration of days, hours, minutes and seconds (`P1DT2H`, `PT90S`).
+
+    Raises:
+        ValueError: not such a duration.
+    """
+    match = re.fullmatch(r"P(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+(?:\.\d+)?)S)?)?", text)
+    if match is None or not any(match.groups()):
+        raise ValueError(f"{text!r} is no duration like P1DT12H or PT30M")
+    days, hours, minutes, seconds = (float(part or 0) for part in match.groups())
+    return round((((days * 24 + hours) * 60 + minutes) * 60 + seconds) * 1000)
+
+
 @dataclass(frozen=True, slots=True)
 class ConnectionConfig:
     """What consumer, producer, admin and group member have in common: reaching the cluster."""
@@ -21,52 +45,105 @@ class ConnectionConfig:
         "bootstrap.servers", ("127.0.0.1:9092",), why="the brokers asked first, as HOST:PORT with commas between"
     )
     client_id: str = knob("client.id", "kohort", why="names this client in the broker's logs, quotas and groups")
-    client_rack: str = knob("client.rack", "", why="lets brokers name a nearer replica, and rack-aware assignors place members")
-    request_timeout_ms: int = knob("request.timeout.ms", 30_000, low=1, unit="ms", why="a request unanswered this long has failed")
-    default_api_timeout_ms: int = knob(
-        "default.api.timeout.ms", 60_000, low=1, unit="ms", why="bounds a call with its retries when the call names no timeout"
+    client_rack: str = knob(
+        "client.rack", "", why="lets brokers name a nearer replica, and rack-aware assignors place members"
     )
-    retry_backoff_ms: int = knob("retry.backoff.ms", 100, low=0, unit="ms", why="the first wait before a failed request is tried again")
-    retry_backoff_max_ms: int = knob("retry.backoff.max.ms", 1_000, low=0, unit="ms", why="the longest such wait; waits double until then")
-    reconnect_backoff_ms: int = knob("reconnect.backoff.ms", 50, low=0, unit="ms", why="the first wait before a broker is connected again")
-    reconnect_backoff_max_ms: int = knob("reconnect.backoff.max.ms", 1_000, low=0, unit="ms", why="the longest such wait")
+    request_timeout_ms: int = knob(
+        "request.timeout.ms", 30_000, low=1, unit="ms", why="a request unanswered this long has failed"
+    )
+    default_api_timeout_ms: int = knob(
+        "default.api.timeout.ms",
+        60_000,
+        low=1,
+        unit="ms",
+        why="bounds a call with its retries when the call names no timeout",
+    )
+    retry_backoff_ms: int = knob(
+        "retry.backoff.ms", 100, low=0, unit="ms", why="the first wait before a failed request is tried again"
+    )
+    retry_backoff_max_ms: int = knob(
+        "retry.backoff.max.ms", 1_000, low=0, unit="ms", why="the longest such wait; waits double until then"
+    )
+    reconnect_backoff_ms: int = knob(
+        "reconnect.backoff.ms", 50, low=0, unit="ms", why="the first wait before a broker is connected again"
+    )
+    reconnect_backoff_max_ms: int = knob(
+        "reconnect.backoff.max.ms", 1_000, low=0, unit="ms", why="the longest such wait"
+    )
     socket_connection_setup_timeout_ms: int = knob(
-        "socket.connection.setup.timeout.ms", 10_000, low=1, unit="ms", why="bounds name look-up, connect and handshakes"
+        "socket.connection.setup.timeout.ms",
+        10_000,
+        low=1,
+        unit="ms",
+        why="bounds name look-up, connect and handshakes",
     )
     connections_max_idle_ms: int = knob(
-        "connections.max.idle.ms", 540_000, low=1_000, unit="ms", why="closes connections before a broker or a firewall does"
+        "connections.max.idle.ms",
+        540_000,
+        low=1_000,
+        unit="ms",
+        why="closes connections before a broker or a firewall does",
     )
     metadata_max_age_ms: int = knob(
-        "metadata.max.age.ms", 300_000, low=1, unit="ms", why="how soon new topics, partitions and leaders are seen at the latest"
+        "metadata.max.age.ms",
+        300_000,
+        low=1,
+        unit="ms",
+        why="how soon new topics, partitions and leaders are seen at the latest",
     )
     receive_buffer_bytes: int = knob(
         "receive.buffer.bytes", -1, low=-1, unit="bytes", why="the socket's receive buffer; -1 leaves it to the system"
     )
-    send_buffer_bytes: int = knob("send.buffer.bytes", -1, low=-1, unit="bytes", why="the socket's send buffer; -1 leaves it to the system")
+    send_buffer_bytes: int = knob(
+        "send.buffer.bytes", -1, low=-1, unit="bytes", why="the socket's send buffer; -1 leaves it to the system"
+    )
     response_max_bytes: int = knob(
-        "response.max.bytes", 256 * 1024 * 1024, low=1024, unit="bytes", why="a longer answer is taken for garbage and the connection closed"
+        "response.max.bytes",
+        256 * 1024 * 1024,
+        low=1024,
+        unit="bytes",
+        why="a longer answer is taken for garbage and the connection closed",
     )
     security_protocol: str = knob(
-        "security.protocol", "PLAINTEXT", choices=("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"), why="encryption and authentication"
+        "security.protocol",
+        "PLAINTEXT",
+        choices=("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"),
+        why="encryption and authentication",
     )
     ssl_ca_location: str | None = knob(
-        "ssl.ca.location", None, aliases=("ssl.truststore.location",), why="PEM file of the authorities trusted; None: the system's"
+        "ssl.ca.location",
+        None,
+        aliases=("ssl.truststore.location",),
+        why="PEM file of the authorities trusted; None: the system's",
     )
     ssl_certificate_location: str | None = knob(
-        "ssl.certificate.location", None, aliases=("ssl.keystore.location",), why="PEM file of the client's certificate, for mutual TLS"
+        "ssl.certificate.location",
+        None,
+        aliases=("ssl.keystore.location",),
+        why="PEM file of the client's certificate, for mutual TLS",
     )
     ssl_key_location: str | None = knob("ssl.key.location", None, why="PEM file of the client's private key")
     ssl_key_password: str | None = knob("ssl.key.password", None, why="decrypts the private key")
     ssl_endpoint_identification_algorithm: str = knob(
-        "ssl.endpoint.identification.algorithm", "https", choices=("https", "none", ""), why="https checks the broker's name; none does not"
+        "ssl.endpoint.identification.algorithm",
+        "https",
+        choices=("https", "none", ""),
+        why="https checks the broker's name; none does not",
     )
     sasl_mechanism: str = knob(
-        "sasl.mechanism", "PLAIN", choices=("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"), why="how the client proves who it is"
+        "sasl.mechanism",
+        "PLAIN",
+        choices=("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"),
+        why="how the client proves who it is",
     )
     sasl_username: str | None = knob("sasl.username", None, why="for PLAIN and SCRAM")
     sasl_password: str | None = knob("sasl.password", None, why="for PLAIN and SCRAM")
-    sasl_jaas_config: str | None = knob("sasl.jaas.config", None, why="Java's way to write user name and password; they are read from it")
-    sasl_oauth_token: Callable[[], str] | None = knob("sasl.oauth.token", None, why="called for a bearer token at every login (OAUTHBEARER)")
+    sasl_jaas_config: str | None = knob(
+        "sasl.jaas.config", None, why="Java's way to write user name and password; they are read from it"
+    )
+    sasl_oauth_token: Callable[[], str] | None = knob(  # noqa: RUF009
+        "sasl.oauth.token", None, why="called for a bearer token at every login (OAUTHBEARER)"
+    )
 
     @property
     def uses_tls(self) -> bool:
@@ -86,31 +163,49 @@ class ConnectionConfig:
 class ConsumerConfig(ConnectionConfig):
     """A consumer's settings."""
 
-    group_id: str | None = knob("group.id", None, why="the group this consumer is a member of; None: no group, no commits")
+    group_id: str | None = knob(
+        "group.id", None, why="the group this consumer is a member of; None: no group, no commits"
+    )
     group_protocol: str = knob(
-        "group.protocol", "classic", choices=("classic", "consumer"), why="classic: members assign; consumer: the coordinator does (KIP-848)"
+        "group.protocol",
+        "classic",
+        choices=("classic", "consumer"),
+        why="classic: members assign; consumer: the coordinator does (KIP-848)",
     )
     group_instance_id: str | None = knob(
-        "group.instance.id", None, why="a name that outlives restarts, so that a quick restart moves no partition (static membership)"
+        "group.instance.id",
+        None,
+        why="a name that outlives restarts, so that a quick restart moves no partition (static membership)",
     )
     group_remote_assignor: str | None = knob(
         "group.remote.assignor", None, why="the coordinator's assignor by name, for group.protocol=consumer"
     )
     partition_assignment_strategy: tuple[Any, ...] = knob(
         "partition.assignment.strategy",
-        ("range", "cooperative-sticky"),
+        ("range",),
         why="classic assignors by preference: names, or assignor objects of your own; the group uses the first that all members list",
     )
-    session_timeout_ms: int = knob("session.timeout.ms", 45_000, low=1, unit="ms", why="a member silent this long is put out of the group")
-    heartbeat_interval_ms: int = knob("heartbeat.interval.ms", 3_000, low=1, unit="ms", why="how often the member is heard of and hears of changes")
+    session_timeout_ms: int = knob(
+        "session.timeout.ms", 45_000, low=1, unit="ms", why="a member silent this long is put out of the group"
+    )
+    heartbeat_interval_ms: int = knob(
+        "heartbeat.interval.ms", 3_000, low=1, unit="ms", why="how often the member is heard of and hears of changes"
+    )
     max_poll_interval_ms: int = knob(
-        "max.poll.interval.ms", 300_000, low=1, unit="ms", why="a consumer that does not poll for this long gives its partitions up"
+        "max.poll.interval.ms",
+        300_000,
+        low=1,
+        unit="ms",
+        why="a consumer that does not poll for this long gives its partitions up",
     )
     max_poll_records: int = knob(
         "max.poll.records", 500, low=-1, why="bounds what one poll returns, and so the work between polls; -1: no bound"
     )
     poll_share: str = knob(
-        "poll.share", "greedy", choices=("greedy", "proportional"), why="greedy empties one partition after the other, proportional deals equal shares"
+        "poll.share",
+        "greedy",
+        choices=("greedy", "proportional"),
+        why="greedy empties one partition after the other, proportional deals equal shares",
     )
     prefetch: str = knob(
         "prefetch",
@@ -119,19 +214,29 @@ class ConsumerConfig(ConnectionConfig):
         why="fetch ahead while fewer than max.poll.records records are kept in total, or per partition fewer than its share of them",
     )
     queued_max_bytes: int = knob(
-        "queued.max.bytes", 128 * 1024 * 1024, low=1, unit="bytes", why="no fetch is sent while this much is fetched and not returned"
+        "queued.max.bytes",
+        128 * 1024 * 1024,
+        low=1,
+        unit="bytes",
+        why="no fetch is sent while this much is fetched and not returned",
     )
-    enable_auto_commit: bool = knob("enable.auto.commit", True, why="commit what poll returned before, in the background and at close")
+    enable_auto_commit: bool = knob(
+        "enable.auto.commit", True, why="commit what poll returned before, in the background and at close"
+    )
     auto_commit_interval_ms: int = knob("auto.commit.interval.ms", 5_000, low=1, unit="ms", why="how often, at most")
     auto_offset_reset: str = knob(
         "auto.offset.reset",
         "latest",
         why="where to start without a committed offset: earliest, latest, none (an error), by_duration:PT1H",
-        check=lambda value: check_offset_reset(value),
+        check=check_offset_reset,
     )
-    fetch_min_bytes: int = knob("fetch.min.bytes", 1, low=0, unit="bytes", why="a broker waits until it has this much to answer with")
+    fetch_min_bytes: int = knob(
+        "fetch.min.bytes", 1, low=0, unit="bytes", why="a broker waits until it has this much to answer with"
+    )
     fetch_max_wait_ms: int = knob("fetch.max.wait.ms", 500, low=0, unit="ms", why="but at most this long")
-    fetch_max_bytes: int = knob("fetch.max.bytes", 50 * 1024 * 1024, low=1, unit="bytes", why="bounds one answer to a fetch")
+    fetch_max_bytes: int = knob(
+        "fetch.max.bytes", 50 * 1024 * 1024, low=1, unit="bytes", why="bounds one answer to a fetch"
+    )
     max_partition_fetch_bytes: int = knob(
         "max.partition.fetch.bytes", 1024 * 1024, low=1, unit="bytes", why="bounds one partition's share of it"
     )
@@ -145,41 +250,30 @@ class ConsumerConfig(ConnectionConfig):
         "columns", COLUMNS, choices=COLUMNS, why="the columns that are decoded; a record's other fields stay empty"
     )
     check_crcs: bool = knob("check.crcs", True, why="finds damage between the producer and here")
-    allow_auto_create_topics: bool = knob("allow.auto.create.topics", True, why="whether asking for an unknown topic may make it")
-    exclude_internal_topics: bool = knob("exclude.internal.topics", True, why="patterns do not match Kafka's own topics")
-    rebalance_batch_ms: int = knob(
-        "rebalance.batch.ms", 0, low=0, unit="ms", why="the leader gathers metadata changes this long before it rebalances for them"
+    allow_auto_create_topics: bool = knob(
+        "allow.auto.create.topics", True, why="whether asking for an unknown topic may make it"
     )
-    key_deserializer: Callable[[bytes], Any] | None = knob("key.deserializer", None, why="called with each key; None: bytes")
-    value_deserializer: Callable[[bytes], Any] | None = knob("value.deserializer", None, why="called with each value; None: bytes")
+    exclude_internal_topics: bool = knob(
+        "exclude.internal.topics", True, why="patterns do not match Kafka's own topics"
+    )
+    rebalance_batch_ms: int = knob(
+        "rebalance.batch.ms",
+        0,
+        low=0,
+        unit="ms",
+        why="the leader gathers metadata changes this long before it rebalances for them",
+    )
+    key_deserializer: Callable[[bytes], Any] | None = knob(  # noqa: RUF009
+        "key.deserializer", None, why="called with each key; None: bytes"
+    )
+    value_deserializer: Callable[[bytes], Any] | None = knob(  # noqa: RUF009
+        "value.deserializer", None, why="called with each value; None: bytes"
+    )
 
 
-def check_offset_reset(value: str) -> None:
-    """Raises ValueError unless `value` is a reset policy."""
-    if value in ("earliest", "latest", "none"):
-        return
-    if value.startswith("by_duration:"):
-        duration_ms(value.removeprefix("by_duration:"))
-        return
-    raise ValueError(f"must be earliest, latest, none or by_duration:PT…, not {value!r}")
-
-
-def duration_ms(text: str) -> int:
-    """Milliseconds of an ISO 8601 duration of days, hours, minutes and seconds (`P1DT2H`, `PT90S`).
-
-    Raises:
-        ValueError: not such a duration.
-    """
-    import re
-
-    match = re.fullmatch(r"P(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+(?:\.\d+)?)S)?)?", text)
-    if match is None or not any(match.groups()):
-        raise ValueError(f"{text!r} is no duration like P1DT12H or PT30M")
-    days, hours, minutes, seconds = (float(part or 0) for part in match.groups())
-    return round((((days * 24 + hours) * 60 + minutes) * 60 + seconds) * 1000)
-
-
-def client_config(cls: type[C], bootstrap_servers: str | tuple[str, ...] | list[str] | None, settings: Mapping[str, Any]) -> C:
+def client_config(
+    cls: type[C], bootstrap_servers: str | tuple[str, ...] | list[str] | None, settings: Mapping[str, Any]
+) -> C:
     """A configuration from keyword arguments (`fetch_max_bytes=…`) or Kafka's names (`{"fetch.max.bytes": …}`).
 
     Raises:

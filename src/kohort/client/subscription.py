@@ -137,7 +137,11 @@ class Partitions:
 
     def without_position(self) -> list[TopicPartition]:
         """Those whose position must be found, without a policy chosen yet."""
-        return [part for part, state in self._states.items() if state.position is None and state.reset is None and state.broken is None]
+        return [
+            part
+            for part, state in self._states.items()
+            if state.position is None and state.reset is None and state.broken is None
+        ]
 
     def to_reset(self, now_ms: float) -> dict[TopicPartition, str | int]:
         return {

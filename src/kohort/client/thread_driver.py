@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import selectors
@@ -184,10 +185,8 @@ class _IoThread:
         if self._awake or threading.current_thread() is self.thread:
             return
         self._awake = True
-        try:
+        with contextlib.suppress(BlockingIOError, OSError):
             self._waker.send(b"\0")
-        except (BlockingIOError, OSError):
-            pass
 
     def _run(self) -> None:
         try:
@@ -235,7 +234,9 @@ class _IoThread:
 
     def _do(self, command: Command) -> None:
         if isinstance(command, OpenLink):
-            threading.Thread(target=self._connect, args=(command.link, command.address), name="kohort-connect", daemon=True).start()
+            threading.Thread(
+                target=self._connect, args=(command.link, command.address), name="kohort-connect", daemon=True
+            ).start()
             return
         channel = self._channels.get(command.link)
         if channel is None:
@@ -373,10 +374,8 @@ class _Channel:
                 return
 
     def close(self) -> None:
-        try:
+        with contextlib.suppress(OSError):
             self.sock.close()
-        except OSError:
-            pass
 
 
 def connect(address: Address, config: ConnectionConfig, tls: ssl.SSLContext | None) -> socket.socket:

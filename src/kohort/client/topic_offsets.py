@@ -11,17 +11,25 @@ from kohort.errors import ErrorCode, error_for
 from kohort.ids import TopicPartition
 
 
-async def beginning_offsets(cluster: Cluster, partitions: Iterable[TopicPartition], timeout_ms: float | None = None) -> dict[TopicPartition, int]:
+async def beginning_offsets(
+    cluster: Cluster, partitions: Iterable[TopicPartition], timeout_ms: float | None = None
+) -> dict[TopicPartition, int]:
     """First offsets that can be read."""
     found = await list_offsets(cluster, dict.fromkeys(partitions, EARLIEST), timeout_ms=timeout_ms)
     return {part: value.offset for part, value in found.items()}
 
 
 async def end_offsets(
-    cluster: Cluster, partitions: Iterable[TopicPartition], timeout_ms: float | None = None, *, read_committed: bool = False
+    cluster: Cluster,
+    partitions: Iterable[TopicPartition],
+    timeout_ms: float | None = None,
+    *,
+    read_committed: bool = False,
 ) -> dict[TopicPartition, int]:
     """Offsets after the last one that can be read."""
-    found = await list_offsets(cluster, dict.fromkeys(partitions, LATEST), read_committed=read_committed, timeout_ms=timeout_ms)
+    found = await list_offsets(
+        cluster, dict.fromkeys(partitions, LATEST), read_committed=read_committed, timeout_ms=timeout_ms
+    )
     return {part: value.offset for part, value in found.items()}
 
 
@@ -33,7 +41,9 @@ async def offsets_for_times(
     return {part: value if value.offset >= 0 else None for part, value in found.items()}
 
 
-async def partitions_of(cluster: Cluster, topics: Iterable[str], timeout_ms: float | None = None) -> dict[str, list[int]]:
+async def partitions_of(
+    cluster: Cluster, topics: Iterable[str], timeout_ms: float | None = None
+) -> dict[str, list[int]]:
     """Partition numbers of topics, asked now; unknown topics are left out.
 
     Raises:
