@@ -1,0 +1,67 @@
+"""One connection of a load member: requests out in order, replies matched by correlation id."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Any, TypeVar, cast
+
+from kohort.wire import framing
+
+Response = TypeVar("Response")
+
+
+class Link(asyncio.Protocol):
+    """Pipelines requests on one socket. A closed socket fails what is outstanding with ConnectionError."""
+
+    def __init__(self, client_id: str) -> None:
+        self._client_id = client_id
+        self._transport: asyncio.Transport | None = None
+        self._waiting: deque[tuple[int, int, int, asyncio.Future[Any]]] = deque()
+        self._buffer = bytearray()
+        self._next = 0
+
+    @classmethod
+    async def open(cls, host: str, port: int, client_id: str) -> Link:
+        loop = asyncio.get_running_loop()
+        _, link = await loop.create_connection(lambda: cls(client_id), host, port)
+        return link
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        for _, _, _, future in self._waiting:
+            if not future.done():
+                future.set_exception(ConnectionError("connection closed"))
+        self._waiting.clear()
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        while len(self._buffer) >= 4:
+            size = int.from_bytes(self._buffer[:4], "big")
+            if len(self._buffer) < 4 + size:
+                return
+            frame = bytes(self._buffer[4 : 4 + size])
+            del self._buffer[: 4 + size]
+            _, key, version, future = self._waiting.popleft()
+            if not future.done():
+                _, message = framing.decode_response(framing.APIS[key].response, version, frame)
+                future.set_result(message)
+
+    def ask(self, request: Any, version: int) -> asyncio.Future[Any]:
+        """Send now; the future holds the decoded response."""
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        if self._transport is None:
+            future.set_exception(ConnectionError("connection closed"))
+            return future
+        self._next += 1
+        self._waiting.append((self._next, request.API_KEY, version, future))
+        self._transport.write(framing.encode_request(request, version, self._next, self._client_id))
+        return future
+
+    def abort(self) -> None:
+        """Close as a killed process would: nothing more is said."""
+        if self._transport is not None:
+            self._transport.abort()
