@@ -1,0 +1,258 @@
+"""`kohort consume`: records of topics as text, JSON lines, an Arrow stream or a Parquet file."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal, Protocol
+
+from cyclopts import Parameter
+
+from kohort.cli.app import DONE, UsageError
+from kohort.cli.common import Common
+from kohort.cli.output import note
+from kohort.errors import InvalidInputError, NotFoundError
+
+if TYPE_CHECKING:  # the client is imported by the commands that need it
+    from kohort.client.consumer import Consumer
+
+_COMMON = Common()
+_POLL_MS = 200
+_Flag = Annotated[bool, Parameter(negative="")]
+Format = Literal["text", "json", "arrow", "parquet"]
+
+
+def consume(  # noqa: PLR0913 - one keyword for each option
+    *topics: str,
+    group: str | None = None,
+    format: Format = "text",
+    output: Path | None = None,
+    from_beginning: _Flag = False,
+    until_end: _Flag = False,
+    max_messages: int | None = None,
+    idle_timeout: int | None = None,
+    print_key: _Flag = False,
+    common: Common = _COMMON,
+) -> int:
+    """Read records. Ends with Ctrl-C, or as --max-messages, --until-end and --idle-timeout say.
+
+    Args:
+        topics: the topics.
+        group: be a member of this group: share the topics with its other members, and commit what was written out.
+        format: text (values, a line each), json (an object for each record), arrow (an IPC stream) or parquet (a file).
+        output: the file to write; standard output when not given. Parquet needs one.
+        from_beginning: start at the first record where the group has no committed offset; else only new records come.
+        until_end: stop at what is the end now.
+        max_messages: stop after so many records.
+        idle_timeout: stop when nothing came for so many milliseconds.
+        print_key: text with the key and a tab before the value.
+    """
+    if not topics:
+        raise UsageError("name at least one topic")
+    if format == "parquet" and output is None:
+        raise UsageError("a Parquet file needs a name: give --output FILE")
+    if format == "arrow" and output is None and sys.stdout.isatty():
+        raise UsageError("an Arrow stream is nothing to read on a terminal: give --output FILE, or a pipe")
+    with _consumer(common, group, from_beginning, max_messages) as consumer:
+        ends = _begin(consumer, topics, group, from_beginning, until_end)
+        with _writer(format, output, print_key) as writer, _until_signal() as signalled:
+            total = _pump(consumer, writer, signalled, ends, Limits(max_messages, idle_timeout), group is not None)
+    note(f"{total} records")
+    return DONE
+
+
+class Limits:
+    """When to stop.
+
+    Args:
+        count: after so many records; None: never for that.
+        idle_ms: when nothing came for so long; None: never for that.
+    """
+
+    def __init__(self, count: int | None, idle_ms: int | None) -> None:
+        self.count = count
+        self.idle_ms = idle_ms
+
+
+class Writer(Protocol):
+    """Takes what a poll gave."""
+
+    def write(self, batch: Any) -> None:
+        """Writes out one Arrow batch, wholly, before it returns."""
+
+
+def _consumer(common: Common, group: str | None, from_beginning: bool, count: int | None) -> Consumer:
+    from kohort.client.consumer import Consumer
+    from kohort.client.settings import ConsumerConfig
+
+    servers, settings = common.client_settings(ConsumerConfig)
+    settings |= {"allow.auto.create.topics": False, "enable.auto.commit": False}
+    settings.setdefault("default.api.timeout.ms", common.timeout)
+    if group is not None:
+        settings["group.id"] = group
+    if from_beginning or "auto.offset.reset" not in settings:
+        settings["auto.offset.reset"] = "earliest" if from_beginning else "latest"
+    settings["max.poll.records"] = -1 if count is None else max(1, min(count, 10_000))
+    try:
+        return Consumer(servers, **settings)
+    except InvalidInputError as error:
+        raise UsageError(str(error)) from error
+
+
+def _begin(
+    consumer: Consumer, topics: tuple[str, ...], group: str | None, from_beginning: bool, until_end: bool
+) -> dict[Any, int]:
+    """Subscribes or assigns; gives the end offsets to stop at, if any."""
+    from kohort.ids import TopicPartition
+
+    partitions = []
+    for topic in topics:
+        numbers = consumer.partitions_for_topic(topic)
+        if not numbers:
+            raise NotFoundError(f"there is no topic {topic!r}")
+        partitions += [TopicPartition(topic, number) for number in sorted(numbers)]
+    ends = consumer.end_offsets(partitions) if until_end else {}
+    if group is not None:
+        consumer.subscribe(topics)
+    else:
+        consumer.assign(partitions)
+        if from_beginning:
+            consumer.seek_to_beginning(*partitions)
+    return ends
+
+
+def _pump(
+    consumer: Consumer, writer: Writer, signalled: list[int], ends: dict[Any, int], limits: Limits, commit: bool
+) -> int:
+    total = 0
+    last = time.monotonic()
+    while not signalled:
+        left = None if limits.count is None else limits.count - total
+        if left is not None and left <= 0:
+            break
+        batch = consumer.poll_arrow(timeout_ms=_POLL_MS, max_records=left)
+        if batch is not None and batch.num_rows:
+            writer.write(batch)
+            total += batch.num_rows
+            last = time.monotonic()
+            if commit:
+                consumer.commit()
+        elif limits.idle_ms is not None and (time.monotonic() - last) * 1000 >= limits.idle_ms:
+            break
+        if ends and _at(consumer, ends):
+            break
+    return total
+
+
+def _at(consumer: Consumer, ends: dict[Any, int]) -> bool:
+    """Whether every partition that we have is read up to its end."""
+    mine = [partition for partition in consumer.assignment() if partition in ends]
+    return bool(mine) and all(consumer.position(partition) >= ends[partition] for partition in mine)
+
+
+@contextlib.contextmanager
+def _until_signal() -> Iterator[list[int]]:
+    """Gathers SIGTERM and SIGINT in the list, so that what was read is still written and committed."""
+    got: list[int] = []
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = [signal.signal(number, lambda arrived, _: got.append(arrived)) for number in numbers]
+    try:
+        yield got
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _writer(format: Format, output: Path | None, print_key: bool) -> Iterator[Writer]:
+    with contextlib.ExitStack() as closing:
+        out: BinaryIO = sys.stdout.buffer if output is None else closing.enter_context(output.open("wb"))
+        if format == "text":
+            yield _Text(out, print_key)
+        elif format == "json":
+            yield _JsonLines(out)
+        else:
+            writer = _Columns(out, format)
+            closing.callback(writer.close)
+            yield writer
+
+
+class _Text:
+    def __init__(self, out: BinaryIO, print_key: bool) -> None:
+        self._out = out
+        self._print_key = print_key
+
+    def write(self, batch: Any) -> None:
+        values = [value or b"" for value in batch.column("value").to_pylist()]
+        if self._print_key:
+            keys = batch.column("key").to_pylist()
+            values = [(key or b"") + b"\t" + value for key, value in zip(keys, values, strict=True)]
+        self._out.write(b"\n".join(values) + b"\n")
+        self._out.flush()
+
+
+class _JsonLines:
+    def __init__(self, out: BinaryIO) -> None:
+        self._out = out
+
+    def write(self, batch: Any) -> None:
+        import msgspec
+
+        encode = msgspec.json.Encoder(enc_hook=str).encode
+        for row in batch.to_pylist():
+            row["key"], row["value"] = _readable(row["key"]), _readable(row["value"])
+            if "headers" in row:
+                row["headers"] = [
+                    {"key": header["key"], "value": _readable(header["value"])} for header in row["headers"] or ()
+                ]
+            self._out.write(encode(row) + b"\n")
+        self._out.flush()
+
+
+def _readable(data: bytes | None) -> Any:
+    """Text where the bytes are UTF-8, else an object that holds them in base 64."""
+    if data is None:
+        return None
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(data).decode()}
+
+
+class _Columns:
+    """An Arrow stream or a Parquet file; opened with the first batch, whose schema it has."""
+
+    def __init__(self, out: BinaryIO, format: Format) -> None:
+        self._out = out
+        self._format = format
+        self._writer: Any = None
+
+    def write(self, batch: Any) -> None:
+        if self._writer is None:
+            self._open(batch.schema)
+        self._writer.write_batch(batch)
+        if self._format == "arrow":
+            self._out.flush()
+
+    def _open(self, schema: Any) -> None:
+        if self._format == "arrow":
+            import pyarrow.ipc
+
+            self._writer = pyarrow.ipc.new_stream(pyarrow.PythonFile(self._out, "w"), schema)
+        else:
+            import pyarrow.parquet
+
+            self._writer = pyarrow.parquet.ParquetWriter(self._out, schema)
+
+    def close(self) -> None:
+        if self._writer is None:  # nothing came: a file without rows is still a file
+            from kohort.columns import DecodeOptions
+            from kohort.columns.arrow import schema
+
+            self._open(schema(DecodeOptions()))
+        self._writer.close()
