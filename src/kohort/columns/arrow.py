@@ -58,7 +58,9 @@ def _headers(block: Any) -> pa.Array:
     if block.entries:
         fields = [_binary(block, part, pair.field(i).type, block.entries) for i, part in enumerate(("name", "content"))]
     else:
-        fields = [pa.array([], type=pair.field(i).type) for i in range(2)]
+        # Not pa.array([]), which imports pandas where it is installed: seconds, the first time.
+        none = [None, pa.py_buffer(bytes(4)), pa.py_buffer(b"")]
+        fields = [pa.Array.from_buffers(pair.field(i).type, 0, none) for i in range(2)]
     entries = pa.Array.from_buffers(pair, block.entries, [None], 0, children=fields)
     nulls, (valid, ends, _) = block.nullable("headers")
     buffers = [None if valid is None else pa.py_buffer(valid), pa.py_buffer(ends)]
