@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from bench.coordinator.members import ClassicMember, ConsumerMember, Member, Plan
 from bench.coordinator.wire import Link
+
 from kohort.errors import ErrorCode
 from kohort.wire.cluster import CreateTopicsRequest, MetadataRequest
 from kohort.wire.groups import FindCoordinatorRequest

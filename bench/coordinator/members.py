@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from bench.coordinator.wire import Link
+
 from kohort.errors import ErrorCode
 from kohort.wire.groups import (
     ConsumerGroupHeartbeatRequest,
