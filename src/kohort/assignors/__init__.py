@@ -13,18 +13,22 @@ from typing import Final
 from kohort.assignors.range import Range
 from kohort.assignors.roundrobin import RoundRobin
 from kohort.assignors.shapes import Assignment, Assignor, MemberSubscription, TopicInfo
+from kohort.assignors.sticky import CooperativeSticky, Sticky, Uniform
 from kohort.errors import ErrorCode, InvalidInputError
 
 CLIENT: Final[dict[str, Callable[[], Assignor]]] = {
     "range": Range,
     "roundrobin": RoundRobin,
+    "sticky": Sticky,
+    "cooperative-sticky": CooperativeSticky,
 }
 """What a classic member may list in partition.assignment.strategy. Each member needs its own instance: some remember."""
 
 SERVER: Final[dict[str, Callable[[], Assignor]]] = {
+    "uniform": Uniform,
     "range": Range,
 }
-"""What a KIP-848 coordinator offers."""
+"""What a KIP-848 coordinator offers; the first is its default."""
 
 
 def client_assignor(name: str) -> Assignor:
@@ -57,10 +61,13 @@ __all__ = [
     "SERVER",
     "Assignment",
     "Assignor",
+    "CooperativeSticky",
     "MemberSubscription",
     "Range",
     "RoundRobin",
+    "Sticky",
     "TopicInfo",
+    "Uniform",
     "client_assignor",
     "server_assignor",
 ]
