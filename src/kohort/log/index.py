@@ -71,6 +71,25 @@ class OffsetIndex:
         self._flushed = len(offsets)
         return True
 
+    def position_in_file(self, offset: int) -> int:
+        """Position of the last entry at or below `offset`, without loading the file; 0 if there is none."""
+        try:
+            fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return 0
+        try:
+            low, high, found = 0, os.fstat(fd).st_size // _OFFSET_ENTRY.size, 0
+            while low < high:
+                middle = (low + high) // 2
+                entry = _OFFSET_ENTRY.unpack(os.pread(fd, _OFFSET_ENTRY.size, middle * _OFFSET_ENTRY.size))
+                if entry[0] <= offset:
+                    low, found = middle + 1, entry[1]
+                else:
+                    high = middle
+            return found
+        finally:
+            os.close(fd)
+
     def append(self, offset: int, position: int) -> None:
         self.offsets.append(offset)
         self.positions.append(position)

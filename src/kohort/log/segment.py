@@ -277,15 +277,21 @@ class Segment:
         self.size = os.stat(self._path).st_size
         self.end_offset = end_offset
         last = self.time_index.last_in_file()
-        if last is not None:
+        if last is not None and self._has_batch(*last):
             self.max_timestamp, self.max_timestamp_offset = last[0], self.base_offset + last[1]
         elif self.size:
-            self.load(None)
-            self.end_offset = end_offset
-            self.finish()
+            self.rebuild_indexes()
         self._sealed = True
         if not self.transactions.load():
             self.transactions.reset()
+
+    def _has_batch(self, timestamp: int, relative_offset: int) -> bool:
+        """Whether a batch ends at this offset and has this largest timestamp."""
+        offset = self.base_offset + relative_offset
+        for batch in self.scan(max(0, self.index.position_in_file(relative_offset))):
+            if batch.header.last_offset >= offset:
+                return batch.header.last_offset == offset and batch.header.max_timestamp == timestamp
+        return False
 
     def _load_sealed(self) -> None:
         """Read the index of an adopted segment when it is first needed."""
