@@ -1,0 +1,234 @@
+"""What a producer holds until it is delivered: batches, partition queues, and what callers get back for a record."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any
+
+from kohort.columns.encode import Chunk
+from kohort.errors import KafkaError, TimedOutError
+from kohort.ids import TopicPartition
+
+
+@dataclass(frozen=True, slots=True)
+class RecordMetadata:
+    """Where a record was written.
+
+    Attributes:
+        topic: Name of the topic.
+        partition: Index of the partition.
+        offset: Its offset; -1 with acks=0, or when the broker had it from an earlier attempt and no longer knows where.
+        timestamp: Milliseconds: the broker's for a topic with log append time, else the record's own.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+
+
+class Batch:
+    """Records of one partition that travel together.
+
+    Attributes:
+        partition: Where to.
+        chunk: The records, until the batch is sealed.
+        sealed: The batch as it is sent.
+        count: Records.
+        size: Bytes taken from the producer's memory.
+        created_ms: On the monotonic clock, when the first record came.
+        attempts: How often it was sent.
+        not_before_ms: When it may be sent again.
+        sequence: The sequence number of its first record; -1 until one is given.
+        base_offset: Once delivered.
+        append_time_ms: The broker's log append time; -1 if the records keep theirs.
+        error: Why it was not delivered.
+        done: Delivered or failed.
+        callbacks: (index of the record, its timestamp, function) of those who want to be told.
+    """
+
+    __slots__ = (
+        "append_time_ms",
+        "attempts",
+        "base_offset",
+        "callbacks",
+        "chunk",
+        "count",
+        "created_ms",
+        "done",
+        "error",
+        "not_before_ms",
+        "owner",
+        "partition",
+        "sealed",
+        "sequence",
+        "size",
+    )
+
+    def __init__(self, partition: TopicPartition, chunk: Chunk, owner: threading.Condition, created_ms: float) -> None:
+        self.partition = partition
+        self.chunk: Chunk | None = chunk
+        self.sealed: memoryview | None = None
+        self.count = chunk.count
+        self.size = 0
+        self.created_ms = created_ms
+        self.attempts = 0
+        self.not_before_ms = 0.0
+        self.sequence = -1
+        self.base_offset = -1
+        self.append_time_ms = -1
+        self.error: KafkaError | None = None
+        self.done = False
+        self.callbacks: list[tuple[int, int, Callable[[KafkaError | None, RecordMetadata | None], None]]] = []
+        self.owner = owner
+
+    def metadata(self, index: int, timestamp: int) -> RecordMetadata:
+        """Where the record with this index in the batch was written."""
+        offset = self.base_offset + index if self.base_offset >= 0 else -1
+        stamp = timestamp if self.append_time_ms < 0 else self.append_time_ms
+        return RecordMetadata(self.partition.topic, self.partition.partition, offset, stamp)
+
+    def tell(self) -> None:
+        """Call those who want to know; outside the producer's lock."""
+        callbacks, self.callbacks = self.callbacks, []
+        for index, timestamp, callback in callbacks:
+            if self.error is None:
+                callback(None, self.metadata(index, timestamp))
+            else:
+                callback(self.error, None)
+
+
+class Delivery:
+    """The future of one record that was sent. Also awaitable in asyncio."""
+
+    __slots__ = ("_batch", "_index", "_timestamp")
+
+    def __init__(self, batch: Batch, index: int, timestamp: int) -> None:
+        self._batch = batch
+        self._index = index
+        self._timestamp = timestamp
+
+    def done(self) -> bool:
+        """Whether it is delivered, or failed."""
+        return self._batch.done
+
+    def result(self, timeout_s: float | None = None) -> RecordMetadata:
+        """Where it was written.
+
+        Raises:
+            TimedOutError: not known within `timeout_s`; the record may still be delivered.
+            KafkaError: why it was not delivered.
+        """
+        error = self.exception(timeout_s)
+        if error is not None:
+            raise error
+        return self._batch.metadata(self._index, self._timestamp)
+
+    def exception(self, timeout_s: float | None = None) -> KafkaError | None:
+        """Why it was not delivered, or None; waits like `result`."""
+        batch = self._batch
+        if not batch.done:
+            with batch.owner:
+                if not batch.owner.wait_for(lambda: batch.done, timeout_s):
+                    raise TimedOutError(f"{batch.partition}: not delivered yet after {timeout_s} s")
+        return batch.error
+
+    def add_done_callback(self, callback: Callable[[Delivery], None]) -> None:
+        """Call back with this delivery when it is done, on the producer's thread; at once if it is."""
+        with self._batch.owner:
+            if not self._batch.done:
+                self._batch.callbacks.append((self._index, self._timestamp, lambda *_: callback(self)))
+                return
+        callback(self)
+
+    def __await__(self) -> Generator[Any, None, RecordMetadata]:
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[None] = loop.create_future()
+
+        def wake() -> None:
+            if not waiter.done():
+                waiter.set_result(None)
+
+        self.add_done_callback(lambda _: loop.call_soon_threadsafe(wake))
+        yield from waiter
+        return self.result(0)
+
+
+class TableDelivery:
+    """The future of the rows that one `send_arrow` sent: one stretch of offsets for each batch they became."""
+
+    __slots__ = ("_batches",)
+
+    def __init__(self, batches: list[Batch]) -> None:
+        self._batches = batches
+
+    def done(self) -> bool:
+        """Whether all rows are delivered or failed."""
+        return all(batch.done for batch in self._batches)
+
+    def result(self, timeout_s: float | None = None) -> list[tuple[RecordMetadata, int]]:
+        """(place of the first row, count of rows) for each batch.
+
+        Raises:
+            TimedOutError: not known within `timeout_s`.
+            KafkaError: why the first batch that failed was not delivered; others may have been.
+        """
+        if self._batches and not self.done():
+            owner = self._batches[0].owner
+            with owner:
+                if not owner.wait_for(self.done, timeout_s):
+                    raise TimedOutError(f"not all rows are delivered yet after {timeout_s} s")
+        for batch in self._batches:
+            if batch.error is not None:
+                raise batch.error
+        return [(batch.metadata(0, -1), batch.count) for batch in self._batches]
+
+
+class PartitionQueue:
+    """What waits for one partition, in order, and what is on its way there.
+
+    Attributes:
+        open: The batch that still takes records; behind all of `waiting`.
+        waiting: Closed batches and, at the front, those to be sent again.
+        in_flight: Sent and not answered, in order.
+        next_sequence: Of the next record that gets one.
+        mended: Set when a batch has to be sent again: until all of `in_flight` is answered nothing else is sent.
+    """
+
+    __slots__ = ("in_flight", "mended", "next_sequence", "open", "partition", "waiting")
+
+    def __init__(self, partition: TopicPartition) -> None:
+        self.partition = partition
+        self.open: Batch | None = None
+        self.waiting: deque[Batch] = deque()
+        self.in_flight: list[Batch] = []
+        self.next_sequence = 0
+        self.mended = False
+
+    @property
+    def idle(self) -> bool:
+        return self.open is None and not self.waiting and not self.in_flight
+
+    def close_open(self) -> None:
+        """Let the open batch go as it is."""
+        if self.open is not None:
+            self.waiting.append(self.open)
+            self.open = None
+
+    def put_back(self, batch: Batch) -> None:
+        """A batch that has to be sent again goes before those with higher sequences (or sent later)."""
+        at = 0
+        while at < len(self.waiting) and self.waiting[at].attempts and _before(self.waiting[at], batch):
+            at += 1
+        self.waiting.insert(at, batch)
+
+
+def _before(one: Batch, other: Batch) -> bool:
+    """Whether one was sequenced before the other; sequences wrap at 2^31."""
+    if one.sequence < 0 or other.sequence < 0:
+        return one.created_ms <= other.created_ms
+    return (other.sequence - one.sequence) % 2**31 < 2**30

@@ -1,0 +1,87 @@
+"""The producer's settings: Kafka's names and, but for the batch size, Kafka's defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from kohort.client.settings import ConnectionConfig
+from kohort.config import knob
+from kohort.errors import InvalidInputError
+from kohort.wire.compression import CODECS
+
+INT32_MAX = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ProducerConfig(ConnectionConfig):
+    """A producer's settings."""
+
+    acks: str = knob(
+        "acks",
+        "all",
+        choices=("all", "-1", "0", "1"),
+        why="who must have a batch before it counts: all in-sync replicas, the leader (1), or nobody (0)",
+    )
+    enable_idempotence: bool = knob(
+        "enable.idempotence", True, why="retries write nothing twice and nothing out of order; needs acks=all"
+    )
+    transactional_id: str | None = knob(
+        "transactional.id", None, why="names this producer across restarts; makes transactions possible and fences an older instance"
+    )
+    transaction_timeout_ms: int = knob(
+        "transaction.timeout.ms", 60_000, low=1, unit="ms", why="the coordinator aborts a transaction that is open for longer"
+    )
+    compression_type: str = knob("compression.type", "none", choices=tuple(CODECS), why="how batches are compressed")
+    compression_level: int | None = knob("compression.level", None, why="the codec's own level; None: its default")
+    batch_size: int = knob(
+        "batch.size",
+        131_072,
+        low=128,
+        high=INT32_MAX,
+        unit="bytes",
+        why="a batch goes out when it is this full; memory is taken as it fills, so a larger one costs a slow producer nothing",
+    )
+    linger_ms: int = knob("linger.ms", 5, low=0, unit="ms", why="or when it is this old")
+    buffer_memory: int = knob(
+        "buffer.memory", 32 * 1024 * 1024, low=1024, unit="bytes", why="bounds what waits to be sent; then send() blocks"
+    )
+    max_block_ms: int = knob(
+        "max.block.ms", 60_000, low=0, unit="ms", why="how long send() blocks at most for memory or for a topic's metadata"
+    )
+    max_request_size: int = knob(
+        "max.request.size", 1024 * 1024, low=128, unit="bytes", why="bounds one request, and so one record"
+    )
+    max_in_flight_requests_per_connection: int = knob(
+        "max.in.flight.requests.per.connection", 5, low=1, why="requests to one broker that are not answered yet"
+    )
+    delivery_timeout_ms: int = knob(
+        "delivery.timeout.ms", 120_000, low=1, unit="ms", why="a record is delivered within this time of send(), or fails"
+    )
+    retries: int = knob("retries", INT32_MAX, low=0, why="how often a batch is sent again, within the delivery timeout")
+    partitioner: Callable[[str, bytes | None, int], int] | None = knob(
+        "partitioner", None, why="called with topic, key and number of partitions; None: by the key's murmur2, as Kafka's own producers do"
+    )
+    key_serializer: Callable[[Any], bytes] | None = knob("key.serializer", None, why="called with each key; None: bytes or str")
+    value_serializer: Callable[[Any], bytes] | None = knob("value.serializer", None, why="called with each value; None: bytes or str")
+
+    @property
+    def acks_number(self) -> int:
+        return -1 if self.acks == "all" else int(self.acks)
+
+    def check(self) -> ProducerConfig:
+        """This configuration.
+
+        Raises:
+            InvalidInputError: settings that contradict one another.
+        """
+        if self.enable_idempotence and self.acks_number != -1:
+            raise InvalidInputError("enable.idempotence needs acks=all: set acks=all, or enable_idempotence=False")
+        if self.enable_idempotence and self.max_in_flight_requests_per_connection > 5:
+            raise InvalidInputError("enable.idempotence allows at most 5 for max.in.flight.requests.per.connection")
+        if self.transactional_id is not None and not self.enable_idempotence:
+            raise InvalidInputError("transactional.id needs enable.idempotence")
+        if self.delivery_timeout_ms < self.linger_ms + self.request_timeout_ms:
+            raise InvalidInputError("delivery.timeout.ms is at least linger.ms + request.timeout.ms")
+        return self
