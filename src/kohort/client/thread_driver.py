@@ -160,6 +160,13 @@ def _log_failure(task: Task[Any], error: Exception) -> None:
         log.debug("task %s failed", task.name, exc_info=error)
 
 
+def _close_arrived(arrived: tuple[int, socket.socket | None, str]) -> None:
+    """A connection that came up after the client was closed."""
+    _, sock, _ = arrived
+    if sock is not None:
+        sock.close()
+
+
 class _IoThread:
     """The thread, its selector and its sockets."""
 
@@ -178,6 +185,7 @@ class _IoThread:
             end.setblocking(False)
         self._selector.register(self._wakened, selectors.EVENT_READ, None)
         self._awake = False
+        self._ended = False
         self.thread = threading.Thread(target=self._run, name="kohort-client", daemon=True)
         self.thread.start()
 
@@ -193,6 +201,10 @@ class _IoThread:
             while self._turn():
                 pass
         finally:
+            with self._lock:
+                self._ended = True
+                while self._arrived:
+                    _close_arrived(self._arrived.popleft())
             for channel in list(self._channels.values()):
                 channel.close()
             self._selector.close()
@@ -251,14 +263,19 @@ class _IoThread:
 
     def _connect(self, link: int, address: Address) -> None:
         config = self._cluster.config
+        arrived: tuple[int, socket.socket | None, str]
         try:
             sock = connect(address, config, self._tls)
         except OSError as error:
-            self._arrived.append((link, None, describe(error)))
+            arrived = (link, None, describe(error))
         else:
-            self._arrived.append((link, sock, ""))
+            arrived = (link, sock, "")
         with self._lock:
-            self.wake()
+            if self._ended:
+                _close_arrived(arrived)
+            else:
+                self._arrived.append(arrived)
+                self.wake()
 
     def _take_arrived(self) -> None:
         while self._arrived:
