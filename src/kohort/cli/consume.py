@@ -8,8 +8,9 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from io import IOBase
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal, Protocol, cast
 
 from cyclopts import Parameter
 
@@ -243,7 +244,7 @@ class _Columns:
         if self._format == "arrow":
             import pyarrow.ipc
 
-            self._writer = pyarrow.ipc.new_stream(pyarrow.PythonFile(self._out, "w"), schema)
+            self._writer = pyarrow.ipc.new_stream(cast("IOBase", self._out), schema)
         else:
             import pyarrow.parquet
 

@@ -1,0 +1,54 @@
+"""`kohort demo`: the main job, start to finish."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from kohort.cli.app import UsageError
+from kohort.cli.common import Common
+from kohort.errors import InvalidInputError
+
+_COMMON = Common()
+
+
+def demo(  # noqa: PLR0913 - one keyword for each option
+    *,
+    output: Path | None = None,
+    rows: int | None = None,
+    replay_s: float | None = None,
+    least: int = 100,
+    keep: Annotated[bool, Parameter(negative="")] = False,
+    common: Common = _COMMON,
+) -> int:
+    """Replay a year of flights through a group of two Spark queries, kill one, and count every flight once.
+
+    Starts a broker of its own, unless --bootstrap-server names one.
+
+    Args:
+        output: the folder for the picture, the tables and the Parquet files; kohort-demo when not given.
+        rows: replay only the first so many flights.
+        replay_s: over how many seconds they are replayed.
+        least: flights that a connection must have to be listed among the worst.
+        keep: leave the broker running at the end, until Ctrl-C.
+    """
+    from kohort.client.settings import ConnectionConfig
+    from kohort.demo import DemoOptions, run
+
+    _, settings = common.client_settings(ConnectionConfig)
+    try:
+        options = DemoOptions(
+            bootstrap_server=common.bootstrap_server,
+            client=settings,
+            output=output,
+            rows=rows,
+            replay_s=replay_s,
+            least=least,
+            json=common.json,
+            keep=keep,
+        )
+    except InvalidInputError as error:
+        raise UsageError(error.message) from error
+    return run(options)

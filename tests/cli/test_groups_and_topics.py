@@ -1,0 +1,237 @@
+"""Commands for topics and groups against our broker, and against Apache Kafka where it can run."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.waiting import until
+
+from kohort import Admin, Broker, Consumer, TopicPartition
+from kohort.cli.app import run
+from kohort.client.offset_values import OffsetAndMetadata
+
+
+@dataclass
+class Said:
+    """What a command printed, and how it ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+Kohort = Callable[..., Said]
+
+
+@pytest.fixture(scope="module")
+def our_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    with Broker(tmp_path_factory.mktemp("cli"), {"group.initial.rebalance.delay.ms": 0}) as broker:
+        yield broker
+
+
+@pytest.fixture(params=["kohort", pytest.param("apache", marks=pytest.mark.kafka)])
+def servers(request: pytest.FixtureRequest) -> str:
+    fixture = "our_broker" if request.param == "kohort" else "apache_kafka"
+    servers: str = request.getfixturevalue(fixture).bootstrap_servers
+    return servers
+
+
+@pytest.fixture
+def kohort(servers: str, capsys: pytest.CaptureFixture[str]) -> Kohort:
+    def command(*args: str) -> Said:
+        capsys.readouterr()
+        code = run([*args, "--bootstrap-server", servers])
+        captured = capsys.readouterr()
+        return Said(code, captured.out, captured.err)
+
+    return command
+
+
+@pytest.fixture
+def topic(kohort: Kohort) -> str:
+    name = f"cli-{uuid.uuid4().hex[:8]}"
+    assert kohort("topics", "create", name, "--partitions", "3").code == 0
+    return name
+
+
+@pytest.fixture
+def group(servers: str, topic: str) -> str:
+    """A group without members that has committed offset 0 in every partition."""
+    name = f"{topic}-group"
+    with Admin(servers) as admin:
+        offsets = {TopicPartition(topic, number): OffsetAndMetadata(0) for number in range(3)}
+        admin.alter_consumer_group_offsets(name, offsets).all()
+    return name
+
+
+def test_topics_live_and_die(kohort: Kohort, topic: str) -> None:
+    assert topic in {row["topic"] for row in kohort("topics", "list", "--json").json}
+    (described,) = kohort("topics", "describe", topic, "--json").json
+    assert [part["partition"] for part in described["partitions"]] == [0, 1, 2]
+    assert all(part["log_end"] == 0 for part in described["partitions"])
+    again = kohort("topics", "create", topic)
+    assert again.code == 1
+    assert "TOPIC_ALREADY_EXISTS" in again.err
+    assert kohort("topics", "create", topic, "--if-not-exists").code == 0
+    assert kohort("topics", "delete", topic).code == 0
+    assert kohort("topics", "delete", topic).code == 1
+    gone = kohort("topics", "describe", topic)
+    assert gone.code == 1
+    assert "UNKNOWN_TOPIC_OR_PARTITION" in gone.err
+
+
+def test_topic_is_altered(kohort: Kohort, topic: str) -> None:
+    assert kohort("topics", "alter", topic, "--partitions", "5", "--config", "retention.ms=123456").code == 0
+    (described,) = kohort("topics", "describe", topic, "--json").json
+    assert len(described["partitions"]) == 5
+    assert described["configs"]["retention.ms"] == "123456"
+    assert kohort("topics", "alter", topic, "--delete-config", "retention.ms").code == 0
+    assert "retention.ms" not in kohort("topics", "describe", topic, "--json").json[0]["configs"]
+    fewer = kohort("topics", "alter", topic, "--partitions", "2")
+    assert fewer.code == 1
+    assert "INVALID_PARTITIONS" in fewer.err
+
+
+def test_group_is_listed_and_described(kohort: Kohort, topic: str, group: str) -> None:
+    listed = {row["group"]: row for row in kohort("groups", "list", "--json").json}
+    assert listed[group]["state"] == "Empty"
+    (described,) = kohort("groups", "describe", group, "--json").json
+    assert [(row["partition"], row["committed"], row["lag"]) for row in described["partitions"]] == [
+        (0, 0, 0),
+        (1, 0, 0),
+        (2, 0, 0),
+    ]
+    text = kohort("groups", "lag", group).out
+    assert text.splitlines()[0].split() == ["GROUP", "TOPIC", "PARTITION", "COMMITTED", "END-OFFSET", "LAG"]
+
+
+def test_members_are_shown_and_offsets_guarded(kohort: Kohort, servers: str, topic: str, group: str) -> None:
+    with Consumer(servers, group_id=group, client_id="watched", heartbeat_interval_ms=200) as consumer:
+        consumer.subscribe([topic])
+
+        def joined() -> bool:
+            consumer.poll(timeout_ms=50)
+            return len(consumer.assignment()) == 3
+
+        until(joined, "the consumer has its partitions", 30)
+        (member,) = kohort("groups", "members", group, "--json").json
+        assert (member["client_id"], member["partitions"]) == ("watched", 3)
+        refused = kohort("groups", "reset-offsets", group, "--topic", topic, "--to-earliest", "--execute")
+        assert refused.code == 1
+        assert "has 1 members" in refused.err
+        deleted = kohort("groups", "delete-offsets", group, "--topic", topic, "--execute")
+        assert deleted.code == 1
+        assert "GROUP_SUBSCRIBED_TO_TOPIC" in deleted.err
+        busy = kohort("groups", "delete", group, "--execute")
+        assert busy.code == 1
+        assert "NON_EMPTY_GROUP" in busy.err
+
+
+def test_reset_previews_then_executes(kohort: Kohort, servers: str, topic: str, group: str) -> None:
+    _fill(servers, topic, 20)
+    preview = kohort("groups", "reset-offsets", group, "--topic", f"{topic}:0", "--to-latest", "--json")
+    assert preview.code == 1
+    assert [(row["current"], row["new"]) for row in preview.json] == [(0, 20)]
+    assert "--execute" in preview.err
+    assert _committed(servers, group)[TopicPartition(topic, 0)] == 0
+
+    assert kohort("groups", "reset-offsets", group, "--topic", f"{topic}:0", "--to-latest", "--execute").code == 0
+    assert _committed(servers, group)[TopicPartition(topic, 0)] == 20
+    assert kohort("groups", "reset-offsets", group, "--topic", f"{topic}:0", "--shift-by", "-5", "--execute").code == 0
+    assert _committed(servers, group)[TopicPartition(topic, 0)] == 15
+    far = ("--to-offset", "1000000", "--execute")
+    assert kohort("groups", "reset-offsets", group, "--topic", f"{topic}:0", *far).code == 0
+    assert _committed(servers, group)[TopicPartition(topic, 0)] == 20
+    past = ("--to-datetime", "2001-01-01T00:00:00", "--execute")
+    assert kohort("groups", "reset-offsets", group, "--all-topics", *past).code == 0
+    assert _committed(servers, group)[TopicPartition(topic, 0)] == 0
+
+
+def test_reset_by_file(kohort: Kohort, servers: str, topic: str, group: str, tmp_path: Path) -> None:
+    _fill(servers, topic, 9)
+    exported = kohort("groups", "reset-offsets", group, "--topic", f"{topic}:0", "--to-latest", "--export")
+    assert exported.out == f"{topic},0,9\n"
+    plan = tmp_path / "plan.csv"
+    plan.write_text(exported.out)
+    assert kohort("groups", "reset-offsets", group, "--from-file", str(plan), "--execute").code == 0
+    assert _committed(servers, group)[TopicPartition(topic, 0)] == 9
+    plan.write_text("nonsense\n")
+    wrong = kohort("groups", "reset-offsets", group, "--from-file", str(plan), "--execute")
+    assert wrong.code == 2
+    assert "line 1" in wrong.err
+
+
+def test_offsets_and_group_are_deleted(kohort: Kohort, servers: str, topic: str, group: str) -> None:
+    preview = kohort("groups", "delete-offsets", group, "--topic", f"{topic}:0,1")
+    assert preview.code == 1
+    assert len(_committed(servers, group)) == 3
+    assert kohort("groups", "delete-offsets", group, "--topic", f"{topic}:0,1", "--execute").code == 0
+    assert list(_committed(servers, group)) == [TopicPartition(topic, 2)]
+    assert kohort("groups", "delete", group).code == 1
+    assert kohort("groups", "delete", group, "--execute").code == 0
+    missing = kohort("groups", "describe", group)
+    assert missing.code == 1
+    assert "GROUP_ID_NOT_FOUND" in missing.err
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("groups", "describe"),
+        ("groups", "reset-offsets", "g", "--topic", "t"),
+        ("groups", "reset-offsets", "g", "--topic", "t", "--to-latest", "--to-earliest"),
+        ("groups", "reset-offsets", "g", "--topic", "t", "--to-datetime", "yesterday"),
+        ("topics", "create"),
+        ("topics", "create", "x", "--partitions", "many"),
+        ("topics", "alter", "x"),
+        ("consume", "x", "--format", "parquet"),
+        ("consume", "x", "--format", "xml"),
+        ("nonsense",),
+        ("topics", "nonsense"),
+    ],
+    ids=" ".join,
+)
+def test_wrong_use_is_told_in_one_line(args: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*args]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("kohort: ")
+    assert captured.err.count("\n") == 1
+
+
+def test_unreachable_broker_names_the_address(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["topics", "list", "--bootstrap-server", "127.0.0.1:1", "--timeout", "300"]) == 1
+    assert "127.0.0.1:1" in capsys.readouterr().err
+
+
+def test_command_config_with_unknown_property(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = tmp_path / "client.properties"
+    settings.write_text("client.idd=x\n")
+    assert run(["topics", "list", "--command-config", str(settings)]) == 2
+    assert "client.id" in capsys.readouterr().err
+
+
+def _fill(servers: str, topic: str, count: int) -> None:
+    """Puts records into partition 0."""
+    from kohort import Producer
+
+    with Producer(servers) as producer:
+        for number in range(count):
+            producer.send(topic, b"%d" % number, partition=0)
+        producer.flush()
+
+
+def _committed(servers: str, group: str) -> dict[TopicPartition, int]:
+    with Admin(servers) as admin:
+        found = admin.list_consumer_group_offsets(group).all()
+    return {partition: offset.offset for partition, offset in found.items() if offset}
