@@ -34,6 +34,7 @@ class Holder(Protocol):
     held: frozenset[TopicPartition]
     dead: bool
     stable: bool
+    started_ms: int
 
     @property
     def group_id(self) -> str:
@@ -71,8 +72,8 @@ class Checker:
     def on_released(self, event: Any, value: Any) -> None:
         """A reply goes out."""
 
-    def on_durable(self, machine: GroupMachine, records: list[Record]) -> None:
-        """A batch is on disk."""
+    def on_durable(self, machine: GroupMachine, records: list[Record], waiting: Waiting) -> None:
+        """A batch is on disk and its replies are out."""
 
     def on_replayed(self, machine: GroupMachine) -> None:
         """The coordinator has read its journal."""
@@ -85,18 +86,28 @@ class OwnershipChecker(Checker):
     """No partition is owned by two clients of a group, as the clients see it.
 
     Two processes with one instance id are one member to the coordinator: the older hears of it by its next request,
-    and its commits are refused from the first moment (`FencingChecker`).
+    and its commits are refused from the first moment (`FencingChecker`), so they are not watched here.
     """
 
     def on_hold(self, member: Holder) -> None:
+        if self._is_superseded(member):
+            return
+        rivals = [other for other in self.members if other.group_id == member.group_id and other is not member]
         for partition in member.held:
             if not member.owns(partition):
                 continue
-            for other in self.members:
-                if other is member or other.group_id != member.group_id or not other.owns(partition):
-                    continue
-                if member.instance_id is None or other.instance_id != member.instance_id:
+            for other in rivals:
+                if other.owns(partition) and not self._is_superseded(other):
                     self.fail(f"{partition} of {member.group_id} is owned by {member.name} and {other.name}")
+
+    def _is_superseded(self, member: Holder) -> bool:
+        """Whether another process has, or had later, the same instance id."""
+        return member.instance_id is not None and any(
+            other is not member
+            and (other.group_id, other.instance_id) == (member.group_id, member.instance_id)
+            and (not other.dead or other.started_ms >= member.started_ms)
+            for other in self.members
+        )
 
 
 class DurabilityChecker(Checker):
@@ -175,9 +186,7 @@ class FencingChecker(Checker):
 def deleted_groups(outcome: Outcome) -> list[str]:
     """Groups whose end is among the records: their generations may start anew."""
     return [
-        record.key[1]
-        for record in outcome.records
-        if isinstance(record, Tombstone) and record.key[0] is Kind.GROUP
+        record.key[1] for record in outcome.records if isinstance(record, Tombstone) and record.key[0] is Kind.GROUP
     ]
 
 
@@ -213,7 +222,7 @@ class ReplayChecker(Checker):
 
     SHARE = 0.02
 
-    def on_durable(self, machine: GroupMachine, records: list[Record]) -> None:
+    def on_durable(self, machine: GroupMachine, records: list[Record], waiting: Waiting) -> None:
         if self.world.likely(self.SHARE):
             self.compare(machine, records)
 
@@ -247,7 +256,9 @@ def describe(group: Group) -> tuple[Any, ...]:
 
 
 class AnswerChecker(Checker):
-    """Every request is answered once, and none waits for ever."""
+    """Every request is answered once; one without an answer is one that a member is known to wait on."""
+
+    SHARE = 0.1
 
     def __init__(self, world: World, members: list[Holder]) -> None:
         super().__init__(world, members)
@@ -258,6 +269,19 @@ class AnswerChecker(Checker):
             if token in self._answered:
                 self.fail(f"request {token} was answered twice, the second time with {value}")
             self._answered.add(token)
+
+    def on_durable(self, machine: GroupMachine, records: list[Record], waiting: Waiting) -> None:
+        if not self.world.likely(self.SHARE):
+            return
+        known = {
+            request
+            for group in machine.kernel.ledger.groups.values()
+            for member in group.classic.members.values()
+            for request in (member.join_request, member.sync_request)
+        }
+        for token, (event, _, _) in waiting.items():
+            if token not in known:
+                self.fail(f"forgotten: {event}")
 
     def at_end(self, waiting: Waiting, partitions: Mapping[str, int]) -> None:
         for event, _, since_ms in waiting.values():
@@ -331,10 +355,10 @@ class Checkers:
         for hook in self._hooks["on_released"]:
             hook(event, value)
 
-    def on_durable(self, machine: GroupMachine, records: list[Record]) -> None:
+    def on_durable(self, machine: GroupMachine, records: list[Record], waiting: Waiting) -> None:
         """As `Checker.on_durable`."""
         for hook in self._hooks["on_durable"]:
-            hook(machine, records)
+            hook(machine, records, waiting)
 
     def on_replayed(self, machine: GroupMachine) -> None:
         """As `Checker.on_replayed`."""
@@ -345,4 +369,3 @@ class Checkers:
         """As `Checker.at_end`."""
         for hook in self._hooks["at_end"]:
             hook(waiting, partitions)
-

@@ -71,6 +71,7 @@ class Member:
         self.paused = False
         self.dead = False
         self.stable = False
+        self.started_ms = -1
         self.known_partitions: dict[str, int] = {}
         self.joined_partitions: dict[str, int] = {}
         self._connection: Connection | None = None
@@ -97,16 +98,15 @@ class Member:
 
     def start(self) -> None:
         """Come to life."""
-        self.world.tell(f"{self.name}: starts")
+        self.world.tell(f"{self.name}: starts in {self.group_id}, instance {self.instance_id}")
+        self.started_ms = self.world.now_ms
         self._later(0, self._join)
         self._later(self.habits.heartbeat_ms, self._beat)
         self._later(self.habits.commit_ms, self._commit_now_and_then)
 
     def owns(self, partition: TopicPartition) -> bool:
         """Whether it would process this partition now."""
-        return (
-            partition in self.held and not self.dead and not self.paused and self.world.now_ms < self.session_end_ms
-        )
+        return partition in self.held and not self.dead and not self.paused and self.world.now_ms < self.session_end_ms
 
     def crash(self) -> None:
         """Die without a word."""
@@ -288,7 +288,7 @@ class Member:
             self._joining = False
             self._rejoin()
 
-        self._ask(event, lambda reply: self._on_join(reply), lost)
+        self._ask(event, self._on_join, lost)
 
     def _on_join(self, reply: JoinGroupReply) -> None:
         self._joining = False

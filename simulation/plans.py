@@ -50,15 +50,17 @@ def assign(
 ) -> dict[str, frozenset[TopicPartition]]:
     """An assignment of every partition to one member, as even as can be, claims kept where they fit.
 
-    With `cooperative`, what another member validly holds is withheld until that member has given it up.
+    Of two claims to one partition that of the later generation counts, and of two alike neither. With `cooperative`, what another member validly holds is withheld until that member has given it up.
     """
-    newest = max((generation for generation, _ in members.values()), default=-1)
     holder: dict[TopicPartition, str] = {}
     disputed = set()
-    for member, (generation, owned) in members.items():
-        for partition in owned if generation == newest else ():
-            if partition in holder:
+    for member, (generation, owned) in sorted(members.items(), key=lambda item: item[1][0]):
+        for partition in owned:
+            other = holder.get(partition)
+            if other is not None and members[other][0] == generation:
                 disputed.add(partition)
+            else:
+                disputed.discard(partition)
             holder[partition] = member
     everything = sorted(set(partitions))
     share, extra = divmod(len(everything), len(members))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from kohort.groups.config import GroupConfig
@@ -97,7 +97,7 @@ class Run:
         known = chance.random() < 0.8
         habits = Habits(
             group_id,
-            tuple(self.partitions)[: chance.randint(1, len(self.partitions))] if chance.random() < 0.0 else ("t0",),
+            tuple(self.partitions),
             self.manners[group_id],
             instance_id,
             session_timeout_ms=chance.choice((6_000, 8_000)),
@@ -105,7 +105,6 @@ class Run:
             requires_known_id=known,
             commits_on_revocation=chance.random() < 0.7,
         )
-        habits = replace(habits, topics=tuple(self.partitions))
         member = Member(f"c{self._started}", habits, self.world, self.network, self.checkers)
         member.known_partitions = dict(self.partitions)
         self.members.append(member)
@@ -166,7 +165,9 @@ class Run:
 
     def _publish_topics(self) -> None:
         version = self.server.image.version + 1
-        topics = {name: Topic(name, uuid.UUID(int=at + 1), count) for at, (name, count) in enumerate(self.partitions.items())}
+        topics = {
+            name: Topic(name, uuid.UUID(int=at + 1), count) for at, (name, count) in enumerate(self.partitions.items())
+        }
         self.server.change_topics(TopicImage(version, topics))
 
     def _heal(self) -> None:

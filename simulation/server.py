@@ -9,7 +9,7 @@ from typing import Any
 from kohort.groups.config import GroupConfig
 from kohort.groups.events import ConnectionLost, Tick, TopicImage, TopicsChanged
 from kohort.groups.machine import GroupMachine
-from kohort.groups.outcome import Now, Outcome, Reply
+from kohort.groups.outcome import Now, Outcome, Reply, Told
 from kohort.groups.records import Record
 from simulation.checkers import Checkers
 from simulation.disk import Disk, DiskFailedError
@@ -27,8 +27,6 @@ class Server:
         waiting: requests without an answer yet: token to (event, answer).
         incarnation: how often it has started.
     """
-
-    releases_before_durable = False
 
     def __init__(
         self, world: World, network: Network, disk: Disk, config: GroupConfig, checkers: Checkers, mutant: Any
@@ -133,6 +131,7 @@ class Server:
             outcome = machine.step(event, self.now)
             self.checkers.on_stepped(event, outcome, self.waiting)
             outcomes.append(outcome)
+            self._retell(outcome)
         self._finish(outcomes)
 
     def _finish(self, outcomes: list[Outcome]) -> None:
@@ -149,7 +148,7 @@ class Server:
             self._release(replies)
         self._work(outcomes)
         if self.machine is not None:
-            self.checkers.on_durable(self.machine, self.disk.records)
+            self.checkers.on_durable(self.machine, self.disk.records, self.waiting)
         self._set_tick()
 
     def _release(self, replies: list[Reply]) -> None:
@@ -160,6 +159,11 @@ class Server:
             event, answer, _ = known
             self.checkers.on_released(event, value)
             answer(value)
+
+    def _retell(self, outcome: Outcome) -> None:
+        for note in outcome.notes:
+            if isinstance(note, Told):
+                self.world.tell(f"coordinator: {note.group_id}: {note.text}")
 
     def _work(self, outcomes: list[Outcome]) -> None:
         """Long work leaves the loop; in the simulation, none yet comes back."""

@@ -96,6 +96,24 @@ def test_scenario_8_a_static_member_whose_join_reply_was_lost_never_fences_itsel
     assert trial.heartbeat(reply.member_id, 1, instance_id="i") is ErrorCode.NONE
 
 
+def test_scenario_8_a_static_member_is_not_fenced_because_a_restart_forgot_its_newest_id() -> None:
+    trial = Trial()
+    members, generation = trial.stable(1, instance_id="i")
+    trial.join()
+    newest = trial.join(instance_id="i")
+    reply = trial.reply(newest)
+    assert reply.generation == generation + 1
+    trial.restart()
+    answer = trial.heartbeat(reply.member_id, reply.generation, instance_id="i")
+    assert answer is ErrorCode.UNKNOWN_MEMBER_ID
+    back = trial.join(instance_id="i")
+    assert trial.heartbeat(members[0], generation, instance_id="i") in (
+        ErrorCode.UNKNOWN_MEMBER_ID,
+        ErrorCode.FENCED_INSTANCE_ID,
+    )
+    assert trial.reply(back).error is ErrorCode.NONE
+
+
 def test_scenario_9_a_static_join_while_the_group_syncs_begins_a_new_round() -> None:
     """Otherwise the leader's assignment would be for an id that no one has any more."""
     trial = Trial()

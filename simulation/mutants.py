@@ -1,0 +1,130 @@
+"""Coordinators with one known fault each, to show that the checker named beside it sees that fault."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kohort.errors import ErrorCode
+from kohort.groups.config import GroupConfig
+from kohort.groups.deadlines import Deadline, Deadlines, Timer
+from kohort.groups.events import OffsetCommit
+from kohort.groups.kernel import Kernel
+from kohort.groups.machine import GroupMachine
+from kohort.groups.outcome import Now, OffsetCommitReply, Outcome, SyncGroupReply
+from kohort.groups.records import GenerationStarted, OffsetCommitted
+from kohort.groups.state import Group
+from simulation.checkers import (
+    AnswerChecker,
+    Checker,
+    DurabilityChecker,
+    FencingChecker,
+    GenerationChecker,
+    LivenessChecker,
+    OwnershipChecker,
+    ReplayChecker,
+)
+
+
+class HastyDeadlines(Deadlines):
+    """Sessions of a quarter of their length."""
+
+    now_ms = 0
+
+    def set(self, timer: Timer, due_ms: int) -> None:
+        """Set a session's timer too early."""
+        if timer.kind is Deadline.SESSION:
+            due_ms = self.now_ms + (due_ms - self.now_ms) // 4
+        super().set(timer, due_ms)
+
+
+class EndsSessionsEarly(GroupMachine):
+    """Gives a member's partitions away while the member still may think itself alive."""
+
+    def __init__(self, config: GroupConfig) -> None:
+        super().__init__(config)
+        self.kernel.deadlines = self._deadlines = HastyDeadlines()
+
+    def step(self, event: Any, now: Now) -> Outcome:
+        """As the real one, with sessions measured wrongly."""
+        self._deadlines.now_ms = now.mono_ms
+        return super().step(event, now)
+
+
+class AnswersBeforeDurable(GroupMachine):
+    """Its shell releases replies before the append."""
+
+    releases_before_durable = True
+
+
+class TakesAnyCommit(GroupMachine):
+    """Takes a commit whatever member and generation it names."""
+
+    def __init__(self, config: GroupConfig) -> None:
+        super().__init__(config)
+        self._handlers[OffsetCommit] = self._take
+
+    @staticmethod
+    def _take(kernel: Kernel, event: OffsetCommit) -> None:
+        for one in event.offsets:
+            kernel.emit(
+                OffsetCommitted(event.group_id, one.topic, one.partition, one.offset, -1, "", kernel.now.wall_ms)
+            )
+        kernel.reply(event.request, OffsetCommitReply((ErrorCode.NONE,) * len(event.offsets)))
+
+
+class ForgetsGenerations(GroupMachine):
+    """Does not write that a generation has begun."""
+
+    def step(self, event: Any, now: Now) -> Outcome:
+        """As the real one, without the record."""
+        outcome = super().step(event, now)
+        outcome.records = [record for record in outcome.records if not isinstance(record, GenerationStarted)]
+        return outcome
+
+
+class WritesBesideRecords(GroupMachine):
+    """Changes hard state without a record."""
+
+    def step(self, event: Any, now: Now) -> Outcome:
+        """As the real one, but a commit leaves more than its record says."""
+        outcome = super().step(event, now)
+        for record in outcome.records:
+            if isinstance(record, OffsetCommitted) and record.offset % 7 == 0:
+                group = self.kernel.ledger.groups[record.group_id]
+                group.offsets[record.topic, record.partition] = record._replace(metadata="live only")
+        return outcome
+
+
+class ForgetsParkedSyncs(GroupMachine):
+    """Begins a round without telling those who wait on a SyncGroup."""
+
+    def step(self, event: Any, now: Now) -> Outcome:
+        """As the real one, without those replies."""
+        outcome = super().step(event, now)
+        outcome.replies = [
+            reply
+            for reply in outcome.replies
+            if not isinstance(reply.value, SyncGroupReply)
+            or reply.value.error is not ErrorCode.REBALANCE_IN_PROGRESS
+            or reply.request == getattr(event, "request", None)
+        ]
+        return outcome
+
+
+class NeverEndsSessions(GroupMachine):
+    """Never notices that a member has died."""
+
+    def _due(self, group: Group, timer: Timer) -> None:
+        if timer.kind is not Deadline.SESSION:
+            super()._due(group, timer)
+
+
+MUTANTS: dict[type[GroupMachine], type[Checker]] = {
+    EndsSessionsEarly: OwnershipChecker,
+    AnswersBeforeDurable: DurabilityChecker,
+    TakesAnyCommit: FencingChecker,
+    ForgetsGenerations: GenerationChecker,
+    WritesBesideRecords: ReplayChecker,
+    ForgetsParkedSyncs: AnswerChecker,
+    NeverEndsSessions: LivenessChecker,
+}
