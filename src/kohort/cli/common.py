@@ -71,22 +71,17 @@ class Common:
 
 def _known_to_any_client(given: Mapping[str, str]) -> Mapping[str, str]:
     """The properties, checked: a file may serve consumers, producers and commands alike, but not hold a misspelling."""
+    from kohort.client.producer_settings import ProducerConfig
     from kohort.client.settings import ConsumerConfig
     from kohort.config import settings, unknown_key
 
     names = set()
-    for setting in settings(ConsumerConfig).values():
+    for setting in [*settings(ConsumerConfig).values(), *settings(ProducerConfig).values()]:
         names |= {setting.knob.name, *setting.knob.aliases}
     for key in given:
-        if key not in names and not key.startswith(_PRODUCER_PREFIXES):
+        if key not in names:
             raise UsageError(str(unknown_key(key, names)))
     return given
-
-
-_PRODUCER_PREFIXES = (
-    "acks", "batch.", "buffer.", "compression.", "delivery.", "enable.idempotence", "linger.", "max.block.",
-    "max.in.flight", "max.request.", "partitioner.", "retries", "transaction",
-)  # fmt: skip
 
 
 def assignments(pairs: tuple[str, ...]) -> dict[str, str]:

@@ -14,7 +14,7 @@ from kohort.errors import InvalidInputError
 _COMMON = Common()
 
 
-def demo(  # noqa: PLR0913 - one keyword for each option
+def demo(
     *,
     output: Path | None = None,
     rows: int | None = None,
