@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -63,6 +64,8 @@ def _transaction(version: int) -> Message:
     return value
 
 
+_EMPTY: dict[str, Any] = {"instance_id": "", "rack_id": "", "subscribed_topic_regex": "", "server_assignor": ""}
+
 # Value, version, bytes: the version as int16 and the fields.
 KAFKA = [
     (j.LegacyOffsetCommitKey(group="g", topic="t", partition=3), 0, "000000016700017400000003"),
@@ -123,6 +126,12 @@ KAFKA = [
         ),
         0,
         "0000026902720263032f68030274027504612e2a0000afc808756e69666f726d0100100100000009020672616e676502010000",
+    ),
+    (j.ConsumerGroupMemberMetadataValue(**_EMPTY), 0, "0000010101010101ffffffff0100"),
+    (
+        j.ConsumerGroupMemberMetadataValue(**_EMPTY, classic_member_metadata=None),
+        0,
+        "0000010101010101ffffffff0101000100",
     ),
     (j.ConsumerGroupTargetAssignmentMetadataKey(group_id="g"), 0, "0000000167"),
     (j.ConsumerGroupTargetAssignmentMetadataValue(assignment_epoch=6), 0, "00000000000600"),

@@ -20,7 +20,7 @@ Source: Kafka, "Kafka protocol guide" and KIP-482 (flexible versions, tagged fie
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Final, TypeAlias, TypedDict, Unpack, cast, dataclass_transform
 from uuid import UUID
 
@@ -66,7 +66,7 @@ _ZERO: Final[dict[str, Any]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Field:
     """The facts of one field, for every version of its message.
 
@@ -80,6 +80,7 @@ class Field:
         ignorable: a version without the field drops a value instead of refusing it.
         element: an array's element.
         struct: the class of a structure.
+        name: the attribute it was assigned to.
     """
 
     kind: str
@@ -207,7 +208,8 @@ class StructType(type):
         fields = []
         for attribute, value in list(namespace.items()):
             if isinstance(value, Field):
-                fields.append(_named(value, attribute))
+                value.name = attribute
+                fields.append(value)
                 del namespace[attribute]
         namespace["__slots__"] = tuple(field.name for field in fields)
         namespace["FIELDS"] = tuple(fields)
@@ -216,10 +218,6 @@ class StructType(type):
         namespace["FLEXIBLE_SINCE"] = flexible
         namespace["ENCODERS"], namespace["DECODERS"] = {}, {}
         return super().__new__(mcs, name, bases, namespace)
-
-
-def _named(field: Field, name: str) -> Field:
-    return replace(field, name=name)
 
 
 class Struct(metaclass=StructType):
