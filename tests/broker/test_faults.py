@@ -1,0 +1,140 @@
+"""Faults on purpose, and what an embedded broker promises to its program."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kohort import Broker
+from kohort.broker import Fault
+from kohort.errors import ErrorCode, InvalidInputError
+from kohort.wire.cluster import MetadataRequest
+from tests.broker.group_member import Member
+from tests.broker.raw import RawClient, batch_of, end_offset, fetch, produce, produce_request
+
+
+@pytest.fixture(autouse=True)
+def _no_faults_after(broker: Broker) -> Iterator[None]:
+    yield
+    broker.faults.clear()
+
+
+def test_fail_the_second_produce(broker: Broker, client: RawClient, topic: str) -> None:
+    fault = broker.faults.add(Fault("Produce", "fail", skip=1, error=ErrorCode.NOT_LEADER_OR_FOLLOWER))
+    codes = [produce(client, topic, 0, batch_of(b"x")).error_code for _ in range(3)]
+    assert codes == [0, ErrorCode.NOT_LEADER_OR_FOLLOWER, 0]
+    assert fault.hits == 1
+    assert end_offset(client, topic, 0) == 2
+
+
+def test_fail_a_groups_heartbeat_only(broker: Broker, client: RawClient, topic: str) -> None:
+    broker.faults.add(Fault("Heartbeat", "fail", group=topic, times=None, error=ErrorCode.NOT_COORDINATOR))
+    mine, other = Member(client, topic, topic), Member(client, topic + "-other", topic)
+    assert mine.heartbeat() == ErrorCode.NOT_COORDINATOR
+    assert other.heartbeat() == ErrorCode.UNKNOWN_MEMBER_ID
+
+
+def test_hold_at_a_barrier_and_release(broker: Broker, client: RawClient, topic: str) -> None:
+    fault = broker.faults.add(Fault("Produce", "hold"))
+    with RawClient(broker.bootstrap_servers) as writer:
+        writer.send(produce_request(topic, 0, batch_of(b"x")), 9)
+        fault.wait()
+        assert end_offset(client, topic, 0) == 0
+        fault.release()
+        writer.receive()
+        assert end_offset(client, topic, 0) == 1
+
+
+def test_drop_a_reply_after_the_work_is_done(broker: Broker, client: RawClient, topic: str) -> None:
+    fault = broker.faults.add(Fault("Produce", "close_after"))
+    with RawClient(broker.bootstrap_servers) as writer:
+        writer.send(produce_request(topic, 0, batch_of(b"x")), 9)
+        assert writer.closed()
+    fault.wait()
+    assert fetch(client, topic, 0, 0).high_watermark == 1
+
+
+def test_close_before_the_work(broker: Broker, client: RawClient, topic: str) -> None:
+    broker.faults.add(Fault("Produce", "close", client_id="victim"))
+    with RawClient(broker.bootstrap_servers, "victim") as writer:
+        writer.send(produce_request(topic, 0, batch_of(b"x")), 9)
+        assert writer.closed()
+    assert end_offset(client, topic, 0) == 0
+
+
+def test_delay(broker: Broker, client: RawClient) -> None:
+    broker.faults.add(Fault("Metadata", "delay", delay_ms=300))
+    started = time.monotonic()
+    client.ask(MetadataRequest(topics=[]))
+    assert time.monotonic() - started >= 0.29
+
+
+def test_a_rule_that_can_not_be(broker: Broker) -> None:
+    with pytest.raises(InvalidInputError, match="NoSuchApi"):
+        broker.faults.add(Fault("NoSuchApi", "fail"))
+    with pytest.raises(InvalidInputError, match="explode"):
+        Fault("Produce", "explode")
+
+
+PROGRAM = """
+import os, sys, multiprocessing
+from kohort import Broker
+if __name__ == "__main__":
+    broker = Broker()
+    print(broker.pid, broker.data_dir, flush=True)
+    if os.fork() == 0:      # inherits every descriptor, and outlives its parent
+        print(os.getpid(), flush=True)
+        sys.stdin.read()
+        os._exit(0)
+    sys.stdin.read()
+"""
+
+
+def gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
+
+
+def test_the_broker_ends_with_its_program_even_when_that_is_killed() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as program:
+        assert program.stdout is not None
+        pid, folder = program.stdout.readline().split()
+        fork = int(program.stdout.readline())
+        os.kill(program.pid, signal.SIGKILL)
+        until = time.monotonic() + 20
+        while not gone(int(pid)) or Path(folder).exists():
+            assert time.monotonic() < until, "the broker outlives its program"
+            time.sleep(0.05)
+        os.kill(fork, signal.SIGKILL)
+
+
+def test_a_fork_of_the_program_does_not_end_its_broker(broker: Broker, client: RawClient) -> None:
+    child = os.fork()
+    if child == 0:
+        broker._finalizer()  # what the interpreter runs at its end
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert client.ask(MetadataRequest(topics=[])).brokers
+
+
+def test_a_temporary_folder_is_deleted_and_a_given_one_kept(tmp_path: Path) -> None:
+    with Broker() as broker:
+        folder = broker.data_dir
+        assert folder.exists()
+    assert not folder.exists()
+    with Broker(tmp_path / "kept") as broker:
+        pass
+    assert (tmp_path / "kept").exists()
+    assert gone(1) is False

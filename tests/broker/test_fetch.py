@@ -1,0 +1,131 @@
+"""Fetch: long polls, limits, and incremental sessions."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from kohort import Broker
+from kohort.errors import ErrorCode
+from kohort.wire.cluster import DeleteTopicsRequest
+from kohort.wire.data import DeleteRecordsRequest, FetchRequest
+from tests.broker.raw import RawClient, batch_of, create_topic, end_offset, fetch, fetch_request, produce, topic_id
+
+
+def test_a_fetch_waits_for_data(broker: Broker, client: RawClient, topic: str) -> None:
+    with RawClient(broker.bootstrap_servers) as reader:
+        reader.send(fetch_request(topic, 0, 0, max_wait_ms=20_000), 12)
+        produce(client, topic, 0, batch_of(b"x"))
+        started = time.monotonic()
+        part = reader.receive().responses[0].partitions[0]
+        assert time.monotonic() - started < 10
+        assert part.high_watermark == 1
+        assert b"x" in bytes(part.records)
+
+
+def test_a_fetch_waits_for_min_bytes_and_not_for_ever(broker: Broker, client: RawClient, topic: str) -> None:
+    produce(client, topic, 0, batch_of(b"x"))
+    started = time.monotonic()
+    assert fetch(client, topic, 0, 0, max_wait_ms=300, min_bytes=10_000).high_watermark == 1
+    assert time.monotonic() - started >= 0.29
+    with RawClient(broker.bootstrap_servers) as reader:
+        reader.send(fetch_request(topic, 0, 0, max_wait_ms=20_000, min_bytes=1000), 12)
+        for _ in range(10):
+            produce(client, topic, 0, batch_of(b"y" * 100))
+        assert len(reader.receive().responses[0].partitions[0].records) >= 1000
+
+
+def test_a_deleted_topic_ends_the_wait(broker: Broker, client: RawClient, topic: str) -> None:
+    with RawClient(broker.bootstrap_servers) as reader:
+        reader.send(fetch_request(topic, 0, 0, max_wait_ms=20_000), 12)
+        client.ask(DeleteTopicsRequest(topic_names=[topic]), 5)
+        assert reader.receive().responses[0].partitions[0].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def test_offsets_out_of_range_and_deleted_records(client: RawClient, topic: str) -> None:
+    for _ in range(3):
+        produce(client, topic, 0, batch_of(b"x"))
+    assert fetch(client, topic, 0, 4).error_code == ErrorCode.OFFSET_OUT_OF_RANGE
+    assert fetch(client, topic, 0, 3, max_wait_ms=0).error_code == 0
+    part = DeleteRecordsRequest.DeleteRecordsPartition(partition_index=0, offset=2)
+    asked = DeleteRecordsRequest(topics=[DeleteRecordsRequest.DeleteRecordsTopic(name=topic, partitions=[part])])
+    assert client.ask(asked).topics[0].partitions[0].low_watermark == 2
+    assert fetch(client, topic, 0, 1).error_code == ErrorCode.OFFSET_OUT_OF_RANGE
+    assert end_offset(client, topic, 0, -2) == 2
+
+
+def test_max_bytes_bounds_the_answer_but_one_batch_always_fits(client: RawClient, name: str) -> None:
+    create_topic(client, name, 2)
+    for index in range(2):
+        for _ in range(20):
+            produce(client, name, index, batch_of(b"x" * 10_000))
+    parts = [
+        FetchRequest.FetchPartition(partition=index, fetch_offset=0, partition_max_bytes=1 << 20) for index in range(2)
+    ]
+    asked = FetchRequest(
+        max_wait_ms=500, min_bytes=1, max_bytes=50_000, topics=[FetchRequest.FetchTopic(topic=name, partitions=parts)]
+    )
+    sizes = [len(part.records) for part in client.ask(asked, 12).responses[0].partitions]
+    assert 30_000 < sum(sizes) <= 50_000
+    asked.max_bytes = 10
+    sizes = [len(part.records) for part in client.ask(asked, 12).responses[0].partitions]
+    assert sizes[0] > 10_000
+    assert sizes[1] == 0
+
+
+def test_large_answers_arrive_whole(client: RawClient, topic: str) -> None:
+    sent = [batch_of(bytes([index]) * 200_000) for index in range(40)]
+    for batch in sent:
+        produce(client, topic, 0, batch)
+    answer = fetch(client, topic, 0, 0)
+    offset, seen = 0, 0
+    while offset < 40:
+        assert answer.error_code == 0
+        data = bytes(answer.records)
+        count = len(data) // len(sent[0])
+        for index in range(count):
+            assert data.count(bytes([offset + index]) * 200_000) == 1
+        seen += count
+        offset += count
+        answer = fetch(client, topic, 0, offset, max_wait_ms=0)
+    assert seen == 40
+
+
+def session_fetch(client: RawClient, session: int, epoch: int, *parts: tuple[Any, int, int], **fields: Any) -> Any:
+    topics = [
+        FetchRequest.FetchTopic(
+            topic_id=topic,
+            partitions=[FetchRequest.FetchPartition(partition=index, fetch_offset=offset, partition_max_bytes=1 << 20)],
+        )
+        for topic, index, offset in parts
+    ]
+    values: dict[str, Any] = {"max_wait_ms": 0, "min_bytes": 1, "max_bytes": 1 << 20, **fields}
+    return client.ask(FetchRequest(session_id=session, session_epoch=epoch, topics=topics, **values), 17)
+
+
+def test_an_incremental_session(client: RawClient, name: str) -> None:
+    create_topic(client, name, 3)
+    topic = topic_id(client, name)
+    opened = session_fetch(client, 0, 0, (topic, 0, 0), (topic, 1, 0), (topic, 2, 0))
+    session = opened.session_id
+    assert session != 0
+    assert sum(len(each.partitions) for each in opened.responses) == 3
+    assert session_fetch(client, session, 1).responses == []
+    produce(client, name, 1, batch_of(b"x"))
+    news = session_fetch(client, session, 2)
+    assert [part.partition_index for each in news.responses for part in each.partitions] == [1]
+    assert session_fetch(client, session, 3, (topic, 1, 1)).responses == []
+    produce(client, name, 2, batch_of(b"y"))
+    forgotten = [FetchRequest.ForgottenTopic(topic_id=topic, partitions=[2])]
+    assert session_fetch(client, session, 4, forgotten_topics_data=forgotten).responses == []
+    assert session_fetch(client, session, 9).error_code == ErrorCode.INVALID_FETCH_SESSION_EPOCH
+    closed = session_fetch(client, session, -1)
+    assert (closed.error_code, closed.session_id) == (0, 0)
+    assert session_fetch(client, session, 5).error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+
+
+def test_an_unknown_topic_id(client: RawClient, topic: str) -> None:
+    import uuid
+
+    answer = session_fetch(client, 0, -1, (uuid.uuid4(), 0, 0))
+    assert answer.responses[0].partitions[0].error_code == ErrorCode.UNKNOWN_TOPIC_ID
