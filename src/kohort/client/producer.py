@@ -36,7 +36,9 @@ _ROWS_AT_ONCE = 65_536
 """Rows of a table that are encoded before their batches are handed over, so that sending starts early."""
 
 
-def producer_config(bootstrap_servers: str | list[str] | tuple[str, ...] | None, given: Mapping[str, Any]) -> ProducerConfig:
+def producer_config(
+    bootstrap_servers: str | list[str] | tuple[str, ...] | None, given: Mapping[str, Any]
+) -> ProducerConfig:
     """Settings as given; acks=0 or 1 switches idempotence off unless it is asked for, as in Kafka's own producer."""
     settings = dict(given)
     if "acks" in settings:
@@ -127,7 +129,9 @@ class Producer:
         elif not 0 <= partition < len(partitions):
             self._check_partition(topic, partition)
         stamp = int(time.time() * 1000) if timestamp_ms is None else timestamp_ms
-        return self._accumulator.append(TopicPartition(topic, partition), (stamp, key, value, headers), size, on_delivery)
+        return self._accumulator.append(
+            TopicPartition(topic, partition), (stamp, key, value, headers), size, on_delivery
+        )
 
     def send_arrow(
         self,

@@ -133,7 +133,9 @@ class Sender:
                 return
         while not self.closed:
             try:
-                await self.init_producer_id(ANY, InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=INT32_MAX))
+                await self.init_producer_id(
+                    ANY, InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=INT32_MAX)
+                )
                 return
             except RetriableError:
                 self._expire(self.cluster.runtime.now_ms)
@@ -406,7 +408,9 @@ class Sender:
                     late.append(queue.waiting.popleft())
         for batch in late:
             reason = self.cluster.unreachable() or f"no leader of {batch.partition} took it"
-            error = TimedOutError(f"{batch.partition}: not delivered within {self.config.delivery_timeout_ms} ms: {reason}")
+            error = TimedOutError(
+                f"{batch.partition}: not delivered within {self.config.delivery_timeout_ms} ms: {reason}"
+            )
             if batch.attempts:
                 self._lose(batch, error)
             else:

@@ -28,10 +28,16 @@ class ProducerConfig(ConnectionConfig):
         "enable.idempotence", True, why="retries write nothing twice and nothing out of order; needs acks=all"
     )
     transactional_id: str | None = knob(
-        "transactional.id", None, why="names this producer across restarts; makes transactions possible and fences an older instance"
+        "transactional.id",
+        None,
+        why="names this producer across restarts; makes transactions possible and fences an older instance",
     )
     transaction_timeout_ms: int = knob(
-        "transaction.timeout.ms", 60_000, low=1, unit="ms", why="the coordinator aborts a transaction that is open for longer"
+        "transaction.timeout.ms",
+        60_000,
+        low=1,
+        unit="ms",
+        why="the coordinator aborts a transaction that is open for longer",
     )
     compression_type: str = knob("compression.type", "none", choices=tuple(CODECS), why="how batches are compressed")
     compression_level: int | None = knob("compression.level", None, why="the codec's own level; None: its default")
@@ -45,10 +51,18 @@ class ProducerConfig(ConnectionConfig):
     )
     linger_ms: int = knob("linger.ms", 5, low=0, unit="ms", why="or when it is this old")
     buffer_memory: int = knob(
-        "buffer.memory", 32 * 1024 * 1024, low=1024, unit="bytes", why="bounds what waits to be sent; then send() blocks"
+        "buffer.memory",
+        32 * 1024 * 1024,
+        low=1024,
+        unit="bytes",
+        why="bounds what waits to be sent; then send() blocks",
     )
     max_block_ms: int = knob(
-        "max.block.ms", 60_000, low=0, unit="ms", why="how long send() blocks at most for memory or for a topic's metadata"
+        "max.block.ms",
+        60_000,
+        low=0,
+        unit="ms",
+        why="how long send() blocks at most for memory or for a topic's metadata",
     )
     max_request_size: int = knob(
         "max.request.size", 1024 * 1024, low=128, unit="bytes", why="bounds one request, and so one record"
@@ -57,14 +71,24 @@ class ProducerConfig(ConnectionConfig):
         "max.in.flight.requests.per.connection", 5, low=1, why="requests to one broker that are not answered yet"
     )
     delivery_timeout_ms: int = knob(
-        "delivery.timeout.ms", 120_000, low=1, unit="ms", why="a record is delivered within this time of send(), or fails"
+        "delivery.timeout.ms",
+        120_000,
+        low=1,
+        unit="ms",
+        why="a record is delivered within this time of send(), or fails",
     )
     retries: int = knob("retries", INT32_MAX, low=0, why="how often a batch is sent again, within the delivery timeout")
     partitioner: Callable[[str, bytes | None, int], int] | None = knob(
-        "partitioner", None, why="called with topic, key and number of partitions; None: by the key's murmur2, as Kafka's own producers do"
+        "partitioner",
+        None,
+        why="called with topic, key and number of partitions; None: by the key's murmur2, as Kafka's own producers do",
     )
-    key_serializer: Callable[[Any], bytes] | None = knob("key.serializer", None, why="called with each key; None: bytes or str")
-    value_serializer: Callable[[Any], bytes] | None = knob("value.serializer", None, why="called with each value; None: bytes or str")
+    key_serializer: Callable[[Any], bytes] | None = knob(
+        "key.serializer", None, why="called with each key; None: bytes or str"
+    )
+    value_serializer: Callable[[Any], bytes] | None = knob(
+        "value.serializer", None, why="called with each value; None: bytes or str"
+    )
 
     @property
     def acks_number(self) -> int:

@@ -1,0 +1,218 @@
+"""The producer against the embedded broker, and against a real Apache Kafka where one can be had."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from kohort import Broker, Producer, TopicPartition
+from kohort.client.range_reader import RangeReader
+from kohort.columns.encode import ColumnNames, partition_for_key
+from kohort.errors import ErrorCode, InvalidInputError, KafkaError, TimedOutError
+
+
+@pytest.fixture(scope="module")
+def own_broker() -> Iterator[Broker]:
+    with Broker(config={"num.partitions": "4"}) as broker:
+        yield broker
+
+
+@pytest.fixture(params=["own", pytest.param("apache", marks=pytest.mark.kafka)])
+def servers(request: pytest.FixtureRequest) -> str:
+    if request.param == "own":
+        return str(request.getfixturevalue("own_broker").bootstrap_servers)
+    return str(request.getfixturevalue("apache_kafka").bootstrap_servers)
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest) -> str:
+    return "".join(letter if letter.isalnum() else "-" for letter in request.node.name)
+
+
+def read(servers: str, topic: str, **settings: Any) -> list[dict[str, Any]]:
+    """Every record of a topic, by partition and offset."""
+    with RangeReader(servers, **settings) as reader:
+        rows = []
+        for partition in [TopicPartition(topic, number) for number in reader.partitions_of([topic])[topic]]:
+            end = reader.end_offsets([partition])[partition]
+            for batch in reader.read(partition, 0, end):
+                rows += batch.to_pylist()
+        return rows
+
+
+@pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
+def test_records_arrive_as_sent(servers: str, topic: str, codec: str) -> None:
+    told: list[int] = []
+    with Producer(servers, compression_type=codec) as producer:
+        sent = []
+        for i in range(300):
+            sent.append(
+                producer.send(
+                    topic,
+                    f"value {i}" * 9 if i % 10 else None,
+                    f"key {i % 7}" if i % 3 else None,
+                    timestamp_ms=1_700_000_000_000 + i,
+                    headers=[("n", str(i).encode()), ("none", None)] if i % 5 == 0 else (),
+                    on_delivery=lambda error, where: told.append(-1 if error else where.offset),
+                )
+            )
+        producer.flush(20)
+    places = {(place.partition, place.offset): i for i, place in enumerate(one.result(0) for one in sent)}
+    rows = read(servers, topic)
+    assert len(rows) == len(places) == len(told) == 300
+    for row in rows:
+        i = places[row["partition"], row["offset"]]
+        assert row["value"] == (f"value {i}".encode() * 9 if i % 10 else None)
+        assert row["key"] == (f"key {i % 7}".encode() if i % 3 else None)
+        assert row["timestamp"].timestamp() * 1000 == pytest.approx(1_700_000_000_000 + i)
+        expected = [{"key": "n", "value": str(i).encode()}, {"key": "none", "value": None}] if i % 5 == 0 else None
+        assert row["headers"] == expected
+        if i % 3:
+            assert row["partition"] == partition_for_key(row["key"], 4)
+
+
+def test_arrow_batches_arrive_as_sent(servers: str, topic: str) -> None:
+    table = pa.table(
+        {
+            "tail": pa.array([f"N{i % 50}" if i % 4 else None for i in range(20_000)]),
+            "json": pa.array([f'{{"i": {i}}}' for i in range(20_000)]),
+            "at": pa.array([1_600_000_000_000_000 + i for i in range(20_000)], pa.timestamp("us", "UTC")),
+        }
+    )
+    with Producer(servers, compression_type="lz4", batch_size=4096) as producer:
+        done = producer.send_arrow(topic, table, columns=ColumnNames("tail", "json", timestamp="at")).result(20)
+        assert sum(count for _, count in done) == 20_000
+    rows = read(servers, topic)
+    assert sorted(row["value"] for row in rows) == sorted(f'{{"i": {i}}}'.encode() for i in range(20_000))
+    by_key = defaultdict(list)
+    for row in rows:
+        by_key[row["key"]].append(row["value"])
+        assert row["key"] is None or row["partition"] == partition_for_key(row["key"], 4)
+    numbers = [int(value[6:-1]) for value in by_key[b"N7"]]
+    assert numbers == sorted(numbers)
+
+
+def test_order_is_kept_by_many_threads(own_broker: Broker, topic: str) -> None:
+    with Producer(own_broker.bootstrap_servers, batch_size=512, linger_ms=0) as producer:
+
+        def work(name: int) -> None:
+            for i in range(500):
+                producer.send(topic, f"{name} {i}", partition=name % 4)
+
+        threads = [threading.Thread(target=work, args=(name,)) for name in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    seen: dict[bytes, int] = defaultdict(lambda: -1)
+    for row in read(own_broker.bootstrap_servers, topic):
+        name, number = row["value"].split()
+        assert int(number) == seen[name] + 1
+        seen[name] = int(number)
+    assert set(seen.values()) == {499}
+
+
+def test_awaited_in_asyncio(own_broker: Broker, topic: str) -> None:
+    async def main() -> list[int]:
+        with Producer(own_broker.bootstrap_servers) as producer:
+            places = await asyncio.gather(*(wait(producer.send(topic, "x", partition=0)) for _ in range(10)))
+        return [place.offset for place in places]
+
+    async def wait(delivery: Any) -> Any:
+        return await delivery
+
+    assert asyncio.run(main()) == list(range(10))
+
+
+@pytest.mark.parametrize("acks", [0, 1, "all"])
+def test_acks(servers: str, topic: str, acks: int | str) -> None:
+    with Producer(servers, acks=acks) as producer:
+        place = producer.send(topic, b"x").result(20)
+    assert place.offset == (-1 if acks == 0 else 0)
+
+
+def test_transactions(apache_kafka: Any, topic: str) -> None:
+    servers = apache_kafka.bootstrap_servers
+    with Producer(servers, transactional_id=topic) as producer:
+        with pytest.raises(InvalidInputError, match="init_transactions"):
+            producer.send(topic, b"too early")
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send(topic, b"kept", partition=0)
+        producer.send_offsets_to_transaction({TopicPartition(topic, 0): 1}, "a-group")
+        producer.commit_transaction()
+        producer.begin_transaction()
+        producer.send(topic, b"aborted after delivery", partition=0)
+        producer.flush(20)
+        producer.abort_transaction()
+        producer.begin_transaction()
+        dropped = producer.send(topic, b"aborted before", partition=0)
+        producer.abort_transaction()
+        assert dropped.exception(20) is not None or dropped.result(0).offset >= 0
+        producer.begin_transaction()
+        producer.send(topic, b"kept too", partition=1)
+        producer.commit_transaction()
+        with Producer(servers, transactional_id=topic) as younger:
+            younger.init_transactions()
+            producer.begin_transaction()
+            producer.send(topic, b"fenced")
+            with pytest.raises(KafkaError) as caught:
+                producer.commit_transaction()
+            assert caught.value.code in (ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH)
+    rows = read(servers, topic, isolation_level="read_committed")
+    assert sorted(row["value"] for row in rows) == [b"kept", b"kept too"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"compresion_type": "zstd"}, "compression"),
+        ({"compression_type": "brotli"}, "brotli"),
+        ({"enable_idempotence": True, "acks": 1}, "acks=all"),
+        ({"transactional_id": "t", "acks": 1}, "idempotence"),
+    ],
+)
+def test_settings_that_cannot_be(settings: dict[str, Any], text: str) -> None:
+    with pytest.raises(InvalidInputError, match=text):
+        Producer("127.0.0.1:9", **settings)
+
+
+def test_arguments_that_cannot_be(own_broker: Broker, topic: str) -> None:
+    with Producer(own_broker.bootstrap_servers) as producer:
+        with pytest.raises(InvalidInputError, match="no partition 9"):
+            producer.send(topic, b"x", partition=9)
+        with pytest.raises(InvalidInputError, match="value_serializer"):
+            producer.send(topic, 5)
+        with pytest.raises(InvalidInputError, match=r"max\.request\.size"):
+            producer.send(topic, bytes(2**21))
+        with pytest.raises(KafkaError, match="not valid|not allowed"):
+            producer.send("no such / name", b"x")
+        with pytest.raises(InvalidInputError, match="transactional_id"):
+            producer.begin_transaction()
+        assert producer.send(topic, b"fine").result(20).offset == 0
+
+
+def test_unreachable_brokers_are_named() -> None:
+    with Producer("127.0.0.1:9", max_block_ms=400) as producer:
+        with pytest.raises(TimedOutError, match=r"127\.0\.0\.1:9.*refused"):
+            producer.send("any", b"x")
+
+
+def test_leaving_the_program_delivers_and_ends(own_broker: Broker, topic: str) -> None:
+    """A script that closes its producer exits at once, with everything delivered."""
+    script = (
+        "from kohort import Producer\n"
+        f"with Producer({own_broker.bootstrap_servers!r}, linger_ms=60000, delivery_timeout_ms=200000) as producer:\n"
+        f"    for i in range(100): producer.send({topic!r}, str(i))\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=30, env={**os.environ, "PYTHONPATH": "src"})
+    assert len(read(own_broker.bootstrap_servers, topic)) == 100

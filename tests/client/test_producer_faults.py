@@ -1,0 +1,128 @@
+"""The producer when answers fail, are lost or never come: nothing lost, nothing twice, nothing out of order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from kohort import Broker, Producer, TopicPartition
+from kohort.broker.fault import Fault
+from kohort.client.range_reader import RangeReader
+from kohort.errors import ErrorCode, InvalidInputError, KafkaError, TimedOutError
+
+
+@pytest.fixture(scope="module")
+def module_broker() -> Iterator[Broker]:
+    with Broker(config={"num.partitions": "1"}) as broker:
+        yield broker
+
+
+@pytest.fixture
+def broker(module_broker: Broker) -> Iterator[Broker]:
+    yield module_broker
+    module_broker.faults.clear()
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest) -> str:
+    return "".join(letter if letter.isalnum() else "-" for letter in request.node.name)
+
+
+def values(broker: Broker, topic: str) -> list[int]:
+    partition = TopicPartition(topic, 0)
+    with RangeReader(broker.bootstrap_servers, columns=("value",)) as reader:
+        end = reader.end_offsets([partition])[partition]
+        return [int(value) for batch in reader.read(partition, 0, end) for value in batch.column(0).to_pylist()]
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault("Produce", "close", skip=1),
+        Fault("Produce", "close_after", skip=1),
+        Fault("Produce", "close_after", skip=2, times=3),
+        Fault("Produce", "drop_reply", skip=1),
+        Fault("Produce", "drop", skip=2),
+        Fault("Produce", "fail", error=ErrorCode.NOT_LEADER_OR_FOLLOWER, skip=1, times=2),
+        Fault("Produce", "fail", error=ErrorCode.UNKNOWN_PRODUCER_ID, skip=1),
+        Fault("Produce", "fail", error=ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, skip=3),
+        Fault("InitProducerId", "fail", error=ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, times=2),
+        Fault("Metadata", "close", skip=1),
+    ],
+    ids=lambda fault: f"{fault.api} {fault.action} {fault.error}",
+)
+def test_once_and_in_order(broker: Broker, topic: str, fault: Fault) -> None:
+    broker.faults.add(fault)
+    settings = {"batch_size": 300, "linger_ms": 0, "request_timeout_ms": 700, "delivery_timeout_ms": 20_000}
+    with Producer(broker.bootstrap_servers, **settings) as producer:
+        sent = [producer.send(topic, str(i)) for i in range(400)]
+        producer.flush(30)
+        offsets = [one.result(0).offset for one in sent]
+    assert values(broker, topic) == list(range(400))
+    assert offsets == list(range(400))
+
+
+def test_broker_killed_and_restarted(topic: str) -> None:
+    with (
+        Broker(config={"num.partitions": "1"}) as broker,
+        Producer(broker.bootstrap_servers, batch_size=300) as producer,
+    ):
+        sent = [producer.send(topic, str(i)) for i in range(200)]
+        sent[0].result(20)
+        broker.kill()
+        sent += [producer.send(topic, str(i)) for i in range(200, 400)]
+        broker.restart()
+        producer.flush(30)
+        assert [one.exception(0) for one in sent] == [None] * 400
+        assert values(broker, topic) == list(range(400))
+
+
+def test_a_refused_batch_fails_alone(broker: Broker, topic: str) -> None:
+    """After a batch that the broker refuses for good the others still arrive, once and in order."""
+    broker.faults.add(Fault("Produce", "fail", error=ErrorCode.INVALID_RECORD, skip=1))
+    with Producer(broker.bootstrap_servers, batch_size=300, linger_ms=0) as producer:
+        sent = [producer.send(topic, str(i)) for i in range(400)]
+        producer.flush(30)
+        failed = [i for i, one in enumerate(sent) if one.exception(0) is not None]
+        assert failed
+        assert isinstance(sent[failed[0]].exception(0), InvalidInputError)
+        assert producer.send(topic, "400").exception(20) is None
+    assert values(broker, topic) == [i for i in range(401) if i not in failed]
+
+
+def test_delivery_timeout(broker: Broker, topic: str) -> None:
+    rule = broker.faults.add(Fault("Produce", "drop", times=None))
+    settings = {"request_timeout_ms": 150, "delivery_timeout_ms": 500, "linger_ms": 0}
+    with Producer(broker.bootstrap_servers, **settings) as producer:
+        late = producer.send(topic, "0")
+        assert isinstance(late.exception(10), TimedOutError)
+        rule.remove()
+        assert producer.send(topic, "1").result(20).offset >= 0
+    assert values(broker, topic)[-1] == 1
+
+
+def test_memory_is_bounded(broker: Broker, topic: str) -> None:
+    """send() blocks when the memory is full, gives up with a clear error, and goes on when there is room."""
+    rule = broker.faults.add(Fault("Produce", "hold", times=None))
+    settings = {"buffer_memory": 20_000, "max_block_ms": 300, "batch_size": 2000}
+    with Producer(broker.bootstrap_servers, **settings) as producer:
+        sent = []
+        with pytest.raises(TimedOutError, match=r"buffer\.memory"):
+            for i in range(10_000):
+                sent.append(producer.send(topic, f"{i:01000}"))
+        assert 10 < len(sent) <= 20
+        rule.remove()
+        producer.flush(20)
+        assert producer.send(topic, "99").result(20).offset == len(sent)
+    assert values(broker, topic) == [*range(len(sent)), 99]
+
+
+def test_fatal_refusal_of_a_producer_id(broker: Broker, topic: str) -> None:
+    broker.faults.add(Fault("InitProducerId", "fail", error=ErrorCode.CLUSTER_AUTHORIZATION_FAILED, times=None))
+    with Producer(broker.bootstrap_servers) as producer:
+        error = producer.send(topic, "0").exception(10)
+        assert error is not None
+        assert error.code is ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+        with pytest.raises(KafkaError):
+            producer.send(topic, "1")
