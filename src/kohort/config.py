@@ -133,7 +133,7 @@ def to_properties(config: Any) -> dict[str, str]:
     """Every setting of a configuration as Kafka would print it."""
     return {
         name: format_value(getattr(config, setting.field))
-        for name, setting in settings(type(config)).items()
+        for name, setting in settings(config.__class__).items()
         if getattr(config, setting.field) is not None
     }
 
@@ -159,7 +159,7 @@ def parse_value(setting: Setting, raw: Any, key: str | None = None) -> Any:
         raise InvalidInputError(f"{name} must be {_kind(setting.type)}, not {raw!r}") from None
     if value is None:
         return value
-    if fact.low is not None and value < fact.low or fact.high is not None and value > fact.high:
+    if (fact.low is not None and value < fact.low) or (fact.high is not None and value > fact.high):
         raise InvalidInputError(f"{name} must be {_range(fact)}, not {raw!r}")
     words = value if isinstance(value, tuple) else (value,)
     if fact.choices and any(word not in fact.choices for word in words):

@@ -211,7 +211,7 @@ class TestOptions:
             Broker(listen=broker.bootstrap_servers)
 
     def test_folder_in_use(self, broker: Broker, client: RawClient, name: str) -> None:
-        with pytest.raises(KafkaError, match="in use|another broker"):
+        with pytest.raises(KafkaError, match=r"in use|another broker"):
             Broker(broker.data_dir)
         create_topic(client, name)
 

@@ -77,9 +77,12 @@ class BadFrame(Exception):
 class Limits(Protocol):
     """The bounds of one connection, from the broker's settings."""
 
-    request_bytes_max: int
-    queued_requests_max: int
-    queued_bytes_max: int
+    @property
+    def request_bytes_max(self) -> int: ...
+    @property
+    def queued_requests_max(self) -> int: ...
+    @property
+    def queued_bytes_max(self) -> int: ...
 
 
 class Connection:

@@ -6,6 +6,7 @@ starts children of its own. It ends with the program, even when the program is k
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -272,9 +273,7 @@ def _end(process: subprocess.Popen[bytes], folder: Path | None, owner: int) -> N
             process.wait()
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
-            try:
+            with contextlib.suppress(BrokenPipeError):
                 pipe.close()
-            except BrokenPipeError:
-                pass
     if folder is not None:
         shutil.rmtree(folder, ignore_errors=True)

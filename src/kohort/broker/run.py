@@ -61,15 +61,13 @@ class RunningBroker:
         """Let nobody in, answer who waits, write everything down."""
         self._server.stop_listening()
         self.node.stop_waiting()
-        until = self._loop.time() + self._grace_s
-        while self._server.busy and self._loop.time() < until:
-            await asyncio.sleep(0.01)
+        await self._server.drained(self._grace_s)
         self._server.close()
         self.node.close()
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
-    """uvloop's loop where it is installed, else asyncio's."""
+    """The loop of uvloop where that is installed, else asyncio's."""
     try:
         import uvloop
     except ImportError:

@@ -17,6 +17,7 @@ log = logging.getLogger("kohort.broker")
 
 ACCEPTS_PER_WAKE = 256
 """Thousands who come back at once are let in quickly, and those who are in are still served between."""
+DRAIN_CHECK_S = 0.01
 RESERVED_FILES = 640
 """Descriptors kept from sockets: the store's files, and some for everything else."""
 
@@ -176,10 +177,21 @@ class Server:
             self._sock.close()
             self._sock = None
 
-    @property
-    def busy(self) -> bool:
-        """Whether answers are still under way."""
-        return any(not connection.idle for connection in self._connections)
+    def drained(self, seconds: float) -> asyncio.Future[None]:
+        """Done once no answer is under way any more, or after so long."""
+        future: asyncio.Future[None] = self._loop.create_future()
+        until = self._loop.time() + seconds
+
+        def look() -> None:
+            if future.cancelled():
+                return
+            if self._loop.time() >= until or all(connection.idle for connection in self._connections):
+                future.set_result(None)
+            else:
+                self._loop.call_later(DRAIN_CHECK_S, look)
+
+        look()
+        return future
 
     def close(self) -> None:
         """End everything."""

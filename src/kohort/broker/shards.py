@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from kohort.errors import ErrorCode
@@ -88,7 +88,7 @@ class GroupShards:
 
         for index, of_shard in by_shard.items():
             names = tuple(of_shard)
-            self._shards[index].ask(make_event(self._token(), names), lambda value, names=names: collect(names, value))
+            self._shards[index].ask(make_event(self._token(), names), partial(collect, names))
 
     def ask_all(self, make_event: Callable[[int], Any], answer: Callable[[list[Any]], None]) -> None:
         """Ask every shard; `answer` takes the values (or codes) in the shards' order."""
@@ -103,7 +103,7 @@ class GroupShards:
                 answer(values)
 
         for index, shard in enumerate(self._shards):
-            shard.ask(make_event(self._token()), lambda value, index=index: collect(index, value))
+            shard.ask(make_event(self._token()), partial(collect, index))
 
     def tell_all(self, event: Event) -> None:
         """News for every shard."""

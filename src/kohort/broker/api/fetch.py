@@ -7,7 +7,7 @@ Versions: 4 read_committed, 7 sessions, 9 leader epochs, 12 the leader in errors
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from kohort.broker.api.listoffsets import epoch_error
@@ -200,8 +200,7 @@ def fetch(node: Node, request: Request) -> FetchResponse | None:
         node.sessions.close(session_id)
     wanted = _wanted(message, by_id)
     session = node.sessions.open(by_id, wanted) if epoch == 0 else None
-    answer = Fetch(node, request, wanted.values(), session).start()
-    return answer
+    return Fetch(node, request, wanted.values(), session).start()
 
 
 def _fetch_on(node: Node, request: Request, session_id: int, epoch: int, by_id: bool) -> FetchResponse | None:
@@ -228,4 +227,4 @@ def _fetch_on(node: Node, request: Request, session_id: int, epoch: int, by_id: 
     return Fetch(node, request, session.partitions.values(), session).start()
 
 
-HANDLERS = {FetchRequest: fetch}
+HANDLERS: dict[type, Callable[[Any, Any], Any]] = {FetchRequest: fetch}

@@ -6,6 +6,7 @@ offsets, 10 a timeout, 11 the earliest offset still to be uploaded; OffsetForLea
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from kohort.errors import ErrorCode, KafkaError
@@ -96,4 +97,7 @@ def _epoch_end(node: Node, topic: str, asked: Any) -> Any:
     return OffsetForLeaderEpochResponse.EpochEndOffset(partition=asked.partition, leader_epoch=epoch, end_offset=end)
 
 
-HANDLERS = {ListOffsetsRequest: list_offsets, OffsetForLeaderEpochRequest: offset_for_leader_epoch}
+HANDLERS: dict[type, Callable[[Any, Any], Any]] = {
+    ListOffsetsRequest: list_offsets,
+    OffsetForLeaderEpochRequest: offset_for_leader_epoch,
+}

@@ -8,6 +8,7 @@ and an error for the group, 7 require_stable, 8 several groups, 9 member epochs,
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kohort.errors import ErrorCode
@@ -132,7 +133,7 @@ def offset_fetch(node: Node, request: Request) -> None:
             request.reply(OffsetFetchResponse(groups=[found[each] for each in range(len(groups))]))
 
     for position, group in enumerate(groups):
-        _fetch_group(node, request, group, lambda response, position=position: collect(position, response))
+        _fetch_group(node, request, group, partial(collect, position))
 
 
 def _fetch_one(node: Node, request: Request) -> None:
@@ -239,11 +240,12 @@ def _fetch_group(node: Node, request: Request, group: Any, done: Callable[[Any],
 def offset_delete(node: Node, request: Request) -> None:
     """Delete positions of topics nobody in the group is subscribed to. Source: KIP-496."""
     message = request.message
-    known: list[TopicPartition] = []
-    for topic in message.topics:
-        for part in topic.partitions:
-            if node.store.get(topic.name, part.partition_index) is not None:
-                known.append(TopicPartition(topic.name, part.partition_index))
+    known = [
+        TopicPartition(topic.name, part.partition_index)
+        for topic in message.topics
+        for part in topic.partitions
+        if node.store.get(topic.name, part.partition_index) is not None
+    ]
 
     def answer(value: Any) -> None:
         whole = value if isinstance(value, ErrorCode) else value.error

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from kohort.errors import ErrorCode, KafkaError
@@ -42,7 +43,7 @@ def produce(node: Node, request: Request) -> ProduceResponse | None:
         responses.append(
             _Topic(topic_id=topic.topic_id, partition_responses=answers)
             if by_id
-            else _Topic(name=name, partition_responses=answers)
+            else _Topic(name=topic.name, partition_responses=answers)
         )
     if message.acks != 0:
         return ProduceResponse(responses=responses)
@@ -105,4 +106,4 @@ def _append(node: Node, request: Request, name: str | None, part: Any, now_ms: i
     )
 
 
-HANDLERS = {ProduceRequest: produce}
+HANDLERS: dict[type, Callable[[Any, Any], Any]] = {ProduceRequest: produce}
