@@ -14,6 +14,7 @@ from kohort.assignors import (
     Assignor,
     CooperativeSticky,
     MemberSubscription,
+    RackAware,
     Sticky,
     TopicInfo,
     Uniform,
@@ -235,6 +236,25 @@ def test_cooperative_tells_its_generation() -> None:
     newer = MemberSubscription(("a",), owned=(TopicPartition("a", 0),), generation=11)
     result = mine.assign({"x": old_client, "y": newer}, {"a": TopicInfo(1)})
     assert result == {"x": [("a", 0)], "y": []}
+
+
+def test_a_custom_assignor_carries_data_both_ways() -> None:
+    """Racks go up in the subscriptions' user data, what is near comes down in the assignments'."""
+    leader, other = RackAware("r0"), RackAware("r1")
+    topics = {"a": TopicInfo(4, (frozenset({"r0"}), frozenset({"r1"}), frozenset({"r1"}), frozenset({"r2"})))}
+    members = {
+        "x": MemberSubscription(("a",), user_data=leader.subscription_user_data(["a"])),
+        "y": MemberSubscription(("a",), user_data=other.subscription_user_data(["a"])),
+    }
+    result = leader.assign(members, topics)
+    assert result == {"x": [("a", 0), ("a", 3)], "y": [("a", 1), ("a", 2)]}
+    told = leader.assignment_user_data()
+    leader.on_assignment(result["x"], told["x"], 1)
+    other.on_assignment(result["y"], told["y"], 1)
+    assert leader.near == (("a", 0),)
+    assert other.near == (("a", 1), ("a", 2))
+    with pytest.raises(InvalidInputError):
+        RackAware("")
 
 
 def test_names() -> None:

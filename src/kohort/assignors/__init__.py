@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from kohort.assignors.rack_aware import RackAware
 from kohort.assignors.range import Range
 from kohort.assignors.roundrobin import RoundRobin
-from kohort.assignors.shapes import Assignment, Assignor, MemberSubscription, TopicInfo
+from kohort.assignors.shapes import Assignment, Assignor, MemberSubscription, Stateless, TopicInfo
 from kohort.assignors.sticky import CooperativeSticky, Sticky, Uniform
 from kohort.errors import ErrorCode, InvalidInputError
 
@@ -63,8 +64,10 @@ __all__ = [
     "Assignor",
     "CooperativeSticky",
     "MemberSubscription",
+    "RackAware",
     "Range",
     "RoundRobin",
+    "Stateless",
     "Sticky",
     "TopicInfo",
     "Uniform",

@@ -73,6 +73,9 @@ class Assignor(Protocol):
             topics: the topics that exist among those subscribed to.
         """
 
+    def assignment_user_data(self) -> Mapping[MemberId, bytes]:
+        """What the leader tells members along with the assignment just made; members left out are told nothing."""
+
     def subscription_user_data(self, topics: Sequence[str]) -> bytes | None:
         """What this member tells the group's leader when it joins."""
 
@@ -81,7 +84,11 @@ class Assignor(Protocol):
 
 
 class Stateless:
-    """The part of an assignor that remembers nothing and tells the leader nothing."""
+    """The part of an assignor that remembers nothing and tells nobody anything; a base for assignors of your own."""
+
+    def assignment_user_data(self) -> Mapping[MemberId, bytes]:
+        """Nothing."""
+        return {}
 
     def subscription_user_data(self, topics: Sequence[str]) -> bytes | None:
         """Nothing."""

@@ -117,7 +117,7 @@ class Uniform(Stateless):
         return divide(members, topics)
 
 
-class Sticky:
+class Sticky(Stateless):
     """The eager one: members give up everything before they join, so what they had travels in the user data.
 
     One instance belongs to one member and remembers its last assignment.
@@ -145,7 +145,7 @@ class Sticky:
         self._previous, self._generation = tuple(partitions), generation
 
 
-class CooperativeSticky:
+class CooperativeSticky(Stateless):
     """The incremental one: members keep what they own, and a partition that moves is handed over in two rebalances.
 
     One instance belongs to one member and remembers its generation.

@@ -8,7 +8,7 @@ Source: spec 3.2–3.6, 3.10, 3.13; KIP-429; KIP-792.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -154,7 +154,7 @@ class ClassicProtocol:
         }
         try:
             result = assignor.assign(members, assignable)
-            extra: Mapping[str, bytes] = getattr(assignor, "assignment_user_data", dict)()
+            extra = assignor.assignment_user_data()
         except KafkaError:
             raise
         except Exception as error:  # an assignor of the application's own: its failure is reported, not swallowed
@@ -267,14 +267,8 @@ def _decode_versioned(message: type[Any], content: bytes, what: str) -> Any:
     version = int.from_bytes(content[:2], "big", signed=True)
     if version < 0:
         raise CorruptDataError(f"{what}: version {version}")
-    body = content[2:]
-    for cut in range(len(body) + 1) if version > message.MAX_VERSION else (0,):
-        try:
-            return message.decode(body[: len(body) - cut], min(version, message.MAX_VERSION))
-        except CorruptDataError:
-            if version <= message.MAX_VERSION:
-                raise
-    raise CorruptDataError(f"{what}: version {version} can't be read as version {message.MAX_VERSION}")
+    body, newest = content[2:], message.MAX_VERSION
+    return message.decode(body, version) if version <= newest else message.decode_prefix(body, newest)[0]
 
 
 def _assignable(metadata: Metadata, topic: str, numbers: tuple[int, ...]) -> AssignableTopic:
