@@ -182,7 +182,7 @@ class ConsumerConfig(ConnectionConfig):
     )
     partition_assignment_strategy: tuple[Any, ...] = knob(
         "partition.assignment.strategy",
-        ("range",),
+        ("range", "cooperative-sticky"),
         why="classic assignors by preference: names, or assignor objects of your own; the group uses the first that all members list",
     )
     session_timeout_ms: int = knob(

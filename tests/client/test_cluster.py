@@ -1,0 +1,192 @@
+"""Connections, versions, metadata and coordinators, in virtual time."""
+
+from __future__ import annotations
+
+import pytest
+
+from kohort.client.cluster import ANY, Coordinator, Node, parse_address
+from kohort.client.links import ConnectionFailed
+from kohort.errors import ErrorCode, InvalidInputError, KafkaError, TimedOutError
+from kohort.ids import TopicPartition
+from kohort.wire.cluster import ApiVersionsResponse, DescribeClusterRequest
+from kohort.wire.groups import FindCoordinatorResponse, HeartbeatRequest, HeartbeatResponse
+from tests.client.virtual import DROP, PARK, VirtualCluster
+
+
+def test_metadata_is_asked_once_per_need_and_names_leaders() -> None:
+    world = VirtualCluster(topics={"a": 3})
+    found = world.call(world.cluster.describe_topics(["a"]))
+    assert sorted(found["a"].partitions) == [0, 1, 2]
+    assert world.call(world.cluster.leader(TopicPartition("a", 2))) == 1
+    assert len(world.sent("Metadata")) == 1
+
+
+def test_an_unknown_topic_is_waited_for_and_then_named() -> None:
+    world = VirtualCluster(settings={"default_api_timeout_ms": 1000})
+    with pytest.raises(TimedOutError, match="no leader of gone-0"):
+        world.call(world.cluster.leader(TopicPartition("gone", 0)))
+    assert world.runtime.now_ms == pytest.approx(1000, abs=600)
+
+
+def test_a_topic_that_appears_meanwhile_is_found() -> None:
+    world = VirtualCluster()
+    task = world.runtime.spawn(world.cluster.leader(TopicPartition("new", 0)))
+    world.run(500)
+    assert not task.done
+    world.topics["new"] = 1
+    assert world.finish(task) == 1
+
+
+def test_versions_are_those_both_sides_know() -> None:
+    world = VirtualCluster(highest={HeartbeatRequest.API_KEY: 2, DescribeClusterRequest.API_KEY: -1})
+    world.handlers["Heartbeat"] = lambda message, version: HeartbeatResponse()
+    world.call(world.cluster.send(HeartbeatRequest(group_id="g"), ANY))
+    assert world.sent("Heartbeat")[0].version == 2
+    with pytest.raises(KafkaError, match="DescribeCluster") as caught:
+        world.call(world.cluster.send(DescribeClusterRequest(), ANY))
+    assert caught.value.code is ErrorCode.UNSUPPORTED_VERSION
+
+
+def test_a_broker_that_knows_only_old_api_versions_is_asked_again() -> None:
+    world = VirtualCluster(topics={"a": 1})
+    modern = world.handlers["ApiVersions"]
+
+    def old(message: object, version: int) -> object:
+        return ApiVersionsResponse(error_code=35) if version > 0 else modern(message, version)
+
+    world.handlers["ApiVersions"] = old
+    original = world._send_back
+
+    def in_layout_of_version_0(request: object, response: object) -> None:
+        if isinstance(response, ApiVersionsResponse) and response.error_code == 35:
+            request.version = 0  # type: ignore[attr-defined]
+        original(request, response)  # type: ignore[arg-type]
+
+    world._send_back = in_layout_of_version_0  # type: ignore[method-assign,assignment]
+    world.call(world.cluster.describe_topics(["a"]))
+    assert [request.message.client_software_name for request in world.sent("ApiVersions")] == ["kohort", ""]
+
+
+def test_an_unreachable_cluster_is_named_with_its_reasons() -> None:
+    world = VirtualCluster(
+        settings={"bootstrap_servers": "10.0.0.1:9092,10.0.0.2:9093", "default_api_timeout_ms": 3000}, refuse={9092, 9093}
+    )
+    with pytest.raises(TimedOutError) as caught:
+        world.call(world.cluster.describe_topics(None))
+    assert "10.0.0.1:9092: connection refused" in str(caught.value)
+    assert "10.0.0.2:9093: connection refused" in str(caught.value)
+    assert 2000 < world.runtime.now_ms <= 3000
+
+
+def test_reconnects_back_off() -> None:
+    world = VirtualCluster(settings={"default_api_timeout_ms": 10_000}, refuse={9092})
+    with pytest.raises(TimedOutError):
+        world.call(world.cluster.describe_topics(None))
+    assert 8 < len(world.opened) < 30
+
+
+def test_a_bootstrap_that_is_down_does_not_stop_the_others() -> None:
+    world = VirtualCluster(settings={"bootstrap_servers": "10.0.0.1:9999,127.0.0.1:9092"}, topics={"a": 1}, refuse={9999})
+    assert "a" in world.call(world.cluster.describe_topics(["a"]))
+
+
+def test_requests_in_flight_fail_with_their_connection() -> None:
+    world = VirtualCluster()
+    world.handlers["Heartbeat"] = lambda message, version: PARK
+    task = world.runtime.spawn(world.cluster.send(HeartbeatRequest(group_id="g"), ANY))
+    world.run()
+    world.cut()
+    with pytest.raises(ConnectionFailed, match="reset"):
+        task.result()
+
+
+def test_a_request_without_an_answer_times_out_and_its_connection_is_given_up() -> None:
+    world = VirtualCluster()
+    world.handlers["Heartbeat"] = lambda message, version: PARK
+    with pytest.raises(TimedOutError, match="Heartbeat: no answer from 127.0.0.1:9092 within 700 ms"):
+        world.call(world.cluster.send(HeartbeatRequest(group_id="g"), ANY, timeout_ms=700))
+    assert world.open_links == set()
+
+
+def test_lanes_have_connections_of_their_own() -> None:
+    world = VirtualCluster(topics={"a": 1})
+    world.call(world.cluster.describe_topics(["a"]))
+    world.handlers["Heartbeat"] = lambda message, version: PARK
+    world.runtime.spawn(world.cluster.send(HeartbeatRequest(group_id="g"), Node(1), lane="fetch"))
+    world.run()
+    world.call(world.cluster.describe_topics(["a"]))
+    assert len(world.opened) == 3  # to the bootstrap address, to node 1, and to node 1 for the lane
+
+
+def test_a_coordinator_is_looked_up_once_and_again_when_forgotten() -> None:
+    world = VirtualCluster()
+    world.call(world.cluster.refresh_metadata())
+    tasks = [world.runtime.spawn(world.cluster.coordinator(Coordinator("g"))) for _ in range(3)]
+    assert [world.finish(task) for task in tasks] == [1, 1, 1]
+    assert len(world.sent("FindCoordinator")) == 1
+    world.cluster.forget_coordinator(Coordinator("g"))
+    world.call(world.cluster.coordinator(Coordinator("g")))
+    assert len(world.sent("FindCoordinator")) == 2
+
+
+def test_a_coordinator_that_is_not_available_yet_is_retriable() -> None:
+    world = VirtualCluster()
+    entry = FindCoordinatorResponse.Coordinator(key="g", error_code=15, node_id=-1)
+    world.handlers["FindCoordinator"] = lambda message, version: FindCoordinatorResponse(coordinators=[entry])
+    with pytest.raises(KafkaError) as caught:
+        world.call(world.cluster.coordinator(Coordinator("g")))
+    assert caught.value.code is ErrorCode.COORDINATOR_NOT_AVAILABLE and caught.value.code.retriable
+
+
+def test_an_answer_out_of_order_ends_the_connection() -> None:
+    world = VirtualCluster()
+    world.handlers["Heartbeat"] = lambda message, version: PARK
+    task = world.runtime.spawn(world.cluster.send(HeartbeatRequest(group_id="g"), ANY))
+    world.run()
+    (request,) = world.parked
+    request.correlation_id += 1
+    world.answer(request, HeartbeatResponse())
+    with pytest.raises(ConnectionFailed):
+        task.result()
+    assert world.open_links == set()
+
+
+def test_metadata_is_refreshed_by_age() -> None:
+    world = VirtualCluster(settings={"metadata_max_age_ms": 10_000}, topics={"a": 1})
+    world.cluster.want_topics("test", {"a"})
+    world.run(45_000)
+    assert 4 <= len(world.sent("Metadata")) <= 6
+
+
+def test_a_refresh_asked_for_during_another_gets_a_later_answer() -> None:
+    world = VirtualCluster()
+    world.handlers["Metadata"] = lambda message, version: PARK
+    first = world.cluster.request_metadata()
+    world.run()
+    second = world.cluster.request_metadata()
+    answer = world._metadata
+    (request,) = world.parked_named("Metadata")
+    world.answer(request, answer(request.message, request.version))
+    assert not second.done
+    (request,) = world.parked_named("Metadata")
+    world.answer(request, answer(request.message, request.version))
+    assert first.done and second.done
+
+
+def test_a_lost_connection_is_retried_by_retrying() -> None:
+    world = VirtualCluster(topics={"a": 1})
+    answers = [DROP, DROP]
+    metadata = world.handlers["Metadata"]
+    world.handlers["Metadata"] = lambda message, version: answers.pop() if answers else metadata(message, version)
+    assert "a" in world.call(world.cluster.describe_topics(["a"]))
+
+
+@pytest.mark.parametrize("text", ["localhost", "localhost:", ":9092", "localhost:0", "localhost:99999", "a b:c"])
+def test_a_bad_address_is_refused(text: str) -> None:
+    with pytest.raises(InvalidInputError, match="HOST:PORT"):
+        parse_address(text)
+
+
+def test_addresses() -> None:
+    assert str(parse_address("PLAINTEXT://[::1]:9092")) == "[::1]:9092"
+    assert parse_address(" kafka.example:9093 ").port == 9093

@@ -1,0 +1,89 @@
+"""The stepping of coroutines on given time."""
+
+from __future__ import annotations
+
+import pytest
+
+from kohort.client.runtime import Cancelled, Promise, Runtime
+from kohort.errors import TimedOutError
+
+
+def test_tasks_run_in_the_order_in_which_they_became_ready() -> None:
+    runtime, seen = Runtime(), []
+
+    async def say(name: str, wait: float) -> None:
+        await runtime.sleep(wait)
+        seen.append((name, runtime.now_ms))
+
+    for name, wait in (("late", 20), ("early", 10), ("also early", 10)):
+        runtime.spawn(say(name, wait))
+    runtime.advance(0)
+    assert runtime.next_deadline_ms() == 10
+    runtime.advance(10)
+    runtime.advance(25)
+    assert seen == [("early", 10), ("also early", 10), ("late", 25)]
+    assert runtime.next_deadline_ms() is None
+
+
+def test_within_cancels_what_takes_too_long_and_lets_it_clean_up() -> None:
+    runtime, cleaned = Runtime(), []
+
+    async def slow() -> None:
+        try:
+            await Promise[None]()
+        finally:
+            cleaned.append(runtime.now_ms)
+
+    task = runtime.spawn(runtime.within(slow(), 50, "slow thing"))
+    runtime.advance(0)
+    runtime.advance(49)
+    assert not task.done
+    runtime.advance(50)
+    with pytest.raises(TimedOutError, match="slow thing"):
+        task.result()
+    assert cleaned == [50]
+
+
+def test_an_error_reaches_whoever_awaits() -> None:
+    runtime = Runtime()
+
+    async def fails() -> None:
+        raise ValueError("no")
+
+    async def waits() -> str:
+        try:
+            await runtime.spawn(fails())
+        except ValueError as error:
+            return str(error)
+        return "nothing"
+
+    task = runtime.spawn(waits())
+    runtime.advance(0)
+    assert task.result() == "no"
+
+
+def test_a_cancelled_task_never_runs_again() -> None:
+    runtime, seen = Runtime(), []
+    gate: Promise[None] = Promise()
+
+    async def waits() -> None:
+        await gate
+        seen.append("ran")
+
+    task = runtime.spawn(waits())
+    runtime.advance(0)
+    task.cancel()
+    gate.resolve(None)
+    runtime.advance(1)
+    assert seen == []
+    with pytest.raises(Cancelled):
+        task.result()
+
+
+def test_first_gives_none_when_time_is_over_first() -> None:
+    runtime = Runtime()
+    never: Promise[None] = Promise()
+    task = runtime.spawn(runtime.first(never, timeout_ms=5))
+    runtime.advance(0)
+    runtime.advance(5)
+    assert task.result() is None
