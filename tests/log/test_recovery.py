@@ -208,11 +208,9 @@ def test_nothing_acknowledged_is_lost_when_the_writer_is_killed(tmp_path: Path) 
             cwd=Path(__file__).parents[2],
         ) as writer:
             assert writer.stdout is not None
-            seen = 0
-            for line in writer.stdout:
+            for seen, line in enumerate(writer.stdout, 1):
                 part, offset, number = map(int, line.split())
                 acknowledged[part][offset] = number
-                seen += 1
                 if seen == lines:
                     writer.send_signal(signal.SIGKILL)
         with LogStore(tmp_path / "data") as store:

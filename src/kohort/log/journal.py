@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Final, Protocol
 
-from kohort.errors import ErrorCode, InvalidInputError, error_for
+from kohort.errors import ErrorCode, FencedError, InvalidInputError
 from kohort.groups.records import OffsetCommitted, Record, TransactionMarked
 from kohort.log.compaction import compact_now
 from kohort.log.group_records import GroupRecordReader, KeyValue, append_started, appended_offsets, encode
@@ -79,7 +79,7 @@ class LogJournal:
     def _check(self, term: int) -> None:
         if term != self._log.leader_epoch:
             text = f"{self._log.path.name}: term {term} is over, {self._log.leader_epoch} has begun"
-            raise error_for(ErrorCode.FENCED_INSTANCE_ID, text)
+            raise FencedError(text, ErrorCode.FENCED_LEADER_EPOCH)
 
     def append(self, term: int, records: Sequence[Record], now_ms: int) -> int:
         """See `Journal`."""

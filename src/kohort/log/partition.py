@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Self
 
-from kohort.errors import ErrorCode, error_for
+from kohort.errors import ErrorCode, FencedError, error_for
 from kohort.log import checkpoints, recovery
 from kohort.log.config import LogConfig
 from kohort.log.files import FileCache
@@ -408,8 +408,8 @@ class PartitionLog:
     def advance_leader_epoch(self, epoch: int) -> None:
         """Begin a leader epoch; later appends carry it. Raises FencedError for one below the current."""
         if epoch < self.leader_epoch:
-            text = f"leader epoch {epoch} is over, {self.leader_epoch} has begun"
-            raise self._refuse(ErrorCode.FENCED_LEADER_EPOCH, text)
+            text = f"{self.path.name}: leader epoch {epoch} is over, {self.leader_epoch} has begun"
+            raise FencedError(text, ErrorCode.FENCED_LEADER_EPOCH)
         if epoch > self.leader_epoch or not self._epochs:
             kept = [entry for entry in self._epochs if entry[1] < self.end_offset]
             checkpoints.write_epochs(self.path, [*kept, (epoch, self.end_offset)])

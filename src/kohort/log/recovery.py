@@ -63,13 +63,15 @@ def open_segments(
     segments = [Segment(path, base, files, config.index_interval_bytes) for base in bases]
     for number, segment in enumerate(segments):
         following = bases[number + 1] if number + 1 < len(bases) else None
-        if following is not None and (verify is None or following <= verify):
-            segment.adopt(following)
-            continue
-        found = segment.load(verify)
+        closed = following is not None and (verify is None or following <= verify)
+        found = segment.adopt(following or 0) if closed else segment.load(verify)
         report.scanned_bytes += found.scanned_bytes
         report.truncated_bytes += found.truncated_bytes
         report.rebuilt_indexes += found.rebuilt_indexes
+        if segment.path.with_suffix(".txnindex").name in found.rebuilt_indexes:
+            _forget_snapshots_after(path, segment.base_offset)
+        if closed:
+            continue
         if following is None:
             break
         if found.truncated_bytes:
@@ -80,6 +82,13 @@ def open_segments(
         segment.finish()
         segment.end_offset = following
     return segments
+
+
+def _forget_snapshots_after(path: Path, offset: int) -> None:
+    """Have the transactions behind `offset` read again from the log."""
+    for snapshot in list(path.glob("*.snapshot")):
+        if snapshot.stem.isdecimal() and int(snapshot.stem) > offset:
+            snapshot.unlink()
 
 
 def _tidy(path: Path, files: FileCache, config: LogConfig) -> list[int]:

@@ -268,22 +268,26 @@ class Segment:
         self.index.reset()
         self.time_index.reset()
 
-    def adopt(self, end_offset: int) -> None:
+    def adopt(self, end_offset: int) -> RecoveryReport:
         """Take over a segment that is no longer appended to, without reading its indexes yet.
 
         Args:
             end_offset: where the next segment starts.
         """
+        report = RecoveryReport()
         self.size = os.stat(self._path).st_size
         self.end_offset = end_offset
         last = self.time_index.last_in_file()
         if last is not None and self._has_batch(*last):
             self.max_timestamp, self.max_timestamp_offset = last[0], self.base_offset + last[1]
         elif self.size:
+            report.rebuilt_indexes.append(self.path.with_suffix(".timeindex").name)
             self.rebuild_indexes()
         self._sealed = True
         if not self.transactions.load():
+            report.rebuilt_indexes.append(self.path.with_suffix(".txnindex").name)
             self.transactions.reset()
+        return report
 
     def _has_batch(self, timestamp: int, relative_offset: int) -> bool:
         """Whether a batch ends at this offset and has this largest timestamp."""

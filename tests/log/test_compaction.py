@@ -1,0 +1,165 @@
+"""Compaction keeps the last record of every key, at its offset, and what transactions need."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kohort.log import Compaction, LogConfig, Marker, OpenOptions, PartitionLog, compact_now
+from kohort.wire.batch import parse_header, read_records
+from tests.log.making import CRASHED, NOW, keyed, small, values
+
+COMPACT = small(cleanup_policy=("compact",), segment_bytes=800)
+_APPENDS = st.lists(
+    st.lists(st.tuples(st.sampled_from([b"a", b"b", b"c", b"d"]), st.none() | st.binary(max_size=40)), min_size=1),
+    min_size=1,
+    max_size=60,
+)
+
+
+def records(log: PartitionLog) -> list[tuple[int, bytes | None, bytes | None]]:
+    return [(r.offset, r.key, r.value) for b in log.batches(log.log_start_offset) for r in read_records(b)]
+
+
+@settings(max_examples=80, deadline=None)
+@given(_APPENDS, st.sampled_from(["none", "gzip", "lz4", "zstd", "snappy"]), st.integers(1, 3))
+def test_the_last_record_of_each_key_stays(
+    tmp_path_factory: pytest.TempPathFactory, appends: list[list[tuple[bytes, bytes | None]]], codec: str, runs: int
+) -> None:
+    log = PartitionLog.open(tmp_path_factory.mktemp("compaction") / "t-0", COMPACT)
+    everything: list[tuple[int, bytes, bytes | None]] = []
+    share = max(1, len(appends) // runs)
+    for number, pairs in enumerate(appends):
+        base = log.append(keyed(*pairs, compression=codec), NOW).base_offset
+        everything += [(base + i, key, value) for i, (key, value) in enumerate(pairs)]
+        if number % share == share - 1:
+            compact_now(log, NOW)
+    end = log.end_offset
+    last = {key: offset for offset, key, _ in everything if offset < log.cleaned_offset}
+    wanted = [r for r in everything if r[0] >= log.cleaned_offset or last[r[1]] == r[0]]
+    found = records(log)
+    # what was last when an earlier run looked at it, and is not any more, may stay until the next run
+    assert [r for r in found if r in wanted] == wanted
+    assert set(found) <= set(everything)
+    compact_now(log, NOW)
+    current = {key: (offset, value) for offset, key, value in everything}
+    assert {key: (offset, value) for offset, key, value in records(log)} == current
+    again = PartitionLog.open(log.path, COMPACT, CRASHED)
+    assert records(again) == records(log)
+    assert again.end_offset == end
+    for offset in range(again.log_start_offset, end + 1):
+        assert values(again, offset) == [(o, v or b"") for o, _, v in records(log) if o >= offset]
+
+
+def test_tombstones_go_after_their_time_on_a_second_run(tmp_path: Path) -> None:
+    log = PartitionLog.open(tmp_path / "t-0", small(cleanup_policy=("compact",), delete_retention_ms=1000))
+    log.append(keyed((b"a", b"1"), (b"b", b"2")), NOW)
+    log.append(keyed((b"a", None)), NOW)
+    log.roll()
+    compact_now(log, NOW + 5000)
+    assert records(log) == [(1, b"b", b"2"), (2, b"a", None)]
+    compact_now(log, NOW + 500)
+    assert records(log) == [(1, b"b", b"2"), (2, b"a", None)]
+    compact_now(log, NOW + 5000)
+    assert records(log) == [(1, b"b", b"2")]
+    assert log.end_offset == 3
+
+
+def test_small_segments_are_merged(tmp_path: Path) -> None:
+    log = PartitionLog.open(tmp_path / "t-0", COMPACT)
+    for number in range(300):
+        log.append(keyed((b"%d" % (number % 5), b"%d" % number)), NOW)
+    before = len(log.segments)
+    compact_now(log, NOW)
+    compact_now(log, NOW)
+    assert before > 10
+    assert len(log.segments) <= 4
+    assert log.log_start_offset == 0
+    assert len(list(log.path.glob("*.log"))) == len(log.segments)
+    assert dict(values(log))[299] == b"299"
+
+
+def test_sequences_and_offsets_of_a_thinned_batch_stay(tmp_path: Path) -> None:
+    log = PartitionLog.open(tmp_path / "t-0", small(cleanup_policy=("compact",)))
+    facts = {"producer_id": 3, "producer_epoch": 1}
+    log.append(keyed((b"a", b"1"), (b"b", b"2"), (b"a", b"3"), (b"b", b"4"), base_sequence=0, **facts), NOW)
+    log.append(keyed((b"b", b"5"), base_sequence=4, **facts), NOW)
+    log.roll()
+    compact_now(log, NOW)
+    headers = [parse_header(b) for b in log.batches(0)]
+    assert [(h.base_offset, h.last_offset, h.base_sequence, h.last_sequence) for h in headers] == [
+        (0, 3, 0, 3),
+        (4, 4, 4, 4),
+    ]
+    assert records(log) == [(2, b"a", b"3"), (4, b"b", b"5")]
+    again = PartitionLog.open(log.path, COMPACT, OpenOptions(clean=False))
+    assert again.append(keyed((b"b", b"5"), base_sequence=4, **facts), NOW).duplicate
+
+
+def test_aborted_records_go_and_never_shadow_committed_ones(tmp_path: Path) -> None:
+    log = PartitionLog.open(tmp_path / "t-0", small(cleanup_policy=("compact",), delete_retention_ms=0))
+    log.append(keyed((b"a", b"committed")), NOW)
+    log.append(keyed((b"a", b"aborted"), producer_id=3, producer_epoch=0, base_sequence=0, transactional=True), NOW)
+    log.append_marker(Marker(3, 0, False, 0), NOW)
+    log.append(keyed((b"b", b"open"), producer_id=4, producer_epoch=0, base_sequence=0, transactional=True), NOW)
+    log.roll()
+    compact_now(log, NOW)
+    assert (1, b"a", b"aborted") in records(log), "a segment with an open transaction is left alone"
+    log.append_marker(Marker(4, 0, True, 0), NOW)
+    log.roll()
+    compact_now(log, NOW)
+    assert [r for r in records(log) if r[1] in (b"a", b"b")] == [(0, b"a", b"committed"), (3, b"b", b"open")]
+    compact_now(log, NOW + 10)
+    assert records(log) == [(0, b"a", b"committed"), (3, b"b", b"open")]
+
+
+def test_when_it_is_due(tmp_path: Path) -> None:
+    log = PartitionLog.open(tmp_path / "t-0", COMPACT)
+    assert Compaction.due(log, NOW) is None
+    for number in range(40):
+        log.append(keyed((b"%d" % number, b"%d" % number)), NOW)
+    run = Compaction.due(log, NOW)
+    assert run is not None
+    for _ in run.steps():
+        pass
+    run.finish()
+    assert Compaction.due(log, NOW) is None, "nothing is new"
+    log.append(keyed((b"x", b"y" * 300)), NOW)
+    log.append(keyed((b"x", b"y" * 300)), NOW)
+    log.roll()
+    assert Compaction.due(log, NOW) is None, "less than half is new"
+    log.reconfigure(LogConfig())
+    assert Compaction.due(log, NOW) is None, "the policy is delete"
+
+
+def test_appends_and_reads_go_on_between_the_steps(tmp_path: Path) -> None:
+    log = PartitionLog.open(tmp_path / "t-0", COMPACT)
+    for number in range(100):
+        log.append(keyed((b"%d" % (number % 3), b"%d" % number)), NOW)
+    reading = log.read(0, 10_000)
+    data = reading.bytes()
+    run = Compaction(log, NOW)
+    for _ in run.steps():
+        pass
+    for number in range(100, 150):
+        log.append(keyed((b"%d" % (number % 3), b"%d" % number)), NOW)
+    run.finish()
+    assert reading.bytes() == data
+    assert dict(values(log))[149] == b"149"
+    assert log.append(keyed((b"z", b"z")), NOW).base_offset == 150
+
+
+def test_records_deleted_meanwhile_do_not_come_back(tmp_path: Path) -> None:
+    log = PartitionLog.open(tmp_path / "t-0", COMPACT)
+    for number in range(100):
+        log.append(keyed((b"%d" % number, b"%d" % number)), NOW)
+    run = Compaction(log, NOW)
+    for _ in run.steps():
+        pass
+    log.delete_records(90)
+    run.finish()
+    assert [offset for offset, _ in values(log)] == list(range(90, 100))
+    assert not list(log.path.glob("*.cleaned"))

@@ -1,0 +1,227 @@
+"""What a partition refuses, what it stamps, and the edges of reading."""
+
+from __future__ import annotations
+
+import os
+import struct
+from pathlib import Path
+
+import crc32c
+import pytest
+
+from kohort.errors import ErrorCode, FencedError, InvalidInputError, KafkaError, OffsetError
+from kohort.log import EARLIEST, EARLIEST_LOCAL, LATEST, MAX_TIMESTAMP, LogConfig, OpenOptions, PartitionLog
+from kohort.log.files import FileCache
+from kohort.log.retention import enforce
+from kohort.wire.batch import BatchRecord, build_batch, crc_ok, parse_header
+from tests.log.making import CRASHED, NOW, batch, keyed, small, values
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> PartitionLog:
+    return PartitionLog.open(tmp_path / "t-0", LogConfig())
+
+
+def _changed(data: bytes, at: int, layout: str, value: int, *, renew: bool = True) -> bytes:
+    changed = bytearray(data)
+    struct.pack_into(layout, changed, at, value)
+    if renew:
+        struct.pack_into(">I", changed, 17, crc32c.crc32c(bytes(changed[21:])))
+    return bytes(changed)
+
+
+GOOD = batch(b"a", b"b")
+BAD = {
+    "nothing": (b"", ErrorCode.CORRUPT_MESSAGE),
+    "cut header": (GOOD[:50], ErrorCode.CORRUPT_MESSAGE),
+    "cut": (GOOD[:-1], ErrorCode.CORRUPT_MESSAGE),
+    "more": (GOOD + b"x", ErrorCode.CORRUPT_MESSAGE),
+    "second cut": (GOOD + GOOD[:-1], ErrorCode.CORRUPT_MESSAGE),
+    "length negative": (_changed(GOOD, 8, ">i", -1), ErrorCode.CORRUPT_MESSAGE),
+    "length huge": (_changed(GOOD, 8, ">i", 2**31 - 1), ErrorCode.CORRUPT_MESSAGE),
+    "length small": (_changed(GOOD, 8, ">i", 20), ErrorCode.CORRUPT_MESSAGE),
+    "checksum": (_changed(GOOD, 65, ">b", 77, renew=False), ErrorCode.CORRUPT_MESSAGE),
+    "second checksum": (GOOD + _changed(GOOD, 65, ">b", 77, renew=False), ErrorCode.CORRUPT_MESSAGE),
+    "magic 1": (_changed(GOOD, 16, ">b", 1), ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT),
+    "magic 9": (_changed(GOOD, 16, ">b", 9), ErrorCode.CORRUPT_MESSAGE),
+    "no records": (_changed(GOOD, 57, ">i", 0), ErrorCode.INVALID_RECORD),
+    "records negative": (_changed(GOOD, 57, ">i", -4), ErrorCode.INVALID_RECORD),
+    "offset delta": (_changed(GOOD, 23, ">i", 7), ErrorCode.INVALID_RECORD),
+    "control": (batch(b"a", control=True), ErrorCode.INVALID_RECORD),
+    "append time": (batch(b"a", timestamp_type=1), ErrorCode.INVALID_RECORD),
+    "no sequence": (batch(b"a", producer_id=4, producer_epoch=0), ErrorCode.INVALID_RECORD),
+    "no epoch": (batch(b"a", producer_id=4, base_sequence=0), ErrorCode.INVALID_RECORD),
+    "future": (batch(b"a", at=NOW + 4_000_000), ErrorCode.INVALID_TIMESTAMP),
+    "too large": (batch(b"a" * 1_100_000), ErrorCode.MESSAGE_TOO_LARGE),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_bad_batches_are_refused_with_kafkas_code(log: PartitionLog, what: str) -> None:
+    log.append(GOOD, NOW)
+    data, code = BAD[what]
+    with pytest.raises(KafkaError) as caught:
+        log.append(data, NOW)
+    assert caught.value.code is code
+    assert log.active.path.stat().st_size == len(GOOD)
+    assert log.append(GOOD, NOW).base_offset == 2
+
+
+def test_old_timestamps_are_refused_where_the_topic_says_so(tmp_path: Path) -> None:
+    log = PartitionLog.open(tmp_path / "t-0", LogConfig(message_timestamp_before_max_ms=1000))
+    with pytest.raises(InvalidInputError, match=r"message\.timestamp"):
+        log.append(batch(b"old", at=NOW - 2000), NOW)
+
+
+def test_a_compacted_topic_needs_keys(tmp_path: Path) -> None:
+    log = PartitionLog.open(tmp_path / "t-0", LogConfig(cleanup_policy=("compact",)))
+    with pytest.raises(KafkaError) as caught:
+        log.append(build_batch([BatchRecord(0, NOW, None, b"v")]), NOW)
+    assert caught.value.code is ErrorCode.INVALID_RECORD
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview, lambda b: memoryview(bytearray(b))])
+def test_offsets_and_epoch_are_written_into_every_batch(log: PartitionLog, kind: type) -> None:
+    log.advance_leader_epoch(9)
+    log.append(kind(GOOD), NOW)
+    log.append(kind(GOOD + batch(b"x" * 500) + GOOD), NOW)
+    headers = [parse_header(b) for b in log.batches(0)]
+    assert [(h.base_offset, h.partition_leader_epoch) for h in headers] == [(0, 9), (2, 9), (4, 9), (5, 9)]
+    assert all(crc_ok(b, parse_header(b)) for b in log.batches(0))
+
+
+def test_very_many_batches_in_one_append(log: PartitionLog) -> None:
+    result = log.append(GOOD * 3000, NOW)
+    assert (result.base_offset, result.last_offset) == (0, 5999)
+    assert [parse_header(b).base_offset for b in log.batches(0)] == list(range(0, 6000, 2))
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray])
+def test_log_append_time_stamps_every_batch(tmp_path: Path, kind: type) -> None:
+    log = PartitionLog.open(tmp_path / "t-0", LogConfig(message_timestamp_type="LogAppendTime"))
+    result = log.append(kind(GOOD + GOOD), NOW + 5)
+    assert result.log_append_time_ms == NOW + 5
+    for data in log.batches(0):
+        header = parse_header(data)
+        assert header.max_timestamp == NOW + 5
+        assert header.is_log_append_time
+        assert crc_ok(data, header)
+    assert log.offset_for_timestamp(NOW + 5).offset == 0
+    assert log.offset_for_timestamp(NOW + 6).offset == -1
+
+
+def test_reading_outside_the_log_is_an_offset_error(log: PartitionLog) -> None:
+    log.append(GOOD, NOW)
+    log.delete_records(1)
+    for offset in (-1, 0, 3):
+        with pytest.raises(OffsetError) as caught:
+            log.read(offset, 100)
+        assert caught.value.code is ErrorCode.OFFSET_OUT_OF_RANGE
+    assert not log.read(2, 100).ranges
+
+
+def test_the_first_batch_comes_whole_however_large(log: PartitionLog) -> None:
+    log.append(batch(b"x" * 5000), NOW)
+    log.append(GOOD, NOW)
+    assert log.read(0, 10).next_offset == 1
+    assert log.read(0, 10, min_one=False).ranges == ()
+    assert log.read(0, 100_000).next_offset == 3
+
+
+def test_special_timestamps(log: PartitionLog) -> None:
+    assert log.offset_for_timestamp(MAX_TIMESTAMP) == (-1, -1, -1)
+    log.append(batch(b"a", at=NOW + 50), NOW)
+    log.append(batch(b"b", at=NOW), NOW)
+    log.append(batch(b"c", at=NOW + 50), NOW)
+    assert log.offset_for_timestamp(MAX_TIMESTAMP) == (0, NOW + 50, 0)
+    assert log.offset_for_timestamp(LATEST).offset == 3
+    log.delete_records(1)
+    assert log.offset_for_timestamp(EARLIEST).offset == log.offset_for_timestamp(EARLIEST_LOCAL).offset == 1
+    assert log.offset_for_timestamp(NOW + 1).offset == 2
+
+
+def test_leader_epochs(tmp_path: Path) -> None:
+    log = PartitionLog.open(tmp_path / "t-0", LogConfig())
+    assert log.end_offset_for_epoch(0) == (0, 0)
+    log.advance_leader_epoch(1)
+    log.append(GOOD, NOW)
+    log.advance_leader_epoch(4)
+    log.append(GOOD, NOW)
+    for each in (log, PartitionLog.open(tmp_path / "t-0", LogConfig(), CRASHED)):
+        assert each.leader_epoch == 4
+        assert each.end_offset_for_epoch(4) == (4, 4)
+        assert each.end_offset_for_epoch(3) == each.end_offset_for_epoch(1) == (1, 2)
+        assert each.end_offset_for_epoch(0) == each.end_offset_for_epoch(5) == (-1, -1)
+    with pytest.raises(FencedError) as caught:
+        log.advance_leader_epoch(3)
+    assert caught.value.code is ErrorCode.FENCED_LEADER_EPOCH
+
+
+def test_retention_by_bytes_keeps_at_least_the_limit(tmp_path: Path) -> None:
+    log = PartitionLog.open(tmp_path / "t-0", small(retention_bytes=5000))
+    for number in range(200):
+        log.append(batch(b"%d" % number * 20), NOW)
+    enforce(log, NOW)
+    assert 5000 <= log.size_bytes() < 5000 + 2000 + 200
+    assert log.log_start_offset == log.segments[0].base_offset > 0
+    assert values(log)[-1][0] == 199
+
+
+def test_retention_by_age_closes_a_quiet_segment(tmp_path: Path) -> None:
+    log = PartitionLog.open(tmp_path / "t-0", LogConfig(retention_ms=1000))
+    log.append(GOOD, NOW)
+    assert enforce(log, NOW + 500) == 0
+    assert enforce(log, NOW + 5000) == 1
+    assert (log.log_start_offset, log.end_offset, log.size_bytes()) == (2, 2, 0)
+    assert enforce(log, NOW + 9000) == 0
+    assert log.append(batch(b"n", at=NOW + 9000), NOW + 9000).base_offset == 2
+    again = PartitionLog.open(tmp_path / "t-0", LogConfig(), CRASHED)
+    assert (again.log_start_offset, again.end_offset) == (2, 3)
+
+
+def test_retention_spares_open_transactions(tmp_path: Path) -> None:
+    log = PartitionLog.open(tmp_path / "t-0", small(retention_ms=10))
+    log.append(batch(b"t", producer_id=1, producer_epoch=0, base_sequence=0, transactional=True), NOW)
+    for number in range(100):
+        log.append(batch(b"%d" % number * 20), NOW)
+    assert enforce(log, NOW + 100_000) == 0
+    assert log.log_start_offset == 0
+
+
+def test_segments_roll_by_time(tmp_path: Path) -> None:
+    log = PartitionLog.open(tmp_path / "t-0", LogConfig(segment_ms=1000))
+    for step in (0, 900, 1001, 1500, 2100):
+        log.append(batch(b"x", at=NOW + step), NOW + step)
+    assert [s.base_offset for s in log.segments] == [0, 2, 4]
+
+
+def test_a_log_that_lost_everything_before_its_start_begins_there(tmp_path: Path) -> None:
+    PartitionLog.open(tmp_path / "t-0", LogConfig()).append(GOOD, NOW)
+    again = PartitionLog.open(tmp_path / "t-0", LogConfig(), OpenOptions(clean=False, log_start_offset=50))
+    assert (again.log_start_offset, again.end_offset) == (50, 50)
+    assert again.append(GOOD, NOW).base_offset == 50
+
+
+def test_few_files_are_open_and_readers_keep_theirs(tmp_path: Path) -> None:
+    files = FileCache(3)
+    log = PartitionLog.open(tmp_path / "t-0", small(), OpenOptions(files=files))
+    for number in range(200):
+        log.append(keyed((b"k", b"%d" % number * 20)), NOW)
+    assert len(log.segments) > 6
+    early = log.read(0, 10_000)
+    assert [offset for offset, _ in values(log)] == list(range(200))
+    assert len(files) <= 3
+    data = early.bytes()
+    log.delete_records(150)
+    assert early.bytes() == data
+
+
+def test_flush_messages_flushes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced = []
+    monkeypatch.setattr(os, "fsync", synced.append)
+    log = PartitionLog.open(tmp_path / "t-0", LogConfig(flush_messages=4))
+    log.append(GOOD, NOW)
+    assert not synced
+    log.append(GOOD, NOW)
+    assert len(synced) == 1
+    assert log.flushed_offset == 4

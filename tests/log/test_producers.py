@@ -1,0 +1,200 @@
+"""Idempotent producers: duplicates, gaps, fencing; transactions and what read_committed readers see."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kohort.errors import ErrorCode, KafkaError
+from kohort.log import Isolation, LogConfig, Marker, OpenOptions, PartitionLog, StoreLimits
+from kohort.log.producers import BATCHES_KEPT
+from tests.log.making import CRASHED, NOW, batch, small, values
+
+COMMITTED = Isolation.READ_COMMITTED
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> PartitionLog:
+    return PartitionLog.open(tmp_path / "t-0", LogConfig())
+
+
+def sent(sequence: int, *what: bytes, epoch: int = 0, producer: int = 7, transactional: bool = False) -> bytes:
+    return batch(
+        *(what or (b"x",)),
+        producer_id=producer,
+        producer_epoch=epoch,
+        base_sequence=sequence,
+        transactional=transactional,
+    )
+
+
+def refused(log: PartitionLog, data: bytes) -> ErrorCode:
+    before = log.end_offset
+    with pytest.raises(KafkaError) as caught:
+        log.append(data, NOW)
+    assert log.end_offset == before
+    return caught.value.code
+
+
+def test_a_repeated_batch_gets_its_first_offset(log: PartitionLog) -> None:
+    for number in range(BATCHES_KEPT + 2):
+        log.append(sent(2 * number, b"a", b"b"), NOW)
+    for number in range(2, BATCHES_KEPT + 2):
+        result = log.append(sent(2 * number, b"a", b"b"), NOW)
+        assert (result.base_offset, result.last_offset, result.duplicate) == (2 * number, 2 * number + 1, True)
+    assert log.end_offset == 2 * (BATCHES_KEPT + 2)
+    assert refused(log, sent(2, b"a", b"b")) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+
+
+def test_sequences_must_follow_each_other(log: PartitionLog) -> None:
+    log.append(sent(0, b"a", b"b", b"c"), NOW)
+    assert refused(log, sent(4)) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert refused(log, sent(2)) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert log.append(sent(3), NOW).base_offset == 3
+    assert log.append(sent(500, producer=8), NOW).base_offset == 4, "an unknown producer may start anywhere"
+
+
+def test_sequences_wrap(log: PartitionLog) -> None:
+    log.append(sent(2**31 - 2, b"a", b"b"), NOW)
+    assert log.append(sent(0), NOW).base_offset == 2
+    log.append(sent(1), NOW)
+    log.append(sent(2**31 - 3, b"a", b"b", b"c", b"d", producer=9), NOW)
+    assert log.append(sent(1, producer=9), NOW).base_offset == 8
+
+
+def test_a_newer_epoch_fences_the_older_and_starts_at_zero(log: PartitionLog) -> None:
+    log.append(sent(0), NOW)
+    assert refused(log, sent(1, epoch=1)) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    log.append(sent(0, epoch=1), NOW)
+    assert refused(log, sent(1)) is ErrorCode.INVALID_PRODUCER_EPOCH
+    assert log.append(sent(1, epoch=1), NOW).base_offset == 2
+
+
+def test_several_batches_in_one_append_are_checked_in_order(log: PartitionLog) -> None:
+    log.append(sent(0) + sent(1) + sent(0, producer=8), NOW)
+    assert log.append(sent(2) + sent(3) + sent(1, producer=8), NOW).base_offset == 3
+    assert refused(log, sent(4) + sent(6)) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert log.append(sent(4), NOW).base_offset == 6
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_the_state_survives_a_restart(tmp_path: Path, clean: bool) -> None:
+    log = PartitionLog.open(tmp_path / "t-0", small())
+    for number in range(40):
+        log.append(sent(number, b"v%d" % number * 10), NOW)
+    log.append(sent(0, producer=8, transactional=True), NOW)
+    if clean:
+        log.close()
+    again = PartitionLog.open(tmp_path / "t-0", small(), OpenOptions() if clean else CRASHED)
+    assert again.append(sent(39, b"v39" * 10), NOW).duplicate
+    assert refused(again, sent(41)) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert again.append(sent(40), NOW).base_offset == 41
+    assert again.last_stable_offset == 40
+    again.append_marker(Marker(8, 0, False, 0), NOW)
+    assert again.last_stable_offset == again.end_offset == 43
+
+
+def test_a_damaged_snapshot_is_replaced_by_reading_the_log(tmp_path: Path) -> None:
+    log = PartitionLog.open(tmp_path / "t-0", small())
+    for number in range(40):
+        log.append(sent(number, b"v%d" % number * 10), NOW)
+    log.close()
+    for snapshot in (tmp_path / "t-0").glob("*.snapshot"):
+        data = bytearray(snapshot.read_bytes())
+        data[-3] ^= 0xFF
+        snapshot.write_bytes(data)
+    again = PartitionLog.open(tmp_path / "t-0", small())
+    assert again.append(sent(35, b"v35" * 10), NOW) == (35, 35, -1, 0, True)
+
+
+def test_truncation_takes_the_state_back(log: PartitionLog) -> None:
+    for number in range(4):
+        log.append(sent(number), NOW)
+    log.truncate_to(2)
+    assert refused(log, sent(4)) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert log.append(sent(2), NOW).base_offset == 2
+
+
+def test_idle_producers_are_forgotten_but_not_those_in_a_transaction(log: PartitionLog) -> None:
+    log.append(sent(0), NOW)
+    log.append(sent(0, producer=8, transactional=True), NOW)
+    log.append(sent(0, producer=9), NOW + 500)
+    assert log.producers.expire(NOW + 100) == 1
+    assert sorted(log.producers.by_id) == [8, 9]
+    log.append(sent(77), NOW)
+
+
+def test_the_number_of_producers_is_bounded(tmp_path: Path) -> None:
+    log = PartitionLog.open(tmp_path / "t-0", LogConfig(), OpenOptions(limits=StoreLimits(producers=3)))
+    log.append(sent(0, producer=1, transactional=True), NOW)
+    for producer in range(2, 10):
+        log.append(sent(0, producer=producer), NOW + producer)
+    assert sorted(log.producers.by_id) == [1, 8, 9]
+
+
+def test_read_committed_stops_at_open_transactions_and_names_the_aborted(log: PartitionLog) -> None:
+    log.append(batch(b"plain"), NOW)
+    log.append(sent(0, b"aborted", transactional=True), NOW)
+    log.append(sent(0, b"kept", producer=8, transactional=True), NOW)
+    assert log.last_stable_offset == 1
+    assert log.read(0, 10_000, COMMITTED).next_offset == 1
+    assert not log.read(1, 10_000, COMMITTED).ranges
+    assert log.offset_for_timestamp(-1, COMMITTED).offset == 1
+    log.append_marker(Marker(7, 0, False, 0), NOW)
+    assert log.last_stable_offset == 2
+    log.append_marker(Marker(8, 0, True, 0), NOW)
+    assert log.last_stable_offset == log.end_offset == 5
+    result = log.read(0, 10_000, COMMITTED)
+    assert result.next_offset == 5
+    assert result.aborted == [(7, 1)]
+    assert log.read(4, 10_000, COMMITTED).aborted == []
+    assert log.read(0, 10_000).aborted is None
+
+
+def test_aborted_transactions_are_found_across_segments_and_restarts(tmp_path: Path) -> None:
+    log = PartitionLog.open(tmp_path / "t-0", small())
+    log.append(sent(0, b"aborted", transactional=True), NOW)
+    for number in range(40):
+        log.append(batch(b"%d" % number * 30), NOW)
+    log.append_marker(Marker(7, 0, False, 0), NOW)
+    again = PartitionLog.open(tmp_path / "t-0", small(), CRASHED)
+    for each in (log, again):
+        assert len(each.segments) > 1
+        assert each.read(0, 500, COMMITTED).aborted == [(7, 0)]
+        assert each.last_stable_offset == 42
+
+
+@pytest.mark.parametrize("clean", [True, False])
+@pytest.mark.parametrize("closed_segment", [True, False])
+def test_a_damaged_transaction_index_is_rebuilt(tmp_path: Path, clean: bool, closed_segment: bool) -> None:
+    log = PartitionLog.open(tmp_path / "t-0", LogConfig())
+    log.append(sent(0, b"aborted", transactional=True), NOW)
+    log.append_marker(Marker(7, 0, False, 0), NOW)
+    path = log.active.path.with_suffix(".txnindex")
+    if closed_segment:
+        log.roll()
+        log.append(batch(b"behind"), NOW)
+    if clean:
+        log.close()
+    path.write_bytes(path.read_bytes()[:-1])
+    again = PartitionLog.open(tmp_path / "t-0", LogConfig(), OpenOptions() if clean else CRASHED)
+    assert again.read(0, 500, COMMITTED).aborted == [(7, 0)]
+
+
+def test_markers_are_fenced_by_epoch_and_coordinator(log: PartitionLog) -> None:
+    log.append(sent(0, epoch=3, transactional=True), NOW)
+    log.append_marker(Marker(7, 3, True, 5), NOW)
+    with pytest.raises(KafkaError) as caught:
+        log.append_marker(Marker(7, 2, True, 5), NOW)
+    assert caught.value.code is ErrorCode.INVALID_PRODUCER_EPOCH
+    with pytest.raises(KafkaError) as caught:
+        log.append_marker(Marker(7, 3, True, 4), NOW)
+    assert caught.value.code is ErrorCode.TRANSACTION_COORDINATOR_FENCED
+    assert log.end_offset == 2
+
+
+def test_a_producer_can_not_leave_its_transaction(log: PartitionLog) -> None:
+    log.append(sent(0, transactional=True), NOW)
+    assert refused(log, sent(1)) is ErrorCode.INVALID_TXN_STATE
+    assert len(values(log)) == 1

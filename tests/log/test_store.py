@@ -1,0 +1,259 @@
+"""A data folder: its owner, its catalog, and changes interrupted halfway."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kohort.errors import CorruptDataError, ErrorCode, InvalidInputError, KafkaError, NotFoundError
+from kohort.ids import TopicPartition
+from kohort.log import LogConfig, LogStore, StoreLimits
+from tests.log.making import NOW, batch, keyed, values
+
+
+def test_topics_and_records_survive_a_restart(tmp_path: Path) -> None:
+    with LogStore(tmp_path / "d") as store:
+        made = store.create_topic("flights", 3, {"retention.ms": "5000"})
+        store.partition(TopicPartition("flights", 2)).append(batch(b"x"), NOW)
+        cluster = store.cluster_id
+    with LogStore(tmp_path / "d") as store:
+        assert store.topics == {"flights": made}
+        assert store.topics_by_id[made.id] is store.topics["flights"]
+        assert store.cluster_id == cluster
+        assert store.log_config("flights").retention_ms == 5000
+        assert values(store.partition(TopicPartition("flights", 2))) == [(0, b"x")]
+        assert [tp.partition for tp, _ in store.partitions()] == [0, 1, 2]
+
+
+def test_a_second_broker_is_refused_with_the_first_ones_process(tmp_path: Path) -> None:
+    with LogStore(tmp_path / "d"):
+        with pytest.raises(InvalidInputError, match=rf"in use by another broker \(process {os.getpid()}\)"):
+            LogStore(tmp_path / "d")
+        program = "import sys; from kohort.log import LogStore; LogStore(sys.argv[1])"
+        other = subprocess.run(
+            [sys.executable, "-c", program, str(tmp_path / "d")], capture_output=True, text=True, check=False
+        )
+        assert other.returncode == 1
+        assert f"process {os.getpid()}" in other.stderr
+    LogStore(tmp_path / "d").close()
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("x")
+    with pytest.raises(InvalidInputError, match=r"thesis\.txt"):
+        LogStore(tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_another_brokers_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "meta.properties").write_text("version=1\nnode.id=1\ncluster.id=abc\n")
+    (tmp_path / "__cluster_metadata-0").mkdir()
+    with pytest.raises(InvalidInputError, match="another kind of broker"):
+        LogStore(tmp_path)
+
+
+def test_another_clusters_folder_is_refused(tmp_path: Path) -> None:
+    LogStore(tmp_path / "d", cluster_id="one").close()
+    with pytest.raises(InvalidInputError, match="belongs to cluster one, not two"):
+        LogStore(tmp_path / "d", cluster_id="two")
+
+
+def test_a_file_in_the_place_of_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "d").write_text("")
+    with pytest.raises(InvalidInputError, match="can't use the data folder"):
+        LogStore(tmp_path / "d")
+
+
+@pytest.mark.parametrize(
+    ("name", "partitions", "configs", "code"),
+    [
+        ("", 1, {}, ErrorCode.INVALID_TOPIC_EXCEPTION),
+        (".", 1, {}, ErrorCode.INVALID_TOPIC_EXCEPTION),
+        ("..", 1, {}, ErrorCode.INVALID_TOPIC_EXCEPTION),
+        ("a/b", 1, {}, ErrorCode.INVALID_TOPIC_EXCEPTION),
+        ("ü", 1, {}, ErrorCode.INVALID_TOPIC_EXCEPTION),
+        ("a\n", 1, {}, ErrorCode.INVALID_TOPIC_EXCEPTION),
+        ("x" * 250, 1, {}, ErrorCode.INVALID_TOPIC_EXCEPTION),
+        ("there_is", 1, {}, ErrorCode.INVALID_TOPIC_EXCEPTION),
+        ("there.is", 1, {}, ErrorCode.TOPIC_ALREADY_EXISTS),
+        ("t", 0, {}, ErrorCode.INVALID_PARTITIONS),
+        ("t", 1, {"retention.mss": "1"}, ErrorCode.INVALID_CONFIG),
+        ("t", 1, {"retention.ms": "soon"}, ErrorCode.INVALID_CONFIG),
+        ("t", 1, {"cleanup.policy": "burn"}, ErrorCode.INVALID_CONFIG),
+        ("t", 1_000_000, {}, ErrorCode.POLICY_VIOLATION),
+    ],
+)
+def test_bad_topics_are_refused(
+    tmp_path: Path, name: str, partitions: int, configs: dict[str, str], code: ErrorCode
+) -> None:
+    with LogStore(tmp_path / "d") as store:
+        store.create_topic("there.is", 1)
+        for attempt in (store.check_topic, store.create_topic):
+            with pytest.raises(InvalidInputError) as caught:
+                attempt(name, partitions, configs)
+            assert caught.value.code is code
+        assert list(store.topics) == ["there.is"]
+
+
+def test_limits_of_topics(tmp_path: Path) -> None:
+    with LogStore(tmp_path / "d", limits=StoreLimits(topics=2, partitions=5)) as store:
+        store.create_topic("a", 2)
+        store.create_topic("x" * 249, 2)
+        for refused in (lambda: store.create_topic("c", 1), lambda: store.add_partitions("a", 9)):
+            with pytest.raises(KafkaError) as caught:
+                refused()
+            assert caught.value.code is ErrorCode.POLICY_VIOLATION
+
+
+def test_partitions_can_only_grow(tmp_path: Path) -> None:
+    with LogStore(tmp_path / "d") as store:
+        made = store.create_topic("a", 2)
+        for count in (0, 1, 2):
+            with pytest.raises(InvalidInputError) as caught:
+                store.add_partitions("a", count)
+            assert caught.value.code is ErrorCode.INVALID_PARTITIONS
+        assert store.add_partitions("a", 4).id == made.id
+        assert store.get("a", 3) is not None
+        with pytest.raises(NotFoundError):
+            store.add_partitions("b", 4)
+    with LogStore(tmp_path / "d") as store:
+        assert store.topics["a"].partitions == 4
+
+
+def test_configs_change_the_open_logs(tmp_path: Path) -> None:
+    with LogStore(tmp_path / "d", defaults=LogConfig(segment_bytes=5000)) as store:
+        store.create_topic("a", 1, {"retention.ms": "77"})
+        store.set_configs("a", {"max.message.bytes": "100"})
+        assert store.log_config("a") == LogConfig(segment_bytes=5000, max_message_bytes=100)
+        with pytest.raises(KafkaError):
+            store.partition(TopicPartition("a", 0)).append(batch(b"x" * 200), NOW)
+        with pytest.raises(InvalidInputError) as caught:
+            store.set_configs("a", {"segment.bytes": "-5"})
+        assert caught.value.code is ErrorCode.INVALID_CONFIG
+
+
+def test_a_deleted_topic_is_gone_and_can_be_made_again(tmp_path: Path) -> None:
+    with LogStore(tmp_path / "d") as store:
+        first = store.create_topic("a", 2)
+        store.partition(TopicPartition("a", 0)).append(batch(b"x"), NOW)
+        reading = store.partition(TopicPartition("a", 0)).read(0, 1000)
+        store.delete_topic("a")
+        assert store.get("a", 0) is None
+        with pytest.raises(NotFoundError) as caught:
+            store.partition(TopicPartition("a", 0))
+        assert caught.value.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        assert not list((tmp_path / "d").glob("a-*"))
+        assert len(reading.bytes()) == reading.size, "a reply under way still has its bytes"
+        second = store.create_topic("a", 1)
+        assert second.id != first.id
+        assert store.partition(TopicPartition("a", 0)).end_offset == 0
+
+
+def test_a_deletion_interrupted_at_each_step_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Crash(Exception):
+        pass
+
+    def crash(*_args: object, **_facts: object) -> Any:
+        raise Crash
+
+    real = Path.replace
+
+    def only_temporary(self: Path, to: Path) -> Path:
+        return real(self, to) if self.name.endswith(".tmp") else crash()
+
+    folder = tmp_path / "d"
+    for target, name, broken in ((Path, "replace", only_temporary), (shutil, "rmtree", crash)):
+        store = LogStore(folder)
+        store.create_topic("gone", 2)
+        if "stays" not in store.topics:
+            store.create_topic("stays", 1)
+        store.partition(TopicPartition("gone", 1)).append(batch(b"x"), NOW)
+        with monkeypatch.context() as patch:
+            patch.setattr(target, name, broken)
+            with pytest.raises(Crash):
+                store.delete_topic("gone")
+        _let_go(store)
+        with LogStore(folder) as again:
+            assert list(again.topics) == ["stays"]
+            assert not [p for p in folder.iterdir() if "gone" in p.name or p.name.endswith("-delete")]
+
+
+def _let_go(store: LogStore) -> None:
+    """Give the folder free as a crash would."""
+    os.close(store._owned.lock_fd)
+
+
+def test_a_folder_without_its_catalog_is_not_emptied(tmp_path: Path) -> None:
+    with LogStore(tmp_path / "d") as store:
+        store.create_topic("a", 1)
+    (tmp_path / "d" / "topics.json").unlink()
+    with pytest.raises(CorruptDataError, match="no catalog"):
+        LogStore(tmp_path / "d")
+    assert (tmp_path / "d" / "a-0").exists()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 9, "topics": []}', '{"version":1,"topics":[{"name":1}]}'])
+def test_a_damaged_catalog_is_an_error_that_names_it(tmp_path: Path, text: str) -> None:
+    LogStore(tmp_path / "d").close()
+    (tmp_path / "d" / "topics.json").write_text(text)
+    with pytest.raises(CorruptDataError, match=r"topics\.json"):
+        LogStore(tmp_path / "d")
+    (tmp_path / "d" / "topics.json").write_text('{"version": 1, "topics": []}')
+    LogStore(tmp_path / "d").close()
+
+
+def test_files_are_kafkas(tmp_path: Path) -> None:
+    topic_id = uuid.UUID("000102030405060708090a0b0c0d0e0f")
+    with LogStore(tmp_path / "d", node_id=4) as store:
+        store.create_topic("a", 1, topic_id=topic_id)
+        log = store.partition(TopicPartition("a", 0))
+        log.advance_leader_epoch(3)
+        for _ in range(3):
+            log.append(batch(b"x", b"y"), NOW)
+        log.delete_records(2)
+    folder = tmp_path / "d"
+    assert (folder / "a-0" / "partition.metadata").read_text() == "version: 0\ntopic_id: AAECAwQFBgcICQoLDA0ODw"
+    assert (folder / "a-0" / "leader-epoch-checkpoint").read_text() == "0\n1\n3 0\n"
+    assert (folder / "recovery-point-offset-checkpoint").read_text() == "0\n1\na 0 6\n"
+    assert (folder / "log-start-offset-checkpoint").read_text() == "0\n1\na 0 2\n"
+    assert "node.id=4\n" in (folder / "meta.properties").read_text()
+    assert (folder / ".kafka_cleanshutdown").exists()
+    store = LogStore(folder)
+    assert not (folder / ".kafka_cleanshutdown").exists()
+    assert store.partition(TopicPartition("a", 0)).log_start_offset == 2
+    store.close()
+
+
+def test_a_log_start_survives_a_crash(tmp_path: Path) -> None:
+    store = LogStore(tmp_path / "d")
+    store.create_topic("a", 1)
+    store.partition(TopicPartition("a", 0)).append(batch(b"x", b"y"), NOW)
+    store.partition(TopicPartition("a", 0)).delete_records(1)
+    _let_go(store)
+    with LogStore(tmp_path / "d") as again:
+        assert values(again.partition(TopicPartition("a", 0))) == [(1, b"y")]
+
+
+def test_upkeep_compacts_and_expires(tmp_path: Path) -> None:
+    with LogStore(tmp_path / "d") as store:
+        store.create_topic("kept", 1, {"cleanup.policy": "compact", "segment.bytes": "1000"})
+        store.create_topic("aged", 1, {"retention.ms": "10"})
+        kept, aged = (store.partition(TopicPartition(name, 0)) for name in ("kept", "aged"))
+        for number in range(100):
+            kept.append(keyed((b"%d" % (number % 3), b"%d" % number)), NOW)
+            aged.append(batch(b"x"), NOW)
+        while store.maintain(NOW + 1000):
+            pass
+        assert store.maintain(NOW + 1001) is False
+        assert kept.cleaned_offset == kept.active.base_offset
+        assert len(values(kept)) < 30
+        assert dict(r for r in values(kept))[99] == b"99"
+        assert aged.log_start_offset == 100
+    assert (tmp_path / "d" / "cleaner-offset-checkpoint").read_text().startswith("0\n1\nkept 0 ")
