@@ -6,6 +6,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -14,7 +15,7 @@ from kohort.client.producer import Producer
 from kohort.demo.flights import flights
 
 PIECE = 500
-"""Flights between two looks at the clock."""
+"""Flights that are sent and awaited together."""
 
 
 class Tally:
@@ -81,18 +82,16 @@ class Feed:
         self.go.wait()
         begun = time.monotonic()
         with Producer(self._servers, **self._client) as producer:
-            sent = 0
-            flight: Any = first
-            while flight is not None and not self._stopped.is_set():
-                producer.send(self._topic, flight.value, key=None if flight.tail is None else flight.tail.encode())
-                self.tally.add(flight.value)
-                sent += 1
-                if sent % PIECE == 0:
-                    producer.flush()
-                    self.produced = sent
-                    ahead = begun + self._seconds * sent / self._rows - time.monotonic()
-                    if ahead > 0:
-                        self._stopped.wait(ahead)
-                flight = next(source, None)
-            producer.flush()
-            self.produced = sent
+            piece = [first, *islice(source, PIECE - 1)]
+            while piece and not self._stopped.is_set():
+                sent = [producer.send(self._topic, flight.value, flight.tail) for flight in piece]
+                producer.flush()
+                for delivery in sent:
+                    delivery.result()
+                for flight in piece:
+                    self.tally.add(flight.value)
+                self.produced += len(piece)
+                ahead = begun + self._seconds * self.produced / self._rows - time.monotonic()
+                if ahead > 0:
+                    self._stopped.wait(ahead)
+                piece = list(islice(source, PIECE))

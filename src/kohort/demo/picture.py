@@ -76,9 +76,9 @@ def _delays(axes: Any, counted: pa.Table) -> None:
         axes.annotate(
             f"{mean:.0f} min at {hour}:00",
             (hour, mean),
-            xytext=(-14, 26),
+            xytext=(-60, -72),
             textcoords="offset points",
-            ha="right",
+            ha="center",
             color=INK,
             fontsize=9.5,
             arrowprops={"arrowstyle": "-", "color": INK, "lw": 0.8},
@@ -86,6 +86,7 @@ def _delays(axes: Any, counted: pa.Table) -> None:
     axes.axhline(0, color=INK, lw=0.8)
     axes.set_ylabel("mean delay of departure, minutes", color=INK)
     axes.legend(frameon=False, loc="upper left", fontsize=9.5)
+    axes.spines["bottom"].set_visible(False)
     _plain(axes)
 
 

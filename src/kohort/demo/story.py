@@ -121,7 +121,8 @@ class Demo:
         view.batches += 1
         view.rows += facts["rows"]
         view.generation = max((one["generation"] for one in facts["ranges"]), default=view.generation)
-        if self.killed_at is None and name == VICTIM and self.feed.produced >= KILL_AT * self.options.total:
+        due = self.killed_at is None and self.feed.produced >= KILL_AT * self.options.total
+        if due and name == VICTIM and facts["rows"] and self.shared():
             self._kill(view)
         elsewhere = self.orphans & {one["partition"] for one in facts["ranges"]}
         if self.takeover_s is None and self.killed_at is not None and name == SURVIVOR and elsewhere:
@@ -170,6 +171,9 @@ class Demo:
             )
         return tuple(found), description.state if description is not None else "unknown"
 
+    def _all_up(self) -> bool:
+        return all(view.state != "starting Spark" for view in self.scene.members.values())
+
     def shared(self) -> bool:
         """Whether both members hold partitions."""
         return all(self.scene.members[name].held for name in MEMBERS)
@@ -180,11 +184,13 @@ class Demo:
         scene.phase = "starting Spark"
         self.feed.start()
         self.start_members()
+        self.until(self._all_up, START_S, "both Spark applications are up")
+        scene.phase = "replaying"
+        scene.note("the replay begins")
+        self.feed.go.set()
         self.until(self.shared, START_S, "both members hold partitions")
         held = ", ".join(f"{name}: {_words(set(scene.members[name].held))}" for name in MEMBERS)
-        scene.note(f"both are members of one group ({held}); the replay begins")
-        scene.phase = "replaying"
-        self.feed.go.set()
+        scene.note(f"both are members of one group ({held})")
         self.until(lambda: self.killed_at is not None, self.options.seconds + TAKEOVER_S, "the victim's last batch")
         self.until(lambda: self.takeover_s is not None, TAKEOVER_S, "the survivor takes over")
         scene.phase = "replaying"
