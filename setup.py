@@ -9,8 +9,18 @@ from setuptools import Extension, setup
 
 FOLDER = "src/kohort/columns"
 FLAGS = ["-O3"] if sys.platform != "win32" else ["/O2"]
+PARTS = (
+    "_copy.h",
+    "_crc32c.h",
+    "_load.h",
+    "_memory.pxi",
+    "_rows.pxd",
+    "_table.pxi",
+    "_varint.pxd",
+    "_walk.pxi",
+)
 SANITIZE = os.environ.get("KOHORT_SANITIZE")
-"""Comma-separated sanitizers (`address,undefined`) for a build that finds memory errors; see tests/columns/README.md."""
+"""Comma-separated sanitizers (`address,undefined`) for a build that finds memory errors; see tests/columns/sanitize.sh."""
 
 
 def extensions() -> list[Extension]:
@@ -27,9 +37,7 @@ def extensions() -> list[Extension]:
             f"kohort.columns.{name}",
             [f"{FOLDER}/{name}.pyx"],
             include_dirs=[FOLDER],
-            depends=[
-                f"{FOLDER}/{header}" for header in ("_copy.h", "_crc32c.h", "_load.h", "_rows.pxd", "_varint.pxd")
-            ],
+            depends=[f"{FOLDER}/{name}" for name in PARTS],
             extra_compile_args=compile_flags,
             extra_link_args=link_flags,
             optional=not SANITIZE,

@@ -34,7 +34,11 @@ def test_records_one_by_one(rows: list[tuple[int, bytes | None, bytes | None, li
     sealed = []
     for make in CHUNKS:
         chunk = make(limit)
-        taken = list(itertools.takewhile(lambda row: chunk.append(*row), rows))
+        taken = []
+        for row in rows:
+            if not chunk.append(*row):
+                break
+            taken.append(row)
         assert chunk.size <= limit or chunk.count == 1
         sealed.append((taken, bytes(chunk.seal(CODECS[codec], None, 5, 2, 77, True))))
     assert all(one == sealed[0] for one in sealed)

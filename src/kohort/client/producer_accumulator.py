@@ -224,7 +224,7 @@ class Accumulator:
 
     def drop_all(self, error: KafkaError) -> list[Batch]:
         """Fail everything that is not on its way. Under the lock."""
-        dropped = []
+        dropped: list[Batch] = []
         for queue in self.queues.values():
             queue.close_open()
             dropped += queue.waiting

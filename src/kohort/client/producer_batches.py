@@ -153,7 +153,10 @@ class Delivery:
             if not waiter.done():
                 waiter.set_result(None)
 
-        self.add_done_callback(lambda _: loop.call_soon_threadsafe(wake))
+        def tell(_: Delivery) -> None:
+            loop.call_soon_threadsafe(wake)
+
+        self.add_done_callback(tell)
         yield from waiter
         return self.result(0)
 

@@ -141,7 +141,7 @@ class Sender:
                 self._expire(self.cluster.runtime.now_ms)
                 await self.cluster.runtime.sleep(self.config.retry_backoff_ms)
 
-    async def init_producer_id(self, to: Target, request: InitProducerIdRequest) -> None:
+    async def init_producer_id(self, to: Target, request: InitProducerIdRequest | Versioned) -> None:
         """Get a producer id, and number everything from 0."""
         answer = await self.cluster.send(request, to)
         if answer.error_code:

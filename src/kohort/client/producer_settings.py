@@ -78,15 +78,15 @@ class ProducerConfig(ConnectionConfig):
         why="a record is delivered within this time of send(), or fails",
     )
     retries: int = knob("retries", INT32_MAX, low=0, why="how often a batch is sent again, within the delivery timeout")
-    partitioner: Callable[[str, bytes | None, int], int] | None = knob(
+    partitioner: Callable[[str, bytes | None, int], int] | None = knob(  # noqa: RUF009
         "partitioner",
         None,
         why="called with topic, key and number of partitions; None: by the key's murmur2, as Kafka's own producers do",
     )
-    key_serializer: Callable[[Any], bytes] | None = knob(
+    key_serializer: Callable[[Any], bytes] | None = knob(  # noqa: RUF009
         "key.serializer", None, why="called with each key; None: bytes or str"
     )
-    value_serializer: Callable[[Any], bytes] | None = knob(
+    value_serializer: Callable[[Any], bytes] | None = knob(  # noqa: RUF009
         "value.serializer", None, why="called with each value; None: bytes or str"
     )
 

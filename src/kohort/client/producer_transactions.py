@@ -118,9 +118,7 @@ class Transactions:
         Raises:
             KafkaError: the transaction can't be committed: it is FAILED now.
         """
-        if commit:
-            self._expect(TxnState.OPEN)
-        elif self.state not in (TxnState.OPEN, TxnState.FAILED):
+        if commit or self.state is not TxnState.FAILED:
             self._expect(TxnState.OPEN)
         failed = self.state is TxnState.FAILED
         try:

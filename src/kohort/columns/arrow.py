@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 
@@ -11,7 +11,7 @@ from kohort.columns.shapes import DecodeOptions
 
 HEADERS = pa.list_(pa.field("element", pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])))
 
-_TYPES = {
+_TYPES: dict[str, Any] = {
     "key": pa.binary(),
     "value": pa.binary(),
     "topic": pa.string(),
@@ -23,21 +23,21 @@ _TYPES = {
 
 
 @functools.lru_cache(maxsize=64)
-def schema(options: DecodeOptions) -> pa.Schema:
+def schema(options: DecodeOptions) -> Any:
     """The schema of the batches that a decode with these options gives.
 
     Rows without headers have null in the headers column, as in Spark's Kafka source.
     """
-    stamp = pa.timestamp(options.timestamp_unit, tz=options.timestamp_zone)
+    stamp: Any = pa.timestamp(cast(Any, options.timestamp_unit), tz=options.timestamp_zone)
     return pa.schema([pa.field(name, stamp if name == "timestamp" else _TYPES[name]) for name in options.columns])
 
 
-def arrays(block: Any, options: DecodeOptions) -> list[pa.Array]:
+def arrays(block: Any, options: DecodeOptions) -> list[Any]:
     """The kernel's columns as arrays over its memory, in the order of the options."""
     return [_array(block, field) for field in schema(options)]
 
 
-def _array(block: Any, field: pa.Field) -> pa.Array:
+def _array(block: Any, field: Any) -> Any:
     if field.name in ("key", "value"):
         return _binary(block, field.name, field.type, block.rows)
     if field.name == "topic":
@@ -48,12 +48,12 @@ def _array(block: Any, field: pa.Field) -> pa.Array:
     return pa.Array.from_buffers(field.type, block.rows, [None, pa.py_buffer(block.fixed(field.name))], 0)
 
 
-def _binary(block: Any, name: str, kind: pa.DataType, length: int) -> pa.Array:
+def _binary(block: Any, name: str, kind: Any, length: int) -> Any:
     nulls, buffers = block.nullable(name)
     return pa.Array.from_buffers(kind, length, [None if one is None else pa.py_buffer(one) for one in buffers], nulls)
 
 
-def _headers(block: Any) -> pa.Array:
+def _headers(block: Any) -> Any:
     pair = HEADERS.value_type
     if block.entries:
         fields = [_binary(block, part, pair.field(i).type, block.entries) for i, part in enumerate(("name", "content"))]

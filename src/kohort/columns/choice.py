@@ -22,8 +22,8 @@ else:
 
         COMPILED = True
     except ImportError:
-        from kohort.columns.record import Record
-        from kohort.columns.reference import decode_block
+        from kohort.columns.record import Record  # noqa: F401
+        from kohort.columns.reference import decode_block  # noqa: F401
 
         COMPILED = False
         warnings.warn(

@@ -119,7 +119,9 @@ def _as_bytes(array: Any, name: str) -> Any:
         views = False
     if views:
         return array.cast(pa.large_binary())
-    raise InvalidInputError(f"column {name!r} is of type {kind}; keys and values are bytes or strings: convert it first")
+    raise InvalidInputError(
+        f"column {name!r} is of type {kind}; keys and values are bytes or strings: convert it first"
+    )
 
 
 def _buffers(array: Any) -> Any:

@@ -21,7 +21,7 @@ class Record:
 
     __slots__ = ("headers", "key", "offset", "partition", "timestamp", "timestamp_type", "topic", "value")
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         topic: str,
         partition: int,

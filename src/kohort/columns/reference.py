@@ -9,11 +9,10 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from crc32c import crc32c
 
-from kohort.wire.compression import CodecError, TooLargeError, decompress
 from kohort.columns.record import Record
 from kohort.columns.shapes import (
     BYTES_MAX,
@@ -26,9 +25,7 @@ from kohort.columns.shapes import (
     RowRange,
     row_limit,
 )
-
-if TYPE_CHECKING:
-    import pyarrow as pa
+from kohort.wire.compression import CodecError, TooLargeError, decompress
 
 HEADER = struct.Struct(">qiibIhiqqqhii")
 """Base offset, length, leader epoch, magic, CRC, attributes, last offset delta, base and maximum timestamp, producer id
@@ -171,7 +168,7 @@ class Rows:
             for row in range(start, stop)
         ]
 
-    def arrow_arrays(self, options: DecodeOptions) -> list[pa.Array]:
+    def arrow_arrays(self, options: DecodeOptions) -> list[Any]:
         import pyarrow as pa
 
         from kohort.columns.arrow import schema
