@@ -135,7 +135,7 @@ class Fetcher:
         now = self.cluster.runtime.now_ms
         for partition in self._ordered():
             state = self.partitions.of(partition)
-            if not _fetchable(state, now) or state.retained >= wanted:
+            if not _fetchable(state, now) or self.retained.count(partition) >= wanted:
                 continue
             node = self._node(partition, state)
             if node < 0:

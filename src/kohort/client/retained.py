@@ -8,7 +8,7 @@ Source: spec 2.1–2.3, 2.5, 2.7.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -83,6 +83,7 @@ class Retained:
         self._partitions = partitions
         self._queues: dict[TopicPartition, deque[Chunk]] = {}
         self._rotation: deque[TopicPartition] = deque()
+        self._counts: Counter[TopicPartition] = Counter()
         self.records = 0
 
     def add(self, partition: TopicPartition, block: Rows, index: int, era: int) -> None:
@@ -106,8 +107,7 @@ class Retained:
 
     def count(self, partition: TopicPartition) -> int:
         """Records kept of one partition."""
-        state = self._partitions.get(partition)
-        return 0 if state is None else state.retained
+        return self._counts[partition]
 
     def any_ready(self) -> bool:
         """Whether `take` would return records or move a position."""
@@ -208,15 +208,13 @@ class Retained:
         state.position = Position(chunk.block.position(chunk.index, stop), epoch)
         if stop == chunk.stop:
             queue.popleft()
-            self._used_up(partition, state, chunk)
+            self._used_up(partition, chunk)
         return Slice(partition, chunk.block, chunk.index, start, stop)
 
-    def _used_up(self, partition: TopicPartition, state: PartitionState, chunk: Chunk) -> None:
+    def _used_up(self, partition: TopicPartition, chunk: Chunk) -> None:
         error = chunk.block.error(chunk.index)
         if error is not None:
-            state.broken = error
-            state.era += 1
-            state.fetch_position = state.position
+            self._partitions.fail(partition, error)
             self.drop_void()
             return
         self._rotation.remove(partition)
@@ -231,6 +229,4 @@ class Retained:
 
     def _count(self, partition: TopicPartition, change: int) -> None:
         self.records += change
-        state = self._partitions.get(partition)
-        if state is not None:
-            state.retained += change
+        self._counts[partition] += change

@@ -7,8 +7,9 @@ Source: spec 2.5, 2.7.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from kohort.errors import KafkaError, NotFoundError
 from kohort.ids import TopicPartition
@@ -34,7 +35,8 @@ class PartitionState:
     Attributes:
         position: None until known: from the committed offset or the reset policy.
         fetch_position: Where the next fetch starts: `position`, or after what is fetched already.
-        era: Grows with every seek; what was fetched in an older era is thrown away.
+        era: Changes with every seek and every new assignment, and never comes again: what was fetched in another era is
+            thrown away, also when the partition went and came back meanwhile.
         reset: The policy or timestamp being asked for; None when the position stands.
         high_watermark, log_start, last_stable: What the last fetch told; -1 unknown.
         replica: Where to fetch instead of at the leader (KIP-392), or None.
@@ -53,7 +55,6 @@ class PartitionState:
     replica_until_ms: float = 0.0
     broken: KafkaError | None = None
     retry_at_ms: float = 0.0
-    retained: int = field(default=0)
 
 
 class Partitions:
@@ -64,6 +65,7 @@ class Partitions:
     """
 
     def __init__(self) -> None:
+        self._eras = itertools.count(1)
         self._states: dict[TopicPartition, PartitionState] = {}
         self.changes = 0
 
@@ -99,7 +101,7 @@ class Partitions:
         added = [part for part in target if part not in self._states]
         removed = [part for part in self._states if part not in target]
         if added or removed:
-            self._states = {part: self._states.get(part) or PartitionState() for part in target}
+            self._states = {part: self._states.get(part) or PartitionState(era=next(self._eras)) for part in target}
             self.changes += 1
         return added, removed
 
@@ -109,11 +111,18 @@ class Partitions:
 
     # Positions.
 
+    def fail(self, partition: TopicPartition, error: KafkaError) -> None:
+        """It can't be read on from its position; what was fetched behind it is void."""
+        state = self.of(partition)
+        state.broken = error
+        state.era = next(self._eras)
+        state.fetch_position = state.position
+
     def place(self, partition: TopicPartition, position: Position) -> None:
         """The position becomes known: committed, reset to, or sought. What was fetched before is void."""
         state = self.of(partition)
         state.position = state.fetch_position = position
-        state.era += 1
+        state.era = next(self._eras)
         state.reset = None
         state.broken = None
 
@@ -121,7 +130,7 @@ class Partitions:
         """The position must be found (again) by this policy; None: from the committed offset."""
         state = self.of(partition)
         state.position = state.fetch_position = None
-        state.era += 1
+        state.era = next(self._eras)
         state.reset = reset
         state.broken = None
 

@@ -1,0 +1,381 @@
+"""A member of a classic group against a coordinator whose answers are written down, in virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kohort.client.classic_protocol import Subscription, encode_assignment
+from kohort.client.membership import Membership, MemberState
+from kohort.errors import ErrorCode, FencedError, KafkaError
+from kohort.ids import TopicPartition
+from kohort.wire.groups import (
+    ConsumerProtocolSubscription,
+    HeartbeatResponse,
+    JoinGroupResponse,
+    LeaveGroupResponse,
+    SyncGroupResponse,
+)
+from tests.client.virtual import PARK, VirtualCluster
+
+
+def parts(*numbers: int, topic: str = "a") -> tuple[TopicPartition, ...]:
+    return tuple(TopicPartition(topic, number) for number in numbers)
+
+
+class Coordinator:
+    """A group of one member of ours, and the assignment that the test chooses."""
+
+    def __init__(self, assignors: str = "range", **settings: Any) -> None:
+        settings = {"group_id": "g", "heartbeat_interval_ms": 1000, "partition_assignment_strategy": assignors} | settings
+        self.world = VirtualCluster(settings=settings, topics={"a": 4, "b": 2})
+        self.generation = 0
+        self.heartbeat = ErrorCode.NONE
+        self.given: tuple[TopicPartition, ...] | None = None
+        self.leader = True
+        self.join_errors: list[ErrorCode] = []
+        self.sync_errors: list[ErrorCode] = []
+        handlers: dict[str, Callable[[Any, int], Any]] = {
+            "JoinGroup": self.join,
+            "SyncGroup": self.sync,
+            "Heartbeat": lambda message, version: HeartbeatResponse(error_code=self.heartbeat),
+            "LeaveGroup": lambda message, version: LeaveGroupResponse(),
+        }
+        self.world.handlers.update(handlers)
+        self.member = Membership(self.world.cluster, self.world.config)
+
+    def join(self, message: Any, version: int) -> Any:
+        if self.join_errors:
+            return JoinGroupResponse(error_code=self.join_errors.pop(0), protocol_name="", member_id=message.member_id)
+        if not message.member_id:
+            return JoinGroupResponse(error_code=ErrorCode.MEMBER_ID_REQUIRED, protocol_name="", member_id="m-1")
+        self.generation += 1
+        protocol = message.protocols[0]
+        member = JoinGroupResponse.JoinGroupResponseMember(member_id=message.member_id, metadata=protocol.metadata)
+        return JoinGroupResponse(
+            generation_id=self.generation,
+            protocol_type="consumer",
+            protocol_name=protocol.name,
+            leader=message.member_id if self.leader else "other",
+            member_id=message.member_id,
+            members=[member] if self.leader else [],
+        )
+
+    def sync(self, message: Any, version: int) -> Any:
+        if self.sync_errors:
+            return SyncGroupResponse(error_code=self.sync_errors.pop(0))
+        content = message.assignments[0].assignment if self.given is None else encode_assignment(self.given)
+        return SyncGroupResponse(assignment=content)
+
+    def subscribe(self, *topics: str, **more: Any) -> Membership:
+        self.member.subscribe(Subscription(topics, **more))
+        self.world.run()
+        return self.member
+
+    def rebalance(self, *given: TopicPartition) -> None:
+        """Tell the member to rejoin, and give it this the next time."""
+        self.given = given
+        self.heartbeat = ErrorCode.REBALANCE_IN_PROGRESS
+        self.world.run(self.world.runtime.now_ms + 1000)
+        self.heartbeat = ErrorCode.NONE
+
+
+def test_a_member_joins_with_the_id_it_is_given_and_assigns_as_the_leader() -> None:
+    trial = Coordinator()
+    member = trial.subscribe("a", "b")
+    assert member.assignment.partitions == parts(0, 1, 2, 3) + parts(0, 1, topic="b")
+    assert (member.assignment.generation, member.assignment.member_id) == (1, "m-1")
+    assert [request.message.member_id for request in trial.world.sent("JoinGroup")] == ["", "m-1"]
+
+
+def test_heartbeats_go_on_while_the_application_does_nothing() -> None:
+    trial = Coordinator()
+    trial.subscribe("a")
+    trial.world.run(10_500)
+    times = [request.at_ms for request in trial.world.sent("Heartbeat")]
+    assert len(times) == 10
+    assert all(later - earlier == pytest.approx(1000, abs=1) for earlier, later in zip(times, times[1:], strict=False))
+
+
+def test_an_eager_revocation_waits_for_the_application_while_heartbeats_go_on() -> None:
+    trial = Coordinator()
+    member = trial.subscribe("a")
+    trial.rebalance(*parts(0, 1))
+    assert member.revocation is not None
+    assert member.revocation.partitions == parts(0, 1, 2, 3) and not member.revocation.lost
+    trial.heartbeat = ErrorCode.REBALANCE_IN_PROGRESS
+    before, joins = len(trial.world.sent("Heartbeat")), len(trial.world.sent("JoinGroup"))
+    trial.world.run(trial.world.runtime.now_ms + 5000)
+    assert len(trial.world.sent("Heartbeat")) == before + 5
+    assert len(trial.world.sent("JoinGroup")) == joins
+    member.release()
+    trial.world.run()
+    assert member.assignment.partitions == parts(0, 1)
+    assert member.assignment.generation == 2
+
+
+def test_a_cooperative_member_gives_up_only_what_moves_and_joins_again() -> None:
+    trial = Coordinator("cooperative-sticky")
+    member = trial.subscribe("a")
+    assert member.assignment.partitions == parts(0, 1, 2, 3)
+    trial.rebalance(*parts(0, 1))
+    assert member.revocation is not None and member.revocation.partitions == parts(2, 3)
+    assert member.assignment.partitions == parts(0, 1, 2, 3)
+    member.release()
+    trial.world.run()
+    assert member.assignment.partitions == parts(0, 1)
+    joins = trial.world.sent("JoinGroup")
+    owned = ConsumerProtocolSubscription.decode(bytes(joins[-1].message.protocols[0].metadata)[2:], 3)
+    assert [(topic.topic, topic.partitions) for topic in owned.owned_partitions] == [("a", [0, 1])]
+    assert (owned.generation_id, member.assignment.generation) == (2, 3)
+
+
+def test_members_that_list_an_eager_assignor_too_are_eager() -> None:
+    trial = Coordinator("cooperative-sticky,range")
+    member = trial.subscribe("a")
+    trial.rebalance(*parts(0, 1))
+    assert member.revocation is not None and member.revocation.partitions == parts(0, 1, 2, 3)
+    names = [protocol.name for protocol in trial.world.sent("JoinGroup")[-1].message.protocols]
+    assert names == ["cooperative-sticky", "range"]
+
+
+@pytest.mark.parametrize("code", [ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION])
+def test_a_fenced_member_tells_that_its_partitions_are_lost_before_it_joins_again(code: ErrorCode) -> None:
+    trial = Coordinator()
+    member = trial.subscribe("a")
+    trial.heartbeat = code
+    trial.world.run(1500)
+    assert member.revocation is not None and member.revocation.lost
+    assert member.identity().generation == -1
+    trial.heartbeat = ErrorCode.NONE
+    joins = len(trial.world.sent("JoinGroup"))
+    member.release()
+    trial.world.run()
+    assert member.assignment.generation == 2
+    first = trial.world.sent("JoinGroup")[joins].message.member_id
+    assert first == ("" if code is ErrorCode.UNKNOWN_MEMBER_ID else "m-1")
+
+
+def test_a_session_that_ends_by_the_members_own_clock_is_lost() -> None:
+    trial = Coordinator(session_timeout_ms=6000)
+    member = trial.subscribe("a")
+    trial.world.handlers["Heartbeat"] = lambda message, version: PARK
+    trial.world.run(7500)
+    assert member.revocation is not None and member.revocation.lost
+
+
+def test_a_coordinator_that_moves_is_found_without_a_rebalance() -> None:
+    trial = Coordinator()
+    member = trial.subscribe("a")
+    trial.heartbeat = ErrorCode.NOT_COORDINATOR
+    trial.world.run(1200)
+    trial.heartbeat = ErrorCode.NONE
+    trial.world.run(5000)
+    assert len(trial.world.sent("FindCoordinator")) >= 2
+    assert member.holding and member.assignment.generation == 1
+
+
+def test_a_connection_that_breaks_in_the_middle_of_a_join_is_made_again() -> None:
+    trial = Coordinator()
+    answer = trial.world.handlers["JoinGroup"]
+    trial.world.handlers["JoinGroup"] = lambda message, version: PARK
+    trial.subscribe("a")
+    trial.world.handlers["JoinGroup"] = answer
+    trial.world.cut()
+    trial.world.run(2000)
+    assert trial.member.holding
+
+
+def test_a_sync_that_meets_a_new_rebalance_joins_again_and_keeps_no_stale_claim() -> None:
+    trial = Coordinator("cooperative-sticky")
+    trial.sync_errors = [ErrorCode.REBALANCE_IN_PROGRESS]
+    member = trial.subscribe("a")
+    trial.world.run(1000)
+    assert member.holding and member.assignment.generation == 2
+    claims = [
+        ConsumerProtocolSubscription.decode(bytes(request.message.protocols[0].metadata)[2:], 3).owned_partitions
+        for request in trial.world.sent("JoinGroup")
+    ]
+    assert claims == [[], [], []]
+
+
+def test_a_sync_whose_answer_is_lost_is_asked_again() -> None:
+    trial = Coordinator()
+    answer = trial.world.handlers["SyncGroup"]
+    trial.world.handlers["SyncGroup"] = lambda message, version: PARK
+    trial.subscribe("a")
+    trial.world.handlers["SyncGroup"] = answer
+    trial.world.cut()
+    trial.world.run(2000)
+    assert trial.member.holding and trial.generation == 1
+    assert len(trial.world.sent("SyncGroup")) == 2
+
+
+def test_a_group_that_cannot_be_joined_is_an_error_for_the_application_and_then_tried_again() -> None:
+    trial = Coordinator()
+    trial.join_errors = [ErrorCode.GROUP_AUTHORIZATION_FAILED]
+    member = trial.subscribe("a")
+    error = member.take_error()
+    assert error is not None and error.code is ErrorCode.GROUP_AUTHORIZATION_FAILED
+    trial.world.run(2000)
+    assert member.holding
+
+
+def test_an_instance_id_that_another_took_ends_the_member_for_good() -> None:
+    trial = Coordinator(group_instance_id="i-1")
+    member = trial.subscribe("a")
+    trial.heartbeat = ErrorCode.FENCED_INSTANCE_ID
+    trial.world.run(1500)
+    member.release()
+    trial.world.run(60_000)
+    assert isinstance(member.take_error(), FencedError)
+    assert isinstance(member.take_error(), FencedError)
+    assert trial.generation == 1
+
+
+def test_an_assignor_that_fails_raises_to_the_application_and_the_leader_leaves() -> None:
+    class Broken:
+        name, cooperative = "broken", False
+
+        def subscription_user_data(self, topics: object) -> bytes | None:
+            return None
+
+        def assign(self, members: object, topics: object) -> Any:
+            raise ZeroDivisionError("no racks")
+
+        def on_assignment(self, partitions: object, user_data: object, generation: int) -> None:
+            return
+
+    trial = Coordinator(partition_assignment_strategy=[Broken()])
+    member = trial.subscribe("a")
+    error = member.take_error()
+    assert isinstance(error, KafkaError) and "broken" in str(error) and "no racks" in str(error)
+    (leave,) = trial.world.sent("LeaveGroup")
+    assert leave.message.members[0].reason == "the assignor failed"
+
+
+def test_user_data_travels_both_ways() -> None:
+    seen: list[bytes | None] = []
+
+    class Telling:
+        name, cooperative = "telling", False
+
+        def subscription_user_data(self, topics: object) -> bytes | None:
+            return b"rack 7"
+
+        def assign(self, members: Any, topics: Any) -> Any:
+            seen.extend(member.user_data for member in members.values())
+            return {member: list(parts(0)) for member in members}
+
+        def assignment_user_data(self) -> dict[str, bytes]:
+            return {"m-1": b"read fast"}
+
+        def on_assignment(self, partitions: object, user_data: bytes | None, generation: int) -> None:
+            seen.append(user_data)
+
+    trial = Coordinator(partition_assignment_strategy=[Telling()])
+    member = trial.subscribe("a")
+    assert seen == [b"rack 7", b"read fast"]
+    assert member.assignment.user_data == b"read fast"
+
+
+def test_the_leader_rebalances_when_partitions_are_added_and_gathers_changes() -> None:
+    trial = Coordinator(metadata_max_age_ms=1000, rebalance_batch_ms=5000)
+    member = trial.subscribe("a", "b")
+    trial.world.run(1500)
+    trial.world.topics["a"] = 5
+    trial.world.run(3000)
+    trial.world.topics["b"] = 3
+    trial.world.run(5000)
+    assert member.revocation is None
+    trial.world.run(8000)
+    assert member.revocation is not None
+    member.release()
+    trial.world.run(9000)
+    assert len(member.assignment.partitions) == 8 and trial.generation == 2
+
+
+def test_a_follower_leaves_metadata_changes_to_the_leader() -> None:
+    trial = Coordinator(metadata_max_age_ms=1000)
+    trial.leader, trial.given = False, parts(0)
+    member = trial.subscribe("a")
+    trial.world.topics["a"] = 9
+    trial.world.run(10_000)
+    assert member.revocation is None and trial.generation == 1
+
+
+def test_a_pattern_finds_topics_that_appear_later() -> None:
+    trial = Coordinator(metadata_max_age_ms=1000)
+    member = trial.subscribe(pattern="^a")
+    assert {part.topic for part in member.assignment.partitions} == {"a"}
+    trial.world.topics["another"] = 1
+    trial.world.run(3000)
+    member.release()
+    trial.world.run(4000)
+    assert {part.topic for part in member.assignment.partitions} == {"a", "another"}
+
+
+def test_a_changed_subscription_joins_again() -> None:
+    trial = Coordinator()
+    member = trial.subscribe("a")
+    trial.subscribe("b")
+    member.release()
+    trial.world.run(1000)
+    assert member.assignment.partitions == parts(0, 1, topic="b")
+
+
+def test_a_member_that_is_not_polled_leaves_and_comes_back_with_the_next_poll() -> None:
+    trial = Coordinator(max_poll_interval_ms=5000)
+    member = trial.subscribe("a")
+    trial.world.run(4000)
+    member.polled()
+    trial.world.run(8000)
+    assert member.holding
+    trial.world.run(9500)
+    assert member.revocation is not None and member.revocation.lost
+    (leave,) = trial.world.sent("LeaveGroup")
+    assert "not polled for 5000 ms" in leave.message.members[0].reason
+    member.release()
+    beats = len(trial.world.sent("Heartbeat"))
+    trial.world.run(20_000)
+    assert len(trial.world.sent("Heartbeat")) == beats and trial.generation == 1
+    member.polled()
+    trial.world.run(21_000)
+    assert member.holding and trial.generation == 2
+
+
+def test_leaving_is_told_even_while_a_join_is_waiting() -> None:
+    trial = Coordinator()
+    member = trial.subscribe("a")
+    trial.world.handlers["JoinGroup"] = lambda message, version: PARK
+    trial.rebalance()
+    member.release()
+    trial.world.run()
+    assert member.state is MemberState.JOINING
+    trial.world.call(member.leave("closed"))
+    (leave,) = trial.world.sent("LeaveGroup")
+    (join,) = trial.world.parked_named("JoinGroup")
+    assert leave.link != join.link and leave.message.members[0].reason == "closed"
+
+
+def test_a_static_member_does_not_leave() -> None:
+    trial = Coordinator(group_instance_id="i-1")
+    member = trial.subscribe("a")
+    trial.world.call(member.leave("closed"))
+    assert trial.world.sent("LeaveGroup") == []
+
+
+def test_a_subscription_of_a_newer_version_is_read_as_far_as_it_is_known() -> None:
+    trial = Coordinator()
+    join = trial.join
+
+    def newer(message: Any, version: int) -> Any:
+        answer = join(message, version)
+        for member in answer.members:
+            member.metadata = (9).to_bytes(2, "big") + bytes(member.metadata)[2:] + b"\0\0\0\7of the future"
+        return answer
+
+    trial.world.handlers["JoinGroup"] = newer
+    assert trial.subscribe("a").assignment.partitions == parts(0, 1, 2, 3)

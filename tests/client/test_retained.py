@@ -1,0 +1,233 @@
+"""Fairness and positions of what is returned, for any sequence of fetches, polls, seeks, pauses and revocations."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from kohort.client.retained import Retained, Slice
+from kohort.client.subscription import Partitions, Position
+from kohort.columns import Record, RowRange
+from kohort.errors import CorruptDataError
+from kohort.ids import TopicPartition
+
+TOPIC = "t"
+PARTITIONS = [TopicPartition(TOPIC, number) for number in range(4)]
+
+
+@dataclass
+class Block:
+    """A decode of whole runs of offsets, as kohort.columns gives it."""
+
+    runs: list[tuple[TopicPartition, int, int]]
+    gap: int = 0
+    damaged: bool = False
+
+    @property
+    def ranges(self) -> list[RowRange]:
+        rows, at = [], 0
+        for _, start, stop in self.runs:
+            rows.append(RowRange(at, at + stop - start, stop + self.gap, leader_epoch=7))
+            at += stop - start
+        return rows
+
+    def position(self, index: int, row: int) -> int:
+        rows = self.ranges[index]
+        return rows.next_offset if row >= rows.stop else self.runs[index][1] + row - rows.start
+
+    def error(self, index: int) -> CorruptDataError | None:
+        return CorruptDataError("damaged") if self.damaged else None
+
+    def records(self, start: int, stop: int) -> list[Record]:
+        every = [Record(part.topic, part.partition, offset, 0) for part, first, end in self.runs for offset in range(first, end)]
+        return every[start:stop]
+
+    def to_arrow(self, start: int, stop: int) -> None:
+        raise NotImplementedError
+
+
+def fill(retained: Retained, partitions: Partitions, *runs: tuple[TopicPartition, int, int], **facts: object) -> Block:
+    block = Block(list(runs), **facts)  # type: ignore[arg-type]
+    for index, (partition, _, _) in enumerate(runs):
+        retained.add(partition, block, index, partitions.of(partition).era)
+    return block
+
+
+def start(count: int = 4) -> tuple[Partitions, Retained]:
+    partitions = Partitions()
+    partitions.set(PARTITIONS[:count])
+    for partition in PARTITIONS[:count]:
+        partitions.place(partition, Position(0))
+    return partitions, Retained(partitions)
+
+
+def sizes(slices: list[Slice]) -> list[tuple[int, int]]:
+    return [(part.partition.partition, len(part)) for part in slices]
+
+
+def test_greedy_takes_one_partition_after_the_other_and_goes_on_where_it_left_off() -> None:
+    partitions, retained = start(3)
+    fill(retained, partitions, (PARTITIONS[0], 0, 700), (PARTITIONS[1], 0, 200), (PARTITIONS[2], 0, 200))
+    assert sizes(retained.take(300)) == [(0, 300)]
+    assert sizes(retained.take(300)) == [(0, 300)]
+    assert sizes(retained.take(300)) == [(0, 100), (1, 200)]
+    assert sizes(retained.take(300)) == [(2, 200)]
+    assert retained.take(300) == []
+
+
+def test_a_partition_that_is_refilled_while_it_is_drained_lets_the_others_pass() -> None:
+    partitions, retained = start(2)
+    fill(retained, partitions, (PARTITIONS[0], 0, 500), (PARTITIONS[1], 0, 100))
+    assert sizes(retained.take(300)) == [(0, 300)]
+    fill(retained, partitions, (PARTITIONS[0], 500, 1000))
+    assert sizes(retained.take(300)) == [(0, 200), (1, 100)]
+    assert sizes(retained.take(300)) == [(0, 300)]
+
+
+def test_proportional_shares_are_equal_while_all_have_records() -> None:
+    partitions, retained = start(3)
+    fill(retained, partitions, (PARTITIONS[0], 0, 700), (PARTITIONS[1], 0, 200), (PARTITIONS[2], 0, 50))
+    taken = defaultdict(int)
+    for part in retained.take(300, proportional=True):
+        taken[part.partition.partition] += len(part)
+    assert dict(taken) == {0: 125, 1: 125, 2: 50}
+
+
+def test_without_a_limit_one_decode_is_returned_whole_and_not_mixed_with_the_next() -> None:
+    partitions, retained = start(2)
+    first = fill(retained, partitions, (PARTITIONS[0], 0, 10), (PARTITIONS[1], 0, 5))
+    fill(retained, partitions, (PARTITIONS[0], 10, 30))
+    assert [part.block for part in retained.take(None)] == [first, first]
+    assert sizes(retained.take(None)) == [(0, 20)]
+
+
+def test_offsets_without_records_are_passed_over() -> None:
+    partitions, retained = start(1)
+    fill(retained, partitions, (PARTITIONS[0], 0, 0), gap=8)
+    assert retained.take(100) == []
+    assert partitions.of(PARTITIONS[0]).position == Position(8, 7)
+
+
+def test_damage_is_reported_after_the_rows_before_it_and_keeps_the_position() -> None:
+    partitions, retained = start(1)
+    fill(retained, partitions, (PARTITIONS[0], 0, 5), damaged=True)
+    fill(retained, partitions, (PARTITIONS[0], 5, 9))
+    assert sizes(retained.take(100)) == [(0, 5)]
+    state = partitions.of(PARTITIONS[0])
+    assert isinstance(state.broken, CorruptDataError)
+    assert state.position == Position(5, 7) == state.fetch_position
+    assert retained.take(100) == [] and retained.records == 0
+
+
+@settings(deadline=None)
+@given(
+    counts=st.lists(st.integers(0, 50), min_size=1, max_size=4),
+    limit=st.integers(1, 30),
+    proportional=st.booleans(),
+)
+def test_no_partition_waits_longer_than_the_others_need(counts: list[int], limit: int, proportional: bool) -> None:
+    partitions, retained = start(len(counts))
+    fill(retained, partitions, *((PARTITIONS[i], 0, count) for i, count in enumerate(counts)))
+    waited = dict.fromkeys(range(len(counts)), 0)
+    for _ in range(sum(counts) + 1):
+        taken = retained.take(limit, proportional=proportional)
+        assert sum(map(len, taken)) == min(limit, sum(map(len, taken)) + retained.records)
+        for number in waited:
+            present = any(part.partition.partition == number for part in taken)
+            waited[number] = 0 if present or retained.count(PARTITIONS[number]) == 0 else waited[number] + 1
+            assert waited[number] <= -(-sum(counts) // limit)
+    assert retained.records == 0
+
+
+class Polling(RuleBasedStateMachine):
+    """The log of each partition is 0, 1, 2 …; the application must see exactly its part of it, in order."""
+
+    @initialize(proportional=st.booleans())
+    def begin(self, proportional: bool) -> None:
+        self.proportional = proportional
+        self.partitions, self.retained = start()
+        self.expected = dict.fromkeys(PARTITIONS, 0)
+        self.assigned = set(PARTITIONS)
+
+    @rule(wanted=st.lists(st.tuples(st.sampled_from(PARTITIONS), st.integers(0, 20)), max_size=4, unique_by=lambda run: run[0]))
+    def fetch(self, wanted: list[tuple[TopicPartition, int]]) -> None:
+        runs = []
+        for partition, count in wanted:
+            state = self.partitions.get(partition)
+            if state is None or state.fetch_position is None:
+                continue
+            at = state.fetch_position.offset
+            runs.append((partition, at, at + count))
+            state.fetch_position = Position(at + count, 7)
+        fill(self.retained, self.partitions, *runs)
+
+    @rule(limit=st.one_of(st.none(), st.integers(1, 25)))
+    def poll(self, limit: int | None) -> None:
+        taken = self.retained.take(limit, proportional=self.proportional)
+        assert limit is None or sum(map(len, taken)) <= limit
+        for part in taken:
+            state = self.partitions.of(part.partition)
+            assert not state.paused
+            for record in part.block.records(part.start, part.stop):
+                assert record.offset == self.expected[part.partition]
+                self.expected[part.partition] += 1
+
+    @precondition(lambda self: self.assigned)
+    @rule(data=st.data(), offset=st.integers(0, 100))
+    def seek(self, data: st.DataObject, offset: int) -> None:
+        partition = data.draw(st.sampled_from(sorted(self.assigned)))
+        self.partitions.place(partition, Position(offset))
+        self.expected[partition] = offset
+
+    @precondition(lambda self: self.assigned)
+    @rule(data=st.data())
+    def pause_or_resume(self, data: st.DataObject) -> None:
+        state = self.partitions.of(data.draw(st.sampled_from(sorted(self.assigned))))
+        state.paused = not state.paused
+
+    @rule(kept=st.sets(st.sampled_from(PARTITIONS)))
+    def rebalance(self, kept: set[TopicPartition]) -> None:
+        added, _ = self.partitions.set(kept)
+        for partition in added:
+            self.partitions.place(partition, Position(1000))
+            self.expected[partition] = 1000
+        self.assigned = kept
+
+    @invariant()
+    def positions_follow_what_was_returned(self) -> None:
+        if hasattr(self, "partitions"):
+            for partition, state in self.partitions.items():
+                assert state.position is not None
+                assert state.position.offset == self.expected[partition]
+
+    @invariant()
+    def counts_agree(self) -> None:
+        if hasattr(self, "retained"):
+            self.retained.drop_void()
+            assert self.retained.records == sum(self.retained.count(partition) for partition in self.partitions)
+            assert self.retained.records >= 0
+
+
+TestPolling = Polling.TestCase
+TestPolling.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+def test_what_was_fetched_before_a_partition_went_and_came_back_is_void() -> None:
+    partitions, retained = start(1)
+    fill(retained, partitions, (PARTITIONS[0], 0, 5))
+    partitions.set([])
+    partitions.set([PARTITIONS[0]])
+    partitions.place(PARTITIONS[0], Position(100))
+    assert retained.take(10) == []
+    assert retained.count(PARTITIONS[0]) == retained.records == 0
+
+
+def test_a_partition_that_is_not_assigned_is_refused() -> None:
+    partitions, _ = start(1)
+    with pytest.raises(Exception, match="t-3 is not assigned"):
+        partitions.of(PARTITIONS[3])
