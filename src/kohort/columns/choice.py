@@ -1,34 +1,40 @@
-"""Takes the compiled kernel where it was built, and the plain-Python one, with a warning, where not."""
+"""Takes the compiled kernels where they were built, and the plain-Python ones, with a warning, where not."""
 
 from __future__ import annotations
 
+import importlib
 import warnings
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kohort.columns.decoded import Block
-from kohort.columns.shapes import DecodeOptions, RecordSet, RowRange
-
-DecodeBlock: TypeAlias = Callable[[Sequence[RecordSet], DecodeOptions], tuple[list[RowRange], Block]]
-
-decode_block: DecodeBlock
-COMPILED: bool
+from kohort.columns.shapes import BytesLike, DecodeOptions, RecordSet, RowRange
 
 if TYPE_CHECKING:
     from kohort.columns.record import Record as Record
-else:
-    try:
-        from kohort.columns._kernel import Record, decode_block
+    from kohort.columns.reference_encode import Chunk as Chunk
 
-        COMPILED = True
-    except ImportError:
-        from kohort.columns.record import Record  # noqa: F401
-        from kohort.columns.reference import decode_block  # noqa: F401
+DecodeBlock: TypeAlias = Callable[[Sequence[RecordSet], DecodeOptions], tuple[list[RowRange], Block]]
 
-        COMPILED = False
-        warnings.warn(
-            "kohort's compiled kernel was not built, decoding and encoding run in plain Python and slowly; "
-            "install a C compiler and install kohort again",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+compiled_encode: Any
+"""The module `_encode`; None where it was not built."""
+try:
+    _decode: Any = importlib.import_module("kohort.columns._kernel")
+    compiled_encode = importlib.import_module("kohort.columns._encode")
+except ImportError:
+    compiled_encode = None
+    _decode = importlib.import_module("kohort.columns.reference")
+    warnings.warn(
+        "kohort's compiled kernel was not built, decoding and encoding run in plain Python and slowly; "
+        "install a C compiler and install kohort again",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+
+COMPILED = compiled_encode is not None
+_encode: Any = compiled_encode or importlib.import_module("kohort.columns.reference_encode")
+decode_block: DecodeBlock = _decode.decode_block
+murmur2: Callable[[BytesLike], int] = _encode.murmur2
+if not TYPE_CHECKING:
+    Record = _decode.Record
+    Chunk = _encode.Chunk

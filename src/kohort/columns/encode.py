@@ -9,18 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from crc32c import crc32c
 
-from kohort.columns.choice import COMPILED
+from kohort.columns.choice import COMPILED, Chunk, compiled_encode, murmur2
 from kohort.errors import InvalidInputError
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from kohort.columns.reference_encode import Chunk as Chunk
-    from kohort.columns.reference_encode import murmur2 as murmur2
-elif COMPILED:
-    from kohort.columns._encode import Chunk, murmur2
-else:
-    from kohort.columns.reference_encode import Chunk, murmur2
 
 __all__ = ["Chunk", "ColumnNames", "encode_arrow", "murmur2", "partition_for_key", "restamp"]
 
@@ -78,10 +71,8 @@ def encode_arrow(
     """
     if not COMPILED:
         return _encode_plain(batch, names, count, pick_sticky, now, limit)
-    from kohort.columns._encode import encode_columns
-
     columns = (_bytes(batch, names.key), _bytes(batch, names.value), _headers(batch, names.headers))
-    chunks: list[tuple[int, Chunk]] = encode_columns(
+    chunks: list[tuple[int, Chunk]] = compiled_encode.encode_columns(
         len(batch),
         columns,
         _times(batch, names.timestamp),
@@ -128,16 +119,15 @@ def _buffers(array: Any) -> Any:
     """The kernel's view of a column of bytes."""
     import pyarrow as pa
 
-    from kohort.columns._encode import Column
-
+    column = compiled_encode.Column
     kind = array.type
     buffers = array.buffers()
     if pa.types.is_fixed_size_binary(kind):
-        return Column(buffers, array.offset, 0, kind.byte_width)
+        return column(buffers, array.offset, 0, kind.byte_width)
     if buffers[1] is None or buffers[1].size == 0:
-        return Column([None, None, None], 0, -1)
+        return column([None, None, None], 0, -1)
     large = pa.types.is_large_binary(kind) or pa.types.is_large_string(kind)
-    return Column(buffers, array.offset, 8 if large else 4)
+    return column(buffers, array.offset, 8 if large else 4)
 
 
 def _bytes(batch: pa.RecordBatch, name: str | None) -> Any:
@@ -147,10 +137,9 @@ def _bytes(batch: pa.RecordBatch, name: str | None) -> Any:
 def _headers(batch: pa.RecordBatch, name: str | None) -> Any:
     if name is None:
         return None
-    from kohort.columns._encode import Column, HeaderColumn
-
     lists, names, contents = _header_arrays(_column(batch, name), name)
-    return HeaderColumn(Column(lists.buffers()[:2], lists.offset, 4), _buffers(names), _buffers(contents))
+    places = compiled_encode.Column(lists.buffers()[:2], lists.offset, 4)
+    return compiled_encode.HeaderColumn(places, _buffers(names), _buffers(contents))
 
 
 def _header_arrays(lists: Any, name: str) -> tuple[Any, Any, Any]:
