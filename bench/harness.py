@@ -1,0 +1,206 @@
+"""Paired runs: every contender once, then every contender again, so that a noisy machine disturbs all alike.
+
+A figure compares contenders that do the same job. What counts is the ratio of a contender to the baseline within the
+same round; the table shows its median and its spread, beside the median of the rate itself.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+_MILLION = 1_000_000
+
+
+class NotHere(Exception):
+    """A contender can't run on this machine; the text says why in a few words."""
+
+
+class RunFailed(Exception):
+    """A contender failed, or did less than it should; the text says how. The others go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command line asks for.
+
+    Attributes:
+        rounds: how often each contender runs.
+        scale: multiplies the records of every run; small values try whether a benchmark works.
+        only: figures whose titles have this text; empty for all.
+    """
+
+    rounds: int = 3
+    scale: float = 1.0
+    only: str = ""
+
+    def records(self, count: int) -> int:
+        """A count of records, scaled."""
+        return max(1000, int(count * self.scale))
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One run.
+
+    Attributes:
+        amount: what was done, in the figure's unit (records, requests …).
+        seconds: how long it took.
+        facts: other figures of this run, by name.
+    """
+
+    amount: float
+    seconds: float
+    facts: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def rate(self) -> float:
+        return self.amount / self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """One that does the job: a name, and a function that does it once."""
+
+    name: str
+    run: Callable[[], Sample]
+
+
+@dataclass(slots=True)
+class Row:
+    """A contender's runs.
+
+    Attributes:
+        absent: why it did not run; None when it did.
+        ratios: its rate over the baseline's in each round.
+    """
+
+    name: str
+    samples: list[Sample] = field(default_factory=list)
+    ratios: list[float] = field(default_factory=list)
+    absent: str | None = None
+
+    def summary(self) -> dict[str, Any]:
+        """Plain values for JSON and for the table."""
+        if self.absent is not None:
+            return {"name": self.name, "absent": self.absent}
+        rates = [sample.rate for sample in self.samples]
+        facts = sorted({name for sample in self.samples for name in sample.facts})
+        return {
+            "name": self.name,
+            "rate_median": statistics.median(rates),
+            "rate_min": min(rates),
+            "rate_max": max(rates),
+            "ratio_median": statistics.median(self.ratios) if self.ratios else None,
+            "ratio_min": min(self.ratios, default=None),
+            "ratio_max": max(self.ratios, default=None),
+            "facts": {
+                name: statistics.median([sample.facts[name] for sample in self.samples if name in sample.facts])
+                for name in facts
+            },
+        }
+
+
+@dataclass(slots=True)
+class Figure:
+    """What one comparison showed.
+
+    Attributes:
+        unit: of the rates, as "records/s".
+        baseline: the contender whose ratio is 1.
+    """
+
+    title: str
+    unit: str
+    baseline: str
+    rows: list[Row]
+
+    def to_json(self) -> dict[str, Any]:
+        """The figure as plain values."""
+        return {
+            "title": self.title,
+            "unit": self.unit,
+            "baseline": self.baseline,
+            "rows": [row.summary() for row in self.rows],
+        }
+
+
+def compare(
+    title: str,
+    contenders: Sequence[Contender],
+    *,
+    rounds: int,
+    unit: str = "records/s",
+    baseline: str | None = None,
+    console: Console | None = None,
+) -> Figure:
+    """Runs every contender once in each round, in turn, and relates them to the baseline.
+
+    Args:
+        title: what is compared.
+        contenders: who; one that raises `NotHere` or `RunFailed` is left out of the later rounds.
+        rounds: how many.
+        unit: of the rates.
+        baseline: a contender's name; the first when not given.
+        console: shows progress.
+    """
+    rows = {contender.name: Row(contender.name) for contender in contenders}
+    reference = baseline or contenders[0].name
+    for number in range(1, rounds + 1):
+        rates = {}
+        for contender in contenders:
+            row = rows[contender.name]
+            if row.absent is not None:
+                continue
+            if console is not None:
+                console.print(f"[dim]{title}: round {number} of {rounds}: {contender.name}[/dim]", highlight=False)
+            try:
+                sample = contender.run()
+            except NotHere as error:
+                row.absent = f"not here: {error}"
+                continue
+            except RunFailed as error:
+                row.absent = f"FAILED: {error}"
+                continue
+            row.samples.append(sample)
+            rates[contender.name] = sample.rate
+        if reference in rates:
+            for name, rate in rates.items():
+                rows[name].ratios.append(rate / rates[reference])
+    return Figure(title, unit, reference, list(rows.values()))
+
+
+def show(figure: Figure, console: Console) -> None:
+    """Prints a figure as a table."""
+    table = Table(title=figure.title, box=box.SIMPLE_HEAD, title_justify="left")
+    table.add_column("")
+    table.add_column(figure.unit, justify="right")
+    table.add_column("least to most", justify="right")
+    table.add_column(f"× {figure.baseline}", justify="right")
+    table.add_column("spread", justify="right")
+    table.add_column("besides")
+    for row in figure.rows:
+        values = row.summary()
+        if row.absent is not None:
+            table.add_row(row.name, "-", "", "", "", row.absent)
+            continue
+        ratio = values["ratio_median"]
+        table.add_row(
+            row.name,
+            _rate(values["rate_median"]),
+            f"{_rate(values['rate_min'])} to {_rate(values['rate_max'])}",
+            "-" if ratio is None else f"{ratio:.2f}",
+            "-" if ratio is None else f"{values['ratio_min']:.2f} to {values['ratio_max']:.2f}",
+            "  ".join(f"{name} {value:,.6g}" for name, value in values["facts"].items()),
+        )
+    console.print(table)
+
+
+def _rate(value: float) -> str:
+    return f"{value / _MILLION:.2f} M" if value >= _MILLION / 10 else f"{value:,.0f}"

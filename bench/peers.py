@@ -1,0 +1,144 @@
+"""What benchmarks run beside kohort: other clients, Apache Kafka's performance tools, and both brokers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.support.apache_kafka import ApacheKafka, KafkaTools
+from tests.support.maven import MavenUnavailable
+
+from bench.harness import NotHere, RunFailed, Sample
+from kohort import Admin, Broker
+from kohort.client.admin_values import NewTopic
+
+PARTITIONS = 4
+_RUN_TIMEOUT_S = 600
+_JAVA_OPTIONS = ("-Xmx1g", "-XX:+UseG1GC")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A broker that a benchmark runs against."""
+
+    name: str
+    servers: str
+
+
+@contextmanager
+def brokers() -> Iterator[list[Place]]:
+    """Our broker, and Apache Kafka where it can run, each with its data in a folder that is deleted in the end."""
+    with ExitStack() as running:
+        config = {"group.initial.rebalance.delay.ms": 0}
+        folder = running.enter_context(tempfile.TemporaryDirectory(prefix="kohort-bench-"))
+        ours = running.enter_context(Broker(Path(folder), config))
+        places = [Place("kohort", ours.bootstrap_servers)]
+        with suppress(MavenUnavailable):
+            places.append(Place("Apache Kafka", running.enter_context(ApacheKafka()).bootstrap_servers))
+        yield places
+
+
+@contextmanager
+def kafka_tools() -> Iterator[KafkaTools | None]:
+    """Apache Kafka's tools, or None where they can't run."""
+    with tempfile.TemporaryDirectory(prefix="kohort-bench-tools-") as folder:
+        try:
+            tools = KafkaTools(Path(folder))
+        except MavenUnavailable:
+            tools = None
+        yield tools
+
+
+def new_topic(place: Place, partitions: int = PARTITIONS) -> str:
+    """A fresh topic."""
+    name = f"bench-{uuid.uuid4().hex[:8]}"
+    with Admin(place.servers) as admin:
+        admin.create_topics([NewTopic(name, partitions)]).all()
+    return name
+
+
+def drop_topic(place: Place, topic: str) -> None:
+    """Frees the disk that a topic takes."""
+    with Admin(place.servers) as admin:
+        admin.delete_topics([topic]).all()
+
+
+def filled_topic(place: Place, records: int, size: int) -> str:
+    """A fresh topic that holds so many records of so many bytes."""
+    topic = new_topic(place)
+    python_client("produce", "kohort-send-arrow", place, topic, records, str(size))
+    return topic
+
+
+def python_client(job: str, client: str, place: Place, topic: str, records: int, *more: str) -> Sample:
+    """One run of a Python client in a process of its own.
+
+    Raises:
+        NotHere: its package is not installed.
+        RunFailed: it failed, or did less than it should.
+    """
+    command = [sys.executable, "-m", f"bench.runners.{job}", client, place.servers, topic, str(records), *more]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_RUN_TIMEOUT_S, check=False)
+    if done.returncode != 0:
+        if "ModuleNotFoundError" in done.stderr:
+            raise NotHere(done.stderr.strip().splitlines()[-1])
+        raise RunFailed(f"{client} failed: {done.stderr[-2000:]}")
+    told = json.loads(done.stdout.splitlines()[-1])
+    if told["amount"] < records:
+        raise RunFailed(f"{client} got {told['amount']} of {records} records from {place.name}")
+    return Sample(told["amount"], told["seconds"], {"cpu s": told["cpu_s"], "MB": told["rss_mb"]})
+
+
+def java_consumer(tools: KafkaTools | None, place: Place, topic: str, records: int) -> Sample:
+    """Apache Kafka's ConsumerPerformance: whole time, and the rate while it fetched.
+
+    Raises:
+        NotHere: it can't run on this machine.
+    """
+    if tools is None:
+        raise NotHere("no Maven or no Java 17")
+    done = tools.run(
+        tools.CONSUMER_PERFORMANCE,
+        *("--bootstrap-server", place.servers, "--topic", topic, "--num-records", str(records), "--hide-header"),
+        timeout_s=_RUN_TIMEOUT_S,
+        options=_JAVA_OPTIONS,
+    )
+    lines = [line.split(",") for line in done.stdout.splitlines() if line.count(",") >= 9]
+    if done.returncode != 0 or not lines:
+        raise RunFailed(f"ConsumerPerformance failed: {done.stdout[-500:]}{done.stderr[-1500:]}")
+    fields = [field.strip() for field in lines[-1]]
+    amount, rate, fetch_ms = float(fields[4]), float(fields[5]), float(fields[7])
+    if amount < records:
+        raise RunFailed(f"ConsumerPerformance got {amount:.0f} of {records} records from {place.name}")
+    return Sample(amount, amount / rate, {"fetch only/s": amount / max(fetch_ms, 1) * 1000})
+
+
+def java_producer(tools: KafkaTools | None, place: Place, topic: str, records: int, size: int) -> Sample:
+    """Apache Kafka's ProducerPerformance.
+
+    Raises:
+        NotHere: it can't run on this machine.
+    """
+    if tools is None:
+        raise NotHere("no Maven or no Java 17")
+    done = tools.run(
+        tools.PRODUCER_PERFORMANCE,
+        *("--topic", topic, "--num-records", str(records), "--record-size", str(size), "--throughput", "-1"),
+        *("--bootstrap-server", place.servers),
+        timeout_s=_RUN_TIMEOUT_S,
+        options=_JAVA_OPTIONS,
+    )
+    lines = [line for line in done.stdout.splitlines() if "99.9th" in line]
+    if done.returncode != 0 or not lines:
+        raise RunFailed(f"ProducerPerformance failed: {done.stdout[-500:]}{done.stderr[-1500:]}")
+    words = lines[-1].split()
+    sent, rate = float(words[0]), float(words[3])
+    latency = {"ms on average": float(lines[-1].split(",")[2].split()[0])}
+    return Sample(sent, sent / rate, latency)

@@ -1,0 +1,60 @@
+"""Producing 100-byte records: ours beside other clients, into our broker and into Apache Kafka."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from rich.console import Console
+
+from bench.harness import Contender, Figure, Options, Sample, compare
+from bench.peers import Place, brokers, drop_topic, java_producer, kafka_tools, new_topic, python_client
+
+_SIZE = 100
+_RECORDS = {
+    "kohort-send": 1_000_000,
+    "kohort-send-arrow": 8_000_000,
+    "confluent-kafka": 1_000_000,
+    "aiokafka": 200_000,
+    "kafka-python": 200_000,
+}
+_JAVA_RECORDS = 4_000_000
+_TITLES = {"kohort-send": "kohort send", "kohort-send-arrow": "kohort send_arrow"}
+
+
+def figures(options: Options, console: Console) -> Iterator[Figure]:
+    """One figure for each broker, related to confluent-kafka."""
+    with kafka_tools() as tools, brokers() as places:
+        for place in places:
+            title = f"produce {_SIZE} B into {place.name}"
+            if options.only not in title:
+                continue
+
+            def java(topic: str, place: Place = place) -> Sample:
+                return java_producer(tools, place, topic, options.records(_JAVA_RECORDS), _SIZE)
+
+            contenders = _python(options, place)
+            contenders.append(Contender("Java ProducerPerformance", on_fresh_topic(place, java)))
+            yield compare(title, contenders, rounds=options.rounds, baseline="confluent-kafka", console=console)
+
+
+def on_fresh_topic(place: Place, job: Callable[[str], Sample]) -> Callable[[], Sample]:
+    """The job on a topic of its own, which is deleted after it: disks fill, and old data would slow later rounds."""
+
+    def run() -> Sample:
+        topic = new_topic(place)
+        try:
+            return job(topic)
+        finally:
+            drop_topic(place, topic)
+
+    return run
+
+
+def _python(options: Options, place: Place) -> list[Contender]:
+    def job(client: str, records: int) -> Callable[[str], Sample]:
+        return lambda topic: python_client("produce", client, place, topic, options.records(records), str(_SIZE))
+
+    return [
+        Contender(_TITLES.get(client, client), on_fresh_topic(place, job(client, records)))
+        for client, records in _RECORDS.items()
+    ]

@@ -1,0 +1,1 @@
+"""Programs that do one job with one client, time it themselves and print the result as JSON."""
