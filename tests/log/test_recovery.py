@@ -171,9 +171,12 @@ def test_an_append_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest
 def test_a_short_write_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = _fill(tmp_path / "t-0", 1)
     real = os.pwritev
+    once = os.pwrite
     monkeypatch.setattr(os, "pwritev", lambda fd, buffers, at: real(fd, [b"".join(buffers)[:50]], at))
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, at: once(fd, data[:50], at))
     log.append(batch(b"whole" * 30), NOW)
-    assert values(log)[-1] == (2, b"whole" * 30)
+    log.append(bytearray(batch(b"again" * 30)), NOW)
+    assert values(log)[2:] == [(2, b"whole" * 30), (3, b"again" * 30)]
 
 
 _WRITER = """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from kohort.errors import ErrorCode, FencedError, error_for
 from kohort.log import checkpoints, recovery
 from kohort.log.config import LogConfig
 from kohort.log.files import FileCache
+from kohort.log.intake import Intake, place, stamp
 from kohort.log.markers import Marker, apply_marker, build_marker, parse_marker
 from kohort.log.producers import Producers
 from kohort.log.recovery import OpenOptions
@@ -25,11 +25,8 @@ from kohort.log.results import (
 )
 from kohort.log.segment import ReadBuffer, Segment
 from kohort.wire.batch import (
-    HEADER_SIZE,
     BatchHeader,
-    crc_ok,
     parse_header,
-    patch,
     read_records,
 )
 
@@ -38,9 +35,8 @@ EARLIEST = -2
 MAX_TIMESTAMP = -3
 EARLIEST_LOCAL = -4
 
-_PREFIX = struct.Struct(">qii")
 _SNAPSHOT_EVERY_BYTES = 16 << 20
-_PARTS_MAX = 512
+_INT_MAX = 2**31 - 1
 
 
 class PartitionLog:
@@ -59,14 +55,14 @@ class PartitionLog:
     """
 
     __slots__ = (
-        "_bases", "_config", "_epochs", "_persist", "_since_snapshot", "active", "cleaned_offset", "end_offset", "files",
+        "_bases", "_config", "_epochs", "_intake", "_persist", "_since_snapshot", "active", "cleaned_offset", "end_offset", "files",
         "flushed_offset", "leader_epoch", "log_start_offset", "path", "producers", "recovery", "segments",
     )  # fmt: skip
 
     def __init__(self, path: Path, config: LogConfig, options: OpenOptions) -> None:
         """Use `open`."""
         self.path = path
-        self._config = config
+        self.reconfigure(config)
         self.files = options.files or FileCache(options.limits.open_files)
         self._persist = options.persist
         self._since_snapshot = 0
@@ -112,6 +108,7 @@ class PartitionLog:
     def reconfigure(self, config: LogConfig) -> None:
         """Use other settings from now on."""
         self._config = config
+        self._intake = Intake(self.path.name, config)
 
     @property
     def last_stable_offset(self) -> int:
@@ -135,30 +132,31 @@ class PartitionLog:
             KafkaError: OUT_OF_ORDER_SEQUENCE_NUMBER, INVALID_PRODUCER_EPOCH, INVALID_TXN_STATE.
             OSError: the write failed; it was cut off again.
         """
-        config = self._config
-        headers = self._headers(batches, now_ms, from_client)
-        produced = False
-        for header in headers:
-            if header.producer_id >= 0:
-                produced = True
+        headers = self._intake.admit(batches, now_ms) if from_client else self._intake.split(batches)
+        produced = headers[0].producer_id >= 0 or len(headers) > 1
         if produced:
             repeated = self.producers.check(headers, sequences=from_client)
             if repeated is not None:
                 return AppendResult(
                     repeated.base_offset, repeated.last_offset, -1, self.log_start_offset, duplicate=True
                 )
+        config = self._config
+        stamped_ms = -1
+        if config.message_timestamp_type == "LogAppendTime":
+            stamped_ms = now_ms
+            batches = stamp(batches, now_ms)
+            headers = self._intake.split(batches)
         base = self.end_offset
-        stamp = -1
-        if config.log_append_time:
-            stamp = now_ms
-            batches = batches if isinstance(batches, bytearray) else bytearray(batches)
-        end, parts = self._patched(batches, headers, stamp)
-        if stamp >= 0:
-            headers = [parse_header(batches, 0)] if len(headers) == 1 else _split(batches)
+        end, parts = place(batches, headers, base, self.leader_epoch)
         size = len(batches)
         active = self.active
-        if active.size and self._must_roll(end, size, headers):
-            active = self.roll()
+        if (
+            active.size + size > config.segment_bytes
+            or end - active.base_offset > _INT_MAX
+            or headers[-1].max_timestamp - active.first_timestamp > config.segment_ms
+            or len(active.index.offsets) * 8 >= config.segment_index_bytes
+        ):
+            active = self._roll_if_old(end, size, headers)
         active.append(parts, size, headers, end)
         self.end_offset = end
         if produced:
@@ -166,97 +164,23 @@ class PartitionLog:
         self._since_snapshot += size
         if self._since_snapshot >= _SNAPSHOT_EVERY_BYTES:
             self.write_snapshot()
-        if config.flush_messages <= end - self.flushed_offset:
+        if end - self.flushed_offset >= config.flush_messages:
             self.flush()
-        return AppendResult(base, end - 1, stamp, self.log_start_offset)
+        return AppendResult(base, end - 1, stamped_ms, self.log_start_offset)
 
-    def _headers(self, batches: ReadBuffer, now_ms: int, from_client: bool) -> list[BatchHeader]:
-        """The checked headers of an append."""
-        size = len(batches)
-        if size < HEADER_SIZE:
-            raise error_for(ErrorCode.CORRUPT_MESSAGE, f"{self.path.name}: {size} bytes are no record batch")
-        header = parse_header(batches, 0)
-        headers = [header] if header.size == size else _split(batches)
-        config = self._config
-        at = 0
-        for header in headers:
-            view = batches if header.size == size else memoryview(batches)[at : at + header.size]
-            if not crc_ok(view, header):
-                raise error_for(ErrorCode.CORRUPT_MESSAGE, f"{self.path.name}: a batch does not match its checksum")
-            if from_client:
-                self._check(header, now_ms, config)
-            at += header.size
-        if from_client and config.compacts:
-            self._check_keys(batches, headers)
-        return headers
-
-    def _check(self, header: BatchHeader, now_ms: int, config: LogConfig) -> None:
-        """What a producer may not send."""
-        if header.size > config.max_message_bytes:
-            text = f"a batch of {header.size} bytes, the limit (max.message.bytes) is {config.max_message_bytes}"
-            raise self._refuse(ErrorCode.MESSAGE_TOO_LARGE, text)
-        count = header.records_count
-        if count <= 0 or header.last_offset_delta != count - 1:
-            text = f"a batch of {count} records ends at offset delta {header.last_offset_delta}"
-            raise self._refuse(ErrorCode.INVALID_RECORD, text)
-        if header.attributes & 0x28 and (
-            header.is_control or (not config.log_append_time and header.attributes & 0x08)
+    def _roll_if_old(self, end: int, size: int, headers: Sequence[BatchHeader]) -> Segment:
+        """Time alone closes a segment only when its first batch had a time."""
+        active, config = self.active, self._config
+        if active.first_timestamp < 0 and not (
+            active.size + size > config.segment_bytes
+            or end - active.base_offset > _INT_MAX
+            or len(active.index.offsets) * 8 >= config.segment_index_bytes
         ):
-            raise self._refuse(ErrorCode.INVALID_RECORD, "a producer can't send control batches or append times")
-        if header.producer_id >= 0 and (header.base_sequence < 0 or header.producer_epoch < 0):
-            raise self._refuse(ErrorCode.INVALID_RECORD, "an idempotent batch without sequence or epoch")
-        latest = header.max_timestamp
-        if not config.log_append_time and (
-            latest > now_ms + config.message_timestamp_after_max_ms
-            or (latest >= 0 and now_ms - latest > config.message_timestamp_before_max_ms)
-        ):
-            text = f"timestamp {latest} is outside what the topic accepts (message.timestamp.*.max.ms), now {now_ms}"
-            raise self._refuse(ErrorCode.INVALID_TIMESTAMP, text)
-
-    def _check_keys(self, batches: ReadBuffer, headers: Sequence[BatchHeader]) -> None:
-        at = 0
-        for header in headers:
-            for record in read_records(memoryview(batches)[at : at + header.size]):
-                if record.key is None:
-                    raise self._refuse(ErrorCode.INVALID_RECORD, "a compacted topic takes no record without a key")
-            at += header.size
+            return active
+        return self.roll()
 
     def _refuse(self, code: ErrorCode, text: str) -> Exception:
         return error_for(code, f"{self.path.name}: {text}")
-
-    def _patched(
-        self, batches: ReadBuffer, headers: Sequence[BatchHeader], stamp: int
-    ) -> tuple[int, Sequence[ReadBuffer]]:
-        """Offset after the append, and what to write: the batches with our offsets and epoch."""
-        offset, epoch, at = self.end_offset, self.leader_epoch, 0
-        if type(batches) is bytearray or (len(headers) > _PARTS_MAX or not memoryview(batches).readonly):
-            if len(headers) > _PARTS_MAX and not isinstance(batches, bytearray):
-                batches = bytearray(batches)
-            for header in headers:
-                if stamp >= 0:
-                    patch(memoryview(batches)[at : at + header.size], offset, epoch, stamp)
-                else:
-                    _PREFIX.pack_into(batches, at, offset, header.size - 12, epoch)
-                at += header.size
-                offset += header.last_offset_delta + 1
-            return offset, (batches,)
-        parts: list[ReadBuffer] = []
-        view = memoryview(batches)
-        for header in headers:
-            parts.append(_PREFIX.pack(offset, header.size - 12, epoch))
-            parts.append(view[at + 16 : at + header.size])
-            at += header.size
-            offset += header.last_offset_delta + 1
-        return offset, parts
-
-    def _must_roll(self, end: int, size: int, headers: Sequence[BatchHeader]) -> bool:
-        active, config = self.active, self._config
-        if not active.has_room_for(end - 1, size, config.segment_bytes):
-            return True
-        if len(active.index.offsets) * 8 >= config.segment_index_bytes:
-            return True
-        latest = headers[-1].max_timestamp
-        return active.first_timestamp >= 0 and latest - active.first_timestamp > config.segment_ms
 
     def _note_producers(self, batches: ReadBuffer, headers: Sequence[BatchHeader], offset: int, now_ms: int) -> None:
         at = 0
@@ -492,19 +416,3 @@ class PartitionLog:
         for segment in self.segments:
             segment.delete()
         recovery.remove_folder(self.path)
-
-
-def _split(batches: ReadBuffer) -> list[BatchHeader]:
-    """Headers of batches that lie back to back. Raises CorruptDataError if they do not fill the buffer."""
-    headers, at = [], 0
-    while at < len(batches):
-        if at + HEADER_SIZE > len(batches):
-            raise error_for(ErrorCode.CORRUPT_MESSAGE, f"{len(batches) - at} bytes behind the last record batch")
-        header = parse_header(batches, at)
-        if at + header.size > len(batches):
-            raise error_for(
-                ErrorCode.CORRUPT_MESSAGE, f"a batch says {header.size} bytes, {len(batches) - at} are there"
-            )
-        headers.append(header)
-        at += header.size
-    return headers

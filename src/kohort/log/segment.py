@@ -16,7 +16,6 @@ from kohort.wire.batch import HEADER_SIZE, BatchHeader, crc_ok, parse_header
 _CHUNK = 16 << 10
 _HINTS_MAX = 256
 _FLUSH_INDEX_BYTES = 1 << 20
-_INT_MAX = 2**31 - 1
 
 ReadBuffer = bytearray | memoryview | bytes
 
@@ -95,50 +94,53 @@ class Segment:
         self.touched = True
         return self.file or self._files.open(self, self._path)
 
-    def has_room_for(self, last_offset: int, size: int, limit: int) -> bool:
-        """Whether an append of `size` bytes ending at `last_offset` still belongs into this segment."""
-        return self.size == 0 or (self.size + size <= limit and last_offset - self.base_offset <= _INT_MAX)
-
-    def append(self, parts: Sequence[ReadBuffer], size: int, headers: Sequence[BatchHeader], next_offset: int) -> None:
-        """Write whole batches whose offsets and timestamps `headers` and `next_offset` tell.
+    def append(
+        self, data: ReadBuffer | list[ReadBuffer], size: int, headers: Sequence[BatchHeader], next_offset: int
+    ) -> None:
+        """Write whole batches with one call.
 
         Args:
-            parts: what to write, `size` bytes in all.
-            headers: of the batches in `parts`, base offsets still relative: the first is at `end_offset`.
+            data: what to write, `size` bytes in all.
+            headers: of the batches in `data`; their base offsets don't count, the first is at `end_offset`.
             next_offset: offset after the last record.
 
         Raises:
             OSError: nothing of it remains in the file.
         """
         position = self.size
-        file = self.open()
+        self.touched = True
+        fd = (self.file or self.open()).fd
         if self._torn:
-            os.ftruncate(file.fd, position)
+            os.ftruncate(fd, position)
             self._torn = False
         try:
-            written = os.pwritev(file.fd, parts, position)
+            written = os.pwritev(fd, data, position) if isinstance(data, list) else os.pwrite(fd, data, position)
             if written != size:
-                self._write_rest(file, parts, written, size)
+                self._write_rest(fd, data, written, size)
         except BaseException:
             self._torn = True
-            os.ftruncate(file.fd, position)
+            os.ftruncate(fd, position)
             self._torn = False
             raise
-        offset = self.end_offset
-        for header in headers:
-            offset += header.last_offset_delta + 1
-            self._note(offset - 1, header.max_timestamp, position, header.size)
-            position += header.size
-        self.size = position
+        if len(headers) == 1:
+            self._note(next_offset - 1, headers[0].max_timestamp, position, size)
+        else:
+            offset, at = self.end_offset, position
+            for header in headers:
+                offset += header.last_offset_delta + 1
+                self._note(offset - 1, header.max_timestamp, at, header.size)
+                at += header.size
+        self.size = position + size
         self.end_offset = next_offset
         self._since_flush += size
         if self._since_flush >= _FLUSH_INDEX_BYTES:
             self.flush_indexes()
 
-    def _write_rest(self, file: OpenFile, parts: Sequence[ReadBuffer], written: int, size: int) -> None:
-        rest = memoryview(b"".join(parts))[written:]
+    def _write_rest(self, fd: int, data: ReadBuffer | list[ReadBuffer], written: int, size: int) -> None:
+        """The kernel took only a part: write the others."""
+        rest = memoryview(b"".join(data) if isinstance(data, list) else data)[written:]
         while rest:
-            count = os.pwrite(file.fd, rest, self.size + size - len(rest))
+            count = os.pwrite(fd, rest, self.size + size - len(rest))
             rest = rest[count:]
 
     def _note(self, last_offset: int, max_timestamp: int, position: int, size: int) -> None:

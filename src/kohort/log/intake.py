@@ -1,0 +1,147 @@
+"""What a batch must be to get into a log, and how it gets its offsets."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+from kohort.errors import CorruptDataError, ErrorCode, KafkaError, error_for
+from kohort.log.config import LogConfig
+from kohort.log.pairs import read_pairs
+from kohort.log.segment import ReadBuffer
+from kohort.wire.batch import CONTROL, LOG_APPEND_TIME, BatchHeader, crc_ok, parse_header, patch
+
+_PREFIX = struct.Struct(">qii")
+_PREFIX_SIZE = 16
+_LENGTH_OVERHEAD = 12
+_PARTS_MAX = 512
+"""More pieces than this are copied together: the kernel takes 1,024 in one write."""
+
+
+class Intake:
+    """Checks batches against one topic's settings. Written for speed: every produced batch passes through `admit`."""
+
+    __slots__ = ("_ahead", "_append_time", "_behind", "_keys", "_largest", "_name", "_unwanted")
+
+    def __init__(self, name: str, config: LogConfig) -> None:
+        self._name = name
+        self._largest = config.max_message_bytes
+        self._append_time = config.log_append_time
+        self._unwanted = CONTROL if config.log_append_time else CONTROL | LOG_APPEND_TIME
+        self._ahead = config.message_timestamp_after_max_ms
+        self._behind = config.message_timestamp_before_max_ms
+        self._keys = config.compacts
+
+    def admit(self, batches: ReadBuffer, now_ms: int) -> Sequence[BatchHeader]:
+        """The headers of what a producer sent.
+
+        Raises:
+            KafkaError: any of it is not acceptable; then none of it is.
+        """
+        header = parse_header(batches)
+        _, length, _, _, _, attributes, delta, _, latest, producer, epoch, sequence, count = header
+        size = length + _LENGTH_OVERHEAD
+        if size != len(batches):
+            return self._admit_each(batches, now_ms)
+        if not crc_ok(batches, header):
+            raise self._corrupt("a batch does not match its checksum")
+        if (
+            size > self._largest
+            or delta != count - 1
+            or count <= 0
+            or attributes & self._unwanted
+            or (producer >= 0 and (sequence < 0 or epoch < 0))
+            or (not self._append_time and (latest > now_ms + self._ahead or 0 <= latest < now_ms - self._behind))
+        ):
+            raise self._refusal(header, now_ms)
+        if self._keys and any(key is None for key, _, _ in read_pairs(batches, header)):
+            raise self._error(ErrorCode.INVALID_RECORD, "a compacted topic takes no record without a key")
+        return (header,)
+
+    def _admit_each(self, batches: ReadBuffer, now_ms: int) -> Sequence[BatchHeader]:
+        view = memoryview(batches)
+        headers: list[BatchHeader] = []
+        at = 0
+        for header in self.split(batches):
+            headers += self.admit(view[at : at + header.size], now_ms)
+            at += header.size
+        return headers
+
+    def split(self, batches: ReadBuffer) -> Sequence[BatchHeader]:
+        """Headers of batches that lie back to back. Raises CorruptDataError if they do not fill the buffer."""
+        headers: list[BatchHeader] = []
+        at, end = 0, len(batches)
+        while at < end:
+            header = parse_header(batches, at)
+            if at + header.size > end:
+                raise self._corrupt(f"a batch says {header.size} bytes, {end - at} are there")
+            headers.append(header)
+            at += header.size
+        return headers
+
+    def _refusal(self, header: BatchHeader, now_ms: int) -> KafkaError:
+        """Which of the checks in `admit` failed."""
+        count, latest = header.records_count, header.max_timestamp
+        if header.size > self._largest:
+            text = f"a batch of {header.size} bytes, the limit (max.message.bytes) is {self._largest}"
+            return self._error(ErrorCode.MESSAGE_TOO_LARGE, text)
+        if count <= 0 or header.last_offset_delta != count - 1:
+            text = f"a batch of {count} records ends at offset delta {header.last_offset_delta}"
+            return self._error(ErrorCode.INVALID_RECORD, text)
+        if header.attributes & self._unwanted:
+            return self._error(ErrorCode.INVALID_RECORD, "a producer can't send control batches or append times")
+        if header.producer_id >= 0 and (header.base_sequence < 0 or header.producer_epoch < 0):
+            return self._error(ErrorCode.INVALID_RECORD, "an idempotent batch without sequence or epoch")
+        text = f"timestamp {latest} is outside what the topic accepts (message.timestamp.*.max.ms), now {now_ms}"
+        return self._error(ErrorCode.INVALID_TIMESTAMP, text)
+
+    def _error(self, code: ErrorCode, text: str) -> KafkaError:
+        return error_for(code, f"{self._name}: {text}")
+
+    def _corrupt(self, text: str) -> KafkaError:
+        return CorruptDataError(f"{self._name}: {text}")
+
+
+def place(
+    batches: ReadBuffer, headers: Sequence[BatchHeader], offset: int, epoch: int
+) -> tuple[int, ReadBuffer | list[ReadBuffer]]:
+    """Give batches their offsets and leader epoch, in place if the buffer can be written.
+
+    Returns:
+        The offset after them, and what to write.
+    """
+    at = 0
+    if type(batches) is not bytearray and (type(batches) is bytes or memoryview(batches).readonly):
+        if len(headers) <= _PARTS_MAX:
+            return _place_around(memoryview(batches), headers, offset, epoch)
+        batches = bytearray(batches)
+    for header in headers:
+        length = header.batch_length
+        _PREFIX.pack_into(batches, at, offset, length, epoch)
+        at += length + _LENGTH_OVERHEAD
+        offset += header.last_offset_delta + 1
+    return offset, batches
+
+
+def _place_around(
+    view: memoryview, headers: Sequence[BatchHeader], offset: int, epoch: int
+) -> tuple[int, list[ReadBuffer]]:
+    parts: list[ReadBuffer] = []
+    at = 0
+    for header in headers:
+        end = at + header.size
+        parts += (_PREFIX.pack(offset, header.batch_length, epoch), view[at + _PREFIX_SIZE : end])
+        at = end
+        offset += header.last_offset_delta + 1
+    return offset, parts
+
+
+def stamp(batches: ReadBuffer, now_ms: int) -> bytearray:
+    """A copy of the batches with the broker's time as log append time."""
+    stamped = bytearray(batches)
+    view, at = memoryview(stamped), 0
+    while at < len(stamped):
+        header = parse_header(stamped, at)
+        patch(view[at : at + header.size], 0, 0, now_ms)
+        at += header.size
+    return stamped
