@@ -13,7 +13,8 @@ by `Message.decode`).
 from __future__ import annotations
 
 import struct as packing
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, Final
 from uuid import UUID
 
@@ -32,6 +33,7 @@ FIXED: Final = {
 _UUIDS_MAX: Final = 16_384
 """Topic ids come again and again; the table of those seen is emptied when it reaches this size."""
 _VARINT_BITS_MAX: Final = 35
+SHORT_ARRAYS: Final = 32
 
 
 def uvarint_bytes(value: int) -> bytes:
@@ -103,6 +105,12 @@ def put_records(out: list[Any], value: Any, compact: bool, nullable: bool) -> No
 def refuse_absent(owner: str, name: str, version: int) -> InvalidInputError:
     """What is raised when a value was given for a field that the version lacks."""
     return InvalidInputError(f"{owner} v{version} has no field {name}", ErrorCode.UNSUPPORTED_VERSION)
+
+
+@cache
+def short_arrays(code: str, method: str) -> list[Callable[..., Any]]:
+    """`struct.Struct` methods for arrays of 0, 1, 2 … numbers of one type: most arrays are short."""
+    return [getattr(packing.Struct(f">{size}{code}"), method) for size in range(SHORT_ARRAYS)]
 
 
 def bad_length(name: str, length: int) -> WireError:

@@ -13,12 +13,14 @@ from typing import Any
 
 from kohort.wire.codec import (
     FIXED,
+    SHORT_ARRAYS,
     UUIDS,
     Source,
     bad_length,
     make_uuid,
     min_size,
     read_uvarint,
+    short_arrays,
     skip_tags,
 )
 from kohort.wire.schema import Buffer, Field, Struct
@@ -156,19 +158,40 @@ class Decoder(Source):
 
     def text(self, field: Field, here: str) -> None:
         """A string, bytes or a record set."""
+        if self.flexible:
+            self.compact_text(field, here)
+            return
         number = self.length("h" if field.kind == "string" else "i")
         stop = self.name("e")
         self.put(f"if {number} >= 0:")
         self.put(f"    {stop} = p + {number}")
         self.put(f"    if {stop} > end: raise bad_length({self.owner + '.' + field.name!r}, {number})")
-        piece = f"buf[p:{stop}]"
-        if field.kind == "string":
-            piece = f"str({piece}, 'utf-8')" if self.views else f"{piece}.decode()"
-        elif field.kind == "bytes" and self.views:
-            piece = f"bytes({piece})"
-        self.put(f"    {here} = {piece}")
+        self.put(f"    {here} = {self.converted(field, f'buf[p:{stop}]')}")
         self.put(f"    p = {stop}")
         self.null(field, number, here)
+
+    def converted(self, field: Field, piece: str) -> str:
+        """A slice as the type of the field."""
+        if field.kind == "string":
+            return f"str({piece}, 'utf-8')" if self.views else f"{piece}.decode()"
+        return f"bytes({piece})" if field.kind == "bytes" and self.views else piece
+
+    def compact_text(self, field: Field, here: str) -> None:
+        """The same behind one more than its size, zero for null."""
+        self.flush()
+        number, stop = self.name("n"), self.name("e")
+        name = f"{self.owner}.{field.name}"
+        self.put(f"{number} = buf[p]")
+        self.put("p += 1")
+        self.put(f"if {number} > 127: {number}, p = read_uvarint(buf, p - 1)")
+        self.put(f"if {number}:")
+        self.put(f"    {stop} = p + {number} - 1")
+        self.put(f"    if {stop} > end: raise bad_length({name!r}, {number} - 1)")
+        self.put(f"    {here} = {self.converted(field, f'buf[p:{stop}]')}")
+        self.put(f"    p = {stop}")
+        self.put(
+            f"else: {here} = None" if field.null_since <= self.version else f"else: raise bad_length({name!r}, -1)"
+        )
 
     def sequence(self, field: Field, here: str) -> None:
         """An array; its length is checked against the bytes that are left before anything is made."""
@@ -180,7 +203,10 @@ class Decoder(Source):
         self.depth += 1
         self.put(f"if {number} * {least} > end - p: raise bad_length({self.owner + '.' + field.name!r}, {number})")
         if element.kind in FIXED:
-            self.put(f"{here} = list(unpack_from(f'>{{{number}}}{FIXED[element.kind]}', buf, p))")
+            code = FIXED[element.kind]
+            table = self.constant(f"unpackers_{code}_", short_arrays(code, "unpack_from"))
+            self.put(f"if {number} < {SHORT_ARRAYS}: {here} = list({table}[{number}](buf, p))")
+            self.put(f"else: {here} = list(unpack_from(f'>{{{number}}}{code}', buf, p))")
             self.put(f"p += {number} * {least}")
         else:
             items, item = self.name("l"), self.name("x")

@@ -10,7 +10,16 @@ import struct as packing
 from collections.abc import Callable
 from typing import Any
 
-from kohort.wire.codec import FIXED, VARINTS, Source, put_records, refuse_absent, uvarint_bytes
+from kohort.wire.codec import (
+    FIXED,
+    SHORT_ARRAYS,
+    VARINTS,
+    Source,
+    put_records,
+    refuse_absent,
+    short_arrays,
+    uvarint_bytes,
+)
 from kohort.wire.schema import Buffer, Field, Struct
 
 
@@ -174,7 +183,9 @@ class Encoder(Source):
         self.length("i", size)
         if element.kind in FIXED:
             layout = FIXED[element.kind]
-            self.run.append(("", f"pack(f'>{{{size}}}{layout}', *{value})"))
+            table = self.constant(f"packers_{layout}_", short_arrays(layout, "pack"))
+            packed = f"{table}[{size}](*{value}) if {size} < {SHORT_ARRAYS} else pack(f'>{{{size}}}{layout}', *{value})"
+            self.run.append(("", packed))
             return
         self.flush()
         item = self.name("x")

@@ -116,24 +116,34 @@ def decode_request_header(frame: Buffer) -> tuple[RequestHeader, memoryview]:
     Raises:
         WireError: the bytes are no header.
     """
-    view = memoryview(frame)
     try:
-        key, version, correlation_id, length = _HEADER.unpack_from(view)
+        key, version, correlation_id, length = _HEADER.unpack_from(frame)
         position = _HEADER.size
         client_id = None
         if length >= 0:
             position += length
-            if position > len(view):
+            if position > len(frame):
                 raise WireError("request header: the client id reaches past the end")
-            client_id = str(view[_HEADER.size : position], "utf-8")
+            client_id = str(frame[_HEADER.size : position], "utf-8")
         elif length != -1:
             raise WireError(f"request header: a client id of length {length}")
         api = APIS.get(key)
         if api is not None and version >= api.request.FLEXIBLE_SINCE:
-            position = skip_tags(view, position, len(view))
+            if frame[position] == 0:
+                position += 1
+            else:
+                position = skip_tags(frame, position, len(frame))
     except (struct.error, IndexError, UnicodeDecodeError) as error:
         raise WireError(f"request header: {error}") from error
-    return RequestHeader(key, version, correlation_id, client_id), view[position:]
+    return RequestHeader(key, version, correlation_id, client_id), memoryview(frame)[position:]
+
+
+def encode_response_whole(msg: Message, version: int, correlation_id: int) -> bytes:
+    """A whole frame: quicker than in pieces where there are no record sets."""
+    body = msg.encode(version)
+    if version >= msg.FLEXIBLE_SINCE and msg.API_KEY != API_VERSIONS:
+        return _RESPONSE.pack(len(body) + 5, correlation_id) + b"\0" + body
+    return _RESPONSE.pack(len(body) + 4, correlation_id) + body
 
 
 def encode_response(msg: Message, version: int, correlation_id: int) -> list[Buffer]:

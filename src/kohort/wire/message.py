@@ -47,10 +47,17 @@ class Message(Struct):
             WireError: anything about the bytes is wrong.
             InvalidInputError: this version is not in the message's range (code UNSUPPORTED_VERSION).
         """
-        msg, end = cls.decode_prefix(buf, version)
+        decoder = cls.DECODERS.get(version)
+        if decoder is None:
+            decoder = cls._compiled(version)[1]
+        try:
+            msg, end = decoder(buf)
+        except (packing.error, IndexError, UnicodeDecodeError) as error:
+            raise WireError(f"{cls.__name__} v{version}: {error}") from error
         if end != len(buf):
             raise WireError(f"{cls.__name__} v{version}: {len(buf) - end} bytes after its end")
-        return msg
+        read: Self = msg
+        return read
 
     @classmethod
     def decode_prefix(cls, buf: Buffer, version: int) -> tuple[Self, int]:
@@ -59,9 +66,10 @@ class Message(Struct):
         if decoder is None:
             decoder = cls._compiled(version)[1]
         try:
-            return decoder(buf)
+            found: tuple[Self, int] = decoder(buf)
         except (packing.error, IndexError, UnicodeDecodeError) as error:
             raise WireError(f"{cls.__name__} v{version}: {error}") from error
+        return found
 
     @classmethod
     def _compiled(cls, version: int) -> tuple[Callable[[Any], list[Buffer]], Callable[[Buffer], tuple[Any, int]]]:
