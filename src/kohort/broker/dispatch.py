@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kohort.broker.connection import BadFrame, Connection
-from kohort.wire.framing import APIS, decode_request_header, encode_response
+from kohort.wire.framing import APIS, decode_request_header, encode_response, encode_response_whole
 from kohort.wire.schema import WireError
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("kohort.broker")
 
-API_VERSIONS = 18
+FETCH, API_VERSIONS = 1, 18
 
 
 class Request:
@@ -54,7 +54,10 @@ class Request:
     def reply(self, message: Any) -> None:
         """Answer with a message, encoded at the request's version."""
         if not self.connection.closed:
-            self.send(encode_response(message, self.version, self.correlation_id))
+            if self.key == FETCH:
+                self.send(encode_response(message, self.version, self.correlation_id))
+            else:
+                self.send([encode_response_whole(message, self.version, self.correlation_id)])
 
     def send(self, parts: list[Any]) -> None:
         """Answer with a frame's parts: buffers and file ranges."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import uuid
 from collections.abc import Iterable
 
 from kohort.assignors import MemberSubscription, TopicInfo, server_assignor
@@ -47,7 +48,7 @@ def compute(work: ComputeAssignment) -> dict[str, tuple[TopicPartitions, ...]]:
     return {member: _by_id(partitions, work) for member, partitions in assigned.items()}
 
 
-def _named(partitions: Iterable[TopicPartitions], names: dict[object, str]) -> Iterable[TopicPartition]:
+def _named(partitions: Iterable[TopicPartitions], names: dict[uuid.UUID, str]) -> Iterable[TopicPartition]:
     for each in partitions:
         if each.topic_id in names:
             for index in each.partitions:
