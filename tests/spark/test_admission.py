@@ -28,9 +28,7 @@ def test_single_records_go_round_so_that_no_partition_starves() -> None:
 
 
 @given(available=counts, limit=st.integers(0, 3000), first=st.integers(0, 9))
-def test_shares_are_whole_fair_and_within_reach(
-    available: dict[int, int], limit: int, first: int
-) -> None:
+def test_shares_are_whole_fair_and_within_reach(available: dict[int, int], limit: int, first: int) -> None:
     shares = fair_shares(available, limit, first)
     assert sum(shares.values()) == min(limit, sum(available.values()))
     assert all(0 <= shares[key] <= available[key] for key in available)
@@ -58,12 +56,8 @@ spans_given = st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 30_000)), 
     least=st.none() | st.integers(1, 12),
     most=st.none() | st.integers(500, 20_000),
 )
-def test_tasks_cover_each_offset_once(
-    spans: list[tuple[int, int]], least: int | None, most: int | None
-) -> None:
-    batch = [
-        (TopicPartition("t", n), Span(start, start + size)) for n, (start, size) in enumerate(spans)
-    ]
+def test_tasks_cover_each_offset_once(spans: list[tuple[int, int]], least: int | None, most: int | None) -> None:
+    batch = [(TopicPartition("t", n), Span(start, start + size)) for n, (start, size) in enumerate(spans)]
     tasks = cut(batch, 3, min_partitions=least, max_records=most)
     slices = [one for task in tasks for one in task.slices]
     for tp, whole in batch:

@@ -28,7 +28,6 @@ def test_names_are_matched_without_case_and_kafka_settings_are_kept() -> None:
         "g",
     )
     assert options.kafka == {"bootstrap.servers": "127.0.0.1:9092", "fetch.max.bytes": "1000"}
-    assert options.member
 
 
 @pytest.mark.parametrize(

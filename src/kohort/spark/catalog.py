@@ -127,7 +127,7 @@ class Catalog:
         return self._reader.end_offsets(wanted) if wanted else {}
 
     def resolve(self, bound: Bound, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """The offset of a bound in each partition; `committed` is not for here.
+        """The offset of a bound in each partition.
 
         Raises:
             InvalidInputError: a form by partition leaves one out.
@@ -138,6 +138,8 @@ class Catalog:
             return self.beginnings(wanted)
         if bound.kind == "latest":
             return self.ends(wanted)
+        if bound.kind == "committed":
+            return self._committed(wanted)
         if bound.kind == "time":
             return self._at_times(dict.fromkeys(wanted, bound.number), bound.strategy)
         missing = [tp for tp in wanted if tp not in bound.numbers]
@@ -149,6 +151,31 @@ class Catalog:
         first = self.beginnings(tp for tp, number in chosen.items() if number == EARLIEST)
         last = self.ends(tp for tp, number in chosen.items() if number == LATEST)
         return chosen | first | last
+
+    def _committed(self, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
+        """The group's offsets, as anyone may ask for them; where there is none, `without_commit`."""
+        from kohort.client.consumer import Consumer  # more than a batch read needs otherwise
+
+        options = self._options
+        with Consumer(options.bootstrap_servers, group_id=options.group_id, **client_settings(options)) as consumer:
+            found = consumer.committed(partitions)
+        known = {tp: one.offset for tp, one in found.items() if one is not None}
+        return known | self.without_commit(tp for tp in partitions if tp not in known)
+
+    def without_commit(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """Where partitions start that the group has no offset for, as `kafka.auto.offset.reset` says.
+
+        Raises:
+            OffsetError: it says none.
+        """
+        wanted = list(partitions)
+        reset = self._options.kafka.get("auto.offset.reset", "latest")
+        if wanted and reset not in ("earliest", "latest"):
+            raise OffsetError(
+                f"the group {self._options.group_id} has no offset for {wanted[0]}, "
+                f"and kafka.auto.offset.reset is {reset}"
+            )
+        return self.beginnings(wanted) if reset == "earliest" else self.ends(wanted)
 
     def _at_times(self, times: Mapping[TopicPartition, int], strategy: str) -> dict[TopicPartition, int]:
         found = self._reader.offsets_for_times(times)

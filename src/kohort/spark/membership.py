@@ -6,7 +6,9 @@ import logging
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
+from kohort.client.consumer import Consumer
 from kohort.client.group_member import GroupMember
 from kohort.client.offset_values import OffsetAndMetadata
 from kohort.errors import CommitFailedError, FencedError, KafkaError, TimedOutError
@@ -29,6 +31,32 @@ class Held:
 
     partitions: tuple[TopicPartition, ...]
     generation: int = -1
+
+
+class Place(Protocol):
+    """How a query stands to its group: as a member, or only as one who keeps offsets there."""
+
+    def held(self, timeout_ms: float) -> Held | None:
+        """The partitions held, once no rebalance is under way; None if that takes longer."""
+
+    def begin(self, held: Held) -> bool:
+        """Start a batch: from now on nothing is given up. False if the group has moved on since `held`."""
+
+    def end(self) -> None:
+        """The batch is over and committed: give up what the group wants back."""
+
+    def commit(self, offsets: Mapping[TopicPartition, int], stamp: Stamp, generation: int) -> None:
+        """Commit next offsets with the stamp as their metadata, and wait.
+
+        Raises:
+            CommitFailedError: the partitions are others' by now.
+        """
+
+    def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Committed | None]:
+        """The group's offsets with their makers."""
+
+    def close(self) -> None:
+        """Leave the group."""
 
 
 class Membership:
@@ -77,14 +105,13 @@ class Membership:
             if self._member.revocation() is not None:
                 self._member.release()
 
-    def commit(self, offsets: Mapping[TopicPartition, int], stamp: Stamp, generation: int | None = None) -> None:
+    def commit(self, offsets: Mapping[TopicPartition, int], stamp: Stamp, generation: int) -> None:
         """Commit next offsets with the stamp as their metadata, and wait.
 
         Raises:
             CommitFailedError: the partitions are others' by now.
         """
-        metadata = stamp.to_metadata()
-        wanted = {tp: OffsetAndMetadata(offset, metadata) for tp, offset in offsets.items()}
+        wanted = _with_metadata(offsets, stamp)
         try:
             if wanted:
                 self._member.commit(wanted, generation=generation)
@@ -93,10 +120,7 @@ class Membership:
 
     def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Committed | None]:
         """The group's offsets with their makers."""
-        return {
-            tp: None if one is None else Committed(one.offset, Stamp.from_metadata(one.metadata))
-            for tp, one in self._member.committed(list(partitions)).items()
-        }
+        return _with_makers(self._member.committed(list(partitions)))
 
     def close(self) -> None:
         """Leave the group."""
@@ -113,3 +137,56 @@ class Membership:
             with self._lock:
                 if not self._busy and not self._ended.is_set() and self._member.revocation() is not None:
                     self._member.release()
+
+
+class OffsetKeeper:
+    """Keeps a query's offsets in a group that it is no member of: its partitions are named by `assign`."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._held = Held(options.assigned())
+        settings = client_settings(options) | {"enable.auto.commit": "false"}
+        self._consumer = Consumer(options.bootstrap_servers, group_id=options.group_id, **settings)
+        self._consumer.assign(self._held.partitions)
+
+    def held(self, timeout_ms: float) -> Held | None:
+        """All of `assign`."""
+        del timeout_ms
+        return self._held
+
+    def begin(self, held: Held) -> bool:
+        """Nobody takes anything away."""
+        return held == self._held
+
+    def end(self) -> None:
+        """Nothing is given up."""
+
+    def commit(self, offsets: Mapping[TopicPartition, int], stamp: Stamp, generation: int) -> None:
+        """Commit next offsets with the stamp as their metadata, and wait.
+
+        Raises:
+            CommitFailedError: the group has members.
+        """
+        del generation
+        if offsets:
+            self._consumer.commit(_with_metadata(offsets, stamp))
+
+    def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Committed | None]:
+        """The group's offsets with their makers."""
+        return _with_makers(self._consumer.committed(list(partitions)))
+
+    def close(self) -> None:
+        self._consumer.close(timeout_ms=LEAVE_MS)
+
+
+def _with_metadata(offsets: Mapping[TopicPartition, int], stamp: Stamp) -> dict[TopicPartition, OffsetAndMetadata]:
+    metadata = stamp.to_metadata()
+    return {tp: OffsetAndMetadata(offset, metadata) for tp, offset in offsets.items()}
+
+
+def _with_makers(
+    found: Mapping[TopicPartition, OffsetAndMetadata | None],
+) -> dict[TopicPartition, Committed | None]:
+    return {
+        tp: None if one is None else Committed(one.offset, Stamp.from_metadata(one.metadata))
+        for tp, one in found.items()
+    }

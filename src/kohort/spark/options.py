@@ -137,11 +137,6 @@ class SourceOptions:
     def bootstrap_servers(self) -> str:
         return self.kafka["bootstrap.servers"]
 
-    @property
-    def member(self) -> bool:
-        """Whether the query shares its partitions with a group."""
-        return self.group_id is not None and self.assign is None
-
     def assigned(self) -> tuple[TopicPartition, ...]:
         """The partitions of `assign`, in order."""
         return partitions_of_json("assign", self.assign) if self.assign is not None else ()

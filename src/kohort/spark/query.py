@@ -11,7 +11,7 @@ from kohort.errors import CommitFailedError, OffsetError, TimedOutError
 from kohort.ids import TopicPartition
 from kohort.spark.admission import BytesSeen, fair_shares, limit_by_bytes
 from kohort.spark.catalog import Catalog, starting_bound
-from kohort.spark.membership import Held, Membership
+from kohort.spark.membership import Held, Membership, OffsetKeeper, Place
 from kohort.spark.offsets import BatchOffset, Committed, Span, Stamp, resume_at
 from kohort.spark.options import SourceOptions, duration_ms
 
@@ -38,7 +38,7 @@ class Query:
         self._options = options
         self._bound = starting_bound(options, streaming=True)
         self._catalog = Catalog(options)
-        self._membership: Membership | None = None
+        self._place: Place | None = None
         self._running: BatchOffset | None = None
         self._held: Held | None = None
         self._done: dict[TopicPartition, int] = {}  # ends of what this query has finished, by its own knowledge
@@ -71,14 +71,14 @@ class Query:
                 self._restarted = True
             return
         self._done.update(running.ends())
-        if self._membership is None:
+        if self._place is None:
             return
         try:
-            self._membership.commit(running.ends(), Stamp(self.identity, running.batch), running.generation)
+            self._place.commit(running.ends(), Stamp(self.identity, running.batch), running.generation)
         except CommitFailedError as error:
             self._lost(running, error)
         finally:
-            self._membership.end()
+            self._place.end()
 
     def _lost(self, running: BatchOffset, error: CommitFailedError) -> None:
         self._held = None
@@ -110,7 +110,7 @@ class Query:
         shares = self._admit(available) if limited else available
         if not any(shares.values()) and not self._must_note(start):
             return None
-        if self._membership is not None and not self._membership.begin(held):
+        if self._place is not None and not self._place.begin(held):
             return None
         spans = {tp: Span(self._positions[tp], self._positions[tp] + shares[tp]) for tp in held.partitions}
         self._positions.update({tp: span.end for tp, span in spans.items()})
@@ -120,7 +120,7 @@ class Query:
 
     def _must_note(self, start: BatchOffset) -> bool:
         """Whether an empty batch is due: without a group only the checkpoint can keep where a query started."""
-        return self._membership is None and start.batch == 0 and self._bound.kind != "earliest"
+        return self._place is None and start.batch == 0 and self._bound.kind != "earliest"
 
     def _limit(self, tp: TopicPartition) -> int:
         end = self._ends[tp]
@@ -158,7 +158,7 @@ class Query:
             return running
         self.identity, self._batch, self._restarted = planned.query, start.batch, True
         self._done.update(start.ends())
-        if not self._options.member:
+        if self._options.group_id is None:
             self._done.update(planned.ends())
             self._running = planned
             return planned
@@ -176,7 +176,7 @@ class Query:
         return BatchOffset(self.identity, planned.batch, planned.generation, kept)
 
     def _begin(self, held: Held) -> bool:
-        return self._membership is None or self._membership.begin(held)
+        return self._place is None or self._place.begin(held)
 
     def _still_ours(self, planned: BatchOffset, held: Held) -> Mapping[TopicPartition, Span]:
         """The planned spans to read again: by default those of partitions that are held and no one else has read on."""
@@ -207,18 +207,21 @@ class Query:
 
     def _hold(self, wait_ms: float) -> Held | None:
         """What may be read now, with a position for each partition; None while that is being settled."""
-        if not self._options.member:
+        if self._options.group_id is None:
             held: Held | None = Held(self._all_partitions())
         else:
-            if self._membership is None:
-                self._catalog.partitions()  # a topic that does not exist is an error at once
-                self._membership = Membership(self._options)
-            held = self._membership.held(wait_ms)
+            if self._place is None:
+                self._place = self._take_place()
+            held = self._place.held(wait_ms)
         if held is not None and held != self._held:
             if not self._take(held):
                 return None
             self._held = held
         return held
+
+    def _take_place(self) -> Place:
+        self._catalog.partitions()  # a topic that does not exist is an error at once
+        return Membership(self._options) if self._options.assign is None else OffsetKeeper(self._options)
 
     def _all_partitions(self) -> tuple[TopicPartition, ...]:
         now = time.monotonic()
@@ -228,9 +231,9 @@ class Query:
 
     def _take(self, held: Held) -> bool:
         """Find where to go on in each partition, and say so to the group. False: the group has moved on meanwhile."""
-        membership = self._membership
-        self._found = membership.committed(held.partitions) if membership is not None else {}
-        known = self._positions if membership is None else {}
+        place = self._place
+        self._found = place.committed(held.partitions) if place is not None else {}
+        known = self._positions if place is None else {}
         positions: dict[TopicPartition, int] = {}
         unknown: list[TopicPartition] = []
         for tp in held.partitions:
@@ -244,9 +247,9 @@ class Query:
         beginnings, ends = self._catalog.beginnings(held.partitions), self._catalog.ends(held.partitions)
         positions = self._within(positions, beginnings, ends) | self._first_positions(unknown)
         claims = {tp: at for tp, at in positions.items() if not self._claimed(tp, at)}
-        if membership is not None:
+        if place is not None:
             try:
-                membership.commit(claims, Stamp(self.identity, self._batch), held.generation)
+                place.commit(claims, Stamp(self.identity, self._batch), held.generation)
             except CommitFailedError:
                 return False
         self._positions = positions
@@ -270,12 +273,7 @@ class Query:
             return self._catalog.beginnings(wanted)
         if self._bound.kind != "committed":
             return self._catalog.resolve(self._bound, wanted)
-        reset = self._options.kafka.get("auto.offset.reset", "latest")
-        if reset not in ("earliest", "latest"):
-            raise OffsetError(
-                f"the group {self._options.group_id} has no offset for {wanted[0]}, and kafka.auto.offset.reset is {reset}"
-            )
-        return self._catalog.beginnings(wanted) if reset == "earliest" else self._catalog.ends(wanted)
+        return self._catalog.without_commit(wanted)
 
     def _within(
         self,
@@ -315,6 +313,6 @@ class Query:
 
     def close(self) -> None:
         """Leave the group."""
-        if self._membership is not None:
-            self._membership.close()
+        if self._place is not None:
+            self._place.close()
         self._catalog.close()

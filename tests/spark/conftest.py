@@ -1,0 +1,179 @@
+"""A small Spark for a module's tests, and what they all do: fill topics, run queries, ask the group."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kohort.client.admin import Admin
+from kohort.client.admin_values import NewTopic
+from kohort.client.producer import Producer
+from kohort.ids import TopicPartition
+
+PARTITIONS = 4
+SPAN_COLUMNS = "value,partition,offset,generation,rangeStart,rangeEnd"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _workers_use_this_python() -> Iterator[None]:
+    patch = pytest.MonkeyPatch()
+    patch.setenv("PYSPARK_PYTHON", sys.executable)
+    patch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
+    source = str(Path(__file__).parents[2] / "src")
+    patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")])))
+    yield
+    patch.undo()
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """One Spark session for all tests: starting it takes seconds."""
+    from pyspark.sql import SparkSession
+
+    from kohort.spark import register
+
+    session = (
+        SparkSession.builder.master("local[2]")
+        .appName("kohort tests")
+        .config("spark.ui.enabled", "false")
+        .config("spark.log.level", "ERROR")
+        .config("spark.driver.memory", "768m")
+        .config("spark.driver.extraJavaOptions", "-XX:+UseSerialGC -XX:TieredStopAtLevel=1")
+        .config("spark.sql.shuffle.partitions", "1")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
+        .getOrCreate()
+    )
+    register(session)
+    yield session
+    session.stop()
+
+
+@dataclass
+class Stage:
+    """A topic and a group of their own on the shared broker."""
+
+    servers: str
+    admin: Admin
+    folder: Path
+    topic: str
+    group: str
+    sent: int = 0
+
+    @property
+    def partitions(self) -> list[TopicPartition]:
+        return [TopicPartition(self.topic, number) for number in range(PARTITIONS)]
+
+    def produce(self, count: int, partitions: Sequence[int] = range(PARTITIONS)) -> None:
+        """Records with the values 0, 1, 2 …, going on where the last call ended, dealt to the partitions in turn."""
+        with Producer(self.servers) as producer:
+            for number in range(self.sent, self.sent + count):
+                producer.send(self.topic, b"%d" % number, partition=partitions[number % len(partitions)])
+        self.sent += count
+
+    def committed(self) -> dict[int, tuple[int, str]]:
+        """Offset and metadata by partition, where the group has one."""
+        found = self.admin.list_consumer_group_offsets(self.group, self.partitions).all()
+        return {tp.partition: (one.offset, one.metadata) for tp, one in found.items() if one is not None}
+
+    def ends(self) -> dict[int, int]:
+        found = self.admin.list_offsets(dict.fromkeys(self.partitions, "latest")).all()
+        return {tp.partition: one.offset for tp, one in found.items()}
+
+    def lag(self) -> int:
+        committed = self.committed()
+        return sum(end - committed.get(number, (0, ""))[0] for number, end in self.ends().items())
+
+    def members(self) -> dict[str, tuple[int, ...]]:
+        """Partitions of each member, by client id."""
+        described = self.admin.describe_consumer_groups([self.group]).values.get(self.group)
+        return {
+            member.client_id: tuple(sorted(tp.partition for tp in member.assignment or ()))
+            for member in (described.members if described is not None else ())
+        }
+
+    def options(self, **more: Any) -> dict[str, str]:
+        """Options of a query that is a member."""
+        given = {
+            "kafka.bootstrap.servers": self.servers,
+            "subscribe": self.topic,
+            "group.id": self.group,
+            "startingOffsets": "earliest",
+            "kafka.session.timeout.ms": "6000",
+            "kafka.heartbeat.interval.ms": "200",
+            "columns": SPAN_COLUMNS,
+        }
+        return {key: str(value) for key, value in (given | more).items() if value is not None}
+
+
+@pytest.fixture
+def stage(kohort_shared_broker: Any, tmp_path: Path) -> Iterator[Stage]:
+    name = uuid.uuid4().hex[:8]
+    servers = kohort_shared_broker.bootstrap_servers
+    with Admin(servers) as admin:
+        admin.create_topics([NewTopic(f"t-{name}", PARTITIONS)]).all()
+        yield Stage(servers, admin, tmp_path, f"t-{name}", f"g-{name}")
+
+
+@dataclass
+class Sink:
+    """Collects what a query hands to its sink, by batch; a batch that comes again replaces itself."""
+
+    batches: dict[int, list[tuple[int, int, int, int, int]]] = field(default_factory=dict)
+    every: list[tuple[int, list[tuple[int, int, int, int, int]]]] = field(default_factory=list)
+    before: Callable[[int, int], None] | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __call__(self, frame: Any, number: int) -> None:
+        """Rows as (value, partition, offset, rangeStart, rangeEnd)."""
+        rows = [
+            (int(row["value"]), row["partition"], row["offset"], row["rangeStart"], row["rangeEnd"])
+            for row in frame.collect()
+        ]
+        with self.lock:
+            self.every.append((number, sorted(rows)))
+        if self.before is not None:
+            self.before(number, len(rows))
+        with self.lock:
+            self.batches[number] = sorted(rows)
+
+    def values(self) -> list[int]:
+        with self.lock:
+            return sorted(row[0] for rows in self.batches.values() for row in rows)
+
+    def sizes(self) -> list[int]:
+        return [len(rows) for _, rows in sorted(self.batches.items()) if rows]
+
+
+@pytest.fixture
+def run(spark: Any, stage: Stage) -> Iterator[Callable[..., Any]]:
+    """Starts a query into a sink: run(sink, name, trigger, **options); all end with the test."""
+    queries: list[Any] = []
+
+    def start(
+        sink: Callable[[Any, int], None], name: str = "q", trigger: dict[str, Any] | None = None, **options: Any
+    ) -> Any:
+        options.setdefault("kafka.client.id", name)
+        query = (
+            spark.readStream.format("kohort")
+            .options(**stage.options(**options))
+            .load()
+            .writeStream.foreachBatch(sink)
+            .option("checkpointLocation", str(stage.folder / f"checkpoint-{name}"))
+            .trigger(**(trigger or {"processingTime": "200 milliseconds"}))
+            .start()
+        )
+        queries.append(query)
+        return query
+
+    yield start
+    for query in queries:
+        query.stop()

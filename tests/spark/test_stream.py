@@ -1,0 +1,210 @@
+"""`spark.readStream.format("kohort")`: a query alone in its group."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kohort.client.group_member import GroupMember
+from kohort.client.offset_values import OffsetAndMetadata
+from tests.spark.conftest import Sink, Stage
+from tests.support.waiting import until
+
+pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("default"), pytest.mark.timeout(240)]
+NOW = {"availableNow": True}
+WAIT_S = 90
+
+
+def source_processes() -> list[int]:
+    """The driver-side processes of queries under this test run."""
+    found = subprocess.run(["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True).stdout
+    rows = [line.split(None, 2) for line in found.splitlines()[1:]]
+    parents = {int(pid): int(parent) for pid, parent, _ in rows}
+
+    def ours(pid: int) -> bool:
+        while pid > 1:
+            if pid == os.getpid():
+                return True
+            pid = parents.get(pid, 0)
+        return False
+
+    return [int(pid) for pid, _, args in rows if "python_streaming_source_runner" in args and ours(int(pid))]
+
+
+def test_available_now_reads_all_once_in_fair_batches_and_commits_the_last(
+    run: Callable[..., Any], stage: Stage
+) -> None:
+    stage.produce(1000)
+    sink = Sink()
+    run(sink, trigger=NOW, maxOffsetsPerTrigger=300).awaitTermination(WAIT_S)
+    assert sink.values() == list(range(1000))
+    assert sink.sizes() == [300, 300, 300, 100]
+    by_partition = [row[1] for row in sink.batches[min(n for n in sink.batches if sink.batches[n])]]
+    assert [by_partition.count(number) for number in range(4)] == [75] * 4
+    assert {offset for offset, _ in stage.committed().values()} == {250}
+    assert stage.lag() == 0
+    stage.produce(200)
+    again = Sink()
+    run(again, trigger=NOW).awaitTermination(WAIT_S)
+    assert again.values() == list(range(1000, 1200))
+    assert stage.lag() == 0
+    assert {json.loads(text)["batch"] for _, text in stage.committed().values()} == {5}
+
+
+def test_the_end_of_a_query_is_noticed_by_its_group_at_once(run: Callable[..., Any], stage: Stage) -> None:
+    stage.produce(10)
+    sink = Sink()
+    query = run(sink)
+    until(lambda: sink.values() == list(range(10)), "the records arrive", WAIT_S)
+    until(lambda: stage.lag() == 0, "the finished batch is committed", WAIT_S)
+    assert list(stage.members().values()) == [(0, 1, 2, 3)]
+    progress = json.loads(query.lastProgress["sources"][0]["latestOffset"])
+    assert progress["lag"] == 0
+    query.stop()
+    until(lambda: not stage.members(), "the member leaves", 4)
+    until(lambda: not source_processes(), "its process ends", 10)
+
+
+def test_an_unfinished_batch_is_read_again_exactly(run: Callable[..., Any], stage: Stage) -> None:
+    stage.produce(400)
+    sink = Sink()
+
+    def fail_once(number: int, rows: int) -> None:
+        if rows and sink.batches and any(sink.batches.values()):
+            raise RuntimeError("the sink failed on purpose")
+
+    sink.before = fail_once
+    query = run(sink, maxOffsetsPerTrigger=100, trigger=NOW)
+    with pytest.raises(Exception, match="failed on purpose"):
+        query.awaitTermination(WAIT_S)
+    failed_number, failed_rows = sink.every[-1]
+    until(lambda: not stage.members(), "the member leaves", 10)
+    assert sum(offset for offset, _ in stage.committed().values()) == 100
+    stage.produce(100)
+    sink.before = None
+    run(sink, maxOffsetsPerTrigger=150, trigger=NOW).awaitTermination(WAIT_S)
+    assert sink.batches[failed_number] == failed_rows
+    assert sink.values() == list(range(500))
+    assert stage.lag() == 0
+
+
+def take_over(stage: Stage, offsets: dict[int, int]) -> None:
+    """Another member of the group reads on: it commits these offsets, with no stamp of a query."""
+    with GroupMember(stage.servers, stage.group, topics=[stage.topic]) as other:
+        other.wait_assignment(20_000)
+        other.commit({stage.partitions[n]: OffsetAndMetadata(offset) for n, offset in offsets.items()})
+
+
+@pytest.mark.parametrize(("planned", "again"), [("owned", 75), ("all", 100), ("none", 0)])
+def test_ranges_that_another_member_has_read_meanwhile_are_left_to_it(
+    run: Callable[..., Any], stage: Stage, planned: str, again: int
+) -> None:
+    """A query fails in a batch, partition 0 is read on by another member, the query comes back: no crash loop."""
+    stage.produce(200)
+    sink = Sink()
+
+    def fail(number: int, rows: int) -> None:
+        if rows:
+            raise RuntimeError("the sink failed on purpose")
+
+    sink.before = fail
+    query = run(sink, maxOffsetsPerTrigger=100, trigger=NOW)
+    with pytest.raises(Exception, match="failed on purpose"):
+        query.awaitTermination(WAIT_S)
+    until(lambda: not stage.members(), "the member leaves", 10)
+    number = sink.every[-1][0]
+    take_over(stage, {0: 40})
+    sink.before = None
+    run(sink, trigger=NOW, plannedRanges=planned).awaitTermination(WAIT_S)
+    assert len(sink.batches[number]) == again
+    rest = [row for n, rows in sink.batches.items() if n > number for row in rows]
+    first = {0: min((row[2] for row in rest if row[1] == 0), default=None)}
+    assert first[0] == 40
+    everything = {(row[1], row[2]) for rows in sink.batches.values() for row in rows}
+    assert everything >= {(p, o) for p in (1, 2, 3) for o in range(50)}
+    assert stage.lag() == 0
+
+
+def test_the_checkpoint_raises_only_its_own_commits(run: Callable[..., Any], stage: Stage) -> None:
+    """The group's offset wins over the checkpoint as soon as someone else has committed."""
+    stage.produce(80)
+    sink = Sink()
+    run(sink, trigger=NOW).awaitTermination(WAIT_S)
+    until(lambda: not stage.members(), "the member leaves", 10)
+    own = json.loads(stage.committed()[1][1])
+    take_over(stage, {0: 5})
+    with GroupMember(stage.servers, stage.group, topics=[stage.topic]) as cut_off:
+        cut_off.wait_assignment(20_000)
+        cut_off.commit({stage.partitions[1]: OffsetAndMetadata(5, json.dumps(own))})
+    again = Sink()
+    run(again, trigger=NOW).awaitTermination(WAIT_S)
+    assert sorted((row[1], row[2]) for rows in again.batches.values() for row in rows) == [
+        (0, offset) for offset in range(5, 20)
+    ]
+    assert stage.lag() == 0
+
+
+def test_without_a_group_the_checkpoint_alone_counts(run: Callable[..., Any], stage: Stage) -> None:
+    stage.produce(40)
+    options = {"group.id": None, "startingOffsets": "latest"}
+    sink = Sink()
+    run(sink, trigger=NOW, **options).awaitTermination(WAIT_S)
+    assert sink.values() == []
+    stage.produce(40)
+    run(sink, trigger=NOW, **options).awaitTermination(WAIT_S)
+    assert sink.values() == list(range(40, 80))
+    assert stage.members() == {}
+    assert stage.committed() == {}
+
+
+def test_assigned_partitions_are_read_without_membership_and_committed(run: Callable[..., Any], stage: Stage) -> None:
+    stage.produce(40)
+    sink = Sink()
+    assign = json.dumps({stage.topic: [1, 3]})
+    run(sink, trigger=NOW, subscribe=None, assign=assign).awaitTermination(WAIT_S)
+    assert sink.values() == [number for number in range(40) if number % 2]
+    assert {number: offset for number, (offset, _) in stage.committed().items()} == {1: 10, 3: 10}
+    assert stage.members() == {}
+
+
+def test_few_records_wait_until_there_are_enough_or_time_is_over(run: Callable[..., Any], stage: Stage) -> None:
+    stage.produce(5)
+    sink = Sink()
+    run(sink, minOffsetsPerTrigger=20, maxTriggerDelay="1h")
+    until(lambda: bool(stage.members()) and stage.lag() == 5, "the query waits", WAIT_S)
+    stage.produce(20)
+    until(lambda: len(sink.values()) == 25, "there are enough", WAIT_S)
+    assert sink.sizes() == [25]
+
+
+def test_a_byte_limit_is_kept_by_the_size_of_records_seen(run: Callable[..., Any], stage: Stage) -> None:
+    stage.produce(1000)
+    sink = Sink()
+    run(sink, trigger=NOW, maxBytesPerTrigger=4000).awaitTermination(WAIT_S)
+    assert sink.values() == list(range(1000))
+    assert len(sink.sizes()) >= 3
+    assert max(sink.sizes()) < 1000
+
+
+def test_lost_records_end_a_query_or_are_passed_over(run: Callable[..., Any], stage: Stage) -> None:
+    stage.produce(40)
+    sink = Sink()
+    run(sink, trigger=NOW).awaitTermination(WAIT_S)
+    stage.produce(40)
+    stage.admin.delete_records(dict.fromkeys(stage.partitions, 15)).all()
+    query = run(sink, trigger=NOW)
+    with pytest.raises(Exception, match="records are gone"):
+        query.awaitTermination(WAIT_S)
+    run(sink, trigger=NOW, failOnDataLoss="false").awaitTermination(WAIT_S)
+    assert sink.values() == [*range(40), *range(60, 80)]
+
+
+def test_an_unknown_topic_fails_the_query_with_its_name(run: Callable[..., Any]) -> None:
+    query = run(Sink(), trigger=NOW, subscribe="no-such-topic")
+    with pytest.raises(Exception, match="no topic no-such-topic"):
+        query.awaitTermination(WAIT_S)
