@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, Final, TypeAlias
 
 from kohort.errors import CorruptDataError
@@ -98,10 +99,16 @@ def encode(record: Record) -> KeyValue:
     return encode_key(record.key), _VALUES[type(record)](record)
 
 
+@lru_cache(maxsize=10_000)
+def _offset_prefix(group_id: str, topic: str) -> bytes:
+    """The key of a committed offset up to its partition; a group commits the same topics again and again."""
+    group, name = group_id.encode(), topic.encode()
+    return b"".join((_SHORTS.pack(1, len(group)), group, _SHORT.pack(len(name)), name))
+
+
 def _encode_offset(record: OffsetCommitted) -> KeyValue:
-    group, topic = record.group_id.encode(), record.topic.encode()
-    key = b"".join((_SHORTS.pack(1, len(group)), group, _SHORT.pack(len(topic)), topic, _INT.pack(record.partition)))
-    if record.expire_ms >= 0 or record.topic_id != NO_TOPIC_ID:
+    key = _offset_prefix(record.group_id, record.topic) + _INT.pack(record.partition)
+    if record.expire_ms >= 0 or (record.topic_id is not NO_TOPIC_ID and record.topic_id != NO_TOPIC_ID):
         return key, _encode_rare_offset(record)
     if not record.metadata:
         return key, _OFFSET_BARE.pack(_OFFSET_VERSION, record.offset, record.leader_epoch, 0, record.commit_ms)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Final, Protocol
 
@@ -21,7 +21,11 @@ APPEND_BYTES_MAX: Final = 512 << 20
 """One append goes into one segment, and what a step writes in one go must be bounded."""
 _READ_BYTES: Final = 256 << 10
 _NULL: Final = varint(-1)
-_VARINTS: Final = [varint(number) for number in range(4096)]
+_TABLE: Final = 4096
+_VARINTS: Final = [varint(number) for number in range(_TABLE)]
+_NO_TIME: Final = b"\0\0"
+"""A record's attributes and the difference of its time to the batch's."""
+_NO_HEADERS: Final = b"\0"
 
 
 class Journal(Protocol):
@@ -89,7 +93,7 @@ class LogJournal:
         batches = [batch for kind, run in groupby(records, _batch_kind) for batch in _batches(kind, run, now_ms)]
         if len(batches) > 1:
             span = sum(parse_header(batch).last_offset_delta + 1 for batch in batches)
-            batches.insert(0, _batch([append_started(span)], now_ms, {}))
+            batches.insert(0, next(_sealed([append_started(span)], now_ms, {})))
         data = bytearray().join(batches)
         if len(data) > APPEND_BYTES_MAX:
             raise InvalidInputError(
@@ -166,33 +170,35 @@ def _batches(
     facts: BatchFacts = (
         {} if kind is None else {"producer_id": kind[0], "producer_epoch": kind[1], "transactional": True}
     )
-    pairs: list[KeyValue] = []
-    size = 0
-    for record in run:
-        pair = encode(record)
-        pair_size = len(pair[0]) + len(pair[1] or b"") + 32
-        if pairs and size + pair_size > BATCH_BYTES_MAX:
-            yield _batch(pairs, now_ms, facts)
-            pairs, size = [], 0
-        pairs.append(pair)
-        size += pair_size
-    yield _batch(pairs, now_ms, facts)
+    yield from _sealed((encode(record) for record in run), now_ms, facts)
 
 
-def _varint(number: int) -> bytes:
-    return _VARINTS[number] if number < len(_VARINTS) else varint(number)
-
-
-def _batch(pairs: list[KeyValue], now_ms: int, facts: BatchFacts) -> bytes:
-    """One batch of key and value bytes, all at `now_ms`."""
+def _sealed(pairs: Iterable[KeyValue], now_ms: int, facts: BatchFacts) -> Iterator[bytes]:
+    """Batches of key and value bytes, all at `now_ms`, as few as the limit allows."""
     parts: list[bytes] = []
-    for number, (key, value) in enumerate(pairs):
-        delta, key_size = _varint(number), _varint(len(key))
-        size = 3 + len(delta) + len(key_size) + len(key)
+    count = total = 0
+    for key, value in pairs:
+        key_size = len(key)
+        value_size = len(value) if value is not None else 0
+        if total + key_size + value_size > BATCH_BYTES_MAX and count:
+            yield _seal(parts, count, now_ms, facts)
+            parts, count, total = [], 0, 0
+        delta = _VARINTS[count] if count < _TABLE else varint(count)
+        key_length = _VARINTS[key_size] if key_size < _TABLE else varint(key_size)
+        size = 3 + len(delta) + len(key_length) + key_size
         if value is None:
-            parts += (_varint(size + 1), b"\0\0", delta, key_size, key, _NULL, b"\0")
+            size += 1
+            tail: tuple[bytes, ...] = (_NULL, _NO_HEADERS)
         else:
-            value_size = _varint(len(value))
-            size += len(value_size) + len(value)
-            parts += (_varint(size), b"\0\0", delta, key_size, key, value_size, value, b"\0")
-    return seal_batch(b"".join(parts), len(pairs), (len(pairs) - 1, now_ms, now_ms), facts)
+            value_length = _VARINTS[value_size] if value_size < _TABLE else varint(value_size)
+            size += len(value_length) + value_size
+            tail = (value_length, value, _NO_HEADERS)
+        parts += (_VARINTS[size] if size < _TABLE else varint(size), _NO_TIME, delta, key_length, key)
+        parts += tail
+        total += size
+        count += 1
+    yield _seal(parts, count, now_ms, facts)
+
+
+def _seal(parts: list[bytes], count: int, now_ms: int, facts: BatchFacts) -> bytes:
+    return seal_batch(b"".join(parts), count, (count - 1, now_ms, now_ms), facts)
