@@ -25,7 +25,7 @@ from kohort.client.subscription import Partitions, Position
 from kohort.columns import Record
 from kohort.columns.decoded import Decoded
 from kohort.columns.shapes import DecodeOptions
-from kohort.errors import ErrorCode, InvalidInputError, KafkaError, TimedOutError
+from kohort.errors import CommitFailedError, ErrorCode, InvalidInputError, KafkaError, TimedOutError
 from kohort.ids import TopicPartition
 
 log = logging.getLogger("kohort.client")
@@ -301,21 +301,24 @@ class ConsumerCore:
     def _give_up(self, gone: list[TopicPartition], lost: bool) -> Script[None]:
         if not lost and self.config.enable_auto_commit:
             positions = self.partitions.positions()
-            yield from self._last_commit({part: positions[part] for part in gone if part in positions})
+            kept = yield from self._last_commit({part: positions[part] for part in gone if part in positions})
+            lost = not kept
         try:
             yield CallUser(self.listener.on_partitions_lost if lost else self.listener.on_partitions_revoked, gone)
         finally:
             self.partitions.remove(gone)
             self._moved()
 
-    def _last_commit(self, positions: Mapping[TopicPartition, Position]) -> Script[None]:
+    def _last_commit(self, positions: Mapping[TopicPartition, Position]) -> Script[bool]:
+        """Commit before partitions go; False when they are someone else's already."""
         limit_ms = min(self.config.default_api_timeout_ms, 5_000)
         try:
             yield Await(self.commits.commit(offsets_of(positions), limit_ms))
         except KafkaError as error:
-            log.warning(
-                "group %s: offsets could not be committed before giving partitions up: %s", self.config.group_id, error
-            )
+            group = self.config.group_id
+            log.warning("group %s: offsets could not be committed before giving partitions up: %s", group, error)
+            return not isinstance(error, CommitFailedError) or error.code is ErrorCode.REBALANCE_IN_PROGRESS
+        return True
 
     def _leave(self, reason: str) -> Script[None]:
         member = self.membership

@@ -1,0 +1,464 @@
+"""The consumer against the embedded broker, and against a real Apache Kafka where one can be had."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+import pytest
+
+from kohort import Admin, AsyncConsumer, Broker, Consumer, Producer, TopicPartition
+from kohort.client.admin_values import NewTopic
+from kohort.client.consumer_core import WakeupError
+from kohort.client.group_member import GroupMember
+from kohort.client.offset_values import OffsetAndMetadata, RebalanceListener
+from kohort.client.range_reader import RangeReader
+from kohort.errors import CommitFailedError, InvalidInputError, KafkaError, OffsetError, TimedOutError
+from tests.support.waiting import until
+
+QUICK = {"heartbeat_interval_ms": 200, "auto_offset_reset": "earliest", "metadata_max_age_ms": 500}
+
+
+@pytest.fixture(scope="module")
+def own_broker() -> Iterator[Broker]:
+    config = {"num.partitions": "4", "group.initial.rebalance.delay.ms": "50", "auto.create.topics.enable": "false"}
+    with Broker(config=config) as broker:
+        yield broker
+
+
+@pytest.fixture(params=["own", pytest.param("apache", marks=pytest.mark.kafka)])
+def servers(request: pytest.FixtureRequest) -> str:
+    if request.param == "own":
+        return str(request.getfixturevalue("own_broker").bootstrap_servers)
+    return str(request.getfixturevalue("apache_kafka").bootstrap_servers)
+
+
+@pytest.fixture
+def topic(servers: str) -> str:
+    """A fresh topic of four partitions."""
+    return make_topic(servers, f"t-{uuid.uuid4().hex[:12]}")
+
+
+def make_topic(servers: str, name: str, partitions: int = 4) -> str:
+    with Admin(servers) as admin:
+        admin.create_topics([NewTopic(name, partitions)]).all()
+    return name
+
+
+def fill(servers: str, topic: str, count: int, start: int = 0, partitions: int = 4) -> None:
+    with Producer(servers) as producer:
+        for number in range(start, start + count):
+            producer.send(topic, str(number), partition=number % partitions)
+        producer.flush(30)
+
+
+def read_all(consumer: Consumer, count: int, timeout_s: float = 30) -> list[tuple[int, int, bytes]]:
+    seen: list[tuple[int, int, bytes]] = []
+    deadline = time.monotonic() + timeout_s
+    while len(seen) < count and time.monotonic() < deadline:
+        seen += [(record.partition, record.offset, record.value) for record in consumer.poll(200)]
+    return seen
+
+
+class Log(RebalanceListener):
+    def __init__(self) -> None:
+        self.events: list[tuple[str, list[int]]] = []
+
+    def on_partitions_assigned(self, partitions: list[TopicPartition]) -> None:
+        self.events.append(("assigned", [part.partition for part in partitions]))
+
+    def on_partitions_revoked(self, partitions: list[TopicPartition]) -> None:
+        self.events.append(("revoked", [part.partition for part in partitions]))
+
+    def on_partitions_lost(self, partitions: list[TopicPartition]) -> None:
+        self.events.append(("lost", [part.partition for part in partitions]))
+
+
+def test_a_group_of_one_reads_everything_once_in_order(servers: str, topic: str) -> None:
+    fill(servers, topic, 2000)
+    with Consumer(servers, group_id=topic, max_poll_records=300, **QUICK) as consumer:
+        consumer.subscribe([topic])
+        seen = read_all(consumer, 2000)
+        assert sorted(int(value) for _, _, value in seen) == list(range(2000))
+        for number in range(4):
+            assert [offset for partition, offset, _ in seen if partition == number] == list(range(500))
+        assert consumer.lag(TopicPartition(topic, 0)) == 0
+
+
+def test_a_poll_returns_no_more_than_its_bound_and_positions_follow(servers: str, topic: str) -> None:
+    fill(servers, topic, 1000)
+    with Consumer(servers, max_poll_records=7, **QUICK) as consumer:
+        partition = TopicPartition(topic, 0)
+        consumer.assign([partition])
+        first = consumer.poll(5000)
+        assert 0 < len(first) <= 7
+        assert consumer.position(partition) == len(first)
+        assert len(consumer.poll(5000, max_records=100)) <= 100
+
+
+def test_two_members_share_and_the_rest_takes_over_from_the_commits(servers: str, topic: str) -> None:
+    fill(servers, topic, 400)
+    log = Log()
+    with Consumer(servers, group_id=topic, **QUICK) as first, Consumer(servers, group_id=topic, **QUICK) as second:
+        first.subscribe([topic], listener=log)
+        assert len(read_all(first, 400)) == 400
+        second.subscribe([topic])
+        with ThreadPoolExecutor() as pool:
+            both = [pool.submit(poll_until_share, consumer, 2) for consumer in (first, second)]
+            assert [len(one.result(30)) for one in both] == [2, 2]
+        assert second.assignment().isdisjoint(first.assignment())
+        fill(servers, topic, 400, start=400)
+        with ThreadPoolExecutor() as pool:
+            both_read = [pool.submit(read_all, consumer, 200) for consumer in (first, second)]
+            values = sorted(int(value) for one in both_read for _, _, value in one.result(30))
+        assert values == list(range(400, 800))
+        second.close()
+        until(lambda: first.poll(100) is not None and len(first.assignment()) == 4, "the first takes over")
+        fill(servers, topic, 40, start=800)
+        assert sorted(int(value) for _, _, value in read_all(first, 40)) == list(range(800, 840))
+    assert log.events[:3] == [("assigned", [0, 1, 2, 3]), ("revoked", [0, 1, 2, 3]), ("assigned", log.events[2][1])]
+
+
+def poll_until_share(consumer: Consumer, share: int) -> set[TopicPartition]:
+    deadline = time.monotonic() + 20
+    while len(consumer.assignment()) != share and time.monotonic() < deadline:
+        consumer.poll(100)
+    return consumer.assignment()
+
+
+def test_cooperative_members_keep_what_does_not_move(servers: str, topic: str) -> None:
+    log = Log()
+    settings = {"group_id": topic, "partition_assignment_strategy": "cooperative-sticky", **QUICK}
+    with Consumer(servers, **settings) as first, Consumer(servers, **settings) as second:
+        first.subscribe([topic], listener=log)
+        assert len(poll_until_share(first, 4)) == 4
+        second.subscribe([topic])
+        with ThreadPoolExecutor() as pool:
+            both = [pool.submit(poll_until_share, consumer, 2) for consumer in (first, second)]
+            assert [len(one.result(30)) for one in both] == [2, 2]
+        kinds = [(kind, len(numbers)) for kind, numbers in log.events if numbers]
+        assert kinds[:2] == [("assigned", 4), ("revoked", 2)]
+
+
+def test_commits_of_all_kinds_are_read_back(servers: str, topic: str) -> None:
+    fill(servers, topic, 100)
+    parts = [TopicPartition(topic, number) for number in range(4)]
+    done = threading.Event()
+    told: list[KafkaError | None] = []
+    with Consumer(servers, group_id=topic, enable_auto_commit=False, **QUICK) as consumer:
+        consumer.subscribe([topic])
+        read_all(consumer, 100)
+        assert consumer.committed(parts) == dict.fromkeys(parts)
+        consumer.commit()
+        assert [value.offset for value in consumer.committed(parts).values() if value] == [25] * 4
+        consumer.commit({parts[0]: OffsetAndMetadata(7, "why")})
+        found = consumer.committed([parts[0]])[parts[0]]
+        assert found is not None and (found.offset, found.metadata) == (7, "why")
+        consumer.commit_async({parts[0]: 8})
+        consumer.commit_async({parts[0]: 9}, lambda offsets, error: (told.append(error), done.set()))
+        assert done.wait(10) and told == [None]
+        found = consumer.committed([parts[0]])[parts[0]]
+        assert found is not None and found.offset == 9
+
+
+def test_auto_commit_covers_what_was_returned_and_no_more(servers: str, topic: str) -> None:
+    fill(servers, topic, 400)
+    partition = TopicPartition(topic, 0)
+    with Consumer(servers, group_id=topic, max_poll_records=10, **QUICK) as consumer:
+        consumer.subscribe([topic])
+        returned = 0
+        while not returned:
+            returned = len(consumer.poll(200))
+    with Consumer(servers, group_id=topic, **QUICK) as consumer:
+        found = consumer.committed([TopicPartition(topic, number) for number in range(4)])
+        assert sum(value.offset for value in found.values() if value is not None) == returned
+        assert partition in found
+
+
+def test_iteration_commits_only_records_that_were_given_out(servers: str, topic: str) -> None:
+    fill(servers, topic, 400)
+    with Consumer(servers, group_id=topic, **QUICK) as consumer:
+        consumer.subscribe([topic])
+        first = []
+        for record in consumer:
+            first.append(record)
+            if len(first) == 33:
+                break
+        again = read_all(consumer, 400 - 33)
+        assert len({(record.partition, record.offset) for record in first} | {(p, o) for p, o, _ in again}) == 400
+        assert len(again) == 400 - 33
+
+
+def test_seeking_in_every_way(servers: str, topic: str) -> None:
+    fill(servers, topic, 400)
+    partition = TopicPartition(topic, 1)
+    with Consumer(servers, **QUICK) as consumer:
+        consumer.assign([partition])
+        consumer.seek(partition, 90)
+        assert [record.offset for record in consumer.poll(5000)] == list(range(90, 100))
+        consumer.seek_to_beginning(partition)
+        assert consumer.position(partition) == 0
+        consumer.seek_to_end(partition)
+        assert consumer.position(partition) == 100
+        found = consumer.offsets_for_times({partition: 0})[partition]
+        assert found is not None and found.offset == 0
+        assert consumer.offsets_for_times({partition: 2**60})[partition] is None
+        consumer.seek_to_times({partition: 0})
+        assert next(iter(consumer.poll(5000))).offset == 0
+        assert consumer.beginning_offsets([partition]) == {partition: 0}
+        assert consumer.end_offsets([partition]) == {partition: 100}
+
+
+def test_paused_partitions_give_nothing_and_lose_nothing(servers: str, topic: str) -> None:
+    fill(servers, topic, 400)
+    parts = [TopicPartition(topic, number) for number in range(4)]
+    with Consumer(servers, max_poll_records=50, **QUICK) as consumer:
+        consumer.assign(parts)
+        consumer.poll(5000)
+        consumer.pause(*parts[:3])
+        before = {part: consumer.position(part) for part in parts}
+        seen = read_all(consumer, 100 - before[parts[3]], timeout_s=10)
+        assert {number for number, _, _ in seen} <= {3}
+        assert consumer.paused() == set(parts[:3])
+        consumer.resume(*parts[:3])
+        rest = read_all(consumer, 300 - sum(before[part] for part in parts[:3]))
+        assert len(rest) == 300 - sum(before[part] for part in parts[:3])
+
+
+def test_arrow_batches_hold_the_same_records(servers: str, topic: str) -> None:
+    fill(servers, topic, 1000)
+    with Consumer(servers, **QUICK) as consumer:
+        consumer.assign([TopicPartition(topic, number) for number in range(4)])
+        rows: list[dict[str, object]] = []
+        while len(rows) < 1000:
+            batch = consumer.poll_arrow(5000, max_records=333)
+            assert batch is not None and batch.num_rows <= 333
+            rows += batch.to_pylist()
+        assert sorted(int(str(row["value"], "ascii")) for row in rows) == list(range(1000))  # type: ignore[call-overload]
+        names = ["key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers"]
+        assert list(rows[0]) == names
+        assert consumer.poll_arrow(50) is None
+
+
+def test_a_new_topic_that_matches_the_pattern_is_taken_in(servers: str, topic: str) -> None:
+    with Consumer(servers, group_id=topic, **QUICK) as consumer:
+        consumer.subscribe(pattern=f"^{topic}")
+        poll_until_share(consumer, 4)
+        make_topic(servers, f"{topic}-more", 2)
+        assert len(poll_until_share(consumer, 6)) == 6
+
+
+def test_partitions_that_are_added_are_taken_in(servers: str, topic: str) -> None:
+    with Consumer(servers, group_id=topic, **QUICK) as consumer:
+        consumer.subscribe([topic])
+        poll_until_share(consumer, 4)
+        with Admin(servers) as admin:
+            admin.create_partitions({topic: 6}).all()
+        assert len(poll_until_share(consumer, 6)) == 6
+
+
+def test_a_static_member_that_restarts_moves_nothing(servers: str, topic: str) -> None:
+    settings = {"group_id": topic, "session_timeout_ms": 10_000, **QUICK}
+    log = Log()
+    with Consumer(servers, group_instance_id="one", **settings) as first:
+        first.subscribe([topic], listener=log)
+        second = Consumer(servers, group_instance_id="two", **settings)
+        second.subscribe([topic])
+        with ThreadPoolExecutor() as pool:
+            both = [pool.submit(poll_until_share, consumer, 2) for consumer in (first, second)]
+            shares = [one.result(30) for one in both]
+        second.close()
+        events = len(log.events)
+        with Consumer(servers, group_instance_id="two", **settings) as again:
+            again.subscribe([topic])
+            assert poll_until_share(again, 2) == shares[1]
+            first.poll(1000)
+        assert len(log.events) == events
+
+
+def test_a_consumer_that_does_not_poll_is_put_out_and_told(servers: str, topic: str) -> None:
+    log = Log()
+    settings = {"group_id": topic, "max_poll_interval_ms": 1000, "session_timeout_ms": 6000, **QUICK}
+    with Consumer(servers, **settings) as slow, Consumer(servers, **settings) as other:
+        slow.subscribe([topic], listener=log)
+        poll_until_share(slow, 4)
+        other.subscribe([topic])
+        assert len(poll_until_share(other, 4)) == 4
+        with pytest.raises(CommitFailedError):
+            slow.commit({TopicPartition(topic, 0): 1})
+        slow.poll(100)
+        assert ("lost", [0, 1, 2, 3]) in log.events
+
+
+def test_wakeup_ends_a_poll_from_another_thread(servers: str, topic: str) -> None:
+    with Consumer(servers, group_id=topic, **QUICK) as consumer:
+        consumer.subscribe([topic])
+        threading.Timer(0.3, consumer.wakeup).start()
+        with pytest.raises(WakeupError):
+            consumer.poll(30_000)
+        assert len(consumer.poll(10)) == 0
+
+
+def test_reset_policies(servers: str, topic: str) -> None:
+    fill(servers, topic, 40)
+    partition = TopicPartition(topic, 0)
+    with Consumer(servers, auto_offset_reset="latest") as consumer:
+        consumer.assign([partition])
+        assert consumer.position(partition) == 10
+    with Consumer(servers, auto_offset_reset="by_duration:PT1H") as consumer:
+        consumer.assign([partition])
+        assert consumer.position(partition) == 0
+    with Consumer(servers, group_id=topic, auto_offset_reset="none") as consumer:
+        consumer.assign([partition])
+        with pytest.raises(OffsetError, match="seek to go on"):
+            consumer.poll(5000)
+        consumer.seek(partition, 3)
+        assert next(iter(consumer.poll(5000))).offset == 3
+        consumer.seek(partition, 10_000)
+        with pytest.raises(OffsetError, match="out of range"):
+            consumer.poll(5000)
+    with Consumer(servers, auto_offset_reset="earliest") as consumer:
+        consumer.assign([partition])
+        consumer.seek(partition, 10_000)
+        assert next(iter(consumer.poll(5000))).offset == 0
+
+
+def test_reading_waits_for_a_topic_that_does_not_exist_yet(servers: str) -> None:
+    name = f"later-{uuid.uuid4().hex[:8]}"
+    with Consumer(servers, allow_auto_create_topics=False, retry_backoff_ms=20, **QUICK) as consumer:
+        consumer.assign([TopicPartition(name, 0)])
+        assert len(consumer.poll(300)) == 0
+        make_topic(servers, name, 1)
+        fill(servers, name, 5, partitions=1)
+        assert len(read_all(consumer, 5)) == 5
+
+
+def test_a_member_without_reading_delays_the_rebalance_until_it_lets_go(servers: str, topic: str) -> None:
+    parts = tuple(TopicPartition(topic, number) for number in range(4))
+    with (
+        GroupMember(servers, topic, topics=[topic], heartbeat_interval_ms=200) as first,
+        ExitStack() as later,
+    ):
+        held = first.wait_assignment(20_000)
+        assert held.partitions == parts
+        second = later.enter_context(GroupMember(servers, topic, topics=[topic], heartbeat_interval_ms=200))
+        until(lambda: first.revocation() is not None, "the group wants partitions back")
+        with pytest.raises(TimedOutError):
+            second.wait_assignment(600)
+        first.commit({parts[0]: OffsetAndMetadata(5, "batch 1")}, generation=held.generation)
+        first.release()
+        after = first.wait_assignment(20_000, after_generation=held.generation)
+        other = second.wait_assignment(20_000)
+        assert sorted(after.partitions + other.partitions) == list(parts)
+        with pytest.raises(CommitFailedError):
+            first.commit({parts[0]: 6}, generation=held.generation)
+        found = second.committed([parts[0]])[parts[0]]
+        assert found is not None and (found.offset, found.metadata) == (5, "batch 1")
+
+
+def test_ranges_are_read_exactly(servers: str, topic: str) -> None:
+    for start in range(0, 4000, 400):
+        fill(servers, topic, 400, start)
+    partition = TopicPartition(topic, 2)
+    with RangeReader(servers, fetch_bytes=4096, columns=("value", "offset")) as reader:
+        batches = list(reader.read(partition, 17, 901))
+        assert len(batches) > 2
+        offsets = [offset for batch in batches for offset in batch.column("offset").to_pylist()]
+        assert offsets == list(range(17, 901))
+        assert list(reader.read(partition, 5, 5)) == []
+        with Admin(servers) as admin:
+            admin.delete_records({partition: 100}).all()
+        with pytest.raises(OffsetError, match="holds 100 to 1000"):
+            list(reader.read(partition, 50, 200))
+        rest = [batch.num_rows for batch in reader.read(partition, 50, 200, fail_on_data_loss=False)]
+        assert sum(rest) == 100
+
+
+def test_asyncio_reads_the_same(servers: str, topic: str) -> None:
+    fill(servers, topic, 500)
+
+    async def read() -> tuple[list[int], int]:
+        async with AsyncConsumer(servers, group_id=topic, **QUICK) as consumer:
+            consumer.subscribe([topic])
+            values: list[int] = []
+            async for record in consumer:
+                values.append(int(record.value))
+                if len(values) == 500:
+                    break
+            await consumer.commit()
+            found = await consumer.committed([TopicPartition(topic, 0)])
+            value = found[TopicPartition(topic, 0)]
+            return values, value.offset if value is not None else -1
+
+    values, committed = asyncio.run(read())
+    assert sorted(values) == list(range(500)) and committed == 125
+
+
+def test_closing_leaves_the_group_at_once(servers: str, topic: str) -> None:
+    consumer = Consumer(servers, group_id=topic, **QUICK)
+    consumer.subscribe([topic])
+    poll_until_share(consumer, 4)
+    started = time.monotonic()
+    consumer.close()
+    consumer.close()
+    assert time.monotonic() - started < 2
+    with Admin(servers) as admin:
+        assert len(admin.describe_consumer_groups([topic]).result(topic).members) == 0
+    with pytest.raises(KafkaError, match="closed"):
+        consumer.poll(10)
+
+
+def test_wrong_use_is_named() -> None:
+    with pytest.raises(InvalidInputError, match=r"max_poll_record; did you mean max_poll_records"):
+        Consumer("127.0.0.1:9092", max_poll_record=5)
+    with pytest.raises(InvalidInputError, match="auto.offset.reset|auto_offset_reset"):
+        Consumer("127.0.0.1:9092", auto_offset_reset="sometime")
+    with pytest.raises(InvalidInputError, match="assignor 'best'"), Consumer("127.0.0.1:1", group_id="g", partition_assignment_strategy="best") as consumer:
+        consumer.subscribe(["a"])
+    with Consumer("127.0.0.1:1") as consumer:
+        with pytest.raises(InvalidInputError, match=r"subscribe or assign"):
+            consumer.poll(1)
+        with pytest.raises(InvalidInputError, match=r"group\.id"):
+            consumer.subscribe(["a"])
+        with pytest.raises(InvalidInputError, match=r"list of names"):
+            Consumer("127.0.0.1:1", group_id="g").subscribe("a")
+
+
+def test_an_unreachable_broker_is_named() -> None:
+    with Consumer("127.0.0.1:1,no-such-host.invalid:9092", default_api_timeout_ms=1500) as consumer:
+        with pytest.raises(TimedOutError) as caught:
+            consumer.end_offsets([TopicPartition("a", 0)])
+    assert "127.0.0.1:1: connection refused" in str(caught.value)
+    assert "no-such-host.invalid:9092: the name can't be resolved" in str(caught.value)
+
+
+def test_a_forked_child_and_a_pickle_are_refused(own_broker: Broker) -> None:
+    servers = own_broker.bootstrap_servers
+    topic = make_topic(servers, f"fork-{uuid.uuid4().hex[:8]}")
+    with Consumer(servers, **QUICK) as consumer:
+        consumer.assign([TopicPartition(topic, 0)])
+        consumer.poll(100)
+        with pytest.raises(TypeError, match="pickled"):
+            pickle.dumps(consumer)
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                consumer.poll(100)
+                said = "nothing"
+            except KafkaError as error:
+                said = str(error)
+            os.write(writer, said.encode())
+            os._exit(0)
+        os.close(writer)
+        assert "made before a fork" in os.read(reader, 1000).decode()
+        os.close(reader)
+        os.waitpid(child, 0)
+        consumer.poll(100)
