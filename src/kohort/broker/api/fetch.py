@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("kohort.broker")
 
-COPY_BYTES = 1 << 16
+COPY_BYTES = 1 << 15
 """Below this a range is read at once and sent with the rest of the answer; above, when the socket takes it."""
 
 _Partition = FetchResponse.PartitionData
