@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from kohort.errors import ErrorCode
-from kohort.groups import expiry, offsets
-from kohort.groups.events import DeleteGroups, DescribeGroups, ListGroups
+from kohort.groups import expiry, offsets, targets
+from kohort.groups.consumer_state import Pairs, pack
+from kohort.groups.events import ConsumerGroupDescribe, DeleteGroups, DescribeGroups, ListGroups
 from kohort.groups.kernel import Kernel
 from kohort.groups.outcome import (
+    ConsumerGroupDescribeReply,
     DeleteGroupsReply,
+    DescribedConsumer,
+    DescribedConsumerGroup,
     DescribedGroup,
     DescribedMember,
     DescribeGroupsReply,
@@ -16,8 +20,11 @@ from kohort.groups.outcome import (
     ListedGroup,
     ListGroupsReply,
     Meter,
+    NamedPartitions,
 )
 from kohort.groups.state import Group
+from kohort.groups.subscription import CONSUMER_PROTOCOL_TYPE
+from kohort.ids import TopicId
 
 
 def describe(kernel: Kernel, event: DescribeGroups) -> None:
@@ -29,9 +36,10 @@ def describe(kernel: Kernel, event: DescribeGroups) -> None:
 def describe_one(kernel: Kernel, group_id: str, knows_missing: bool) -> DescribedGroup:
     """One group; a missing one is Dead, and GROUP_ID_NOT_FOUND to who knows that answer."""
     group = kernel.find(group_id)
-    if group is None:
+    if group is None or group.consumer is not None:
         if knows_missing:
-            message = f"Group {group_id} not found."
+            what = "not found" if group is None else "is not a classic group"
+            message = f"Group {group_id} {what}."
             error = ErrorCode.GROUP_ID_NOT_FOUND
             return DescribedGroup(group_id, GroupState.DEAD, error=error, error_message=message)
         return DescribedGroup(group_id, GroupState.DEAD)
@@ -66,8 +74,61 @@ def list_groups(kernel: Kernel, event: ListGroups) -> None:
 
 def list_one(group: Group) -> ListedGroup:
     """One group's line."""
+    if group.consumer is not None:
+        return ListedGroup(group.group_id, CONSUMER_PROTOCOL_TYPE, group.consumer.state(), GroupType.CONSUMER)
     classic = group.classic
     return ListedGroup(group.group_id, classic.protocol_type or "", classic.state, GroupType.CLASSIC)
+
+
+def describe_consumer_groups(kernel: Kernel, event: ConsumerGroupDescribe) -> None:
+    """Groups under KIP-848 with their members, epochs, assignments and targets."""
+    described = tuple(describe_consumer_group(kernel, group_id) for group_id in event.group_ids)
+    kernel.reply(event.request, ConsumerGroupDescribeReply(described))
+
+
+def describe_consumer_group(kernel: Kernel, group_id: str) -> DescribedConsumerGroup:
+    """One group; GROUP_ID_NOT_FOUND for one that is missing or classic."""
+    group = kernel.find(group_id)
+    consumer = None if group is None else group.consumer
+    if consumer is None:
+        message = f"Group {group_id} not found." if group is None else f"Group {group_id} is not a consumer group."
+        return DescribedConsumerGroup(group_id, error=ErrorCode.GROUP_ID_NOT_FOUND, error_message=message)
+    names = {topic.id: topic.name for topic in kernel.image.topics.values()}
+    members = []
+    for member_id, member in consumer.members.items():
+        current = consumer.standing(member_id)
+        members.append(
+            DescribedConsumer(
+                member_id=member_id,
+                instance_id=member.instance_id,
+                rack_id=member.rack_id,
+                member_epoch=current.member_epoch,
+                client_id=member.client_id,
+                client_host=member.client_host,
+                subscribed_topics=member.subscribed_topics,
+                subscribed_regex=member.subscribed_regex,
+                assignment=named(current.assigned, names),
+                target=named(consumer.targets.get(member_id, frozenset()), names),
+                member_type=1 if member.classic_protocols is None else 0,
+            )
+        )
+    return DescribedConsumerGroup(
+        group_id,
+        consumer.state(),
+        consumer.epoch,
+        consumer.target_epoch,
+        targets.preferred_assignor(kernel, consumer),
+        tuple(members),
+    )
+
+
+def named(pairs: Pairs, names: dict[TopicId, str]) -> tuple[NamedPartitions, ...]:
+    """Partitions by topic id and name; those of deleted topics are left out."""
+    return tuple(
+        NamedPartitions(entry.topic_id, names[entry.topic_id], entry.partitions)
+        for entry in pack(pairs)
+        if entry.topic_id in names
+    )
 
 
 def delete(kernel: Kernel, event: DeleteGroups) -> None:
@@ -80,7 +141,7 @@ def delete_one(kernel: Kernel, group_id: str) -> ErrorCode:
     group = kernel.find(group_id)
     if group is None:
         return ErrorCode.GROUP_ID_NOT_FOUND
-    if group.classic.state is not GroupState.EMPTY:
+    if group.state() is not GroupState.EMPTY:
         return ErrorCode.NON_EMPTY_GROUP
     partitions = offsets.all_partitions(group)
     for partition in partitions:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from kohort.errors import ErrorCode
 from kohort.groups import rebalance
 from kohort.groups.deadlines import Deadline, Timer
-from kohort.groups.events import ConnectionLost, Heartbeat, JoinGroup, LeaveGroup, LeavingMember, SyncGroup
+from kohort.groups.events import Heartbeat, JoinGroup, LeaveGroup, LeavingMember, SyncGroup
 from kohort.groups.kernel import Kernel
 from kohort.groups.outcome import (
     GroupState,
@@ -406,15 +406,11 @@ def on_pending_deadline(kernel: Kernel, group: Group, member_id: str) -> None:
         rebalance.complete_if_all_joined(kernel, group)
 
 
-def on_connection_lost(kernel: Kernel, event: ConnectionLost) -> None:
-    """New members of this connection whose id no reply has reached can't come back: they are dropped at once."""
-    for group_id, member_id in kernel.connections.pop(event.connection, {}):
-        group = kernel.find(group_id)
-        if group is None:
-            continue
-        member = group.classic.members.get(member_id)
-        if member_id in group.classic.pending or (member is not None and not member.told):
-            rebalance.put_out(kernel, group, member_id, f"the connection of new member {member_id} ended")
+def drop_untold(kernel: Kernel, group: Group, member_id: str) -> None:
+    """The connection of a new member ended before a reply told its id."""
+    member = group.classic.members.get(member_id)
+    if member_id in group.classic.pending or (member is not None and not member.told):
+        rebalance.put_out(kernel, group, member_id, f"the connection of new member {member_id} ended")
 
 
 def load(kernel: Kernel, group: Group) -> None:

@@ -299,6 +299,7 @@ class AssignmentComputed:
     """
 
     group_id: str
+    ticket: int
     epoch: int
     assignment: Mapping[str, tuple[TopicPartitions, ...]]
     failure: str | None = None
@@ -309,6 +310,7 @@ class RegexesResolved:
     """A `ResolveRegexes` is done: regular expression to sorted topic names."""
 
     group_id: str
+    ticket: int
     version: int
     topics: Mapping[str, tuple[str, ...]]
 

@@ -4,6 +4,7 @@
 |---|---|---|
 | empty | all | when it became empty, or at a later commit |
 | stable, protocol type "consumer", subscription readable | of topics not subscribed | at the commit |
+| under KIP-848, with members | of topics not subscribed | at the commit |
 | without protocol type (assign and commit) | all | at the commit |
 | any other, also while a classic group rebalances | none | |
 
@@ -13,6 +14,7 @@ replace stays. Source: spec 1.5, 1.6, KIP-211, KIP-496, scenario 13.
 
 from __future__ import annotations
 
+from kohort.groups.consumer_state import ConsumerGroup
 from kohort.groups.kernel import Kernel
 from kohort.groups.offsets import tombstone
 from kohort.groups.outcome import GroupState, Meter
@@ -52,7 +54,7 @@ def expire_group(kernel: Kernel, group: Group) -> None:
     gone = [
         partition
         for partition, record in group.offsets.items()
-        if not group.classic.is_subscribed(partition[0])
+        if not group.is_subscribed(partition[0])
         and not (group.pending and group.has_pending(partition))
         and is_expired(kernel, group, record)
     ]
@@ -61,14 +63,14 @@ def expire_group(kernel: Kernel, group: Group) -> None:
     kernel.count(Meter.OFFSET_EXPIRATIONS, len(gone))
     if gone:
         kernel.tell(group.group_id, f"{len(gone)} offsets expired")
-    if group.classic.state is GroupState.EMPTY and not (group.offsets or group.pending or group.classic.pending):
+    if group.state() is GroupState.EMPTY and not (group.offsets or group.pending or group.classic.pending):
         remove(kernel, group)
 
 
 def is_subject(group: Group) -> bool:
     """Whether any of a group's positions may expire in its present state."""
     classic = group.classic
-    if classic.state is GroupState.EMPTY:
+    if group.consumer is not None or classic.state is GroupState.EMPTY:
         return True
     readable = classic.protocol_type == CONSUMER_PROTOCOL_TYPE and classic.subscribed is not None
     return readable and classic.state is GroupState.STABLE
@@ -80,14 +82,35 @@ def is_expired(kernel: Kernel, group: Group, record: OffsetCommitted) -> bool:
     if record.expire_ms >= 0:
         return wall_ms >= record.expire_ms
     start_ms = record.commit_ms
-    saved = group.saved
-    if group.classic.state is GroupState.EMPTY and saved is not None and saved.protocol_type:
+    saved, consumer = group.saved, group.consumer
+    if consumer is not None and not consumer.members:
+        start_ms = max(start_ms, consumer.assigned_ms)
+    elif group.classic.state is GroupState.EMPTY and saved is not None and saved.protocol_type:
         start_ms = max(start_ms, saved.state_ms)
     return wall_ms - start_ms >= kernel.config.offsets_retention_ms
 
 
 def remove(kernel: Kernel, group: Group) -> None:
     """Write that a group is gone."""
+    if group.consumer is not None:
+        write_tombstones(kernel, group.group_id, group.consumer)
+        return
     if group.started:
         kernel.emit(Tombstone((Kind.GENERATION, group.group_id)))
     kernel.emit(Tombstone((Kind.GROUP, group.group_id)))
+
+
+def write_tombstones(kernel: Kernel, group_id: str, consumer: ConsumerGroup) -> None:
+    """Write that a consumer group is gone."""
+    kinds: list[tuple[Kind, list[str]]] = [
+        (Kind.CURRENT, list(consumer.current)),
+        (Kind.TARGET, list(consumer.targets)),
+        (Kind.MEMBER, list(consumer.members)),
+        (Kind.REGEX, list(consumer.regexes)),
+    ]
+    for kind, names in kinds:
+        for name in names:
+            kernel.emit(Tombstone((kind, group_id, name)))
+    if consumer.target_epoch:
+        kernel.emit(Tombstone((Kind.TARGET_EPOCH, group_id)))
+    kernel.emit(Tombstone((Kind.EPOCH, group_id)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kohort.groups.config import GroupConfig
 from kohort.groups.deadlines import Deadline, Deadlines, Timer
-from kohort.groups.events import NO_CONNECTION, TopicImage
+from kohort.groups.events import NO_CONNECTION, GroupSettings, TopicImage
 from kohort.groups.ledger import Ledger
 from kohort.groups.outcome import Counted, Level, Meter, Now, Outcome, Reply, ReplyValue, Told
 from kohort.groups.records import GroupSaved, Record
@@ -20,6 +20,8 @@ class Kernel:
         out: what the step will return.
         image: the topics.
         connections: by connection, the (group, member id) that no reply may have reached yet.
+        held: requests whose reply is held, to (group, member id).
+        settings: groups' own settings.
         expiring: groups whose offsets the expiration under way has still to look at.
     """
 
@@ -30,7 +32,10 @@ class Kernel:
         self.image = TopicImage()
         self.now = Now(0, 0)
         self.out = Outcome()
+        self._ticket = 0
         self.connections: dict[int, dict[tuple[str, str], None]] = {}
+        self.held: dict[int, tuple[str, str]] = {}
+        self.settings: dict[str, GroupSettings] = {}
         self.expiring: list[str] = []
         self.expiry = Timer(Deadline.EXPIRY)
 
@@ -65,6 +70,11 @@ class Kernel:
         """A new member's id went out, or will, on this connection."""
         if connection != NO_CONNECTION:
             self.connections.setdefault(connection, {})[group_id, member_id] = None
+
+    def ticket(self) -> int:
+        """A number that no earlier work of this process has, also not of a machine that was thrown away."""
+        self._ticket = max(self._ticket + 1, self.now.mono_ms << 10)
+        return self._ticket
 
     def find(self, group_id: str) -> Group | None:
         """The group, None when there is none."""

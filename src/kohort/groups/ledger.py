@@ -10,12 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from kohort.groups.consumer_state import ConsumerGroup, pack, unpack
 from kohort.groups.records import (
+    EpochBumped,
     GenerationStarted,
     GroupSaved,
     Kind,
+    MemberAssigned,
+    MemberSaved,
     OffsetCommitted,
     Record,
+    RegexResolved,
+    TargetAssigned,
+    TargetEpochSet,
     Tombstone,
     TransactionMarked,
 )
@@ -39,6 +46,12 @@ class Ledger:
             GroupSaved: self._group_saved,
             GenerationStarted: self._generation_started,
             Tombstone: self._tombstone,
+            EpochBumped: self._epoch_bumped,
+            MemberSaved: lambda record: self.consumer(record.group_id).take_member(record),
+            TargetEpochSet: self._target_epoch_set,
+            TargetAssigned: self._target_assigned,
+            MemberAssigned: lambda record: self.consumer(record.group_id).take_current(record),
+            RegexResolved: self._regex_resolved,
         }
 
     def apply(self, record: Record) -> None:
@@ -52,6 +65,8 @@ class Ledger:
                 yield group.saved
             if group.started:
                 yield GenerationStarted(group.group_id, group.started)
+            if group.consumer is not None:
+                yield from consumer_records(group.group_id, group.consumer)
             pending = [slot for offsets in group.pending.values() for slot in offsets.values()]
             pending.sort(key=lambda slot: slot.order)
             yield from (slot.record for slot in pending if slot.superseded)
@@ -64,6 +79,29 @@ class Ledger:
         if group is None:
             group = self.groups[group_id] = Group(group_id)
         return group
+
+    def consumer(self, group_id: str) -> ConsumerGroup:
+        """The group under KIP-848, made when there is none."""
+        group = self.group(group_id)
+        if group.consumer is None:
+            group.consumer = ConsumerGroup()
+        return group.consumer
+
+    def _epoch_bumped(self, record: EpochBumped) -> None:
+        consumer = self.consumer(record.group_id)
+        consumer.epoch = record.epoch
+        consumer.metadata_hash = record.metadata_hash
+
+    def _target_epoch_set(self, record: TargetEpochSet) -> None:
+        consumer = self.consumer(record.group_id)
+        consumer.target_epoch = record.epoch
+        consumer.assigned_ms = record.assigned_ms
+
+    def _target_assigned(self, record: TargetAssigned) -> None:
+        self.consumer(record.group_id).targets[record.member_id] = unpack(record.partitions)
+
+    def _regex_resolved(self, record: RegexResolved) -> None:
+        self.consumer(record.group_id).regexes[record.regex] = record
 
     def _group_saved(self, record: GroupSaved) -> None:
         self.group(record.group_id).saved = record
@@ -103,7 +141,24 @@ class Ledger:
             group.saved = None
         elif kind is Kind.GENERATION:
             group.started = 0
+        elif group.consumer is not None:
+            self._drop_consumer_fact(group, group.consumer, kind, rest)
         self._drop_if_void(group)
+
+    @staticmethod
+    def _drop_consumer_fact(group: Group, consumer: ConsumerGroup, kind: Kind, rest: list[str]) -> None:
+        if kind is Kind.EPOCH:
+            group.consumer = None
+        elif kind is Kind.MEMBER:
+            consumer.drop_member(rest[0])
+        elif kind is Kind.TARGET_EPOCH:
+            consumer.target_epoch = 0
+        elif kind is Kind.TARGET:
+            consumer.targets.pop(rest[0], None)
+        elif kind is Kind.CURRENT:
+            consumer.drop_current(rest[0])
+        elif kind is Kind.REGEX:
+            consumer.regexes.pop(rest[0], None)
 
     def _drop_offset(self, group: Group, partition: Partition) -> None:
         group.offsets.pop(partition, None)
@@ -117,6 +172,19 @@ class Ledger:
     def _drop_if_void(self, group: Group) -> None:
         if group.is_void():
             self.groups.pop(group.group_id, None)
+
+
+def consumer_records(group_id: str, consumer: ConsumerGroup) -> Iterator[Record]:
+    """Every record of a group under KIP-848."""
+    yield from consumer.members.values()
+    yield EpochBumped(group_id, consumer.epoch, consumer.metadata_hash)
+    yield from consumer.regexes.values()
+    for member_id, target in consumer.targets.items():
+        yield TargetAssigned(group_id, member_id, pack(target))
+    if consumer.target_epoch:
+        yield TargetEpochSet(group_id, consumer.target_epoch, consumer.assigned_ms)
+    for member_id, current in consumer.current.items():
+        yield current.record(group_id, member_id)
 
 
 def _supersede(group: Group, partition: Partition, up_to: int) -> None:

@@ -14,12 +14,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from kohort.groups import admin, classic, expiry, offsets, rebalance
+from kohort.groups import admin, classic, consumer, expiry, mixed, offsets, rebalance, targets
 from kohort.groups.config import GroupConfig
 from kohort.groups.deadlines import Deadline, Timer
 from kohort.groups.events import (
     AssignmentComputed,
     ConnectionLost,
+    ConsumerGroupDescribe,
+    ConsumerGroupHeartbeat,
     DeleteGroups,
     DescribeGroups,
     Event,
@@ -50,21 +52,78 @@ Handler = Callable[[Kernel, Any], None]
 
 
 def on_topics_changed(kernel: Kernel, event: TopicsChanged) -> None:
-    """Take over the new image."""
-    kernel.image = event.image
+    """Take over the new image and look at the groups that read what changed."""
+    before, kernel.image = kernel.image, event.image
+    targets.on_image(kernel, before)
 
 
-def ignore(kernel: Kernel, event: Event) -> None:
-    """Nothing to do."""
+def on_join(kernel: Kernel, event: JoinGroup) -> None:
+    """To the classic protocol, or to a consumer group's classic side; an empty consumer group turns classic."""
+    group = kernel.find(event.group_id)
+    if group is not None and group.consumer is not None:
+        if group.consumer.members:
+            mixed.join(kernel, group, group.consumer, event)
+            return
+        if event.member_id == "" and event.protocol_type and event.protocols:
+            expiry.remove(kernel, group)
+    classic.join(kernel, event)
+
+
+def on_sync(kernel: Kernel, event: SyncGroup) -> None:
+    """As `on_join`."""
+    group = kernel.find(event.group_id)
+    if group is not None and group.consumer is not None:
+        mixed.sync(kernel, group.consumer, event)
+    else:
+        classic.sync(kernel, event)
+
+
+def on_heartbeat(kernel: Kernel, event: Heartbeat) -> None:
+    """As `on_join`."""
+    group = kernel.ledger.groups.get(event.group_id)
+    if group is not None and group.consumer is not None:
+        mixed.heartbeat(kernel, group.consumer, event)
+    else:
+        classic.heartbeat(kernel, event)
+
+
+def on_leave(kernel: Kernel, event: LeaveGroup) -> None:
+    """As `on_join`."""
+    group = kernel.find(event.group_id)
+    if group is not None and group.consumer is not None:
+        mixed.leave(kernel, group, group.consumer, event)
+    else:
+        classic.leave(kernel, event)
+
+
+def on_connection_lost(kernel: Kernel, event: ConnectionLost) -> None:
+    """New members of this connection whose id no reply has reached can't come back: they are dropped at once."""
+    for group_id, member_id in kernel.connections.pop(event.connection, {}):
+        group = kernel.find(group_id)
+        if group is None:
+            continue
+        if group.consumer is None:
+            classic.drop_untold(kernel, group, member_id)
+        else:
+            consumer.drop_untold(kernel, group, member_id)
+
+
+def on_release(kernel: Kernel, event: ReleaseHeld) -> None:
+    """Answer held heartbeats now."""
+    for request in event.requests:
+        group_id, member_id = kernel.held.get(request, ("", ""))
+        group = kernel.find(group_id)
+        if group is not None:
+            consumer.on_hold_end(kernel, group, member_id)
 
 
 HANDLERS: dict[type, Handler] = {
-    Heartbeat: classic.heartbeat,
+    Heartbeat: on_heartbeat,
     OffsetCommit: offsets.commit,
     OffsetFetch: offsets.fetch,
-    JoinGroup: classic.join,
-    SyncGroup: classic.sync,
-    LeaveGroup: classic.leave,
+    JoinGroup: on_join,
+    SyncGroup: on_sync,
+    LeaveGroup: on_leave,
     TxnOffsetCommit: offsets.commit_transactional,
     TransactionEnded: offsets.end_transaction,
     OffsetDelete: offsets.delete,
@@ -73,11 +132,13 @@ HANDLERS: dict[type, Handler] = {
     ListGroups: admin.list_groups,
     TopicsChanged: on_topics_changed,
     TopicsDeleted: offsets.on_topics_deleted,
-    ConnectionLost: classic.on_connection_lost,
-    AssignmentComputed: ignore,
-    RegexesResolved: ignore,
-    GroupSettingsChanged: ignore,
-    ReleaseHeld: ignore,
+    ConnectionLost: on_connection_lost,
+    ConsumerGroupHeartbeat: consumer.heartbeat,
+    ConsumerGroupDescribe: admin.describe_consumer_groups,
+    AssignmentComputed: consumer.on_computed,
+    RegexesResolved: targets.on_resolved,
+    GroupSettingsChanged: consumer.on_settings,
+    ReleaseHeld: on_release,
 }
 
 
@@ -101,7 +162,10 @@ class GroupMachine:
         kernel.begin(now)
         kernel.image = image
         for group in list(kernel.ledger.groups.values()):
-            classic.load(kernel, group)
+            if group.consumer is None:
+                classic.load(kernel, group)
+            else:
+                consumer.load(kernel, group)
         expiry.schedule(kernel)
         return kernel.out
 
@@ -133,6 +197,23 @@ class GroupMachine:
                 self._due(group, timer)
 
     def _due(self, group: Group, timer: Timer) -> None:
+        if group.consumer is None:
+            self._due_classic(group, timer)
+        else:
+            self._due_consumer(group, timer)
+
+    def _due_consumer(self, group: Group, timer: Timer) -> None:
+        kernel, member_id = self.kernel, timer.subject
+        if timer.kind is Deadline.SESSION:
+            consumer.on_session_end(kernel, group, member_id)
+        elif timer.kind is Deadline.REVOCATION:
+            consumer.on_revocation_end(kernel, group, member_id)
+        elif timer.kind is Deadline.HELD:
+            consumer.on_hold_end(kernel, group, member_id)
+        elif timer.kind in (Deadline.JOIN_PHASE, Deadline.SYNC_PHASE):
+            consumer.put_out(kernel, group, member_id, f"classic member {member_id} did not join or sync in time")
+
+    def _due_classic(self, group: Group, timer: Timer) -> None:
         kernel = self.kernel
         if timer.kind is Deadline.SESSION:
             rebalance.on_session_end(kernel, group, timer.subject)

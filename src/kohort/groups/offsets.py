@@ -8,6 +8,7 @@ from __future__ import annotations
 from kohort.errors import ErrorCode
 from kohort.groups import rebalance
 from kohort.groups.classic import is_current, validate
+from kohort.groups.consumer_state import ConsumerGroup
 from kohort.groups.events import (
     OffsetCommit,
     OffsetDelete,
@@ -40,7 +41,7 @@ def commit(kernel: Kernel, event: OffsetCommit) -> None:
         kernel.reply(event.request, OffsetCommitReply((error,) * len(event.offsets)))
         return
     classic = group.classic
-    if classic.state in (GroupState.STABLE, GroupState.PREPARING_REBALANCE) and event.member_id in classic.members:
+    if event.member_id in classic.members and classic.state is not GroupState.COMPLETING_REBALANCE:
         rebalance.touch(kernel, classic.members[event.member_id])
     expire_ms = -1 if event.retention_ms < 0 else kernel.now.wall_ms + event.retention_ms
     limit = kernel.config.offset_metadata_bytes_max
@@ -70,7 +71,10 @@ def committing_group(kernel: Kernel, event: OffsetCommit) -> tuple[ErrorCode, Gr
         group = kernel.create(event.group_id)
         if group is None:
             return ErrorCode.POLICY_VIOLATION, None
-    error = may_commit(group, event.member_id, event.instance_id, event.generation, transactional=False)
+    if group.consumer is not None:
+        error = may_commit_consumer(group.consumer, event.member_id, event.generation, event.knows_stale_epoch)
+    else:
+        error = may_commit(group, event.member_id, event.instance_id, event.generation, transactional=False)
     return error, (group if error is ErrorCode.NONE else None)
 
 
@@ -94,6 +98,22 @@ def may_commit(
     return ErrorCode.NONE
 
 
+def may_commit_consumer(
+    consumer: ConsumerGroup, member_id: str, epoch: int, knows_stale_epoch: bool = True
+) -> ErrorCode:
+    """Whether a member of a consumer group, or when it is empty anyone, may commit now."""
+    if epoch < 0 and not consumer.members:
+        return ErrorCode.NONE
+    member = consumer.members.get(member_id)
+    if member is None:
+        return ErrorCode.UNKNOWN_MEMBER_ID
+    if member.classic_protocols is None and not knows_stale_epoch:
+        return ErrorCode.UNSUPPORTED_VERSION
+    if epoch == consumer.standing(member_id).member_epoch:
+        return ErrorCode.NONE
+    return ErrorCode.STALE_MEMBER_EPOCH if member.classic_protocols is None else ErrorCode.ILLEGAL_GENERATION
+
+
 def commit_transactional(kernel: Kernel, event: TxnOffsetCommit) -> None:
     """Positions that count when the producer's transaction commits."""
     group = kernel.find(event.group_id)
@@ -102,6 +122,11 @@ def commit_transactional(kernel: Kernel, event: TxnOffsetCommit) -> None:
         error = ErrorCode.ILLEGAL_GENERATION
     elif group is None:
         error = ErrorCode.NONE if kernel.create(event.group_id) else ErrorCode.POLICY_VIOLATION
+    elif group.consumer is not None:
+        if event.generation >= 0 or event.member_id:
+            error = may_commit_consumer(group.consumer, event.member_id, event.generation)
+        if error is ErrorCode.STALE_MEMBER_EPOCH:
+            error = ErrorCode.ILLEGAL_GENERATION
     else:
         error = may_commit(group, event.member_id, event.instance_id, event.generation, transactional=True)
     if error is not ErrorCode.NONE:
@@ -148,10 +173,26 @@ def fetch(kernel: Kernel, event: OffsetFetch) -> None:
     if group is None:
         wanted = event.partitions or ()
         found = tuple(FetchedOffset(topic, partition) for topic, partition in wanted)
+    elif group.consumer is not None and (error := may_fetch(group.consumer, event)) is not ErrorCode.NONE:
+        kernel.reply(event.request, OffsetFetchReply(error))
+        return
     else:
         wanted = tuple(group.offsets) if event.partitions is None else event.partitions
         found = tuple(fetch_one(group, partition, event.require_stable) for partition in wanted)
     kernel.reply(event.request, OffsetFetchReply(ErrorCode.NONE, found))
+
+
+def may_fetch(consumer: ConsumerGroup, event: OffsetFetch) -> ErrorCode:
+    """Whether a fetch that names a member names one with its epoch; one that names none is anyone's."""
+    if event.member_id is None and event.member_epoch < 0:
+        return ErrorCode.NONE
+    member_id = event.member_id or ""
+    if member_id not in consumer.members:
+        return ErrorCode.UNKNOWN_MEMBER_ID
+    if event.member_epoch == consumer.standing(member_id).member_epoch:
+        return ErrorCode.NONE
+    is_classic = consumer.members[member_id].classic_protocols is not None
+    return ErrorCode.ILLEGAL_GENERATION if is_classic else ErrorCode.STALE_MEMBER_EPOCH
 
 
 def fetch_one(group: Group, partition: Partition, require_stable: bool) -> FetchedOffset:
@@ -174,7 +215,8 @@ def delete(kernel: Kernel, event: OffsetDelete) -> None:
         kernel.reply(event.request, OffsetDeleteReply(ErrorCode.GROUP_ID_NOT_FOUND))
         return
     classic = group.classic
-    if classic.state is not GroupState.EMPTY and classic.protocol_type != CONSUMER_PROTOCOL_TYPE:
+    is_classic = group.consumer is None
+    if is_classic and classic.state is not GroupState.EMPTY and classic.protocol_type != CONSUMER_PROTOCOL_TYPE:
         kernel.reply(event.request, OffsetDeleteReply(ErrorCode.NON_EMPTY_GROUP))
         return
     errors = tuple(delete_one(kernel, group, partition) for partition in event.partitions)
@@ -183,7 +225,7 @@ def delete(kernel: Kernel, event: OffsetDelete) -> None:
 
 def delete_one(kernel: Kernel, group: Group, partition: TopicPartition) -> ErrorCode:
     """Delete one partition's position, and what transactions hold of it; none is no error."""
-    if group.classic.is_subscribed(partition.topic):
+    if group.is_subscribed(partition.topic):
         return ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
     key = (partition.topic, partition.partition)
     if key in group.offsets or group.has_pending(key):

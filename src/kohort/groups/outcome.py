@@ -264,7 +264,8 @@ class ComputeAssignment:
     """Long work: run the assignor off the loop and feed `AssignmentComputed` back.
 
     Attributes:
-        epoch: the group's epoch; the answer names it.
+        ticket: the answer names it; one that names another is stale.
+        epoch: the group's epoch.
         assignor: "uniform" or "range".
         members: what each member said, by member id, sorted.
         subscribed: member id to the topic names it is subscribed to (regular expressions resolved).
@@ -273,6 +274,7 @@ class ComputeAssignment:
     """
 
     group_id: str
+    ticket: int
     epoch: int
     assignor: str
     members: Mapping[str, MemberSaved]
@@ -286,10 +288,12 @@ class ResolveRegexes:
     """Long work: match RE2 patterns with all topic names and feed `RegexesResolved` back.
 
     Attributes:
-        version: of the topic image; the answer names it.
+        ticket: the answer names it; one that names another is stale.
+        version: of the topic image.
     """
 
     group_id: str
+    ticket: int
     version: int
     regexes: tuple[str, ...]
     topics: tuple[str, ...]

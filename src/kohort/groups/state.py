@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from kohort.groups.consumer_state import ConsumerGroup
 from kohort.groups.deadlines import Deadline, Timer
 from kohort.groups.events import NO_CONNECTION, Client
 from kohort.groups.outcome import GroupState
@@ -234,6 +235,8 @@ class Group:
         started: the last GenerationStarted's generation, 0 when there is none.
         offsets: committed, by (topic, partition).
         pending: transactional offsets by producer id, then (topic, partition).
+        classic: soft state of the classic protocol; unused while `consumer` is there.
+        consumer: the group under KIP-848, None when it is a classic one.
     """
 
     group_id: str
@@ -242,6 +245,7 @@ class Group:
     offsets: dict[Partition, OffsetCommitted] = field(default_factory=dict)
     pending: dict[int, dict[Partition, PendingOffset]] = field(default_factory=dict)
     classic: ClassicGroup = field(init=False)
+    consumer: ConsumerGroup | None = None
 
     def __post_init__(self) -> None:
         self.classic = ClassicGroup(self.group_id)
@@ -253,7 +257,15 @@ class Group:
 
     def is_void(self) -> bool:
         """Whether no record of it is left."""
-        return self.saved is None and not self.offsets and not self.pending and not self.started
+        return not (self.saved or self.offsets or self.pending or self.started or self.consumer)
+
+    def state(self) -> GroupState:
+        """The state that ListGroups shows."""
+        return self.classic.state if self.consumer is None else self.consumer.state()
+
+    def is_subscribed(self, topic: str) -> bool:
+        """Whether members read this topic, or may."""
+        return self.classic.is_subscribed(topic) if self.consumer is None else self.consumer.is_subscribed(topic)
 
     def has_pending(self, partition: Partition) -> bool:
         """Whether a transaction holds an offset of this partition."""

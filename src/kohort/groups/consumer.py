@@ -1,0 +1,371 @@
+"""ConsumerGroupHeartbeat: a member of a consumer group joins, moves, leaves, and is fenced. Source: KIP-848.
+
+What Kafka does otherwise: a joiner's reply waits the moment that its target takes to compute; members that wait for
+others are told a short interval; a settled member's reply may be held until there is something to say.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kohort.errors import ErrorCode
+from kohort.groups import conversion, mixed, targets
+from kohort.groups.consumer_state import LEFT_FOR_A_WHILE, ConsumerGroup, Current, pack, unpack
+from kohort.groups.events import AssignmentComputed, ConsumerGroupHeartbeat, GroupSettingsChanged
+from kohort.groups.kernel import Kernel
+from kohort.groups.membership import Refusal, dismiss, refuse, remove, session_timeout_ms, step, take_place
+from kohort.groups.outcome import ConsumerGroupHeartbeatReply, Level
+from kohort.groups.records import MemberSaved, MemberState
+from kohort.groups.state import Group
+
+LEAVES = -1
+MEMBERS_PER_MS = 5
+"""How many unsettled members may ask in one ms, which bounds what their short interval costs."""
+
+
+def heartbeat(kernel: Kernel, event: ConsumerGroupHeartbeat) -> None:
+    """Join, go on, or leave."""
+    refusal = check(kernel, event)
+    if refusal is None:
+        refusal = leave(kernel, event) if event.member_epoch < 0 else beat(kernel, event)
+    if refusal is not None:
+        refuse(kernel, event, refusal)
+
+
+def check(kernel: Kernel, event: ConsumerGroupHeartbeat) -> Refusal | None:
+    """What a request itself may get wrong."""
+    message = None
+    if "consumer" not in kernel.config.rebalance_protocols:
+        return Refusal(ErrorCode.UNSUPPORTED_VERSION, "The consumer protocol is switched off.")
+    if not event.group_id:
+        message = "GroupId can't be empty."
+    elif event.instance_id == "":
+        message = "InstanceId can't be empty."
+    elif event.rack_id == "":
+        message = "RackId can't be empty."
+    elif event.member_epoch < LEFT_FOR_A_WHILE:
+        message = "MemberEpoch is invalid."
+    elif event.member_epoch != 0 and not event.member_id:
+        message = "MemberId can't be empty."
+    elif event.member_epoch == LEFT_FOR_A_WHILE and event.instance_id is None:
+        message = "InstanceId can't be null."
+    elif event.member_epoch == 0:
+        message = check_join(event)
+    if message is not None:
+        return Refusal(ErrorCode.INVALID_REQUEST, message)
+    if event.server_assignor is not None and event.server_assignor not in kernel.config.consumer_assignors:
+        offered = ", ".join(kernel.config.consumer_assignors)
+        text = f"ServerAssignor {event.server_assignor} is not supported. Supported assignors: {offered}."
+        return Refusal(ErrorCode.UNSUPPORTED_ASSIGNOR, text)
+    return None
+
+
+def check_join(event: ConsumerGroupHeartbeat) -> str | None:
+    """What a join must say."""
+    if event.rebalance_timeout_ms == -1:
+        return "RebalanceTimeoutMs must be provided in first request."
+    if event.owned is None or event.owned:
+        return "TopicPartitions must be empty when (re-)joining."
+    if event.subscribed_topics is None and event.subscribed_regex is None:
+        return "Either SubscribedTopicNames or SubscribedTopicRegex must be non-null when (re-)joining."
+    return None
+
+
+def beat(kernel: Kernel, event: ConsumerGroupHeartbeat) -> Refusal | None:
+    """A join or a regular heartbeat."""
+    group_id = event.group_id
+    if event.member_epoch == 0 and not conversion.make_consumer_group(kernel, group_id):
+        return Refusal(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} is not a consumer group.")
+    group = kernel.find(group_id)
+    consumer = None if group is None else group.consumer
+    if consumer is None:
+        return Refusal(ErrorCode.GROUP_ID_NOT_FOUND, f"Consumer group {group_id} not found.")
+    member_id = event.member_id or event.new_member_id
+    refusal = admit(kernel, consumer, event, member_id)
+    if refusal is not None:
+        return refusal
+    if save(kernel, consumer, event, member_id):
+        targets.bump(kernel, group_id, f"member {member_id} joined or changed its subscription")
+    presence = consumer.presence(group_id, member_id)
+    presence.connection = event.connection
+    kernel.run(presence.session, session_timeout_ms(kernel, consumer, member_id))
+    let_go(kernel, group_id, consumer, member_id)
+    if consumer.epoch > consumer.target_epoch:
+        targets.request(kernel, group_id)
+        if event.member_epoch == 0:
+            presence.waiting, presence.waits_for = event, consumer.epoch
+            if not event.member_id:
+                kernel.remember_connection(event.connection, group_id, member_id)
+            return None
+    answer(kernel, consumer, event, member_id)
+    return None
+
+
+def admit(kernel: Kernel, consumer: ConsumerGroup, event: ConsumerGroupHeartbeat, member_id: str) -> Refusal | None:
+    """Whether this member may speak with this epoch; a returning static member takes its predecessor's place."""
+    joins = event.member_epoch == 0
+    known = member_id in consumer.members
+    if event.instance_id is not None:
+        holder = consumer.static_ids.get(event.instance_id)
+        if holder is not None and holder != member_id:
+            return replace_static(kernel, consumer, event, holder, member_id)
+        if holder is None and not joins:
+            return Refusal(ErrorCode.UNKNOWN_MEMBER_ID, f"Instance id {event.instance_id} is unknown.")
+    if joins:
+        if not known and len(consumer.members) >= kernel.config.consumer_max_size:
+            text = f"The consumer group has reached its maximum capacity of {kernel.config.consumer_max_size} members."
+            return Refusal(ErrorCode.GROUP_MAX_SIZE_REACHED, text)
+        return None
+    if not known:
+        return Refusal(ErrorCode.UNKNOWN_MEMBER_ID, f"Member {member_id} is not a member of group {event.group_id}.")
+    return check_epoch(consumer.standing(member_id), event)
+
+
+def check_epoch(current: Current, event: ConsumerGroupHeartbeat) -> Refusal | None:
+    """An epoch must be the member's, or the one before when only the reply with the newer one can have been lost."""
+    epoch = event.member_epoch
+    if epoch == current.member_epoch:
+        return None
+    lost_reply = (
+        epoch < current.member_epoch
+        and epoch == current.previous_epoch
+        and event.owned is not None
+        and unpack(event.owned) <= current.assigned
+    )
+    if lost_reply:
+        return None
+    relation = "greater" if epoch > current.member_epoch else "smaller"
+    return Refusal(
+        ErrorCode.FENCED_MEMBER_EPOCH,
+        f"The consumer group member has a {relation} member epoch ({epoch}) than the one known by the group "
+        f"coordinator ({current.member_epoch}). The member must abandon all its partitions and rejoin.",
+    )
+
+
+def replace_static(
+    kernel: Kernel, consumer: ConsumerGroup, event: ConsumerGroupHeartbeat, old_id: str, new_id: str
+) -> Refusal | None:
+    """Another process has this instance id: it must have left for a while, or speak the classic protocol."""
+    if event.member_epoch != 0:
+        text = f"Static member {new_id} with instance id {event.instance_id} was fenced by member {old_id}."
+        return Refusal(ErrorCode.FENCED_INSTANCE_ID, text)
+    old = consumer.members[old_id]
+    if old.classic_protocols is None and consumer.standing(old_id).member_epoch != LEFT_FOR_A_WHILE:
+        text = (
+            f"Static member {new_id} with instance id {event.instance_id} cannot join the group because the instance "
+            f"id is owned by {old_id} member."
+        )
+        return Refusal(ErrorCode.UNRELEASED_INSTANCE_ID, text)
+    take_place(kernel, event.group_id, consumer, old_id, new_id)
+    return None
+
+
+def save(kernel: Kernel, consumer: ConsumerGroup, event: ConsumerGroupHeartbeat, member_id: str) -> bool:
+    """Write what a member says of itself if it is new; True when the group needs a new epoch for it."""
+    old = consumer.members.get(member_id)
+    base = old or MemberSaved(event.group_id, member_id, None, None, "", "", (), None, -1, None)
+    topics, regex = base.subscribed_topics, base.subscribed_regex
+    new = MemberSaved(
+        group_id=event.group_id,
+        member_id=member_id,
+        instance_id=base.instance_id if event.instance_id is None else event.instance_id,
+        rack_id=base.rack_id if event.rack_id is None else event.rack_id,
+        client_id=event.client.id,
+        client_host=event.client.host,
+        subscribed_topics=topics if event.subscribed_topics is None else tuple(sorted(set(event.subscribed_topics))),
+        subscribed_regex=regex if event.subscribed_regex is None else event.subscribed_regex or None,
+        rebalance_timeout_ms=base.rebalance_timeout_ms
+        if event.rebalance_timeout_ms == -1
+        else event.rebalance_timeout_ms,
+        server_assignor=base.server_assignor if event.server_assignor is None else event.server_assignor,
+    )
+    if new == old:
+        return False
+    kernel.emit(new)
+    return old is None or (new.subscribed_topics, new.subscribed_regex) != (topics, regex)
+
+
+def answer(kernel: Kernel, consumer: ConsumerGroup, event: ConsumerGroupHeartbeat, member_id: str) -> None:
+    """Move the member one step on and tell it what is new, or hold the reply while nothing is."""
+    before = consumer.standing(member_id)
+    owned = None if event.owned is None else unpack(event.owned)
+    after = step(kernel, event.group_id, consumer, member_id, owned)
+    full = event.member_epoch == 0 or (
+        event.rebalance_timeout_ms != -1 and event.subscribed_topics is not None and event.owned is not None
+    )
+    told = full or after.assigned != before.assigned or after.member_epoch != event.member_epoch
+    settled = after.is_reconciled_to(consumer.epoch)
+    if settled and not told and event.owned is None and event.hold_ms > 0:
+        hold(kernel, consumer, event, member_id)
+        return
+    interval = heartbeat_interval_ms(kernel, consumer)
+    if settled and event.hold_ms >= interval // 2:
+        interval = min(interval, kernel.config.unsettled_interval_ms)
+    elif not settled:
+        interval = unsettled_interval_ms(kernel, consumer, interval)
+    kernel.reply(
+        event.request,
+        ConsumerGroupHeartbeatReply(
+            ErrorCode.NONE,
+            None,
+            member_id,
+            after.member_epoch,
+            interval,
+            pack(after.assigned) if told else None,
+        ),
+    )
+
+
+def heartbeat_interval_ms(kernel: Kernel, consumer: ConsumerGroup) -> int:
+    """What settled members are told."""
+    return consumer.settings.heartbeat_interval_ms or kernel.config.consumer_heartbeat_interval_ms
+
+
+def unsettled_interval_ms(kernel: Kernel, consumer: ConsumerGroup, settled_ms: int) -> int:
+    """What members are told that wait or must give up: short, longer in large groups."""
+    if kernel.config.notify_at_once == "off":
+        return settled_ms
+    return min(settled_ms, max(kernel.config.unsettled_interval_ms, len(consumer.members) // MEMBERS_PER_MS))
+
+
+def hold(kernel: Kernel, consumer: ConsumerGroup, event: ConsumerGroupHeartbeat, member_id: str) -> None:
+    """Keep the reply until something changes, the hold ends, or the shell asks for it."""
+    presence = consumer.presence(event.group_id, member_id)
+    presence.held = event
+    kernel.held[event.request] = (event.group_id, member_id)
+    limit = session_timeout_ms(kernel, consumer, member_id) // 3
+    kernel.run(presence.hold, min(event.hold_ms, limit))
+
+
+def let_go(kernel: Kernel, group_id: str, consumer: ConsumerGroup, member_id: str) -> None:
+    """Answer what a member's earlier heartbeats wait for: a joiner's with what it is now, a held one as usual."""
+    presence = consumer.presences.get(member_id)
+    if presence is None:
+        return
+    presence.hold.cancel()
+    for event in (presence.waiting, presence.held):
+        if event is not None:
+            presence.waiting = presence.held = None
+            kernel.held.pop(event.request, None)
+            kernel.run(presence.session, session_timeout_ms(kernel, consumer, member_id))
+            answer(kernel, consumer, replace(event, hold_ms=0), member_id)
+
+
+def release_all(kernel: Kernel, group_id: str, consumer: ConsumerGroup) -> None:
+    """Something changed: every held heartbeat is answered, so that its member moves now."""
+    for member_id, presence in list(consumer.presences.items()):
+        if presence.held is not None:
+            let_go(kernel, group_id, consumer, member_id)
+
+
+def on_computed(kernel: Kernel, event: AssignmentComputed) -> None:
+    """A target is here: joiners that waited for it are answered, held members move, the next target is asked for."""
+    taken = targets.take(kernel, event)
+    group = kernel.find(event.group_id)
+    consumer = None if group is None else group.consumer
+    if consumer is None:
+        return
+    for member_id, presence in list(consumer.presences.items()):
+        if presence.waiting is None:
+            continue
+        if event.failure is not None and consumer.computing < 0:
+            refuse(kernel, presence.waiting, Refusal(ErrorCode.UNKNOWN_SERVER_ERROR, event.failure))
+            presence.waiting = None
+        elif presence.waits_for <= consumer.target_epoch:
+            let_go(kernel, event.group_id, consumer, member_id)
+    mixed.on_target(kernel, event.group_id, consumer, event.failure)
+    if taken:
+        release_all(kernel, event.group_id, consumer)
+        targets.request(kernel, event.group_id)
+
+
+def leave(kernel: Kernel, event: ConsumerGroupHeartbeat) -> Refusal | None:
+    """A member goes, for good or (a static one) for a while."""
+    group = kernel.find(event.group_id)
+    consumer = None if group is None else group.consumer
+    if group is None or consumer is None:
+        return Refusal(ErrorCode.GROUP_ID_NOT_FOUND, f"Consumer group {event.group_id} not found.")
+    member_id = event.member_id
+    if event.instance_id is not None:
+        holder = consumer.static_ids.get(event.instance_id)
+        if holder is None:
+            return Refusal(ErrorCode.UNKNOWN_MEMBER_ID, f"Instance id {event.instance_id} is unknown.")
+        if holder != member_id:
+            text = f"Static member {member_id} with instance id {event.instance_id} was fenced by member {holder}."
+            return Refusal(ErrorCode.FENCED_INSTANCE_ID, text)
+    elif member_id not in consumer.members:
+        return Refusal(ErrorCode.UNKNOWN_MEMBER_ID, f"Member {member_id} is not a member of group {event.group_id}.")
+    if event.member_epoch == LEFT_FOR_A_WHILE:
+        current = consumer.standing(member_id)
+        away = Current(LEFT_FOR_A_WHILE, current.previous_epoch, MemberState.STABLE, current.assigned)
+        kernel.emit(away.record(event.group_id, member_id))
+        consumer.presence(event.group_id, member_id).revocation.cancel()
+    else:
+        put_out(kernel, group, member_id, f"member {member_id} left")
+    kernel.reply(
+        event.request, ConsumerGroupHeartbeatReply(ErrorCode.NONE, member_id=member_id, member_epoch=event.member_epoch)
+    )
+    return None
+
+
+def put_out(kernel: Kernel, group: Group, member_id: str, reason: str) -> None:
+    """Remove a member; the others get a new epoch, or their classic group back."""
+    consumer = group.consumer
+    if consumer is None or member_id not in consumer.members:
+        return
+    kernel.tell(group.group_id, reason)
+    if conversion.turns_classic(kernel, consumer, without=member_id):
+        dismiss(kernel, consumer, member_id)
+        conversion.make_classic_group(kernel, group, leaving=member_id)
+        return
+    remove(kernel, group.group_id, consumer, member_id)
+    targets.bump(kernel, group.group_id, reason)
+
+
+def drop_untold(kernel: Kernel, group: Group, member_id: str) -> None:
+    """The connection of a new member ended before a reply told its id."""
+    presence = None if group.consumer is None else group.consumer.presences.get(member_id)
+    if presence is not None and presence.waiting is not None and not presence.waiting.member_id:
+        put_out(kernel, group, member_id, f"the connection of new member {member_id} ended")
+
+
+def on_session_end(kernel: Kernel, group: Group, member_id: str) -> None:
+    """A member was silent too long."""
+    put_out(kernel, group, member_id, f"member {member_id} was silent for its session timeout")
+
+
+def on_revocation_end(kernel: Kernel, group: Group, member_id: str) -> None:
+    """A member did not give its partitions up within its rebalance timeout."""
+    put_out(kernel, group, member_id, f"member {member_id} did not revoke in time")
+
+
+def on_hold_end(kernel: Kernel, group: Group, member_id: str) -> None:
+    """Nothing happened while a heartbeat was held."""
+    if group.consumer is not None:
+        let_go(kernel, group.group_id, group.consumer, member_id)
+
+
+def on_settings(kernel: Kernel, event: GroupSettingsChanged) -> None:
+    """A group has timeouts of its own now."""
+    kernel.settings[event.group_id] = event.settings
+    group = kernel.find(event.group_id)
+    if group is not None and group.consumer is not None:
+        group.consumer.settings = event.settings
+
+
+def load(kernel: Kernel, group: Group) -> None:
+    """Sessions start anew; members that must give up have their whole time again; a missing target is asked for."""
+    consumer = group.consumer
+    if consumer is None:
+        return
+    consumer.settings = kernel.settings.get(group.group_id, consumer.settings)
+    for member_id, member in consumer.members.items():
+        presence = consumer.presence(group.group_id, member_id)
+        kernel.run(presence.session, session_timeout_ms(kernel, consumer, member_id))
+        unrevoked = consumer.standing(member_id).state is MemberState.UNREVOKED_PARTITIONS
+        if unrevoked and member.classic_protocols is None:
+            kernel.run(presence.revocation, member.rebalance_timeout_ms)
+    if consumer.members:
+        targets.look_at_topics(kernel, group.group_id, consumer)
+        targets.request(kernel, group.group_id)
+    kernel.tell(group.group_id, f"loaded with {len(consumer.members)} members at epoch {consumer.epoch}", Level.DEBUG)

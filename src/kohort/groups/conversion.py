@@ -1,0 +1,192 @@
+"""A group moves between the classic and the consumer protocol while its members live. Source: KIP-848, scenario 15.
+
+Up: a member of the consumer protocol joins a classic group; its classic members stay, as classic members of a consumer
+group, with what they have. Down: the last member of the consumer protocol goes; the classic ones rebalance among
+themselves. `group.consumer.migration.policy` says which way is open; an empty group always moves.
+"""
+
+from __future__ import annotations
+
+from kohort.errors import ErrorCode
+from kohort.groups import expiry, rebalance
+from kohort.groups.consumer_state import ConsumerGroup, Current, Pairs, pack
+from kohort.groups.events import Client
+from kohort.groups.kernel import Kernel
+from kohort.groups.outcome import GroupState, JoinGroupReply, Level, SyncGroupReply
+from kohort.groups.records import EpochBumped, GroupSaved, MemberSaved, TargetAssigned, TargetEpochSet
+from kohort.groups.state import ClassicGroup, ClassicMember, Group
+from kohort.groups.subscription import (
+    CONSUMER_PROTOCOL_TYPE,
+    read_assignment,
+    read_subscription,
+    write_assignment,
+)
+from kohort.ids import TopicId, TopicPartition
+
+
+def make_consumer_group(kernel: Kernel, group_id: str) -> bool:
+    """See that there is a consumer group of this name; False when it is another kind of group and may not change."""
+    group = kernel.find(group_id)
+    if group is None:
+        if len(kernel.ledger.groups) >= kernel.config.groups_max:
+            return False
+        kernel.emit(EpochBumped(group_id, 0))
+        return True
+    if group.consumer is not None:
+        return True
+    if group.classic.state is GroupState.EMPTY:
+        if group.saved is not None or group.started:
+            expiry.remove(kernel, group)
+        kernel.emit(EpochBumped(group_id, 0))
+        reset_classic(kernel.ledger.group(group_id))
+        return True
+    return upgrade(kernel, group)
+
+
+def reset_classic(group: Group) -> None:
+    """Forget the classic soft state."""
+    classic = group.classic
+    classic.join_phase.cancel()
+    classic.sync_phase.cancel()
+    for member in classic.members.values():
+        member.session.cancel()
+    for pending in classic.pending.values():
+        pending.timer.cancel()
+    group.classic = ClassicGroup(group.group_id)
+
+
+def upgrade(kernel: Kernel, group: Group) -> bool:
+    """Make a classic group with members a consumer group; False, and nothing changed, when that may not be."""
+    classic = group.classic
+    open_way = kernel.config.consumer_migration_policy in ("upgrade", "bidirectional")
+    fits = len(classic.members) < kernel.config.consumer_max_size
+    if not open_way or not fits or classic.protocol_type != CONSUMER_PROTOCOL_TYPE:
+        return False
+    converted = [convert_member(kernel, classic, member) for member in classic.members.values()]
+    members = [pair for pair in converted if pair is not None]
+    if len(members) < len(converted):
+        kernel.tell(group.group_id, "can't become a consumer group: a member's bytes are malformed", Level.WARNING)
+        return False
+    for member in classic.members.values():
+        again = JoinGroupReply(ErrorCode.REBALANCE_IN_PROGRESS, member_id=member.member_id)
+        rebalance.answer_join(kernel, classic, member, again)
+        rebalance.answer_sync(kernel, member, SyncGroupReply(ErrorCode.REBALANCE_IN_PROGRESS))
+    generation = group.generation
+    write_consumer_group(kernel, group, generation, members)
+    kernel.tell(group.group_id, f"is a consumer group now, from generation {generation} on")
+    return True
+
+
+def convert_member(kernel: Kernel, classic: ClassicGroup, member: ClassicMember) -> tuple[MemberSaved, Pairs] | None:
+    """A classic member as a consumer group has it, with what it holds; None when its bytes are malformed."""
+    subscription = read_subscription(member.metadata(classic.protocol) or member.protocols[0].metadata)
+    assignment = read_assignment(member.assignment)
+    if subscription is None or assignment is None:
+        return None
+    topics = kernel.image.topics
+    held = frozenset((topics[topic].id, number) for topic, number in assignment if topic in topics)
+    saved = MemberSaved(
+        group_id="",
+        member_id=member.member_id,
+        instance_id=member.instance_id,
+        rack_id=subscription.rack,
+        client_id=member.client.id,
+        client_host=member.client.host,
+        subscribed_topics=tuple(sorted(set(subscription.topics))),
+        subscribed_regex=None,
+        rebalance_timeout_ms=member.rebalance_timeout_ms,
+        server_assignor=None,
+        classic_session_timeout_ms=member.session_timeout_ms,
+        classic_protocols=member.protocols,
+    )
+    return saved, held
+
+
+def write_consumer_group(
+    kernel: Kernel, group: Group, generation: int, members: list[tuple[MemberSaved, Pairs]]
+) -> None:
+    """Write the group anew, every member settled with what it holds."""
+    group_id = group.group_id
+    reset_classic(group)
+    expiry.remove(kernel, group)
+    for saved, _ in members:
+        fields = {name: getattr(saved, name) for name in saved.__slots__} | {"group_id": group_id}
+        kernel.emit(MemberSaved(**fields))
+    kernel.emit(EpochBumped(group_id, generation))
+    for saved, held in members:
+        kernel.emit(TargetAssigned(group_id, saved.member_id, pack(held)))
+    kernel.emit(TargetEpochSet(group_id, generation, kernel.now.wall_ms))
+    consumer = kernel.ledger.consumer(group_id)
+    for saved, held in members:
+        kernel.emit(Current(generation, generation, assigned=held).record(group_id, saved.member_id))
+        presence = consumer.presence(group_id, saved.member_id)
+        kernel.run(presence.session, saved.classic_session_timeout_ms)
+
+
+def turns_classic(kernel: Kernel, consumer: ConsumerGroup, without: str) -> bool:
+    """Whether only classic members are left without this one, and the way down is open."""
+    rest = [member for member_id, member in consumer.members.items() if member_id != without]
+    return (
+        bool(rest)
+        and consumer.members[without].classic_protocols is None
+        and all(member.classic_protocols is not None for member in rest)
+        and kernel.config.consumer_migration_policy in ("downgrade", "bidirectional")
+        and len(rest) <= kernel.config.group_max_size
+    )
+
+
+def make_classic_group(kernel: Kernel, group: Group, leaving: str | None = None) -> None:
+    """Make a consumer group of classic members a classic one, and let it rebalance."""
+    consumer = group.consumer
+    if consumer is None:
+        return
+    group_id, epoch = group.group_id, consumer.epoch
+    names = {topic.id: topic.name for topic in kernel.image.topics.values()}
+    classic = ClassicGroup(group_id)
+    classic.protocol_type = CONSUMER_PROTOCOL_TYPE
+    for saved in consumer.members.values():
+        if saved.member_id != leaving:
+            member = convert_back(consumer, saved, names)
+            classic.members[saved.member_id] = member
+            classic.count(member, 1)
+            if saved.instance_id is not None:
+                classic.static_ids[saved.instance_id] = saved.member_id
+    classic.protocol = classic.select_protocol()
+    classic.leader = next(iter(classic.members), None)
+    for presence in consumer.presences.values():
+        presence.cancel()
+    expiry.write_tombstones(kernel, group_id, consumer)
+    members = tuple(member.saved(classic.protocol) for member in classic.members.values())
+    protocol_type = CONSUMER_PROTOCOL_TYPE
+    kernel.emit(
+        GroupSaved(group_id, protocol_type, epoch, classic.protocol, classic.leader, kernel.now.wall_ms, members)
+    )
+    group = kernel.ledger.group(group_id)
+    group.classic = classic
+    classic.state = classic.previous_state = GroupState.STABLE
+    classic.subscribed = classic.read_subscriptions()
+    for member in classic.members.values():
+        rebalance.touch(kernel, member)
+    kernel.tell(group_id, f"is a classic group again, from generation {epoch} on")
+    rebalance.prepare(kernel, group, "the last member of the consumer protocol went")
+
+
+def convert_back(consumer: ConsumerGroup, saved: MemberSaved, names: dict[TopicId, str]) -> ClassicMember:
+    """A classic member of a consumer group as a classic group has it."""
+    client = Client(saved.client_id, saved.client_host)
+    member = ClassicMember(saved.group_id, saved.member_id, saved.instance_id, client)
+    member.rebalance_timeout_ms = saved.rebalance_timeout_ms
+    member.session_timeout_ms = saved.classic_session_timeout_ms
+    member.protocols = saved.classic_protocols or ()
+    member.assignment = assignment_bytes(consumer, saved, names)
+    return member
+
+
+def assignment_bytes(consumer: ConsumerGroup, saved: MemberSaved, names: dict[TopicId, str]) -> bytes:
+    """What a classic member has, in the bytes its client reads."""
+    held = consumer.standing(saved.member_id).assigned
+    protocols = saved.classic_protocols or ()
+    subscription = read_subscription(protocols[0].metadata) if protocols else None
+    version = 0 if subscription is None else subscription.version
+    named = [TopicPartition(names[topic_id], number) for topic_id, number in held if topic_id in names]
+    return write_assignment(version, named)

@@ -1,0 +1,99 @@
+"""Members of a consumer group, whichever protocol they speak: one step on, another id, out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from kohort.errors import ErrorCode
+from kohort.groups.consumer_state import ConsumerGroup, Current, Pairs, Presence, pack
+from kohort.groups.events import ConsumerGroupHeartbeat
+from kohort.groups.kernel import Kernel
+from kohort.groups.outcome import ConsumerGroupHeartbeatReply, JoinGroupReply, Meter
+from kohort.groups.reconcile import next_step
+from kohort.groups.records import Kind, MemberState, TargetAssigned, Tombstone
+
+
+class Refusal(NamedTuple):
+    """Why a request is refused."""
+
+    error: ErrorCode
+    message: str
+
+
+def refuse(kernel: Kernel, event: ConsumerGroupHeartbeat, refusal: Refusal) -> None:
+    """Answer with an error."""
+    kernel.reply(event.request, ConsumerGroupHeartbeatReply(refusal.error, refusal.message))
+
+
+def step(kernel: Kernel, group_id: str, consumer: ConsumerGroup, member_id: str, owned: Pairs | None) -> Current:
+    """Move a member one step towards its target and watch the time that it takes to give up."""
+    before = consumer.standing(member_id)
+    target = consumer.targets.get(member_id, frozenset())
+    after = next_step(consumer, member_id, target, owned)
+    if after == before and member_id in consumer.current:
+        return after
+    kernel.emit(after.record(group_id, member_id))
+    member = consumer.members[member_id]
+    presence = consumer.presence(group_id, member_id)
+    if after.state is MemberState.UNREVOKED_PARTITIONS and member.classic_protocols is None:
+        kernel.run(presence.revocation, member.rebalance_timeout_ms)
+    else:
+        presence.revocation.cancel()
+    if after.is_reconciled_to(consumer.epoch) and before.member_epoch != after.member_epoch:
+        note_settled(kernel, consumer)
+    return after
+
+
+def note_settled(kernel: Kernel, consumer: ConsumerGroup) -> None:
+    """Count a rebalance when the last member has reached its target."""
+    if all(consumer.standing(name).is_reconciled_to(consumer.epoch) for name in consumer.members):
+        kernel.count(Meter.COMPLETED_REBALANCES)
+
+
+def session_timeout_ms(kernel: Kernel, consumer: ConsumerGroup, member_id: str) -> int:
+    """How long a member may be silent."""
+    member = consumer.members[member_id]
+    if member.classic_protocols is not None:
+        return member.classic_session_timeout_ms
+    return consumer.settings.session_timeout_ms or kernel.config.consumer_session_timeout_ms
+
+
+def take_place(kernel: Kernel, group_id: str, consumer: ConsumerGroup, old_id: str, new_id: str) -> None:
+    """Write that a static member goes on under a new id, with what the old one has."""
+    old, target = consumer.members[old_id], consumer.targets.get(old_id)
+    assigned = consumer.standing(old_id).assigned
+    remove(kernel, group_id, consumer, old_id)
+    kernel.emit(replace(old, member_id=new_id))
+    if target is not None:
+        kernel.emit(TargetAssigned(group_id, new_id, pack(target)))
+    kernel.emit(Current(assigned=assigned).record(group_id, new_id))
+
+
+def remove(kernel: Kernel, group_id: str, consumer: ConsumerGroup, member_id: str) -> None:
+    """Write that a member is gone."""
+    dismiss(kernel, consumer, member_id)
+    if member_id in consumer.current:
+        kernel.emit(Tombstone((Kind.CURRENT, group_id, member_id)))
+    if member_id in consumer.targets:
+        kernel.emit(Tombstone((Kind.TARGET, group_id, member_id)))
+    kernel.emit(Tombstone((Kind.MEMBER, group_id, member_id)))
+
+
+def dismiss(kernel: Kernel, consumer: ConsumerGroup, member_id: str) -> None:
+    """Stop a member's timers and answer what it waits for."""
+    presence = consumer.presences.pop(member_id, None)
+    if presence is not None:
+        presence.cancel()
+        turn_away(kernel, presence, member_id)
+
+
+def turn_away(kernel: Kernel, presence: Presence, member_id: str) -> None:
+    """Answer everything a member waits for: it is not, or no more, who asked."""
+    for event in (presence.waiting, presence.held):
+        if event is not None:
+            kernel.held.pop(event.request, None)
+            refuse(kernel, event, Refusal(ErrorCode.UNKNOWN_MEMBER_ID, f"Member {member_id} was removed."))
+    if presence.joining is not None:
+        kernel.reply(presence.joining.request, JoinGroupReply(ErrorCode.UNKNOWN_MEMBER_ID))
+    presence.waiting = presence.held = presence.joining = None

@@ -1,0 +1,204 @@
+"""Target assignments and regular expressions: work that leaves the loop and comes back as an event.
+
+One computation per group is under way at a time. A result for an older epoch is progress and is taken, then the newest
+is computed: with members joining all the time, a group would otherwise never get a target.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+
+from kohort.assignors import MemberSubscription, TopicInfo, server_assignor
+from kohort.groups.consumer_state import NOTHING, ConsumerGroup, pack, unpack
+from kohort.groups.events import AssignmentComputed, RegexesResolved, Topic, TopicImage
+from kohort.groups.kernel import Kernel
+from kohort.groups.outcome import ComputeAssignment, Level, ResolveRegexes
+from kohort.groups.records import (
+    EpochBumped,
+    Kind,
+    RegexResolved,
+    TargetAssigned,
+    TargetEpochSet,
+    Tombstone,
+    TopicPartitions,
+)
+from kohort.ids import TopicPartition
+
+Matcher = Callable[[str, Iterable[str]], Iterable[str]]
+"""From a regular expression and topic names to the names it matches."""
+
+
+def metadata_hash(image: TopicImage, names: Iterable[str]) -> int:
+    """A number that changes when a subscribed topic appears, goes, grows, or moves between racks; signed 64 bit."""
+    digest = hashlib.blake2b(digest_size=8)
+    for name in names:
+        topic = image.topics.get(name)
+        if topic is not None:
+            racks = "|".join(",".join(partition) for partition in topic.racks)
+            digest.update(f"{name}\0{topic.id}\0{topic.partitions}\0{racks}\0".encode())
+    return int.from_bytes(digest.digest(), "big", signed=True)
+
+
+def bump(kernel: Kernel, group_id: str, reason: str) -> None:
+    """A new epoch, with the topics as they are now."""
+    consumer = kernel.ledger.consumer(group_id)
+    epoch = consumer.epoch + 1
+    kernel.emit(EpochBumped(group_id, epoch, metadata_hash(kernel.image, consumer.subscribed())))
+    kernel.tell(group_id, f"epoch {epoch}: {reason}", Level.DEBUG)
+    if not consumer.members:
+        kernel.emit(TargetEpochSet(group_id, epoch, kernel.now.wall_ms))
+        return
+    request(kernel, group_id)
+
+
+def request(kernel: Kernel, group_id: str) -> None:
+    """Ask for the target of the newest epoch, unless a computation or what it needs is under way."""
+    consumer = kernel.ledger.consumer(group_id)
+    if consumer.computing >= 0 or consumer.resolving >= 0 or consumer.epoch <= consumer.target_epoch:
+        return
+    if resolve_if_needed(kernel, group_id):
+        return
+    consumer.computing = kernel.ticket()
+    subscribed = {member_id: consumer.topics_of(member) for member_id, member in sorted(consumer.members.items())}
+    names = {name for topics in subscribed.values() for name in topics}
+    topics = {name: kernel.image.topics[name] for name in sorted(names) if name in kernel.image.topics}
+    kernel.out.work.append(
+        ComputeAssignment(
+            group_id=group_id,
+            ticket=consumer.computing,
+            epoch=consumer.epoch,
+            assignor=preferred_assignor(kernel, consumer),
+            members=dict(consumer.members),
+            subscribed=subscribed,
+            current={member_id: pack(consumer.targets.get(member_id, NOTHING)) for member_id in subscribed},
+            topics=topics,
+        )
+    )
+
+
+def preferred_assignor(kernel: Kernel, consumer: ConsumerGroup) -> str:
+    """The assignor that most members wish for; the configured first when none wishes."""
+    votes: dict[str, int] = {}
+    for member in consumer.members.values():
+        if member.server_assignor is not None:
+            votes[member.server_assignor] = votes.get(member.server_assignor, 0) + 1
+    return max(votes, key=lambda name: votes[name]) if votes else kernel.config.consumer_assignors[0]
+
+
+def resolve_if_needed(kernel: Kernel, group_id: str, *, again: bool = False) -> bool:
+    """Ask for the topics of regular expressions that have none yet, or with `again` of all; True when it was asked."""
+    consumer = kernel.ledger.consumer(group_id)
+    wanted = sorted({m.subscribed_regex for m in consumer.members.values() if m.subscribed_regex})
+    for regex in [regex for regex in consumer.regexes if regex not in wanted]:
+        kernel.emit(Tombstone((Kind.REGEX, group_id, regex)))
+    regexes = tuple(regex for regex in wanted if again or regex not in consumer.regexes)
+    if not regexes or consumer.resolving >= 0:
+        return bool(regexes)
+    consumer.resolving = kernel.ticket()
+    version = kernel.image.version
+    kernel.out.work.append(
+        ResolveRegexes(group_id, consumer.resolving, version, regexes, tuple(sorted(kernel.image.topics)))
+    )
+    return True
+
+
+def on_resolved(kernel: Kernel, event: RegexesResolved) -> None:
+    """Topics for regular expressions are here; a group whose topics changed gets a new epoch."""
+    group = kernel.find(event.group_id)
+    consumer = None if group is None else group.consumer
+    if consumer is None or consumer.resolving != event.ticket:
+        return
+    consumer.resolving = -1
+    in_use = {member.subscribed_regex for member in consumer.members.values()}
+    for regex, names in event.topics.items():
+        known = consumer.regexes.get(regex)
+        if regex in in_use and (known is None or known.topics != names):
+            kernel.emit(RegexResolved(event.group_id, regex, names, event.version, kernel.now.wall_ms))
+    if event.version < kernel.image.version:
+        resolve_if_needed(kernel, event.group_id, again=True)
+    look_at_topics(kernel, event.group_id, consumer)
+    request(kernel, event.group_id)
+
+
+def look_at_topics(kernel: Kernel, group_id: str, consumer: ConsumerGroup) -> None:
+    """A group whose subscribed topics are not what its epoch was made for gets a new one."""
+    if consumer.members and metadata_hash(kernel.image, consumer.subscribed()) != consumer.metadata_hash:
+        bump(kernel, group_id, "its topics changed")
+
+
+def on_image(kernel: Kernel, before: TopicImage) -> None:
+    """The topics changed: every group that reads one of them, or may, is looked at."""
+    changed = {name for name, topic in kernel.image.topics.items() if before.topics.get(name) != topic}
+    changed.update(before.topics.keys() - kernel.image.topics.keys())
+    names_changed = before.topics.keys() != kernel.image.topics.keys()
+    for group in list(kernel.ledger.groups.values()):
+        consumer = group.consumer
+        if consumer is None or not consumer.members:
+            continue
+        if names_changed and any(member.subscribed_regex for member in consumer.members.values()):
+            resolve_if_needed(kernel, group.group_id, again=True)
+        if not changed.isdisjoint(consumer.subscribed()):
+            look_at_topics(kernel, group.group_id, consumer)
+
+
+def take(kernel: Kernel, event: AssignmentComputed) -> bool:
+    """A target is here: write what differs, then its epoch. False when it is stale or failed."""
+    group = kernel.find(event.group_id)
+    consumer = None if group is None else group.consumer
+    if consumer is None or consumer.computing != event.ticket:
+        return False
+    consumer.computing = -1
+    if event.failure is not None:
+        kernel.tell(event.group_id, f"no target for epoch {event.epoch}: {event.failure}", Level.ERROR)
+        return False
+    for member_id in consumer.members:
+        target = unpack(event.assignment.get(member_id, ()))
+        if member_id not in consumer.targets or consumer.targets[member_id] != target:
+            kernel.emit(TargetAssigned(event.group_id, member_id, pack(target)))
+    kernel.emit(TargetEpochSet(event.group_id, event.epoch, kernel.now.wall_ms))
+    return True
+
+
+def compute(work: ComputeAssignment) -> AssignmentComputed:
+    """Carry out a `ComputeAssignment`; pure, for any thread or process."""
+    names = {topic.id: topic.name for topic in work.topics.values()}
+    members = {
+        member_id: MemberSubscription(
+            topics=work.subscribed[member_id],
+            instance_id=member.instance_id,
+            rack=member.rack_id,
+            owned=tuple(
+                TopicPartition(names[entry.topic_id], number)
+                for entry in work.current[member_id]
+                if entry.topic_id in names
+                for number in entry.partitions
+            ),
+            generation=work.epoch - 1,
+        )
+        for member_id, member in work.members.items()
+    }
+    infos = {name: topic_info(topic) for name, topic in work.topics.items()}
+    assigned = server_assignor(work.assignor).assign(members, infos)
+    return AssignmentComputed(
+        work.group_id,
+        work.ticket,
+        work.epoch,
+        {member_id: by_id(partitions, work.topics) for member_id, partitions in assigned.items()},
+    )
+
+
+def topic_info(topic: Topic) -> TopicInfo:
+    """A topic as the assignors see it."""
+    return TopicInfo(topic.partitions, tuple(frozenset(racks) for racks in topic.racks))
+
+
+def by_id(partitions: Iterable[TopicPartition], topics: Mapping[str, Topic]) -> tuple[TopicPartitions, ...]:
+    """Named partitions as records have them."""
+    return pack((topics[topic].id, number) for topic, number in partitions)
+
+
+def resolve(work: ResolveRegexes, matcher: Matcher) -> RegexesResolved:
+    """Carry out a `ResolveRegexes` with the shell's RE2."""
+    found = {regex: tuple(sorted(matcher(regex, work.topics))) for regex in work.regexes}
+    return RegexesResolved(work.group_id, work.ticket, work.version, found)
