@@ -200,6 +200,19 @@ def test_large_groups_of_mixed_subscriptions_are_as_even_as_small_ones() -> None
     assert set(result["first"]) <= set(everything)
 
 
+def test_one_member_of_a_thousand_topics_gives_most_of_them_away() -> None:
+    """A lone consumer of everything is joined by 499 others: the loads come out even, and what it keeps it had."""
+    topics = {f"t{number:03}": TopicInfo(1) for number in range(1000)}
+    names = sorted(topics)
+    everything = tuple(TopicPartition(name, 0) for name in names)
+    members = {"m": MemberSubscription(tuple(names), owned=everything, generation=1)}
+    for number in range(499):
+        members[f"n{number:03}"] = MemberSubscription(tuple(names[(number * 2 + step) % 1000] for step in range(4)))
+    result = Uniform().assign(members, topics)
+    check_valid((members, topics), result)
+    assert {len(parts) for parts in result.values()} == {2}
+
+
 def test_sticky_remembers_through_user_data() -> None:
     topics = {"a": TopicInfo(4)}
     held = [TopicPartition("a", 1), TopicPartition("a", 3)]

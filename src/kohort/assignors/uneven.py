@@ -92,39 +92,76 @@ class Division:
         """From members with more to subscribers of the same topic with at least two less, the fullest first."""
         load = self.load
         least = [[(load[member], member) for member in subscribed] for subscribed in self.takers]
-        held: list[set[int]] = [set() for _ in load]
-        for topic, row in enumerate(self.counts):
-            for member in row:
-                held[member].add(topic)
         for heap in least:
             heapq.heapify(heap)
+        held = self._held()
         givers = [(-count, member) for member, count in enumerate(load)]
         heapq.heapify(givers)
         while givers:
             count, giver = heapq.heappop(givers)
             if -count != load[giver]:
                 continue
-            best = None
-            for topic in sorted(held[giver]):
-                heap = least[topic]
-                while heap[0][0] != load[heap[0][1]]:
-                    heapq.heapreplace(heap, (load[heap[0][1]], heap[0][1]))
-                low, taker = heap[0]
-                if low > load[giver] - 2:
-                    continue
-                choice = (low, self.cost(topic, giver, taker), topic, taker)
-                best = choice if best is None or choice < best else best
-            if best is None:
+            floor = -givers[0][0] if givers else 0
+            if self._give(giver, floor, held, (least, givers)):
+                heapq.heappush(givers, (-load[giver], giver))
+            for topic in self.topics_of[giver]:
+                heapq.heappush(least[topic], (load[giver], giver))
+
+    def _give(
+        self,
+        giver: int,
+        floor: int,
+        held: Sequence[set[int]],
+        heaps: tuple[list[list[tuple[int, int]]], list[tuple[int, int]]],
+    ) -> bool:
+        """One member gives until it has less than `floor`; returns False when it has nothing more to give.
+
+        Meanwhile loads of takers only rise, so a choice that is no longer the best of its topic goes back as what is.
+        """
+        least, givers = heaps
+        load = self.load
+        choices = [choice for topic in held[giver] if (choice := self._choice(topic, giver, least[topic]))]
+        heapq.heapify(choices)
+        while choices:
+            low, _, topic, taker = choices[0]
+            if low > load[giver] - 2:
+                return False
+            if load[giver] < floor:
+                return True
+            now = self._choice(topic, giver, least[topic])
+            if now is None:
+                heapq.heappop(choices)
                 continue
-            _, _, topic, taker = best
+            if now != choices[0]:
+                heapq.heapreplace(choices, now)
+                continue
             self.shift(topic, giver, taker)
             held[taker].add(topic)
+            heapq.heappush(givers, (-load[taker], taker))
             if giver not in self.counts[topic]:
                 held[giver].discard(topic)
-            for each in self.topics_of[giver]:
-                heapq.heappush(least[each], (load[giver], giver))
-            heapq.heappush(givers, (-load[giver], giver))
-            heapq.heappush(givers, (-load[taker], taker))
+                heapq.heappop(choices)
+        return False
+
+    def _choice(self, topic: int, giver: int, heap: list[tuple[int, int]]) -> tuple[int, int, int, int] | None:
+        """(load, cost, topic, taker) for the subscriber with least, the giver aside; None when there is no other."""
+        load = self.load
+        while heap and (heap[0][0] != load[heap[0][1]] or heap[0][1] == giver):
+            _, member = heapq.heappop(heap)
+            if member != giver:
+                heapq.heappush(heap, (load[member], member))
+        if not heap:
+            return None
+        low, taker = heap[0]
+        return low, self.cost(topic, giver, taker), topic, taker
+
+    def _held(self) -> list[set[int]]:
+        """Per member: the topics it has partitions of."""
+        held: list[set[int]] = [set() for _ in self.load]
+        for topic, row in enumerate(self.counts):
+            for member in row:
+                held[member].add(topic)
+        return held
 
     def move_along_chains(self) -> None:
         """Until no chain of hand-overs leads from a member to one with at least two less.
@@ -132,10 +169,7 @@ class Division:
         A search that fails has seen everything that can be reached, and none of it can help a member with less: it is
         left out of later searches.
         """
-        held: list[set[int]] = [set() for _ in self.load]
-        for topic, row in enumerate(self.counts):
-            for member in row:
-                held[member].add(topic)
+        held = self._held()
         closed_members, closed_topics = bytearray(len(self.load)), bytearray(len(self.takers))
         heap = [(-count, member) for member, count in enumerate(self.load)]
         heapq.heapify(heap)

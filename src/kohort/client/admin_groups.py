@@ -197,7 +197,7 @@ def _versioned(kind: Any, data: bytes) -> Any:
     if version < 0:
         return None
     try:
-        return kind.decode(data[2:], min(version, kind.MAX_VERSION))
+        return kind.decode_prefix(data[2:], min(version, kind.MAX_VERSION))[0]
     except CorruptDataError:
         return None
 
