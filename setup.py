@@ -40,11 +40,13 @@ def extensions() -> list[Extension]:
             depends=[f"{FOLDER}/{name}" for name in PARTS],
             extra_compile_args=compile_flags,
             extra_link_args=link_flags,
-            optional=not SANITIZE,
         )
         for name in ("_encode", "_kernel")
     ]
-    return list(cythonize(modules, include_path=["src"], language_level=3))
+    built = list(cythonize(modules, include_path=["src"], language_level=3))
+    for module in built:
+        module.optional = not SANITIZE  # cythonize forgets it
+    return built
 
 
 setup(ext_modules=extensions())
