@@ -8,6 +8,9 @@ Installed with the package, so a test only names the fixture:
 
     @pytest.mark.kohort_broker(config={"num.partitions": 6})
     def test_with_six_partitions(kohort_broker): ...
+
+A broker can be made to fail on purpose: `kohort_broker.faults.add(Fault(...))` fails, delays, drops or holds requests
+chosen by api, group, client and occurrence; `kohort_broker.kill()` and `.restart()` are a crash and the way back.
 """
 
 from __future__ import annotations
@@ -21,10 +24,20 @@ import pytest
 
 if TYPE_CHECKING:  # the plugin is imported by every pytest run; the broker only by tests that use it
     from kohort.broker import Broker
+    from kohort.broker.fault import Fault
 
-__all__ = ["kohort_broker", "kohort_broker_factory", "kohort_shared_broker"]
+__all__ = ["Fault", "kohort_broker", "kohort_broker_factory", "kohort_shared_broker"]
 
 MARKER = "kohort_broker(config): broker properties, under Kafka's names, for the fixture kohort_broker"
+
+
+def __getattr__(name: str) -> Any:
+    """`Fault` is imported when it is first asked for."""
+    if name != "Fault":
+        raise AttributeError(f"module 'kohort.testing' has no attribute {name!r}")
+    from kohort.broker.fault import Fault
+
+    return Fault
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,0 +1,81 @@
+"""The pytest plugin, in test runs of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+pytest_plugins = ["pytester"]
+
+
+def test_each_test_has_its_own_broker(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        import pytest
+        from kohort import Admin
+        from kohort.client.admin_values import NewTopic
+
+        def create(broker):
+            with Admin(broker.bootstrap_servers) as admin:
+                return admin.create_topics([NewTopic("same-name")]).all()["same-name"].num_partitions
+
+        @pytest.mark.kohort_broker(config={"num.partitions": 6})
+        def test_configured(kohort_broker):
+            assert create(kohort_broker) == 6
+
+        def test_plain(kohort_broker):
+            assert create(kohort_broker) == 1
+
+        def test_several(kohort_broker_factory):
+            first, second = kohort_broker_factory(), kohort_broker_factory(config={"num.partitions": 2})
+            assert (create(first), create(second)) == (1, 2)
+
+        def test_shared(kohort_shared_broker):
+            assert create(kohort_shared_broker) == 1
+        """
+    )
+    result = pytester.runpytest_subprocess("-W", "error", "--strict-markers", "-p", "no:cacheprovider")
+    result.assert_outcomes(passed=4)
+
+
+def test_faults_and_crashes(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        import pytest
+        from kohort import Admin, TopicPartition
+        from kohort.client.admin_values import NewTopic
+        from kohort.client.offset_values import OffsetAndMetadata
+        from kohort.errors import ErrorCode, KafkaError
+        from kohort.testing import Fault
+
+        PARTITION = TopicPartition("kept", 0)
+
+        def test_story(kohort_broker):
+            with Admin(kohort_broker.bootstrap_servers) as admin:
+                admin.create_topics([NewTopic("kept", 1)]).all()
+                rule = kohort_broker.faults.add(
+                    Fault(api="OffsetCommit", action="fail", error=ErrorCode.GROUP_AUTHORIZATION_FAILED)
+                )
+                offsets = {PARTITION: OffsetAndMetadata(0)}
+                with pytest.raises(KafkaError, match="GROUP_AUTHORIZATION_FAILED"):
+                    admin.alter_consumer_group_offsets("g", offsets).partition_result(PARTITION)
+                rule.wait()
+                admin.alter_consumer_group_offsets("g", offsets).all()
+                kohort_broker.kill()
+                kohort_broker.restart()
+                assert admin.list_consumer_group_offsets("g").result(PARTITION).offset == 0
+        """
+    )
+    pytester.runpytest_subprocess("-W", "error", "-p", "no:cacheprovider").assert_outcomes(passed=1)
+
+
+def test_plugin_costs_little_when_unused() -> None:
+    code = (
+        "import sys, kohort.testing; "
+        "heavy = {'pyarrow', 'asyncio', 'kohort.client', 'kohort.broker', 'kohort.wire'} & set(sys.modules); "
+        "sys.exit(f'imported {heavy}' if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
