@@ -143,7 +143,8 @@ def test_a_deleted_topic_is_gone_and_can_be_made_again(tmp_path: Path) -> None:
     with LogStore(tmp_path / "d") as store:
         first = store.create_topic("a", 2)
         store.partition(TopicPartition("a", 0)).append(batch(b"x"), NOW)
-        reading = store.partition(TopicPartition("a", 0)).read(0, 1000)
+        old = store.partition(TopicPartition("a", 0))
+        reading = old.read(0, 1000)
         store.delete_topic("a")
         assert store.get("a", 0) is None
         with pytest.raises(NotFoundError) as caught:
@@ -153,6 +154,10 @@ def test_a_deleted_topic_is_gone_and_can_be_made_again(tmp_path: Path) -> None:
         assert len(reading.bytes()) == reading.size, "a reply under way still has its bytes"
         second = store.create_topic("a", 1)
         assert second.id != first.id
+        assert store.partition(TopicPartition("a", 0)).end_offset == 0
+        for late in (lambda: old.read(0, 1000), lambda: old.append(batch(b"y"), NOW)):
+            with pytest.raises(NotFoundError):
+                late()
         assert store.partition(TopicPartition("a", 0)).end_offset == 0
 
 

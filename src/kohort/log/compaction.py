@@ -144,7 +144,7 @@ class Compaction:
                 cleaned.unlink()
                 continue
             for segment in group:
-                log.files.forget(segment)
+                segment.give_up()
             swap = cleaned.with_suffix("")
             cleaned.replace(swap)
             merged = finish_swap(log.path, swap, log.files, log.config)

@@ -28,8 +28,8 @@ class FileCache:
         self._limit = limit
         self._open: deque[Holder] = deque()
 
-    def open(self, holder: Holder, path: str) -> OpenFile:
-        """Open `path` for reading and writing, creating it, and lend it to `holder`."""
+    def open(self, holder: Holder, path: str, flags: int = 0) -> OpenFile:
+        """Open `path` for reading and writing and lend it to `holder`; `flags` may add `os.O_CREAT`."""
         while len(self._open) >= self._limit:
             oldest = self._open.popleft()
             if oldest.touched and oldest.file is not None:
@@ -37,7 +37,7 @@ class FileCache:
                 self._open.append(oldest)
             else:
                 oldest.file = None
-        file = OpenFile(path, os.O_RDWR | os.O_CREAT)
+        file = OpenFile(path, os.O_RDWR | flags)
         holder.file = file
         holder.touched = False
         self._open.append(holder)

@@ -336,6 +336,8 @@ class PartitionLog:
             raise FencedError(text, ErrorCode.FENCED_LEADER_EPOCH)
         if epoch > self.leader_epoch or not self._epochs:
             kept = [entry for entry in self._epochs if entry[1] < self.end_offset]
+            while len(kept) > 1 and kept[1][1] <= self.log_start_offset:
+                del kept[0]
             checkpoints.write_epochs(self.path, [*kept, (epoch, self.end_offset)])
             self._epochs = [*kept, (epoch, self.end_offset)]
             self.leader_epoch = epoch
@@ -411,8 +413,7 @@ class PartitionLog:
         for segment in self.segments:
             segment.close()
 
-    def delete(self) -> None:
-        """Remove the folder and everything in it."""
+    def give_up(self) -> None:
+        """The partition is being deleted: whoever still has this object gets NotFoundError from now on."""
         for segment in self.segments:
-            segment.delete()
-        recovery.remove_folder(self.path)
+            segment.give_up()

@@ -157,10 +157,3 @@ def load_epochs(path: Path, end_offset: int) -> list[tuple[int, int]]:
         return [entry for entry in checkpoints.read_epochs(path) if entry[1] <= end_offset]
     except (CorruptDataError, ValueError):
         return []
-
-
-def remove_folder(path: Path) -> None:
-    """Delete a partition's folder, whatever is in it."""
-    for file in path.iterdir():
-        file.unlink()
-    path.rmdir()

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from kohort.errors import CorruptDataError
+from kohort.errors import CorruptDataError, ErrorCode, NotFoundError
 from kohort.log.files import FileCache
 from kohort.log.index import OffsetIndex, TimeIndex, TransactionIndex
 from kohort.log.results import FileRange, OpenFile, RecoveryReport
@@ -43,6 +43,7 @@ class Segment:
 
     __slots__ = (
         "_files",
+        "_gone",
         "_hints",
         "_interval",
         "_path",
@@ -71,6 +72,7 @@ class Segment:
         self._hints: dict[int, int] = {}
         self._since_entry = 0
         self._since_flush = 0
+        self._gone = False
         self._sealed = False
         self._torn = False
         self.base_offset = base_offset
@@ -90,8 +92,14 @@ class Segment:
         return Path(self._path)
 
     def open(self) -> OpenFile:
-        """The file, opened again if the cache took it back."""
+        """The file, opened again if the cache took it back.
+
+        Raises:
+            NotFoundError: the segment was deleted (UNKNOWN_TOPIC_OR_PARTITION).
+        """
         self.touched = True
+        if self._gone:
+            raise NotFoundError(f"{self.path} was deleted", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         return self.file or self._files.open(self, self._path)
 
     def append(
@@ -266,7 +274,7 @@ class Segment:
 
     def create(self) -> None:
         """Start an empty file with its (empty) indexes."""
-        self.open()
+        self._files.open(self, self._path, os.O_CREAT)
         self.index.reset()
         self.time_index.reset()
 
@@ -407,8 +415,13 @@ class Segment:
         self.finish()
         self._files.forget(self)
 
+    def give_up(self) -> None:
+        """Let the file go for good. Open readers keep what they read."""
+        self._gone = True
+        self._files.forget(self)
+
     def delete(self) -> None:
         """Remove the files. Open readers keep what they read."""
-        self._files.forget(self)
+        self.give_up()
         for suffix in (".log", ".index", ".timeindex", ".txnindex", ".snapshot"):
             self.path.with_suffix(suffix).unlink(missing_ok=True)

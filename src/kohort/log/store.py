@@ -233,7 +233,9 @@ class LogStore:
         del self.topics_by_id[topic.id]
         doomed = []
         for number in range(topic.partitions):
-            self._logs.pop((name, number), None)
+            log_gone = self._logs.pop((name, number), None)
+            if log_gone is not None:
+                log_gone.give_up()
             path = self.path / f"{name}-{number}"
             if path.exists():
                 doomed.append(path.replace(self.path / f"{checkpoints.encode_id(topic.id)}-{number}{_DELETED}"))
@@ -271,6 +273,9 @@ class LogStore:
         """Retention, compaction, expiry of producers, checkpoints: a slice of about 10 ms.
 
         Call about once a second, and sooner when it returns True: there is more to do.
+
+        Raises:
+            OSError: the disk failed; the next round tries again.
         """
         if self._upkeep is None:
             if now_ms - self._round_ms < _ROUND_MS:
@@ -278,10 +283,11 @@ class LogStore:
             self._round_ms = now_ms
             self._upkeep = self._round(now_ms)
         until = time.monotonic() + _SLICE_S
-        for _ in self._upkeep:
+        upkeep, self._upkeep = self._upkeep, None
+        for _ in upkeep:
             if time.monotonic() >= until:
+                self._upkeep = upkeep
                 return True
-        self._upkeep = None
         return False
 
     def _round(self, now_ms: int) -> Iterator[None]:
@@ -290,16 +296,21 @@ class LogStore:
             partition.producers.expire(now_ms - self.limits.producer_id_expiration_ms)
             retention.flush_settled(partition, now_ms)
             yield
-            compaction = Compaction.due(partition, now_ms)
-            if compaction is not None:
-                for _ in compaction.steps():
-                    if self._logs.get(tp) is not partition:
-                        break
-                    yield
-                else:
-                    saved = compaction.finish()
-                    log.info("%s: compacted, %d bytes saved", tp, saved)
+            yield from self._compact(tp, partition, now_ms)
         self._write_checkpoints()
+
+    def _compact(self, tp: TopicPartition, partition: PartitionLog, now_ms: int) -> Iterator[None]:
+        run = Compaction.due(partition, now_ms)
+        if run is None:
+            return
+        try:
+            for _ in run.steps():
+                if self._logs.get(tp) is not partition:
+                    return
+                yield
+            log.info("%s: compacted, %d bytes saved", tp, run.finish())
+        except CorruptDataError as error:
+            log.error("%s can't be compacted: %s", tp, error)
 
     def _write_starts(self) -> None:
         starts = {tp: p.log_start_offset for tp, p in self.partitions() if p.log_start_offset}
