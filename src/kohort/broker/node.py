@@ -113,6 +113,10 @@ class Node:
         """How long this client bears to wait for the reply to a heartbeat."""
         return 0
 
+    def shard_loaded(self, index: int) -> None:
+        """Tell a shard its groups' own settings."""
+        self.group_settings.announce(lambda group: self.groups.index_of(group) == index)
+
     def run_work(self, work: Work, done: Callable[[Event], None]) -> None:
         """Run long work in a thread; its event comes back on the loop."""
         from kohort.broker.work import run  # loads the assignors: only when first needed
