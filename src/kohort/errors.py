@@ -10,7 +10,7 @@ Source: Kafka 4.3, the Errors enumeration, for numbers, names and which ones may
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Final
+from typing import Final, Self
 
 
 class ErrorCode(IntEnum):
@@ -22,7 +22,7 @@ class ErrorCode(IntEnum):
     retriable: bool
     text: str
 
-    def __new__(cls, value: int, retriable: bool = False, text: str = "") -> ErrorCode:
+    def __new__(cls, value: int, retriable: bool = False, text: str = "") -> Self:
         """Make the member and hang the two facts on it."""
         member = int.__new__(cls, value)
         member._value_ = value
