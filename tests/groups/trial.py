@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import struct
+import uuid
 from collections.abc import Iterable
 from typing import Any
 
 from kohort.errors import ErrorCode
+from kohort.groups import targets
 from kohort.groups.config import GroupConfig
 from kohort.groups.events import (
     Client,
+    ConsumerGroupHeartbeat,
     Heartbeat,
     JoinGroup,
     LeaveGroup,
@@ -19,11 +23,13 @@ from kohort.groups.events import (
     OffsetToCommit,
     SyncGroup,
     Tick,
+    Topic,
     TopicImage,
+    TopicsChanged,
 )
 from kohort.groups.machine import GroupMachine
-from kohort.groups.outcome import Counted, JoinGroupReply, Meter, Now, Outcome, ReplyValue
-from kohort.groups.records import ClassicProtocol, Record
+from kohort.groups.outcome import Counted, JoinGroupReply, Meter, Now, Outcome, ReplyValue, ResolveRegexes, Work
+from kohort.groups.records import ClassicProtocol, Record, TopicPartitions
 from kohort.ids import TopicPartition
 
 CLIENT = Client("client", "/127.0.0.1")
@@ -38,6 +44,21 @@ def subscription(*topics: str, version: int = 1, user_data: bytes = b"") -> byte
         parts.append(struct.pack(">h", len(raw)) + raw)
     parts.append(struct.pack(">i", len(user_data)) + user_data)
     return b"".join(parts)
+
+
+def topic_id(name: str) -> uuid.UUID:
+    """A topic's id, made from its name."""
+    return uuid.uuid5(uuid.NAMESPACE_OID, name)
+
+
+def owned(name: str, *partitions: int) -> tuple[TopicPartitions, ...]:
+    """Partitions of one topic as heartbeats have them."""
+    return (TopicPartitions(topic_id(name), partitions),) if partitions else ()
+
+
+def match(regex: str, topics: Iterable[str]) -> list[str]:
+    """What stands in for RE2 here."""
+    return [topic for topic in topics if re.fullmatch(regex, topic)]
 
 
 def protocols(*names: str, topics: Iterable[str] = ("t",)) -> tuple[ClassicProtocol, ...]:
@@ -56,10 +77,13 @@ class Trial:
         self.replies: dict[int, ReplyValue] = {}
         self.notes: list[Any] = []
         self.outcome = Outcome()
+        self.image = TopicImage()
+        self.work: list[Work] = []
+        self.works_at_once = True
         self._request = 0
         self._fresh = 0
         self.machine = GroupMachine(self.config)
-        self._take(self.machine.on_loaded(self.now, TopicImage()))
+        self._take(self.machine.on_loaded(self.now, self.image))
 
     @property
     def now(self) -> Now:
@@ -89,7 +113,7 @@ class Trial:
         self.machine = GroupMachine(self.config)
         for record in self.journal:
             self.machine.apply(record)
-        self._take(self.machine.on_loaded(self.now, TopicImage()))
+        self._take(self.machine.on_loaded(self.now, self.image))
 
     def reply(self, request: int) -> Any:
         """The reply to a request, None while it waits."""
@@ -198,7 +222,45 @@ class Trial:
             self.replies[reply.request] = reply.value
         self.notes.extend(outcome.notes)
         self.outcome = outcome
+        self.work.extend(outcome.work)
+        if self.works_at_once:
+            self.do_work()
         return outcome
+
+    def do_work(self) -> None:
+        """Carry out the work that has left the machine, and what comes of it."""
+        while self.work:
+            work = self.work.pop(0)
+            if isinstance(work, ResolveRegexes):
+                self.feed(targets.resolve(work, match))
+            else:
+                self.feed(targets.compute(work))
+
+    def set_topics(self, **partitions: int) -> None:
+        """The topics that exist, by name, with their partition counts."""
+        topics = {name: Topic(name, topic_id(name), count) for name, count in partitions.items()}
+        self.image = TopicImage(self.image.version + 1, topics)
+        self.feed(TopicsChanged(self.image))
+
+    def consumer_event(self, member_id: str, epoch: int = 0, **more: Any) -> ConsumerGroupHeartbeat:
+        """A ConsumerGroupHeartbeat; a join (epoch 0) says all that a join must: topic t, rebalance timeout 60 s."""
+        fields: dict[str, Any] = {
+            "request": self.request(),
+            "group_id": "g",
+            "member_id": member_id,
+            "new_member_id": "fresh",
+            "member_epoch": epoch,
+            "client": CLIENT,
+        }
+        if epoch == 0:
+            fields |= {"rebalance_timeout_ms": 60_000, "subscribed_topics": ("t",), "owned": ()}
+        return ConsumerGroupHeartbeat(**(fields | more))
+
+    def beat(self, member_id: str, epoch: int = 0, **more: Any) -> Any:
+        """Send a ConsumerGroupHeartbeat; its reply as it stands now."""
+        event = self.consumer_event(member_id, epoch, **more)
+        self.feed(event)
+        return self.replies.get(event.request)
 
     def _move(self, mono_ms: int) -> None:
         self.wall_ms += mono_ms - self.mono_ms

@@ -1,0 +1,456 @@
+"""Groups under KIP-848: joining, moving, leaving, fencing, and what is durable of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from kohort.errors import ErrorCode
+from kohort.groups.events import (
+    AssignmentComputed,
+    ConnectionLost,
+    ConsumerGroupDescribe,
+    DeleteGroups,
+    DescribeGroups,
+    GroupSettings,
+    GroupSettingsChanged,
+    ListGroups,
+    OffsetDelete,
+    OffsetFetch,
+    ReleaseHeld,
+)
+from kohort.groups.outcome import ListedGroup
+from kohort.groups.records import EpochBumped, MemberState
+from kohort.ids import TopicPartition
+from tests.groups.trial import Trial, owned
+
+
+def make_trial(**config: object) -> Trial:
+    trial = Trial(**config)
+    trial.set_topics(t=4)
+    return trial
+
+
+def held(reply: object) -> list[int]:
+    """The partitions in a reply's assignment."""
+    return [number for entry in reply.assignment for number in entry.partitions]  # type: ignore[attr-defined]
+
+
+def epoch_of(trial: Trial) -> int:
+    return int(describe(trial).epoch)
+
+
+def describe(trial: Trial, group_id: str = "g") -> object:
+    return trial.ask(ConsumerGroupDescribe(trial.request(), (group_id,))).groups[0]
+
+
+def settle(trial: Trial, *members: str) -> dict[str, tuple[int, list[int]]]:
+    """Let clients do what they are told until nothing changes; epoch and partitions by member."""
+    state: dict[str, tuple[int, list[int]]] = dict.fromkeys(members, (0, []))
+    for member in members:
+        for entry in describe(trial).members:  # type: ignore[attr-defined]
+            if entry.member_id == member:
+                have = [number for topic in entry.assignment for number in topic.partitions]
+                state[member] = (entry.member_epoch, have)
+    for _ in range(10):
+        for member in members:
+            epoch, have = state[member]
+            reply = trial.beat(member, epoch, owned=owned("t", *have))
+            assert reply.error is ErrorCode.NONE
+            state[member] = (reply.member_epoch, held(reply) if reply.assignment is not None else have)
+    return state
+
+
+def test_a_first_member_gets_everything_with_its_first_reply() -> None:
+    trial = make_trial()
+    reply = trial.beat("a")
+    assert (reply.error, reply.member_id, reply.member_epoch) == (ErrorCode.NONE, "a", 1)
+    assert held(reply) == [0, 1, 2, 3]
+    assert reply.heartbeat_interval_ms == 5_000
+    assert describe(trial).state == "Stable"  # type: ignore[attr-defined]
+    later = trial.beat("a", 1)
+    assert (later.member_epoch, later.assignment) == (1, None)
+
+
+def test_a_second_member_gets_its_part_when_the_first_has_given_it_up() -> None:
+    trial = make_trial()
+    trial.beat("a")
+    second = trial.beat("b")
+    assert (second.member_epoch, held(second), second.heartbeat_interval_ms) == (2, [], 200)
+    first = trial.beat("a", 1)
+    kept = held(first)
+    assert (first.member_epoch, len(kept), first.heartbeat_interval_ms) == (1, 2, 200)
+    assert trial.beat("b", 2, owned=()).assignment is None
+    still = trial.beat("a", 1, owned=owned("t", 0, 1, 2, 3))
+    assert still.member_epoch == 1
+    done = trial.beat("a", 1, owned=owned("t", *kept))
+    assert done.member_epoch == 2
+    second = trial.beat("b", 2)
+    assert sorted(held(second) + kept) == [0, 1, 2, 3]
+    assert describe(trial).state == "Stable"  # type: ignore[attr-defined]
+
+
+def test_a_joiner_waits_for_its_target_to_be_computed() -> None:
+    trial = make_trial()
+    trial.works_at_once = False
+    event = trial.consumer_event("a")
+    trial.feed(event)
+    assert trial.reply(event.request) is None
+    assert len(trial.work) == 1
+    trial.do_work()
+    assert held(trial.reply(event.request)) == [0, 1, 2, 3]
+
+
+def test_a_target_for_an_older_epoch_is_progress() -> None:
+    trial = make_trial()
+    trial.works_at_once = False
+    first, second = trial.consumer_event("a"), trial.consumer_event("b")
+    trial.feed(first)
+    trial.feed(second)
+    assert len(trial.work) == 1
+    trial.do_work()
+    assert trial.reply(first.request).member_epoch == 1
+    assert trial.reply(second.request).member_epoch == 2
+
+
+def test_a_failed_computation_is_told_and_tried_again() -> None:
+    trial = make_trial()
+    trial.works_at_once = False
+    event = trial.consumer_event("a")
+    trial.feed(event)
+    work = trial.work.pop()
+    trial.feed(AssignmentComputed("g", work.ticket, 1, {}, "it broke"))  # type: ignore[union-attr]
+    reply = trial.reply(event.request)
+    assert (reply.error, reply.error_message) == (ErrorCode.UNKNOWN_SERVER_ERROR, "it broke")
+    trial.works_at_once = True
+    assert held(trial.beat("a")) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"group_id": ""}, ErrorCode.INVALID_REQUEST),
+        ({"instance_id": ""}, ErrorCode.INVALID_REQUEST),
+        ({"rack_id": ""}, ErrorCode.INVALID_REQUEST),
+        ({"rebalance_timeout_ms": -1}, ErrorCode.INVALID_REQUEST),
+        ({"owned": None}, ErrorCode.INVALID_REQUEST),
+        ({"owned": owned("t", 1)}, ErrorCode.INVALID_REQUEST),
+        ({"subscribed_topics": None}, ErrorCode.INVALID_REQUEST),
+        ({"epoch": -3}, ErrorCode.INVALID_REQUEST),
+        ({"epoch": -2}, ErrorCode.INVALID_REQUEST),
+        ({"epoch": 1, "member_id": ""}, ErrorCode.INVALID_REQUEST),
+        ({"server_assignor": "mine"}, ErrorCode.UNSUPPORTED_ASSIGNOR),
+        ({"epoch": 1, "group_id": "none"}, ErrorCode.GROUP_ID_NOT_FOUND),
+        ({"epoch": -1, "group_id": "none"}, ErrorCode.GROUP_ID_NOT_FOUND),
+        ({"epoch": 1, "member_id": "ghost"}, ErrorCode.UNKNOWN_MEMBER_ID),
+        ({"epoch": -1, "member_id": "ghost"}, ErrorCode.UNKNOWN_MEMBER_ID),
+        ({"epoch": 7}, ErrorCode.FENCED_MEMBER_EPOCH),
+        ({"epoch": 1, "instance_id": "i"}, ErrorCode.UNKNOWN_MEMBER_ID),
+    ],
+)
+def test_a_heartbeat_is_refused(change: dict[str, object], error: ErrorCode) -> None:
+    trial = make_trial()
+    trial.beat("a")
+    member = str(change.pop("member_id", "a"))
+    epoch = int(str(change.pop("epoch", 0)))
+    before = list(trial.machine.snapshot())
+    reply = trial.beat(member, epoch, **change)
+    assert reply.error is error
+    assert reply.error_message
+    assert list(trial.machine.snapshot()) == before
+
+
+def test_a_full_group_refuses_new_members() -> None:
+    trial = make_trial(consumer_max_size=1)
+    trial.beat("a")
+    assert trial.beat("b").error is ErrorCode.GROUP_MAX_SIZE_REACHED
+    assert trial.beat("a", 1).error is ErrorCode.NONE
+
+
+def test_a_lost_reply_is_forgiven_once_the_member_says_what_it_has() -> None:
+    trial = make_trial()
+    trial.beat("a")
+    trial.beat("b")
+    first = trial.beat("a", 1)
+    trial.beat("a", 1, owned=owned("t", *held(first)))
+    assert trial.beat("a", 1, owned=owned("t", 0, 1, 2, 3)).error is ErrorCode.FENCED_MEMBER_EPOCH
+    assert trial.beat("a", 1).error is ErrorCode.FENCED_MEMBER_EPOCH
+    assert trial.beat("a", 1, owned=owned("t", *held(first))).member_epoch == 2
+
+
+def test_scenario_6_a_partition_is_assigned_anew_while_its_revocation_is_pending() -> None:
+    """While "a" has not given it up, no one else gets it, whatever epochs come and go."""
+    trial = make_trial()
+    trial.beat("a")
+    trial.beat("b")
+    pending = {0, 1, 2, 3} - set(held(trial.beat("a", 1)))
+    trial.beat("b", -1)
+    trial.beat("c")
+    for _ in range(3):
+        reply = trial.beat("c", trial.machine.kernel.ledger.groups["g"].consumer.standing("c").member_epoch)
+        assert reply.assignment is None or not pending & set(held(reply))
+    assert trial.beat("a", 1).member_epoch == 1
+    state = settle(trial, "a", "c")
+    assert sorted(state["a"][1] + state["c"][1]) == [0, 1, 2, 3]
+
+
+def test_scenario_7_a_fenced_member_joins_again_with_epoch_0() -> None:
+    trial = make_trial()
+    trial.beat("a")
+    assert trial.beat("a", 5).error is ErrorCode.FENCED_MEMBER_EPOCH
+    again = trial.beat("a")
+    assert (again.error, held(again), again.member_epoch) == (ErrorCode.NONE, [0, 1, 2, 3], 1)
+
+
+def test_scenario_7_the_last_member_leaves_and_epochs_agree() -> None:
+    trial = make_trial()
+    trial.beat("a")
+    assert trial.beat("a", -1).member_epoch == -1
+    group = describe(trial)
+    assert (group.state, group.epoch, group.assignment_epoch) == ("Empty", 2, 2)  # type: ignore[attr-defined]
+    assert trial.beat("a").member_epoch == 3
+
+
+def test_silence_puts_a_member_out() -> None:
+    trial = make_trial()
+    trial.beat("a")
+    trial.beat("b")
+    for _ in range(10):
+        trial.pass_time(5_000)
+        trial.beat("b", 2)
+    assert trial.beat("a", 1).error is ErrorCode.UNKNOWN_MEMBER_ID
+    assert held(trial.beat("b")) == [0, 1, 2, 3]
+
+
+def test_a_member_that_does_not_revoke_in_time_is_put_out() -> None:
+    trial = make_trial()
+    trial.beat("a", rebalance_timeout_ms=10_000)
+    trial.beat("b")
+    trial.beat("a", 1)
+    for _ in range(2):
+        trial.pass_time(5_000)
+        trial.beat("b", 2)
+        late = trial.beat("a", 1)
+    assert late.error is ErrorCode.UNKNOWN_MEMBER_ID
+
+
+def test_a_static_member_comes_back_to_what_it_had() -> None:
+    trial = make_trial()
+    trial.beat("a", instance_id="i")
+    assert trial.beat("b", instance_id="i").error is ErrorCode.UNRELEASED_INSTANCE_ID
+    assert trial.beat("a", -2, instance_id="i").member_epoch == -2
+    epoch = epoch_of(trial)
+    back = trial.beat("b", instance_id="i")
+    assert (held(back), back.member_epoch, epoch_of(trial)) == ([0, 1, 2, 3], epoch, epoch)
+    assert trial.beat("a", 1, instance_id="i").error is ErrorCode.FENCED_INSTANCE_ID
+    assert trial.beat("a", 1).error is ErrorCode.UNKNOWN_MEMBER_ID
+    assert trial.beat("a", -1, instance_id="i").error is ErrorCode.FENCED_INSTANCE_ID
+
+
+def test_a_static_member_that_stays_away_is_put_out() -> None:
+    trial = make_trial()
+    trial.beat("a", instance_id="i")
+    trial.beat("a", -2, instance_id="i")
+    trial.pass_time(45_000)
+    assert describe(trial).state == "Empty"  # type: ignore[attr-defined]
+
+
+def test_topics_that_grow_appear_or_go_begin_an_epoch() -> None:
+    trial = make_trial()
+    trial.beat("a", subscribed_topics=("t", "u"))
+    trial.set_topics(t=4, x=1)
+    assert epoch_of(trial) == 1
+    trial.set_topics(t=5, x=1)
+    assert held(trial.beat("a", 1)) == [0, 1, 2, 3, 4]
+    trial.set_topics(t=5, x=1, u=1)
+    assert epoch_of(trial) == 3
+    assert len(held(trial.beat("a", 2))) == 6
+    trial.set_topics(x=1, u=1)
+    assert len(held(trial.beat("a", 3))) == 1
+    last = trial.beat("a", 3, owned=owned("u", 0))
+    assert (last.member_epoch, held(last)) == (4, [0])
+
+
+def test_a_regular_expression_is_resolved_and_resolved_again() -> None:
+    trial = make_trial()
+    trial.set_topics(t=4, flights=2, trains=3)
+    reply = trial.beat("a", subscribed_topics=None, subscribed_regex="f.*")
+    assert held(reply) == [0, 1]
+    trial.set_topics(t=4, flights=2, trains=3, ferries=1)
+    assert len(held(trial.beat("a", reply.member_epoch))) == 3
+    changed = trial.beat("a", epoch_of(trial), subscribed_regex="tr.*")
+    assert changed.error is ErrorCode.NONE
+    assert settle(trial, "a")["a"][0] == epoch_of(trial)
+    patterns = [record.regex for record in trial.machine.snapshot() if hasattr(record, "regex")]
+    assert patterns == ["tr.*"]
+
+
+def test_the_assignor_that_most_members_wish_for() -> None:
+    trial = make_trial()
+    trial.beat("a", server_assignor="range")
+    assert describe(trial).assignor == "range"  # type: ignore[attr-defined]
+
+
+def test_a_held_heartbeat_is_answered_when_something_changes() -> None:
+    trial = make_trial()
+    trial.beat("a")
+    waiting = trial.consumer_event("a", 1, hold_ms=4_500)
+    trial.feed(waiting)
+    assert trial.reply(waiting.request) is None
+    trial.beat("b")
+    reply = trial.reply(waiting.request)
+    assert (reply.member_epoch, len(held(reply))) == (1, 2)
+
+
+def test_a_held_heartbeat_is_answered_when_its_time_is_over_or_the_shell_asks() -> None:
+    trial = make_trial()
+    trial.beat("a")
+    first = trial.consumer_event("a", 1, hold_ms=4_500)
+    trial.feed(first)
+    trial.pass_time(4_499)
+    assert trial.reply(first.request) is None
+    trial.pass_time(1)
+    assert trial.reply(first.request).error is ErrorCode.NONE
+    second = trial.consumer_event("a", 1, hold_ms=4_500)
+    trial.feed(second)
+    trial.feed(ReleaseHeld((second.request,)))
+    assert trial.reply(second.request).error is ErrorCode.NONE
+
+
+def test_switched_off_unsettled_members_are_told_the_plain_interval() -> None:
+    trial = make_trial(notify_at_once="off")
+    trial.beat("a")
+    assert trial.beat("b").heartbeat_interval_ms == 5_000
+
+
+def test_a_groups_own_settings() -> None:
+    trial = make_trial()
+    trial.feed(GroupSettingsChanged("g", GroupSettings(50_000, 7_000)))
+    trial.beat("a")
+    trial.feed(GroupSettingsChanged("g", GroupSettings(50_000, 7_000)))
+    assert trial.beat("a", 1).heartbeat_interval_ms == 7_000
+
+
+def test_a_joiner_without_an_id_whose_connection_ends_is_dropped() -> None:
+    trial = make_trial()
+    trial.works_at_once = False
+    trial.feed(trial.consumer_event("", connection=3))
+    trial.feed(ConnectionLost(3))
+    trial.do_work()
+    assert describe(trial).members == ()  # type: ignore[attr-defined]
+
+
+def test_who_may_commit_and_fetch() -> None:
+    trial = make_trial()
+    trial.beat("a")
+    assert trial.commit(1, "a", 1) is ErrorCode.NONE
+    assert trial.commit(1, "a", 0) is ErrorCode.STALE_MEMBER_EPOCH
+    assert trial.commit(1, "a", 1, knows_stale_epoch=False) is ErrorCode.UNSUPPORTED_VERSION
+    assert trial.commit(1, "ghost", 1) is ErrorCode.UNKNOWN_MEMBER_ID
+    assert trial.commit(1) is ErrorCode.UNKNOWN_MEMBER_ID
+    wanted = (TopicPartition("t", 0),)
+    for member, epoch, error in [
+        (None, -1, ErrorCode.NONE),
+        ("a", 1, ErrorCode.NONE),
+        ("a", 9, ErrorCode.STALE_MEMBER_EPOCH),
+        ("ghost", 1, ErrorCode.UNKNOWN_MEMBER_ID),
+    ]:
+        reply = trial.ask(OffsetFetch(trial.request(), "g", wanted, member_id=member, member_epoch=epoch))
+        assert reply.error is error
+    trial.beat("a", -1)
+    assert trial.commit(2) is ErrorCode.NONE
+
+
+def test_administration_of_a_consumer_group() -> None:
+    trial = make_trial()
+    trial.beat("a")
+    trial.commit(1, "a", 1)
+    trial.commit(1, "a", 1, topic="old")
+    assert trial.ask(ListGroups(trial.request(), types=("Consumer",))).groups == (
+        ListedGroup("g", "consumer", "Stable", "consumer"),
+    )
+    assert trial.ask(DescribeGroups(trial.request(), ("g",))).groups[0].error is ErrorCode.GROUP_ID_NOT_FOUND
+    gone = OffsetDelete(trial.request(), "g", (TopicPartition("t", 0), TopicPartition("old", 0)))
+    assert trial.ask(gone).errors == (ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC, ErrorCode.NONE)
+    assert trial.ask(DeleteGroups(trial.request(), ("g",))).errors == (ErrorCode.NON_EMPTY_GROUP,)
+    trial.beat("a", -1)
+    assert trial.ask(DeleteGroups(trial.request(), ("g",))).errors == (ErrorCode.NONE,)
+    assert list(trial.machine.snapshot()) == []
+    assert describe(trial).error is ErrorCode.GROUP_ID_NOT_FOUND  # type: ignore[attr-defined]
+
+
+def test_a_restart_at_every_record_ends_in_a_whole_group() -> None:
+    trial = make_trial()
+    trial.beat("a")
+    trial.beat("b")
+    settle(trial, "a", "b")
+    trial.beat("c", instance_id="i")
+    settle(trial, "a", "b")
+    whole = list(trial.journal)
+    for cut in range(len(whole) + 1):
+        again = make_trial()
+        again.journal = list(whole)
+        again.restart(cut=cut)
+        for member, more in (("a", {}), ("b", {}), ("c", {"instance_id": "i"})):
+            again.beat(member, **more)
+        state = settle_with(again)
+        assert sorted(number for _, have in state.values() for number in have) == [0, 1, 2, 3], cut
+
+
+def settle_with(trial: Trial) -> dict[str, tuple[int, list[int]]]:
+    """As `settle`, with one static member."""
+    state: dict[str, tuple[int, list[int]]] = {}
+    for entry in describe(trial).members:  # type: ignore[attr-defined]
+        state[entry.member_id] = (entry.member_epoch, [n for topic in entry.assignment for n in topic.partitions])
+    for _ in range(10):
+        for member, (epoch, have) in list(state.items()):
+            more = {"instance_id": "i"} if member == "c" else {}
+            reply = trial.beat(member, epoch, owned=owned("t", *have), **more)
+            assert reply.error is ErrorCode.NONE
+            state[member] = (reply.member_epoch, held(reply) if reply.assignment is not None else have)
+    return state
+
+
+def test_a_snapshot_replays_to_the_same_state() -> None:
+    trial = make_trial()
+    trial.beat("a")
+    trial.beat("b", subscribed_topics=None, subscribed_regex="t")
+    trial.beat("a", 1)
+    trial.journal[:] = list(trial.machine.snapshot())
+    trial.restart()
+    assert list(trial.machine.snapshot()) == trial.journal
+    current = trial.machine.kernel.ledger.groups["g"].consumer
+    assert current is not None
+    assert current.standing("a").state is MemberState.UNREVOKED_PARTITIONS
+    assert len(current.holders) == 4
+
+
+def test_topics_that_changed_during_a_restart_are_noticed() -> None:
+    trial = make_trial()
+    trial.beat("a")
+    grown = Trial()
+    grown.set_topics(t=6)
+    trial.image = grown.image
+    trial.restart()
+    assert trial.journal[-2:] != []
+    assert any(isinstance(record, EpochBumped) and record.epoch == 2 for record in trial.journal)
+    assert len(held(trial.beat("a", 1))) == 6
+
+
+def test_a_thousand_members_join_at_once_and_are_stable() -> None:
+    trial = make_trial()
+    trial.set_topics(t=2_000)
+    trial.works_at_once = False
+    events = [trial.consumer_event(f"m{number}") for number in range(1_000)]
+    for event in events:
+        trial.feed(event)
+    trial.do_work()
+    state = {
+        event.member_id: (reply.member_epoch, held(reply)) for event in events if (reply := trial.reply(event.request))
+    }
+    assert len(state) == 1_000
+    for _ in range(6):
+        for member, (epoch, have) in list(state.items()):
+            reply = trial.beat(member, epoch, owned=owned("t", *have))
+            state[member] = (reply.member_epoch, held(reply) if reply.assignment is not None else have)
+    assert describe(trial).state == "Stable"  # type: ignore[attr-defined]
+    assert sorted(number for _, have in state.values() for number in have) == list(range(2_000))
