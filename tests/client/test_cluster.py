@@ -69,7 +69,8 @@ def test_a_broker_that_knows_only_old_api_versions_is_asked_again() -> None:
 
 def test_an_unreachable_cluster_is_named_with_its_reasons() -> None:
     world = VirtualCluster(
-        settings={"bootstrap_servers": "10.0.0.1:9092,10.0.0.2:9093", "default_api_timeout_ms": 3000}, refuse={9092, 9093}
+        settings={"bootstrap_servers": "10.0.0.1:9092,10.0.0.2:9093", "default_api_timeout_ms": 3000},
+        refuse={9092, 9093},
     )
     with pytest.raises(TimedOutError) as caught:
         world.call(world.cluster.describe_topics(None))
@@ -86,7 +87,9 @@ def test_reconnects_back_off() -> None:
 
 
 def test_a_bootstrap_that_is_down_does_not_stop_the_others() -> None:
-    world = VirtualCluster(settings={"bootstrap_servers": "10.0.0.1:9999,127.0.0.1:9092"}, topics={"a": 1}, refuse={9999})
+    world = VirtualCluster(
+        settings={"bootstrap_servers": "10.0.0.1:9999,127.0.0.1:9092"}, topics={"a": 1}, refuse={9999}
+    )
     assert "a" in world.call(world.cluster.describe_topics(["a"]))
 
 

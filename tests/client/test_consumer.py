@@ -147,6 +147,56 @@ def test_cooperative_members_keep_what_does_not_move(servers: str, topic: str) -
         assert kinds[:2] == [("assigned", 4), ("revoked", 2)]
 
 
+@pytest.mark.kafka
+def test_a_group_whose_coordinator_assigns(apache_kafka: object) -> None:
+    servers = str(apache_kafka.bootstrap_servers)  # type: ignore[attr-defined]
+    topic = make_topic(servers, f"t-{uuid.uuid4().hex[:12]}")
+    fill(servers, topic, 400)
+    log = Log()
+    settings = {"group_id": topic, "group_protocol": "consumer", **QUICK}
+    with Consumer(servers, **settings) as first:
+        first.subscribe([topic], listener=log)
+        assert len(read_all(first, 400)) == 400
+        with Consumer(servers, **settings) as second:
+            second.subscribe(pattern=f"^{topic}$")
+            with ThreadPoolExecutor() as pool:
+                both = [pool.submit(poll_until_share, consumer, 2) for consumer in (first, second)]
+                assert [len(one.result(30)) for one in both] == [2, 2]
+            assert second.assignment().isdisjoint(first.assignment())
+            first.commit()
+        assert len(poll_until_share(first, 4)) == 4
+        fill(servers, topic, 40, start=400)
+        assert sorted(int(value) for _, _, value in read_all(first, 40)) == list(range(400, 440))
+    kinds = [(kind, len(numbers)) for kind, numbers in log.events if numbers]
+    assert kinds == [("assigned", 4), ("revoked", 2), ("assigned", 2), ("revoked", 4)]
+
+
+@pytest.mark.kafka
+def test_only_committed_records_are_read_when_asked(apache_kafka: object) -> None:
+    servers = str(apache_kafka.bootstrap_servers)  # type: ignore[attr-defined]
+    topic = make_topic(servers, f"t-{uuid.uuid4().hex[:12]}", 1)
+    with Producer(servers, transactional_id=topic) as producer:
+        producer.init_transactions()
+        for lot, ending in enumerate(
+            (producer.commit_transaction, producer.abort_transaction, producer.commit_transaction)
+        ):
+            producer.begin_transaction()
+            for number in range(10):
+                producer.send(topic, f"{lot}-{number}", partition=0)
+            ending()
+    with Consumer(servers, isolation_level="read_committed", **QUICK) as consumer:
+        consumer.assign([TopicPartition(topic, 0)])
+        assert {value[:1] for _, _, value in read_all(consumer, 20)} == {b"0", b"2"}
+        assert len(consumer.poll(100)) == 0
+        assert (
+            consumer.position(TopicPartition(topic, 0))
+            == consumer.end_offsets([TopicPartition(topic, 0)])[TopicPartition(topic, 0)]
+        )
+    with Consumer(servers, **QUICK) as consumer:
+        consumer.assign([TopicPartition(topic, 0)])
+        assert len(read_all(consumer, 30)) == 30
+
+
 def test_commits_of_all_kinds_are_read_back(servers: str, topic: str) -> None:
     fill(servers, topic, 100)
     parts = [TopicPartition(topic, number) for number in range(4)]
@@ -420,7 +470,10 @@ def test_wrong_use_is_named() -> None:
         Consumer("127.0.0.1:9092", max_poll_record=5)
     with pytest.raises(InvalidInputError, match="auto.offset.reset|auto_offset_reset"):
         Consumer("127.0.0.1:9092", auto_offset_reset="sometime")
-    with pytest.raises(InvalidInputError, match="assignor 'best'"), Consumer("127.0.0.1:1", group_id="g", partition_assignment_strategy="best") as consumer:
+    with (
+        pytest.raises(InvalidInputError, match="assignor 'best'"),
+        Consumer("127.0.0.1:1", group_id="g", partition_assignment_strategy="best") as consumer,
+    ):
         consumer.subscribe(["a"])
     with Consumer("127.0.0.1:1") as consumer:
         with pytest.raises(InvalidInputError, match=r"subscribe or assign"):

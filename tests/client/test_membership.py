@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
-from kohort.client.classic_protocol import Subscription, encode_assignment
+from kohort.client.classic_protocol import encode_assignment
+from kohort.client.group_subscription import Subscription
 from kohort.client.membership import Membership, MemberState
+from kohort.client.membership_classic import ClassicMembership
 from kohort.errors import ErrorCode, FencedError, KafkaError
 from kohort.ids import TopicPartition
 from kohort.wire.groups import (
@@ -29,7 +31,11 @@ class Coordinator:
     """A group of one member of ours, and the assignment that the test chooses."""
 
     def __init__(self, assignors: str = "range", **settings: Any) -> None:
-        settings = {"group_id": "g", "heartbeat_interval_ms": 1000, "partition_assignment_strategy": assignors} | settings
+        settings = {
+            "group_id": "g",
+            "heartbeat_interval_ms": 1000,
+            "partition_assignment_strategy": assignors,
+        } | settings
         self.world = VirtualCluster(settings=settings, topics={"a": 4, "b": 2})
         self.generation = 0
         self.heartbeat = ErrorCode.NONE
@@ -44,7 +50,7 @@ class Coordinator:
             "LeaveGroup": lambda message, version: LeaveGroupResponse(),
         }
         self.world.handlers.update(handlers)
-        self.member = Membership(self.world.cluster, self.world.config)
+        self.member = ClassicMembership(self.world.cluster, self.world.config)
 
     def join(self, message: Any, version: int) -> Any:
         if self.join_errors:

@@ -53,18 +53,17 @@ def read(servers: str, topic: str, **settings: Any) -> list[dict[str, Any]]:
 def test_records_arrive_as_sent(servers: str, topic: str, codec: str) -> None:
     told: list[int] = []
     with Producer(servers, compression_type=codec) as producer:
-        sent = []
-        for i in range(300):
-            sent.append(
-                producer.send(
-                    topic,
-                    f"value {i}" * 9 if i % 10 else None,
-                    f"key {i % 7}" if i % 3 else None,
-                    timestamp_ms=1_700_000_000_000 + i,
-                    headers=[("n", str(i).encode()), ("none", None)] if i % 5 == 0 else (),
-                    on_delivery=lambda error, where: told.append(-1 if error else where.offset),
-                )
+        sent = [
+            producer.send(
+                topic,
+                f"value {i}" * 9 if i % 10 else None,
+                f"key {i % 7}" if i % 3 else None,
+                timestamp_ms=1_700_000_000_000 + i,
+                headers=[("n", str(i).encode()), ("none", None)] if i % 5 == 0 else (),
+                on_delivery=lambda error, where: told.append(-1 if error else where.offset),
             )
+            for i in range(300)
+        ]
         producer.flush(20)
     places = {(place.partition, place.offset): i for i, place in enumerate(one.result(0) for one in sent)}
     rows = read(servers, topic)

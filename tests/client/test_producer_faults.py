@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import pyarrow as pa
 import pytest
 
-from kohort import Broker, Producer, TopicPartition
+from kohort import Admin, Broker, Producer, TopicPartition
 from kohort.broker.fault import Fault
+from kohort.client.admin_values import NewTopic
 from kohort.client.range_reader import RangeReader
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, TimedOutError
 
@@ -91,6 +93,27 @@ def test_a_refused_batch_fails_alone(broker: Broker, topic: str) -> None:
     assert values(broker, topic) == [i for i in range(401) if i not in failed]
 
 
+def test_a_batch_too_large_for_the_topic_is_split(broker: Broker, topic: str) -> None:
+    """The broker takes less than the producer gathers: halves go until they fit, with the same records in the same order."""
+    with Admin(broker.bootstrap_servers) as admin:
+        admin.create_topics([NewTopic(topic, 1, configs={"max.message.bytes": "2000"})]).all()
+    told: list[int] = []
+    with Producer(broker.bootstrap_servers, batch_size=9000, linger_ms=50) as producer:
+        sent = [
+            producer.send(
+                topic, f"{i:050}", on_delivery=lambda error, where: told.append(-1 if error else where.offset)
+            )
+            for i in range(400)
+        ]
+        alone = producer.send(topic, f"{0:03000}")
+        table = producer.send_arrow(topic, pa.record_batch({"value": [f"{i:050}" for i in range(400, 600)]}))
+        producer.flush(30)
+        assert [one.result(0).offset for one in sent] == list(range(400)) == told
+        assert isinstance(alone.exception(0), InvalidInputError)
+        assert sum(count for _, count in table.result(0)) == 200
+    assert values(broker, topic) == list(range(600))
+
+
 def test_delivery_timeout(broker: Broker, topic: str) -> None:
     rule = broker.faults.add(Fault("Produce", "drop", times=None))
     settings = {"request_timeout_ms": 150, "delivery_timeout_ms": 500, "linger_ms": 0}
@@ -108,9 +131,13 @@ def test_memory_is_bounded(broker: Broker, topic: str) -> None:
     settings = {"buffer_memory": 20_000, "max_block_ms": 300, "batch_size": 2000}
     with Producer(broker.bootstrap_servers, **settings) as producer:
         sent = []
-        with pytest.raises(TimedOutError, match=r"buffer\.memory"):
+
+        def fill() -> None:
             for i in range(10_000):
-                sent.append(producer.send(topic, f"{i:01000}"))
+                sent.append(producer.send(topic, f"{i:01000}"))  # noqa: PERF401
+
+        with pytest.raises(TimedOutError, match=r"buffer\.memory"):
+            fill()
         assert 10 < len(sent) <= 20
         rule.remove()
         producer.flush(20)

@@ -44,7 +44,11 @@ class Block:
         return CorruptDataError("damaged") if self.damaged else None
 
     def records(self, start: int, stop: int) -> list[Record]:
-        every = [Record(part.topic, part.partition, offset, 0) for part, first, end in self.runs for offset in range(first, end)]
+        every = [
+            Record(part.topic, part.partition, offset, 0)
+            for part, first, end in self.runs
+            for offset in range(first, end)
+        ]
         return every[start:stop]
 
     def to_arrow(self, start: int, stop: int) -> None:
@@ -154,7 +158,11 @@ class Polling(RuleBasedStateMachine):
         self.expected = dict.fromkeys(PARTITIONS, 0)
         self.assigned = set(PARTITIONS)
 
-    @rule(wanted=st.lists(st.tuples(st.sampled_from(PARTITIONS), st.integers(0, 20)), max_size=4, unique_by=lambda run: run[0]))
+    @rule(
+        wanted=st.lists(
+            st.tuples(st.sampled_from(PARTITIONS), st.integers(0, 20)), max_size=4, unique_by=lambda run: run[0]
+        )
+    )
     def fetch(self, wanted: list[tuple[TopicPartition, int]]) -> None:
         runs = []
         for partition, count in wanted:

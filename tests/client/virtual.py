@@ -140,7 +140,9 @@ class VirtualCluster:
             self._send_back(request, response)
 
     def _send_back(self, request: Request, response: Any) -> None:
-        frame = b"".join(bytes(part) for part in framing.encode_response(response, request.version, request.correlation_id))
+        frame = b"".join(
+            bytes(part) for part in framing.encode_response(response, request.version, request.correlation_id)
+        )
         self.cluster.links.received(request.link, memoryview(frame[4:]))
 
     # Answers that every test needs.
@@ -164,7 +166,9 @@ class VirtualCluster:
                 topics.append(topic_type(error_code=3, name=name))
                 continue
             parts = [
-                topic_type.MetadataResponsePartition(partition_index=i, leader_id=1, leader_epoch=0, replica_nodes=[1], isr_nodes=[1])
+                topic_type.MetadataResponsePartition(
+                    partition_index=i, leader_id=1, leader_epoch=0, replica_nodes=[1], isr_nodes=[1]
+                )
                 for i in range(count)
             ]
             topics.append(topic_type(name=name, partitions=parts))
@@ -174,5 +178,7 @@ class VirtualCluster:
     def _find_coordinator(self, message: Any, version: int) -> Any:
         if version < 4:
             return FindCoordinatorResponse(node_id=1, host="127.0.0.1", port=9092)
-        entry = FindCoordinatorResponse.Coordinator(key=message.coordinator_keys[0], node_id=1, host="127.0.0.1", port=9092)
+        entry = FindCoordinatorResponse.Coordinator(
+            key=message.coordinator_keys[0], node_id=1, host="127.0.0.1", port=9092
+        )
         return FindCoordinatorResponse(coordinators=[entry])

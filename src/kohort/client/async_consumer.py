@@ -12,7 +12,7 @@ from kohort.client.asyncio_driver import AsyncClient
 from kohort.client.commits import OnCommit
 from kohort.client.consumer_core import ConsumerCore
 from kohort.client.effects import Await, CallUser, Decode, Running, Script, Wait
-from kohort.client.offset_values import OffsetAndMetadata, OffsetAndTimestamp, RebalanceListener
+from kohort.client.offset_values import GroupMetadata, OffsetAndMetadata, OffsetAndTimestamp, RebalanceListener
 from kohort.client.offsets import committed_offsets
 from kohort.client.records import Records, to_batch
 from kohort.client.settings import ConsumerConfig, client_config
@@ -165,6 +165,10 @@ class AsyncConsumer:
         """A topic's partition numbers, asked now; empty when there is no such topic."""
         found = await self._client.call(partitions_of(self._client.cluster, [topic], timeout_ms))
         return set(found.get(topic, ()))
+
+    def group_metadata(self) -> GroupMetadata:
+        """This consumer's place in its group, for `Producer.send_offsets_to_transaction`."""
+        return self._do(lambda core: core.group_metadata())
 
     def pause(self, *partitions: TopicPartition) -> None:
         """Return nothing of these until `resume`; what was fetched is kept."""

@@ -7,14 +7,13 @@ Source: spec 3.2–3.6, 3.10, 3.13; KIP-429; KIP-792.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from kohort.assignors import Assignor, MemberSubscription, client_assignor
 from kohort.assignors import TopicInfo as AssignableTopic
 from kohort.client.cluster import Cluster
+from kohort.client.group_subscription import Subscription
 from kohort.client.metadata import Metadata
 from kohort.client.offset_values import Assignment
 from kohort.client.offsets import by_topic
@@ -28,46 +27,15 @@ _SUBSCRIPTION_VERSION = 3
 _ASSIGNMENT_VERSION = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Subscription:
-    """What a member wants to read: topics by name, or those that a regular expression finds.
-
-    Attributes:
-        topics: Names; empty with a pattern.
-        pattern: Searched for in each topic's name (`^` and `$` bind it).
-        user_data: For the assignor, from the application.
-    """
-
-    topics: tuple[str, ...] = ()
-    pattern: str | None = None
-    user_data: bytes | None = None
-
-    def __post_init__(self) -> None:
-        if bool(self.topics) == (self.pattern is not None):
-            raise InvalidInputError("subscribe to topics or to a pattern, one of both")
-        if self.pattern is not None:
-            try:
-                re.compile(self.pattern)
-            except re.error as error:
-                raise InvalidInputError(f"pattern {self.pattern!r}: {error}") from None
-
-    def resolve(self, metadata: Metadata, exclude_internal: bool) -> tuple[str, ...]:
-        """The topics meant, sorted."""
-        if self.pattern is None:
-            return tuple(sorted(set(self.topics)))
-        found = re.compile(self.pattern).search
-        known = metadata.topics.values()
-        return tuple(
-            sorted(topic.name for topic in known if found(topic.name) and not (topic.internal and exclude_internal))
-        )
-
-
 class ClassicProtocol:
     """Builds and reads the protocol's bytes, runs the assignor as the leader, and watches metadata for reasons to rebalance."""
 
     protocol_type = PROTOCOL_TYPE
 
-    def __init__(self, cluster: Cluster, config: ConsumerConfig, request_rejoin: Callable[[str], None]) -> None:
+    def __init__(
+        self, cluster: Cluster, config: ConsumerConfig, owner: object, request_rejoin: Callable[[str], None]
+    ) -> None:
+        self._owner = owner
         self._cluster = cluster
         self._config = config
         self._request_rejoin = request_rejoin
@@ -229,9 +197,9 @@ class ClassicProtocol:
         if self._subscription is None:
             return
         if self._subscription.pattern is not None:
-            self._cluster.want_topics(self, None)
+            self._cluster.want_topics(self._owner, None)
         else:
-            self._cluster.want_topics(self, {*self._subscription.topics, *(self._watched or ())})
+            self._cluster.want_topics(self._owner, {*self._subscription.topics, *(self._watched or ())})
 
 
 def encode_assignment(partitions: Iterable[TopicPartition], user_data: bytes | None = None) -> bytes:

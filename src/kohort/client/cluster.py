@@ -29,6 +29,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
+from uuid import UUID
 
 from kohort.client.links import Address, ConnectionFailed, Link, Links
 from kohort.client.metadata import Broker, Metadata, TopicInfo
@@ -78,6 +79,7 @@ Target = AnyNode | Node | Controller | Leader | Coordinator
 ANY = AnyNode()
 CONTROLLER = Controller()
 GROUP, TRANSACTION = 0, 1
+_TOPIC_IDS_SINCE = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +257,24 @@ class Cluster:
 
         return await self.retrying(attempt, "metadata", timeout_ms)
 
+    async def describe_topic_ids(self, ids: Iterable[UUID]) -> None:
+        """Ask for topics by id, once; brokers that can't are asked for all topics. The answer is merged.
+
+        Raises:
+            KafkaError: the request failed.
+        """
+        wanted = sorted(ids)
+
+        def build(version: int) -> MetadataRequest:
+            if version < _TOPIC_IDS_SINCE:
+                return MetadataRequest(topics=None)
+            return MetadataRequest(
+                topics=[MetadataRequest.MetadataRequestTopic(topic_id=one, name=None) for one in wanted]
+            )
+
+        answer = await self.send(Versioned(MetadataRequest, build), ANY)
+        self._merge(answer, ())
+
     async def leader(self, partition: TopicPartition, timeout_ms: float | None = None) -> int:
         """The leader's node id, refreshing metadata until it is known.
 
@@ -431,7 +451,10 @@ class Cluster:
         answer = await self.send(Versioned(MetadataRequest, build), ANY)
         if not answer.brokers:
             raise error_for(ErrorCode.BROKER_NOT_AVAILABLE, "the broker knows no brokers yet")
-        self.metadata.merge(answer, topics, self.runtime.now_ms)
+        self._merge(answer, topics)
+
+    def _merge(self, answer: Any, asked: Iterable[str] | None) -> None:
+        self.metadata.merge(answer, asked, self.runtime.now_ms)
         for listener in list(self._listeners):
             listener(self.metadata)
 

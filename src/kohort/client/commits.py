@@ -98,7 +98,6 @@ class Commits:
         member = self._membership()
         if member is None:
             return GroupIdentity()
-        identity = member.identity()
-        if identity.generation < 0:
+        if not member.joined:
             raise CommitFailedError(f"group {group!r}: this consumer is not a member now, nothing was committed")
-        return identity
+        return member.identity()

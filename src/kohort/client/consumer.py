@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 from kohort.client.commits import OnCommit
 from kohort.client.consumer_core import ConsumerCore
 from kohort.client.effects import Await, CallUser, Decode, Running, Script, Wait
-from kohort.client.offset_values import OffsetAndMetadata, OffsetAndTimestamp, RebalanceListener
+from kohort.client.offset_values import GroupMetadata, OffsetAndMetadata, OffsetAndTimestamp, RebalanceListener
 from kohort.client.offsets import committed_offsets
 from kohort.client.records import Records, to_batch
 from kohort.client.settings import ConsumerConfig, client_config
@@ -194,6 +194,10 @@ class Consumer:
         """A topic's partition numbers, asked now; empty when there is no such topic."""
         found = self._call(lambda core: partitions_of(core.cluster, [topic], timeout_ms))
         return set(found.get(topic, ()))
+
+    def group_metadata(self) -> GroupMetadata:
+        """This consumer's place in its group, for `Producer.send_offsets_to_transaction`."""
+        return self._do(lambda core: core.group_metadata())
 
     def pause(self, *partitions: TopicPartition) -> None:
         """Return nothing of these until `resume`; what was fetched is kept."""

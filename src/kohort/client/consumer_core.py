@@ -10,13 +10,14 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from kohort.client.classic_protocol import Subscription
 from kohort.client.cluster import Cluster
 from kohort.client.commits import Commits, OnCommit
 from kohort.client.effects import Await, CallUser, Decode, Script, Wait
 from kohort.client.fetching import Fetched, Fetcher
+from kohort.client.group_protocols import join_group
+from kohort.client.group_subscription import Subscription
 from kohort.client.membership import Membership
-from kohort.client.offset_values import OffsetAndMetadata, RebalanceListener
+from kohort.client.offset_values import GroupMetadata, OffsetAndMetadata, RebalanceListener
 from kohort.client.positions import PositionFinder
 from kohort.client.records import apply_deserializers
 from kohort.client.retained import Retained, Slice
@@ -85,7 +86,7 @@ class ConsumerCore:
         subscription = Subscription(tuple(topics), pattern)
         self.listener = listener or RebalanceListener()
         if self.membership is None:
-            self.membership = Membership(self.cluster, self.config, changed=self._changed)
+            self.membership = join_group(self.cluster, self.config, changed=self._changed)
         self.membership.polled()
         self.membership.subscribe(subscription)
 
@@ -113,7 +114,7 @@ class ConsumerCore:
 
     def subscription(self) -> tuple[str, ...]:
         """The topics subscribed to, as far as metadata tells."""
-        return () if self.membership is None else self.membership.protocol.topics()
+        return () if self.membership is None else self.membership.topics()
 
     # Polling.
 
@@ -406,6 +407,20 @@ class ConsumerCore:
             TopicPartition(*part): value if isinstance(value, OffsetAndMetadata) else OffsetAndMetadata(int(value))
             for part, value in offsets.items()
         }
+
+    def group_metadata(self) -> GroupMetadata:
+        """This consumer's place in its group.
+
+        Raises:
+            InvalidInputError: no group id.
+        """
+        group = self.config.group_id
+        if group is None:
+            raise InvalidInputError("there is no group without group.id")
+        if self.membership is None or not self.membership.joined:
+            return GroupMetadata(group)
+        who = self.membership.identity()
+        return GroupMetadata(group, who.generation, who.member_id, who.instance_id)
 
     def commit_async(self, offsets: Mapping[TopicPartition, Any] | None, callback: OnCommit | None) -> None:
         """Commit in the background, in order with the others."""

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from kohort.client.classic_protocol import Subscription
-from kohort.client.membership import Membership
+from kohort.client.group_protocols import join_group
+from kohort.client.group_subscription import Subscription
 from kohort.client.offset_values import Assignment, OffsetAndMetadata, OffsetAndTimestamp, Revocation
 from kohort.client.offsets import commit_offsets, committed_offsets
 from kohort.client.settings import ConsumerConfig, client_config
@@ -59,7 +59,7 @@ class GroupMember:
         self.config = client_config(ConsumerConfig, bootstrap_servers, {**settings, "group_id": group_id})
         self.group_id = group_id
         self._client = ThreadClient(self.config)
-        self._membership = Membership(self._client.cluster, self.config, poll_bound=False)
+        self._membership = join_group(self._client.cluster, self.config, poll_bound=False)
         self._seen = 0
         with self._client.lock:
             self._membership.subscribe(subscription)
@@ -141,7 +141,8 @@ class GroupMember:
         }
         with self._client.lock:
             identity = self._membership.identity()
-        if identity.generation < 0 or generation not in (None, identity.generation):
+            joined = self._membership.joined
+        if not joined or generation not in (None, identity.generation):
             text = f"group {self.group_id!r}: generation {generation if generation is not None else ''} is over, nothing was committed"
             raise CommitFailedError(text, ErrorCode.ILLEGAL_GENERATION)
         self._client.call(commit_offsets(self._client.cluster, self.group_id, values, identity, timeout_ms))

@@ -57,6 +57,19 @@ class Revocation:
     lost: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class GroupMetadata:
+    """A consumer's place in its group, for a transaction that commits its offsets: a stale one is refused.
+
+    Source: KIP-447.
+    """
+
+    group_id: str
+    generation_id: int = -1
+    member_id: str = ""
+    group_instance_id: str | None = None
+
+
 class RebalanceListener:
     """Callbacks around a rebalance, called by the thread that polls, inside `poll`. Override what is needed."""
 
