@@ -93,7 +93,8 @@ def describe(
                 f"group {row['group']}  state {row['state']}  type {row['type']}  assignor {row['assignor'] or '-'}"
                 f"  members {row['members']}  coordinator {row['coordinator']}{epoch}"
             )
-            show(row["partitions"], _LAG_COLUMNS, as_json=False, empty=f"group {row['group']} has no offsets")
+            columns = {key: heading for key, heading in _LAG_COLUMNS.items() if key != "group"}
+            show(row["partitions"], columns, as_json=False, empty=f"group {row['group']} has no offsets")
     return tell(errors)
 
 

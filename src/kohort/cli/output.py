@@ -14,7 +14,8 @@ def show(rows: Sequence[Row], columns: Mapping[str, str], *, as_json: bool, empt
 
     Args:
         rows: one mapping for each.
-        columns: key of a row -> heading. JSON has every key of a row, also those without a heading.
+        columns: key of a row -> heading. JSON has every key of a row, also those without a heading; a terminal leaves
+            columns out in which no row has anything.
         as_json: print a JSON array of the rows.
         empty: said on standard error when there are no rows.
     """
@@ -74,12 +75,14 @@ def _show_table(rows: Sequence[Row], columns: Mapping[str, str]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD)
-    for key, heading in columns.items():
+    shown = [key for key in columns if any(row.get(key) not in (None, "") for row in rows)]
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for key in shown:
         right = any(_is_number(row.get(key)) for row in rows)
-        table.add_column(heading, justify="right" if right else "left", overflow="fold")
+        longest_word = max(map(len, columns[key].split()))
+        table.add_column(columns[key], justify="right" if right else "left", overflow="fold", min_width=longest_word)
     for row in rows:
-        table.add_row(*(Text(_text(row.get(key))) for key in columns))
+        table.add_row(*(Text(_text(row.get(key))) for key in shown))
     Console().print(table)
 
 
