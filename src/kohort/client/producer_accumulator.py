@@ -208,13 +208,17 @@ class Accumulator:
 
     # The sender.
 
-    def finish(self, batch: Batch, error: KafkaError | None) -> None:
-        """A batch is delivered or failed. Under the lock; the caller notifies and tells."""
+    def finish(self, batch: Batch, error: KafkaError | None) -> list[Batch]:
+        """A batch is delivered or failed. Under the lock; the caller notifies, and tells the batches that are given back."""
         batch.error = error
         batch.done = True
         batch.chunk = batch.sealed = None
         self.used -= batch.size
         self.incomplete.discard(batch)
+        whole = batch.whole
+        if whole is not None and all(part.done for part in whole.parts):
+            return [batch, *self.finish(whole, None)]
+        return [batch]
 
     def fail(self, error: KafkaError) -> list[Batch]:
         """Nothing can be sent any more: fail what waits; gives the batches to tell."""
@@ -229,10 +233,9 @@ class Accumulator:
             queue.close_open()
             dropped += queue.waiting
             queue.waiting.clear()
-        for batch in dropped:
-            self.finish(batch, error)
+        told = [one for batch in dropped for one in self.finish(batch, error)]
         self.lock.notify_all()
-        return dropped
+        return told
 
 
 def sized(content: Any, what: str) -> int:

@@ -49,6 +49,8 @@ class Batch:
         error: Why it was not delivered.
         done: Delivered or failed.
         callbacks: (index of the record, its timestamp, function) of those who want to be told.
+        parts: The batches that stand for this one, where it was too large for the broker.
+        whole: The batch that this one is a part of.
     """
 
     __slots__ = (
@@ -64,9 +66,11 @@ class Batch:
         "not_before_ms",
         "owner",
         "partition",
+        "parts",
         "sealed",
         "sequence",
         "size",
+        "whole",
     )
 
     def __init__(self, partition: TopicPartition, chunk: Chunk, owner: threading.Condition, created_ms: float) -> None:
@@ -85,9 +89,34 @@ class Batch:
         self.done = False
         self.callbacks: list[tuple[int, int, Callable[[KafkaError | None, RecordMetadata | None], None]]] = []
         self.owner = owner
+        self.parts: list[Batch] = []
+        self.whole: Batch | None = None
+
+    def become(self, parts: list[Batch]) -> None:
+        """Let these batches stand for this one."""
+        self.parts = parts
+        for part in parts:
+            part.whole = self
+
+    def failure(self, index: int) -> KafkaError | None:
+        """Why the record with this index was not delivered."""
+        if not self.parts:
+            return self.error
+        part, at = self._part(index)
+        return part.failure(at)
+
+    def _part(self, index: int) -> tuple[Batch, int]:
+        for part in self.parts:
+            if index < part.count:
+                return part, index
+            index -= part.count
+        raise IndexError(index)
 
     def metadata(self, index: int, timestamp: int) -> RecordMetadata:
         """Where the record with this index in the batch was written."""
+        if self.parts:
+            part, at = self._part(index)
+            return part.metadata(at, timestamp)
         offset = self.base_offset + index if self.base_offset >= 0 else -1
         stamp = timestamp if self.append_time_ms < 0 else self.append_time_ms
         return RecordMetadata(self.partition.topic, self.partition.partition, offset, stamp)
@@ -96,10 +125,11 @@ class Batch:
         """Call those who want to know; outside the producer's lock."""
         callbacks, self.callbacks = self.callbacks, []
         for index, timestamp, callback in callbacks:
-            if self.error is None:
+            error = self.failure(index)
+            if error is None:
                 callback(None, self.metadata(index, timestamp))
             else:
-                callback(self.error, None)
+                callback(error, None)
 
 
 class Delivery:
@@ -135,7 +165,7 @@ class Delivery:
             with batch.owner:
                 if not batch.owner.wait_for(lambda: batch.done, timeout_s):
                     raise TimedOutError(f"{batch.partition}: not delivered yet after {timeout_s} s")
-        return batch.error
+        return batch.failure(self._index)
 
     def add_done_callback(self, callback: Callable[[Delivery], None]) -> None:
         """Call back with this delivery when it is done, on the producer's thread; at once if it is."""
@@ -185,10 +215,16 @@ class TableDelivery:
             with owner:
                 if not owner.wait_for(self.done, timeout_s):
                     raise TimedOutError(f"not all rows are delivered yet after {timeout_s} s")
-        for batch in self._batches:
-            if batch.error is not None:
-                raise batch.error
-        return [(batch.metadata(0, -1), batch.count) for batch in self._batches]
+        leaves = [leaf for batch in self._batches for leaf in _leaves(batch)]
+        for leaf in leaves:
+            if leaf.error is not None:
+                raise leaf.error
+        return [(leaf.metadata(0, -1), leaf.count) for leaf in leaves]
+
+
+def _leaves(batch: Batch) -> list[Batch]:
+    """The batches that were sent for this one."""
+    return [leaf for part in batch.parts for leaf in _leaves(part)] if batch.parts else [batch]
 
 
 class PartitionQueue:

@@ -17,6 +17,7 @@ from kohort.client.metadata import NO_TOPIC_ID
 from kohort.client.producer_accumulator import Accumulator, monotonic_ms
 from kohort.client.producer_batches import Batch, PartitionQueue
 from kohort.client.producer_settings import ProducerConfig
+from kohort.client.producer_split import split
 from kohort.client.runtime import Promise
 from kohort.columns.encode import restamp
 from kohort.errors import ErrorCode, FencedError, KafkaError, RetriableError, TimedOutError, error_for
@@ -32,6 +33,7 @@ LAST_BEFORE_IMPLICIT_PARTITIONS = 11
 """Above, a transactional Produce adds its partitions to the transaction, and the epoch moves with every end."""
 _REPEATED = (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER)
 _LOST_PLACE = (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.UNKNOWN_PRODUCER_ID, ErrorCode.INVALID_PRODUCER_EPOCH)
+_TOO_LARGE = (ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE)
 _STALE_METADATA = (
     ErrorCode.NOT_LEADER_OR_FOLLOWER,
     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
@@ -154,8 +156,9 @@ class Sender:
             for queue in self.accumulator.queues.values():
                 queue.next_sequence = 0
                 for batch in queue.waiting:
-                    if batch.sealed is not None:
+                    if batch.sequence >= 0:
                         self._number(queue, batch)
+                    if batch.sealed is not None:
                         restamp(batch.sealed, self.identity.producer_id, self.identity.epoch, batch.sequence)
         self._renumber = False
 
@@ -242,7 +245,7 @@ class Sender:
             return
         assert batch.chunk is not None
         idempotent = self.config.enable_idempotence
-        if idempotent:
+        if idempotent and batch.sequence < 0:
             self._number(self.accumulator.queues[batch.partition], batch)
         identity = self.identity
         batch.sealed = batch.chunk.seal(
@@ -345,6 +348,9 @@ class Sender:
         if code in _STALE_METADATA:
             self.cluster.request_metadata()
         again = isinstance(error, RetriableError) or code.retriable
+        if code in _TOO_LARGE and batch.count > 1:
+            self._split(batch)
+            return
         if self.config.enable_idempotence and code in _LOST_PLACE:
             again = self._lost_place(batch, code)
         if again and batch.attempts <= self.config.retries and not self._overdue(batch, now_ms):
@@ -360,6 +366,16 @@ class Sender:
         if again:
             error = TimedOutError(f"{batch.partition}: not delivered after {batch.attempts} attempts: {error}")
         self._lose(batch, error)
+
+    def _split(self, batch: Batch) -> None:
+        """The broker takes no batch as large as this: send its halves instead."""
+        with self.accumulator.lock:
+            queue = self.accumulator.queues[batch.partition]
+            queue.in_flight.remove(batch)
+            for part in split(batch, self.accumulator):
+                part.attempts = batch.attempts
+                queue.put_back(part)
+            queue.mended = True
 
     def _lost_place(self, batch: Batch, code: ErrorCode) -> bool:
         """Whether to send again after the broker found a sequence or epoch that it did not expect."""
@@ -391,8 +407,7 @@ class Sender:
         if batch in queue.in_flight:
             queue.in_flight.remove(batch)
         self.figures.failures += error is not None
-        self.accumulator.finish(batch, error)
-        self._answer.append(batch)
+        self._answer += self.accumulator.finish(batch, error)
 
     def _overdue(self, batch: Batch, now_ms: float) -> bool:
         return now_ms - batch.created_ms >= self.config.delivery_timeout_ms
