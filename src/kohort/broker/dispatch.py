@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kohort.broker.connection import BadFrame, Connection
+from kohort.broker.refusals import refusal
+from kohort.errors import ErrorCode, InvalidInputError, KafkaError
 from kohort.wire.framing import APIS, decode_request_header, encode_response, encode_response_whole
 from kohort.wire.schema import WireError
 
@@ -53,11 +55,20 @@ class Request:
 
     def reply(self, message: Any) -> None:
         """Answer with a message, encoded at the request's version."""
-        if not self.connection.closed:
+        if self.connection.closed:
+            return
+        try:
             if self.key == FETCH:
-                self.send(encode_response(message, self.version, self.correlation_id))
+                parts = encode_response(message, self.version, self.correlation_id)
             else:
-                self.send([encode_response_whole(message, self.version, self.correlation_id)])
+                parts = [encode_response_whole(message, self.version, self.correlation_id)]
+        except InvalidInputError:  # ours to mend; the others who wait for the same step must get their answers
+            log.exception(
+                "a fault in the broker: the answer to %s can't be encoded; its connection is closed", self.name
+            )
+            self.connection.close()
+            return
+        self.send(parts)
 
     def send(self, parts: list[Any]) -> None:
         """Answer with a frame's parts: buffers and file ranges."""
@@ -154,6 +165,11 @@ class Dispatcher:
     def _run(self, route: Route, request: Request) -> None:
         try:
             answer = route.handler(self._node, request)
+        except KafkaError as error:
+            answer = refusal(request, error.code, error.message)
+        except OSError as error:
+            log.error("%s failed: %s", request.name, error)
+            answer = refusal(request, ErrorCode.KAFKA_STORAGE_ERROR, str(error))
         except Exception:
             log.error("a fault in the broker: %s; its connection is closed", request.name)
             request.connection.close()

@@ -80,9 +80,11 @@ class GroupSettingsFile:
         os.replace(scratch, self._path)
         self._tell(GroupSettingsChanged(group, parsed))
 
-    def announce(self) -> None:
-        """Tell the shards everything (they have just loaded)."""
+    def announce(self, of_shard: Callable[[str], bool]) -> None:
+        """Tell a shard that has just loaded the settings of its groups."""
         for group, configs in self._by_group.items():
+            if not of_shard(group):
+                continue
             try:
                 self._tell(GroupSettingsChanged(group, self.check(configs)))
             except InvalidInputError as error:  # the broker's limits were changed since

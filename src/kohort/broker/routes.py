@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from kohort.broker.api import cluster, configs, fetch, groups, listoffsets, offsets, produce, topics, transactions
+from kohort.broker.api import (
+    cluster,
+    configs,
+    consumer_groups,
+    fetch,
+    groups,
+    listoffsets,
+    offsets,
+    produce,
+    topics,
+    transactions,
+)
 from kohort.broker.api.cluster import unknown_api_versions
 from kohort.broker.dispatch import route_table
 
@@ -14,6 +25,7 @@ ROUTES = route_table(
     [
         cluster.HANDLERS,
         configs.HANDLERS,
+        consumer_groups.HANDLERS,
         fetch.HANDLERS,
         groups.HANDLERS,
         listoffsets.HANDLERS,

@@ -42,6 +42,9 @@ class ShardHost(Protocol):
     def topic_image(self) -> TopicImage:
         """All topics now."""
 
+    def shard_loaded(self, index: int) -> None:
+        """A shard has loaded: tell it what is not in its journal."""
+
     def run_work(self, work: Work, done: Callable[[Event], None]) -> None:
         """Run long work off the loop and hand its event to `done` on the loop."""
 
@@ -101,6 +104,7 @@ class GroupShard:
                 return
         self._machine = machine
         self._finish(machine.on_loaded(now(), self._host.topic_image()))
+        self._host.shard_loaded(self.index)
 
     def ask(self, event: Any, on_reply: OnReply) -> None:
         """Queue a request's event; `on_reply` is called once, with the reply or the code that refuses it."""
@@ -227,11 +231,6 @@ class GroupShard:
             self._enqueue(Tick())
         else:
             self._set_timer()
-
-    def compact(self) -> None:
-        """Drop journal records that later ones replace."""
-        if self._machine is not None:
-            self._journal.compact(time.time_ns() // 1_000_000)
 
     def close(self) -> None:
         """Stop; whoever waits is sent to find the coordinator again."""

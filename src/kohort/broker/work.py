@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Iterable
 
+from kohort.broker.regex import matcher
+from kohort.errors import InvalidInputError
 from kohort.groups import targets
 from kohort.groups.events import AssignmentComputed, Event
 from kohort.groups.outcome import ResolveRegexes, Work
@@ -28,7 +29,7 @@ def run(work: Work) -> Event:
 def match(regex: str, topics: Iterable[str]) -> Iterable[str]:
     """The topics that an expression matches as a whole; one that can't be compiled matches none."""
     try:
-        pattern = re.compile(regex)
-    except re.error:
+        matches = matcher(regex)
+    except InvalidInputError:
         return ()
-    return [name for name in topics if pattern.fullmatch(name)]
+    return [name for name in topics if matches(name)]

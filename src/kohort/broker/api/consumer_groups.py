@@ -1,0 +1,185 @@
+"""ConsumerGroupHeartbeat and ConsumerGroupDescribe: the consumer protocol (KIP-848).
+
+Versions: ConsumerGroupHeartbeat 1 brought member ids made by the member, and regular expressions; ConsumerGroupDescribe 1 the
+member's type.
+"""
+
+from __future__ import annotations
+
+import base64
+import uuid
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from kohort.broker.api.groups import client_of
+from kohort.broker.refusals import UNKNOWN_OPERATIONS
+from kohort.broker.regex import matcher
+from kohort.errors import ErrorCode, InvalidInputError
+from kohort.groups import events
+from kohort.groups.outcome import DescribedConsumerGroup, NamedPartitions
+from kohort.groups.records import TopicPartitions
+from kohort.wire.groups import (
+    ConsumerGroupDescribeRequest,
+    ConsumerGroupDescribeResponse,
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatResponse,
+)
+
+if TYPE_CHECKING:
+    from kohort.broker.dispatch import Request
+    from kohort.broker.node import Node
+
+_Assignment = ConsumerGroupHeartbeatResponse.Assignment
+_Describe = ConsumerGroupDescribeResponse
+
+
+def consumer_group_heartbeat(node: Node, request: Request) -> ConsumerGroupHeartbeatResponse | None:
+    """Join, stay, take over, give up, leave: everything of a member of a consumer group."""
+    message, version = request.message, request.version
+    refused = _refused(message, version)
+    if refused is not None:
+        return ConsumerGroupHeartbeatResponse(error_code=ErrorCode.INVALID_REQUEST, error_message=refused)
+    if version >= 1 and message.subscribed_topic_regex:
+        try:
+            matcher(message.subscribed_topic_regex)
+        except InvalidInputError as error:
+            return ConsumerGroupHeartbeatResponse(error_code=error.code, error_message=error.message)
+    names = message.subscribed_topic_names
+    owned = message.topic_partitions
+    event = events.ConsumerGroupHeartbeat(
+        request=node.token(),
+        group_id=message.group_id,
+        member_id=message.member_id,
+        new_member_id="" if message.member_id else fresh_id(),
+        member_epoch=message.member_epoch,
+        client=client_of(request),
+        instance_id=message.instance_id,
+        rack_id=message.rack_id,
+        rebalance_timeout_ms=message.rebalance_timeout_ms,
+        subscribed_topics=None if names is None else tuple(names),
+        subscribed_regex=message.subscribed_topic_regex if version >= 1 else None,
+        server_assignor=message.server_assignor,
+        owned=None
+        if owned is None
+        else tuple([TopicPartitions(each.topic_id, tuple(sorted(each.partitions))) for each in owned]),
+        hold_ms=node.hold_ms(request),
+        connection=request.connection.number,
+    )
+
+    def answer(value: Any) -> None:
+        if isinstance(value, ErrorCode):
+            request.reply(ConsumerGroupHeartbeatResponse(error_code=value, error_message=value.text))
+            return
+        make = ConsumerGroupHeartbeatResponse.TopicPartitions
+        request.reply(
+            ConsumerGroupHeartbeatResponse(
+                error_code=value.error,
+                error_message=value.error_message or (value.error.text if value.error else None),
+                member_id=value.member_id or None,
+                member_epoch=value.member_epoch,
+                heartbeat_interval_ms=value.heartbeat_interval_ms,
+                assignment=None
+                if value.assignment is None
+                else _Assignment(
+                    topic_partitions=[
+                        make(topic_id=each.topic_id, partitions=list(each.partitions)) for each in value.assignment
+                    ]
+                ),
+            )
+        )
+
+    node.groups.ask(request, event, answer)
+    return None
+
+
+def fresh_id() -> str:
+    """A member id that no one had before, in the form of Kafka's ids."""
+    return base64.urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode().replace("-", "_")
+
+
+def _refused(message: Any, version: int) -> str | None:
+    """What contradicts itself, whatever the group's state."""
+    if not message.group_id:
+        return "GroupId can't be empty"
+    joins = message.member_epoch == 0
+    if not message.member_id and (version >= 1 or not joins):
+        return "MemberId can't be empty"
+    for name in ("instance_id", "rack_id", "server_assignor"):
+        if getattr(message, name) == "":
+            return f"{name} can't be empty"
+    if message.member_epoch < -2:
+        return f"MemberEpoch {message.member_epoch} is not allowed"
+    if message.member_epoch == -2 and message.instance_id is None:
+        return "a member that leaves for a while must have an InstanceId"
+    if not joins:
+        return None
+    if message.rebalance_timeout_ms <= 0:
+        return "a member that joins must tell its RebalanceTimeoutMs"
+    if message.topic_partitions is None or message.topic_partitions:
+        return "a member that joins must own no TopicPartitions"
+    regex = message.subscribed_topic_regex if version >= 1 else None
+    if message.subscribed_topic_names is None and regex is None:
+        return "a member that joins must tell its subscription"
+    return None
+
+
+def consumer_group_describe(node: Node, request: Request) -> None:
+    """Epochs, assignor and members of each group asked for."""
+
+    def entries(groups: tuple[str, ...], value: Any) -> list[Any]:
+        if isinstance(value, ErrorCode):
+            return [DescribedConsumerGroup(group, error=value, error_message=value.text) for group in groups]
+        return list(value.groups)
+
+    def answer(found: dict[str, Any]) -> None:
+        groups = [_described(found[group], request.version) for group in dict.fromkeys(request.message.group_ids)]
+        request.reply(ConsumerGroupDescribeResponse(groups=groups))
+
+    node.groups.ask_by_shard(request.message.group_ids, events.ConsumerGroupDescribe, entries, answer)
+
+
+def _described(group: DescribedConsumerGroup, version: int) -> Any:
+    return _Describe.DescribedGroup(
+        error_code=group.error,
+        error_message=group.error_message,
+        group_id=group.group_id,
+        group_state=group.state,
+        group_epoch=group.epoch,
+        assignment_epoch=group.assignment_epoch,
+        assignor_name=group.assignor,
+        members=[_member(each, version) for each in group.members],
+        authorized_operations=UNKNOWN_OPERATIONS,
+    )
+
+
+def _member(member: Any, version: int) -> Any:
+    described = _Describe.DescribedGroup.Member(
+        member_id=member.member_id,
+        instance_id=member.instance_id,
+        rack_id=member.rack_id,
+        member_epoch=member.member_epoch,
+        client_id=member.client_id,
+        client_host=member.client_host,
+        subscribed_topic_names=list(member.subscribed_topics),
+        subscribed_topic_regex=member.subscribed_regex,
+        assignment=_named(member.assignment),
+        target_assignment=_named(member.target),
+    )
+    if version >= 1:
+        described.member_type = member.member_type
+    return described
+
+
+def _named(partitions: Iterable[NamedPartitions]) -> Any:
+    make = _Describe.TopicPartitions
+    return _Describe.Assignment(
+        topic_partitions=[
+            make(topic_id=each.topic_id, topic_name=each.topic, partitions=list(each.partitions)) for each in partitions
+        ]
+    )
+
+
+HANDLERS: dict[type, Callable[[Any, Any], Any]] = {
+    ConsumerGroupHeartbeatRequest: consumer_group_heartbeat,
+    ConsumerGroupDescribeRequest: consumer_group_describe,
+}

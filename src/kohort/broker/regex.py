@@ -1,0 +1,50 @@
+"""Regular expressions that clients send: RE2's language, matched in linear time where RE2 is installed.
+
+Without the package `google-re2` Python's own engine stands in, which knows the same everyday expressions but can be made to run
+for very long by a hostile one; so it takes no expressions that are long or that nest repetitions.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+from kohort.errors import ErrorCode, InvalidInputError
+
+try:
+    import re2
+except ImportError:
+    re2 = None
+
+_ERRORS: tuple[type[Exception], ...] = (re.error,) if re2 is None else (re.error, re2.error)
+LENGTH_MAX = 1_000
+_NESTED = re.compile(r"[*+}]\s*\)\s*[*+{]")
+_ONLY_PYTHON = re.compile(r"\(\?(=|!|<=|<!|P=)|\\[1-9]")
+
+
+@lru_cache(maxsize=10_000)
+def matcher(pattern: str) -> Callable[[str], bool]:
+    """A function that says whether a whole name matches.
+
+    Raises:
+        InvalidInputError: INVALID_REGULAR_EXPRESSION.
+    """
+    try:
+        compiled: Any = re2.compile(pattern) if re2 is not None else _compile(pattern)
+    except _ERRORS as error:
+        raise InvalidInputError(
+            f"the regular expression {pattern!r} can't be compiled: {error}", ErrorCode.INVALID_REGULAR_EXPRESSION
+        ) from None
+    return lambda name: compiled.fullmatch(name) is not None
+
+
+def _compile(pattern: str) -> re.Pattern[str]:
+    if len(pattern) > LENGTH_MAX:
+        raise re.error(f"longer than {LENGTH_MAX} characters")
+    if _ONLY_PYTHON.search(pattern):
+        raise re.error("RE2 has no look-around and no back references")
+    if _NESTED.search(pattern):
+        raise re.error("nested repetitions need the package google-re2")
+    return re.compile(pattern)
