@@ -1,0 +1,227 @@
+"""Scenario 15: a group moves between the classic and the consumer protocol while its members live."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import pytest
+
+from kohort.errors import ErrorCode
+from kohort.groups.events import ConsumerGroupDescribe, DescribeGroups, LeaveGroup, LeavingMember, ListGroups
+from kohort.groups.records import ClassicProtocol, GroupSaved
+from kohort.groups.subscription import (
+    Subscription,
+    read_assignment,
+    read_subscription,
+    read_topics,
+    write_assignment,
+)
+from kohort.ids import TopicPartition
+from tests.groups.trial import Trial, owned, subscription
+
+
+def classic_metadata(*partitions: int, rack: str | None = None) -> bytes:
+    """A subscription of version 3 to topic t by a member that has these partitions."""
+    raw = subscription("t", version=3)
+    if partitions:
+        raw += struct.pack(">ih", 1, 1) + b"t" + struct.pack(f">i{len(partitions)}i", len(partitions), *partitions)
+    else:
+        raw += struct.pack(">i", 0)
+    raw += struct.pack(">i", -1)
+    return raw + (struct.pack(">h", -1) if rack is None else struct.pack(">h", len(rack)) + rack.encode())
+
+
+def offer(*partitions: int) -> tuple[ClassicProtocol, ...]:
+    return (ClassicProtocol("range", classic_metadata(*partitions)),)
+
+
+def plan(*partitions: int) -> bytes:
+    return write_assignment(3, [TopicPartition("t", number) for number in partitions])
+
+
+def make_trial(**config: Any) -> Trial:
+    trial = Trial(**config)
+    trial.set_topics(t=4)
+    return trial
+
+
+def make_classic(trial: Trial) -> tuple[str, int]:
+    """A stable classic group of one member that has all four partitions."""
+    reply = trial.joined(protocols=offer())
+    trial.sync(reply.member_id, reply.generation, {reply.member_id: plan(0, 1, 2, 3)})
+    return reply.member_id, reply.generation
+
+
+def types(trial: Trial) -> list[str]:
+    return [group.type for group in trial.ask(ListGroups(trial.request())).groups]
+
+
+def assignment(trial: Trial, member: str, generation: int) -> list[int]:
+    reply = trial.reply(trial.sync(member, generation))
+    assert reply.error is ErrorCode.NONE
+    return [number for _, number in read_assignment(reply.assignment) or ()]
+
+
+def test_a_classic_group_becomes_a_consumer_group_and_no_partition_has_two_owners() -> None:
+    trial = make_trial()
+    member, generation = make_classic(trial)
+    trial.commit(7, member, generation)
+    joined = trial.beat("new")
+    assert (joined.error, joined.member_epoch, joined.assignment) == (ErrorCode.NONE, generation + 1, ())
+    assert types(trial) == ["consumer"]
+    assert trial.committed() == 7
+    assert trial.heartbeat(member, generation) is ErrorCode.REBALANCE_IN_PROGRESS
+    assert trial.commit(8, member, generation) is ErrorCode.NONE
+    again = trial.joined(member, protocols=offer(0, 1, 2, 3))
+    kept = assignment(trial, member, again.generation)
+    assert len(kept) == 2
+    assert trial.beat("new", generation + 1).assignment is None
+    done = trial.joined(member, protocols=offer(*kept))
+    assert assignment(trial, member, done.generation) == kept
+    assert trial.heartbeat(member, done.generation) is ErrorCode.NONE
+    taken = [number for entry in trial.beat("new", generation + 1).assignment for number in entry.partitions]
+    assert sorted(kept + taken) == [0, 1, 2, 3]
+    group = trial.ask(ConsumerGroupDescribe(trial.request(), ("g",))).groups[0]
+    assert (group.state, sorted(member.member_type for member in group.members)) == ("Stable", [0, 1])
+
+
+def test_the_last_member_of_the_consumer_protocol_leaves_a_classic_group() -> None:
+    trial = make_trial()
+    member, generation = make_classic(trial)
+    trial.beat("new")
+    again = trial.joined(member, protocols=offer())
+    trial.beat("new", -1)
+    assert types(trial) == ["classic"]
+    assert isinstance(trial.journal[-1], GroupSaved)
+    assert trial.heartbeat(member, again.generation) is ErrorCode.REBALANCE_IN_PROGRESS
+    reply = trial.joined(member, protocols=offer())
+    assert reply.generation > again.generation
+    assert reply.leader == member
+    trial.restart()
+    assert types(trial) == ["classic"]
+
+
+def test_a_dying_member_of_the_consumer_protocol_leaves_a_classic_group() -> None:
+    trial = make_trial(consumer_session_timeout_ms=5_000)
+    member, _ = make_classic(trial)
+    trial.beat("new")
+    trial.joined(member, protocols=offer(), session_timeout_ms=30_000)
+    trial.pass_time(5_000)
+    assert types(trial) == ["classic"]
+
+
+@pytest.mark.parametrize("policy", ["disabled", "downgrade"])
+def test_the_way_up_is_closed(policy: str) -> None:
+    trial = make_trial(consumer_migration_policy=policy)
+    member, generation = make_classic(trial)
+    before = list(trial.machine.snapshot())
+    reply = trial.beat("new")
+    assert (reply.error, reply.error_message) == (ErrorCode.GROUP_ID_NOT_FOUND, "Group g is not a consumer group.")
+    assert list(trial.machine.snapshot()) == before
+    assert trial.heartbeat(member, generation) is ErrorCode.NONE
+
+
+@pytest.mark.parametrize("policy", ["disabled", "upgrade"])
+def test_the_way_down_is_closed(policy: str) -> None:
+    trial = make_trial(consumer_migration_policy=policy)
+    trial.beat("new")
+    trial.joined(protocols=offer())
+    trial.beat("new", -1)
+    assert types(trial) == ["consumer"]
+
+
+def test_a_group_of_another_type_stays_what_it_is() -> None:
+    trial = make_trial()
+    trial.stable(1, protocol_type="connect")
+    assert trial.beat("new").error is ErrorCode.GROUP_ID_NOT_FOUND
+
+
+def test_unreadable_members_keep_their_group_classic() -> None:
+    trial = make_trial()
+    trial.stable(1, protocols=(ClassicProtocol("range", b"?"),))
+    assert trial.beat("new").error is ErrorCode.GROUP_ID_NOT_FOUND
+    assert types(trial) == ["classic"]
+
+
+def test_an_empty_group_is_whatever_joins_it() -> None:
+    trial = make_trial()
+    trial.commit(5)
+    trial.beat("new")
+    assert (types(trial), trial.committed()) == (["consumer"], 5)
+    trial.beat("new", -1)
+    member, _ = make_classic(trial)
+    assert (types(trial), trial.committed()) == (["classic"], 5)
+    trial.leave(member)
+    trial.beat("new")
+    assert types(trial) == ["consumer"]
+
+
+def test_members_that_wait_for_a_round_are_asked_to_join_again() -> None:
+    trial = make_trial(initial_rebalance_delay_ms=3_000)
+    waiting = trial.join(protocols=offer())
+    trial.beat("new")
+    assert trial.reply(waiting).error is ErrorCode.REBALANCE_IN_PROGRESS
+    assert trial.joined("m1", protocols=offer()).error is ErrorCode.NONE
+
+
+def test_classic_members_of_a_consumer_group_are_checked() -> None:
+    trial = make_trial()
+    trial.beat("new")
+    reply = trial.reply(trial.join(protocols=offer(), requires_known_id=True))
+    assert (reply.error, reply.member_id) == (ErrorCode.MEMBER_ID_REQUIRED, "m1")
+    joined = trial.joined("m1", protocols=offer(), requires_known_id=True)
+    assert (joined.leader, joined.members, joined.protocol_name) == ("", (), "range")
+    assert trial.heartbeat("m1", 1) is ErrorCode.ILLEGAL_GENERATION
+    assert trial.heartbeat("new", 1) is ErrorCode.UNKNOWN_MEMBER_ID
+    assert trial.reply(trial.sync("m1", 99)).error is ErrorCode.ILLEGAL_GENERATION
+    wrong = trial.sync("m1", joined.generation, protocol_name="sticky")
+    assert trial.reply(wrong).error is ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+    other = trial.reply(trial.join(protocols=(ClassicProtocol("sticky", classic_metadata()),)))
+    assert other.error is ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+    assert trial.commit(1, "m1", 99) is ErrorCode.ILLEGAL_GENERATION
+    gone = LeaveGroup(trial.request(), "g", (LeavingMember("m1"), LeavingMember("new"), LeavingMember("", "i")))
+    errors = [member.error for member in trial.ask(gone).members]
+    assert errors == [ErrorCode.NONE, ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.UNKNOWN_MEMBER_ID]
+
+
+def test_a_classic_member_that_never_syncs_or_joins_is_put_out() -> None:
+    trial = make_trial(consumer_session_timeout_ms=100_000)
+    trial.beat("new")
+    joined = trial.joined(protocols=offer(), rebalance_timeout_ms=15_000)
+    for _ in range(3):
+        trial.pass_time(5_000)
+        last = trial.heartbeat(joined.member_id, joined.generation)
+    assert last is ErrorCode.UNKNOWN_MEMBER_ID
+
+
+def test_a_static_member_goes_from_one_protocol_to_the_other_and_back() -> None:
+    trial = make_trial()
+    first = trial.joined(protocols=offer(), instance_id="i")
+    trial.sync(first.member_id, first.generation, {first.member_id: plan(0, 1, 2, 3)}, instance_id="i")
+    up = trial.beat("new", instance_id="i")
+    assert up.error is ErrorCode.NONE
+    assert len(up.assignment[0].partitions) == 4
+    assert trial.heartbeat(first.member_id, first.generation, instance_id="i") is ErrorCode.FENCED_INSTANCE_ID
+    down = trial.reply(trial.join(protocols=offer(), instance_id="i"))
+    assert (down.error, down.leader) == (ErrorCode.NONE, down.member_id)
+    assert types(trial) == ["classic"]
+    reply = trial.ask(DescribeGroups(trial.request(), ("g",))).groups[0]
+    assert [member.instance_id for member in reply.members] == ["i"]
+
+
+def test_subscriptions_of_every_version_are_read() -> None:
+    raw = classic_metadata(1, 2, rack="a")
+    assert read_subscription(raw) == Subscription(3, ("t",), (TopicPartition("t", 1), TopicPartition("t", 2)), "a")
+    assert read_subscription(subscription("t", version=0)) == Subscription(0, ("t",))
+    assert read_subscription(raw[:-1]) is None
+    assert read_topics(raw[:9]) == ("t",)
+
+
+def test_assignments_are_written_as_they_are_read() -> None:
+    partitions = (TopicPartition("t", 3), TopicPartition("u", 0), TopicPartition("u", 2))
+    assert read_assignment(write_assignment(9, partitions)) == partitions
+    assert write_assignment(9, partitions)[:2] == b"\0\3"
+    assert read_assignment(b"") == ()
+    assert read_assignment(b"\0\0\0") is None
+    assert owned("t") == ()
