@@ -39,6 +39,12 @@ def _python(driver: str) -> Callable[[], list[str]]:
     return lambda: [sys.executable, "-W", "ignore", str(HERE / "drivers" / driver)]
 
 
+def _kcat() -> list[str]:
+    if shutil.which("kcat") is None:
+        raise PeerUnavailable("kcat is not installed")
+    return _python("kcat_driver.py")()
+
+
 def _kafkajs() -> list[str]:
     node, npm = shutil.which("node"), shutil.which("npm")
     if node is None or npm is None:
@@ -90,6 +96,7 @@ PEERS = (
     Peer("confluent-kafka", _python("confluent_kafka_driver.py")),
     Peer("kafka-python", _python("kafka_python_driver.py")),
     Peer("aiokafka", _python("aiokafka_driver.py")),
+    Peer("kcat", _kcat),
     Peer("kafkajs", _kafkajs),
     Peer("franz-go", _franz_go),
 )
