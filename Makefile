@@ -8,7 +8,7 @@ PYTEST_ARGS ?=
 BENCH_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo demo test check lint types layers sizes bench simulate lock format clean
+.PHONY: help setup setup-demo demo test check lint types layers sizes docs bench simulate lock format clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -43,6 +43,9 @@ layers: setup
 sizes: setup
 	@$(BIN)/python tools/sizes.py
 	@$(BIN)/python tools/hygiene.py
+
+docs: setup ## rewrite docs/commands.md from the help texts
+	@$(BIN)/python tools/command_docs.py
 
 format: setup ## let ruff format and fix what it can
 	@$(BIN)/ruff check --quiet --fix-only .

@@ -1,0 +1,1 @@
+"""Checks and tools of the project itself."""
