@@ -72,6 +72,7 @@ class Producer:
             else Transactions(cluster, self._accumulator, self._sender, self.config)
         )
         self._partitions: dict[str, list[int]] = {}
+        self._places: dict[str, list[TopicPartition]] = {}
         self._led: dict[str, list[int]] = {}
         self._topics: set[str] = set()
         self._closed = False
@@ -116,7 +117,7 @@ class Producer:
             value = value.encode()
         if type(key) is str:
             key = key.encode()
-        size = sized(key, "key") + sized(value, "value") + OVERHEAD
+        size = (0 if key is None else sized(key, "key")) + sized(value, "value") + OVERHEAD
         if headers:
             size += sum(len(name) * 4 + sized(content, "header") + 10 for name, content in headers)
         if size > self.config.max_request_size:
@@ -129,9 +130,8 @@ class Producer:
         elif not 0 <= partition < len(partitions):
             self._check_partition(topic, partition)
         stamp = int(time.time() * 1000) if timestamp_ms is None else timestamp_ms
-        return self._accumulator.append(
-            TopicPartition(topic, partition), (stamp, key, value, headers), size, on_delivery
-        )
+        place = self._places[topic][partition]
+        return self._accumulator.append(place, (stamp, key, value, headers), size, on_delivery)
 
     def send_arrow(
         self,
@@ -340,5 +340,7 @@ class Producer:
             info = metadata.topics.get(topic)
             if info is not None and info.partitions:
                 self._led[topic] = sorted(number for number, part in info.partitions.items() if part.leader >= 0)
-                self._partitions[topic] = sorted(info.partitions)
+                numbers = sorted(info.partitions)
+                self._places[topic] = [TopicPartition(topic, number) for number in numbers]
+                self._partitions[topic] = numbers
         self._sender.kick()

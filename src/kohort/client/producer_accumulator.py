@@ -39,7 +39,8 @@ class Accumulator:
 
     def __init__(self, config: ProducerConfig, kick: Callable[[], None]) -> None:
         self.config = config
-        self.lock = threading.Condition(threading.Lock())
+        self._mutex = threading.Lock()
+        self.lock = threading.Condition(self._mutex)
         self.queues: dict[TopicPartition, PartitionQueue] = {}
         self.used = 0
         self.incomplete: set[Batch] = set()
@@ -51,6 +52,7 @@ class Accumulator:
         self._kick = kick
         self._limit = min(config.batch_size, config.max_request_size)
         self._sticky: dict[str, int] = {}
+        self._sticky_queues: dict[str, PartitionQueue] = {}
 
     @property
     def batch_limit(self) -> int:
@@ -78,16 +80,14 @@ class Accumulator:
             TimedOutError: no memory within `max_block_ms`.
         """
         kick = False
-        with self.lock:
+        with self._mutex:
             if self.failure is not None:
                 raise self.failure
             if self.refusal is not None:
                 self.refusal(partition)
             if self.used + size > self.config.buffer_memory:
                 self._await_memory(size)
-            queue = self.queues.get(partition)
-            if queue is None:
-                queue = self.queues[partition] = PartitionQueue(partition)
+            queue = self.queues.get(partition) or self._queue(partition)
             batch = queue.open
             if batch is not None:
                 assert batch.chunk is not None
@@ -128,9 +128,7 @@ class Accumulator:
                 self.refusal(partition)
             if self.used and self.used + chunk.size > self.config.buffer_memory:
                 self._await_memory(chunk.size)
-            queue = self.queues.get(partition)
-            if queue is None:
-                queue = self.queues[partition] = PartitionQueue(partition)
+            queue = self._queue(partition)
             queue.close_open()
             batch = Batch(partition, chunk, self.lock, monotonic_ms())
             batch.size = chunk.size
@@ -142,12 +140,13 @@ class Accumulator:
 
     def sticky(self, topic: str, choices: list[int]) -> int:
         """The partition of records without a key: the same one until its batch is closed, then another."""
-        current = self._sticky.get(topic)
-        if current is not None:
-            queue = self.queues.get(TopicPartition(topic, current))
-            if queue is not None and queue.open is not None:
-                return current
-        return self.next_sticky(topic, choices)
+        queue = self._sticky_queues.get(topic)
+        if queue is not None and queue.open is not None:
+            return queue.partition.partition
+        chosen = self.next_sticky(topic, choices)
+        with self._mutex:
+            self._sticky_queues[topic] = self._queue(TopicPartition(topic, chosen))
+        return chosen
 
     def next_sticky(self, topic: str, choices: list[int]) -> int:
         """Another partition than the last, at random."""
@@ -172,6 +171,13 @@ class Accumulator:
         finally:
             with self.lock:
                 self.flushing -= 1
+
+    def _queue(self, partition: TopicPartition) -> PartitionQueue:
+        """Under the lock."""
+        queue = self.queues.get(partition)
+        if queue is None:
+            queue = self.queues[partition] = PartitionQueue(partition)
+        return queue
 
     def _open_batch(self, queue: PartitionQueue) -> tuple[Batch, bool]:
         """A new open batch, and whether the sender would look too late for it."""
@@ -246,7 +252,7 @@ def sized(content: Any, what: str) -> int:
     """
     if content is None:
         return 0
-    if isinstance(content, bytes | bytearray):
+    if type(content) is bytes or isinstance(content, bytearray):
         return len(content)
     if isinstance(content, memoryview):
         return content.nbytes
