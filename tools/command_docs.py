@@ -15,7 +15,11 @@ HEAD = """<!-- Written by tools/command_docs.py from the help texts: change thos
 
 def page() -> str:
     """The page as the help texts make it."""
-    text = app.generate_docs(output_format="markdown", recursive=True)
+    called_as, sys.argv = sys.argv, ["kohort"]  # cyclopts puts the way it was called into usage lines
+    try:
+        text = app.generate_docs(output_format="markdown", recursive=True)
+    finally:
+        sys.argv = called_as
     text = re.sub(r"\n {6,}(?=\S)", " ", text)  # a help text of several lines is one paragraph
     text = re.sub(r" \*\[default: (?:\(\)|False)\]\*", "", text)
     return HEAD + text.rstrip() + "\n"
