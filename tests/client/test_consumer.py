@@ -183,6 +183,7 @@ def test_only_committed_records_are_read_when_asked(apache_kafka: object) -> Non
             producer.begin_transaction()
             for number in range(10):
                 producer.send(topic, f"{lot}-{number}", partition=0)
+            producer.flush(30)
             ending()
     with Consumer(servers, isolation_level="read_committed", **QUICK) as consumer:
         consumer.assign([TopicPartition(topic, 0)])

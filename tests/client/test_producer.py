@@ -139,8 +139,7 @@ def test_acks(servers: str, topic: str, acks: int | str) -> None:
     assert place.offset == (-1 if acks == 0 else 0)
 
 
-def test_transactions(apache_kafka: Any, topic: str) -> None:
-    servers = apache_kafka.bootstrap_servers
+def test_transactions(servers: str, topic: str) -> None:
     with Producer(servers, transactional_id=topic) as producer:
         with pytest.raises(InvalidInputError, match="init_transactions"):
             producer.send(topic, b"too early")

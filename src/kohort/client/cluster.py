@@ -34,6 +34,7 @@ from uuid import UUID
 from kohort.client.links import Address, ConnectionFailed, Link, Links
 from kohort.client.metadata import Broker, Metadata, TopicInfo
 from kohort.client.runtime import Promise, Runtime, Task
+from kohort.client.security import sasl_mechanism
 from kohort.client.settings import ConnectionConfig
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, RetriableError, TimedOutError, error_for
 from kohort.ids import TopicPartition
@@ -108,6 +109,8 @@ class Cluster:
     """
 
     def __init__(self, config: ConnectionConfig, runtime: Runtime | None = None) -> None:
+        if config.uses_sasl:
+            sasl_mechanism(config)  # says now what is missing, not at the first connection
         self.config = config
         self.runtime = runtime or Runtime()
         self.links = Links(config, self.runtime)
