@@ -80,13 +80,21 @@ def _read_lines(path: Path, columns: int) -> list[list[str]]:
 
 def write_partition_metadata(folder: Path, topic_id: uuid.UUID) -> None:
     """`partition.metadata`, which ties the folder to a topic id."""
-    replace_file(folder / PARTITION_METADATA, f"version: 0\ntopic_id: {encode_id(topic_id)}", sync=False)
+    fd = os.open(folder / PARTITION_METADATA, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    try:
+        os.write(fd, f"version: 0\ntopic_id: {encode_id(topic_id)}".encode())
+    finally:
+        os.close(fd)
 
 
 def read_partition_metadata(folder: Path) -> uuid.UUID | None:
     """The topic id of a partition's folder, None if the file is missing or damaged."""
     try:
-        text = (folder / PARTITION_METADATA).read_text(encoding="ascii")
+        fd = os.open(folder / PARTITION_METADATA, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            text = os.read(fd, 1000).decode()
+        finally:
+            os.close(fd)
         fields = dict(line.split(": ", 1) for line in text.splitlines())
         return decode_id(fields["topic_id"]) if fields.get("version") == "0" else None
     except (OSError, ValueError, KeyError):

@@ -9,6 +9,7 @@ Entries reach the file in groups (`flush`): the log's tail behind the last one i
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 import sys
@@ -20,6 +21,17 @@ from typing import NamedTuple
 _OFFSET_ENTRY = struct.Struct(">ii")
 _TIME_ENTRY = struct.Struct(">qi")
 _TXN_ENTRY = struct.Struct(">hqqqq")
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return b""
+
+
+def _empty_file(path: Path) -> None:
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644))
 
 
 def append_to_file(path: Path, data: bytes) -> None:
@@ -51,11 +63,8 @@ class OffsetIndex:
         self._flushed = 0
 
     def load(self, log_size: int) -> bool:
-        """Read the file; False (and empty) if it is missing or can't belong to a log of `log_size` bytes."""
-        try:
-            data = self._path.read_bytes()
-        except FileNotFoundError:
-            return False
+        """Read the file; False (and empty) if it can't belong to a log of `log_size` bytes. No file is an empty index."""
+        data = _read(self._path)
         if len(data) % _OFFSET_ENTRY.size:
             return False
         flat = array("i")
@@ -115,7 +124,7 @@ class OffsetIndex:
         del self.offsets[:]
         del self.positions[:]
         self._flushed = 0
-        self._path.write_bytes(b"")
+        _empty_file(self._path)
 
     def flush(self) -> None:
         """Write the entries that the file lacks."""
@@ -138,11 +147,8 @@ class TimeIndex:
         self._flushed = 0
 
     def load(self) -> bool:
-        """Read the file; False (and empty) if it is missing or damaged."""
-        try:
-            data = self._path.read_bytes()
-        except FileNotFoundError:
-            return False
+        """Read the file; False (and empty) if it is damaged. No file is an empty index."""
+        data = _read(self._path)
         if len(data) % _TIME_ENTRY.size:
             return False
         timestamps, offsets = array("q"), array("i")
@@ -193,7 +199,7 @@ class TimeIndex:
         del self.timestamps[:]
         del self.offsets[:]
         self._flushed = 0
-        self._path.write_bytes(b"")
+        _empty_file(self._path)
 
     def flush(self) -> None:
         """Write the entries that the file lacks."""
@@ -216,41 +222,50 @@ class AbortedRange(NamedTuple):
 class TransactionIndex:
     """The aborted transactions whose marker is in this segment."""
 
-    __slots__ = ("_path", "entries")
+    __slots__ = ("_flushed", "_path", "entries")
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._flushed = 0
         self.entries: list[AbortedRange] = []
 
     def load(self) -> bool:
         """Read the file; False if it is damaged. No file is an empty index."""
-        try:
-            data = self._path.read_bytes()
-        except FileNotFoundError:
-            return True
+        data = _read(self._path)
         if len(data) % _TXN_ENTRY.size:
             return False
         rows = list(_TXN_ENTRY.iter_unpack(data))
         if any(row[0] != 0 for row in rows):
             return False
         self.entries = [AbortedRange(*row[1:]) for row in rows]
+        self._flushed = len(self.entries)
         return _increases(array("q", [e.last_offset for e in self.entries]))
 
     def append(self, entry: AbortedRange) -> None:
-        """Add an entry; in the file when returned."""
-        append_to_file(self._path, _TXN_ENTRY.pack(0, *entry))
+        """Add an entry, also to the file; with a full disk that is made up for by `flush`."""
         self.entries.append(entry)
+        with contextlib.suppress(OSError):
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the entries that the file lacks."""
+        if len(self.entries) > self._flushed:
+            append_to_file(self._path, b"".join(_TXN_ENTRY.pack(0, *entry) for entry in self.entries[self._flushed :]))
+            self._flushed = len(self.entries)
 
     def truncate_to_offset(self, offset: int) -> None:
         """Drop transactions whose marker is at or after `offset`."""
         kept = [entry for entry in self.entries if entry.last_offset < offset]
         if len(kept) != len(self.entries):
-            os.truncate(self._path, len(kept) * _TXN_ENTRY.size)
+            if self._flushed > len(kept):
+                os.truncate(self._path, len(kept) * _TXN_ENTRY.size)
+                self._flushed = len(kept)
             self.entries = kept
 
     def reset(self) -> None:
         """Forget everything, and the file."""
         self.entries = []
+        self._flushed = 0
         self._path.unlink(missing_ok=True)
 
 

@@ -111,7 +111,7 @@ def place(
         The offset after them, and what to write.
     """
     at = 0
-    if type(batches) is not bytearray and (type(batches) is bytes or memoryview(batches).readonly):
+    if isinstance(batches, bytes) or (isinstance(batches, memoryview) and batches.readonly):
         if len(headers) <= _PARTS_MAX:
             return _place_around(memoryview(batches), headers, offset, epoch)
         batches = bytearray(batches)

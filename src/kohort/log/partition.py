@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -55,7 +56,7 @@ class PartitionLog:
     """
 
     __slots__ = (
-        "_bases", "_config", "_epochs", "_intake", "_persist", "_since_snapshot", "active", "cleaned_offset", "end_offset", "files",
+        "_bases", "_config", "_epochs", "_intake", "_persist", "_since_snapshot", "_snapshot_offset", "active", "cleaned_offset", "end_offset", "files",
         "flushed_offset", "leader_epoch", "log_start_offset", "path", "producers", "recovery", "segments",
     )  # fmt: skip
 
@@ -66,6 +67,7 @@ class PartitionLog:
         self.files = options.files or FileCache(options.limits.open_files)
         self._persist = options.persist
         self._since_snapshot = 0
+        self._snapshot_offset = -1
         self.producers = Producers(path.name, options.limits.producers)
         self.recovery = RecoveryReport()
         self.segments: list[Segment] = []
@@ -80,14 +82,14 @@ class PartitionLog:
         options = options or OpenOptions()
         log = cls(path, config, options)
         path.mkdir(exist_ok=True)
-        if options.topic_id is not None and checkpoints.read_partition_metadata(path) != options.topic_id:
+        if options.topic_id is not None and options.topic_id != checkpoints.read_partition_metadata(path):
             checkpoints.write_partition_metadata(path, options.topic_id)
         log.recovery = RecoveryReport()
         log.set_segments(recovery.open_segments(path, log.files, config, options, log.recovery))
         log.log_start_offset = max(log.segments[0].base_offset, options.log_start_offset or 0)
         if log.log_start_offset > log.end_offset:
             log._restart_at(log.log_start_offset)
-        recovery.load_producers(path, log.segments, log.producers, now_ms)
+        log._snapshot_offset = recovery.load_producers(path, log.segments, log.producers, now_ms)
         log._epochs = recovery.load_epochs(path, log.end_offset)
         log.leader_epoch = log._epochs[-1][0] if log._epochs else 0
         log.cleaned_offset = options.cleaned_offset
@@ -163,7 +165,7 @@ class PartitionLog:
             self._note_producers(batches, headers, base, now_ms)
         self._since_snapshot += size
         if self._since_snapshot >= _SNAPSHOT_EVERY_BYTES:
-            self.write_snapshot()
+            self._try_snapshot()
         if end - self.flushed_offset >= config.flush_messages:
             self.flush()
         return AppendResult(base, end - 1, stamped_ms, self.log_start_offset)
@@ -220,9 +222,17 @@ class PartitionLog:
     def write_snapshot(self) -> None:
         """Write the producers' state as of the end, and drop snapshots older than the last two."""
         self._since_snapshot = 0
-        self.producers.write_snapshot(self.path / f"{self.end_offset:020d}.snapshot")
-        for old in sorted(self.path.glob("*.snapshot"))[:-2]:
-            old.unlink(missing_ok=True)
+        if self._snapshot_offset == self.end_offset:
+            return
+        self.producers.write_snapshot(recovery.snapshot_path(self.path, self.end_offset))
+        self._snapshot_offset = self.end_offset
+        for offset in recovery.snapshot_offsets(self.path)[:-2]:
+            recovery.snapshot_path(self.path, offset).unlink(missing_ok=True)
+
+    def _try_snapshot(self) -> None:
+        """The append that this comes with is in the log already: a full disk only makes recovery read more."""
+        with contextlib.suppress(OSError):
+            self.write_snapshot()
 
     # -- reading
 
@@ -373,10 +383,7 @@ class PartitionLog:
         self.set_segments(self.segments[:kept])
         self.flushed_offset = min(self.flushed_offset, self.end_offset)
         self._epochs = [entry for entry in self._epochs if entry[1] <= self.end_offset]
-        for snapshot in self.path.glob("*.snapshot"):
-            if int(snapshot.stem) > self.end_offset:
-                snapshot.unlink()
-        recovery.load_producers(self.path, self.segments, self.producers, 0)
+        self._snapshot_offset = recovery.load_producers(self.path, self.segments, self.producers, 0)
 
     def _restart_at(self, offset: int) -> None:
         """The log lost everything from before its start: begin again, empty, at `offset`."""
@@ -409,7 +416,8 @@ class PartitionLog:
     def close(self) -> None:
         """Flush, and write what makes the next open quick."""
         self.flush()
-        self.write_snapshot()
+        if self.end_offset:
+            self.write_snapshot()
         for segment in self.segments:
             segment.close()
 

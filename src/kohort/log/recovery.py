@@ -7,6 +7,7 @@ missing or garbage, so that part is read again and checked by CRC.
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -86,24 +87,38 @@ def open_segments(
 
 def _forget_snapshots_after(path: Path, offset: int) -> None:
     """Have the transactions behind `offset` read again from the log."""
-    for snapshot in list(path.glob("*.snapshot")):
-        if snapshot.stem.isdecimal() and int(snapshot.stem) > offset:
-            snapshot.unlink()
+    for snapshot in snapshot_offsets(path):
+        if snapshot > offset:
+            snapshot_path(path, snapshot).unlink()
+
+
+def snapshot_path(path: Path, offset: int) -> Path:
+    """The producer snapshot of a partition as of `offset`."""
+    return path / f"{offset:020d}.snapshot"
+
+
+def snapshot_offsets(path: Path) -> list[int]:
+    """The offsets of a partition's producer snapshots, ascending."""
+    stems = [name.removesuffix(".snapshot") for name in os.listdir(path) if name.endswith(".snapshot")]
+    return sorted(int(stem) for stem in stems if stem.isdecimal())
 
 
 def _tidy(path: Path, files: FileCache, config: LogConfig) -> list[int]:
     """Finish or undo what a crash interrupted; the base offsets of the segments left."""
-    for file in list(path.iterdir()):
-        if file.suffix in _LEFTOVERS:
-            file.unlink()
-    for swap in sorted(path.glob("*.log.swap")):
-        finish_swap(path, swap, files, config)
-    bases = sorted(int(file.stem) for file in path.glob("*.log") if file.stem.isdecimal())
+    names = os.listdir(path)
+    for name in names:
+        if name.endswith(_LEFTOVERS):
+            (path / name).unlink()
+    swaps = sorted(name for name in names if name.endswith(".log.swap"))
+    for name in swaps:
+        finish_swap(path, path / name, files, config)
+    stems = [name.partition(".") for name in (os.listdir(path) if swaps else names)]
+    bases = sorted(int(stem) for stem, _, suffix in stems if suffix == "log" and stem.isdecimal())
     known = set(bases)
-    for suffix in ("*.index", "*.timeindex", "*.txnindex"):
-        for file in list(path.glob(suffix)):
-            if not file.stem.isdecimal() or int(file.stem) not in known:
-                file.unlink()
+    for stem, _, suffix in stems:
+        orphan = suffix in ("index", "timeindex", "txnindex")
+        if orphan and not (stem.isdecimal() and int(stem) in known):
+            (path / f"{stem}.{suffix}").unlink()
     return bases
 
 
@@ -124,17 +139,16 @@ def finish_swap(path: Path, swap: Path, files: FileCache, config: LogConfig) -> 
     return segment
 
 
-def load_producers(path: Path, segments: Sequence[Segment], producers: Producers, now_ms: int) -> None:
-    """Take over the newest sound snapshot and replay the batches behind it."""
+def load_producers(path: Path, segments: Sequence[Segment], producers: Producers, now_ms: int) -> int:
+    """Take over the newest sound snapshot and replay the batches behind it; returns the snapshot's offset, -1 if none."""
     end_offset = segments[-1].end_offset
-    start = 0
+    start = -1
     producers.clear()
-    for snapshot in sorted(path.glob("*.snapshot"), reverse=True):
-        usable = snapshot.stem.isdecimal() and int(snapshot.stem) <= end_offset
-        if usable and producers.load_snapshot(snapshot, now_ms):
-            start = int(snapshot.stem)
+    for offset in reversed(snapshot_offsets(path)):
+        if offset <= end_offset and producers.load_snapshot(snapshot_path(path, offset), now_ms):
+            start = offset
             break
-        snapshot.unlink()
+        snapshot_path(path, offset).unlink()
     for segment in segments:
         if segment.end_offset <= start or not segment.size:
             continue
@@ -149,6 +163,7 @@ def load_producers(path: Path, segments: Sequence[Segment], producers: Producers
             marker = parse_marker(header, segment.read_batch(batch))
             if marker is not None:
                 apply_marker(producers, segment, marker, header.base_offset, now_ms)
+    return start
 
 
 def load_epochs(path: Path, end_offset: int) -> list[tuple[int, int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -142,7 +143,8 @@ class Segment:
         self.end_offset = next_offset
         self._since_flush += size
         if self._since_flush >= _FLUSH_INDEX_BYTES:
-            self.flush_indexes()
+            with contextlib.suppress(OSError):  # the records are in the log: the indexes catch up later, or on recovery
+                self.flush_indexes()
 
     def _write_rest(self, fd: int, data: ReadBuffer | list[ReadBuffer], written: int, size: int) -> None:
         """The kernel took only a part: write the others."""
@@ -169,6 +171,7 @@ class Segment:
         self._since_flush = 0
         self.index.flush()
         self.time_index.flush()
+        self.transactions.flush()
 
     def finish(self) -> None:
         """The last time index entry tells the largest timestamp."""
@@ -273,10 +276,8 @@ class Segment:
         return FileRange(self.open(), batch.position, batch.header.size).bytes()
 
     def create(self) -> None:
-        """Start an empty file with its (empty) indexes."""
+        """Start an empty file; those of the indexes come with their first entries."""
         self._files.open(self, self._path, os.O_CREAT)
-        self.index.reset()
-        self.time_index.reset()
 
     def adopt(self, end_offset: int) -> RecoveryReport:
         """Take over a segment that is no longer appended to, without reading its indexes yet.

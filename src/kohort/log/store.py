@@ -28,6 +28,8 @@ CLEANED = "cleaner-offset-checkpoint"
 _DELETED = "-delete"
 _SLICE_S = 0.01
 _ROUND_MS = 5_000
+_RETENTION_MS = 300_000
+"""Kafka's own interval (`log.retention.check.interval.ms`): records stamped long ago may be read this long."""
 
 
 class LogStore:
@@ -65,6 +67,7 @@ class LogStore:
         self._files = FileCache(self.limits.open_files)
         self._upkeep: Iterator[None] | None = None
         self._round_ms = 0
+        self._retention_ms = int(time.time() * 1000)
         self._closed = False
         try:
             self._open_all()
@@ -291,8 +294,12 @@ class LogStore:
         return False
 
     def _round(self, now_ms: int) -> Iterator[None]:
+        aged = now_ms - self._retention_ms >= _RETENTION_MS
+        if aged:
+            self._retention_ms = now_ms
         for tp, partition in self.partitions():
-            retention.enforce(partition, now_ms)
+            if aged:
+                retention.enforce(partition, now_ms)
             partition.producers.expire(now_ms - self.limits.producer_id_expiration_ms)
             retention.flush_settled(partition, now_ms)
             yield
