@@ -30,7 +30,7 @@ def extensions() -> list[Extension]:
     compile_flags = list(FLAGS)
     link_flags = []
     if SANITIZE:
-        compile_flags = ["-O1", "-g", "-fno-omit-frame-pointer", f"-fsanitize={SANITIZE}"]
+        compile_flags = ["-O1", "-g", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all", f"-fsanitize={SANITIZE}"]
         link_flags = [f"-fsanitize={SANITIZE}"]
     modules = [
         Extension(

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from kohort.client.metadata import Metadata
+from kohort.client.offset_values import GroupMetadata
 from kohort.client.producer_accumulator import OVERHEAD, Accumulator, sized
 from kohort.client.producer_batches import Delivery, RecordMetadata, TableDelivery
 from kohort.client.producer_sender import Figures, Sender
@@ -203,7 +204,7 @@ class Producer:
         """Open a transaction: everything sent until commit or abort is in it."""
         self._transactions().begin()
 
-    def send_offsets_to_transaction(self, offsets: Mapping[TopicPartition, Any], group: Any) -> None:
+    def send_offsets_to_transaction(self, offsets: Mapping[TopicPartition, Any], group: str | GroupMetadata) -> None:
         """Commit a group's offsets with the transaction.
 
         Args:

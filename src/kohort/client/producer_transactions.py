@@ -21,6 +21,7 @@ from enum import Enum
 from typing import Any
 
 from kohort.client.cluster import Cluster, Coordinator, Versioned
+from kohort.client.offset_values import GroupMetadata
 from kohort.client.producer_accumulator import Accumulator
 from kohort.client.producer_batches import Batch
 from kohort.client.producer_sender import Sender, coordinator_of
@@ -39,6 +40,8 @@ HIGHEST_ADD_PARTITIONS = 3
 """Later versions are the brokers' own."""
 HIGHEST_WITHOUT_EPOCH_MOVES = 4
 """EndTxn and TxnOffsetCommit above it belong to transactions whose epoch moves with every end."""
+SOON_MS = 20
+"""Between questions whether the transaction before is over, which is a matter of milliseconds."""
 _MOVED = (ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
 
 
@@ -95,12 +98,12 @@ class Transactions:
         self._with_offsets = False
         self.state = TxnState.OPEN
 
-    async def send_offsets(self, offsets: Mapping[TopicPartition, Any], group: Any) -> None:
+    async def send_offsets(self, offsets: Mapping[TopicPartition, Any], group: str | GroupMetadata) -> None:
         """Make offsets of a group part of the transaction.
 
         Args:
             offsets: The next offsets to read, as numbers or as objects with `offset`, `metadata` and `leader_epoch`.
-            group: The group's id, or an object with `group_id`, `generation_id`, `member_id` and `group_instance_id`.
+            group: The group's id, or the consumer's place in it, which the coordinator checks.
         """
         self._expect(TxnState.OPEN)
         group_id = group if isinstance(group, str) else group.group_id
@@ -137,8 +140,9 @@ class Transactions:
 
     def drop_unsent(self) -> list[Batch]:
         """For an abort: fail what waits; gives the batches to tell."""
+        reason = self.cause or error_for(ErrorCode.TRANSACTION_ABORTABLE, "the transaction is aborted")
         with self._accumulator.lock:
-            return self._accumulator.drop_all(error_for(ErrorCode.TRANSACTION_ABORTABLE, "the transaction is aborted"))
+            return self._accumulator.drop_all(reason)
 
     # Hooks of accumulator and sender.
 
@@ -177,7 +181,17 @@ class Transactions:
         self.state = TxnState.DEAD if dead else TxnState.FAILED
 
     async def _asking(self, attempt: Callable[[], Any], what: str) -> None:
-        await self._cluster.retrying(attempt, what, self._config.max_block_ms)
+        await self._cluster.retrying(lambda: self._once_free(attempt), what, self._config.max_block_ms)
+
+    async def _once_free(self, attempt: Callable[[], Any]) -> None:
+        """Attempt again soon while the coordinator still writes the end of the transaction before."""
+        while True:
+            try:
+                return await attempt()  # type: ignore[no-any-return]
+            except KafkaError as error:
+                if error.code is not ErrorCode.CONCURRENT_TRANSACTIONS:
+                    raise
+                await self._cluster.runtime.sleep(min(SOON_MS, self._config.retry_backoff_ms))
 
     async def _new_epoch(self, producer_id: int, epoch: int) -> None:
         def build(version: int) -> InitProducerIdRequest:
@@ -250,7 +264,9 @@ class Transactions:
         answer = await self._cluster.send(request, self._to)
         self._check(answer.error_code, f"group {group_id}")
 
-    async def _commit_offsets(self, offsets: Mapping[TopicPartition, Any], group: Any, group_id: str) -> None:
+    async def _commit_offsets(
+        self, offsets: Mapping[TopicPartition, Any], group: str | GroupMetadata, group_id: str
+    ) -> None:
         to = Coordinator(group_id)
         answer = await self._cluster.send(
             Versioned(
@@ -269,7 +285,7 @@ class Transactions:
                     raise error
 
     def _offset_request(
-        self, offsets: Mapping[TopicPartition, Any], group: Any, group_id: str, version: int
+        self, offsets: Mapping[TopicPartition, Any], group: str | GroupMetadata, group_id: str, version: int
     ) -> TxnOffsetCommitRequest:
         topics: dict[str, Any] = {}
         for partition, given in sorted(offsets.items()):
