@@ -242,3 +242,22 @@ def test_garbage_as_a_segment_is_cut_to_nothing(tmp_path: Path) -> None:
         log.read(1, 100)
     log.append(batch(b"first"), NOW)
     assert values(log) == [(0, b"first")]
+
+
+def test_indexes_that_can_not_be_written_do_not_fail_an_append(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = _fill(tmp_path / "t-0", 3, LogConfig(index_interval_bytes=100))
+
+    def full_disk(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full_disk)
+        for _ in range(3):
+            log.append(batch(b"x" * 900_000), NOW)
+    assert log.active.path.with_suffix(".index").stat().st_size == 0
+    log.append(batch(b"x" * 1_000_000), NOW)
+    log.append(batch(b"x" * 1_000_000), NOW)
+    assert log.active.path.with_suffix(".index").stat().st_size == 8 * len(log.active.index.offsets)
+    wanted = values(log)
+    assert len(wanted) == 11
+    assert values(PartitionLog.open(tmp_path / "t-0", LogConfig(), CRASHED)) == wanted
