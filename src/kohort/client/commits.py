@@ -56,7 +56,7 @@ class Commits:
         self._tail = self._cluster.runtime.spawn(self._one(self._tail, dict(offsets), timeout_ms), "commit")
         return self._tail
 
-    def auto(self, positions: Mapping[TopicPartition, Position]) -> None:
+    def auto(self, positions: Callable[[], Mapping[TopicPartition, Position]]) -> None:
         """Commit positions in the background when the interval is over, they have moved, and the last auto commit is done."""
         now = self._cluster.runtime.now_ms
         if now < self._auto_due_ms or self._config.group_id is None or (self._auto is not None and not self._auto.done):
@@ -64,7 +64,7 @@ class Commits:
         self._auto_due_ms = now + self._config.auto_commit_interval_ms
         moved = {
             part: OffsetAndMetadata(position.offset, "", position.leader_epoch)
-            for part, position in positions.items()
+            for part, position in positions().items()
             if part not in self.committed or self.committed[part].offset != position.offset
         }
         if moved:

@@ -132,7 +132,7 @@ class ConsumerCore:
         if self.membership is not None:
             self.membership.polled()
         if self.config.enable_auto_commit:
-            self.commits.auto(self.partitions.positions())
+            self.commits.auto(self.partitions.positions)
         while True:
             self._raise_errors()
             yield from self._follow_group()
@@ -245,12 +245,11 @@ class ConsumerCore:
 
     def _too_small(self, partition: TopicPartition, next_offset: int, first_offset: int) -> None:
         if next_offset == first_offset:
-            state = self.partitions.of(partition)
-            state.broken = KafkaError(
+            text = (
                 f"{partition}: the batch at offset {first_offset} is larger than max.partition.fetch.bytes "
-                f"({self.config.max_partition_fetch_bytes}) and the broker sends no whole one",
-                ErrorCode.RECORD_LIST_TOO_LARGE,
+                f"({self.config.max_partition_fetch_bytes}) and the broker sends no whole one"
             )
+            self.partitions.fail(partition, KafkaError(text, ErrorCode.RECORD_LIST_TOO_LARGE))
 
     def _check_usable(self) -> None:
         if self._closed:
@@ -264,13 +263,11 @@ class ConsumerCore:
             raise WakeupError("poll was woken up")
         error = None if self.membership is None else self.membership.take_error()
         error = error or self.positions.take_error()
-        if error is None:
-            error = next(
-                (state.broken for _, state in self.partitions.items() if state.broken is not None and not state.paused),
-                None,
-            )
-        if error is not None and not self.retained.any_ready():
+        if error is not None:
             raise error
+        for partition, failure in self.partitions.failed():
+            if self.retained.count(partition) == 0 and not self.partitions.of(partition).paused:
+                raise failure
 
     # The group.
 

@@ -259,7 +259,7 @@ class Fetcher:
             self.cluster.request_metadata()
             self._later(state)
         else:
-            state.broken = error_for(code, f"{partition} can't be read: {code.text}")
+            self.partitions.fail(partition, error_for(code, f"{partition} can't be read: {code.text}"))
         self._changed()
 
     def _later(self, state: PartitionState) -> None:

@@ -66,8 +66,11 @@ class PositionFinder:
         offset = state.fetch_position.offset if state.fetch_position is not None else -1
         if self._config.auto_offset_reset == "none":
             held = f"{state.log_start} to {state.high_watermark}" if state.high_watermark >= 0 else "other offsets"
-            state.broken = OffsetError(
-                f"{partition}: offset {offset} is out of range (the partition holds {held}) and auto.offset.reset is none; seek to go on"
+            self._partitions.fail(
+                partition,
+                OffsetError(
+                    f"{partition}: offset {offset} is out of range (the partition holds {held}) and auto.offset.reset is none; seek to go on"
+                ),
             )
         else:
             log.warning("%s: offset %d is out of range: reset to %s", partition, offset, self._config.auto_offset_reset)
@@ -84,7 +87,7 @@ class PositionFinder:
         at = state.fetch_position.offset if state.fetch_position is not None else -1
         text = f"{partition}: the log was truncated: the leader's history ends at {common.offset} where this consumer read to {at}"
         if self._config.auto_offset_reset == "none":
-            state.broken = OffsetError(f"{text}; seek to go on")
+            self._partitions.fail(partition, OffsetError(f"{text}; seek to go on"))
         else:
             log.warning("%s: going on from there", text)
             self._partitions.place(partition, common)
@@ -131,8 +134,11 @@ class PositionFinder:
             if value is not None:
                 self._partitions.place(part, Position(value.offset, value.leader_epoch))
             elif self._config.auto_offset_reset == "none":
-                state.broken = OffsetError(
-                    f"{part}: group {self._config.group_id!r} has committed no offset and auto.offset.reset is none; seek to go on"
+                self._partitions.fail(
+                    part,
+                    OffsetError(
+                        f"{part}: group {self._config.group_id!r} has committed no offset and auto.offset.reset is none; seek to go on"
+                    ),
                 )
             else:
                 state.reset = self._config.auto_offset_reset

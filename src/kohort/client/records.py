@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from kohort.client.retained import Slice
@@ -40,8 +41,7 @@ class Records:
         return any(map(len, self._slices))
 
     def __iter__(self) -> Iterator[Record]:
-        for part in self._slices:
-            yield from self._make(part)
+        return chain.from_iterable(lot for part in self._slices for lot in self._lots(part))
 
     def partitions(self) -> list[TopicPartition]:
         """The partitions that have records here."""
@@ -49,7 +49,8 @@ class Records:
 
     def records(self, partition: TopicPartition) -> list[Record]:
         """The records of one partition."""
-        return [record for part in self._slices if part.partition == partition for record in self._make(part)]
+        mine = [part for part in self._slices if part.partition == partition]
+        return [record for part in mine for lot in self._lots(part) for record in lot]
 
     def by_partition(self) -> dict[TopicPartition, list[Record]]:
         """All records, by partition."""
@@ -66,13 +67,13 @@ class Records:
         )
         return f"Records({parts})"
 
-    def _make(self, part: Slice) -> Iterator[Record]:
+    def _lots(self, part: Slice) -> Iterator[Sequence[Record]]:
         for start in range(part.start, part.stop, _AT_ONCE):
             lot = part.block.records(start, min(start + _AT_ONCE, part.stop))
             if self._key is not None or self._value is not None:
                 for record in lot:
                     apply_deserializers(record, self._key, self._value)
-            yield from lot
+            yield lot
 
 
 def apply_deserializers(

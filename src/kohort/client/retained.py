@@ -135,11 +135,7 @@ class Retained:
 
     def _ready(self, partition: TopicPartition) -> PartitionState | None:
         state = self._partitions.get(partition)
-        return (
-            state
-            if state is not None and not state.paused and state.broken is None and self._queues[partition]
-            else None
-        )
+        return state if state is not None and not state.paused and self._queues[partition] else None
 
     def _take_greedy(self, limit: int) -> Iterator[Slice]:
         left, waiting = limit, 0
@@ -214,7 +210,7 @@ class Retained:
     def _used_up(self, partition: TopicPartition, chunk: Chunk) -> None:
         error = chunk.block.error(chunk.index)
         if error is not None:
-            self._partitions.fail(partition, error)
+            self._partitions.fail(partition, error, void=True)
             self.drop_void()
             return
         self._rotation.remove(partition)

@@ -66,6 +66,7 @@ class Partitions:
 
     def __init__(self) -> None:
         self._eras = itertools.count(1)
+        self._broken: dict[TopicPartition, None] = {}
         self._states: dict[TopicPartition, PartitionState] = {}
         self.changes = 0
 
@@ -111,12 +112,25 @@ class Partitions:
 
     # Positions.
 
-    def fail(self, partition: TopicPartition, error: KafkaError) -> None:
-        """It can't be read on from its position; what was fetched behind it is void."""
+    def fail(self, partition: TopicPartition, error: KafkaError, *, void: bool = False) -> None:
+        """It can't be fetched on, until it is placed elsewhere; with `void`, what was fetched is void too."""
         state = self.of(partition)
         state.broken = error
-        state.era = next(self._eras)
-        state.fetch_position = state.position
+        self._broken[partition] = None
+        if void:
+            state.era = next(self._eras)
+            state.fetch_position = state.position
+
+    def failed(self) -> list[tuple[TopicPartition, KafkaError]]:
+        """Partitions that can't be fetched on, and why."""
+        if not self._broken:
+            return []
+        states = [(partition, self._states.get(partition)) for partition in self._broken]
+        found = [
+            (partition, state.broken) for partition, state in states if state is not None and state.broken is not None
+        ]
+        self._broken = dict.fromkeys(partition for partition, _ in found)
+        return found
 
     def place(self, partition: TopicPartition, position: Position) -> None:
         """The position becomes known: committed, reset to, or sought. What was fetched before is void."""
