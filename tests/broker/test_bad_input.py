@@ -17,7 +17,7 @@ from kohort.broker.settings import broker_configs
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError
 from kohort.wire.cluster import ApiVersionsRequest, ApiVersionsResponse, CreateTopicsRequest, MetadataRequest
 from kohort.wire.data import ListOffsetsRequest, ProduceRequest
-from kohort.wire.framing import decode_response
+from kohort.wire.framing import decode_response, encode_request
 from tests.broker.raw import RawClient, batch_of, create_topic, fetch, produce, produce_request
 
 GARBAGE = [
@@ -245,3 +245,30 @@ def test_the_command_says_why_not_and_ends_with_1(broker: Broker, tmp_path: Path
             assert process.returncode == 1
             assert len([line for line in said.splitlines() if line.startswith("kohort broker:")]) == 1
             assert "Traceback" not in said
+
+
+def resident_kib(broker: Broker) -> int:
+    status = Path(f"/proc/{broker.pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in status if line.startswith("VmRSS"))
+
+
+def test_a_client_that_asks_and_does_not_read_takes_no_memory(broker: Broker, client: RawClient, name: str) -> None:
+    """The answers to everything it asks would be gigabytes."""
+    create_topic(client, name, 800)
+    before = resident_kib(broker)
+    with RawClient(broker.bootstrap_servers) as greedy:
+        asked = MetadataRequest(topics=None)
+        frame = encode_request(asked, 9, 1, "greedy")
+        greedy.sock.setblocking(False)
+        sent = 0
+        while sent < 40_000:
+            try:
+                greedy.sock.send(frame * 100)
+                sent += 100
+            except BlockingIOError:
+                break
+        assert client.ask(MetadataRequest(topics=[])).brokers
+        assert resident_kib(broker) - before < 200_000
+        greedy.sock.setblocking(True)
+        for _ in range(600):  # more than may wait for an answer: reading went on
+            greedy.frame()

@@ -113,7 +113,8 @@ class Control:
             "release_fault": lambda: faults.release(number),
             "clear_faults": faults.clear,
             "hits": lambda: faults.hits(number),
-            "meters": lambda: dict(self._broker.node.meters),
+            "meters": lambda: dict(self._broker.node.metrics.counts()),
+            "metrics": self._broker.metrics,
         }
 
         def done(result: Any = None) -> None:

@@ -30,6 +30,8 @@ GATHER_PARTS = 256
 """Below IOV_MAX (1,024 on Linux, 16 by POSIX's promise but 1,024 everywhere that matters)."""
 GROW_BYTES = 1 << 20
 """A frame's buffer grows with what arrives: a size that is only claimed must not cost memory."""
+ANSWERS_HELD = 64
+"""Answers gathered before they are sent, while a read is taken apart."""
 READS_PER_WAKE = 4
 """A connection with more to read lets the others have their turn after this many reads."""
 
@@ -102,6 +104,7 @@ class Connection:
     """
 
     __slots__ = (
+        "_backlog",
         "_buffer",
         "_filled",
         "_handler",
@@ -148,6 +151,7 @@ class Connection:
         self._buffer: bytearray | None = None  # bytes of a frame (or of its size) that has not wholly arrived
         self._filled = 0
         self._wanted = 0
+        self._backlog = b""
         self._out: deque[Any] = deque()
         self._out_bytes = 0
         self._writing = False
@@ -179,8 +183,14 @@ class Connection:
                 if not self._reading or not self._read_once():
                     break
         except BadFrame as error:
-            log.warning("closing the connection from %s: %s", self.name, error)
-            self.close()
+            self._end_for(error)
+
+    def _end_for(self, error: BadFrame) -> None:
+        """Send what is ready, then end the connection."""
+        log.warning("closing the connection from %s: %s", self.name, error)
+        self.corked = False
+        self.flush()
+        self.close()
 
     def _read_once(self) -> bool:
         """Read and take what is there; whether there may be more."""
@@ -226,7 +236,8 @@ class Connection:
         self._buffer = None
         self._handler.on_frame(self, buffer)
         self.last_active = time.monotonic()
-        self._pause_if_full()
+        if self._full():
+            self._pause()
 
     def _begin_frame(self, size: int) -> None:
         self._check_size(size)
@@ -242,10 +253,21 @@ class Connection:
             raise BadFrame(f"{size} is no size of a request; does the client speak Kafka's protocol, without TLS?")
 
     def _take(self, data: memoryview) -> None:
-        """Whole frames of `data` go to the handler, the rest waits in a buffer of its own."""
+        """Whole frames of `data` go to the handler, the rest waits in a buffer of its own.
+
+        Answers are sent between, and what can't be answered yet stops the reading: a read full of small requests must
+        not become a pile of large answers.
+        """
         start, end = 0, len(data)
         on_frame = self._handler.on_frame
+        pending = self.pending
         while end - start >= 4:
+            if len(pending) >= ANSWERS_HELD and pending[0].parts is not None:
+                self.flush()
+            if self._full() and not self.closed:
+                self._backlog = bytes(data[start:end])
+                self._pause()
+                return
             size = int.from_bytes(data[start : start + 4], "big", signed=True)
             self._check_size(size)
             stop = start + 4 + size
@@ -258,7 +280,6 @@ class Connection:
         self.last_active = time.monotonic()
         if start < end:
             self._keep(data[start:end])
-        self._pause_if_full()
 
     def _keep(self, rest: memoryview) -> None:
         if len(rest) < 4:
@@ -274,21 +295,42 @@ class Connection:
         buffer[:have] = rest[4:]
         self._filled = have
 
-    def _pause_if_full(self) -> None:
-        full = len(self.pending) >= self._limits.queued_requests_max or self._out_bytes >= self._limits.queued_bytes_max
-        if full and self._reading and not self.closed:
+    def _full(self) -> bool:
+        limits = self._limits
+        return len(self.pending) >= limits.queued_requests_max or self._out_bytes >= limits.queued_bytes_max
+
+    def _pause(self) -> None:
+        if self._reading and not self.closed:
             self._reading = False
             self._loop.remove_reader(self.fd)
 
     def _resume_if_room(self) -> None:
-        if (
-            not self._reading
-            and not self.closed
-            and len(self.pending) < self._limits.queued_requests_max
-            and self._out_bytes < self._limits.queued_bytes_max
-        ):
-            self._reading = True
+        if self._reading or self.closed or self._full():
+            return
+        self._reading = True
+        if self._backlog:
+            self._loop.call_soon(self._take_backlog)
+        else:
             self._loop.add_reader(self.fd, self._on_readable)
+
+    def _take_backlog(self) -> None:
+        """Go on with what was read before the connection was full."""
+        backlog, self._backlog = self._backlog, b""
+        if self.closed:
+            return
+        try:
+            self._take(memoryview(backlog))
+        except BadFrame as error:
+            self._end_for(error)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if self.closed:
+            return
+        if self._reading:
+            self._loop.add_reader(self.fd, self._on_readable)
+        if self.pending and self.pending[0].parts is not None:
+            self.flush()
 
     def ready(self, answer: Answer) -> None:
         """An answer's parts are known: have it sent if it is its turn."""

@@ -9,9 +9,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kohort.broker.connection import BadFrame, Connection
+from kohort.broker.metrics import Histogram
 from kohort.broker.refusals import refusal
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError
 from kohort.wire.framing import APIS, decode_request_header, encode_response, encode_response_whole
@@ -28,7 +30,18 @@ FETCH, API_VERSIONS = 1, 18
 class Request:
     """One request from its arrival until its answer is on its way; also the answer's place in its connection."""
 
-    __slots__ = ("client_id", "connection", "correlation_id", "key", "message", "on_reply", "parts", "version")
+    __slots__ = (
+        "began",
+        "client_id",
+        "connection",
+        "correlation_id",
+        "key",
+        "latency",
+        "message",
+        "on_reply",
+        "parts",
+        "version",
+    )
 
     def __init__(
         self, connection: Connection, key: int, version: int, correlation_id: int, client_id: str | None
@@ -41,6 +54,8 @@ class Request:
         self.message: Any = None
         self.parts: list[Any] | None = None
         self.on_reply: Callable[[Request, list[Any]], bool] | None = None
+        self.began = 0.0
+        self.latency: Histogram | None = None
 
     @property
     def done(self) -> bool:
@@ -75,6 +90,8 @@ class Request:
         if self.on_reply is not None and not self.on_reply(self, parts):
             return
         self.parts = parts
+        if self.latency is not None:
+            self.latency.observe(perf_counter() - self.began)
         self.connection.ready(self)
 
     def skip(self) -> None:
@@ -126,12 +143,13 @@ def route_table(
 class Dispatcher:
     """Reads requests and calls their handlers."""
 
-    __slots__ = ("_node", "_routes", "_unsupported")
+    __slots__ = ("_apis", "_node", "_routes", "_unsupported")
 
     def __init__(self, node: Node, routes: Mapping[int, Route], unsupported_api_versions: Handler) -> None:
         self._node = node
         self._routes = dict(routes)
         self._unsupported = unsupported_api_versions
+        self._apis = node.metrics.apis
 
     def dispatch(self, connection: Connection, frame: bytearray) -> None:
         """Handle one frame.
@@ -157,6 +175,10 @@ class Dispatcher:
             request.message = route.decode(body, header.api_version)
         except WireError as error:
             raise BadFrame(f"{request.name} can't be read: {error}") from None
+        figures = self._apis[header.api_key]
+        figures.requests += 1
+        request.latency = figures.latency
+        request.began = perf_counter()
         faults = self._node.faults
         if faults.active and faults.on_request(request, lambda: self._run(route, request)):
             return

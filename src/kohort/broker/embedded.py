@@ -107,6 +107,15 @@ class Broker:
         found: dict[str, int] = self._running().ask("meters")
         return found
 
+    def metrics(self) -> dict[str, Any]:
+        """Everything the broker counts and times; see `kohort.broker.metrics`.
+
+        `group-coordinator-metrics` holds Kafka's four meters (rates per second, counts); `groups` the groups by protocol
+        and state; `rebalances`, by group, times in ms; `latency` and `requests` are by API.
+        """
+        found: dict[str, Any] = self._running().ask("metrics")
+        return found
+
     def _running(self) -> _Child:
         if self._child is None:
             raise KafkaError("the broker is closed")

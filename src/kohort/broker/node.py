@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,6 +15,7 @@ from kohort.broker.dispatch import Dispatcher, Request
 from kohort.broker.faults import Faults
 from kohort.broker.fetch_sessions import FetchSessions
 from kohort.broker.group_settings import GroupSettingsFile
+from kohort.broker.metrics import Metrics
 from kohort.broker.producer_ids import ProducerIds
 from kohort.broker.routes import ROUTES, unknown_api_versions
 from kohort.broker.settings import BrokerConfig
@@ -26,7 +26,7 @@ from kohort.broker.transactions import Transactions
 from kohort.broker.waits import Waits
 from kohort.groups.config import GroupConfig
 from kohort.groups.events import Event, TopicImage
-from kohort.groups.outcome import Counted, Push, Work
+from kohort.groups.outcome import Counted, Push, Rebalanced, Work
 from kohort.log import LogConfig, LogJournal, LogStore
 from kohort.wire.cluster import ApiVersionsResponse
 
@@ -58,7 +58,7 @@ class Node:
         self.config, self.group_config, self.log_config = configs
         self.id = self.config.node_id
         self.port = 0
-        self.meters: Counter[str] = Counter()
+        self.metrics = Metrics()
         self.faults = Faults(loop)
         self.waits = Waits(loop)
         self.sessions = FetchSessions(self.config.fetch_sessions_max)
@@ -135,9 +135,9 @@ class Node:
         """Send a frame no request asked for; the push protocol's frames come with it."""
         log.error("nothing can be pushed to connection %d: no protocol here pushes", push.connection)
 
-    def count(self, counted: Counted) -> None:
-        """A meter moved on."""
-        self.meters[counted.meter] += counted.amount
+    def note(self, note: Counted | Rebalanced) -> None:
+        """A figure of a group coordinator moved on."""
+        self.metrics.take(note)
 
     def connection_lost(self, connection: Connection) -> None:
         """Forget what a connection waited for, and tell the coordinators that it is gone."""

@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kohort.broker.node import Node
 from kohort.broker.server import Server, listening_socket
@@ -16,9 +16,14 @@ from kohort.broker.settings import broker_configs, parse_listen
 from kohort.errors import KafkaError
 from kohort.log import LogStore
 
+if TYPE_CHECKING:
+    from kohort.broker.prometheus import MetricsServer
+
 log = logging.getLogger("kohort.broker")
 
 IDLE_CHECK_S = 5.0
+METRICS_WAIT_S = 10.0
+"""A scrape that the loop does not get to within this fails."""
 LISTEN_DEFAULT = "127.0.0.1:9092"
 
 
@@ -41,6 +46,27 @@ class RunningBroker:
         self._sock = sock
         self.host, self.node.port = sock.getsockname()[:2]
         self.node.start()
+        self._metrics: MetricsServer | None = None
+        if config.metrics_listen is not None:
+            self._serve_metrics(*parse_listen(config.metrics_listen))
+
+    def _serve_metrics(self, host: str, port: int) -> None:
+        from kohort.broker.prometheus import MetricsServer  # an HTTP server that few brokers need
+
+        self._metrics = MetricsServer(host, port, self._metrics_from_outside)
+
+    def metrics(self) -> dict[str, Any]:
+        """All figures as plain values; to be called on the loop. `listen` is where Prometheus reads them, or None."""
+        states = (state for shard in self.node.groups for state in shard.group_states())
+        found = self.node.metrics.snapshot(states, len(self._server))
+        found["listen"] = None if self._metrics is None else self._metrics.address
+        return found
+
+    def _metrics_from_outside(self) -> dict[str, Any]:
+        async def look() -> dict[str, Any]:
+            return self.metrics()
+
+        return asyncio.run_coroutine_threadsafe(look(), self._loop).result(METRICS_WAIT_S)
 
     @property
     def address(self) -> str:
@@ -59,6 +85,8 @@ class RunningBroker:
 
     async def close(self) -> None:
         """Let nobody in, answer who waits, write everything down."""
+        if self._metrics is not None:
+            await self._loop.run_in_executor(None, self._metrics.close)
         self._server.stop_listening()
         self.node.stop_waiting()
         await self._server.drained(self._grace_s)

@@ -119,6 +119,9 @@ class BrokerConfig:
         unit="ms",
         why="how often transactions past their timeout are looked for (Kafka: 10 s)",
     )
+    metrics_listen: str | None = knob(
+        "metrics.listen", None, why="HOST:PORT where Prometheus reads the broker's figures; nowhere when not given"
+    )
     shutdown_ms: int = knob(
         "shutdown.grace.ms", 5_000, low=0, unit="ms", why="answers under way get this long when the broker ends"
     )

@@ -13,11 +13,12 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, TypeAlias
 
+from kohort.broker.metrics import Metrics
 from kohort.errors import ErrorCode, FencedError
 from kohort.groups.config import GroupConfig
 from kohort.groups.events import Event, Tick, TopicImage
 from kohort.groups.machine import GroupMachine
-from kohort.groups.outcome import Counted, Now, Outcome, Push, ReplyValue, Told, Work
+from kohort.groups.outcome import Counted, GroupState, Now, Outcome, Push, Rebalanced, ReplyValue, Told, Work
 from kohort.groups.records import Record
 from kohort.log import Journal
 
@@ -51,8 +52,12 @@ class ShardHost(Protocol):
     def push(self, push: Push) -> None:
         """Send a frame no request asked for."""
 
-    def count(self, counted: Counted) -> None:
-        """A meter moved on."""
+    def note(self, note: Counted | Rebalanced) -> None:
+        """A figure moved on."""
+
+    @property
+    def metrics(self) -> Metrics:
+        """Where the shard's times go."""
 
 
 class GroupShard:
@@ -77,6 +82,8 @@ class GroupShard:
         self._queue: list[Event] = []
         self._waiting: dict[int, OnReply] = {}
         self._scheduled = False
+        self._queued_at = 0.0
+        self._times = host.metrics
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0
         self._closed = False
@@ -86,6 +93,10 @@ class GroupShard:
     def loaded(self) -> bool:
         """Whether requests are served."""
         return self._machine is not None
+
+    def group_states(self) -> Iterator[tuple[str, GroupState]]:
+        """Protocol and state of every group; none while it loads."""
+        return iter(()) if self._machine is None else self._machine.group_states()
 
     def load(self) -> None:
         """Begin to replay the journal; requests are refused until that is done."""
@@ -125,6 +136,7 @@ class GroupShard:
         self._queue.append(event)
         if not self._scheduled:
             self._scheduled = True
+            self._queued_at = time.perf_counter()
             self._loop.call_soon(self._run)
 
     def _run(self) -> None:
@@ -139,6 +151,9 @@ class GroupShard:
             del events[STEP_SLICE_EVENTS:]
             self._scheduled = True
             self._loop.call_soon(self._run)
+        began = time.perf_counter()
+        self._times.queue.observe(began - self._queued_at)
+        self._times.events += len(events)
         time_now = now()
         step = machine.step
         whole = Outcome()
@@ -153,6 +168,7 @@ class GroupShard:
                 whole.pushes += outcome.pushes
             if outcome.work:
                 whole.work += outcome.work
+        self._times.step.observe(time.perf_counter() - began)
         self._finish(whole)
 
     def _finish(self, outcome: Outcome) -> None:
@@ -171,10 +187,11 @@ class GroupShard:
             if isinstance(note, Told):
                 log.log(note.level, "group %s: %s", note.group_id, note.text)
             else:
-                self._host.count(note)
+                self._host.note(note)
         self._set_timer()
 
     def _append(self, records: list[Record]) -> bool:
+        began = time.perf_counter()
         try:
             self._journal.append(self._term, records, time.time_ns() // 1_000_000)
         except FencedError as error:
@@ -186,6 +203,7 @@ class GroupShard:
             self._unload(ErrorCode.COORDINATOR_NOT_AVAILABLE)
             self._loop.call_later(RELOAD_DELAY_S, self._reload)
             return False
+        self._times.append.observe(time.perf_counter() - began)
         self.records_written += len(records)
         return True
 

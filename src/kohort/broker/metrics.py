@@ -1,0 +1,225 @@
+"""What the broker counts and times, as plain values and in Prometheus's text form.
+
+Everything is written by the loop alone and read by the loop alone: counting is an attribute, timing a bisection. Groups
+by state are counted when somebody asks. Kafka's four meters keep Kafka's names, so that what reads them there reads
+them here. Source: spec 1.7.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from kohort.groups.outcome import Counted, GroupState, Meter, Rebalanced
+from kohort.wire.framing import APIS
+
+BOUNDS_S = (
+    *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.05),
+    *(0.1, 0.2, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 20.0, 60.0),
+)
+"""Upper bounds of the buckets of every histogram, in seconds; one more bucket takes what is beyond."""
+RATE_WINDOW_S = 30.0
+"""A rate is over the last one to two of these, as Kafka's are with its defaults."""
+GROUPS_MAX = 1_000
+"""Groups whose rebalances are told apart: those that rebalanced last. Bounds memory and the size of a scrape."""
+GROUP_METRICS = "group-coordinator-metrics"
+"""Kafka's name for the group of its four meters."""
+
+
+class Histogram:
+    """Durations by size.
+
+    Attributes:
+        counts: per bound of `BOUNDS_S` and one beyond, not cumulative.
+        total_s: the sum of all.
+        max_s: the longest.
+    """
+
+    __slots__ = ("counts", "max_s", "total_s")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(BOUNDS_S) + 1)
+        self.total_s = 0.0
+        self.max_s = 0.0
+
+    def observe(self, seconds: float) -> None:
+        """Take in one duration."""
+        self.counts[bisect_left(BOUNDS_S, seconds)] += 1
+        self.total_s += seconds
+        if seconds > self.max_s:
+            self.max_s = seconds
+
+    def quantile_s(self, share: float) -> float:
+        """The upper bound of the bucket in which this share of all is reached, at most the longest; 0.0 for none."""
+        wanted = share * sum(self.counts)
+        seen = 0
+        for bound, count in zip(BOUNDS_S, self.counts, strict=False):
+            seen += count
+            if seen and seen >= wanted:
+                return min(bound, self.max_s)
+        return self.max_s
+
+    def summary(self) -> dict[str, Any]:
+        """Plain values: count, mean, quantiles and maximum in ms, and the buckets as (upper bound in s, count)."""
+        count = sum(self.counts)
+        return {
+            "count": count,
+            "mean_ms": self.total_s / count * 1e3 if count else 0.0,
+            "p50_ms": self.quantile_s(0.5) * 1e3,
+            "p99_ms": self.quantile_s(0.99) * 1e3,
+            "max_ms": self.max_s * 1e3,
+            "total_s": self.total_s,
+            "buckets": list(zip((*BOUNDS_S, float("inf")), self.counts, strict=True)),
+        }
+
+
+class Rate:
+    """A count, and how fast it grew in the last one to two windows."""
+
+    __slots__ = ("_before", "_began", "_now", "count")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._began = time.monotonic()
+        self._before = 0
+        self._now = 0
+
+    def add(self, amount: int) -> None:
+        """It grew."""
+        self._turn(time.monotonic())
+        self.count += amount
+        self._now += amount
+
+    def per_second(self) -> float:
+        """The rate, over at least one whole window."""
+        now = time.monotonic()
+        self._turn(now)
+        return (self._before + self._now) / (now - self._began + RATE_WINDOW_S)
+
+    def _turn(self, now: float) -> None:
+        passed = int((now - self._began) / RATE_WINDOW_S)
+        if passed:
+            self._before = self._now if passed == 1 else 0
+            self._now = 0
+            self._began += passed * RATE_WINDOW_S
+
+
+class ApiMetrics:
+    """One API's requests, and the time from a request's arrival to its answer."""
+
+    __slots__ = ("latency", "requests")
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self.latency = Histogram()
+
+
+class GroupRebalances:
+    """One group's completed rebalances. Times in ms; standstill is the mean over who stood still, and the longest."""
+
+    __slots__ = ("completed", "last", "standstill_ms", "whole_ms")
+
+    def __init__(self) -> None:
+        self.completed = 0
+        self.whole_ms = 0
+        self.standstill_ms = 0.0
+        self.last = Rebalanced("", "", 0, 0.0, 0, 0)
+
+    def add(self, note: Rebalanced) -> None:
+        """One more."""
+        self.completed += 1
+        self.whole_ms += note.whole_ms
+        self.standstill_ms += note.standstill_ms
+        self.last = note
+
+    def summary(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "protocol": self.last.protocol,
+            "completed": self.completed,
+            "whole_ms": self.whole_ms,
+            "standstill_ms": self.standstill_ms,
+            "last_whole_ms": self.last.whole_ms,
+            "last_standstill_ms": self.last.standstill_ms,
+            "last_standstill_max_ms": self.last.standstill_max_ms,
+            "members": self.last.members,
+        }
+
+
+class Metrics:
+    """All figures of one broker.
+
+    Attributes:
+        meters: Kafka's four.
+        apis: by api key.
+        rebalances: by group, the one that rebalanced last at the end.
+        whole, standstill: of all groups' rebalances.
+        queue: how long the oldest event of a batch waited for its shard.
+        step, append: how long a batch took in the machine, and its records into the journal.
+        events: stepped so far.
+    """
+
+    def __init__(self) -> None:
+        self.meters = {meter: Rate() for meter in Meter}
+        self.apis = {key: ApiMetrics() for key in APIS}
+        self.rebalances: OrderedDict[str, GroupRebalances] = OrderedDict()
+        self.whole = Histogram()
+        self.standstill = Histogram()
+        self.queue = Histogram()
+        self.step = Histogram()
+        self.append = Histogram()
+        self.events = 0
+
+    def take(self, note: Counted | Rebalanced) -> None:
+        """A note of a group coordinator."""
+        if isinstance(note, Counted):
+            self.meters[note.meter].add(note.amount)
+            return
+        self.whole.observe(note.whole_ms / 1000)
+        self.standstill.observe(note.standstill_ms / 1000)
+        of_group = self.rebalances.pop(note.group_id, None) or GroupRebalances()
+        of_group.add(note)
+        self.rebalances[note.group_id] = of_group
+        if len(self.rebalances) > GROUPS_MAX:
+            self.rebalances.popitem(last=False)
+
+    def snapshot(self, groups: Iterable[tuple[str, GroupState]], connections: int) -> dict[str, Any]:
+        """Everything as plain values.
+
+        Args:
+            groups: protocol and state of every group.
+            connections: how many are open.
+        """
+        by_state = Counter(groups)
+        return {
+            GROUP_METRICS: self.kafka_meters(),
+            "groups": {
+                protocol: {state.value: count for (of, state), count in sorted(by_state.items()) if of == protocol}
+                for protocol in ("classic", "consumer")
+            },
+            "rebalances": {group: each.summary() for group, each in self.rebalances.items()},
+            "rebalance": self.whole.summary(),
+            "standstill": self.standstill.summary(),
+            "event-queue": self.queue.summary(),
+            "step": self.step.summary(),
+            "journal-append": self.append.summary(),
+            "events": self.events,
+            "connections": connections,
+            "requests": {APIS[key].name: api.requests for key, api in self.apis.items() if api.requests},
+            "latency": {APIS[key].name: api.latency.summary() for key, api in self.apis.items() if api.requests},
+        }
+
+    def kafka_meters(self) -> dict[str, float]:
+        """Kafka's names to rates (1/s) and counts."""
+        found: dict[str, float] = {}
+        for meter, rate in self.meters.items():
+            found[f"{meter.value}-rate"] = rate.per_second()
+            found[f"{meter.value}-count"] = rate.count
+        return found
+
+    def counts(self) -> Mapping[str, int]:
+        """The four counts by their meters' names."""
+        return {meter.value: rate.count for meter, rate in self.meters.items() if rate.count}

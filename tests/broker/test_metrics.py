@@ -1,0 +1,134 @@
+"""Figures: Kafka's four meters, rebalances and standstill by group, latencies, and Prometheus's view of them."""
+
+from __future__ import annotations
+
+import socket
+import urllib.request
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from kohort import Broker
+from kohort.broker.metrics import BOUNDS_S, GROUPS_MAX, Histogram, Metrics
+from kohort.errors import KafkaError
+from kohort.groups.outcome import Rebalanced
+from kohort.wire.groups import DeleteGroupsRequest, HeartbeatRequest
+from kohort.wire.offsets import OffsetCommitRequest, OffsetDeleteRequest
+from tests.broker.group_member import Member
+from tests.broker.raw import RawClient
+
+
+def commit(client: RawClient, group: str, topic: str, offset: int = 1) -> None:
+    partition = OffsetCommitRequest.OffsetCommitRequestPartition(partition_index=0, committed_offset=offset)
+    entry = OffsetCommitRequest.OffsetCommitRequestTopic(name=topic, partitions=[partition])
+    answer = client.ask(OffsetCommitRequest(group_id=group, topics=[entry]), 8)
+    assert answer.topics[0].partitions[0].error_code == 0
+
+
+def join_alone(client: RawClient, group: str, topic: str) -> None:
+    member = Member(client, group, topic)
+    assert member.join().error_code == 0
+    assert member.sync({member.id: b""}).error_code == 0
+
+
+def grown(broker: Broker, before: dict[str, float], meter: str) -> float:
+    return float(broker.metrics()["group-coordinator-metrics"][f"{meter}-count"] - before[f"{meter}-count"])
+
+
+def test_meters_count_offsets_and_rebalances(broker: Broker, client: RawClient, topic: str) -> None:
+    before = broker.metrics()["group-coordinator-metrics"]
+    assert set(before) == {
+        f"{meter}-{kind}"
+        for meter in ("offset-commit", "offset-expiration", "offset-deletion", "group-completed-rebalance")
+        for kind in ("rate", "count")
+    }
+    commit(client, f"{topic}-1", topic)
+    commit(client, f"{topic}-1", topic, 2)
+    commit(client, f"{topic}-2", topic)
+    assert grown(broker, before, "offset-commit") == 3
+    part = OffsetDeleteRequest.OffsetDeleteRequestPartition(partition_index=0)
+    entry = OffsetDeleteRequest.OffsetDeleteRequestTopic(name=topic, partitions=[part])
+    assert client.ask(OffsetDeleteRequest(group_id=f"{topic}-1", topics=[entry])).error_code == 0
+    assert client.ask(DeleteGroupsRequest(groups_names=[f"{topic}-2"])).results[0].error_code == 0
+    assert grown(broker, before, "offset-deletion") == 2
+    join_alone(client, f"{topic}-3", topic)
+    assert grown(broker, before, "group-completed-rebalance") == 1
+    assert broker.metrics()["group-coordinator-metrics"]["offset-commit-rate"] > 0
+
+
+def test_a_rebalance_is_timed_by_group(broker: Broker, client: RawClient, topic: str) -> None:
+    join_alone(client, topic, topic)
+    found = broker.metrics()
+    group = found["rebalances"][topic]
+    assert (group["protocol"], group["completed"], group["members"]) == ("classic", 1, 1)
+    assert 0 <= group["last_standstill_ms"] <= group["last_standstill_max_ms"] <= group["whole_ms"] < 20_000
+    assert found["groups"]["classic"]["Stable"] >= 1
+    assert found["rebalance"]["count"] == found["standstill"]["count"] >= 1
+
+
+def test_requests_and_their_latency(broker: Broker, client: RawClient, topic: str) -> None:
+    before = broker.metrics()
+    for _ in range(5):
+        client.ask(HeartbeatRequest(group_id=topic, member_id="nobody", generation_id=1))
+    after = broker.metrics()
+    assert after["requests"]["Heartbeat"] - before["requests"].get("Heartbeat", 0) == 5
+    latency = after["latency"]["Heartbeat"]
+    assert sum(count for _, count in latency["buckets"]) == latency["count"] == after["requests"]["Heartbeat"]
+    assert 0 < latency["p50_ms"] <= latency["p99_ms"] <= latency["max_ms"]
+    assert after["events"] - before["events"] == 5
+    assert after["event-queue"]["count"] == after["step"]["count"] > before["step"]["count"]
+    assert after["connections"] >= 1
+
+
+def test_prometheus_reads_the_same() -> None:
+    with Broker(config={"metrics.listen": "127.0.0.1:0", "group.initial.rebalance.delay.ms": 0}) as broker:
+        with RawClient(broker.bootstrap_servers) as client:
+            join_alone(client, "of-prometheus", "t")
+            address = broker.metrics()["listen"]
+            with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
+                text = answer.read().decode()
+        samples = {
+            (sample.name, tuple(sample.labels.values())): sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+        }
+        title = "kafka_server_group_coordinator_metrics_group_completed_rebalance"
+        assert samples[f"{title}_count", ()] == 1
+        assert samples[f"{title}_rate", ()] > 0
+        assert samples["kohort_groups", ("classic", "Stable")] == 1
+        assert samples["kohort_group_rebalances_total", ("of-prometheus",)] == 1
+        assert samples["kohort_request_seconds_count", ("JoinGroup",)] >= 1
+        assert samples["kohort_request_seconds_bucket", ("JoinGroup", "+Inf")] >= 1
+        assert samples["kohort_connections", ()] == 1
+
+
+def test_an_address_in_use_is_said() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(KafkaError, match=f"metrics on 127.0.0.1:{port}"):
+            Broker(config={"metrics.listen": f"127.0.0.1:{port}"})
+
+
+def test_groups_told_apart_are_bounded() -> None:
+    metrics = Metrics()
+    for number in range(GROUPS_MAX + 5):
+        metrics.take(Rebalanced(f"g{number}", "classic", 10, 5.0, 7, 2))
+    metrics.take(Rebalanced("g5", "classic", 30, 15.0, 20, 3))
+    found = metrics.snapshot((), 0)
+    assert len(found["rebalances"]) == GROUPS_MAX
+    assert "g4" not in found["rebalances"]
+    assert found["rebalances"]["g5"]["completed"] == 2
+    assert found["rebalances"]["g5"]["whole_ms"] == 40
+    assert found["rebalance"]["count"] == GROUPS_MAX + 6
+
+
+def test_quantiles_of_a_histogram() -> None:
+    histogram = Histogram()
+    for _ in range(99):
+        histogram.observe(0.0009)
+    histogram.observe(3.7)
+    assert histogram.quantile_s(0.5) == 0.001
+    assert histogram.quantile_s(0.99) == 0.001
+    assert histogram.quantile_s(1.0) == 3.7
+    histogram.observe(BOUNDS_S[-1] + 1)
+    assert histogram.summary()["buckets"][-1] == (float("inf"), 1)
