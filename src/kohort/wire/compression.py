@@ -24,6 +24,8 @@ _LZ4_BLOCK = 64 * 1024
 _LZ4_HEADER = bytes.fromhex("04224d18604082")
 """Frame with independent blocks of 64 KiB and no checksums: Kafka's reader takes no linked blocks."""
 _LZ4_RAW = 0x8000_0000
+_LZ4_SIZES = {0x40: 1 << 16, 0x50: 1 << 18, 0x60: 1 << 20, 0x70: 1 << 22}
+"""Most bytes of a block by the frame's descriptor byte."""
 _GUESS_RATIO = 6
 _GUESS_MIN = 4096
 
@@ -53,7 +55,7 @@ def decompress(codec: int, data: Buffer, limit: int) -> memoryview:
     if codec == 2:
         return _snappy(memoryview(data), limit)
     if codec == 3:
-        return _grow(cramjam.lz4.decompress_into, data, limit)
+        return _lz4(memoryview(data), limit)
     if codec == 4:
         return _grow(cramjam.zstd.decompress_into, data, limit)
     raise CodecError(f"codec {codec} is unknown")
@@ -71,6 +73,51 @@ def _grow(decompress_into, data: Buffer, limit: int) -> memoryview:  # type: ign
             if size >= limit:
                 raise TooLargeError(f"decompresses to more than {limit} bytes") from None
             size = min(limit, size * 4)
+
+
+def _lz4(data: memoryview, limit: int) -> memoryview:
+    """A frame of one block, as small batches are, without the decoder of whole frames, whose set-up costs thirty times the work."""
+    block = _lz4_block(data)
+    if block is None:
+        return _grow(cramjam.lz4.decompress_into, data, limit)
+    raw, start, size, most = block
+    if raw:
+        if size > limit:
+            raise TooLargeError(f"decompresses to more than {limit} bytes")
+        return data[start : start + size]
+    room = min(limit, most, max(_GUESS_MIN, size * _GUESS_RATIO))
+    while True:
+        out = bytearray(room)
+        try:
+            written = cramjam.lz4.decompress_block_into(data[start : start + size], out, output_len=room)
+        except cramjam.DecompressionError as error:
+            if room >= min(limit, most):
+                if room < most:
+                    raise TooLargeError(f"decompresses to more than {limit} bytes") from None
+                raise CodecError(str(error)) from None
+            room = min(limit, most, room * 8)
+        else:
+            return memoryview(out)[:written]
+
+
+def _lz4_block(data: memoryview) -> tuple[bool, int, int, int] | None:
+    """The block of a frame that has exactly one: (stored as it is, start, bytes, most bytes out); None for other frames."""
+    if len(data) < 15 or data[:4] != _LZ4_HEADER[:4]:
+        return None
+    flags, sizes = data[4], data[5]
+    most = _LZ4_SIZES.get(sizes)
+    if flags >> 6 != 1 or flags & 0b11 or most is None:
+        return None
+    start = 11 + (8 if flags & 0b1000 else 0)
+    if len(data) < start:
+        return None
+    (word,) = struct.unpack_from("<I", data, start - 4)
+    size = word & ~_LZ4_RAW
+    end = start + size + (4 if flags & 0b1_0000 else 0)
+    rest = 4 + (4 if flags & 0b100 else 0)
+    if not 0 < size <= most or len(data) != end + rest or bytes(data[end : end + 4]) != bytes(4):
+        return None
+    return bool(word & _LZ4_RAW), start, size, most
 
 
 def _snappy(data: memoryview, limit: int) -> memoryview:
