@@ -257,7 +257,9 @@ def test_indexes_that_can_not_be_written_do_not_fail_an_append(tmp_path: Path, m
     assert log.active.path.with_suffix(".index").stat().st_size == 0
     log.append(batch(b"x" * 1_000_000), NOW)
     log.append(batch(b"x" * 1_000_000), NOW)
-    assert log.active.path.with_suffix(".index").stat().st_size == 8 * len(log.active.index.offsets)
+    assert log.active.path.with_suffix(".index").stat().st_size >= 8 * 6, "what was missing then is there now"
     wanted = values(log)
     assert len(wanted) == 11
-    assert values(PartitionLog.open(tmp_path / "t-0", LogConfig(), CRASHED)) == wanted
+    again = PartitionLog.open(tmp_path / "t-0", LogConfig(), CRASHED)
+    assert values(again) == wanted
+    assert not again.recovery.rebuilt_indexes
