@@ -16,6 +16,7 @@ def broker(
     data: Path,
     listen: str = "127.0.0.1:9092",
     config: Path | None = None,
+    metrics_listen: str | None = None,
     set_: Annotated[tuple[str, ...], Parameter(name="--set", negative="")] = (),
 ) -> int:
     """Serve as a Kafka broker with real consumer groups. Ends cleanly with SIGTERM or Ctrl-C.
@@ -26,6 +27,7 @@ def broker(
         data: the folder that keeps topics and groups; made if missing.
         listen: HOST:PORT to listen on; port 0 picks a free one.
         config: a file of broker, topic and group properties, under Kafka's names.
+        metrics_listen: HOST:PORT where Prometheus reads the broker's figures; the property metrics.listen.
         set_: one property as key=value, over the file's; may be given again.
     """
     from kohort.broker.run import run_broker
@@ -34,6 +36,8 @@ def broker(
     from kohort.errors import InvalidInputError
 
     properties = {**(read_properties(config) if config else {}), **assignments(set_)}
+    if metrics_listen is not None:
+        properties["metrics.listen"] = metrics_listen
     try:
         broker_configs(properties)
         parse_listen(listen)

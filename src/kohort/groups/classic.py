@@ -17,7 +17,6 @@ from kohort.groups.outcome import (
     LeaveGroupReply,
     LeftMember,
     Level,
-    Meter,
     SyncGroupReply,
 )
 from kohort.groups.records import GroupSaved
@@ -317,7 +316,7 @@ def complete_sync(kernel: Kernel, group: Group, assignments: dict[str, bytes]) -
         return
     rebalance.move(classic, GroupState.STABLE)
     save(kernel, group)
-    kernel.count(Meter.COMPLETED_REBALANCES)
+    rebalance.settled(kernel, group)
     for member in classic.members.values():
         if rebalance.answer_sync(kernel, member, assigned(classic, member)):
             rebalance.touch(kernel, member)

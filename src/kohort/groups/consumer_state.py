@@ -134,6 +134,9 @@ class ConsumerGroup:
         static_ids: instance id to member id.
         holders: partition to the member that has it or has not given it up yet.
         presences: soft state by member id.
+        began_ms: when the rebalance under way began, None when there is none.
+        stopped: partitions no one has in this rebalance, since when (ms).
+        still: how long partitions stood still in it that are given again.
         computing: the ticket of the target that is being computed, -1: none.
         resolving: the ticket of the regular expressions that are being matched, -1: none.
         settings: the group's own timeouts.
@@ -150,6 +153,9 @@ class ConsumerGroup:
     static_ids: dict[str, str] = field(default_factory=dict)
     holders: dict[Pair, str] = field(default_factory=dict)
     presences: dict[str, Presence] = field(default_factory=dict)
+    began_ms: int | None = None
+    stopped: dict[Pair, int] = field(default_factory=dict)
+    still: list[int] = field(default_factory=list)
     computing: int = -1
     resolving: int = -1
     settings: GroupSettings = field(default_factory=GroupSettings)

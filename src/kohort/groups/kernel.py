@@ -6,7 +6,7 @@ from kohort.groups.config import GroupConfig
 from kohort.groups.deadlines import Deadline, Deadlines, Timer
 from kohort.groups.events import NO_CONNECTION, GroupSettings, TopicImage
 from kohort.groups.ledger import Ledger
-from kohort.groups.outcome import Counted, Level, Meter, Now, Outcome, Reply, ReplyValue, Told
+from kohort.groups.outcome import Counted, Level, Meter, Now, Outcome, Rebalanced, Reply, ReplyValue, Told
 from kohort.groups.records import GroupSaved, Record
 from kohort.groups.state import Group
 
@@ -61,6 +61,14 @@ class Kernel:
         """Move a meter on."""
         if amount:
             self.out.notes.append(Counted(meter, amount))
+
+    def rebalanced(self, group_id: str, protocol: str, began_ms: int | None, still: list[int], members: int) -> None:
+        """A group is whole again: count it, and leave how long it took and how long (`still`, ms) who stood still."""
+        now_ms = self.now.mono_ms
+        self.count(Meter.COMPLETED_REBALANCES)
+        whole = now_ms - (now_ms if began_ms is None else began_ms)
+        mean = sum(still) / len(still) if still else 0.0
+        self.out.notes.append(Rebalanced(group_id, protocol, whole, mean, max(still, default=0), members))
 
     def tell(self, group_id: str, text: str, level: Level = Level.INFO) -> None:
         """Leave a line for the log."""

@@ -44,7 +44,7 @@ from kohort.groups.events import (
     TxnOffsetCommit,
 )
 from kohort.groups.kernel import Kernel
-from kohort.groups.outcome import Now, Outcome
+from kohort.groups.outcome import GroupState, Now, Outcome
 from kohort.groups.records import Record
 from kohort.groups.state import Group
 
@@ -179,6 +179,11 @@ class GroupMachine:
     def next_deadline_ms(self) -> int | None:
         """A monotonic time at which a `Tick` is due, perhaps for nothing; None: not before another event."""
         return self.kernel.deadlines.next_ms()
+
+    def group_states(self) -> Iterator[tuple[str, GroupState]]:
+        """Protocol ("classic" or "consumer") and state of every group."""
+        for group in self.kernel.ledger.groups.values():
+            yield "classic" if group.consumer is None else "consumer", group.state()
 
     def snapshot(self) -> Iterator[Record]:
         """Every record of the hard state, in an order that replays: what compaction keeps."""

@@ -9,7 +9,7 @@ from kohort.errors import ErrorCode
 from kohort.groups.consumer_state import ConsumerGroup, Current, Pairs, Presence, pack
 from kohort.groups.events import ConsumerGroupHeartbeat
 from kohort.groups.kernel import Kernel
-from kohort.groups.outcome import ConsumerGroupHeartbeatReply, JoinGroupReply, Meter
+from kohort.groups.outcome import ConsumerGroupHeartbeatReply, JoinGroupReply
 from kohort.groups.reconcile import next_step
 from kohort.groups.records import Kind, MemberState, TargetAssigned, Tombstone
 
@@ -34,6 +34,7 @@ def step(kernel: Kernel, group_id: str, consumer: ConsumerGroup, member_id: str,
     if after == before and member_id in consumer.current:
         return after
     kernel.emit(after.record(group_id, member_id))
+    note_moved(kernel, consumer, before.assigned, after.assigned)
     member = consumer.members[member_id]
     presence = consumer.presence(group_id, member_id)
     if after.state is MemberState.UNREVOKED_PARTITIONS and member.classic_protocols is None:
@@ -41,14 +42,31 @@ def step(kernel: Kernel, group_id: str, consumer: ConsumerGroup, member_id: str,
     else:
         presence.revocation.cancel()
     if after.is_reconciled_to(consumer.epoch) and before.member_epoch != after.member_epoch:
-        note_settled(kernel, consumer)
+        note_settled(kernel, group_id, consumer)
     return after
 
 
-def note_settled(kernel: Kernel, consumer: ConsumerGroup) -> None:
+def note_moved(kernel: Kernel, consumer: ConsumerGroup, before: Pairs, after: Pairs) -> None:
+    """Partitions were taken from a member, or given to one: how long each of them stood still."""
+    if before == after:
+        return
+    now_ms = kernel.now.mono_ms
+    for pair in before - after:
+        consumer.stopped[pair] = now_ms
+    if consumer.stopped:
+        for pair in after - before:
+            since = consumer.stopped.pop(pair, None)
+            if since is not None:
+                consumer.still.append(now_ms - since)
+
+
+def note_settled(kernel: Kernel, group_id: str, consumer: ConsumerGroup) -> None:
     """Count a rebalance when the last member has reached its target."""
     if all(consumer.standing(name).is_reconciled_to(consumer.epoch) for name in consumer.members):
-        kernel.count(Meter.COMPLETED_REBALANCES)
+        kernel.rebalanced(group_id, "consumer", consumer.began_ms, consumer.still, len(consumer.members))
+        consumer.began_ms = None
+        consumer.stopped.clear()
+        consumer.still = []
 
 
 def session_timeout_ms(kernel: Kernel, consumer: ConsumerGroup, member_id: str) -> int:
@@ -74,6 +92,7 @@ def remove(kernel: Kernel, group_id: str, consumer: ConsumerGroup, member_id: st
     """Write that a member is gone."""
     dismiss(kernel, consumer, member_id)
     if member_id in consumer.current:
+        note_moved(kernel, consumer, consumer.current[member_id].assigned, frozenset())
         kernel.emit(Tombstone((Kind.CURRENT, group_id, member_id)))
     if member_id in consumer.targets:
         kernel.emit(Tombstone((Kind.TARGET, group_id, member_id)))

@@ -318,6 +318,26 @@ class Counted(NamedTuple):
     amount: int
 
 
+class Rebalanced(NamedTuple):
+    """A group is whole again.
+
+    Attributes:
+        protocol: "classic" or "consumer".
+        whole_ms: since the first change that led to it.
+        standstill_ms: how long who stood still did so, in the mean: classic members from their join to their
+            assignment, under KIP-848 partitions from being taken away to being given again.
+        standstill_max_ms: the longest.
+        members: in the group now.
+    """
+
+    group_id: str
+    protocol: str
+    whole_ms: int
+    standstill_ms: float
+    standstill_max_ms: int
+    members: int
+
+
 class Level(enum.IntEnum):
     """How much a line for the log matters, in the numbers of the logging module."""
 
@@ -335,7 +355,7 @@ class Told(NamedTuple):
     text: str
 
 
-Note: TypeAlias = Counted | Told
+Note: TypeAlias = Counted | Rebalanced | Told
 
 
 @dataclass(slots=True)

@@ -41,6 +41,8 @@ def await_join(kernel: Kernel, classic: ClassicGroup, member: ClassicMember, req
         error = JoinGroupReply(ErrorCode.REBALANCE_IN_PROGRESS, member_id=member.member_id)
         kernel.reply(member.join_request, error)
     member.join_request = request
+    if member.stopped_ms is None:
+        member.stopped_ms = kernel.now.mono_ms
 
 
 def answer_join(kernel: Kernel, classic: ClassicGroup, member: ClassicMember, reply: JoinGroupReply) -> None:
@@ -110,6 +112,8 @@ def prepare(kernel: Kernel, group: Group, reason: str) -> None:
     classic.sync_phase.cancel()
     initial = classic.state is GroupState.EMPTY
     move(classic, GroupState.PREPARING_REBALANCE)
+    if classic.began_ms is None:
+        classic.began_ms = kernel.now.mono_ms
     kernel.tell(group.group_id, f"preparing a rebalance after generation {group.generation}: {reason}")
     if initial:
         classic.delay_ms = kernel.config.initial_rebalance_delay_ms
@@ -129,6 +133,17 @@ def move(classic: ClassicGroup, state: GroupState) -> None:
     """Change the state."""
     classic.previous_state = classic.state
     classic.state = state
+
+
+def settled(kernel: Kernel, group: Group) -> None:
+    """The assignments are handed out: the rebalance is over, and everyone works."""
+    classic = group.classic
+    now_ms = kernel.now.mono_ms
+    still = [now_ms - member.stopped_ms for member in classic.members.values() if member.stopped_ms is not None]
+    kernel.rebalanced(group.group_id, "classic", classic.began_ms, still, len(classic.members))
+    classic.began_ms = None
+    for member in classic.members.values():
+        member.stopped_ms = None
 
 
 def forget_assignment(classic: ClassicGroup, member: ClassicMember) -> None:
@@ -208,6 +223,7 @@ def become_empty(kernel: Kernel, group: Group) -> None:
     classic.resumed_from = -1
     classic.pending_sync.clear()
     move(classic, GroupState.EMPTY)
+    classic.began_ms = None
     generation = group.generation + 1
     kernel.emit(GroupSaved(group.group_id, classic.protocol_type or "", generation, None, None, kernel.now.wall_ms, ()))
     kernel.tell(group.group_id, f"generation {generation} has no members: the group is empty")

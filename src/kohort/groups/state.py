@@ -43,6 +43,7 @@ class ClassicMember:
         is_new: it has not been through a completed join phase.
         told: a reply has named its id, so that its client can come back with it.
         size: its share of the group's record in bytes, as last counted.
+        stopped_ms: when it gave up its work to join, None while it has an assignment.
     """
 
     __slots__ = (
@@ -58,6 +59,7 @@ class ClassicMember:
         "session",
         "session_timeout_ms",
         "size",
+        "stopped_ms",
         "sync_request",
         "told",
     )
@@ -77,6 +79,7 @@ class ClassicMember:
         self.told = True
         self.connection = NO_CONNECTION
         self.size = 0
+        self.stopped_ms: int | None = None
 
     @classmethod
     def from_saved(cls, group_id: str, saved: SavedMember, protocol: str) -> ClassicMember:
@@ -143,6 +146,7 @@ class ClassicGroup:
         newcomer: a member came since the initial rebalance's delay was set.
         size: what the group's record takes at most, in bytes.
     """
+        began_ms: when the rebalance under way began, None when there is none.
 
     def __init__(self, group_id: str) -> None:
         self.state = GroupState.EMPTY
@@ -167,6 +171,7 @@ class ClassicGroup:
         self.size = 0
 
     def is_leader(self, member_id: str) -> bool:
+        self.began_ms: int | None = None
         """Whether this member leads."""
         return self.leader == member_id
 

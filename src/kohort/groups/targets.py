@@ -43,6 +43,8 @@ def metadata_hash(image: TopicImage, names: Iterable[str]) -> int:
 def bump(kernel: Kernel, group_id: str, reason: str) -> None:
     """A new epoch, with the topics as they are now."""
     consumer = kernel.ledger.consumer(group_id)
+    if consumer.began_ms is None:
+        consumer.began_ms = kernel.now.mono_ms
     epoch = consumer.epoch + 1
     kernel.emit(EpochBumped(group_id, epoch, metadata_hash(kernel.image, consumer.subscribed())))
     kernel.tell(group_id, f"epoch {epoch}: {reason}", Level.DEBUG)
