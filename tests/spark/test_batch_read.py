@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
-
-from kohort.client.producer import Producer
 from tests.spark.conftest import PARTITIONS, Stage
 
+from kohort.client.offset_values import OffsetAndMetadata
+from kohort.client.producer import Producer
+
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("default"), pytest.mark.timeout(240)]
+BORN = int(time.time() * 1000) - 3_600_000
+"""When the records were made: lately, or retention takes them."""
 
 
 def read(spark: Any, stage: Stage, **options: str) -> Any:
@@ -20,21 +24,21 @@ def read(spark: Any, stage: Stage, **options: str) -> Any:
 
 def test_every_column_of_a_record_arrives(spark: Any, stage: Stage) -> None:
     with Producer(stage.servers) as producer:
-        producer.send(stage.topic, b"v", b"k", 1, 1_700_000_000_123, [("h", b"x"), ("n", None)])
-        producer.send(stage.topic, None, None, 1, 1_700_000_000_124)
+        producer.send(stage.topic, b"v", b"k", 1, BORN, [("h", b"x"), ("n", None)])
+        producer.send(stage.topic, None, None, 1, BORN + 1)
     frame = read(spark, stage, includeHeaders="true")
     assert frame.columns == ["key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers"]
     first, second = frame.selectExpr("*", "unix_millis(timestamp) AS ms").orderBy("offset").collect()
     assert (bytes(first["key"]), bytes(first["value"]), first["topic"]) == (b"k", b"v", stage.topic)
-    assert (first["partition"], first["offset"], first["ms"], first["timestampType"]) == (1, 0, 1_700_000_000_123, 0)
+    assert (first["partition"], first["offset"], first["ms"], first["timestampType"]) == (1, 0, BORN, 0)
     assert [(h["key"], h["value"]) for h in first["headers"]] == [("h", b"x"), ("n", None)]
-    assert (second["key"], second["value"], second["headers"], second["ms"]) == (None, None, None, 1_700_000_000_124)
+    assert (second["key"], second["value"], second["headers"], second["ms"]) == (None, None, None, BORN + 1)
 
 
 def test_bounds_by_offset_by_time_and_by_the_group(spark: Any, stage: Stage) -> None:
     with Producer(stage.servers) as producer:
         for number in range(100):
-            producer.send(stage.topic, b"%d" % number, partition=number % PARTITIONS, timestamp_ms=1_000_000 + number)
+            producer.send(stage.topic, b"%d" % number, partition=number % PARTITIONS, timestamp_ms=BORN + number)
 
     def values(**options: str) -> list[int]:
         return sorted(int(row[0]) for row in read(spark, stage, columns="value", **options).collect())
@@ -42,10 +46,10 @@ def test_bounds_by_offset_by_time_and_by_the_group(spark: Any, stage: Stage) -> 
     assert values() == list(range(100))
     some = json.dumps({stage.topic: {"0": 20, "1": -2, "2": -1, "3": 24}})
     assert values(startingOffsets=some) == sorted([*range(80, 100, 4), *range(1, 100, 4), 99])
-    assert values(startingTimestamp="1000090", endingTimestamp="1000095") == [90, 91, 92, 93, 94]
-    late = json.dumps({stage.topic: dict.fromkeys(map(str, range(PARTITIONS)), 2_000_000)})
+    assert values(startingTimestamp=str(BORN + 90), endingTimestamp=str(BORN + 95)) == [90, 91, 92, 93, 94]
+    late = json.dumps({stage.topic: dict.fromkeys(map(str, range(PARTITIONS)), BORN + 1_000_000)})
     assert values(startingOffsetsByTimestamp=late, startingOffsetsByTimestampStrategy="latest") == []
-    stage.admin.alter_consumer_group_offsets(stage.group, {stage.partitions[0]: 23}).all()  # type: ignore[dict-item]
+    stage.admin.alter_consumer_group_offsets(stage.group, {stage.partitions[0]: OffsetAndMetadata(23)}).all()
     committed = {"group.id": stage.group, "kafka.auto.offset.reset": "latest", "startingOffsets": "committed"}
     assert values(**committed) == [92, 96]
 

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.spark.conftest import Sink, Stage
+from tests.support.waiting import until
 
 from kohort.client.group_member import GroupMember
 from kohort.client.offset_values import OffsetAndMetadata
-from tests.spark.conftest import Sink, Stage
-from tests.support.waiting import until
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("default"), pytest.mark.timeout(240)]
 NOW = {"availableNow": True}
@@ -185,7 +185,7 @@ def test_few_records_wait_until_there_are_enough_or_time_is_over(run: Callable[.
 def test_a_byte_limit_is_kept_by_the_size_of_records_seen(run: Callable[..., Any], stage: Stage) -> None:
     stage.produce(1000)
     sink = Sink()
-    run(sink, trigger=NOW, maxBytesPerTrigger=4000).awaitTermination(WAIT_S)
+    run(sink, trigger=NOW, maxBytesPerTrigger=1500).awaitTermination(WAIT_S)
     assert sink.values() == list(range(1000))
     assert len(sink.sizes()) >= 3
     assert max(sink.sizes()) < 1000

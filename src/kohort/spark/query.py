@@ -167,7 +167,11 @@ class Query:
             kept = self._still_ours(planned, held)
             if self._begin(held):
                 break
-        ours = {tp: span for tp, span in kept.items() if tp in held.partitions}
+        ours = {
+            tp: span
+            for tp, span in kept.items()
+            if tp in held.partitions and self._positions[tp] <= span.end  # else the group is further on
+        }
         self._positions.update({tp: span.end for tp, span in ours.items()})
         self._running = BatchOffset(self.identity, planned.batch, held.generation, ours)
         released = sorted(set(planned.spans) - set(kept))

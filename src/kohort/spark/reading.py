@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from kohort.client.range_reader import RangeReader
+from kohort.errors import OffsetError
 from kohort.spark.schema import SPAN_COLUMNS, arrow_schema
 from kohort.spark.tasks import ReadTask, Slice
 
@@ -47,6 +48,8 @@ class Reading:
                 for batch in batches:
                     yield _dressed(batch, self.columns, one)
             whole = True
+        except OffsetError as error:
+            raise OffsetError(f"{error.message}; failOnDataLoss=false passes over what is gone", error.code) from error
         finally:
             if not whole:  # its state is unknown: the next task connects again
                 _readers.pop((os.getpid(), self, wanted), None)
