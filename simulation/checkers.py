@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 from kohort.errors import ErrorCode
-from kohort.groups.events import JoinGroup, OffsetCommit, OffsetFetch, SyncGroup, TopicImage
+from kohort.groups.events import ConsumerGroupHeartbeat, JoinGroup, OffsetCommit, OffsetFetch, SyncGroup, TopicImage
 from kohort.groups.machine import GroupMachine
 from kohort.groups.outcome import GroupState, Now, Outcome
 from kohort.groups.records import Kind, OffsetCommitted, Record, Tombstone
 from kohort.groups.state import Group
 from kohort.ids import TopicPartition
-from simulation.plans import decode_assignment
+from simulation.plans import decode_assignment, to_names
 from simulation.world import World
 
 Waiting = Mapping[int, tuple[Any, Any, int]]
@@ -146,41 +146,29 @@ class DurabilityChecker(Checker):
 
 
 class FencingChecker(Checker):
-    """No commit is taken from a member after its partition went to a later generation or its instance to another."""
+    """No commit is taken for a partition that the coordinator has told another member to have since."""
 
     def __init__(self, world: World, members: list[Holder]) -> None:
         super().__init__(world, members)
-        self._delivered: dict[tuple[str, TopicPartition], int] = {}
-        self._instances: dict[tuple[str, str], str] = {}
+        self._told: dict[tuple[str, str, int], str] = {}
 
     def on_stepped(self, event: Any, outcome: Outcome, waiting: Waiting) -> None:
         for group_id in deleted_groups(outcome):
-            self._delivered = {key: value for key, value in self._delivered.items() if key[0] != group_id}
-            self._instances = {key: value for key, value in self._instances.items() if key[0] != group_id}
+            self._told = {key: value for key, value in self._told.items() if key[0] != group_id}
 
     def on_released(self, event: Any, value: Any) -> None:
         if isinstance(event, SyncGroup) and value.error is ErrorCode.NONE:
-            for partition in decode_assignment(value.assignment):
-                key = (event.group_id, partition)
-                self._delivered[key] = max(self._delivered.get(key, -1), event.generation)
-            if event.instance_id is not None:
-                self._instances[event.group_id, event.instance_id] = event.member_id
+            for topic, partition in decode_assignment(value.assignment):
+                self._told[event.group_id, topic, partition] = event.member_id
+        elif isinstance(event, ConsumerGroupHeartbeat) and value.error is ErrorCode.NONE and value.assignment:
+            for topic, partition in to_names(value.assignment):
+                self._told[event.group_id, topic, partition] = value.member_id
         elif isinstance(event, OffsetCommit) and event.generation >= 0:
-            self._on_commit(event, value.errors)
-
-    def _on_commit(self, event: OffsetCommit, errors: Iterable[ErrorCode]) -> None:
-        for offset, error in zip(event.offsets, errors, strict=True):
-            if error is not ErrorCode.NONE:
-                continue
-            generation = self._delivered.get((event.group_id, TopicPartition(offset.topic, offset.partition)), -1)
-            if event.generation < generation:
-                self.fail(
-                    f"{event.member_id} committed {offset.topic}-{offset.partition} at generation {event.generation}, "
-                    f"which generation {generation} gave away"
-                )
-            current = self._instances.get((event.group_id, event.instance_id or ""))
-            if current is not None and current != event.member_id:
-                self.fail(f"{event.member_id} committed, but {event.instance_id} is {current} now")
+            for offset, error in zip(event.offsets, value.errors, strict=True):
+                told = self._told.get((event.group_id, offset.topic, offset.partition), event.member_id)
+                if error is ErrorCode.NONE and told != event.member_id:
+                    name = f"{offset.topic}-{offset.partition}"
+                    self.fail(f"{event.member_id} committed {name} at {event.generation}, but {told} has it")
 
 
 def deleted_groups(outcome: Outcome) -> list[str]:
@@ -191,7 +179,10 @@ def deleted_groups(outcome: Outcome) -> list[str]:
 
 
 class GenerationChecker(Checker):
-    """Generations only grow, and one generation has one set of members, until the group is deleted."""
+    """Generations only grow, and one generation has one set of members, until the group is deleted.
+
+    Classic members of a consumer group have no leader and a generation each.
+    """
 
     def __init__(self, world: World, members: list[Holder]) -> None:
         super().__init__(world, members)
@@ -204,7 +195,7 @@ class GenerationChecker(Checker):
             self._rounds = {key: value for key, value in self._rounds.items() if key[0] != group_id}
 
     def on_released(self, event: Any, value: Any) -> None:
-        if not isinstance(event, JoinGroup) or value.error is not ErrorCode.NONE:
+        if not isinstance(event, JoinGroup) or value.error is not ErrorCode.NONE or not value.leader:
             return
         newest = self._newest.get(event.group_id, 0)
         if value.generation < newest:
@@ -238,7 +229,7 @@ class ReplayChecker(Checker):
             self.fail(f"replay differs from life in {different}")
         again.on_loaded(Now(self.world.now_ms, self.world.wall_ms), TopicImage())
         for group_id, group in machine.kernel.ledger.groups.items():
-            if group.classic.state is GroupState.STABLE:
+            if group.consumer is None and group.classic.state is GroupState.STABLE:
                 loaded = describe(again.kernel.ledger.groups[group_id])
                 if loaded != describe(group):
                     self.fail(f"{group_id} would be loaded as {loaded}, but is {describe(group)}")
@@ -279,6 +270,10 @@ class AnswerChecker(Checker):
             for member in group.classic.members.values()
             for request in (member.join_request, member.sync_request)
         }
+        for group in machine.kernel.ledger.groups.values():
+            for presence in group.consumer.presences.values() if group.consumer is not None else ():
+                waits = (presence.waiting, presence.held, presence.joining)
+                known.update(event.request for event in waits if event is not None)
         for token, (event, _, _) in waiting.items():
             if token not in known:
                 self.fail(f"forgotten: {event}")

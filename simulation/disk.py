@@ -15,7 +15,8 @@ class Disk:
 
     Attributes:
         fails: probability that an append fails and leaves nothing.
-        tears: probability that an append leaves a prefix, at any record boundary, and the process dies.
+        tears: probability that an append leaves a prefix of its steps, and the process dies. The records of one step are
+            one batch with one checksum: a torn one is cut off whole when the journal is opened again.
     """
 
     def __init__(self, world: World) -> None:
@@ -24,18 +25,21 @@ class Disk:
         self.fails = 0.0
         self.tears = 0.0
 
-    def append(self, records: list[Record]) -> None:
-        """Write all records.
+    def append(self, steps: list[list[Record]]) -> None:
+        """Write the records of several steps.
 
         Raises:
             DiskFailedError: not acknowledged.
         """
-        if records and self.world.likely(self.fails):
-            self.world.tell(f"disk: refused {len(records)} records")
+        steps = [step for step in steps if step]
+        if steps and self.world.likely(self.fails):
+            self.world.tell(f"disk: refused {len(steps)} batches")
             raise DiskFailedError
-        if records and self.world.likely(self.tears):
-            kept = self.world.chance.randrange(len(records) + 1)
-            self.records.extend(records[:kept])
-            self.world.tell(f"disk: tore a write of {len(records)} records after {kept}")
+        if steps and self.world.likely(self.tears):
+            kept = self.world.chance.randrange(len(steps) + 1)
+            for step in steps[:kept]:
+                self.records.extend(step)
+            self.world.tell(f"disk: tore a write of {len(steps)} batches after {kept}")
             raise DiskFailedError
-        self.records.extend(records)
+        for step in steps:
+            self.records.extend(step)

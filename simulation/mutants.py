@@ -119,8 +119,20 @@ class NeverEndsSessions(GroupMachine):
             super()._due(group, timer)
 
 
+class GivesWhatIsHeld(GroupMachine):
+    """Assigns a partition in a consumer group while another member still has to give it up."""
+
+    def step(self, event: Any, now: Now) -> Outcome:
+        """As the real one, without knowing who holds what."""
+        for group in self.kernel.ledger.groups.values():
+            if group.consumer is not None:
+                group.consumer.holders.clear()
+        return super().step(event, now)
+
+
 MUTANTS: dict[type[GroupMachine], type[Checker]] = {
     EndsSessionsEarly: OwnershipChecker,
+    GivesWhatIsHeld: OwnershipChecker,
     AnswersBeforeDurable: DurabilityChecker,
     TakesAnyCommit: FencingChecker,
     ForgetsGenerations: GenerationChecker,

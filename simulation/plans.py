@@ -2,47 +2,51 @@
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Iterable, Mapping
 
-from kohort.ids import TopicPartition
+from kohort.groups.records import TopicPartitions
+from kohort.groups.subscription import read_assignment, read_subscription, write_assignment
+from kohort.ids import TopicId, TopicPartition
 
+Target = frozenset[TopicPartition]
 Claim = tuple[int, frozenset[TopicPartition]]
 
 
 def encode_metadata(topics: Iterable[str], generation: int, owned: Iterable[TopicPartition]) -> bytes:
-    """A subscription of version 1 whose user data says what the member holds, and since which generation."""
+    """A subscription of version 3 that says what the member holds, and since which generation."""
     names = sorted(topics)
-    user_data = json.dumps([generation, sorted(owned)]).encode()
-    parts = [struct.pack(">hi", 1, len(names))]
-    for name in names:
-        raw = name.encode()
-        parts.append(struct.pack(">h", len(raw)) + raw)
-    parts.append(struct.pack(">i", len(user_data)) + user_data)
+    parts = [struct.pack(">hi", 3, len(names)), *(_text(name) for name in names), struct.pack(">i", 0)]
+    held: dict[str, list[int]] = {}
+    for topic, number in sorted(owned):
+        held.setdefault(topic, []).append(number)
+    parts.append(struct.pack(">i", len(held)))
+    for topic, numbers in held.items():
+        parts.append(_text(topic) + struct.pack(f">i{len(numbers)}i", len(numbers), *numbers))
+    parts.append(struct.pack(">ih", generation, -1))
     return b"".join(parts)
+
+
+def _text(text: str) -> bytes:
+    raw = text.encode()
+    return struct.pack(">h", len(raw)) + raw
 
 
 def decode_claim(metadata: bytes) -> Claim:
     """The generation and partitions that `encode_metadata` put in."""
-    at = 2
-    (count,) = struct.unpack_from(">i", metadata, at)
-    at += 4
-    for _ in range(count):
-        (length,) = struct.unpack_from(">h", metadata, at)
-        at += 2 + length
-    generation, owned = json.loads(metadata[at + 4 :])
-    return generation, frozenset(TopicPartition(topic, number) for topic, number in owned)
+    subscription = read_subscription(metadata)
+    assert subscription is not None
+    return subscription.generation, frozenset(subscription.owned)
 
 
 def encode_assignment(partitions: Iterable[TopicPartition]) -> bytes:
     """A member's assignment."""
-    return json.dumps(sorted(partitions)).encode()
+    return write_assignment(3, partitions)
 
 
 def decode_assignment(raw: bytes) -> frozenset[TopicPartition]:
-    """What `encode_assignment` made; empty bytes are an empty assignment."""
-    return frozenset(TopicPartition(topic, number) for topic, number in json.loads(raw or b"[]"))
+    """What `encode_assignment` made, or a coordinator; empty bytes are an empty assignment."""
+    return frozenset(read_assignment(raw) or ())
 
 
 def assign(
@@ -82,3 +86,23 @@ def assign(
             continue
         given[member].add(partition)
     return {member: frozenset(taken) for member, taken in given.items()}
+
+
+def topic_id(name: str) -> TopicId:
+    """The id of a topic named t and a number."""
+    return TopicId(int=int(name[1:]) + 1)
+
+
+def to_ids(partitions: Target) -> tuple[TopicPartitions, ...]:
+    """Partitions as heartbeats have them."""
+    topics: dict[str, list[int]] = {}
+    for topic, number in sorted(partitions):
+        topics.setdefault(topic, []).append(number)
+    return tuple(TopicPartitions(topic_id(topic), tuple(numbers)) for topic, numbers in topics.items())
+
+
+def to_names(assignment: tuple[TopicPartitions, ...]) -> Target:
+    """The reverse of `to_ids`."""
+    return frozenset(
+        TopicPartition(f"t{entry.topic_id.int - 1}", number) for entry in assignment for number in entry.partitions
+    )

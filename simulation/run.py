@@ -10,9 +10,11 @@ from typing import Any
 from kohort.groups.config import GroupConfig
 from kohort.groups.events import Topic, TopicImage
 from simulation.checkers import ALL, Checker, Checkers, Holder, ViolatedError
-from simulation.clients import Habits, Member
+from simulation.classic_member import ClassicMember
+from simulation.consumer_member import ConsumerMember
 from simulation.disk import Disk
 from simulation.network import Network, Weather
+from simulation.process import Habits, Process
 from simulation.server import Server
 from simulation.world import World
 
@@ -50,18 +52,21 @@ class Run:
         chance = self.world.chance
         self.network = Network(self.world)
         self.disk = Disk(self.world)
-        self.members: list[Member] = []
+        self.members: list[Process] = []
         holders: list[Holder] = self.members  # type: ignore[assignment]
         self.checkers = Checkers(self.world, holders, kinds)
         config = GroupConfig(
             initial_rebalance_delay_ms=chance.choice((0, 0, 500, 3_000)),
             new_member_timeout_ms=30_000,
             offsets_retention_check_ms=20_000,
+            consumer_session_timeout_ms=chance.choice((6_000, 9_000)),
+            consumer_heartbeat_interval_ms=1_500,
         )
         self.server = Server(self.world, self.network, self.disk, config, self.checkers, mutant)
         self.partitions = {f"t{number}": chance.randint(1, 6) for number in range(chance.randint(1, 3))}
         self.group_ids = [f"g{number}" for number in range(chance.choice((1, 1, 2)))]
         self.manners = {group: chance.choice((("eager",), ("cooperative",))) for group in self.group_ids}
+        self.modern = {group: chance.choice((0.0, 0.5, 1.0)) for group in self.group_ids}
         self._started = 0
         self._faults_end_ms = chance.randint(20_000, 90_000)
 
@@ -104,9 +109,13 @@ class Run:
             callback_ms=chance.choice((0, 50, 2_000)),
             requires_known_id=known,
             commits_on_revocation=chance.random() < 0.7,
+            hold_ms=chance.choice((0, 1_200)),
         )
-        member = Member(f"c{self._started}", habits, self.world, self.network, self.checkers)
-        member.known_partitions = dict(self.partitions)
+        kind = ConsumerMember if chance.random() < self.modern[group_id] else ClassicMember
+        member = kind(f"c{self._started}", habits, self.world, self.network, self.checkers)
+        if isinstance(member, ConsumerMember):
+            member.session_ms = self.server.config.consumer_session_timeout_ms
+        member.learn_topics(self.partitions)
         self.members.append(member)
         self.world.after(chance.randint(0, 2_000), member.start)
 

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+from kohort.groups import targets
 from kohort.groups.config import GroupConfig
-from kohort.groups.events import ConnectionLost, Tick, TopicImage, TopicsChanged
+from kohort.groups.events import ConnectionLost, ReleaseHeld, Tick, TopicImage, TopicsChanged
 from kohort.groups.machine import GroupMachine
-from kohort.groups.outcome import Now, Outcome, Reply, Told
-from kohort.groups.records import Record
+from kohort.groups.outcome import Now, Outcome, Reply, ResolveRegexes, Told
 from simulation.checkers import Checkers
 from simulation.disk import Disk, DiskFailedError
 from simulation.network import Connection, Network
 from simulation.world import Happening, World
+
+
+def match(regex: str, topics: Iterable[str]) -> list[str]:
+    """What stands in for RE2."""
+    return [topic for topic in topics if re.fullmatch(regex, topic)]
+
 
 Answer = Callable[[Any], None]
 
@@ -93,6 +101,15 @@ class Server:
             named["connection"] = connection.id
         event = event._replace(**named) if hasattr(event, "_replace") else replace(event, **named)
         self.waiting[self._token] = (event, answer, self.world.now_ms)
+        held = tuple(
+            token
+            for token, (earlier, _, _) in self.waiting.items()
+            if token != self._token
+            and getattr(earlier, "hold_ms", False)
+            and getattr(earlier, "connection", None) == connection.id
+        )
+        if held:
+            self._put(ReleaseHeld(held))
         self._put(event)
 
     def on_closed(self, connection_id: int) -> None:
@@ -135,12 +152,11 @@ class Server:
         self._finish(outcomes)
 
     def _finish(self, outcomes: list[Outcome]) -> None:
-        records: list[Record] = [record for outcome in outcomes for record in outcome.records]
         replies = [reply for outcome in outcomes for reply in outcome.replies]
         if self.releases_before_durable:
             self._release(replies)
         try:
-            self.disk.append(records)
+            self.disk.append([outcome.records for outcome in outcomes])
         except DiskFailedError:
             self.crash(self.world.chance.randint(0, 500))
             return
@@ -166,7 +182,14 @@ class Server:
                 self.world.tell(f"coordinator: {note.group_id}: {note.text}")
 
     def _work(self, outcomes: list[Outcome]) -> None:
-        """Long work leaves the loop; in the simulation, none yet comes back."""
+        """Long work leaves the loop and comes back later, perhaps to another machine than asked for it."""
+        for outcome in outcomes:
+            for work in outcome.work:
+                if isinstance(work, ResolveRegexes):
+                    event: Any = targets.resolve(work, match)
+                else:
+                    event = targets.compute(work)
+                self.world.after(self.world.chance.randint(0, 60), partial(self.feed, event))
 
     def _set_tick(self) -> None:
         if self._tick is not None:

@@ -107,10 +107,26 @@ def test_sessions_start_anew_after_a_restart() -> None:
 
 def test_a_static_member_is_known_after_a_restart() -> None:
     trial = Trial()
-    trial.stable(1, instance_id="i")
+    members, generation = trial.stable(2, instance_id=None)
+    static = trial.join(instance_id="i")
+    for member in members:
+        trial.join(member)
+    generation = trial.reply(static).generation
+    follower = trial.reply(static).member_id
+    trial.sync(follower, generation)
+    trial.sync(members[0], generation, {follower: b"mine"})
     trial.restart()
     reply = trial.joined(instance_id="i", can_skip_assignment=True)
-    assert (reply.generation, reply.skip_assignment) == (1, True)
+    assert (reply.generation, reply.leader, reply.skip_assignment) == (generation, members[0], False)
+    assert trial.reply(trial.sync(reply.member_id, generation)).assignment == b"mine"
+
+
+def test_a_static_leader_that_returns_after_a_restart_assigns_anew() -> None:
+    """Whether topics changed while neither it nor the coordinator looked is not known."""
+    trial = Trial()
+    trial.stable(1, instance_id="i")
+    trial.restart()
+    assert trial.joined(instance_id="i", can_skip_assignment=True).generation == 2
 
 
 def test_a_group_over_its_size_after_a_restart_shrinks() -> None:

@@ -136,6 +136,17 @@ def test_scenario_9_a_static_leader_that_restarts_is_told_to_look_after_the_part
     assert trial.joined(reply.member_id, instance_id="i").generation == 2
 
 
+def test_scenario_9_a_static_leader_that_was_away_while_partitions_were_added_assigns_anew() -> None:
+    trial = Trial()
+    trial.set_topics(t=2)
+    trial.stable(1, instance_id="i")
+    trial.set_topics(t=2, u=1)
+    assert trial.joined(instance_id="i", can_skip_assignment=True).skip_assignment
+    trial.set_topics(t=3, u=1)
+    reply = trial.joined(instance_id="i", can_skip_assignment=True)
+    assert (reply.generation, reply.skip_assignment, reply.leader) == (2, False, reply.member_id)
+
+
 def test_scenario_12_a_zombie_wakes_and_commits() -> None:
     trial = Trial()
     members, generation = trial.stable(2)

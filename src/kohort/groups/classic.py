@@ -21,6 +21,7 @@ from kohort.groups.outcome import (
 )
 from kohort.groups.records import GroupSaved
 from kohort.groups.state import ClassicGroup, ClassicMember, Group, PendingMember
+from kohort.groups.targets import metadata_hash
 
 
 def validate(classic: ClassicGroup, member_id: str, instance_id: str | None) -> ErrorCode:
@@ -212,9 +213,16 @@ def replace_static(kernel: Kernel, group: Group, old: ClassicMember, event: Join
 
 
 def after_replacement(kernel: Kernel, group: Group, new: ClassicMember, event: JoinGroup, old_leader: str) -> None:
-    """A stable group keeps its assignment unless the protocol changes; a sync under way begins anew (KAFKA-9801)."""
+    """A stable group keeps its assignment, unless the protocol changes or a leader is back to topics that have changed.
+
+    A returning leader compares topics from then on only, so what changed before it came back is compared here
+    (KAFKA-13435); after a restart that is not known. A sync under way begins anew (KAFKA-9801).
+    """
     classic = group.classic
-    if classic.state is GroupState.STABLE and classic.select_protocol() == classic.protocol:
+    keeps = classic.select_protocol() == classic.protocol
+    if keeps and classic.is_leader(new.member_id):
+        keeps = classic.subscribed is None or classic.topics_hash == topics_hash(kernel, classic)
+    if classic.state is GroupState.STABLE and keeps:
         save(kernel, group)
         reply = rebalance.joined(group, new)
         leads = classic.is_leader(new.member_id)
@@ -236,6 +244,11 @@ def after_replacement(kernel: Kernel, group: Group, new: ClassicMember, event: J
         rebalance.answer_join(kernel, classic, new, reply)
         return
     rebalance.after_change(kernel, group, f"static member {event.instance_id} came back")
+
+
+def topics_hash(kernel: Kernel, classic: ClassicGroup) -> int:
+    """A number for the subscribed topics as they are now."""
+    return metadata_hash(kernel.image, sorted(classic.subscribed or ()))
 
 
 def save(kernel: Kernel, group: Group) -> None:
@@ -316,6 +329,7 @@ def complete_sync(kernel: Kernel, group: Group, assignments: dict[str, bytes]) -
         return
     rebalance.move(classic, GroupState.STABLE)
     save(kernel, group)
+    classic.topics_hash = topics_hash(kernel, classic)
     rebalance.settled(kernel, group)
     for member in classic.members.values():
         if rebalance.answer_sync(kernel, member, assigned(classic, member)):

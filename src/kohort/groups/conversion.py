@@ -7,6 +7,8 @@ themselves. `group.consumer.migration.policy` says which way is open; an empty g
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from kohort.errors import ErrorCode
 from kohort.groups import expiry, rebalance
 from kohort.groups.consumer_state import ConsumerGroup, Current, Pairs, pack
@@ -63,7 +65,7 @@ def upgrade(kernel: Kernel, group: Group) -> bool:
     if not open_way or not fits or classic.protocol_type != CONSUMER_PROTOCOL_TYPE:
         return False
     converted = [convert_member(kernel, classic, member) for member in classic.members.values()]
-    members = [pair for pair in converted if pair is not None]
+    members = [each for each in converted if each is not None]
     if len(members) < len(converted):
         kernel.tell(group.group_id, "can't become a consumer group: a member's bytes are malformed", Level.WARNING)
         return False
@@ -72,19 +74,43 @@ def upgrade(kernel: Kernel, group: Group) -> bool:
         rebalance.answer_join(kernel, classic, member, again)
         rebalance.answer_sync(kernel, member, SyncGroupReply(ErrorCode.REBALANCE_IN_PROGRESS))
     generation = group.generation
-    write_consumer_group(kernel, group, generation, members)
+    write_consumer_group(kernel, group, generation, share_out(members))
     kernel.tell(group.group_id, f"is a consumer group now, from generation {generation} on")
     return True
 
 
-def convert_member(kernel: Kernel, classic: ClassicGroup, member: ClassicMember) -> tuple[MemberSaved, Pairs] | None:
-    """A classic member as a consumer group has it, with what it holds; None when its bytes are malformed."""
+class Converted(NamedTuple):
+    """A classic member as a consumer group has it, what it was assigned, and what else it said it has."""
+
+    saved: MemberSaved
+    assigned: Pairs
+    claimed: Pairs
+    generation: int
+
+
+def share_out(members: list[Converted]) -> list[tuple[MemberSaved, Pairs]]:
+    """What each member holds: its assignment, and what no one was assigned but the member may not have given up.
+
+    A cooperative group moves a partition in two generations. Between them it belongs to no one in the assignment, while
+    its last owner still reads it: only that member's own word, in its subscription, tells. Source: KIP-429, scenario 15.
+    """
+    taken = {pair for member in members for pair in member.assigned}
+    extra: dict[str, Pairs] = {}
+    for member in sorted(members, key=lambda one: -one.generation):
+        extra[member.saved.member_id] = member.claimed - taken
+        taken |= member.claimed
+    return [(member.saved, member.assigned | extra[member.saved.member_id]) for member in members]
+
+
+def convert_member(kernel: Kernel, classic: ClassicGroup, member: ClassicMember) -> Converted | None:
+    """A classic member as a consumer group has it; None when its bytes are malformed."""
     subscription = read_subscription(member.metadata(classic.protocol) or member.protocols[0].metadata)
     assignment = read_assignment(member.assignment)
     if subscription is None or assignment is None:
         return None
     topics = kernel.image.topics
-    held = frozenset((topics[topic].id, number) for topic, number in assignment if topic in topics)
+    assigned = frozenset((topics[topic].id, number) for topic, number in assignment if topic in topics)
+    claimed = frozenset((topics[topic].id, number) for topic, number in subscription.owned if topic in topics)
     saved = MemberSaved(
         group_id="",
         member_id=member.member_id,
@@ -99,7 +125,7 @@ def convert_member(kernel: Kernel, classic: ClassicGroup, member: ClassicMember)
         classic_session_timeout_ms=member.session_timeout_ms,
         classic_protocols=member.protocols,
     )
-    return saved, held
+    return Converted(saved, assigned, claimed, subscription.generation)
 
 
 def write_consumer_group(

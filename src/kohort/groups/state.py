@@ -141,12 +141,13 @@ class ClassicGroup:
         pending_sync: members of this generation that have not sent SyncGroup.
         subscribed: topics of all members; None when they can't be known.
         resumed_from: after a restart in mid-round, the generation whose members are still to be led on; -1: none.
+        topics_hash: of the subscribed topics when the leader last assigned them; None: not known.
         refused_generation: its assignment outgrew the record limit, so that its members are refused; -1: none.
         delay_ms, remaining_ms: of the initial rebalance: this step's and what may still be added.
         newcomer: a member came since the initial rebalance's delay was set.
         size: what the group's record takes at most, in bytes.
-    """
         began_ms: when the rebalance under way began, None when there is none.
+    """
 
     def __init__(self, group_id: str) -> None:
         self.state = GroupState.EMPTY
@@ -162,6 +163,7 @@ class ClassicGroup:
         self.pending_sync: dict[str, None] = {}
         self.subscribed: frozenset[str] | None = None
         self.resumed_from = -1
+        self.topics_hash: int | None = None
         self.refused_generation = -1
         self.join_phase = Timer(Deadline.JOIN_PHASE, group_id)
         self.sync_phase = Timer(Deadline.SYNC_PHASE, group_id)
@@ -169,9 +171,9 @@ class ClassicGroup:
         self.remaining_ms = 0
         self.newcomer = False
         self.size = 0
+        self.began_ms: int | None = None
 
     def is_leader(self, member_id: str) -> bool:
-        self.began_ms: int | None = None
         """Whether this member leads."""
         return self.leader == member_id
 

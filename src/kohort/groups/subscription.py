@@ -34,6 +34,7 @@ class Subscription(NamedTuple):
     topics: tuple[str, ...]
     owned: tuple[TopicPartition, ...] = ()
     rack: str | None = None
+    generation: int = -1
 
 
 class _Reader:
@@ -101,13 +102,12 @@ def read_subscription(metadata: bytes) -> Subscription | None:
         topics = reader.topics()
         reader.skip_bytes()
         owned = reader.partitions() if version >= 1 else ()
-        if version >= 2:
-            reader.number(_INT32)
+        generation = reader.number(_INT32) if version >= 2 else -1
         length = reader.number(_INT16) if version >= 3 else -1
         rack = reader.take(length).decode() if length >= 0 else None
     except ValueError:
         return None
-    return Subscription(version, topics, owned, rack)
+    return Subscription(version, topics, owned, rack, generation)
 
 
 def read_assignment(assignment: bytes) -> tuple[TopicPartition, ...] | None:

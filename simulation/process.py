@@ -1,0 +1,243 @@
+"""A client process: a connection that breaks, requests that get lost, a life that may pause or end."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from kohort.errors import ErrorCode
+from kohort.groups.events import JoinGroup, OffsetCommit, OffsetFetch, OffsetToCommit
+from kohort.ids import TopicPartition
+from simulation.checkers import Checkers
+from simulation.network import Connection, Network
+from simulation.world import Happening, World
+
+PATIENCE_MS = 3_000
+
+
+@dataclass(frozen=True)
+class Habits:
+    """How a client is configured."""
+
+    group_id: str
+    topics: tuple[str, ...]
+    strategies: tuple[str, ...] = ("eager",)
+    instance_id: str | None = None
+    session_timeout_ms: int = 6_000
+    rebalance_timeout_ms: int = 25_000
+    heartbeat_ms: int = 1_500
+    commit_ms: int = 1_000
+    callback_ms: int = 50
+    requires_known_id: bool = True
+    commits_on_revocation: bool = True
+    hold_ms: int = 0
+
+
+class Process(ABC):
+    """What members of both protocols have in common.
+
+    Attributes:
+        held: the partitions it would process.
+        generation: or member epoch, that its commits name.
+        session_end_ms: when its session ends by its own clock.
+        paused: its process is stopped; it does nothing until it wakes.
+        dead: it will never act again.
+        stable: it has what it was last told to have, and knows of nothing new.
+    """
+
+    def __init__(self, name: str, habits: Habits, world: World, network: Network, checkers: Checkers) -> None:
+        self.name = name
+        self.habits = habits
+        self.world = world
+        self.network = network
+        self.checkers = checkers
+        self.member_id = ""
+        self.generation = -1
+        self.held: frozenset[TopicPartition] = frozenset()
+        self.session_ms = habits.session_timeout_ms
+        self.session_end_ms = -1
+        self.paused = False
+        self.dead = False
+        self.stable = False
+        self.started_ms = -1
+        self._connection: Connection | None = None
+        self._round = 0
+        self._asked: dict[int, tuple[Happening, Connection, Callable[[], None]]] = {}
+        self._asks = 0
+        self._asleep: list[Callable[[], None]] = []
+
+    def start(self) -> None:
+        """Come to life."""
+        kind = type(self).__name__
+        self.world.tell(f"{self.name}: starts as {kind} in {self.group_id}, instance {self.instance_id}")
+        self.started_ms = self.world.now_ms
+        self._later(0, self._begin)
+        self._later(self.habits.commit_ms, self._commit_now_and_then)
+
+    @abstractmethod
+    def _begin(self) -> None:
+        """Join, and keep on."""
+
+    @abstractmethod
+    def leave(self) -> None:
+        """Give everything up and go."""
+
+    @abstractmethod
+    def learn_topics(self, partitions: dict[str, int]) -> None:
+        """Fresh metadata."""
+
+    @abstractmethod
+    def _on_error(self, error: ErrorCode, sent_ms: int) -> None:
+        """What a commit was answered."""
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """What it reads."""
+        return self.habits.topics
+
+    @property
+    def instance_id(self) -> str | None:
+        """Its static id."""
+        return self.habits.instance_id
+
+    @property
+    def group_id(self) -> str:
+        """Its group."""
+        return self.habits.group_id
+
+    def owns(self, partition: TopicPartition) -> bool:
+        """Whether it would process this partition now."""
+        return partition in self.held and not self.dead and not self.paused and self.world.now_ms < self.session_end_ms
+
+    def crash(self) -> None:
+        """Die without a word."""
+        self.world.tell(f"{self.name}: crashes")
+        self.dead = True
+        if self._connection is not None:
+            self._connection.break_()
+
+    def pause(self, duration_ms: int) -> None:
+        """Stop the process; it wakes where it was."""
+        self.world.tell(f"{self.name}: paused for {duration_ms} ms")
+        self.paused = True
+        self.world.after(duration_ms, self.wake)
+
+    def wake(self) -> None:
+        """Go on: first what it was about to do, a commit included."""
+        if not self.paused or self.dead:
+            return
+        self.world.tell(f"{self.name}: wakes")
+        self.paused = False
+        self._commit(self.held)
+        self.checkers.on_hold(self)
+        waiting, self._asleep = self._asleep, []
+        for action in waiting:
+            action()
+
+    def cut(self) -> None:
+        """Its connection breaks."""
+        if self._connection is not None:
+            self._connection.break_()
+
+    def _later(self, delay_ms: float, action: Callable[[], None]) -> None:
+        def act() -> None:
+            if self.dead:
+                return
+            if self.paused:
+                self._asleep.append(act)
+                return
+            action()
+
+        self.world.after(delay_ms, act)
+
+    def _ask(self, event: Any, on_reply: Callable[[Any], None], on_lost: Callable[[], None]) -> None:
+        """Send a request on the present connection; exactly one of the two is called, unless it dies."""
+        if self._connection is None or not self._connection.open:
+            self._connection = self.network.connect(self._on_closed)
+        connection = self._connection
+        self._asks += 1
+        number = self._asks
+        patience = self.habits.rebalance_timeout_ms + 5_000 if isinstance(event, JoinGroup) else PATIENCE_MS
+
+        def lost() -> None:
+            if self._asked.pop(number, None) is not None:
+                connection.break_()
+                on_lost()
+
+        def replied(value: Any) -> None:
+            asked = self._asked.pop(number, None)
+            if asked is not None and not self.dead:
+                asked[0].cancel()
+                self._awake(lambda: on_reply(value))
+
+        timer = self.world.after(patience, lambda: self._awake(lost))
+        self._asked[number] = (timer, connection, lost)
+        self.network.ask(connection, event, replied)
+
+    def _awake(self, action: Callable[[], None]) -> None:
+        if self.paused:
+            self._asleep.append(lambda: self._awake(action))
+        elif not self.dead:
+            action()
+
+    def _on_closed(self) -> None:
+        """Each request on a closed connection is lost, when the client notices."""
+
+        def notice() -> None:
+            for _, connection, lost in list(self._asked.values()):
+                if not connection.open:
+                    lost()
+
+        self._awake(notice)
+
+    def _nothing(self, reply: object = None) -> None:
+        """What becomes of a request that no one misses."""
+        del reply
+
+    def _alive(self, sent_ms: int) -> None:
+        """The coordinator took a request that was sent then: the session goes on from there."""
+        before = self.session_end_ms
+        self.session_end_ms = max(before, sent_ms + self.session_ms)
+        if before <= self.world.now_ms < self.session_end_ms:
+            self.checkers.on_hold(self)
+
+    def _hold(self, partitions: frozenset[TopicPartition]) -> None:
+        if partitions != self.held:
+            self.world.tell(f"{self.name}: holds {sorted(map(str, partitions))} at generation {self.generation}")
+        self.held = partitions
+        self.checkers.on_hold(self)
+
+    def _fatal(self, error: ErrorCode) -> None:
+        self.world.tell(f"{self.name}: ends with {error.name}")
+        self._hold(frozenset())
+        self.dead = True
+
+    def _commit_now_and_then(self) -> None:
+        self._later(self.habits.commit_ms, self._commit_now_and_then)
+        if self.stable:
+            self._commit(self.held)
+
+    def _commit(self, partitions: frozenset[TopicPartition]) -> None:
+        """Commit a position of each partition, every one different from all before."""
+        if not partitions or self.generation < 0:
+            return
+        offsets = tuple(
+            OffsetToCommit(tp.topic, tp.partition, self.checkers.fresh_offset()) for tp in sorted(partitions)
+        )
+        habits = self.habits
+        event = OffsetCommit(0, habits.group_id, self.member_id, self.generation, offsets, habits.instance_id)
+        number, sent_ms = self._round, self.world.now_ms
+
+        def take(reply: Any) -> None:
+            if number == self._round and self.stable and reply.errors[0] is not ErrorCode.REBALANCE_IN_PROGRESS:
+                self._on_error(reply.errors[0], sent_ms)
+
+        self._ask(event, take, self._nothing)
+
+    def _fetch_positions(self, partitions: frozenset[TopicPartition]) -> None:
+        """Ask where to go on; the checker compares when the reply is released."""
+        if partitions:
+            fetch = OffsetFetch(0, self.habits.group_id, tuple(sorted(partitions)))
+            self._ask(fetch, self._nothing, self._nothing)
