@@ -10,96 +10,23 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from kohort.broker.connection import BadFrame, Connection
-from kohort.broker.metrics import Histogram
+from kohort.broker.node import Node
 from kohort.broker.refusals import refusal
-from kohort.errors import ErrorCode, InvalidInputError, KafkaError
-from kohort.wire.framing import APIS, decode_request_header, encode_response, encode_response_whole
+from kohort.broker.request import Request
+from kohort.errors import ErrorCode, KafkaError
+from kohort.wire.cluster import ApiVersionsResponse
+from kohort.wire.framing import APIS, decode_request_header
 from kohort.wire.schema import WireError
-
-if TYPE_CHECKING:
-    from kohort.broker.node import Node
 
 log = logging.getLogger("kohort.broker")
 
-FETCH, API_VERSIONS = 1, 18
+API_VERSIONS = 18
 
 
-class Request:
-    """One request from its arrival until its answer is on its way; also the answer's place in its connection."""
-
-    __slots__ = (
-        "began",
-        "client_id",
-        "connection",
-        "correlation_id",
-        "key",
-        "latency",
-        "message",
-        "on_reply",
-        "parts",
-        "version",
-    )
-
-    def __init__(
-        self, connection: Connection, key: int, version: int, correlation_id: int, client_id: str | None
-    ) -> None:
-        self.connection = connection
-        self.key = key
-        self.version = version
-        self.correlation_id = correlation_id
-        self.client_id = client_id
-        self.message: Any = None
-        self.parts: list[Any] | None = None
-        self.on_reply: Callable[[Request, list[Any]], bool] | None = None
-        self.began = 0.0
-        self.latency: Histogram | None = None
-
-    @property
-    def done(self) -> bool:
-        """Whether an answer is no longer wanted: given already, or the client is gone."""
-        return self.parts is not None or self.connection.closed
-
-    @property
-    def name(self) -> str:
-        """The request for log lines, as `JoinGroup 9 from 127.0.0.1:4711 (client)`."""
-        api = APIS.get(self.key)
-        return f"{api.name if api else self.key} {self.version} from {self.connection.name} ({self.client_id})"
-
-    def reply(self, message: Any) -> None:
-        """Answer with a message, encoded at the request's version."""
-        if self.connection.closed:
-            return
-        try:
-            if self.key == FETCH:
-                parts = encode_response(message, self.version, self.correlation_id)
-            else:
-                parts = [encode_response_whole(message, self.version, self.correlation_id)]
-        except InvalidInputError:  # ours to mend; the others who wait for the same step must get their answers
-            log.exception(
-                "a fault in the broker: the answer to %s can't be encoded; its connection is closed", self.name
-            )
-            self.connection.close()
-            return
-        self.send(parts)
-
-    def send(self, parts: list[Any]) -> None:
-        """Answer with a frame's parts: buffers and file ranges."""
-        if self.on_reply is not None and not self.on_reply(self, parts):
-            return
-        self.parts = parts
-        if self.latency is not None:
-            self.latency.observe(perf_counter() - self.began)
-        self.connection.ready(self)
-
-    def skip(self) -> None:
-        """Answer nothing (acks=0)."""
-        self.send([])
-
-
-Handler: TypeAlias = "Callable[[Node, Request], Any]"
+Handler: TypeAlias = Callable[[Node, Request], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +65,15 @@ def route_table(
                 message.decode,
             )
     return routes
+
+
+def api_keys(routes: Mapping[int, Route]) -> list[ApiVersionsResponse.ApiVersion]:
+    """What ApiVersions says of these routes."""
+    make = ApiVersionsResponse.ApiVersion
+    return [
+        make(api_key=key, min_version=route.advertised_low, max_version=route.high)
+        for key, route in sorted(routes.items())
+    ]
 
 
 class Dispatcher:

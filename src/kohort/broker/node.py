@@ -11,18 +11,17 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from kohort.broker.connection import Connection
-from kohort.broker.dispatch import Dispatcher, Request
 from kohort.broker.faults import Faults
 from kohort.broker.fetch_sessions import FetchSessions
 from kohort.broker.group_settings import GroupSettingsFile
 from kohort.broker.metrics import Metrics
 from kohort.broker.producer_ids import ProducerIds
-from kohort.broker.routes import ROUTES, unknown_api_versions
+from kohort.broker.request import Request
 from kohort.broker.settings import BrokerConfig
 from kohort.broker.shard import GroupShard
 from kohort.broker.shards import GroupShards
 from kohort.broker.topics import OFFSETS_TOPIC, Topics
-from kohort.broker.transactions import Transactions
+from kohort.broker.transactions import TransactionHost, Transactions
 from kohort.broker.waits import Waits
 from kohort.groups.config import GroupConfig
 from kohort.groups.events import Event, TopicImage
@@ -51,6 +50,7 @@ class Node:
         data_dir: Path,
         store: LogStore,
         configs: tuple[BrokerConfig, GroupConfig, LogConfig],
+        api_keys: list[ApiVersionsResponse.ApiVersion],
     ) -> None:
         self.loop = loop
         self.data_dir = data_dir
@@ -70,12 +70,12 @@ class Node:
             data_dir, self.group_config, lambda event: self.groups.of(event.group_id).tell(event)
         )
         self.features = {"transaction.version": (0, 2)}
-        self.api_keys = [
-            ApiVersionsResponse.ApiVersion(api_key=key, min_version=route.advertised_low, max_version=route.high)
-            for key, route in sorted(ROUTES.items())
-        ]
-        self.dispatcher = Dispatcher(self, ROUTES, unknown_api_versions)
-        self.transactions = Transactions(self)
+        self.api_keys = api_keys
+        self.transactions = Transactions(
+            TransactionHost(
+                loop, store, self.config, self.topics, self.groups, self.waits, self.producer_ids.take, self.token
+            )
+        )
         self._workers = ThreadPoolExecutor(WORKERS, "kohort-work")
         self._work: set[asyncio.Future[Event]] = set()
         self._maintenance: asyncio.TimerHandle | None = None

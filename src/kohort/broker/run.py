@@ -10,7 +10,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kohort.broker.dispatch import Dispatcher, api_keys
 from kohort.broker.node import Node
+from kohort.broker.routes import ROUTES, unknown_api_versions
 from kohort.broker.server import Server, listening_socket
 from kohort.broker.settings import broker_configs, parse_listen
 from kohort.errors import KafkaError
@@ -41,8 +43,9 @@ class RunningBroker:
             raise
         self._loop = loop
         self._grace_s = config.shutdown_ms / 1000
-        self.node = Node(loop, data_dir, store, configs)
-        self._server = Server(loop, config, self.node.dispatcher.dispatch, self.node.connection_lost)
+        self.node = Node(loop, data_dir, store, configs, api_keys(ROUTES))
+        dispatcher = Dispatcher(self.node, ROUTES, unknown_api_versions)
+        self._server = Server(loop, config, dispatcher.dispatch, self.node.connection_lost)
         self._sock = sock
         self.host, self.node.port = sock.getsockname()[:2]
         self.node.start()

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from kohort.broker.request import Request
+from kohort.broker.shard import GroupShard
 from kohort.errors import ErrorCode
 from kohort.groups.events import ConnectionLost, Event
-
-if TYPE_CHECKING:
-    from kohort.broker.dispatch import Request
-    from kohort.broker.shard import GroupShard
 
 
 @lru_cache(maxsize=100_000)

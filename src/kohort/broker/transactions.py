@@ -13,23 +13,25 @@ a new epoch, so that its producer is fenced. Source: KIP-98, KIP-360, KIP-890.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import replace
-from typing import TYPE_CHECKING, TypeAlias
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
-from kohort.broker.topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
+from kohort.broker.settings import BrokerConfig
+from kohort.broker.shards import GroupShards
+from kohort.broker.topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC, Topics
 from kohort.broker.transaction_log import Status, Transaction, TransactionLog
+from kohort.broker.waits import Waits
 from kohort.errors import ErrorCode, KafkaError
 from kohort.groups.events import TransactionEnded
 from kohort.ids import TopicPartition
+from kohort.log import LogStore
 from kohort.log.markers import Marker
 from kohort.wire.batch import parse_header
 from kohort.wire.schema import Buffer
-
-if TYPE_CHECKING:
-    from kohort.broker.node import Node
 
 log = logging.getLogger("kohort.transactions")
 
@@ -46,12 +48,26 @@ IDS_MAX = 100_000
 CONFIGS = {"cleanup.policy": "compact", "segment.bytes": "104857600"}
 
 
+@dataclass(frozen=True, slots=True)
+class TransactionHost:
+    """What the coordinator needs of the broker."""
+
+    loop: asyncio.AbstractEventLoop
+    store: LogStore
+    config: BrokerConfig
+    topics: Topics
+    groups: GroupShards
+    waits: Waits
+    fresh_producer_id: Callable[[], int]
+    token: Callable[[], int]
+
+
 class Transactions:
     """Every transactional id of this broker. All methods run on the loop."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
-        self._log = TransactionLog(node.store)
+    def __init__(self, host: TransactionHost) -> None:
+        self._host = host
+        self._log = TransactionLog(host.store)
         self._known: dict[str, Transaction] = {}
         self._unmarked: dict[str, set[TopicPartition]] = {}
         self._waiting: dict[str, list[Callable[[], None]]] = {}
@@ -59,7 +75,7 @@ class Transactions:
 
     def start(self) -> None:
         """Load the log, go on with what was being ended, and begin to look for timeouts."""
-        if TRANSACTIONS_TOPIC in self._node.store.topics:
+        if TRANSACTIONS_TOPIC in self._host.store.topics:
             for transactional_id, transaction in self._log.read():
                 if transaction is None:
                     self._known.pop(transactional_id, None)
@@ -69,7 +85,7 @@ class Transactions:
             if transaction.status.preparing:
                 self._begin_markers(transaction)
         self._check_timeouts()
-        self._node.loop.call_later(EXPIRE_CHECK_S, self._expire)
+        self._host.loop.call_later(EXPIRE_CHECK_S, self._expire)
 
     def close(self) -> None:
         """Stop; what is not done is gone on with at the next start."""
@@ -85,8 +101,8 @@ class Transactions:
 
     def _save(self, transaction: Transaction) -> Transaction:
         """Make a state durable and current. Raises OSError."""
-        if TRANSACTIONS_TOPIC not in self._node.store.topics:
-            self._node.topics.create(TRANSACTIONS_TOPIC, self._node.config.transaction_partitions, CONFIGS)
+        if TRANSACTIONS_TOPIC not in self._host.store.topics:
+            self._host.topics.create(TRANSACTIONS_TOPIC, self._host.config.transaction_partitions, CONFIGS)
         now_ms = _wall_ms()
         transaction = replace(transaction, update_ms=now_ms)
         self._log.write(transaction, now_ms)
@@ -104,7 +120,7 @@ class Transactions:
             producer: the id and epoch it has, to go on with the next epoch; (-1, -1): none.
             done: called once.
         """
-        if not 0 < timeout_ms <= self._node.config.transaction_timeout_max_ms:
+        if not 0 < timeout_ms <= self._host.config.transaction_timeout_max_ms:
             done(ErrorCode.INVALID_TRANSACTION_TIMEOUT, -1, -1)
             return
         known = self._known.get(transactional_id)
@@ -112,7 +128,7 @@ class Transactions:
             if len(self._known) >= IDS_MAX:
                 done(ErrorCode.POLICY_VIOLATION, -1, -1)
                 return
-            made = Transaction(transactional_id, self._node.producer_ids.take(), 0, timeout_ms)
+            made = Transaction(transactional_id, self._host.fresh_producer_id(), 0, timeout_ms)
             self._answer(made, done)
             return
         if producer[0] != -1 and not _is_producer(known, *producer):
@@ -138,7 +154,7 @@ class Transactions:
         if known.epoch < EPOCH_MAX:
             return replace(fresh, epoch=known.epoch + 1)
         return replace(
-            fresh, producer_id=self._node.producer_ids.take(), previous_producer_id=known.producer_id, epoch=0
+            fresh, producer_id=self._host.fresh_producer_id(), previous_producer_id=known.producer_id, epoch=0
         )
 
     def _answer(self, transaction: Transaction, done: Done) -> None:
@@ -267,7 +283,7 @@ class Transactions:
         if new_epoch:
             prepared = replace(prepared, epoch=known.epoch + 1)
             if prepared.epoch > EPOCH_MAX:
-                prepared = replace(prepared, next_producer_id=self._node.producer_ids.take())
+                prepared = replace(prepared, next_producer_id=self._host.fresh_producer_id())
         try:
             prepared = self._save(prepared)
         except OSError as error:
@@ -316,10 +332,10 @@ class Transactions:
         if not unmarked and not self._complete(transaction):
             failed = True
         if failed:
-            self._node.loop.call_later(RETRY_S, self._write_markers, transactional_id)
+            self._host.loop.call_later(RETRY_S, self._write_markers, transactional_id)
 
     def _mark(self, transaction: Transaction, tp: TopicPartition) -> bool:
-        target = self._node.store.get(*tp)
+        target = self._host.store.get(*tp)
         if target is None:  # deleted since: nothing is left to mark
             return True
         commit = transaction.status is Status.PREPARE_COMMIT
@@ -332,7 +348,7 @@ class Transactions:
         except OSError as error:
             log.error("transaction %s: the marker in %s could not be written: %s", transaction.id, tp, error)
             return False
-        self._node.waits.changed([target])
+        self._host.waits.changed([target])
         return True
 
     def _mark_offsets(self, transaction: Transaction, tp: TopicPartition) -> None:
@@ -343,7 +359,7 @@ class Transactions:
         def marked(value: object) -> None:
             error = value if isinstance(value, ErrorCode) else getattr(value, "error", ErrorCode.NONE)
             if error:  # the shard is loading
-                self._node.loop.call_later(RETRY_S, self._write_markers, transactional_id)
+                self._host.loop.call_later(RETRY_S, self._write_markers, transactional_id)
                 return
             unmarked = self._unmarked.get(transactional_id)
             if unmarked is None:
@@ -351,10 +367,10 @@ class Transactions:
             unmarked.discard(tp)
             current = self._known[transactional_id]
             if not unmarked and current.status.preparing and not self._complete(current):
-                self._node.loop.call_later(RETRY_S, self._write_markers, transactional_id)
+                self._host.loop.call_later(RETRY_S, self._write_markers, transactional_id)
 
-        event = TransactionEnded(transaction.producer_id, transaction.epoch, commit, self._node.token())
-        self._node.groups.at(tp.partition).ask(event, marked)
+        event = TransactionEnded(transaction.producer_id, transaction.epoch, commit, self._host.token())
+        self._host.groups.at(tp.partition).ask(event, marked)
 
     def _complete(self, transaction: Transaction) -> bool:
         """All markers are there."""
@@ -394,12 +410,12 @@ class Transactions:
                     transaction.timeout_ms,
                 )
                 self._fence(transaction)
-        self._node.loop.call_later(self._node.config.transaction_abort_interval_ms / 1000, self._check_timeouts)
+        self._host.loop.call_later(self._host.config.transaction_abort_interval_ms / 1000, self._check_timeouts)
 
     def _expire(self) -> None:
         if self._closed:
             return
-        before = _wall_ms() - self._node.config.transactional_id_expiration_ms
+        before = _wall_ms() - self._host.config.transactional_id_expiration_ms
         settled = (Status.EMPTY, Status.COMPLETE_COMMIT, Status.COMPLETE_ABORT)
         for transaction in list(self._known.values()):
             if transaction.status in settled and transaction.update_ms < before:
@@ -409,7 +425,7 @@ class Transactions:
                     log.error("transactional id %s could not be forgotten: %s", transaction.id, error)
                     break
                 del self._known[transaction.id]
-        self._node.loop.call_later(EXPIRE_CHECK_S, self._expire)
+        self._host.loop.call_later(EXPIRE_CHECK_S, self._expire)
 
 
 def _is_producer(known: Transaction, producer_id: int, epoch: int) -> bool:

@@ -10,9 +10,11 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from kohort.broker.node import Node
 from kohort.broker.refusals import UNKNOWN_OPERATIONS
+from kohort.broker.request import Request
 from kohort.errors import ErrorCode, KafkaError
 from kohort.wire.cluster import (
     ApiVersionsRequest,
@@ -25,10 +27,6 @@ from kohort.wire.cluster import (
     MetadataResponse,
 )
 from kohort.wire.groups import FindCoordinatorRequest, FindCoordinatorResponse
-
-if TYPE_CHECKING:
-    from kohort.broker.dispatch import Request
-    from kohort.broker.node import Node
 
 log = logging.getLogger("kohort.broker")
 

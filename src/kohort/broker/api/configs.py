@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from kohort.broker.node import Node
+from kohort.broker.request import Request
 from kohort.broker.settings import BrokerConfig
 from kohort.config import Setting, format_value, parse_value, settings
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, NotFoundError
@@ -25,10 +27,6 @@ from kohort.wire.cluster import (
     IncrementalAlterConfigsResponse,
 )
 from kohort.wire.operations import ListConfigResourcesRequest, ListConfigResourcesResponse
-
-if TYPE_CHECKING:
-    from kohort.broker.dispatch import Request
-    from kohort.broker.node import Node
 
 
 class Resource(IntEnum):

@@ -9,11 +9,13 @@ from __future__ import annotations
 import base64
 import uuid
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kohort.broker.api.groups import client_of
+from kohort.broker.node import Node
 from kohort.broker.refusals import UNKNOWN_OPERATIONS
 from kohort.broker.regex import matcher
+from kohort.broker.request import Request
 from kohort.errors import ErrorCode, InvalidInputError
 from kohort.groups import events
 from kohort.groups.outcome import DescribedConsumerGroup, NamedPartitions
@@ -24,10 +26,6 @@ from kohort.wire.groups import (
     ConsumerGroupHeartbeatRequest,
     ConsumerGroupHeartbeatResponse,
 )
-
-if TYPE_CHECKING:
-    from kohort.broker.dispatch import Request
-    from kohort.broker.node import Node
 
 _Assignment = ConsumerGroupHeartbeatResponse.Assignment
 _Describe = ConsumerGroupDescribeResponse

@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kohort.broker.api.listoffsets import epoch_error
 from kohort.broker.connection import LogSlice
 from kohort.broker.fetch_sessions import Fetched, FetchSession, Key
+from kohort.broker.node import Node
+from kohort.broker.request import Request
 from kohort.broker.waits import Wait
 from kohort.errors import ErrorCode, KafkaError
 from kohort.log import Isolation, PartitionLog, ReadResult
 from kohort.wire.data import FetchRequest, FetchResponse
-
-if TYPE_CHECKING:
-    from kohort.broker.dispatch import Request
-    from kohort.broker.node import Node
 
 log = logging.getLogger("kohort.broker")
 

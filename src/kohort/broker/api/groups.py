@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from kohort.broker.node import Node
 from kohort.broker.refusals import UNKNOWN_OPERATIONS
+from kohort.broker.request import Request
 from kohort.errors import ErrorCode
 from kohort.groups import events
 from kohort.groups.outcome import DescribedGroup
@@ -32,10 +34,6 @@ from kohort.wire.groups import (
     SyncGroupRequest,
     SyncGroupResponse,
 )
-
-if TYPE_CHECKING:
-    from kohort.broker.dispatch import Request
-    from kohort.broker.node import Node
 
 
 def client_of(request: Request) -> events.Client:

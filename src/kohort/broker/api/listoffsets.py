@@ -7,8 +7,10 @@ offsets, 10 a timeout, 11 the earliest offset still to be uploaded; OffsetForLea
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from kohort.broker.node import Node
+from kohort.broker.request import Request
 from kohort.errors import ErrorCode, KafkaError
 from kohort.log import Isolation, PartitionLog
 from kohort.wire.data import (
@@ -17,10 +19,6 @@ from kohort.wire.data import (
     OffsetForLeaderEpochRequest,
     OffsetForLeaderEpochResponse,
 )
-
-if TYPE_CHECKING:
-    from kohort.broker.dispatch import Request
-    from kohort.broker.node import Node
 
 LATEST_TIERED = -5
 EARLIEST_PENDING_UPLOAD = -6

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from kohort.broker.node import Node
+from kohort.broker.request import Request
 from kohort.errors import ErrorCode
 from kohort.groups import events
 from kohort.groups.outcome import OffsetFetchReply
@@ -24,10 +26,6 @@ from kohort.wire.offsets import (
     OffsetFetchRequest,
     OffsetFetchResponse,
 )
-
-if TYPE_CHECKING:
-    from kohort.broker.dispatch import Request
-    from kohort.broker.node import Node
 
 
 class CommitPlan:

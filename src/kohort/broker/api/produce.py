@@ -9,15 +9,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from kohort.broker.node import Node
+from kohort.broker.request import Request
 from kohort.errors import ErrorCode, KafkaError
 from kohort.ids import TopicPartition
 from kohort.wire.data import ProduceRequest, ProduceResponse
-
-if TYPE_CHECKING:
-    from kohort.broker.dispatch import Request
-    from kohort.broker.node import Node
 
 log = logging.getLogger("kohort.broker")
 

@@ -11,9 +11,11 @@ import shutil
 import uuid
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kohort.broker.api.configs import topic_entries
+from kohort.broker.node import Node
+from kohort.broker.request import Request
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, NotFoundError
 from kohort.wire.cluster import (
     CreatePartitionsRequest,
@@ -30,10 +32,6 @@ from kohort.wire.operations import (
     ListPartitionReassignmentsRequest,
     ListPartitionReassignmentsResponse,
 )
-
-if TYPE_CHECKING:
-    from kohort.broker.dispatch import Request
-    from kohort.broker.node import Node
 
 log = logging.getLogger("kohort.broker")
 NO_ID = uuid.UUID(int=0)

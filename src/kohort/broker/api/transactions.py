@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kohort.broker.api.offsets import CommitPlan
+from kohort.broker.node import Node
+from kohort.broker.request import Request
 from kohort.broker.topics import OFFSETS_TOPIC
 from kohort.broker.transaction_log import Status
 from kohort.errors import ErrorCode
@@ -35,10 +37,6 @@ from kohort.wire.transactions import (
     TxnOffsetCommitRequest,
     TxnOffsetCommitResponse,
 )
-
-if TYPE_CHECKING:
-    from kohort.broker.dispatch import Request
-    from kohort.broker.node import Node
 
 
 def _for_version(error: ErrorCode, knows_fenced: bool) -> ErrorCode:
