@@ -12,7 +12,7 @@
 #include <string.h>
 
 #define KOHORT_POLY 0x82F63B78u
-#define KOHORT_LONG 2048
+#define KOHORT_LONG 5440
 #define KOHORT_SHORT 256
 
 static uint32_t kohort_step[8][256];
