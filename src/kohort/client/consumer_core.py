@@ -220,6 +220,7 @@ class ConsumerCore:
         )
 
     def _keep(self, fetched: Fetched, decoded: Decoded) -> None:
+        self.fetcher.decoded(fetched)
         for index, given in enumerate(decoded.sets):
             partition = TopicPartition(given.topic, given.partition)
             rows = decoded.ranges[index]
@@ -233,13 +234,13 @@ class ConsumerCore:
 
     def _keep_rest(self, fetched: Fetched, decoded: Decoded) -> None:
         """A limit of the decoder ended it within the answer: the rows so far count, the rest is decoded next."""
-        rest = Fetched(fetched.node, [], [], [], 0, 0)
+        rest = Fetched(fetched.node, [], [], [], 0)
         for index, given in enumerate(decoded.remaining()):
             where = [i for i, rows in enumerate(decoded.ranges) if not rows.finished][index]
             self.retained.add(TopicPartition(given.topic, given.partition), decoded, where, fetched.eras[where])
             rest.sets.append(given)
             rest.eras.append(fetched.eras[where])
-            rest.next_offsets.append(fetched.next_offsets[where])
+            rest.counts.append(fetched.counts[where])
             rest.bytes += len(given.buffer)
         self.fetcher.put_back(rest)
 

@@ -1,6 +1,6 @@
 """Plans fetches and takes their answers in: one request in flight and one answer ahead per broker. No I/O.
 
-A broker is asked again as soon as its answer is here, for what follows it (the batch headers say where that is), so that
+A broker is asked for what follows its last answer (the batch headers say where that is) as soon as that is taken up, so that
 the next answer travels while the application decodes and works. At most one answer per broker waits to be decoded, and
 nothing is asked for while `queued_max_bytes` are waiting altogether.
 Source: spec 2.4 (prefetch heuristics 1 and 2), KIP-74, KIP-320, KIP-392.
@@ -8,7 +8,7 @@ Source: spec 2.4 (prefetch heuristics 1 and 2), KIP-74, KIP-320, KIP-392.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -33,9 +33,8 @@ class Fetched:
     node: int
     sets: list[RecordSet]
     eras: list[int]
-    next_offsets: list[int]
+    counts: list[int]
     bytes: int
-    records: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +77,8 @@ class Fetcher:
         self._on_out_of_range: Callable[[TopicPartition], None] = lambda partition: None
         self._on_truncated: Callable[[TopicPartition, Position], None] = lambda partition, position: None
         self._timer_ms = float("inf")
+        self._ask_leaders_ms = float("-inf")
+        self._undecoded: Counter[TopicPartition] = Counter()
         self._closed = False
 
     def on_lost_position(
@@ -96,26 +97,44 @@ class Fetcher:
     def queued_bytes(self) -> int:
         return sum(fetched.bytes for fetched in self.ready)
 
-    def queued_records(self) -> int:
-        return sum(fetched.records for fetched in self.ready)
+    def kept_records(self, partition: TopicPartition | None = None) -> int:
+        """Records here and not returned, decoded or not; of one partition or of all."""
+        if partition is not None:
+            return self.retained.count(partition) + self._undecoded[partition]
+        return self.retained.records + self._undecoded.total()
 
     def next_ready(self) -> Fetched | None:
         """The oldest answer, without what was revoked or sought away since; None when there is none. The caller decodes it."""
         while self.ready:
             fetched = self.ready.popleft()
             keep = [i for i, given in enumerate(fetched.sets) if self._current(given, fetched.eras[i])]
-            if not keep:
-                continue
             if len(keep) < len(fetched.sets):
+                for gone in set(range(len(fetched.sets))) - set(keep):
+                    self._count(fetched, gone, -1)
                 fetched.sets = [fetched.sets[i] for i in keep]
                 fetched.eras = [fetched.eras[i] for i in keep]
-                fetched.next_offsets = [fetched.next_offsets[i] for i in keep]
-            return fetched
+                fetched.counts = [fetched.counts[i] for i in keep]
+            if keep:
+                return fetched
         return None
+
+    def decoded(self, fetched: Fetched) -> None:
+        """What `next_ready` gave is decoded and counted elsewhere now."""
+        for index in range(len(fetched.sets)):
+            self._count(fetched, index, -1)
+
+    def _count(self, fetched: Fetched, index: int, sign: int) -> None:
+        given = fetched.sets[index]
+        partition = TopicPartition(given.topic, given.partition)
+        self._undecoded[partition] += sign * fetched.counts[index]
+        if not self._undecoded[partition]:
+            del self._undecoded[partition]
 
     def put_back(self, fetched: Fetched) -> None:
         """To be decoded first of all."""
         self.ready.appendleft(fetched)
+        for index in range(len(fetched.sets)):
+            self._count(fetched, index, 1)
 
     def _current(self, given: RecordSet, era: int) -> bool:
         state = self.partitions.get(TopicPartition(given.topic, given.partition))
@@ -135,12 +154,11 @@ class Fetcher:
         now = self.cluster.runtime.now_ms
         for partition in self._ordered():
             state = self.partitions.of(partition)
-            if not _fetchable(state, now) or self.retained.count(partition) >= wanted:
+            if not _fetchable(state, now) or self.kept_records(partition) >= wanted:
                 continue
             node = self._node(partition, state)
             if node < 0:
-                self.cluster.request_metadata()
-                self._later(state)
+                self._ask_leaders(now)
             elif node not in self._busy and node not in waiting and state.fetch_position is not None:
                 by_node.setdefault(node, []).append(_Asked(partition, state.fetch_position, state.era))
         for node, asked in by_node.items():
@@ -154,7 +172,7 @@ class Fetcher:
         limit = self.config.max_poll_records
         if self.config.prefetch == "share":
             return max(1.0, limit / max(1, len(self.partitions)))
-        return float("inf") if self.retained.records + self.queued_records() < limit else None
+        return float("inf") if self.kept_records() < limit else None
 
     def _node(self, partition: TopicPartition, state: PartitionState) -> int:
         if (
@@ -202,7 +220,7 @@ class Fetcher:
         if answer.error_code:
             raise error_for(ErrorCode.of(answer.error_code), "fetch")
         by_partition = {entry.partition: entry for entry in asked}
-        fetched = Fetched(node, [], [], [], 0, 0)
+        fetched = Fetched(node, [], [], [], 0)
         for topic in answer.responses:
             name = topic.topic or self.cluster.metadata.topic_names.get(topic.topic_id, "")
             for part in topic.partitions:
@@ -230,6 +248,7 @@ class Fetcher:
             state.replica_until_ms = self.cluster.runtime.now_ms + _REPLICA_LEASE_MS
         if part.diverging_epoch.end_offset >= 0:
             self._on_truncated(entry.partition, Position(part.diverging_epoch.end_offset, part.diverging_epoch.epoch))
+            self._later(state)
             return
         records = part.records
         if records is None or not len(records):
@@ -240,9 +259,9 @@ class Fetcher:
             RecordSet(entry.partition.topic, entry.partition.partition, records, entry.position.offset, aborted=aborted)
         )
         fetched.eras.append(entry.era)
-        fetched.next_offsets.append(next_offset)
+        fetched.counts.append(count)
         fetched.bytes += len(records)
-        fetched.records += count
+        self._count(fetched, len(fetched.sets) - 1, 1)
         if next_offset > entry.position.offset:
             state.fetch_position = Position(next_offset, epoch)
         self._order.remove(entry.partition)
@@ -262,10 +281,19 @@ class Fetcher:
             self.partitions.fail(partition, error_for(code, f"{partition} can't be read: {code.text}"))
         self._changed()
 
+    def _ask_leaders(self, now_ms: float) -> None:
+        """Metadata, but not again before the retry backoff is over."""
+        if now_ms >= self._ask_leaders_ms:
+            self._ask_leaders_ms = now_ms + self.config.retry_backoff_ms
+            self.cluster.request_metadata()
+        self._pump_at(self._ask_leaders_ms)
+
     def _later(self, state: PartitionState) -> None:
         """Not before the retry backoff is over."""
-        when = self.cluster.runtime.now_ms + self.config.retry_backoff_ms
-        state.retry_at_ms = when
+        state.retry_at_ms = self.cluster.runtime.now_ms + self.config.retry_backoff_ms
+        self._pump_at(state.retry_at_ms)
+
+    def _pump_at(self, when: float) -> None:
         if not self.cluster.runtime.now_ms < self._timer_ms <= when:
             self._timer_ms = when
             self.cluster.runtime.at(when).on_done(lambda _: self.pump())

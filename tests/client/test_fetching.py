@@ -1,0 +1,286 @@
+"""The whole consumer core against a written-down log, in virtual time: what is fetched when, and what is done about trouble."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kohort.client.consumer_core import ConsumerCore
+from kohort.client.effects import Await, CallUser, Decode, Running, Script, Wait
+from kohort.client.subscription import Position
+from kohort.columns import decode
+from kohort.errors import CorruptDataError, ErrorCode, NotAuthorizedError, OffsetError
+from kohort.ids import TopicPartition
+from kohort.wire.batch import BatchRecord, build_batch
+from kohort.wire.data import FetchResponse, ListOffsetsResponse
+from tests.client.virtual import PARK, VirtualCluster
+
+A0, A1 = TopicPartition("a", 0), TopicPartition("a", 1)
+TopicAnswer = FetchResponse.FetchableTopicResponse
+
+
+class Log:
+    """Partitions as lists of batches of ten records each; offsets are consecutive."""
+
+    def __init__(self, sizes: dict[TopicPartition, int], **settings: Any) -> None:
+        settings = {"auto_offset_reset": "earliest", "fetch_max_wait_ms": 100} | settings
+        self.world = VirtualCluster(settings=settings, topics={"a": 2})
+        self.ends = sizes
+        self.start = dict.fromkeys(sizes, 0)
+        self.errors: dict[TopicPartition, ErrorCode] = {}
+        self.damaged: set[int] = set()
+        self.facts: dict[str, Any] = {}
+        self.batches_at_once = 2
+        self.world.handlers["Fetch"] = self.fetch
+        self.world.handlers["ListOffsets"] = self.list_offsets
+        self.core = ConsumerCore(self.world.cluster, self.world.config)
+        self.core.assign(sizes)
+
+    def fetch(self, message: Any, version: int) -> Any:
+        topics = []
+        for topic in message.topics:
+            parts = [self.partition(TopicPartition("a", part.partition), part) for part in topic.partitions]
+            topics.append(TopicAnswer(topic="a", topic_id=topic.topic_id, partitions=parts))
+        if (
+            all(not part.records and not part.error_code for topic in topics for part in topic.partitions)
+            and not self.facts
+        ):
+            return PARK
+        return FetchResponse(responses=topics)
+
+    def partition(self, partition: TopicPartition, asked: Any) -> Any:
+        answer = TopicAnswer.PartitionData(partition_index=partition.partition, aborted_transactions=[], records=b"")
+        code = self.errors.get(partition, ErrorCode.NONE)
+        if not code and not self.start[partition] <= asked.fetch_offset <= self.ends[partition]:
+            code = ErrorCode.OFFSET_OUT_OF_RANGE
+        answer.error_code = code
+        if code:
+            return answer
+        answer.high_watermark = answer.last_stable_offset = self.ends[partition]
+        for name, value in self.facts.items():
+            setattr(answer, name, value)
+        first = asked.fetch_offset - asked.fetch_offset % 10
+        last = min(self.ends[partition], first + 10 * self.batches_at_once)
+        answer.records = b"".join(self.batch(at) for at in range(first, last, 10))
+        return answer
+
+    def batch(self, at: int) -> bytes:
+        records = [BatchRecord(at + i, 1000 + at + i, None, str(at + i).encode()) for i in range(10)]
+        batch = bytearray(build_batch(records, base_offset=at, leader_epoch=3))
+        if at in self.damaged:
+            batch[-1] ^= 0xFF
+        return bytes(batch)
+
+    def list_offsets(self, message: Any, version: int) -> Any:
+        topics = []
+        for topic in message.topics:
+            kind = ListOffsetsResponse.ListOffsetsTopicResponse
+            parts = []
+            for part in topic.partitions:
+                partition = TopicPartition("a", part.partition_index)
+                offset = self.start[partition] if part.timestamp == -2 else self.ends[partition]
+                parts.append(
+                    kind.ListOffsetsPartitionResponse(
+                        partition_index=part.partition_index, offset=offset, leader_epoch=3
+                    )
+                )
+            topics.append(kind(name="a", partitions=parts))
+        return ListOffsetsResponse(topics=topics)
+
+    # The application.
+
+    def poll(self, limit: int | None = None, timeout_ms: float = 1000) -> list[tuple[TopicPartition, int]]:
+        slices = self.carry_out(self.core.poll(limit, self.world.runtime.now_ms + timeout_ms))
+        return [
+            (part.partition, record.offset) for part in slices for record in part.block.records(part.start, part.stop)
+        ]
+
+    def carry_out(self, script: Script[Any]) -> Any:
+        running = Running(script)
+        while (effect := running.step()) is not None:
+            if isinstance(effect, Wait):
+                while not effect.ready() and self.world.runtime.now_ms < effect.deadline_ms:
+                    deadline = self.world.runtime.next_deadline_ms()
+                    self.world.run(min(effect.deadline_ms, deadline if deadline is not None else effect.deadline_ms))
+                running.succeeded(effect.ready())
+            elif isinstance(effect, Decode):
+                running.succeeded(decode(effect.sets, effect.options))
+            elif isinstance(effect, Await):
+                running.succeeded(self.world.call(effect.coro))
+            elif isinstance(effect, CallUser):
+                running.succeeded(effect.function(effect.argument))
+            self.world.run()
+        self.world.run()
+        return running.value
+
+    def fetches(self) -> list[dict[int, int]]:
+        """Each fetch sent: wanted offsets by partition."""
+        sent = self.world.sent("Fetch")
+        return [
+            {part.partition: part.fetch_offset for topic in one.message.topics for part in topic.partitions}
+            for one in sent
+        ]
+
+
+def offsets(found: list[tuple[TopicPartition, int]], partition: TopicPartition) -> list[int]:
+    return [offset for part, offset in found if part == partition]
+
+
+def test_the_next_fetch_is_out_before_the_first_is_polled() -> None:
+    log = Log({A0: 100})
+    assert offsets(log.poll(), A0) == list(range(20))
+    assert log.fetches() == [{0: 0}, {0: 20}]
+    assert len(log.core.fetcher.ready) == 1
+
+
+def test_one_answer_per_broker_waits_and_no_more_is_asked_for() -> None:
+    log = Log({A0: 1000})
+    log.core.fetcher.unbounded = True
+    log.world.run(5000)
+    assert log.fetches() == [{0: 0}]
+    log.poll()
+    log.world.run(9000)
+    assert log.fetches() == [{0: 0}, {0: 20}]
+
+
+def test_nothing_is_fetched_ahead_while_enough_is_kept() -> None:
+    log = Log({A0: 1000}, max_poll_records=5)
+    seen = []
+    for _ in range(3):
+        seen += log.poll(5)
+    assert len(log.fetches()) == 1
+    seen += log.poll(5)
+    assert len(log.fetches()) == 2
+    assert offsets(seen, A0) == list(range(20))
+
+
+@pytest.mark.parametrize(("prefetch", "ahead"), [("total", []), ("share", [{1: 0}])])
+def test_by_share_a_quiet_partition_is_asked_while_a_busy_one_is_worked_off(
+    prefetch: str, ahead: list[dict[int, int]]
+) -> None:
+    log = Log({A0: 1000, A1: 0}, max_poll_records=4, prefetch=prefetch)
+    for _ in range(4):
+        assert len(log.poll(4)) == 4
+    assert log.fetches() == [{0: 0, 1: 0}, *ahead]
+
+
+def test_bytes_that_wait_are_bounded() -> None:
+    log = Log({A0: 1000}, queued_max_bytes=1)
+    log.world.run(1000)
+    assert len(log.fetches()) == 1
+
+
+def test_a_partition_that_gave_data_goes_to_the_end_of_the_next_request() -> None:
+    log = Log({A0: 1000, A1: 0})
+    log.core.fetcher.unbounded = True
+    log.poll()
+    orders = [
+        [part.partition for topic in one.message.topics for part in topic.partitions] for one in log.world.sent("Fetch")
+    ]
+    assert orders[0] == [0, 1] and orders[-1][-1] == 0
+
+
+@pytest.mark.parametrize(
+    "code", [ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.FENCED_LEADER_EPOCH]
+)
+def test_a_leader_that_moved_is_looked_up_and_the_fetch_repeated(code: ErrorCode) -> None:
+    log = Log({A0: 20})
+    log.errors[A0] = code
+    assert log.poll(timeout_ms=50) == []
+    asked = len(log.world.sent("Metadata"))
+    log.errors.clear()
+    assert len(log.poll()) == 20
+    assert asked >= 2
+
+
+def test_a_connection_that_breaks_costs_nothing_but_time() -> None:
+    log = Log({A0: 60})
+    seen = log.poll()
+    log.world.cut()
+    while len(seen) < 60:
+        seen += log.poll()
+    assert offsets(seen, A0) == list(range(60))
+
+
+def test_a_position_below_the_log_is_reset_after_what_is_kept_was_returned() -> None:
+    log = Log({A0: 100})
+    first = log.poll(5)
+    log.world.run()
+    log.start[A0] = 50
+    seen = first
+    while len(seen) < 60:
+        more = log.poll(5)
+        assert more
+        seen += more
+    got = offsets(seen, A0)
+    assert got[:20] == list(range(20)) and sorted(got) == got and got[-1] >= 59
+
+
+def test_without_a_policy_an_offset_out_of_range_is_an_error_that_a_seek_ends() -> None:
+    log = Log({A0: 100}, auto_offset_reset="none")
+    log.core.seek(A0, Position(500))
+    with pytest.raises(OffsetError, match="a-0: offset 500 is out of range"):
+        log.poll()
+    with pytest.raises(OffsetError):
+        log.poll()
+    log.core.seek(A0, Position(95))
+    assert offsets(log.poll(), A0) == list(range(95, 100))
+
+
+def test_truncation_is_found_and_reading_goes_on_where_both_histories_agree() -> None:
+    log = Log({A0: 100})
+    log.core.seek(A0, Position(80, 3))
+    log.facts["diverging_epoch"] = FetchResponse.EpochEndOffset(epoch=2, end_offset=60)
+    log.world.run(10)
+    (first,) = log.world.sent("Fetch")
+    assert first.message.topics[0].partitions[0].last_fetched_epoch == 3
+    log.facts.clear()
+    assert offsets(log.poll(), A0)[:3] == [60, 61, 62]
+
+
+def test_a_right_that_is_missing_is_an_error_for_its_partition_until_it_is_paused() -> None:
+    log = Log({A0: 20, A1: 20})
+    log.errors[A0] = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    with pytest.raises(NotAuthorizedError, match="a-0"):
+        log.poll()
+    log.core.pause([A0])
+    assert offsets(log.poll(), A1) == list(range(20))
+
+
+def test_a_poisoned_record_is_named_keeps_the_position_and_can_be_stepped_over() -> None:
+    log = Log({A0: 100})
+    log.damaged = {30}
+    seen = log.poll() + log.poll()
+    assert offsets(seen, A0) == list(range(30))
+    with pytest.raises(CorruptDataError, match="seek to 40 to step over it"):
+        log.poll()
+    state = log.core.partitions.of(A0)
+    assert state.position is not None and state.position.offset == 30
+    log.core.seek(A0, Position(40))
+    assert offsets(log.poll(), A0)[0] == 40
+
+
+def test_a_nearer_replica_is_read_from_when_the_leader_names_one() -> None:
+    log = Log({A0: 100}, client_rack="north")
+    log.facts["preferred_read_replica"] = 1
+    log.poll()
+    assert log.world.sent("Fetch")[0].message.rack_id == "north"
+    assert log.core.partitions.of(A0).replica == 1
+
+
+def test_what_was_fetched_for_a_partition_that_went_and_came_back_is_not_used() -> None:
+    log = Log({A0: 100})
+    log.world.run(10)
+    assert log.core.fetcher.ready
+    log.core.assign([])
+    log.core.assign([A0])
+    log.core.seek(A0, Position(70))
+    assert offsets(log.poll(), A0)[0] == 70
+
+
+def test_lag_is_known_from_the_last_fetch() -> None:
+    log = Log({A0: 100})
+    assert log.core.lag(A0) is None
+    log.poll()
+    assert log.core.lag(A0) == 80
