@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 from kohort.errors import ErrorCode
+from kohort.groups import invariants
 from kohort.groups.events import ConsumerGroupHeartbeat, JoinGroup, OffsetCommit, OffsetFetch, SyncGroup, TopicImage
 from kohort.groups.machine import GroupMachine
 from kohort.groups.outcome import GroupState, Now, Outcome
@@ -284,6 +285,19 @@ class AnswerChecker(Checker):
                 self.fail(f"unanswered for {self.world.now_ms - since_ms} ms: {event}")
 
 
+class InvariantChecker(Checker):
+    """The coordinator's state never contradicts itself."""
+
+    SHARE = 0.1
+
+    def on_durable(self, machine: GroupMachine, records: list[Record], waiting: Waiting) -> None:
+        if self.world.likely(self.SHARE):
+            try:
+                invariants.check(machine.kernel)
+            except invariants.BrokenInvariantError as error:
+                self.fail(str(error))
+
+
 class LivenessChecker(Checker):
     """Once the world is healthy, every group is stable and every partition of its topics is owned by one client."""
 
@@ -309,6 +323,7 @@ ALL: tuple[type[Checker], ...] = (
     GenerationChecker,
     ReplayChecker,
     AnswerChecker,
+    InvariantChecker,
     LivenessChecker,
 )
 

@@ -7,10 +7,10 @@ from typing import Any
 from kohort.errors import ErrorCode
 from kohort.groups.config import GroupConfig
 from kohort.groups.deadlines import Deadline, Deadlines, Timer
-from kohort.groups.events import OffsetCommit
+from kohort.groups.events import JoinGroup, OffsetCommit
 from kohort.groups.kernel import Kernel
 from kohort.groups.machine import GroupMachine
-from kohort.groups.outcome import Now, OffsetCommitReply, Outcome, SyncGroupReply
+from kohort.groups.outcome import JoinGroupReply, Now, OffsetCommitReply, Outcome, SyncGroupReply
 from kohort.groups.records import GenerationStarted, OffsetCommitted
 from kohort.groups.state import Group
 from simulation.checkers import (
@@ -19,6 +19,7 @@ from simulation.checkers import (
     DurabilityChecker,
     FencingChecker,
     GenerationChecker,
+    InvariantChecker,
     LivenessChecker,
     OwnershipChecker,
     ReplayChecker,
@@ -130,6 +131,20 @@ class GivesWhatIsHeld(GroupMachine):
         return super().step(event, now)
 
 
+class MiscountsJoiners(GroupMachine):
+    """Counts a member that is put out while it waits as one that still waits."""
+
+    def step(self, event: Any, now: Now) -> Outcome:
+        """As the real one, with a wrong count after a refused join."""
+        outcome = super().step(event, now)
+        for reply in outcome.replies:
+            if isinstance(reply.value, JoinGroupReply) and reply.value.error is ErrorCode.UNKNOWN_MEMBER_ID:
+                group = self.kernel.find(event.group_id) if isinstance(event, JoinGroup) else None
+                if group is not None:
+                    group.classic.awaiting_join += 1
+        return outcome
+
+
 MUTANTS: dict[type[GroupMachine], type[Checker]] = {
     EndsSessionsEarly: OwnershipChecker,
     GivesWhatIsHeld: OwnershipChecker,
@@ -138,5 +153,6 @@ MUTANTS: dict[type[GroupMachine], type[Checker]] = {
     ForgetsGenerations: GenerationChecker,
     WritesBesideRecords: ReplayChecker,
     ForgetsParkedSyncs: AnswerChecker,
+    MiscountsJoiners: InvariantChecker,
     NeverEndsSessions: LivenessChecker,
 }

@@ -88,7 +88,7 @@ def test_a_classic_group_becomes_a_consumer_group_and_no_partition_has_two_owner
 
 def test_the_last_member_of_the_consumer_protocol_leaves_a_classic_group() -> None:
     trial = make_trial()
-    member, generation = make_classic(trial)
+    member, _ = make_classic(trial)
     trial.beat("new")
     again = trial.joined(member, protocols=offer())
     trial.beat("new", -1)

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kohort.groups import invariants
 from kohort.groups.deadlines import Deadline, Deadlines, Timer
 from kohort.groups.subscription import read_topics
-from tests.groups.trial import subscription
+from tests.groups.trial import Trial, subscription
 
 
 def test_timers_come_due_in_order_and_can_be_moved_and_cancelled() -> None:
@@ -73,3 +74,14 @@ def test_what_is_no_subscription_is_none(raw: bytes) -> None:
 def test_any_bytes_are_read_or_refused(raw: bytes) -> None:
     topics = read_topics(raw)
     assert topics is None or all(isinstance(topic, str) for topic in topics)
+
+
+def test_broken_invariants_are_named() -> None:
+    trial = Trial()
+    members, _ = trial.stable(2)
+    classic = trial.machine.kernel.ledger.groups["g"].classic
+    invariants.check(trial.machine.kernel)
+    classic.awaiting_join = 7
+    classic.static_ids["i"] = members[0]
+    with pytest.raises(invariants.BrokenInvariantError, match="g: awaiting_join is 7; static_ids are"):
+        invariants.check(trial.machine.kernel)

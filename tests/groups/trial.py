@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from kohort.errors import ErrorCode
-from kohort.groups import targets
+from kohort.groups import invariants, targets
 from kohort.groups.config import GroupConfig
 from kohort.groups.events import (
     Client,
@@ -33,6 +33,8 @@ from kohort.groups.records import ClassicProtocol, Record, TopicPartitions
 from kohort.ids import TopicPartition
 
 CLIENT = Client("client", "/127.0.0.1")
+CHECKED_REQUESTS = 300
+"""So many requests long every step is followed by a check of all invariants."""
 START_MS = 1_700_000_000_000
 
 
@@ -222,6 +224,8 @@ class Trial:
             self.replies[reply.request] = reply.value
         self.notes.extend(outcome.notes)
         self.outcome = outcome
+        if self._request < CHECKED_REQUESTS:
+            invariants.check(self.machine.kernel)
         self.work.extend(outcome.work)
         if self.works_at_once:
             self.do_work()

@@ -1,0 +1,100 @@
+"""What must hold between any two steps, whatever came in. A broken one is a fault of ours: the shard stops.
+
+The checks cost as much as the state is large, so that the simulation runs them on samples and a shell in debugging.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kohort.groups.consumer_state import ConsumerGroup, Pair
+from kohort.groups.kernel import Kernel
+from kohort.groups.outcome import GroupState
+from kohort.groups.state import ClassicGroup, Group
+
+
+class BrokenInvariantError(Exception):
+    """The state contradicts itself."""
+
+
+def check(kernel: Kernel) -> None:
+    """Look at every group.
+
+    Raises:
+        BrokenInvariantError: naming the group and everything that is wrong with it.
+    """
+    for group in kernel.ledger.groups.values():
+        broken = list(broken_in(group))
+        if broken:
+            raise BrokenInvariantError(f"{group.group_id}: {'; '.join(broken)}")
+    for producer_id, group_ids in kernel.ledger.open_transactions.items():
+        for group_id in group_ids:
+            if producer_id not in kernel.ledger.groups[group_id].pending:
+                raise BrokenInvariantError(f"{group_id}: transaction of {producer_id} is open without offsets")
+
+
+def broken_in(group: Group) -> Iterator[str]:
+    """What is wrong with one group."""
+    if group.is_void():
+        yield "it has no record"
+    if group.consumer is not None:
+        if group.saved is not None or group.classic.members or group.classic.pending:
+            yield "it is of two kinds"
+        yield from broken_in_consumer(group.consumer)
+        return
+    yield from broken_in_classic(group, group.classic)
+
+
+def broken_in_classic(group: Group, classic: ClassicGroup) -> Iterator[str]:
+    """What is wrong with a classic group."""
+    members = classic.members.values()
+    if classic.awaiting_join != sum(member.join_request is not None for member in members):
+        yield f"awaiting_join is {classic.awaiting_join}"
+    if classic.size != sum(member.size for member in members):
+        yield f"size is {classic.size}"
+    votes: dict[str, int] = {}
+    for member in members:
+        for protocol in member.protocols:
+            votes[protocol.name] = votes.get(protocol.name, 0) + 1
+    if {name: count for name, count in classic.votes.items() if count} != votes:
+        yield f"votes are {classic.votes}"
+    statics = {member.instance_id: member.member_id for member in members if member.instance_id is not None}
+    if classic.static_ids != statics:
+        yield f"static_ids are {classic.static_ids}"
+    if classic.pending.keys() & classic.members.keys():
+        yield "a member is pending too"
+    if classic.members and classic.leader not in classic.members:
+        yield f"the leader is {classic.leader}"
+    if classic.state is GroupState.EMPTY and classic.members:
+        yield "it is Empty with members"
+    if classic.state in (GroupState.STABLE, GroupState.COMPLETING_REBALANCE) and classic.protocol is None:
+        yield f"it is {classic.state} without a protocol"
+    if not classic.pending_sync.keys() <= classic.members.keys():
+        yield "a stranger is awaited to sync"
+    if classic.state is GroupState.STABLE and (group.saved is None or group.saved.generation != group.generation):
+        yield f"generation {group.generation} is Stable without its record"
+    waiting = [member.member_id for member in members if member.sync_request is not None]
+    if waiting and classic.state is not GroupState.COMPLETING_REBALANCE:
+        yield f"{waiting} wait for a sync while it is {classic.state}"
+
+
+def broken_in_consumer(consumer: ConsumerGroup) -> Iterator[str]:
+    """What is wrong with a group under KIP-848."""
+    if consumer.target_epoch > consumer.epoch:
+        yield f"target epoch {consumer.target_epoch} is beyond epoch {consumer.epoch}"
+    for what, names in (("target", consumer.targets), ("standing", consumer.current), ("presence", consumer.presences)):
+        if not names.keys() <= consumer.members.keys():
+            yield f"a stranger has a {what}"
+    statics = {m.instance_id: m.member_id for m in consumer.members.values() if m.instance_id is not None}
+    if consumer.static_ids != statics:
+        yield f"static_ids are {consumer.static_ids}"
+    holders: dict[Pair, str] = {}
+    for member_id, current in consumer.current.items():
+        if current.member_epoch > consumer.epoch:
+            yield f"{member_id} is at epoch {current.member_epoch}, beyond {consumer.epoch}"
+        for pair in current.assigned | current.pending:
+            if pair in holders:
+                yield f"{pair} is held by {holders[pair]} and {member_id}"
+            holders[pair] = member_id
+    if holders != consumer.holders:
+        yield "holders differ from what members stand for"
