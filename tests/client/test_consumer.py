@@ -147,10 +147,7 @@ def test_cooperative_members_keep_what_does_not_move(servers: str, topic: str) -
         assert kinds[:2] == [("assigned", 4), ("revoked", 2)]
 
 
-@pytest.mark.kafka
-def test_a_group_whose_coordinator_assigns(apache_kafka: object) -> None:
-    servers = str(apache_kafka.bootstrap_servers)  # type: ignore[attr-defined]
-    topic = make_topic(servers, f"t-{uuid.uuid4().hex[:12]}")
+def test_a_group_whose_coordinator_assigns(servers: str, topic: str) -> None:
     fill(servers, topic, 400)
     log = Log()
     settings = {"group_id": topic, "group_protocol": "consumer", **QUICK}
@@ -171,9 +168,7 @@ def test_a_group_whose_coordinator_assigns(apache_kafka: object) -> None:
     assert kinds == [("assigned", 4), ("revoked", 2), ("assigned", 2), ("revoked", 4)]
 
 
-@pytest.mark.kafka
-def test_only_committed_records_are_read_when_asked(apache_kafka: object) -> None:
-    servers = str(apache_kafka.bootstrap_servers)  # type: ignore[attr-defined]
+def test_only_committed_records_are_read_when_asked(servers: str) -> None:
     topic = make_topic(servers, f"t-{uuid.uuid4().hex[:12]}", 1)
     with Producer(servers, transactional_id=topic) as producer:
         producer.init_transactions()

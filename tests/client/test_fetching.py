@@ -284,3 +284,13 @@ def test_lag_is_known_from_the_last_fetch() -> None:
     assert log.core.lag(A0) is None
     log.poll()
     assert log.core.lag(A0) == 80
+
+
+def test_figures_count_what_happened() -> None:
+    log = Log({A0: 40})
+    log.poll()
+    log.poll()
+    figures = log.core.figures()
+    assert (figures.polls, figures.records, figures.fetches) == (2, 40, 2)
+    assert figures.fetched_bytes > 0 and figures.received_bytes > figures.fetched_bytes
+    assert (figures.kept_records, figures.kept_bytes) == (0, 0)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 from kohort.client.asyncio_driver import AsyncClient
 from kohort.client.commits import OnCommit
-from kohort.client.consumer_core import ConsumerCore
+from kohort.client.consumer_core import ConsumerCore, ConsumerFigures
 from kohort.client.effects import Await, CallUser, Decode, Running, Script, Wait
 from kohort.client.offset_values import GroupMetadata, OffsetAndMetadata, OffsetAndTimestamp, RebalanceListener
 from kohort.client.offsets import committed_offsets
@@ -165,6 +165,11 @@ class AsyncConsumer:
         """A topic's partition numbers, asked now; empty when there is no such topic."""
         found = await self._client.call(partitions_of(self._client.cluster, [topic], timeout_ms))
         return set(found.get(topic, ()))
+
+    @property
+    def figures(self) -> ConsumerFigures:
+        """Counters."""
+        return self._do(lambda core: core.figures())
 
     def group_metadata(self) -> GroupMetadata:
         """This consumer's place in its group, for `Producer.send_offsets_to_transaction`."""

@@ -9,7 +9,7 @@ from kohort.errors import CorruptDataError
 
 SCRATCH_BYTES = 64 * 1024
 _POOLED_MIN = 64 * 1024
-_POOL_SIZE = 8
+_POOL_SIZE = 4  # one being received, one that waits, one being decoded, one whose rows are handed out
 _UNUSED = 3  # the pool's list, the loop variable and getrefcount's own argument
 
 

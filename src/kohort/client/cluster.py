@@ -27,7 +27,6 @@ KafkaError with UNSUPPORTED_VERSION. Error codes inside an answer are for the ca
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -36,66 +35,46 @@ from kohort.client.metadata import Broker, Metadata, TopicInfo
 from kohort.client.runtime import Promise, Runtime, Task
 from kohort.client.security import sasl_mechanism
 from kohort.client.settings import ConnectionConfig
-from kohort.errors import ErrorCode, InvalidInputError, KafkaError, RetriableError, TimedOutError, error_for
+from kohort.client.targets import (
+    ANY,
+    CONTROLLER,
+    GROUP,
+    TRANSACTION,
+    AnyNode,
+    Controller,
+    Coordinator,
+    Leader,
+    Node,
+    Target,
+    Versioned,
+    parse_address,
+)
+from kohort.errors import ErrorCode, KafkaError, RetriableError, TimedOutError, error_for
 from kohort.ids import TopicPartition
 from kohort.wire.cluster import MetadataRequest
 from kohort.wire.groups import FindCoordinatorRequest
 
+__all__ = [
+    "ANY",
+    "CONTROLLER",
+    "GROUP",
+    "TRANSACTION",
+    "AnyNode",
+    "Cluster",
+    "ConnectionFailed",
+    "Controller",
+    "Coordinator",
+    "Leader",
+    "Node",
+    "Target",
+    "Versioned",
+    "parse_address",
+]
+
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class AnyNode:
-    """Whichever broker is connected and least busy; use the constant `ANY`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Node:
-    """The broker with this id."""
-
-    id: int
-
-
-@dataclass(frozen=True, slots=True)
-class Controller:
-    """The broker that takes cluster changes; use the constant `CONTROLLER`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Leader:
-    """The leader of a partition, looked up when unknown."""
-
-    partition: TopicPartition
-
-
-@dataclass(frozen=True, slots=True)
-class Coordinator:
-    """The coordinator of a group (kind 0) or of a transactional id (kind 1), looked up when unknown."""
-
-    key: str
-    kind: int = 0
-
-
-Target = AnyNode | Node | Controller | Leader | Coordinator
-ANY = AnyNode()
-CONTROLLER = Controller()
-GROUP, TRANSACTION = 0, 1
 _TOPIC_IDS_SINCE = 12
-
-
-@dataclass(frozen=True, slots=True)
-class Versioned:
-    """A request whose content depends on the version that is negotiated.
-
-    Attributes:
-        request: The message class, from kohort.wire.
-        build: Makes the message for a version.
-        highest: The highest version to use, for contents that later versions can't carry.
-    """
-
-    request: type[Any]
-    build: Callable[[int], Any]
-    highest: int | None = None
 
 
 class Cluster:
@@ -495,17 +474,3 @@ class Cluster:
 
 async def _awaited(attempt: Callable[[], Awaitable[T]]) -> T:
     return await attempt()
-
-
-def parse_address(text: str) -> Address:
-    """HOST:PORT, [IPv6]:PORT or PROTOCOL://HOST:PORT.
-
-    Raises:
-        InvalidInputError: anything else.
-    """
-    place = text.strip().rsplit("://", 1)[-1]
-    host, colon, port = place.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise InvalidInputError(f"bootstrap.servers: {text!r} is no HOST:PORT")
-    return Address(host, int(port))

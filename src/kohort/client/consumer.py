@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 from kohort.client.commits import OnCommit
-from kohort.client.consumer_core import ConsumerCore
+from kohort.client.consumer_core import ConsumerCore, ConsumerFigures
 from kohort.client.effects import Await, CallUser, Decode, Running, Script, Wait
 from kohort.client.offset_values import GroupMetadata, OffsetAndMetadata, OffsetAndTimestamp, RebalanceListener
 from kohort.client.offsets import committed_offsets
@@ -194,6 +194,11 @@ class Consumer:
         """A topic's partition numbers, asked now; empty when there is no such topic."""
         found = self._call(lambda core: partitions_of(core.cluster, [topic], timeout_ms))
         return set(found.get(topic, ()))
+
+    @property
+    def figures(self) -> ConsumerFigures:
+        """Counters."""
+        return self._do(lambda core: core.figures())
 
     def group_metadata(self) -> GroupMetadata:
         """This consumer's place in its group, for `Producer.send_offsets_to_transaction`."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from kohort.client.cluster import Cluster
@@ -36,6 +37,22 @@ class WakeupError(KafkaError):
     """`wakeup()` was called: the poll it interrupted returned nothing and moved nothing."""
 
 
+@dataclass(frozen=True, slots=True)
+class ConsumerFigures:
+    """Counters of a consumer since it was made, and what it keeps now."""
+
+    polls: int
+    records: int
+    fetches: int
+    fetched_bytes: int
+    commits: int
+    rebalances: int
+    requests: int
+    received_bytes: int
+    kept_records: int
+    kept_bytes: int
+
+
 class ConsumerCore:
     """See the module's text."""
 
@@ -51,6 +68,7 @@ class ConsumerCore:
         self.commits = Commits(cluster, config, lambda: self.membership)
         self.listener = RebalanceListener()
         self.polls = 0
+        self.returned = 0
         self.news = 0
         self._options = DecodeOptions(
             columns=tuple(config.columns),
@@ -59,6 +77,8 @@ class ConsumerCore:
         )
         self._open: dict[TopicPartition, int] = {}
         self._seen = 0
+        self._rebalances_seen = 0
+        self._rebalances_before = 0
         self._manual = False
         self._woken = False
         self._closed = False
@@ -143,6 +163,7 @@ class ConsumerCore:
             taken = self.retained.take(limit, proportional=self.config.poll_share == "proportional")
             self.pump()
             if taken:
+                self.returned += sum(map(len, taken))
                 return taken
             if not (yield Wait(self._newer_than(self.news), deadline_ms)):
                 return []
@@ -295,8 +316,6 @@ class ConsumerCore:
                 if member.holding:
                     yield CallUser(self.listener.on_partitions_assigned, added)
 
-    _rebalances_seen = 0
-
     def _give_up(self, gone: list[TopicPartition], lost: bool) -> Script[None]:
         if not lost and self.config.enable_auto_commit:
             positions = self.partitions.positions()
@@ -329,6 +348,7 @@ class ConsumerCore:
             if held:
                 yield from self._give_up(held, lost)
         finally:
+            self._rebalances_before += member.rebalances
             self.membership = None
             self._seen = self._rebalances_seen = 0
             yield Await(member.leave(reason))
@@ -405,6 +425,22 @@ class ConsumerCore:
             TopicPartition(*part): value if isinstance(value, OffsetAndMetadata) else OffsetAndMetadata(int(value))
             for part, value in offsets.items()
         }
+
+    def figures(self) -> ConsumerFigures:
+        """Counters."""
+        links = self.cluster.links
+        return ConsumerFigures(
+            polls=self.polls,
+            records=self.returned,
+            fetches=self.fetcher.fetches,
+            fetched_bytes=self.fetcher.fetched_bytes,
+            commits=self.commits.count,
+            rebalances=self._rebalances_before + (self.membership.rebalances if self.membership is not None else 0),
+            requests=links.requests_sent,
+            received_bytes=links.bytes_received,
+            kept_records=self.fetcher.kept_records(),
+            kept_bytes=self.fetcher.queued_bytes,
+        )
 
     def group_metadata(self) -> GroupMetadata:
         """This consumer's place in its group.
