@@ -163,6 +163,8 @@ def replace_static(
 def save(kernel: Kernel, consumer: ConsumerGroup, event: ConsumerGroupHeartbeat, member_id: str) -> bool:
     """Write what a member says of itself if it is new; True when the group needs a new epoch for it."""
     old = consumer.members.get(member_id)
+    if old is not None and says_nothing_new(old, event):
+        return False
     base = old or MemberSaved(event.group_id, member_id, None, None, "", "", (), None, -1, None)
     topics, regex = base.subscribed_topics, base.subscribed_regex
     new = MemberSaved(
@@ -183,6 +185,15 @@ def save(kernel: Kernel, consumer: ConsumerGroup, event: ConsumerGroupHeartbeat,
         return False
     kernel.emit(new)
     return old is None or (new.subscribed_topics, new.subscribed_regex) != (topics, regex)
+
+
+def says_nothing_new(old: MemberSaved, event: ConsumerGroupHeartbeat) -> bool:
+    """Whether a heartbeat has only its member's id and epoch: nearly every one."""
+    unsaid = event.subscribed_topics is None and event.subscribed_regex is None and event.rebalance_timeout_ms == -1
+    unsaid = unsaid and event.rack_id is None and event.server_assignor is None and old.classic_protocols is None
+    client, instance_id = event.client, event.instance_id
+    same = old.client_id == client.id and old.client_host == client.host and instance_id in (None, old.instance_id)
+    return unsaid and same
 
 
 def answer(kernel: Kernel, consumer: ConsumerGroup, event: ConsumerGroupHeartbeat, member_id: str) -> None:

@@ -109,6 +109,15 @@ class Ledger:
     def _generation_started(self, record: GenerationStarted) -> None:
         self.group(record.group_id).started = record.generation
 
+    def take_commit(self, group: Group, records: list[OffsetCommitted]) -> None:
+        """As `apply` of each: positions of one group, none of them transactional."""
+        offsets = group.offsets
+        for record in records:
+            offsets[record.topic, record.partition] = record
+        if group.pending:
+            for record in records:
+                _supersede(group, (record.topic, record.partition), self._pending_order)
+
     def _offset_committed(self, record: OffsetCommitted) -> None:
         group = self.group(record.group_id)
         partition = (record.topic, record.partition)
@@ -117,9 +126,7 @@ class Ledger:
             group.pending.setdefault(record.producer_id, {})[partition] = PendingOffset(record, self._pending_order)
             self.open_transactions.setdefault(record.producer_id, {})[record.group_id] = None
             return
-        group.offsets[partition] = record
-        if group.pending:
-            _supersede(group, partition, self._pending_order)
+        self.take_commit(group, [record])
 
     def _transaction_marked(self, record: TransactionMarked) -> None:
         for group_id in self.open_transactions.pop(record.producer_id, {}):

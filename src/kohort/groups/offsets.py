@@ -45,21 +45,23 @@ def commit(kernel: Kernel, event: OffsetCommit) -> None:
         rebalance.touch(kernel, classic.members[event.member_id])
     expire_ms = -1 if event.retention_ms < 0 else kernel.now.wall_ms + event.retention_ms
     limit = kernel.config.offset_metadata_bytes_max
-    errors = []
-    taken = 0
-    wall_ms = kernel.now.wall_ms
-    group_id = event.group_id
-    for topic, partition, offset, leader_epoch, metadata, topic_id in event.offsets:
-        if len(metadata) > limit:
-            errors.append(ErrorCode.OFFSET_METADATA_TOO_LARGE)
-            continue
-        kernel.emit(
-            OffsetCommitted(group_id, topic, partition, offset, leader_epoch, metadata, wall_ms, expire_ms, topic_id)
+    wall_ms, group_id = kernel.now.wall_ms, event.group_id
+    records = [
+        OffsetCommitted(group_id, topic, partition, offset, leader_epoch, metadata, wall_ms, expire_ms, topic_id)
+        for topic, partition, offset, leader_epoch, metadata, topic_id in event.offsets
+        if len(metadata) <= limit
+    ]
+    kernel.ledger.take_commit(group, records)
+    kernel.out.records.extend(records)
+    kernel.count(Meter.OFFSET_COMMITS, len(records))
+    if len(records) == len(event.offsets):
+        errors = (ErrorCode.NONE,) * len(records)
+    else:
+        errors = tuple(
+            ErrorCode.NONE if len(offset.metadata) <= limit else ErrorCode.OFFSET_METADATA_TOO_LARGE
+            for offset in event.offsets
         )
-        errors.append(ErrorCode.NONE)
-        taken += 1
-    kernel.count(Meter.OFFSET_COMMITS, taken)
-    kernel.reply(event.request, OffsetCommitReply(tuple(errors)))
+    kernel.reply(event.request, OffsetCommitReply(errors))
 
 
 def committing_group(kernel: Kernel, event: OffsetCommit) -> tuple[ErrorCode, Group | None]:
