@@ -60,7 +60,8 @@ def test_what_is_missing_twice_or_short_is_a_fault(ranges: list[Written], words:
 
 
 def run_demo(folder: Path, *more: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "kohort.cli", "demo", "--json", "--output", str(folder), "--rows", str(ROWS)]
+    kohort = str(Path(sys.executable).with_name("kohort"))
+    command = [kohort, "demo", "--json", "--output", str(folder), "--rows", str(ROWS)]
     done = subprocess.run([*command, *more], capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     assert "replaying" in done.stderr

@@ -81,7 +81,9 @@ def test_a_batch_that_outlives_the_rebalance_timeout(run: Callable[..., Any], st
     sink.before = gate
     query = run(sink, onRevocationTimeout=then, **{"kafka.max.poll.interval.ms": 1_500})
     assert gate.reached.wait(WAIT_S)
-    with GroupMember(stage.servers, stage.group, topics=[stage.topic], client_id="newcomer") as newcomer:
+    with GroupMember(
+        stage.servers, stage.group, topics=[stage.topic], client_id="newcomer", max_poll_interval_ms=1_500
+    ) as newcomer:
         assert newcomer.wait_assignment(30_000).partitions == tuple(stage.partitions)
         gate.open.set()
         if then == "fail":
