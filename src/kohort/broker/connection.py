@@ -30,7 +30,7 @@ GATHER_PARTS = 256
 """Below IOV_MAX (1,024 on Linux, 16 by POSIX's promise but 1,024 everywhere that matters)."""
 GROW_BYTES = 1 << 20
 """A frame's buffer grows with what arrives: a size that is only claimed must not cost memory."""
-ANSWERS_HELD = 64
+ANSWERS_HELD = 256
 """Answers gathered before they are sent, while a read is taken apart."""
 READS_PER_WAKE = 4
 """A connection with more to read lets the others have their turn after this many reads."""

@@ -46,6 +46,10 @@ class Fetched:
         self.log_start = -1
         self.told_error = False
 
+    def quiet(self, end_offset: int, log_start: int) -> bool:
+        """Whether there is nothing to read and nothing the client was not told; most partitions of most fetches."""
+        return self.offset == end_offset == self.high_watermark and log_start == self.log_start and not self.told_error
+
     def update(self, offset: int, max_bytes: int, epoch: int) -> None:
         """Take over what a request says anew."""
         self.offset = offset

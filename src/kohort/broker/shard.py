@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol, TypeAlias
 
 from kohort.broker.metrics import Metrics
-from kohort.errors import ErrorCode, FencedError
+from kohort.errors import ErrorCode, FencedError, KafkaError
 from kohort.groups.config import GroupConfig
 from kohort.groups.events import Event, Tick, TopicImage
 from kohort.groups.machine import GroupMachine
@@ -100,29 +100,42 @@ class GroupShard:
 
     def load(self) -> None:
         """Begin to replay the journal; requests are refused until that is done."""
+        self._machine = None
+        self._replay(GroupMachine(self._config), self._committed())
+
+    def _committed(self) -> Iterator[Any]:
         self._journal.begin(self._term)
-        self._replay(GroupMachine(self._config), iter(self._journal.replay()))
+        yield from self._journal.replay()
 
     def _replay(self, machine: GroupMachine, batches: Iterator[Any]) -> None:
         if self._closed:
             return
         until = time.monotonic() + LOAD_SLICE_S
-        for records in batches:
-            for record in records:
-                machine.apply(record)
-            if time.monotonic() > until:
-                self._loop.call_soon(self._replay, machine, batches)
-                return
+        try:
+            for records in batches:
+                for record in records:
+                    machine.apply(record)
+                if time.monotonic() > until:
+                    self._loop.call_soon(self._replay, machine, batches)
+                    return
+        except OSError as error:
+            log.error("shard %d: the journal can't be read (%s); it is tried again", self.index, error)
+            self._loop.call_later(RELOAD_DELAY_S, self.load)
+            return
+        except KafkaError as error:
+            log.error("shard %d: the journal can't be loaded, its groups are not served: %s", self.index, error)
+            self._closed = True
+            return
         self._machine = machine
         self._finish(machine.on_loaded(now(), self._host.topic_image()))
         self._host.shard_loaded(self.index)
 
     def ask(self, event: Any, on_reply: OnReply) -> None:
         """Queue a request's event; `on_reply` is called once, with the reply or the code that refuses it."""
-        if self._machine is None:
-            on_reply(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
-        elif self._closed or len(self._queue) >= QUEUE_EVENTS_MAX:
+        if self._closed or len(self._queue) >= QUEUE_EVENTS_MAX:
             on_reply(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        elif self._machine is None:
+            on_reply(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
         else:
             self._waiting[event.request] = on_reply
             self._enqueue(event)
@@ -201,20 +214,11 @@ class GroupShard:
         except OSError as error:
             log.error("shard %d: the journal could not be written (%s); it is loaded again", self.index, error)
             self._unload(ErrorCode.COORDINATOR_NOT_AVAILABLE)
-            self._loop.call_later(RELOAD_DELAY_S, self._reload)
+            self._loop.call_later(RELOAD_DELAY_S, self.load)
             return False
         self._times.append.observe(time.perf_counter() - began)
         self.records_written += len(records)
         return True
-
-    def _reload(self) -> None:
-        if self._closed:
-            return
-        try:
-            self.load()
-        except OSError as error:
-            log.error("shard %d: the journal can't be read (%s)", self.index, error)
-            self._loop.call_later(RELOAD_DELAY_S, self._reload)
 
     def _unload(self, error: ErrorCode) -> None:
         self._machine = None

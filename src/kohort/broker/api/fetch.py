@@ -73,6 +73,7 @@ class Fetch:
         urgent = False
         logs: list[PartitionLog] = []
         found = []
+        incremental = self._session is not None and self._session.epoch > 1
         for part in self._parts:
             topic, index = part.key
             source, error = _find(node, topic, index)
@@ -83,6 +84,8 @@ class Fetch:
                 found.append((part, _Partition(partition_index=index, error_code=error, high_watermark=-1), 0))
                 continue
             logs.append(source)
+            if incremental and part.quiet(source.end_offset, source.log_start_offset):
+                continue
             answer, size = self._read_one(source, part, max(0, min(part.max_bytes, left)), total == 0)
             urgent = urgent or answer.error_code != 0
             total += size
