@@ -82,6 +82,7 @@ class ConsumerMember(Process):
             subscribed_regex=("t[0-9]" if uses_regex else "") if full else None,
             owned=(() if joins else to_ids(self.held)) if says_owned else None,
             hold_ms=habits.hold_ms,
+            short_interval=habits.short_interval,
         )
         number, sent_ms, said = self._round, self.world.now_ms, self.held
 
@@ -127,7 +128,7 @@ class ConsumerMember(Process):
             self._alive(sent_ms)
             if reply.assignment is not None:
                 self._reconcile(to_names(reply.assignment))
-            self.stable = self.held == self.target and self.interval_ms >= 1_000
+            self.stable = self.held == self.target
             self._again(self.interval_ms)
 
     def _rejoin(self) -> None:

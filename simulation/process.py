@@ -33,6 +33,7 @@ class Habits:
     requires_known_id: bool = True
     commits_on_revocation: bool = True
     hold_ms: int = 0
+    short_interval: bool = False
 
 
 class Process(ABC):

@@ -110,6 +110,7 @@ class Run:
             requires_known_id=known,
             commits_on_revocation=chance.random() < 0.7,
             hold_ms=chance.choice((0, 1_200)),
+            short_interval=chance.random() < 0.5,
         )
         kind = ConsumerMember if chance.random() < self.modern[group_id] else ClassicMember
         member = kind(f"c{self._started}", habits, self.world, self.network, self.checkers)

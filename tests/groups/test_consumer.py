@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kohort.errors import ErrorCode
+from kohort.groups import notify
 from kohort.groups.events import (
     AssignmentComputed,
     ConnectionLost,
@@ -293,7 +294,7 @@ def test_the_assignor_that_most_members_wish_for() -> None:
 def test_a_held_heartbeat_is_answered_when_something_changes() -> None:
     trial = make_trial()
     trial.beat("a")
-    waiting = trial.consumer_event("a", 1, hold_ms=4_500)
+    waiting = trial.consumer_event("a", 1, hold_ms=4_500, short_interval=True)
     trial.feed(waiting)
     assert trial.reply(waiting.request) is None
     trial.beat("b")
@@ -304,16 +305,47 @@ def test_a_held_heartbeat_is_answered_when_something_changes() -> None:
 def test_a_held_heartbeat_is_answered_when_its_time_is_over_or_the_shell_asks() -> None:
     trial = make_trial()
     trial.beat("a")
-    first = trial.consumer_event("a", 1, hold_ms=4_500)
+    first = trial.consumer_event("a", 1, hold_ms=4_500, short_interval=True)
     trial.feed(first)
     trial.pass_time(4_499)
     assert trial.reply(first.request) is None
     trial.pass_time(1)
     assert trial.reply(first.request).error is ErrorCode.NONE
-    second = trial.consumer_event("a", 1, hold_ms=4_500)
+    second = trial.consumer_event("a", 1, hold_ms=4_500, short_interval=True)
     trial.feed(second)
     trial.feed(ReleaseHeld((second.request,)))
     assert trial.reply(second.request).error is ErrorCode.NONE
+
+
+def test_a_client_that_waits_as_long_as_it_was_told_is_held_for_a_part_of_that() -> None:
+    trial = make_trial()
+    trial.beat("a")
+    event = trial.consumer_event("a", 1, hold_ms=30_000)
+    trial.feed(event)
+    trial.pass_time(3_999)
+    assert trial.reply(event.request) is None
+    trial.pass_time(1)
+    assert trial.reply(event.request).heartbeat_interval_ms == 5_000
+
+
+def test_a_client_that_is_held_anyway_is_told_a_short_interval() -> None:
+    trial = make_trial()
+    assert trial.beat("a", short_interval=True, hold_ms=4_500).heartbeat_interval_ms == 200
+
+
+@pytest.mark.parametrize(
+    ("mode", "software", "expected"),
+    [
+        ("known", "apache-kafka-java", (4_500, True)),
+        ("known", "librdkafka", (30_000, False)),
+        ("known", "KafkaJS", (0, False)),
+        ("known", None, (0, False)),
+        ("off", "apache-kafka-java", (0, False)),
+        ("all", "anything", (30_000, False)),
+    ],
+)
+def test_who_is_held(mode: str, software: str | None, expected: tuple[int, bool]) -> None:
+    assert notify.patience(mode, software) == expected
 
 
 def test_switched_off_unsettled_members_are_told_the_plain_interval() -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kohort.errors import ErrorCode
-from kohort.groups import conversion, mixed, targets
-from kohort.groups.consumer_state import LEFT_FOR_A_WHILE, ConsumerGroup, Current, pack, unpack
+from kohort.groups import conversion, mixed, notify, targets
+from kohort.groups.consumer_state import LEFT_FOR_A_WHILE, ConsumerGroup, Current, Presence, pack, unpack
 from kohort.groups.events import AssignmentComputed, ConsumerGroupHeartbeat, GroupSettingsChanged
 from kohort.groups.kernel import Kernel
 from kohort.groups.membership import Refusal, dismiss, refuse, remove, session_timeout_ms, step, take_place
@@ -206,14 +206,15 @@ def answer(kernel: Kernel, consumer: ConsumerGroup, event: ConsumerGroupHeartbea
     )
     told = full or after.assigned != before.assigned or after.member_epoch != event.member_epoch
     settled = after.is_reconciled_to(consumer.epoch)
-    if settled and not told and event.owned is None and event.hold_ms > 0:
-        hold(kernel, consumer, event, member_id)
+    presence = consumer.presence(event.group_id, member_id)
+    if settled and not told and event.owned is None and event.hold_ms > 0 and hold(kernel, consumer, event, presence):
         return
     interval = heartbeat_interval_ms(kernel, consumer)
-    if settled and event.hold_ms >= interval // 2:
-        interval = min(interval, kernel.config.unsettled_interval_ms)
-    elif not settled:
+    if not settled:
         interval = unsettled_interval_ms(kernel, consumer, interval)
+    elif event.short_interval:
+        interval = min(interval, kernel.config.unsettled_interval_ms)
+    presence.told_ms = interval
     kernel.reply(
         event.request,
         ConsumerGroupHeartbeatReply(
@@ -239,13 +240,20 @@ def unsettled_interval_ms(kernel: Kernel, consumer: ConsumerGroup, settled_ms: i
     return min(settled_ms, max(kernel.config.unsettled_interval_ms, len(consumer.members) // MEMBERS_PER_MS))
 
 
-def hold(kernel: Kernel, consumer: ConsumerGroup, event: ConsumerGroupHeartbeat, member_id: str) -> None:
-    """Keep the reply until something changes, the hold ends, or the shell asks for it."""
-    presence = consumer.presence(event.group_id, member_id)
+def hold(kernel: Kernel, consumer: ConsumerGroup, event: ConsumerGroupHeartbeat, presence: Presence) -> bool:
+    """Keep the reply until something changes, the hold ends, or the shell asks for it; False when that is too short.
+
+    A third of the session at most, so that a client that was held in vain has time for another heartbeat.
+    """
+    limit = min(event.hold_ms, session_timeout_ms(kernel, consumer, event.member_id) // 3)
+    if not event.short_interval:
+        limit = min(limit, int(presence.told_ms * notify.SHARE_OF_TOLD))
+    if limit < notify.SHORTEST_HOLD_MS:
+        return False
     presence.held = event
-    kernel.held[event.request] = (event.group_id, member_id)
-    limit = session_timeout_ms(kernel, consumer, member_id) // 3
-    kernel.run(presence.hold, min(event.hold_ms, limit))
+    kernel.held[event.request] = (event.group_id, event.member_id)
+    kernel.run(presence.hold, limit)
+    return True
 
 
 def let_go(kernel: Kernel, group_id: str, consumer: ConsumerGroup, member_id: str) -> None:

@@ -85,6 +85,7 @@ class Presence:
         waiting: its first heartbeat, which is answered when there is a target for `waits_for`.
         joining: a classic member's JoinGroup that waits likewise.
         held: a heartbeat that is answered when there is something to say.
+        told_ms: the heartbeat interval it was told last, 0 before the first reply.
         connection: it was last heard on.
     """
 
@@ -97,6 +98,7 @@ class Presence:
         "revocation",
         "session",
         "sync_phase",
+        "told_ms",
         "waiting",
         "waits_for",
     )
@@ -111,6 +113,7 @@ class Presence:
         self.joining: JoinGroup | None = None
         self.waits_for = 0
         self.held: ConsumerGroupHeartbeat | None = None
+        self.told_ms = 0
         self.connection = NO_CONNECTION
 
     def cancel(self) -> None:

@@ -216,6 +216,7 @@ class ConsumerGroupHeartbeat:
         rebalance_timeout_ms: -1: unchanged.
         owned: what the member has; None: unchanged.
         hold_ms: as in `Heartbeat`.
+        short_interval: as in `notify.Patience`.
     """
 
     request: int
@@ -232,6 +233,7 @@ class ConsumerGroupHeartbeat:
     server_assignor: str | None = None
     owned: tuple[TopicPartitions, ...] | None = None
     hold_ms: int = 0
+    short_interval: bool = False
     connection: int = NO_CONNECTION
 
 
