@@ -179,6 +179,7 @@ def make_classic_group(kernel: Kernel, group: Group, leaving: str | None = None)
                 classic.static_ids[saved.instance_id] = saved.member_id
     classic.protocol = classic.select_protocol()
     classic.leader = next(iter(classic.members), None)
+    joining = {name: presence.joining for name, presence in consumer.presences.items() if presence.joining is not None}
     for presence in consumer.presences.values():
         presence.cancel()
     expiry.write_tombstones(kernel, group_id, consumer)
@@ -193,6 +194,8 @@ def make_classic_group(kernel: Kernel, group: Group, leaving: str | None = None)
     classic.subscribed = classic.read_subscriptions()
     for member in classic.members.values():
         rebalance.touch(kernel, member)
+        if (event := joining.get(member.member_id)) is not None:
+            rebalance.await_join(kernel, classic, member, event.request)
     kernel.tell(group_id, f"is a classic group again, from generation {epoch} on")
     rebalance.prepare(kernel, group, "the last member of the consumer protocol went")
 
