@@ -14,6 +14,8 @@ import msgspec
 from kohort.client.producer import Producer
 from kohort.demo.flights import flights
 
+LATE_S = 0.5
+"""How far the replay may lag behind its pace and still catch up."""
 PIECE = 500
 """Flights that are sent and awaited together."""
 
@@ -35,7 +37,7 @@ class Tally:
 
 
 class Feed:
-    """Sends the flights; `produced` counts those that the broker has acknowledged.
+    """Sends the flights; `produced` counts those that the broker has acknowledged, `allowed` is the share it may reach.
 
     Args:
         servers: where to.
@@ -49,6 +51,7 @@ class Feed:
         self._servers, self._client, self._topic = servers, client, topic
         self._rows, self._seconds = rows, seconds
         self.produced = 0
+        self.allowed = 1.0
         self.tally = Tally()
         self.error: BaseException | None = None
         self._stopped = threading.Event()
@@ -80,7 +83,7 @@ class Feed:
         source = flights(self._rows)
         first = next(source)
         self.go.wait()
-        begun = time.monotonic()
+        due = time.monotonic()
         with Producer(self._servers, **self._client) as producer:
             piece = [first, *islice(source, PIECE - 1)]
             while piece and not self._stopped.is_set():
@@ -91,7 +94,8 @@ class Feed:
                 for flight in piece:
                     self.tally.add(flight.value)
                 self.produced += len(piece)
-                ahead = begun + self._seconds * self.produced / self._rows - time.monotonic()
-                if ahead > 0:
-                    self._stopped.wait(ahead)
+                due = max(due, time.monotonic() - LATE_S) + self._seconds * len(piece) / self._rows
+                self._stopped.wait(max(0.0, due - time.monotonic()))
+                while self.produced >= self.allowed * self._rows and not self._stopped.wait(0.05):
+                    pass
                 piece = list(islice(source, PIECE))

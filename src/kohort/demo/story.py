@@ -38,6 +38,9 @@ SURVIVOR = MEMBERS[0]
 TRIGGER_S = 1.5
 KILL_AT = 0.45
 """The share of the flights after which the victim dies, with the next batch it has written."""
+BEFORE_SHARED, BEFORE_KILLED = 0.2, 0.6
+"""The shares that the replay does not pass before both members hold partitions, and before the victim is dead: on a slow
+machine it waits for them, on others it never notices."""
 SESSION_TIMEOUT_MS = 6_000
 START_S, TAKEOVER_S, DRAIN_S = 120.0, 90.0, 120.0
 """Bounds of the phases; each is many times what it takes."""
@@ -187,11 +190,14 @@ class Demo:
         self.until(self._all_up, START_S, "both Spark applications are up")
         scene.phase = "replaying"
         scene.note("the replay begins")
+        self.feed.allowed = BEFORE_SHARED
         self.feed.go.set()
         self.until(self.shared, START_S, "both members hold partitions")
         held = ", ".join(f"{name}: {_words(set(scene.members[name].held))}" for name in MEMBERS)
         scene.note(f"both are members of one group ({held})")
+        self.feed.allowed = BEFORE_KILLED
         self.until(lambda: self.killed_at is not None, self.options.seconds + TAKEOVER_S, "the victim's last batch")
+        self.feed.allowed = 1.0
         self.until(lambda: self.takeover_s is not None, TAKEOVER_S, "the survivor takes over")
         scene.phase = "replaying"
         self.until(lambda: self.feed.done, self.options.seconds + DRAIN_S, "the replay ends")
