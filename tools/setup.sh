@@ -55,7 +55,7 @@ if done_before dev requirements/dev.txt; then
     : # everything is there, which includes what the demo needs
 elif [ "$set" = dev ]; then
     say "installing the pinned packages (PySpark alone is 400 MB: the first time takes minutes)"
-    "$bin/uv" pip sync --quiet --require-hashes requirements/dev.txt
+    "$bin/uv" pip install --quiet --require-hashes -r requirements/dev.txt
     mark_done dev requirements/dev.txt
     fresh=yes
 elif ! done_before demo requirements/demo.txt; then
