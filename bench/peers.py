@@ -78,22 +78,32 @@ def filled_topic(place: Place, records: int, size: int) -> str:
 
 
 def python_client(job: str, client: str, place: Place, topic: str, records: int, *more: str) -> Sample:
-    """One run of a Python client in a process of its own.
+    """One run of a Python client in a process of its own; see `runner`."""
+    return runner(job, [client, place.servers, topic, str(records), *more], records)
+
+
+def runner(job: str, args: list[str], records: int) -> Sample:
+    """One run of a program of `bench.runners`, in a process of its own.
+
+    Args:
+        job: the program.
+        args: its arguments; the first names the contender.
+        records: what it must do, to count.
 
     Raises:
-        NotHere: its package is not installed.
+        NotHere: a package that it needs is not installed.
         RunFailed: it failed, or did less than it should.
     """
-    command = [sys.executable, "-m", f"bench.runners.{job}", client, place.servers, topic, str(records), *more]
+    command = [sys.executable, "-m", f"bench.runners.{job}", *args]
     done = subprocess.run(command, capture_output=True, text=True, timeout=_RUN_TIMEOUT_S, check=False)
     if done.returncode != 0:
         if "ModuleNotFoundError" in done.stderr:
             raise NotHere(done.stderr.strip().splitlines()[-1])
-        raise RunFailed(f"{client} failed: {done.stderr[-2000:]}")
+        raise RunFailed(f"{args[0]}: {done.stderr[-2000:]}")
     told = json.loads(done.stdout.splitlines()[-1])
     if told["amount"] < records:
-        raise RunFailed(f"{client} got {told['amount']} of {records} records from {place.name}")
-    return Sample(told["amount"], told["seconds"], {"cpu s": told["cpu_s"], "MB": told["rss_mb"]})
+        raise RunFailed(f"{args[0]} got {told['amount']} of {records} records")
+    return Sample(told["amount"], told["seconds"], {name: told[name] for name in ("cpu_s", "rss_mb") if name in told})
 
 
 def java_consumer(tools: KafkaTools | None, place: Place, topic: str, records: int) -> Sample:
