@@ -1,1 +1,18 @@
-"""A load of group members that behave as Java's client does, for measuring a coordinator from outside."""
+"""The group coordinator under load, beside Apache Kafka's: joins, standstill, heartbeats, commits, churn, SIGKILL."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from bench.harness import Figure, Options
+
+
+def figures(options: Options, console: Console) -> Iterator[Figure]:
+    """All figures of the coordinator; see `bench.coordinator.figures`."""
+    from bench.coordinator import figures as module
+
+    return module.figures(options, console)

@@ -8,21 +8,28 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import random
 import statistics
 import time
 import uuid
 from collections.abc import Callable
+from typing import Any
 
+from bench.coordinator.book import Book
 from bench.coordinator.members import ClassicMember, ConsumerMember, Member, Plan
 from bench.coordinator.wire import Link
-
+from kohort.broker.connection import open_file_limit
+from kohort.broker.run import new_loop
 from kohort.errors import ErrorCode
 from kohort.wire.cluster import CreateTopicsRequest, MetadataRequest
 from kohort.wire.groups import FindCoordinatorRequest
-from kohort.wire.offsets import OffsetCommitRequest
+from kohort.wire.offsets import OffsetCommitRequest, OffsetFetchRequest
 
-STABLE_WITHIN_S = 120.0
-POLL_S = 0.005
+STABLE_WITHIN_S = 150.0
+LOOK_S = 0.005
+LOOK_SHARE = 10
+"""Looking whether all are stable takes at most one part in so many of the load's own time."""
+OFFSETS_PER_COMMIT = 1_000
 
 
 def percentile(values: list[float], share: float) -> float:
@@ -61,10 +68,11 @@ class Load:
     """Members spread over groups; each event is timed until the whole of its group is stable again."""
 
     def __init__(self, plan: Plan, protocol: str, groups: int, run: str) -> None:
-        self._plan = plan
-        self._kind: Callable[[Plan, str, str], Member] = ClassicMember if protocol == "classic" else ConsumerMember
+        self.plan = plan
+        self._kind: type[Member] = ClassicMember if protocol == "classic" else ConsumerMember
         self._run = run
         self.groups: dict[str, list[Member]] = {f"{run}-g{i}": [] for i in range(groups)}
+        self.books = {group: Book() for group in self.groups}
         self._count = 0
 
     def members(self) -> list[Member]:
@@ -72,43 +80,53 @@ class Load:
 
     def add(self, group: str) -> Member:
         self._count += 1
-        member = self._kind(self._plan, group, f"load-{self._count}")
+        member = self._kind(self.plan, group, f"load-{self._count}", self.books[group])
         self.groups[group].append(member)
         member.start()
         return member
 
     def group_stable(self, group: str) -> bool:
         members = self.groups[group]
-        if not members or not all(member.stable for member in members):
+        if not members or len(self.books[group].holders) != self.plan.partitions:
             return False
-        if len({member.epoch for member in members}) != 1:
-            return False
-        owned = [partition for member in members for partition in member.owned]
-        return len(owned) == len(set(owned)) == self._plan.partitions
+        return all(member.stable for member in members) and len({member.epoch for member in members}) == 1
 
     def stable(self) -> bool:
         return all(self.group_stable(group) for group in self.groups)
 
+    def overlaps(self) -> int:
+        return sum(book.overlaps for book in self.books.values())
+
+    def errors(self) -> dict[str, int]:
+        """What members of all groups were refused with, and how often."""
+        found: dict[str, int] = {}
+        for member in self.members():
+            for name, count in member.heard.errors.items():
+                found[name] = found.get(name, 0) + count
+        return found
+
     async def until_stable(self) -> float:
         """Seconds until all groups are stable; raises TimeoutError with what is missing."""
         started = time.monotonic()
-        while not self.stable():
-            if time.monotonic() - started > STABLE_WITHIN_S:
+        while True:
+            before = time.monotonic()
+            if self.stable():
+                return time.monotonic() - started
+            if before - started > STABLE_WITHIN_S:
                 unstable = [group for group in self.groups if not self.group_stable(group)]
-                errors: dict[str, int] = {}
-                for member in self.members():
-                    for name, count in member.heard.errors.items():
-                        errors[name] = errors.get(name, 0) + count
-                raise TimeoutError(f"{len(unstable)} groups not stable; errors seen: {errors}")
-            await asyncio.sleep(POLL_S)
-        return time.monotonic() - started
+                raise TimeoutError(f"{len(unstable)} groups not stable; errors seen: {self.errors()}")
+            await asyncio.sleep(max(LOOK_S, LOOK_SHARE * (time.monotonic() - before)))
 
     async def event(self, name: str) -> dict[str, float]:
-        """One join, leave or crash in the first group: whole time and the members' standstill, in seconds."""
+        """One join, leave or crash in the first group: whole time and standstill, in seconds.
+
+        Standstill is that of members which gave all up (classic), else that of partitions that changed hands.
+        """
         group = next(iter(self.groups))
-        members = self.groups[group]
+        members, book = self.groups[group], self.books[group]
         for member in members:
             member.heard.stood_still.clear()
+        book.still.clear()
         started = time.monotonic()
         if name == "join":
             self.add(group)
@@ -117,7 +135,7 @@ class Load:
             await (gone.leave() if name == "leave" else gone.crash())
         await self.until_stable()
         whole = time.monotonic() - started
-        still = [value for member in members for value in member.heard.stood_still]
+        still = [value for member in members for value in member.heard.stood_still] or book.still
         return {
             "whole_s": round(whole, 3),
             "standstill_median_s": round(statistics.median(still), 3) if still else 0.0,
@@ -136,9 +154,105 @@ class Load:
             "p99_ms": round(percentile(seen, 0.99) * 1e3, 3),
         }
 
+    async def churn(self, seconds: float, events_s: float, count: int) -> dict[str, float]:
+        """Joins, leaves, crashes and pauses beyond the session, in the first group, around `count` members.
+
+        A paused member wakes after its session and commits with its old epoch, which must be refused.
+        """
+        group = next(iter(self.groups))
+        members, chance = self.groups[group], random.Random(1)
+        overlaps, stable, looked, stale = self.overlaps(), 0, 0, 0
+        zombies: set[asyncio.Task[bool]] = set()
+        did = dict.fromkeys(("join", "leave", "crash", "pause"), 0)
+        started = time.monotonic()
+        due = started
+        while (now := time.monotonic()) < started + seconds:
+            if now >= due:
+                due += 1 / events_s
+                name = "join" if len(members) < count else chance.choice(("leave", "crash", "pause"))
+                did[name] += 1
+                if name == "join":
+                    self.add(group)
+                else:
+                    await self._lose(members.pop(chance.randrange(len(members))), name, zombies)
+            looked += 1
+            stable += self.group_stable(group)
+            await asyncio.sleep(LOOK_S)
+        stale = sum(await asyncio.gather(*zombies))
+        return {
+            "stable_share": round(stable / looked, 4),
+            "overlaps": self.overlaps() - overlaps,
+            "stale_commits_taken": stale,
+            "stale_commits": did["pause"],
+            **did,
+            "settled_after_s": round(await self.until_stable(), 3),
+        }
+
+    async def _lose(self, member: Member, how: str, zombies: set[asyncio.Task[bool]]) -> None:
+        if how == "leave":
+            await member.leave()
+        elif how == "crash":
+            await member.crash()
+        else:
+            await member.freeze()
+
+            async def wake() -> bool:
+                await asyncio.sleep(self.plan.session_ms / 1000 + 3)
+                return await member.thaw()
+
+            zombies.add(asyncio.create_task(wake()))
+
+    async def restart(self, kill: Callable[[], None], start: Callable[[], None]) -> dict[str, float]:
+        """SIGKILL the coordinator and start it again at once: seconds until all members are stable again.
+
+        `start` may block until clients are served; members try all the time.
+        """
+        for member in self.members():
+            member.heard.errors.clear()
+        epochs = {member: member.epoch for member in self.members()}
+        started = time.monotonic()
+        await asyncio.to_thread(kill)
+        for member in self.members():
+            member.stable = False
+        await asyncio.to_thread(start)
+        served = time.monotonic() - started
+        await self.until_stable()
+        errors = self.errors()
+        return {
+            "whole_s": round(time.monotonic() - started, 3),
+            "process_up_s": round(served, 3),
+            "expired": errors.get("UNKNOWN_MEMBER_ID", 0) + errors.get("FENCED_MEMBER_EPOCH", 0),
+            "rebalanced": sum(member.epoch != epoch for member, epoch in epochs.items()),
+        }
+
+    async def store_offsets(self, count: int) -> list[str]:
+        """Commit so many offsets in groups of their own; their names."""
+        link = await Link.open(*self.plan.address(), "offsets")
+        each = min(OFFSETS_PER_COMMIT, self.plan.partitions)
+        names = [f"{self._run}-o{index}" for index in range(-(-count // each))]
+        for name in names:
+            answer = await link.ask(self._commit_request(name, each), 8)
+            bad = {p.error_code for topic in answer.topics for p in topic.partitions} - {0}
+            if bad:
+                raise RuntimeError(f"commit refused: {bad}")
+        link.abort()
+        return names
+
+    async def count_offsets(self, names: list[str]) -> int:
+        """How many offsets these groups have, each with its right value."""
+        link = await Link.open(*self.plan.address(), "offsets")
+        found = 0
+        for name in names:
+            asked = OffsetFetchRequest.OffsetFetchRequestGroup(group_id=name, topics=None)
+            answer = (await link.ask(OffsetFetchRequest(groups=[asked]), 8)).groups[0]
+            for topic in answer.topics:
+                found += sum(part.committed_offset == part.partition_index for part in topic.partitions)
+        link.abort()
+        return found
+
     async def commits(self, seconds: float, partitions: int, links: int = 16) -> float:
         """Offset commits a second by simple consumers, each commit naming `partitions` partitions."""
-        host, port = self._plan.address()
+        host, port = self.plan.address()
         ended = time.monotonic() + seconds
         done = 0
 
@@ -170,62 +284,102 @@ class Load:
             )
             for index in range(partitions)
         ]
-        topic = OffsetCommitRequest.OffsetCommitRequestTopic(name=self._plan.topic, partitions=offsets)
+        topic = OffsetCommitRequest.OffsetCommitRequestTopic(name=self.plan.topic, partitions=offsets)
         return OffsetCommitRequest(group_id=group, topics=[topic])
 
     async def close(self) -> None:
-        for member in self.members():
-            await member.crash()
+        await asyncio.gather(*(member.crash() for member in self.members()))
 
 
-async def measure(options: argparse.Namespace) -> dict[str, object]:
-    """Everything the options ask for, as one flat result."""
+async def make_load(options: argparse.Namespace) -> Load:
+    """A topic and as many members as asked for, on their way into their groups."""
     host, _, port = options.bootstrap_server.rpartition(":")
     run = f"load-{uuid.uuid4().hex[:8]}"
     partitions = options.partitions or max(100, options.members // options.groups)
-    topic_id = await prepare_topic(host, int(port), run, partitions)
     plan = Plan(
         run,
         partitions,
-        topic_id,
+        await prepare_topic(host, int(port), run, partitions),
         heartbeat_ms=options.heartbeat_ms,
         session_ms=options.session_ms,
         address=lambda: (host, int(port)),
+        software="librdkafka" if options.client == "librdkafka" else "apache-kafka-java",
+        patient=options.client != "librdkafka",
+        id_length=options.client_id_length,
     )
     load = Load(plan, options.protocol, options.groups, run)
-    out: dict[str, object] = {"protocol": options.protocol, "members": options.members}
+    names = list(load.groups)
+    for index in range(options.members):
+        load.add(names[index % len(names)])
+    return load
+
+
+async def measure(
+    options: argparse.Namespace, kill: Callable[[], None] | None = None, start: Callable[[], None] | None = None
+) -> dict[str, Any]:
+    """Everything the options ask for, as one result; `kill` and `start` are needed for a restart."""
+    out: dict[str, Any] = {"protocol": options.protocol, "members": options.members}
+    started = time.monotonic()
+    load = await make_load(options)
     try:
-        names = list(load.groups)
-        for index in range(options.members):
-            load.add(names[index % len(names)])
-        out["join_all_s"] = round(await load.until_stable(), 3)
+        await load.until_stable()
+        out["join_all_s"] = round(time.monotonic() - started, 3)
         for name in options.events.split(",") if options.events else []:
             await asyncio.sleep(options.heartbeat_ms / 1000 * 1.5)
             out[name] = await load.event(name)
         if options.quiet_s:
+            await asyncio.sleep(1)
             out["heartbeats"] = await load.heartbeats(options.quiet_s)
         for count in (int(n) for n in options.commits.split(",")) if options.commits else []:
             out[f"commits_{count}_s"] = await load.commits(options.commit_s, count)
+        if options.churn_s:
+            out["churn"] = await load.churn(options.churn_s, options.churn_rate, options.members)
+        if kill is not None and start is not None:
+            names = await load.store_offsets(options.offsets)
+            out["restart"] = await load.restart(kill, start)
+            stored = min(OFFSETS_PER_COMMIT, load.plan.partitions) * len(names)
+            out["restart"]["offsets_lost"] = stored - await load.count_offsets(names)
+        out["overlaps"] = load.overlaps()
+        out["errors"] = load.errors()
     finally:
         await load.close()
     return out
 
 
-def main() -> None:
-    """Parse, run, print one JSON line."""
+def arguments() -> argparse.ArgumentParser:
+    """What a load can be told."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--bootstrap-server", required=True)
     parser.add_argument("--protocol", choices=("classic", "consumer"), default="classic")
+    parser.add_argument("--client", choices=("java", "librdkafka"), default="java", help="whose habits under KIP-848")
     parser.add_argument("--members", type=int, default=100)
     parser.add_argument("--groups", type=int, default=1)
     parser.add_argument("--partitions", type=int, default=0, help="0: as many as members, at least 100")
+    parser.add_argument("--client-id-length", type=int, default=0, help="pad client ids to so many characters")
     parser.add_argument("--heartbeat-ms", type=int, default=3_000)
     parser.add_argument("--session-ms", type=int, default=10_000)
-    parser.add_argument("--events", default="join,leave,crash")
+    parser.add_argument("--events", default="", help="of join,leave,crash, in this order")
     parser.add_argument("--quiet-s", type=float, default=0.0, help="watch heartbeats so long")
     parser.add_argument("--commits", default="", help="partitions per commit, such as 1,10,100")
     parser.add_argument("--commit-s", type=float, default=5.0)
-    print(json.dumps(asyncio.run(measure(parser.parse_args()))), flush=True)
+    parser.add_argument("--churn-s", type=float, default=0.0)
+    parser.add_argument("--churn-rate", type=float, default=2.0, help="events a second")
+    parser.add_argument("--offsets", type=int, default=0, help="offsets that are committed before a restart")
+    return parser
+
+
+def run(
+    options: argparse.Namespace, kill: Callable[[], None] | None = None, start: Callable[[], None] | None = None
+) -> dict[str, Any]:
+    """`measure` on a loop of its own."""
+    open_file_limit()
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        return runner.run(measure(options, kill, start))
+
+
+def main() -> None:
+    """Parse, run, print one JSON line."""
+    print(json.dumps(run(arguments().parse_args())), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """Members of both protocols, without data: they join, hold an assignment, heartbeat and leave.
 
-They act as Java's clients do: a heartbeat every interval, eager revocation, one leader that assigns. The first
-heartbeat after a join comes at a random point of its interval, as among clients that started at different times.
-What they hold is recorded at the moment they would process it, so that standstill is the clients' own.
+They act as Java's clients do, or (`rdkafka`, for KIP-848) as librdkafka's, which wait for an answer no longer than the
+interval that they were told. The first heartbeat after a join comes at a random point of its interval, as among clients
+that started at different times; after a lost connection it comes at once, as that of a client whose heartbeat was under
+way. What they hold is written down at the moment they would process it, so that standstill is the clients' own.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
+from bench.coordinator.book import Book
 from bench.coordinator.wire import Link
-
 from kohort.errors import ErrorCode
+from kohort.wire.cluster import ApiVersionsRequest
 from kohort.wire.groups import (
     ConsumerGroupHeartbeatRequest,
     ConsumerProtocolAssignment,
@@ -27,14 +30,26 @@ from kohort.wire.groups import (
     LeaveGroupRequest,
     SyncGroupRequest,
 )
+from kohort.wire.offsets import OffsetCommitRequest
 
 RETRY_PAUSE_S = 0.1
-JOIN, SYNC, HEARTBEAT, LEAVE = 7, 5, 4, 4
+JOIN, SYNC, HEARTBEAT, LEAVE, COMMIT = 7, 5, 4, 4, 9
+NOT_YET = (
+    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+    ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.NOT_COORDINATOR,
+)
 
 
 @dataclass
 class Plan:
-    """What all members of a run share. Times in milliseconds."""
+    """What all members of a run share. Times in milliseconds.
+
+    Attributes:
+        software: the name that clients give of themselves, "" for none.
+        patient: whether a client waits for an answer longer than the interval it was told.
+        id_length: client ids are padded to so many characters.
+    """
 
     topic: str
     partitions: int
@@ -43,6 +58,9 @@ class Plan:
     session_ms: int = 10_000
     rebalance_ms: int = 60_000
     address: Callable[[], tuple[str, int]] = lambda: ("127.0.0.1", 9092)
+    software: str = "apache-kafka-java"
+    patient: bool = True
+    id_length: int = 0
 
 
 @dataclass
@@ -52,14 +70,15 @@ class Heard:
     latencies: list[float] = field(default_factory=list)
     stood_still: list[float] = field(default_factory=list)
     errors: dict[str, int] = field(default_factory=dict)
-    rejoined: int = 0
 
 
 class Member:
-    """A member of one group; `stable` when it holds an assignment of `epoch` and would process."""
+    """A member of one group; `stable` when it holds an assignment of `epoch`, and the coordinator has said so."""
 
-    def __init__(self, plan: Plan, group: str, name: str) -> None:
-        self.plan, self.group, self.name = plan, group, name
+    def __init__(self, plan: Plan, group: str, name: str, book: Book) -> None:
+        self.plan, self.group = plan, group
+        self.name = name.ljust(plan.id_length, "x")
+        self.book = book
         self.member_id = ""
         self.epoch = -1
         self.owned: frozenset[int] = frozenset()
@@ -67,6 +86,7 @@ class Member:
         self.heard = Heard()
         self._link: Link | None = None
         self._task: asyncio.Task[None] | None = None
+        self._working = False
         self._stopped_at: float | None = None
 
     def start(self) -> None:
@@ -75,17 +95,41 @@ class Member:
     async def crash(self) -> None:
         """Vanish: the socket closes, nothing is said."""
         await self._end()
-        if self._link is not None:
-            self._link.abort()
-        self.stable = False
+        self._gone()
 
     async def leave(self) -> None:
         await self._end()
         with suppress(ConnectionError):
             await self._say_leave(await self._open())
+        self._gone()
+
+    async def freeze(self) -> None:
+        """Stop without closing anything, as a process that is paused."""
+        await self._end()
+        self._hold(frozenset())
+
+    async def thaw(self) -> bool:
+        """Wake, and commit with what it was; whether the coordinator took it."""
+        offset = OffsetCommitRequest.OffsetCommitRequestPartition(partition_index=0, committed_offset=1)
+        topic = OffsetCommitRequest.OffsetCommitRequestTopic(name=self.plan.topic, partitions=[offset])
+        request = OffsetCommitRequest(
+            group_id=self.group,
+            member_id=self.member_id,
+            generation_id_or_member_epoch=self.epoch,
+            topics=[topic],
+        )
+        taken = False
+        with suppress(ConnectionError):
+            answer = await (await self._open()).ask(request, COMMIT)
+            taken = answer.topics[0].partitions[0].error_code == 0
+        self._gone()
+        return taken
+
+    def _gone(self) -> None:
         if self._link is not None:
             self._link.abort()
         self.stable = False
+        self._hold(frozenset())
 
     async def _end(self) -> None:
         if self._task is not None:
@@ -95,7 +139,11 @@ class Member:
 
     async def _open(self) -> Link:
         if self._link is None:
-            self._link = await Link.open(*self.plan.address(), self.name)
+            link = await Link.open(*self.plan.address(), self.name)
+            if self.plan.software:
+                said = ApiVersionsRequest(client_software_name=self.plan.software, client_software_version="1")
+                await link.ask(said, 3)
+            self._link = link
         return self._link
 
     async def _run(self) -> None:
@@ -103,27 +151,46 @@ class Member:
             try:
                 await self._live(await self._open())
             except (ConnectionError, OSError):
-                self._link = None
-                self._note("disconnected")
-                await asyncio.sleep(RETRY_PAUSE_S)
+                if self._link is not None:
+                    self.note("disconnected")
+                    self._link = None
+                self.stable = False
+                await asyncio.sleep(RETRY_PAUSE_S * random.uniform(0.8, 1.2))
 
-    def _note(self, what: str) -> None:
+    def note(self, what: str) -> None:
         self.heard.errors[what] = self.heard.errors.get(what, 0) + 1
 
-    def _stop_work(self) -> None:
-        if self.stable:
-            self.stable = False
-            self._stopped_at = time.monotonic()
+    def _hold(self, owned: frozenset[int]) -> None:
+        """Process these from now on, and nothing else."""
+        self.book.release(self, self.owned - owned)
+        self.book.take(self, owned)
+        self.owned = owned
 
-    def _start_work(self) -> None:
+    def _stop_work(self) -> None:
+        self.stable = False
+        if self._working:
+            self._stopped_at = time.monotonic()
+        self._working = False
+        self._hold(frozenset())
+
+    def _start_work(self, owned: frozenset[int]) -> None:
         if self._stopped_at is not None:
             self.heard.stood_still.append(time.monotonic() - self._stopped_at)
             self._stopped_at = None
-        self.stable = True
+        self._hold(owned)
+        self.stable = self._working = True
 
-    async def _timed(self, link: Link, request: object, version: int) -> object:
+    async def _timed(self, link: Link, request: Any, version: int, within_ms: int = 0) -> Any:
         started = time.monotonic()
-        answer = await link.ask(request, version)
+        if within_ms:
+            try:
+                answer = await asyncio.wait_for(link.ask(request, version), within_ms / 1000)
+            except TimeoutError:
+                self.note("timed out")
+                link.abort()
+                raise ConnectionError("no answer in time") from None
+        else:
+            answer = await link.ask(request, version)
         self.heard.latencies.append(time.monotonic() - started)
         return answer
 
@@ -138,34 +205,35 @@ class ClassicMember(Member):
     """JoinGroup, SyncGroup, Heartbeat with the eager range strategy."""
 
     async def _live(self, link: Link) -> None:
+        if self._working:  # back after a lost connection
+            await self._beat(link)
         while True:
-            if not self.stable and not await self._join(link):
+            if not self._working and not await self._join(link):
                 await asyncio.sleep(RETRY_PAUSE_S)
                 continue
             due = time.monotonic() + random.random() * self.plan.heartbeat_ms / 1000
-            while self.stable:
+            while self._working:
                 await asyncio.sleep(max(0.0, due - time.monotonic()))
                 due = time.monotonic() + self.plan.heartbeat_ms / 1000
                 await self._beat(link)
 
     async def _beat(self, link: Link) -> None:
-        answer = await self._timed(
-            link,
-            HeartbeatRequest(group_id=self.group, generation_id=self.epoch, member_id=self.member_id),
-            HEARTBEAT,
-        )
-        code = ErrorCode(answer.error_code)  # type: ignore[attr-defined]
+        request = HeartbeatRequest(group_id=self.group, generation_id=self.epoch, member_id=self.member_id)
+        answer = await self._timed(link, request, HEARTBEAT)
+        code = ErrorCode(answer.error_code)
         if code is ErrorCode.NONE:
+            self.stable = True
             return
-        self._note(code.name)
-        if code in (ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.NOT_COORDINATOR):
+        self.note(code.name)
+        if code in NOT_YET:
+            await asyncio.sleep(RETRY_PAUSE_S)
+            await self._beat(link)
             return
         self._stop_work()
-        if code in (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION):
-            self.member_id = "" if code is ErrorCode.UNKNOWN_MEMBER_ID else self.member_id
+        if code is ErrorCode.UNKNOWN_MEMBER_ID:
+            self.member_id = ""
 
     async def _join(self, link: Link) -> bool:
-        self.heard.rejoined += 1
         metadata = ConsumerProtocolSubscription(topics=[self.plan.topic]).encode(0)
         answer = await link.ask(
             JoinGroupRequest(
@@ -183,7 +251,7 @@ class ClassicMember(Member):
             self.member_id = answer.member_id
             return await self._join(link)
         if code is not ErrorCode.NONE:
-            self._note(code.name)
+            self.note(code.name)
             if code is ErrorCode.UNKNOWN_MEMBER_ID:
                 self.member_id = ""
             return False
@@ -222,7 +290,7 @@ class ClassicMember(Member):
         )
         code = ErrorCode(answer.error_code)
         if code is not ErrorCode.NONE:
-            self._note(code.name)
+            self.note(code.name)
             if code is ErrorCode.UNKNOWN_MEMBER_ID:
                 self.member_id = ""
             return code is ErrorCode.REBALANCE_IN_PROGRESS and await self._join(link)
@@ -231,71 +299,65 @@ class ClassicMember(Member):
             decoded = ConsumerProtocolAssignment.decode(answer.assignment[2:], 0)
             for topic in decoded.assigned_partitions:
                 owned.update(topic.partitions)
-        self.owned = frozenset(owned)
-        self._start_work()
+        self._start_work(frozenset(owned))
         return True
 
     async def _say_leave(self, link: Link) -> None:
-        await link.ask(
-            LeaveGroupRequest(
-                group_id=self.group,
-                members=[LeaveGroupRequest.MemberIdentity(member_id=self.member_id)],
-            ),
-            LEAVE,
-        )
+        leaving = LeaveGroupRequest.MemberIdentity(member_id=self.member_id)
+        await link.ask(LeaveGroupRequest(group_id=self.group, members=[leaving]), LEAVE)
 
 
 class ConsumerMember(Member):
     """KIP-848: one request kind; revoked partitions are acknowledged at once, as a client with nothing to finish does."""
 
-    def __init__(self, plan: Plan, group: str, name: str) -> None:
-        super().__init__(plan, group, name)
+    def __init__(self, plan: Plan, group: str, name: str, book: Book) -> None:
+        super().__init__(plan, group, name, book)
         self.member_id = str(uuid.uuid4())
         self.told_ms = plan.heartbeat_ms
         self._acknowledged = True
 
     async def _live(self, link: Link) -> None:
-        if self.epoch < 0:
-            self.epoch = 0
+        self.epoch = max(self.epoch, 0)
         full = True
         while True:
+            sent = time.monotonic()
             changed = await self._beat(link, full)
             full = self.epoch == 0
             if full:
                 await asyncio.sleep(RETRY_PAUSE_S)
             elif not changed:
-                await asyncio.sleep(self.told_ms / 1000)
+                await asyncio.sleep(max(0.0, sent + self.told_ms / 1000 - time.monotonic()))
 
     async def _beat(self, link: Link, full: bool) -> bool:
         """One heartbeat; True when the member has something to acknowledge at once."""
         request = ConsumerGroupHeartbeatRequest(group_id=self.group, member_id=self.member_id, member_epoch=self.epoch)
         if full or not self._acknowledged:
-            request.topic_partitions = self._topic_partitions()
+            request.topic_partitions = self._topic_partitions() if self.epoch else []
         if full:
             request.rebalance_timeout_ms = self.plan.rebalance_ms
             request.subscribed_topic_names = [self.plan.topic]
-        answer = await self._timed(link, request, 1)
-        code = ErrorCode(answer.error_code)  # type: ignore[attr-defined]
+        answer = await self._timed(link, request, 1, 0 if self.plan.patient or full else self.told_ms)
+        code = ErrorCode(answer.error_code)
         if code is not ErrorCode.NONE:
-            self._note(code.name)
+            self.note(code.name)
             if code in (ErrorCode.FENCED_MEMBER_EPOCH, ErrorCode.UNKNOWN_MEMBER_ID):
-                self.epoch, self.owned = 0, frozenset()
+                self.epoch = 0
                 self._stop_work()
             else:
                 await asyncio.sleep(RETRY_PAUSE_S)
             return False
-        self.told_ms = answer.heartbeat_interval_ms  # type: ignore[attr-defined]
-        self.epoch = answer.member_epoch  # type: ignore[attr-defined]
+        self.told_ms = answer.heartbeat_interval_ms
+        self.epoch = answer.member_epoch
         self._acknowledged = True
-        if answer.assignment is None:  # type: ignore[attr-defined]
+        if answer.assignment is None:
+            self.stable = True
             return False
         owned: set[int] = set()
-        for topic in answer.assignment.topic_partitions:  # type: ignore[attr-defined]
+        for topic in answer.assignment.topic_partitions:
             owned.update(topic.partitions)
         changed = frozenset(owned) != self.owned
-        self.owned = frozenset(owned)
         self._acknowledged = not changed
-        self._start_work()
+        self._start_work(frozenset(owned))
         return changed
 
     def _topic_partitions(self) -> list[ConsumerGroupHeartbeatRequest.TopicPartitions]:
@@ -306,7 +368,5 @@ class ConsumerMember(Member):
         ]
 
     async def _say_leave(self, link: Link) -> None:
-        await link.ask(
-            ConsumerGroupHeartbeatRequest(group_id=self.group, member_id=self.member_id, member_epoch=-1),
-            1,
-        )
+        leaving = ConsumerGroupHeartbeatRequest(group_id=self.group, member_id=self.member_id, member_epoch=-1)
+        await link.ask(leaving, 1)
