@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import pickle
+import subprocess
+import sys
 import threading
 import time
 import uuid
@@ -511,3 +513,27 @@ def test_a_forked_child_and_a_pickle_are_refused(own_broker: Broker) -> None:
         os.close(reader)
         os.waitpid(child, 0)
         consumer.poll(100)
+
+
+@pytest.mark.parametrize("way", ["collected", "the interpreter ends"])
+def test_a_consumer_that_nobody_closed_leaves_its_group(own_broker: Broker, way: str) -> None:
+    servers = own_broker.bootstrap_servers
+    topic = make_topic(servers, f"left-{uuid.uuid4().hex[:8]}")
+    code = f"""
+from kohort import Consumer
+def use():
+    consumer = Consumer({servers!r}, group_id={topic!r}, heartbeat_interval_ms=200)
+    consumer.subscribe([{topic!r}])
+    while not consumer.assignment():
+        consumer.poll(100)
+    return consumer
+"""
+    if way == "collected":
+        space: dict[str, object] = {}
+        exec(code, space)
+        space["use"]()  # type: ignore[operator]
+    else:
+        subprocess.run([sys.executable, "-c", code + "kept = use()"], check=True, timeout=60)
+    with Admin(servers) as admin:
+        group = admin.describe_consumer_groups([topic]).result(topic)
+        assert len(group.members) == 0 and group.state == "Empty"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -102,7 +103,7 @@ def test_heartbeats_go_on_while_the_application_does_nothing() -> None:
     trial.world.run(10_500)
     times = [request.at_ms for request in trial.world.sent("Heartbeat")]
     assert len(times) == 10
-    assert all(later - earlier == pytest.approx(1000, abs=1) for earlier, later in zip(times, times[1:], strict=False))
+    assert all(later - earlier == pytest.approx(1000, abs=1) for earlier, later in itertools.pairwise(times))
 
 
 def test_an_eager_revocation_waits_for_the_application_while_heartbeats_go_on() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
@@ -58,6 +59,7 @@ class Consumer:
         self._client = ThreadClient(self.config)
         self._core = ConsumerCore(self._client.cluster, self.config)
         self._user = threading.Lock()
+        weakref.finalize(self, _abandon, self._client, self._core)
         self._limit = None if self.config.max_poll_records < 0 else self.config.max_poll_records
 
     # What to read.
@@ -293,3 +295,9 @@ class Consumer:
         if isinstance(effect, CallUser):
             return effect.function(effect.argument)
         raise TypeError(effect)
+
+
+def _abandon(client: ThreadClient, core: ConsumerCore) -> None:
+    """A consumer that nobody closed: its group need not wait for the session's end."""
+    if not client.closed:
+        client.abandon(core.goodbye())

@@ -369,6 +369,14 @@ class ConsumerCore:
             self.retained.clear()
             self.positions.close()
 
+    async def goodbye(self) -> None:
+        """Leave the group without commit and without a word to the listener."""
+        self._closed = True
+        self.fetcher.close()
+        self.positions.close()
+        if self.membership is not None:
+            await self.membership.leave("the consumer was abandoned")
+
     # Offsets.
 
     def seek(self, partition: TopicPartition, position: Position) -> None:

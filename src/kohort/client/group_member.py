@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
 from kohort.client.group_protocols import join_group
 from kohort.client.group_subscription import Subscription
+from kohort.client.membership import Membership
 from kohort.client.offset_values import Assignment, OffsetAndMetadata, OffsetAndTimestamp, Revocation
 from kohort.client.offsets import commit_offsets, committed_offsets
 from kohort.client.settings import ConsumerConfig, client_config
@@ -61,6 +63,7 @@ class GroupMember:
         self._client = ThreadClient(self.config)
         self._membership = join_group(self._client.cluster, self.config, poll_bound=False)
         self._seen = 0
+        weakref.finalize(self, _abandon, self._client, self._membership)
         with self._client.lock:
             self._membership.subscribe(subscription)
             self._client.wake()
@@ -203,3 +206,9 @@ class GroupMember:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _abandon(client: ThreadClient, membership: Membership) -> None:
+    """A member that nobody closed: its group need not wait for the session's end."""
+    if not client.closed:
+        client.abandon(membership.leave("the member was abandoned"))

@@ -129,6 +129,19 @@ class ThreadClient:
         if io is not None and threading.current_thread() is not io.thread:
             io.thread.join(timeout_s)
 
+    def abandon(self, goodbye: Coroutine[Any, Any, None], timeout_s: float = 1.0) -> None:
+        """Say goodbye and close, for an owner that was never closed: the interpreter ends, or the owner was collected."""
+        try:
+            future = self.submit(goodbye, "goodbye")
+        except ClientClosed:
+            return
+        if self._io is not None and threading.current_thread() is self._io.thread:
+            future.add_done_callback(lambda _: self.close())
+            return
+        with contextlib.suppress(KafkaError, TimeoutError):
+            future.result(timeout_s)
+        self.close(timeout_s)
+
     def __reduce__(self) -> Any:
         raise TypeError("a connected client can't be pickled: make one in each process")
 

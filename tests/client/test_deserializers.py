@@ -1,0 +1,39 @@
+"""Ready-made deserializers."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from kohort.client.deserializers import arrow_rows, json, text
+from kohort.client.records import Records
+from kohort.client.retained import Slice
+from kohort.errors import CorruptDataError
+from kohort.ids import TopicPartition
+from tests.client.test_retained import Block
+
+
+def test_what_they_read() -> None:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, pa.schema([("n", pa.int64())])) as stream:
+        stream.write_batch(pa.record_batch({"n": [1, 2]}))
+    assert text("grün".encode()) == "grün"
+    assert json(b'{"a": [1, null]}') == {"a": [1, None]}
+    assert arrow_rows(sink.getvalue().to_pybytes()) == [{"n": 1}, {"n": 2}]
+
+
+@pytest.mark.parametrize("function", [text, json, arrow_rows])
+def test_what_they_refuse(function: object) -> None:
+    with pytest.raises(CorruptDataError):
+        function(b"\xff\xfe{")  # type: ignore[operator]
+
+
+def test_records_go_through_them_but_not_where_there_is_nothing() -> None:
+    partition = TopicPartition("t", 0)
+    block = Block([(partition, 0, 3)])
+    made = block.records(0, 3)
+    made[1].value = b"17"
+    block.records = lambda start, stop: made[start:stop]  # type: ignore[method-assign]
+    records = Records([Slice(partition, block, 0, 0, 3)], value_deserializer=json)
+    assert [record.value for record in records] == [None, 17, None]
+    assert len(records) == 3 and bool(records) and records.partitions() == [partition]
