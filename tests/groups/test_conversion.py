@@ -185,6 +185,48 @@ def test_classic_members_of_a_consumer_group_are_checked() -> None:
     assert errors == [ErrorCode.NONE, ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.UNKNOWN_MEMBER_ID]
 
 
+def test_a_classic_member_that_was_put_out_is_told_so_before_it_joins_again() -> None:
+    """Else it would go on with partitions that others have by now."""
+    trial = make_trial(consumer_session_timeout_ms=100_000)
+    trial.beat("new")
+    joined = trial.joined(protocols=offer())
+    trial.pass_time(10_000)
+    again = trial.reply(trial.join(joined.member_id, protocols=offer(0, 1)))
+    assert (again.error, again.member_id) == (ErrorCode.UNKNOWN_MEMBER_ID, joined.member_id)
+
+
+def test_an_id_given_out_is_good_for_a_session() -> None:
+    trial = make_trial()
+    trial.beat("new")
+    first = trial.reply(trial.join(protocols=offer(), requires_known_id=True)).member_id
+    second = trial.reply(trial.join(protocols=offer(), requires_known_id=True)).member_id
+    assert trial.joined(first, protocols=offer(), requires_known_id=True).member_id == first
+    trial.pass_time(10_000)
+    late = trial.reply(trial.join(second, protocols=offer(), requires_known_id=True))
+    assert late.error is ErrorCode.UNKNOWN_MEMBER_ID
+
+
+def test_a_join_that_waits_is_fenced_by_a_newer_process_with_its_instance_id() -> None:
+    trial = make_trial()
+    trial.beat("new")
+    trial.works_at_once = False
+    waiting = trial.join(protocols=offer(), instance_id="i")
+    newer = trial.join(protocols=offer(), instance_id="i")
+    assert trial.reply(waiting).error is ErrorCode.FENCED_INSTANCE_ID
+    trial.do_work()
+    assert trial.reply(newer).error is ErrorCode.NONE
+
+
+def test_a_join_that_waits_for_a_target_is_kept_when_the_group_turns_classic() -> None:
+    trial = make_trial()
+    trial.beat("new")
+    trial.works_at_once = False
+    waiting = trial.join(protocols=offer())
+    trial.beat("new", -1)
+    reply = trial.reply(waiting)
+    assert (reply.error, reply.leader) == (ErrorCode.NONE, reply.member_id)
+
+
 def test_a_classic_member_that_never_syncs_or_joins_is_put_out() -> None:
     trial = make_trial(consumer_session_timeout_ms=100_000)
     trial.beat("new")

@@ -142,6 +142,7 @@ class ConsumerGroup:
         still: how long partitions stood still in it that are given again.
         computing: the ticket of the target that is being computed, -1: none.
         resolving: the ticket of the regular expressions that are being matched, -1: none.
+        given_ids: ids given to classic members that have not come back with them, until the timer ends.
         settings: the group's own timeouts.
     """
 
@@ -161,6 +162,7 @@ class ConsumerGroup:
     still: list[int] = field(default_factory=list)
     computing: int = -1
     resolving: int = -1
+    given_ids: dict[str, Timer] = field(default_factory=dict)
     settings: GroupSettings = field(default_factory=GroupSettings)
 
     def standing(self, member_id: str) -> Current:

@@ -211,6 +211,8 @@ class GroupMachine:
         kernel, member_id = self.kernel, timer.subject
         if timer.kind is Deadline.SESSION:
             consumer.on_session_end(kernel, group, member_id)
+        elif timer.kind is Deadline.PENDING_MEMBER and group.consumer is not None:
+            group.consumer.given_ids.pop(member_id, None)
         elif timer.kind is Deadline.REVOCATION:
             consumer.on_revocation_end(kernel, group, member_id)
         elif timer.kind is Deadline.HELD:

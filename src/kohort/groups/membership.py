@@ -81,6 +81,7 @@ def take_place(kernel: Kernel, group_id: str, consumer: ConsumerGroup, old_id: s
     """Write that a static member goes on under a new id, with what the old one has."""
     old, target = consumer.members[old_id], consumer.targets.get(old_id)
     assigned = consumer.standing(old_id).assigned
+    dismiss(kernel, consumer, old_id, ErrorCode.FENCED_INSTANCE_ID)
     remove(kernel, group_id, consumer, old_id)
     kernel.emit(replace(old, member_id=new_id))
     if target is not None:
@@ -99,20 +100,22 @@ def remove(kernel: Kernel, group_id: str, consumer: ConsumerGroup, member_id: st
     kernel.emit(Tombstone((Kind.MEMBER, group_id, member_id)))
 
 
-def dismiss(kernel: Kernel, consumer: ConsumerGroup, member_id: str) -> None:
+def dismiss(
+    kernel: Kernel, consumer: ConsumerGroup, member_id: str, error: ErrorCode = ErrorCode.UNKNOWN_MEMBER_ID
+) -> None:
     """Stop a member's timers and answer what it waits for."""
     presence = consumer.presences.pop(member_id, None)
     if presence is not None:
         presence.cancel()
-        turn_away(kernel, presence, member_id)
+        turn_away(kernel, presence, member_id, error)
 
 
-def turn_away(kernel: Kernel, presence: Presence, member_id: str) -> None:
+def turn_away(kernel: Kernel, presence: Presence, member_id: str, error: ErrorCode) -> None:
     """Answer everything a member waits for: it is not, or no more, who asked."""
     for event in (presence.waiting, presence.held):
         if event is not None:
             kernel.held.pop(event.request, None)
-            refuse(kernel, event, Refusal(ErrorCode.UNKNOWN_MEMBER_ID, f"Member {member_id} was removed."))
+            refuse(kernel, event, Refusal(error, f"Member {member_id} was removed."))
     if presence.joining is not None:
-        kernel.reply(presence.joining.request, JoinGroupReply(ErrorCode.UNKNOWN_MEMBER_ID))
+        kernel.reply(presence.joining.request, JoinGroupReply(error))
     presence.waiting = presence.held = presence.joining = None

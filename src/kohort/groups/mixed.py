@@ -9,6 +9,7 @@ from __future__ import annotations
 from kohort.errors import ErrorCode
 from kohort.groups import conversion, membership, rebalance, targets
 from kohort.groups.consumer_state import ConsumerGroup, Pairs
+from kohort.groups.deadlines import Deadline, Timer
 from kohort.groups.events import Heartbeat, JoinGroup, LeaveGroup, LeavingMember, SyncGroup
 from kohort.groups.kernel import Kernel
 from kohort.groups.outcome import (
@@ -43,7 +44,10 @@ def join_or_error(kernel: Kernel, group: Group, consumer: ConsumerGroup, event: 
     if subscription is None or not supports(consumer, event):
         return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
     if not event.member_id and event.instance_id is None and event.requires_known_id:
+        give_id(kernel, consumer, event)
         return ErrorCode.MEMBER_ID_REQUIRED
+    if event.instance_id is None and not is_known(consumer, event.member_id):
+        return ErrorCode.UNKNOWN_MEMBER_ID
     if event.instance_id is not None and event.member_id:
         if replaced is None:
             return ErrorCode.UNKNOWN_MEMBER_ID
@@ -62,6 +66,28 @@ def join_or_error(kernel: Kernel, group: Group, consumer: ConsumerGroup, event: 
         return ErrorCode.NONE
     wait(kernel, consumer, event, member_id)
     return ErrorCode.NONE
+
+
+def give_id(kernel: Kernel, consumer: ConsumerGroup, event: JoinGroup) -> None:
+    """A first join is sent back with an id (KIP-394)."""
+    timer = consumer.given_ids[event.new_member_id] = Timer(
+        Deadline.PENDING_MEMBER, event.group_id, event.new_member_id
+    )
+    kernel.run(timer, event.session_timeout_ms)
+
+
+def is_known(consumer: ConsumerGroup, member_id: str) -> bool:
+    """Whether a dynamic member has no id yet, is in the group, or was just given its id.
+
+    Kafka takes any id here. A member that was put out and does not know it would go on with partitions that others have
+    by now; UNKNOWN_MEMBER_ID tells it to let go of them first.
+    """
+    if not member_id or member_id in consumer.members:
+        return True
+    timer = consumer.given_ids.pop(member_id, None)
+    if timer is not None:
+        timer.cancel()
+    return timer is not None
 
 
 def join_classic(kernel: Kernel, event: JoinGroup, member_id: str) -> None:
@@ -110,7 +136,7 @@ def save(kernel: Kernel, consumer: ConsumerGroup, event: JoinGroup, member_id: s
 def wait(kernel: Kernel, consumer: ConsumerGroup, event: JoinGroup, member_id: str) -> None:
     """Answer the join when there is a target for it."""
     presence = consumer.presence(event.group_id, member_id)
-    membership.turn_away(kernel, presence, member_id)
+    membership.turn_away(kernel, presence, member_id, ErrorCode.UNKNOWN_MEMBER_ID)
     presence.joining, presence.waits_for = event, consumer.epoch
     presence.join_phase.cancel()
     kernel.run(presence.session, event.session_timeout_ms)
