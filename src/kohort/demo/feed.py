@@ -96,6 +96,9 @@ class Feed:
                 self.produced += len(piece)
                 due = max(due, time.monotonic() - LATE_S) + self._seconds * len(piece) / self._rows
                 self._stopped.wait(max(0.0, due - time.monotonic()))
-                while self.produced >= self.allowed * self._rows and not self._stopped.wait(0.05):
+                while self._held_back() and not self._stopped.wait(0.05):
                     pass
                 piece = list(islice(source, PIECE))
+
+    def _held_back(self) -> bool:
+        return self.allowed < 1 and self.produced >= self.allowed * self._rows
