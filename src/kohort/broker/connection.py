@@ -100,6 +100,7 @@ class Connection:
         number: tells connections apart in events of the group coordinator.
         software: name and version that the client gave in ApiVersions 3 and up.
         shards: the group shards this connection has asked, to be told of its end.
+        held: heartbeats whose answers a shard may hold back, token to shard: the next request releases them.
         waits: its parked fetches.
     """
 
@@ -121,6 +122,7 @@ class Connection:
         "corked",
         "dirty",
         "fd",
+        "held",
         "last_active",
         "local",
         "number",
@@ -163,6 +165,7 @@ class Connection:
         self.number = 0
         self.software: tuple[str, str] | None = None
         self.shards: set[int] = set()
+        self.held: dict[int, int] = {}
         self.waits: set[Any] = set()
         self.last_active = time.monotonic()
         loop.add_reader(self.fd, self._on_readable)

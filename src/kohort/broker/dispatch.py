@@ -98,6 +98,8 @@ class Dispatcher:
         except WireError as error:
             raise BadFrame(f"a request whose header can't be read: {error}") from None
         request = Request(connection, header.api_key, header.api_version, header.correlation_id, header.client_id)
+        if connection.held:
+            self._node.groups.release(connection.held)
         connection.pending.append(request)
         route = self._routes.get(header.api_key)
         if route is None:

@@ -25,6 +25,7 @@ from kohort.broker.transactions import TransactionHost, Transactions
 from kohort.broker.waits import Waits
 from kohort.groups.config import GroupConfig
 from kohort.groups.events import Event, TopicImage
+from kohort.groups.notify import Patience, patience
 from kohort.groups.outcome import Counted, Push, Rebalanced, Work
 from kohort.log import LogConfig, LogJournal, LogStore
 from kohort.wire.cluster import ApiVersionsResponse
@@ -110,8 +111,13 @@ class Node:
         return host, self.config.advertised_port or self.port
 
     def hold_ms(self, _request: Request) -> int:
-        """How long this client bears to wait for the reply to a heartbeat."""
+        """How long this client bears to wait for the reply to a classic heartbeat."""
         return 0
+
+    def patience(self, request: Request) -> Patience:
+        """How this client bears to wait for the reply to the heartbeat of a consumer group's member."""
+        software = request.connection.software
+        return patience(self.group_config.notify_at_once, None if software is None else software[0])
 
     def shard_loaded(self, index: int) -> None:
         """Tell a shard its groups' own settings."""

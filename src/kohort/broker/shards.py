@@ -9,7 +9,7 @@ from typing import Any
 from kohort.broker.request import Request
 from kohort.broker.shard import GroupShard
 from kohort.errors import ErrorCode
-from kohort.groups.events import ConnectionLost, Event
+from kohort.groups.events import ConnectionLost, Event, ReleaseHeld
 
 
 @lru_cache(maxsize=100_000)
@@ -107,6 +107,12 @@ class GroupShards:
         """News for every shard."""
         for shard in self._shards:
             shard.tell(event)
+
+    def release(self, held: dict[int, int]) -> None:
+        """Have heartbeats answered that shards hold back (token to shard): another request came behind them."""
+        for token, index in held.items():
+            self._shards[index].tell(ReleaseHeld((token,)))
+        held.clear()
 
     def connection_lost(self, number: int, shards: Iterable[int]) -> None:
         """A connection that asked these shards has ended."""

@@ -44,6 +44,7 @@ def consumer_group_heartbeat(node: Node, request: Request) -> ConsumerGroupHeart
             return ConsumerGroupHeartbeatResponse(error_code=error.code, error_message=error.message)
     names = message.subscribed_topic_names
     owned = message.topic_partitions
+    patience = node.patience(request)
     event = events.ConsumerGroupHeartbeat(
         request=node.token(),
         group_id=message.group_id,
@@ -60,11 +61,15 @@ def consumer_group_heartbeat(node: Node, request: Request) -> ConsumerGroupHeart
         owned=None
         if owned is None
         else tuple([TopicPartitions(each.topic_id, tuple(sorted(each.partitions))) for each in owned]),
-        hold_ms=node.hold_ms(request),
+        hold_ms=patience.hold_ms,
+        short_interval=patience.short_interval,
         connection=request.connection.number,
     )
 
+    held = request.connection.held
+
     def answer(value: Any) -> None:
+        held.pop(event.request, None)
         if isinstance(value, ErrorCode):
             request.reply(ConsumerGroupHeartbeatResponse(error_code=value, error_message=value.text))
             return
@@ -86,6 +91,8 @@ def consumer_group_heartbeat(node: Node, request: Request) -> ConsumerGroupHeart
             )
         )
 
+    if patience.hold_ms:
+        held[event.request] = node.groups.index_of(message.group_id)
     node.groups.ask(request, event, answer)
     return None
 
