@@ -140,6 +140,7 @@ class ConsumerGroup:
         began_ms: when the rebalance under way began, None when there is none.
         stopped: partitions no one has in this rebalance, since when (ms).
         still: how long partitions stood still in it that are given again.
+        settling: members of `settling_epoch` not yet seen to have all of its target, at least one that has not at the end.
         computing: the ticket of the target that is being computed, -1: none.
         resolving: the ticket of the regular expressions that are being matched, -1: none.
         given_ids: ids given to classic members that have not come back with them, until the timer ends.
@@ -160,10 +161,14 @@ class ConsumerGroup:
     began_ms: int | None = None
     stopped: dict[Pair, int] = field(default_factory=dict)
     still: list[int] = field(default_factory=list)
+    settling: list[str] = field(default_factory=list)
+    settling_epoch: int = -1
     computing: int = -1
     resolving: int = -1
     given_ids: dict[str, Timer] = field(default_factory=dict)
     settings: GroupSettings = field(default_factory=GroupSettings)
+    _listed: dict[str, int] = field(default_factory=dict)
+    _matched: dict[str, int] = field(default_factory=dict)
 
     def standing(self, member_id: str) -> Current:
         """Where a member stands."""
@@ -178,9 +183,11 @@ class ConsumerGroup:
 
     def subscribed(self) -> list[str]:
         """Every name that a member reads, sorted."""
-        names: set[str] = set()
-        for member in self.members.values():
-            names.update(self.topics_of(member))
+        names = set(self._listed)
+        for regex in self._matched:
+            resolved = self.regexes.get(regex)
+            if resolved is not None:
+                names.update(resolved.topics)
         return sorted(names)
 
     def is_subscribed(self, topic: str) -> bool:
@@ -210,16 +217,28 @@ class ConsumerGroup:
 
     def take_member(self, member: MemberSaved) -> None:
         """Ledger: a member said something new of itself."""
+        self._count(self.members.get(member.member_id), -1)
         self.members[member.member_id] = member
+        self._count(member, 1)
         if member.instance_id is not None:
             self.static_ids[member.instance_id] = member.member_id
 
     def drop_member(self, member_id: str) -> None:
         """Ledger: a member is gone."""
         member = self.members.pop(member_id, None)
+        self._count(member, -1)
         instance_id = None if member is None else member.instance_id
         if instance_id is not None and self.static_ids.get(instance_id) == member_id:
             del self.static_ids[instance_id]
+
+    def _count(self, member: MemberSaved | None, sign: int) -> None:
+        """Add (1) or take away (-1) what a member reads: so that who joins costs nothing for each who is there."""
+        if member is None:
+            return
+        for name in member.subscribed_topics:
+            _shift(self._listed, name, sign)
+        if member.subscribed_regex is not None:
+            _shift(self._matched, member.subscribed_regex, sign)
 
     def take_current(self, record: MemberAssigned) -> None:
         """Ledger: a member has moved."""
@@ -235,3 +254,11 @@ class ConsumerGroup:
             for pair in before.assigned | before.pending:
                 if self.holders.get(pair) == member_id:
                     del self.holders[pair]
+
+
+def _shift(counts: dict[str, int], name: str, sign: int) -> None:
+    left = counts.get(name, 0) + sign
+    if left:
+        counts[name] = left
+    else:
+        counts.pop(name, None)

@@ -62,11 +62,17 @@ def note_moved(kernel: Kernel, consumer: ConsumerGroup, before: Pairs, after: Pa
 
 def note_settled(kernel: Kernel, group_id: str, consumer: ConsumerGroup) -> None:
     """Count a rebalance when the last member has reached its target."""
-    if all(consumer.standing(name).is_reconciled_to(consumer.epoch) for name in consumer.members):
-        kernel.rebalanced(group_id, "consumer", consumer.began_ms, consumer.still, len(consumer.members))
-        consumer.began_ms = None
-        consumer.stopped.clear()
-        consumer.still = []
+    if consumer.settling_epoch != consumer.epoch:
+        consumer.settling, consumer.settling_epoch = list(consumer.members), consumer.epoch
+    left = consumer.settling
+    while left:
+        if left[-1] in consumer.members and not consumer.standing(left[-1]).is_reconciled_to(consumer.epoch):
+            return
+        left.pop()
+    kernel.rebalanced(group_id, "consumer", consumer.began_ms, consumer.still, len(consumer.members))
+    consumer.began_ms = None
+    consumer.stopped.clear()
+    consumer.still = []
 
 
 def session_timeout_ms(kernel: Kernel, consumer: ConsumerGroup, member_id: str) -> int:
