@@ -203,4 +203,6 @@ def show(figure: Figure, console: Console) -> None:
 
 
 def _rate(value: float) -> str:
-    return f"{value / _MILLION:.2f} M" if value >= _MILLION / 10 else f"{value:,.0f}"
+    if value >= _MILLION / 10:
+        return f"{value / _MILLION:.2f} M"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -159,6 +159,11 @@ class ApacheKafka:
             return False
 
     @property
+    def pid(self) -> int:
+        """The process that runs now."""
+        return self._server.pid
+
+    @property
     def log_dir(self) -> Path:
         """The folder of its topics' segments."""
         return self.folder / "data"

@@ -1,0 +1,64 @@
+"""The coordinators under load: ours and Apache Kafka's, each a process that can be killed and started again."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.support.apache_kafka import ApacheKafka
+from tests.support.maven import MavenUnavailable
+
+from kohort import Broker
+
+SETTINGS = {
+    "group.initial.rebalance.delay.ms": "0",
+    "group.min.session.timeout.ms": "6000",
+    "group.consumer.min.heartbeat.interval.ms": "3000",
+    "group.consumer.heartbeat.interval.ms": "3000",
+    "group.consumer.min.session.timeout.ms": "6000",
+    "group.consumer.session.timeout.ms": "10000",
+}
+"""The same for both: heartbeats every 3 s, sessions of 10 s."""
+TICKS_S = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class Coordinator:
+    """One coordinator. `pid` is that of the process that runs now."""
+
+    name: str
+    servers: str
+    kill: Callable[[], None]
+    start: Callable[[], None]
+    pid: Callable[[], int]
+
+    def cpu_s(self) -> float:
+        """What the process has used, in CPU seconds."""
+        fields = Path(f"/proc/{self.pid()}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / TICKS_S
+
+    def memory_mib(self) -> float:
+        """Its resident memory."""
+        lines = Path(f"/proc/{self.pid()}/status").read_text().splitlines()
+        return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS"))
+
+
+@contextmanager
+def coordinators(more: Mapping[str, str] | None = None) -> Iterator[list[Coordinator]]:
+    """Ours, and Apache Kafka where it can run, both fresh.
+
+    Args:
+        more: settings of ours alone.
+    """
+    with ExitStack() as running:
+        ours = running.enter_context(Broker(config={**SETTINGS, **(more or {})}))
+        found = [Coordinator("kohort", ours.bootstrap_servers, ours.kill, ours.restart, lambda: ours.pid)]
+        with suppress(MavenUnavailable):
+            kafka = running.enter_context(ApacheKafka(SETTINGS))
+            found.append(
+                Coordinator("Apache Kafka", kafka.bootstrap_servers, kafka.kill, kafka.start, lambda: kafka.pid)
+            )
+        yield found
