@@ -56,7 +56,7 @@ def join_group(node: Node, request: Request) -> JoinGroupResponse | None:
         request=token,
         group_id=message.group_id,
         member_id=message.member_id,
-        new_member_id=fresh_member_id(request),
+        new_member_id="" if message.member_id else fresh_member_id(request),
         client=client_of(request),
         protocol_type=message.protocol_type,
         protocols=tuple([ClassicProtocol(each.name, each.metadata) for each in message.protocols]),
