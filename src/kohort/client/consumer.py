@@ -15,6 +15,7 @@ from kohort.client.effects import Await, CallUser, Decode, Running, Script, Wait
 from kohort.client.offset_values import GroupMetadata, OffsetAndMetadata, OffsetAndTimestamp, RebalanceListener
 from kohort.client.offsets import committed_offsets
 from kohort.client.records import Records, to_batch
+from kohort.client.retained import Slice
 from kohort.client.settings import ConsumerConfig, client_config
 from kohort.client.subscription import Position
 from kohort.client.thread_driver import ThreadClient
@@ -96,7 +97,7 @@ class Consumer:
             KafkaError: the group can't be joined, or a partition can't be read on; what was returned before is not affected.
         """
         limit = self._limit if max_records is None else max_records
-        taken = self._run(self._core.poll(limit, self._deadline(timeout_ms)))
+        taken = self._poll(limit, timeout_ms)
         return Records(taken, self.config.key_deserializer, self.config.value_deserializer)
 
     def poll_arrow(self, timeout_ms: float = 1000, max_records: int | None = None) -> pa.RecordBatch | None:
@@ -106,7 +107,7 @@ class Consumer:
             timeout_ms: How long to wait for the first record.
             max_records: None: one fetch's worth, within `fetch_max_bytes`.
         """
-        return to_batch(self._run(self._core.poll(max_records, self._deadline(timeout_ms))))
+        return to_batch(self._poll(max_records, timeout_ms))
 
     def __iter__(self) -> Iterator[Record]:
         """Records for ever, until the consumer is closed. The position follows the record that was yielded last."""
@@ -263,16 +264,30 @@ class Consumer:
     def _call(self, make: Callable[[ConsumerCore], Coroutine[Any, Any, T]]) -> T:
         return self._client.call(make(self._core))
 
+    def _poll(self, limit: int | None, timeout_ms: float) -> list[Slice]:
+        if limit is not None:
+            self._enter()
+            try:
+                taken = self._do(lambda core: core.poll_now(limit))
+            finally:
+                self._user.release()
+            if taken:
+                return taken
+        return self._run(self._core.poll(limit, self._deadline(timeout_ms)))
+
     def _run(self, script: Script[T]) -> T:
         """Carry out a script's effects, blocking."""
-        if not self._user.acquire(blocking=False):
-            raise InvalidInputError(
-                "another thread is using this consumer; only wakeup may be called from a second one"
-            )
+        self._enter()
         try:
             return self._carry_out(script)
         finally:
             self._user.release()
+
+    def _enter(self) -> None:
+        if not self._user.acquire(blocking=False):
+            raise InvalidInputError(
+                "another thread is using this consumer; only wakeup may be called from a second one"
+            )
 
     def _carry_out(self, script: Script[T]) -> T:
         running = Running(script)

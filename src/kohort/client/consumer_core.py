@@ -138,6 +138,26 @@ class ConsumerCore:
 
     # Polling.
 
+    def poll_now(self, limit: int) -> list[Slice]:
+        """What `poll` would return, when enough is decoded and nothing else is to be done first; else nothing."""
+        if self.retained.records < limit or self._open or self._closed or self._woken or self._group_news():
+            return []
+        if self.positions.error is not None or self.partitions.failed():
+            return []
+        self._begin_poll(limit)
+        taken = self.retained.take(limit, proportional=self.config.poll_share == "proportional")
+        self.returned += sum(map(len, taken))
+        self.pump()
+        return taken
+
+    def _begin_poll(self, limit: int | None) -> None:
+        self.polls += 1
+        self.fetcher.unbounded = limit is None
+        if self.membership is not None:
+            self.membership.polled()
+        if self.config.enable_auto_commit:
+            self.commits.auto(self.partitions.positions)
+
     def poll(self, limit: int | None, deadline_ms: float) -> Script[list[Slice]]:
         """Records, as soon as there are any; at most `limit`; None: one fetch's worth.
 
@@ -147,12 +167,7 @@ class ConsumerCore:
         """
         self._check_usable()
         self._take_back_all()
-        self.polls += 1
-        self.fetcher.unbounded = limit is None
-        if self.membership is not None:
-            self.membership.polled()
-        if self.config.enable_auto_commit:
-            self.commits.auto(self.partitions.positions)
+        self._begin_poll(limit)
         while True:
             self._raise_errors()
             yield from self._follow_group()
