@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def figures(options: Options, console: Console) -> Iterator[Figure]:
-    """All figures of the coordinator; see `bench.coordinator.figures`."""
-    from bench.coordinator import figures as module
+    """All figures of the coordinator; see `bench.coordinator.comparisons`."""
+    from bench.coordinator import comparisons
 
-    return module.figures(options, console)
+    return comparisons.figures(options, console)
