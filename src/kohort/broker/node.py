@@ -35,6 +35,8 @@ log = logging.getLogger("kohort.broker")
 MAINTAIN_S = 1.0
 MAINTAIN_BUSY_S = 0.05
 """Pause between slices of work while a compaction is under way."""
+OWN_SOFTWARE = "kohort"
+"""What our own clients name themselves in ApiVersions."""
 WORKERS = 2
 """Threads for long work of the coordinator: it is bound by the interpreter lock, so more would gain nothing."""
 JOURNAL_CONFIGS = {"cleanup.policy": "compact", "segment.bytes": "4194304", "compression.type": "producer"}
@@ -150,7 +152,10 @@ class Node:
         for wait in connection.waits:
             self.waits.cancel(wait)
         connection.waits.clear()
-        self.groups.connection_lost(connection.number, connection.shards)
+        notice = self.group_config.notice_disconnects
+        ours = connection.software is not None and connection.software[0] == OWN_SOFTWARE
+        noticed = notice == "all" or (notice == "known" and ours)
+        self.groups.connection_lost(connection.number, connection.shards, noticed=noticed)
 
     def _maintain(self) -> None:
         busy = False

@@ -114,7 +114,7 @@ class GroupShards:
             self._shards[index].tell(ReleaseHeld((token,)))
         held.clear()
 
-    def connection_lost(self, number: int, shards: Iterable[int]) -> None:
-        """A connection that asked these shards has ended."""
+    def connection_lost(self, number: int, shards: Iterable[int], *, noticed: bool) -> None:
+        """A connection that asked these shards has ended; whether that puts its members out before their session."""
         for index in shards:
-            self._shards[index].tell(ConnectionLost(number))
+            self._shards[index].tell(ConnectionLost(number, noticed))

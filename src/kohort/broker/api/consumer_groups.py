@@ -42,10 +42,24 @@ def consumer_group_heartbeat(node: Node, request: Request) -> ConsumerGroupHeart
             matcher(message.subscribed_topic_regex)
         except InvalidInputError as error:
             return ConsumerGroupHeartbeatResponse(error_code=error.code, error_message=error.message)
-    names = message.subscribed_topic_names
-    owned = message.topic_partitions
+    event = _event(node, request)
+    held = request.connection.held
+
+    def answer(value: Any) -> None:
+        held.pop(event.request, None)
+        request.reply(_response(value))
+
+    if event.hold_ms:
+        held[event.request] = node.groups.index_of(message.group_id)
+    node.groups.ask(request, event, answer)
+    return None
+
+
+def _event(node: Node, request: Request) -> events.ConsumerGroupHeartbeat:
+    message = request.message
+    names, owned = message.subscribed_topic_names, message.topic_partitions
     patience = node.patience(request)
-    event = events.ConsumerGroupHeartbeat(
+    return events.ConsumerGroupHeartbeat(
         request=node.token(),
         group_id=message.group_id,
         member_id=message.member_id,
@@ -56,7 +70,7 @@ def consumer_group_heartbeat(node: Node, request: Request) -> ConsumerGroupHeart
         rack_id=message.rack_id,
         rebalance_timeout_ms=message.rebalance_timeout_ms,
         subscribed_topics=None if names is None else tuple(names),
-        subscribed_regex=message.subscribed_topic_regex if version >= 1 else None,
+        subscribed_regex=message.subscribed_topic_regex if request.version >= 1 else None,
         server_assignor=message.server_assignor,
         owned=None
         if owned is None
@@ -66,35 +80,23 @@ def consumer_group_heartbeat(node: Node, request: Request) -> ConsumerGroupHeart
         connection=request.connection.number,
     )
 
-    held = request.connection.held
 
-    def answer(value: Any) -> None:
-        held.pop(event.request, None)
-        if isinstance(value, ErrorCode):
-            request.reply(ConsumerGroupHeartbeatResponse(error_code=value, error_message=value.text))
-            return
-        make = ConsumerGroupHeartbeatResponse.TopicPartitions
-        request.reply(
-            ConsumerGroupHeartbeatResponse(
-                error_code=value.error,
-                error_message=value.error_message or (value.error.text if value.error else None),
-                member_id=value.member_id or None,
-                member_epoch=value.member_epoch,
-                heartbeat_interval_ms=value.heartbeat_interval_ms,
-                assignment=None
-                if value.assignment is None
-                else _Assignment(
-                    topic_partitions=[
-                        make(topic_id=each.topic_id, partitions=list(each.partitions)) for each in value.assignment
-                    ]
-                ),
-            )
-        )
-
-    if patience.hold_ms:
-        held[event.request] = node.groups.index_of(message.group_id)
-    node.groups.ask(request, event, answer)
-    return None
+def _response(value: Any) -> ConsumerGroupHeartbeatResponse:
+    if isinstance(value, ErrorCode):
+        return ConsumerGroupHeartbeatResponse(error_code=value, error_message=value.text)
+    make = ConsumerGroupHeartbeatResponse.TopicPartitions
+    assignment = None
+    if value.assignment is not None:
+        parts = [make(topic_id=each.topic_id, partitions=list(each.partitions)) for each in value.assignment]
+        assignment = _Assignment(topic_partitions=parts)
+    return ConsumerGroupHeartbeatResponse(
+        error_code=value.error,
+        error_message=value.error_message or (value.error.text if value.error else None),
+        member_id=value.member_id or None,
+        member_epoch=value.member_epoch,
+        heartbeat_interval_ms=value.heartbeat_interval_ms,
+        assignment=assignment,
+    )
 
 
 def fresh_id() -> str:
