@@ -134,6 +134,10 @@ class OffsetIndex:
             append_to_file(self._path, b"".join(map(pack, self.offsets[start:], self.positions[start:])))
             self._flushed = len(self.offsets)
 
+    def touch(self) -> None:
+        """Have an empty file: Kafka's log dump reads no time index without one beside it."""
+        append_to_file(self._path, b"")
+
 
 class TimeIndex:
     """Largest timestamp so far to offset; offsets are relative to the segment's base."""

@@ -172,6 +172,8 @@ class Segment:
         self.index.flush()
         self.time_index.flush()
         self.transactions.flush()
+        if self.time_index.timestamps and not self.index.offsets:
+            self.index.touch()
 
     def finish(self) -> None:
         """The last time index entry tells the largest timestamp."""
