@@ -28,6 +28,7 @@ WAIT_S = 90
 def test_two_queries_share_a_group_and_one_takes_the_others_partitions(run: Callable[..., Any], stage: Stage) -> None:
     one, other = Sink(), Sink()
     first = run(one, "one")
+    until(lambda: list(stage.members().values()) == [(0, 1, 2, 3)], "the first holds all", WAIT_S)
     run(other, "other")
     until(lambda: sorted(map(len, stage.members().values())) == [2, 2], "each holds two partitions", WAIT_S)
     stage.produce(400)

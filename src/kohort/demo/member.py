@@ -15,11 +15,14 @@ from typing import Any
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
+from pyspark.sql.streaming.query import StreamingQuery
 
 from kohort.demo.member_settings import MemberSettings
 from kohort.spark import register
 
 FLIGHT = "carrier string, flight int, origin string, dest string, day string, hour int, dep_delay int, arr_delay int"
+ATTEMPTS = 4
+TOO_SLOW = "failed to connect back"
 SOURCE_COLUMNS = "value,partition,generation,rangeStart,rangeEnd"
 
 
@@ -95,6 +98,38 @@ def _await_end(ended: threading.Event) -> None:
     ended.set()
 
 
+def start(spark: SparkSession, settings: MemberSettings) -> StreamingQuery:
+    """The query, as a member of the group."""
+    return (
+        spark.readStream.format("kohort")
+        .options(**settings.options, columns=SOURCE_COLUMNS)
+        .load()
+        .writeStream.foreachBatch(Writer(settings))
+        .option("checkpointLocation", str(Path(settings.folder) / f"checkpoint-{settings.name}"))
+        .trigger(processingTime=f"{round(settings.trigger_s * 1000)} milliseconds")
+        .start()
+    )
+
+
+def run(spark: SparkSession, settings: MemberSettings, ended: threading.Event) -> str | None:
+    """Run the query until `ended`; what it failed of, or None.
+
+    Spark gives a Python process of its own ten seconds to come up, which a machine that starts two Sparks at once
+    can miss: such a query is started again, from its checkpoint.
+    """
+    for _ in range(ATTEMPTS):
+        query = start(spark, settings)
+        while query.isActive and not ended.wait(0.2):
+            pass
+        error = query.exception()
+        query.stop()
+        if error is None:
+            return None
+        if TOO_SLOW not in str(error):
+            break
+    return str(error)
+
+
 def main(argument: str) -> int:
     """Run until standard input ends.
 
@@ -104,23 +139,11 @@ def main(argument: str) -> int:
     settings = MemberSettings(**json.loads(argument))
     spark = session(settings)
     say("started", member=settings.name)
-    query = (
-        spark.readStream.format("kohort")
-        .options(**settings.options, columns=SOURCE_COLUMNS)
-        .load()
-        .writeStream.foreachBatch(Writer(settings))
-        .option("checkpointLocation", str(Path(settings.folder) / f"checkpoint-{settings.name}"))
-        .trigger(processingTime=f"{round(settings.trigger_s * 1000)} milliseconds")
-        .start()
-    )
     ended = threading.Event()
     threading.Thread(target=_await_end, args=(ended,), daemon=True).start()
-    while query.isActive and not ended.wait(0.2):
-        pass
-    error = query.exception()
-    query.stop()
+    error = run(spark, settings, ended)
     if error is not None:
-        say("failed", member=settings.name, error=str(error))
+        say("failed", member=settings.name, error=error)
         return 1
     say("stopped", member=settings.name)
     spark.stop()

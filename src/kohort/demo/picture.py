@@ -73,16 +73,9 @@ def _delays(axes: Any, counted: pa.Table) -> None:
         )
     if every:
         hour, _, mean = max(every, key=lambda one: one[2])
-        axes.annotate(
-            f"{mean:.0f} min at {hour}:00",
-            (hour, mean),
-            xytext=(-60, -72),
-            textcoords="offset points",
-            ha="center",
-            color=INK,
-            fontsize=9.5,
-            arrowprops={"arrowstyle": "-", "color": INK, "lw": 0.8},
-        )
+        axes.plot([hour, hour], [0, mean], color=INK, lw=1, ls=":", zorder=2)
+        axes.plot([hour], [mean], color=INK, marker="o", ms=6, zorder=5)
+        axes.text(hour + 0.15, 2.2, f"{hour}:00\n{mean:.0f} min late", color=INK, fontsize=10, zorder=5)
     axes.axhline(0, color=INK, lw=0.8)
     axes.set_ylabel("mean delay of departure, minutes", color=INK)
     axes.legend(frameon=False, loc="upper left", fontsize=9.5)
