@@ -114,11 +114,15 @@ class Server:
 
     def on_closed(self, connection_id: int) -> None:
         """The coordinator's end of a connection ends."""
-        if self._connections.pop(connection_id, None) is not None and self.machine is not None:
+        connection = self._connections.pop(connection_id, None)
+        if connection is not None and self.machine is not None:
             for token, (event, _, _) in list(self.waiting.items()):
                 if getattr(event, "connection", None) == connection_id:
                     del self.waiting[token]
-            self._put(ConnectionLost(connection_id))
+            noticed = connection_id % 2 == 1
+            if noticed:
+                connection.on_noticed()
+            self._put(ConnectionLost(connection_id, noticed))
 
     def change_topics(self, image: TopicImage) -> None:
         """Topics were made or grew."""

@@ -363,3 +363,9 @@ def test_sync_without_a_member_of_the_leader_gets_an_empty_assignment() -> None:
     trial = Trial()
     trial.joined()
     assert trial.ask(SyncGroup(trial.request(), "g", 1, "m1")).assignment == b""
+
+
+def test_a_protocol_that_a_member_names_twice_counts_once() -> None:
+    trial = Trial()
+    reply = trial.joined(protocols=protocols("range", "range"))
+    assert reply.protocol_name == "range"

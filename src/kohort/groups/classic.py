@@ -147,6 +147,7 @@ def add(kernel: Kernel, group: Group, event: JoinGroup, member_id: str, *, told:
     if classic.state is GroupState.PREPARING_REBALANCE and classic.previous_state is GroupState.EMPTY:
         classic.newcomer = True
     rebalance.add_member(kernel, classic, member, event.request)
+    kernel.remember_connection(event.connection, group.group_id, member_id)
     kernel.run(member.session, kernel.config.new_member_timeout_ms)
     rebalance.after_change(kernel, group, f"member {member_id} joined; its reason: {event.reason or 'not given'}")
 
@@ -161,6 +162,7 @@ def join_again(kernel: Kernel, group: Group, event: JoinGroup) -> ErrorCode:
     if error is not ErrorCode.NONE:
         return error
     member = classic.members[event.member_id]
+    rebalance.heard(kernel, member, event.connection)
     unchanged = member.protocols == event.protocols
     leads = classic.is_leader(event.member_id)
     settled = classic.state is GroupState.COMPLETING_REBALANCE or (classic.state is GroupState.STABLE and not leads)
@@ -287,6 +289,7 @@ def sync_or_error(kernel: Kernel, event: SyncGroup) -> ErrorCode:
     error = validate(classic, event.member_id, event.instance_id)
     if error is not ErrorCode.NONE:
         return error
+    rebalance.heard(kernel, classic.members[event.member_id], event.connection)
     if not is_current(group, event.generation):
         return ErrorCode.ILLEGAL_GENERATION
     if differs(event.protocol_type, classic.protocol_type) or differs(event.protocol_name, classic.protocol):
@@ -370,8 +373,13 @@ def heartbeat_error(kernel: Kernel, event: Heartbeat) -> ErrorCode:
         member = classic.members[event.member_id]
     if not is_current(group, event.generation):
         return ErrorCode.ILLEGAL_GENERATION
-    member.connection = event.connection
-    kernel.deadlines.set(member.session, kernel.now.mono_ms + member.session_timeout_ms)
+    if member.connection != event.connection or member.lost:
+        rebalance.heard(kernel, member, event.connection)
+    now_ms = kernel.now.mono_ms
+    if member.beat_ms is not None:
+        member.interval_ms = max(now_ms - member.beat_ms, member.interval_ms - (member.interval_ms >> 3))
+    member.beat_ms = now_ms
+    kernel.deadlines.set(member.session, now_ms + member.session_timeout_ms)
     if classic.state is GroupState.PREPARING_REBALANCE:
         return ErrorCode.REBALANCE_IN_PROGRESS
     return ErrorCode.NONE

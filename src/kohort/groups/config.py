@@ -116,6 +116,13 @@ class GroupConfig:
         choices=("off", "known", "all"),
         why="members learn of a rebalance before their next heartbeat is due: off, clients known to bear it, or all",
     )
+    notice_disconnects: str = knob(
+        "group.notice.disconnects",
+        "known",
+        choices=("off", "known", "all"),
+        why="members whose connection ends and who are not back within a heartbeat interval or so are put out before their "
+        "session ends: off, those of kohort's own clients, or all",
+    )
     unsettled_interval_ms: int = knob(
         "group.unsettled.heartbeat.interval.ms",
         200,

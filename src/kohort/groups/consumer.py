@@ -87,15 +87,17 @@ def beat(kernel: Kernel, event: ConsumerGroupHeartbeat) -> Refusal | None:
     if save(kernel, consumer, event, member_id):
         targets.bump(kernel, group_id, f"member {member_id} joined or changed its subscription")
     presence = consumer.presence(group_id, member_id)
-    presence.connection = event.connection
+    if presence.connection != event.connection:
+        kernel.forget_connection(presence.connection, group_id, member_id)
+        kernel.remember_connection(event.connection, group_id, member_id)
+        presence.connection = event.connection
+    presence.lost = False
     kernel.run(presence.session, session_timeout_ms(kernel, consumer, member_id))
     let_go(kernel, group_id, consumer, member_id)
     if consumer.epoch > consumer.target_epoch:
         targets.request(kernel, group_id)
         if event.member_epoch == 0:
             presence.waiting, presence.waits_for = event, consumer.epoch
-            if not event.member_id:
-                kernel.remember_connection(event.connection, group_id, member_id)
             return None
     answer(kernel, consumer, event, member_id)
     return None
@@ -266,7 +268,8 @@ def let_go(kernel: Kernel, group_id: str, consumer: ConsumerGroup, member_id: st
         if event is not None:
             presence.waiting = presence.held = None
             kernel.held.pop(event.request, None)
-            kernel.run(presence.session, session_timeout_ms(kernel, consumer, member_id))
+            if not presence.lost:
+                kernel.run(presence.session, session_timeout_ms(kernel, consumer, member_id))
             answer(kernel, consumer, replace(event, hold_ms=0), member_id)
 
 
@@ -350,7 +353,11 @@ def drop_untold(kernel: Kernel, group: Group, member_id: str) -> None:
 
 def on_session_end(kernel: Kernel, group: Group, member_id: str) -> None:
     """A member was silent too long."""
-    put_out(kernel, group, member_id, f"member {member_id} was silent for its session timeout")
+    presence = None if group.consumer is None else group.consumer.presences.get(member_id)
+    if presence is not None and presence.lost:
+        put_out(kernel, group, member_id, f"the connection of member {member_id} ended and it did not come back")
+    else:
+        put_out(kernel, group, member_id, f"member {member_id} was silent for its session timeout")
 
 
 def on_revocation_end(kernel: Kernel, group: Group, member_id: str) -> None:

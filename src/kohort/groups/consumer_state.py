@@ -87,6 +87,7 @@ class Presence:
         held: a heartbeat that is answered when there is something to say.
         told_ms: the heartbeat interval it was told last, 0 before the first reply.
         connection: it was last heard on.
+        lost: that connection has ended, and it has not been heard since.
     """
 
     __slots__ = (
@@ -95,6 +96,7 @@ class Presence:
         "hold",
         "join_phase",
         "joining",
+        "lost",
         "revocation",
         "session",
         "sync_phase",
@@ -115,6 +117,7 @@ class Presence:
         self.held: ConsumerGroupHeartbeat | None = None
         self.told_ms = 0
         self.connection = NO_CONNECTION
+        self.lost = False
 
     def cancel(self) -> None:
         """Stop all its timers."""

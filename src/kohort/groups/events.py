@@ -335,9 +335,14 @@ class GroupSettingsChanged:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLost:
-    """A connection ended without a leave. A hint of death, not death."""
+    """A connection ended without a leave. A hint of death, not death.
+
+    Attributes:
+        noticed: its members are put out unless they come back soon; False: their sessions run on.
+    """
 
     connection: int
+    noticed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

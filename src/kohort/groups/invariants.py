@@ -54,8 +54,8 @@ def broken_in_classic(group: Group, classic: ClassicGroup) -> Iterator[str]:
         yield f"size is {classic.size}"
     votes: dict[str, int] = {}
     for member in members:
-        for protocol in member.protocols:
-            votes[protocol.name] = votes.get(protocol.name, 0) + 1
+        for name in dict.fromkeys([protocol.name for protocol in member.protocols]):
+            votes[name] = votes.get(name, 0) + 1
     if {name: count for name, count in classic.votes.items() if count} != votes:
         yield f"votes are {classic.votes}"
     statics = {member.instance_id: member.member_id for member in members if member.instance_id is not None}

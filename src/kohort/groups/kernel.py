@@ -19,7 +19,7 @@ class Kernel:
         now: the moment of the step.
         out: what the step will return.
         image: the topics.
-        connections: by connection, the (group, member id) that no reply may have reached yet.
+        connections: by connection, the (group, member id) last heard on it, or to be told their id on it.
         held: requests whose reply is held, to (group, member id).
         settings: groups' own settings.
         expiring: groups whose offsets the expiration under way has still to look at.
@@ -75,9 +75,17 @@ class Kernel:
         self.out.notes.append(Told(level, group_id, text))
 
     def remember_connection(self, connection: int, group_id: str, member_id: str) -> None:
-        """A new member's id went out, or will, on this connection."""
+        """A member was heard on this connection."""
         if connection != NO_CONNECTION:
             self.connections.setdefault(connection, {})[group_id, member_id] = None
+
+    def forget_connection(self, connection: int, group_id: str, member_id: str) -> None:
+        """A member is gone, or was heard on another connection since."""
+        of_connection = self.connections.get(connection)
+        if of_connection is not None:
+            of_connection.pop((group_id, member_id), None)
+            if not of_connection:
+                del self.connections[connection]
 
     def ticket(self) -> int:
         """A number that no earlier work of this process has, also not of a machine that was thrown away."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from kohort.groups import admin, classic, consumer, expiry, mixed, offsets, rebalance, targets
+from kohort.groups import admin, classic, consumer, expiry, lost, mixed, offsets, rebalance, targets
 from kohort.groups.config import GroupConfig
 from kohort.groups.deadlines import Deadline, Timer
 from kohort.groups.events import (
@@ -96,18 +96,6 @@ def on_leave(kernel: Kernel, event: LeaveGroup) -> None:
         classic.leave(kernel, event)
 
 
-def on_connection_lost(kernel: Kernel, event: ConnectionLost) -> None:
-    """New members of this connection whose id no reply has reached can't come back: they are dropped at once."""
-    for group_id, member_id in kernel.connections.pop(event.connection, {}):
-        group = kernel.find(group_id)
-        if group is None:
-            continue
-        if group.consumer is None:
-            classic.drop_untold(kernel, group, member_id)
-        else:
-            consumer.drop_untold(kernel, group, member_id)
-
-
 def on_release(kernel: Kernel, event: ReleaseHeld) -> None:
     """Answer held heartbeats now."""
     for request in event.requests:
@@ -132,7 +120,7 @@ HANDLERS: dict[type, Handler] = {
     ListGroups: admin.list_groups,
     TopicsChanged: on_topics_changed,
     TopicsDeleted: offsets.on_topics_deleted,
-    ConnectionLost: on_connection_lost,
+    ConnectionLost: lost.on_connection_lost,
     ConsumerGroupHeartbeat: consumer.heartbeat,
     ConsumerGroupDescribe: admin.describe_consumer_groups,
     AssignmentComputed: consumer.on_computed,

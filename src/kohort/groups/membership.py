@@ -113,6 +113,7 @@ def dismiss(
     presence = consumer.presences.pop(member_id, None)
     if presence is not None:
         presence.cancel()
+        kernel.forget_connection(presence.connection, presence.session.group_id, member_id)
         turn_away(kernel, presence, member_id, error)
 
 

@@ -41,6 +41,7 @@ def await_join(kernel: Kernel, classic: ClassicGroup, member: ClassicMember, req
         error = JoinGroupReply(ErrorCode.REBALANCE_IN_PROGRESS, member_id=member.member_id)
         kernel.reply(member.join_request, error)
     member.join_request = request
+    member.beat_ms = None
     if member.stopped_ms is None:
         member.stopped_ms = kernel.now.mono_ms
 
@@ -74,6 +75,7 @@ def remove_member(kernel: Kernel, classic: ClassicGroup, member_id: str) -> None
         if member.instance_id is not None:
             classic.static_ids.pop(member.instance_id, None)
         member.session.cancel()
+        kernel.forget_connection(member.connection, member.session.group_id, member_id)
     if classic.leader == member_id:
         classic.leader = next(iter(classic.members), None)
     drop_pending(classic, member_id)
@@ -88,8 +90,21 @@ def drop_pending(classic: ClassicGroup, member_id: str) -> None:
 
 
 def touch(kernel: Kernel, member: ClassicMember) -> None:
-    """A sign of life: its session starts again."""
-    kernel.deadlines.set(member.session, kernel.now.mono_ms + member.session_timeout_ms)
+    """A sign of life, or the end of a wait: its session starts again, unless its connection has ended."""
+    if not member.lost:
+        kernel.deadlines.set(member.session, kernel.now.mono_ms + member.session_timeout_ms)
+
+
+def heard(kernel: Kernel, member: ClassicMember, connection: int) -> None:
+    """A member spoke: what it was heard on before no longer matters, nor that it has ended."""
+    if connection != member.connection:
+        session = member.session
+        kernel.forget_connection(member.connection, session.group_id, member.member_id)
+        kernel.remember_connection(connection, session.group_id, member.member_id)
+        member.connection = connection
+    if member.lost:
+        member.lost = False
+        touch(kernel, member)
 
 
 def after_change(kernel: Kernel, group: Group, reason: str) -> None:
@@ -289,9 +304,12 @@ def synced(kernel: Kernel, classic: ClassicGroup, member_id: str) -> None:
 
 
 def on_session_end(kernel: Kernel, group: Group, member_id: str) -> None:
-    """A member was silent for its session timeout. One that waits on a reply has not been silent."""
+    """A member was silent for its session timeout, or its grace. One that waits on a reply has not been silent."""
     member = group.classic.members.get(member_id)
     if member is None:
+        return
+    if member.lost:
+        put_out(kernel, group, member_id, f"the connection of member {member_id} ended and it did not come back")
         return
     if not member.is_new and (member.join_request is not None or member.sync_request is not None):
         return

@@ -43,16 +43,23 @@ class ClassicMember:
         is_new: it has not been through a completed join phase.
         told: a reply has named its id, so that its client can come back with it.
         size: its share of the group's record in bytes, as last counted.
+        connection: it was last heard on.
+        lost: that connection has ended, and it has not been heard since.
+        beat_ms: when its last heartbeat came, None at first and after each join.
+        interval_ms: the longest recent time between two heartbeats, 0 while it is not known.
         stopped_ms: when it gave up its work to join, None while it has an assignment.
     """
 
     __slots__ = (
         "assignment",
+        "beat_ms",
         "client",
         "connection",
         "instance_id",
+        "interval_ms",
         "is_new",
         "join_request",
+        "lost",
         "member_id",
         "protocols",
         "rebalance_timeout_ms",
@@ -79,6 +86,9 @@ class ClassicMember:
         self.told = True
         self.connection = NO_CONNECTION
         self.size = 0
+        self.lost = False
+        self.beat_ms: int | None = None
+        self.interval_ms = 0
         self.stopped_ms: int | None = None
 
     @classmethod
@@ -187,8 +197,8 @@ class ClassicGroup:
 
     def count(self, member: ClassicMember, sign: int) -> None:
         """Add (1) or take away (-1) a member's votes and size; always in pairs around a change of it."""
-        for protocol in member.protocols:
-            self.votes[protocol.name] = self.votes.get(protocol.name, 0) + sign
+        for name in dict.fromkeys([protocol.name for protocol in member.protocols]):  # a client may name one twice
+            self.votes[name] = self.votes.get(name, 0) + sign
         if sign > 0:
             member.size = member.record_bytes()
         self.size += sign * member.size

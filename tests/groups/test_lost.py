@@ -1,0 +1,149 @@
+"""Crashes noticed by the closed connection: a grace learned from the heartbeats, and what cancels it."""
+
+from __future__ import annotations
+
+import pytest
+
+from kohort.errors import ErrorCode
+from kohort.groups.events import ConnectionLost
+from tests.groups.trial import Trial, protocols
+
+
+def classic(interval_ms: int = 3_000) -> tuple[Trial, list[str], int]:
+    """Two stable members on connections 1 and 2, which have been heard at this interval."""
+    trial = Trial()
+    members, generation = trial.stable(2)
+    for _ in range(3):
+        beat_both(trial, members, generation)
+        trial.pass_time(interval_ms)
+    beat_both(trial, members, generation)
+    return trial, members, generation
+
+
+def beat_both(trial: Trial, members: list[str], generation: int) -> None:
+    for number, member in enumerate(members, 1):
+        assert trial.heartbeat(member, generation, connection=number) is ErrorCode.NONE
+
+
+def test_a_member_whose_connection_ended_is_put_out_after_its_grace() -> None:
+    trial, members, generation = classic()
+    trial.feed(ConnectionLost(2, noticed=True))
+    trial.pass_time(3_999)
+    assert trial.heartbeat(members[0], generation, connection=1) is ErrorCode.NONE
+    trial.pass_time(1)
+    assert trial.heartbeat(members[0], generation, connection=1) is ErrorCode.REBALANCE_IN_PROGRESS
+    assert trial.heartbeat(members[1], generation) is ErrorCode.UNKNOWN_MEMBER_ID
+
+
+def test_the_grace_follows_the_members_own_interval() -> None:
+    trial, members, generation = classic(1_000)
+    trial.feed(ConnectionLost(2, noticed=True))
+    trial.pass_time(1_500)
+    assert trial.heartbeat(members[1], generation) is ErrorCode.UNKNOWN_MEMBER_ID
+
+
+def test_unnoticed_a_lost_connection_changes_nothing() -> None:
+    trial, members, generation = classic()
+    trial.feed(ConnectionLost(2))
+    trial.pass_time(9_999)
+    assert trial.heartbeat(members[1], generation, connection=9) is ErrorCode.NONE
+
+
+@pytest.mark.parametrize("how", ["heartbeat", "join", "sync"])
+def test_whatever_a_member_says_within_its_grace_cancels_it(how: str) -> None:
+    trial, members, generation = classic()
+    trial.feed(ConnectionLost(2, noticed=True))
+    trial.pass_time(3_000)
+    if how == "heartbeat":
+        assert trial.heartbeat(members[1], generation, connection=3) is ErrorCode.NONE
+    elif how == "join":
+        assert trial.reply(trial.join(members[1], connection=3)).error is ErrorCode.NONE
+    else:
+        assert trial.reply(trial.sync(members[1], generation, connection=3)).error is ErrorCode.NONE
+    trial.pass_time(6_900)
+    assert trial.heartbeat(members[1], generation, connection=3) is ErrorCode.NONE
+
+
+def test_the_end_of_an_earlier_connection_is_no_hint() -> None:
+    trial, members, generation = classic()
+    assert trial.heartbeat(members[1], generation, connection=3) is ErrorCode.NONE
+    trial.feed(ConnectionLost(2, noticed=True))
+    trial.pass_time(9_000)
+    assert trial.heartbeat(members[1], generation, connection=3) is ErrorCode.NONE
+
+
+def test_a_static_member_keeps_its_session() -> None:
+    trial = Trial()
+    reply = trial.joined(instance_id="i", connection=4)
+    trial.sync(reply.member_id, 1, {reply.member_id: b"x"}, instance_id="i", connection=4)
+    trial.feed(ConnectionLost(4, noticed=True))
+    trial.pass_time(9_999)
+    assert trial.heartbeat(reply.member_id, 1, instance_id="i", connection=5) is ErrorCode.NONE
+
+
+def test_a_join_phase_does_not_wait_for_the_session_of_who_crashed() -> None:
+    trial, members, _ = classic()
+    rejoined = trial.join(members[0], protocols=protocols("range", topics=("u",)), connection=1)
+    assert trial.reply(rejoined) is None
+    trial.feed(ConnectionLost(2, noticed=True))
+    trial.pass_time(4_000)
+    assert trial.reply(rejoined).error is ErrorCode.NONE
+
+
+def test_who_crashed_while_it_waited_on_its_join_is_put_out_too() -> None:
+    trial = Trial()
+    members, _ = trial.stable(2)
+    waiting = trial.join(members[0], connection=1)
+    assert trial.reply(waiting) is None
+    trial.feed(ConnectionLost(1, noticed=True))
+    trial.pass_time(5_000)
+    assert trial.reply(waiting).error is ErrorCode.UNKNOWN_MEMBER_ID
+    assert len(trial.joined(members[1]).members) == 1
+
+
+def test_connections_are_forgotten_with_their_members() -> None:
+    trial, members, generation = classic()
+    kernel = trial.machine.kernel
+    assert set(kernel.connections) == {1, 2}
+    trial.leave(members[1])
+    assert set(kernel.connections) == {1}
+    assert trial.heartbeat(members[0], generation, connection=8) is ErrorCode.REBALANCE_IN_PROGRESS
+    assert set(kernel.connections) == {8}
+    trial.feed(ConnectionLost(8, noticed=True))
+    assert not kernel.connections
+
+
+def test_a_consumer_member_is_put_out_after_the_interval_it_was_told() -> None:
+    trial = Trial()
+    trial.set_topics(t=4)
+    epoch = trial.beat("a", connection=1).member_epoch
+    assert trial.beat("a", epoch, connection=1).heartbeat_interval_ms == 5_000
+    trial.feed(ConnectionLost(1, noticed=True))
+    trial.pass_time(6_499)
+    assert "a" in trial.machine.kernel.ledger.groups["g"].consumer.members
+    trial.pass_time(1)
+    assert trial.beat("a", epoch, connection=2).error is ErrorCode.UNKNOWN_MEMBER_ID
+
+
+def test_a_consumer_member_that_is_back_in_time_stays() -> None:
+    trial = Trial()
+    trial.set_topics(t=4)
+    epoch = trial.beat("a", connection=1).member_epoch
+    trial.beat("a", epoch, connection=1)
+    trial.feed(ConnectionLost(1, noticed=True))
+    trial.pass_time(6_000)
+    assert trial.beat("a", epoch, connection=2).error is ErrorCode.NONE
+    trial.pass_time(44_000)
+    assert trial.beat("a", epoch, connection=2).error is ErrorCode.NONE
+
+
+def test_a_held_heartbeat_on_a_lost_connection_does_not_prolong_the_session() -> None:
+    trial = Trial()
+    trial.set_topics(t=4)
+    epoch = trial.beat("a", connection=1).member_epoch
+    trial.beat("a", epoch, connection=1)
+    assert trial.beat("a", epoch, connection=1, hold_ms=4_000) is None
+    trial.feed(ConnectionLost(1, noticed=True))
+    assert not trial.machine.kernel.held
+    trial.pass_time(6_500)
+    assert trial.beat("a", epoch, connection=2).error is ErrorCode.UNKNOWN_MEMBER_ID
