@@ -1,0 +1,57 @@
+"""A member whose connection ends is put out before its session does, if its client is one that agreed to it."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from kohort import Broker
+from kohort.errors import ErrorCode
+from kohort.wire.cluster import ApiVersionsRequest
+from tests.broker.group_member import Member
+from tests.broker.raw import RawClient
+
+SESSION_MS = 12_000
+GRACE_S = SESSION_MS / 3 * 1.25 / 1_000 + 0.25
+"""No interval is known of a member that has never sent a heartbeat: a third of its session stands for it."""
+
+
+def seconds_until_put_out(broker: Broker, group: str, software: str, limit_s: float) -> float:
+    """Two members, one of which vanishes: seconds until the other hears of it; the limit if it doesn't."""
+    with RawClient(broker.bootstrap_servers) as staying:
+        stays = Member(staying, group, "t", session_ms=SESSION_MS)
+        assert stays.join().error_code == 0
+        with RawClient(broker.bootstrap_servers) as leaving:
+            said = ApiVersionsRequest(client_software_name=software, client_software_version="1")
+            assert leaving.ask(said, 3).error_code == 0
+            goes = Member(leaving, group, "t", session_ms=SESSION_MS)
+            goes.obtain_id()
+            goes.send_join()
+            stays.join()
+            goes.joined()
+            stays.sync({stays.id: b"", goes.id: b""})
+            goes.sync()
+        started = time.monotonic()
+        while time.monotonic() < started + limit_s:
+            if stays.heartbeat() == ErrorCode.REBALANCE_IN_PROGRESS:
+                break
+            time.sleep(0.05)
+        return time.monotonic() - started
+
+
+def test_our_own_client_is_noticed(broker: Broker, name: str) -> None:
+    waited = seconds_until_put_out(broker, name, "kohort", SESSION_MS / 1_000 + 5)
+    assert GRACE_S - 0.1 <= waited < SESSION_MS / 1_000 - 2
+
+
+def test_others_keep_their_session(broker: Broker, name: str) -> None:
+    assert seconds_until_put_out(broker, name, "librdkafka", GRACE_S + 1.5) >= GRACE_S + 1.5
+
+
+@pytest.mark.parametrize(("notice", "software", "put_out"), [("all", "librdkafka", True), ("off", "kohort", False)])
+def test_an_option_says_whose_connections_count(notice: str, software: str, put_out: bool) -> None:
+    config = {"group.notice.disconnects": notice, "group.initial.rebalance.delay.ms": 0}
+    with Broker(config=config) as broker:
+        waited = seconds_until_put_out(broker, "g", software, GRACE_S + 1.5)
+    assert (waited < GRACE_S + 1.5) is put_out
