@@ -294,3 +294,14 @@ def test_figures_count_what_happened() -> None:
     assert (figures.polls, figures.records, figures.fetches) == (2, 40, 2)
     assert figures.fetched_bytes > 0 and figures.received_bytes > figures.fetched_bytes
     assert (figures.kept_records, figures.kept_bytes) == (0, 0)
+
+
+def test_an_answer_to_what_was_asked_before_a_seek_does_not_move_the_next_fetch() -> None:
+    log = Log({A0: 100})
+    log.world.handlers["Fetch"] = lambda message, version: PARK
+    log.world.run(10)
+    (request,) = log.world.parked_named("Fetch")
+    log.core.seek(A0, Position(70))
+    log.world.handlers["Fetch"] = log.fetch
+    log.world.answer(request, log.fetch(request.message, request.version))
+    assert offsets(log.poll(), A0)[:2] == [70, 71]

@@ -105,21 +105,32 @@ class ConsumerMembership(Membership):
                 raise self.error
             self._beat_if_due()
             await self._reconcile()
-            moved = self._moved
-            if self._urgent or self._fenced is not None:
-                continue
-            waits = [self._due_ms - runtime.now_ms, *([poll_left] if poll_left is not None else [])]
-            await runtime.first(moved, timeout_ms=max(0.0, min(waits)))
+            if self._fenced is None and not self._may_beat_now():
+                await runtime.first(self._moved, timeout_ms=self._quiet_ms())
+
+    def _may_beat_now(self) -> bool:
+        """Whether a heartbeat is due: one at a time, and a second one for news that can't wait for the first's answer."""
+        self._beats = [beat for beat in self._beats if not beat.done]
+        if self._urgent:
+            return len(self._beats) < 2
+        return not self._beats and self.cluster.runtime.now_ms >= self._due_ms
 
     def _beat_if_due(self) -> None:
-        now = self.cluster.runtime.now_ms
-        self._beats = [beat for beat in self._beats if not beat.done]
-        if (now < self._due_ms and not self._urgent) or len(self._beats) > (1 if self._urgent else 0):
+        if self._may_beat_now():
             self._urgent = False
-            return
-        self._urgent = False
-        self._due_ms = now + self._interval_ms
-        self._beats.append(self.cluster.runtime.spawn(self._beat(), f"heartbeat of {self.group}"))
+            self._due_ms = self.cluster.runtime.now_ms + self._interval_ms
+            self._beats.append(self.cluster.runtime.spawn(self._beat(), f"heartbeat of {self.group}"))
+
+    def _quiet_ms(self) -> float | None:
+        """How long nothing is to be done, unless something happens."""
+        now = self.cluster.runtime.now_ms
+        waits = [self._due_ms - now] if not self._beats else []
+        if self.joined:
+            waits.append(self._heard_ms + self.config.session_timeout_ms - now + 1)
+        poll_left = self._poll_time_left_ms()
+        if poll_left is not None:
+            waits.append(poll_left)
+        return max(1.0, min(waits)) if waits else None
 
     # Heartbeats.
 
@@ -259,6 +270,7 @@ class ConsumerMembership(Membership):
         names = self.cluster.metadata.topic_names
         if not target.keys() <= names.keys():
             await self.cluster.describe_topic_ids([topic for topic in target if topic not in names])
+            names = self.cluster.metadata.topic_names
         if not target.keys() <= names.keys():
             self._due_ms = min(self._due_ms, self.cluster.runtime.now_ms + self._backoff_ms(1))
             return None

@@ -1,0 +1,204 @@
+"""A member of a KIP-848 group against a coordinator whose answers are written down, in virtual time."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import pytest
+
+from kohort.client.group_subscription import Subscription
+from kohort.client.membership_consumer import ConsumerMembership
+from kohort.errors import ErrorCode
+from kohort.ids import TopicPartition
+from kohort.wire.cluster import MetadataResponse
+from kohort.wire.groups import ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse
+from tests.client.virtual import PARK, VirtualCluster
+
+IDS = {"a": uuid.UUID(int=0xA), "b": uuid.UUID(int=0xB)}
+HEARTBEAT = "ConsumerGroupHeartbeat"
+
+
+def parts(*numbers: int, topic: str = "a") -> tuple[TopicPartition, ...]:
+    return tuple(TopicPartition(topic, number) for number in numbers)
+
+
+class Coordinator:
+    """Gives what the test says to give, in answers as KIP-848 has them."""
+
+    def __init__(self, **settings: Any) -> None:
+        settings = {"group_id": "g", "group_protocol": "consumer"} | settings
+        self.world = VirtualCluster(settings=settings, topics={"a": 4, "b": 2})
+        metadata = self.world.handlers["Metadata"]
+
+        def with_ids(message: Any, version: int) -> Any:
+            if message.topics and message.topics[0].name is None:
+                names = [
+                    name for name, topic_id in IDS.items() if topic_id in {topic.topic_id for topic in message.topics}
+                ]
+                message.topics = [type(message.topics[0])(name=name) for name in names]
+            answer: MetadataResponse = metadata(message, version)
+            for topic in answer.topics:
+                topic.topic_id = IDS.get(topic.name or "", topic.topic_id)
+            return answer
+
+        self.world.handlers["Metadata"] = with_ids
+        self.world.handlers[HEARTBEAT] = self.heartbeat
+        self.epoch = 0
+        self.news: tuple[TopicPartition, ...] | None = parts(0, 1, 2, 3)
+        self.error = ErrorCode.NONE
+        self.member = ConsumerMembership(self.world.cluster, self.world.config, new_member_id=lambda: "m-1")
+
+    def heartbeat(self, message: Any, version: int) -> Any:
+        if message.member_epoch < 0:
+            return ConsumerGroupHeartbeatResponse(member_epoch=message.member_epoch)
+        if self.error:
+            return ConsumerGroupHeartbeatResponse(error_code=self.error)
+        answer = ConsumerGroupHeartbeatResponse(member_id=message.member_id, heartbeat_interval_ms=1000)
+        if message.member_epoch == 0:
+            self.epoch += 1
+        if self.news is not None:
+            entries = [
+                ConsumerGroupHeartbeatResponse.TopicPartitions(
+                    topic_id=topic_id, partitions=[part.partition for part in self.news if part.topic == name]
+                )
+                for name, topic_id in IDS.items()
+            ]
+            answer.assignment = ConsumerGroupHeartbeatResponse.Assignment(topic_partitions=entries)
+            self.news = None
+        answer.member_epoch = self.epoch
+        return answer
+
+    def subscribe(self, *topics: str, **more: Any) -> ConsumerMembership:
+        self.member.subscribe(Subscription(topics, **more))
+        self.world.run()
+        return self.member
+
+    def beats(self) -> list[Any]:
+        return [request.message for request in self.world.sent(HEARTBEAT)]
+
+
+def owned(message: ConsumerGroupHeartbeatRequest) -> dict[uuid.UUID, list[int]] | None:
+    return (
+        None if message.topic_partitions is None else {one.topic_id: one.partitions for one in message.topic_partitions}
+    )
+
+
+def test_a_member_joins_with_its_own_id_takes_what_it_is_given_and_says_so_at_once() -> None:
+    trial = Coordinator()
+    member = trial.subscribe("a")
+    first, second = trial.beats()
+    assert (first.member_id, first.member_epoch, first.subscribed_topic_names) == ("m-1", 0, ["a"])
+    assert owned(first) == {}
+    assert owned(second) == {IDS["a"]: [0, 1, 2, 3]} and second.subscribed_topic_names is None
+    assert member.holding and member.assignment.partitions == parts(0, 1, 2, 3)
+
+
+def test_a_heartbeat_without_news_carries_nothing_and_comes_at_the_interval_it_was_told() -> None:
+    trial = Coordinator()
+    trial.subscribe("a")
+    trial.world.run(5500)
+    quiet = trial.beats()[2:]
+    assert len(quiet) == 5
+    assert all(beat.topic_partitions is None and beat.subscribed_topic_names is None for beat in quiet)
+    assert all(beat.rebalance_timeout_ms == -1 for beat in quiet)
+
+
+def test_what_is_taken_away_is_acknowledged_only_when_the_application_let_go() -> None:
+    trial = Coordinator()
+    member = trial.subscribe("a")
+    trial.news, trial.epoch = parts(0, 1), 2
+    trial.world.run(5000)
+    assert member.revocation is not None and member.revocation.partitions == parts(2, 3)
+    assert all(owned(beat) is None for beat in trial.beats()[2:])
+    assert len(trial.beats()) >= 5
+    member.release()
+    trial.world.run()
+    assert owned(trial.beats()[-1]) == {IDS["a"]: [0, 1]}
+    assert member.holding and member.assignment.partitions == parts(0, 1)
+    assert (member.assignment.generation, member.identity().generation) == (2, 2)
+
+
+@pytest.mark.parametrize("code", [ErrorCode.FENCED_MEMBER_EPOCH, ErrorCode.UNKNOWN_MEMBER_ID])
+def test_a_fenced_member_loses_everything_and_joins_afresh(code: ErrorCode) -> None:
+    trial = Coordinator()
+    member = trial.subscribe("a")
+    trial.error = code
+    trial.world.run(1500)
+    assert member.revocation is not None and member.revocation.lost and not member.joined
+    trial.error, trial.news = ErrorCode.NONE, parts(1)
+    trial.world.run(5000)
+    assert not member.joined
+    member.release()
+    trial.world.run()
+    assert member.assignment.partitions == parts(1) and member.joined
+    again = next(beat for beat in trial.beats()[3:] if beat.member_epoch == 0)
+    assert owned(again) == {} and again.subscribed_topic_names == ["a"]
+
+
+def test_after_a_failure_everything_is_told_again() -> None:
+    trial = Coordinator()
+    trial.subscribe("a")
+    trial.error = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    trial.world.run(1100)
+    trial.error = ErrorCode.NONE
+    trial.world.run(2000)
+    beat = trial.beats()[-1]
+    assert owned(beat) == {IDS["a"]: [0, 1, 2, 3]} and beat.subscribed_topic_names == ["a"]
+    assert trial.member.holding
+
+
+def test_a_pattern_is_left_to_the_coordinator_and_unknown_topics_are_asked_for_by_id() -> None:
+    trial = Coordinator()
+    trial.news = parts(0, topic="b")
+    member = trial.subscribe(pattern="^b$")
+    assert trial.beats()[0].subscribed_topic_regex == "(?s).*(?:^b$).*"
+    assert trial.beats()[0].subscribed_topic_names is None
+    assert member.assignment.partitions == parts(0, topic="b")
+
+
+def test_a_changed_subscription_is_told_at_once() -> None:
+    trial = Coordinator()
+    trial.subscribe("a")
+    trial.subscribe("a", "b")
+    assert trial.beats()[-1].subscribed_topic_names == ["a", "b"]
+
+
+def test_a_broker_without_the_protocol_is_an_error_that_says_so() -> None:
+    trial = Coordinator()
+    trial.world.highest[ConsumerGroupHeartbeatRequest.API_KEY] = -1
+    error = trial.subscribe("a").take_error()
+    assert error is not None and error.code is ErrorCode.UNSUPPORTED_VERSION
+
+
+def test_a_member_that_is_not_polled_leaves_and_comes_back_with_the_next_poll() -> None:
+    trial = Coordinator(max_poll_interval_ms=5000)
+    member = trial.subscribe("a")
+    trial.world.run(5500)
+    assert trial.beats()[-1].member_epoch == -1
+    assert member.revocation is not None and member.revocation.lost
+    member.release()
+    said = len(trial.beats())
+    trial.world.run(20_000)
+    assert len(trial.beats()) == said
+    trial.news = parts(3)
+    member.polled()
+    trial.world.run(21_000)
+    assert member.assignment.partitions == parts(3)
+
+
+def test_a_session_that_ends_by_the_members_own_clock_is_lost() -> None:
+    trial = Coordinator(session_timeout_ms=6000)
+    member = trial.subscribe("a")
+    trial.world.handlers[HEARTBEAT] = lambda message, version: PARK
+    trial.world.run(9000)
+    assert member.revocation is not None and member.revocation.lost
+
+
+@pytest.mark.parametrize(("instance", "epoch"), [(None, -1), ("i-1", -2)])
+def test_leaving_says_whether_the_member_will_be_back(instance: str | None, epoch: int) -> None:
+    trial = Coordinator(group_instance_id=instance)
+    member = trial.subscribe("a")
+    trial.world.call(member.leave("closed"))
+    assert (trial.beats()[-1].member_epoch, trial.beats()[-1].instance_id) == (epoch, instance)
+    assert member.assignment.partitions == ()
