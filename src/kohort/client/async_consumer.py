@@ -87,7 +87,7 @@ class AsyncConsumer:
     async def __aiter__(self) -> AsyncIterator[Record]:
         """Records for ever, until the consumer is closed. The position follows the record that was yielded last."""
         while not self._client.closed:
-            for record in self._core.hand_out(
+            for record in self._core.handing_out.give(
                 await self._run(self._core.poll(self._limit, self._deadline(_ITERATION_POLL_MS)))
             ):
                 yield record

@@ -112,7 +112,9 @@ class Consumer:
     def __iter__(self) -> Iterator[Record]:
         """Records for ever, until the consumer is closed. The position follows the record that was yielded last."""
         while not self._client.closed:
-            yield from self._core.hand_out(self._run(self._core.poll(self._limit, self._deadline(_ITERATION_POLL_MS))))
+            yield from self._core.handing_out.give(
+                self._run(self._core.poll(self._limit, self._deadline(_ITERATION_POLL_MS)))
+            )
 
     # Offsets.
 

@@ -7,7 +7,7 @@ Source: spec 2.1–2.7, 3.4, 3.11.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,14 +17,13 @@ from kohort.client.effects import Await, CallUser, Decode, Script, Wait
 from kohort.client.fetching import Fetched, Fetcher
 from kohort.client.group_protocols import join_group
 from kohort.client.group_subscription import Subscription
+from kohort.client.handing_out import HandingOut
 from kohort.client.membership import Membership
 from kohort.client.offset_values import GroupMetadata, OffsetAndMetadata, RebalanceListener
 from kohort.client.positions import PositionFinder
-from kohort.client.records import apply_deserializers
 from kohort.client.retained import Retained, Slice
 from kohort.client.settings import ConsumerConfig
 from kohort.client.subscription import Partitions, Position
-from kohort.columns import Record
 from kohort.columns.decoded import Decoded
 from kohort.columns.shapes import DecodeOptions
 from kohort.errors import CommitFailedError, ErrorCode, InvalidInputError, KafkaError, TimedOutError
@@ -75,7 +74,7 @@ class ConsumerCore:
             read_committed=config.isolation_level == "read_committed",
             check_crcs=config.check_crcs,
         )
-        self._open: dict[TopicPartition, int] = {}
+        self.handing_out = HandingOut(self.partitions, config)
         self._seen = 0
         self._rebalances_seen = 0
         self._rebalances_before = 0
@@ -140,7 +139,7 @@ class ConsumerCore:
 
     def poll_now(self, limit: int) -> list[Slice]:
         """What `poll` would return, when enough is decoded and nothing else is to be done first; else nothing."""
-        if self.retained.records < limit or self._open or self._closed or self._woken or self._group_news():
+        if self.retained.records < limit or self.handing_out.open or self._closed or self._woken or self._group_news():
             return []
         if self.positions.error is not None or self.partitions.failed():
             return []
@@ -166,7 +165,7 @@ class ConsumerCore:
             WakeupError: `wakeup` was called.
         """
         self._check_usable()
-        self._take_back_all()
+        self.handing_out.take_back()
         self._begin_poll(limit)
         while True:
             self._raise_errors()
@@ -182,54 +181,6 @@ class ConsumerCore:
                 return taken
             if not (yield Wait(self._newer_than(self.news), deadline_ms)):
                 return []
-
-    def hand_out(self, slices: Sequence[Slice]) -> Iterator[Record]:
-        """Records one by one; the position follows each as it is given out.
-
-        Ends a partition early when the application seeks or pauses it meanwhile, and everything when it polls: what it
-        has not seen then comes again.
-        """
-        self._open = {}
-        for part in slices:
-            state = self.partitions.get(part.partition)
-            if state is not None and state.position is not None and part.partition not in self._open:
-                self._open[part.partition] = state.era
-                state.position = _position_in(part, part.start)
-        for part in slices:
-            yield from self._each(part)
-        self._open = {}
-
-    def _each(self, part: Slice) -> Iterator[Record]:
-        partition = part.partition
-        era = self._open.get(partition)
-        if era is None:
-            return
-        epoch = _position_in(part, part.stop).leader_epoch
-        for record in part.block.records(part.start, part.stop):
-            state = self.partitions.get(partition)
-            if state is None or state.era != era:
-                self._open.pop(partition, None)
-                return
-            if state.paused:
-                self._take_back(partition, era)
-                return
-            state.position = Position(record.offset + 1, epoch)
-            apply_deserializers(record, self.config.key_deserializer, self.config.value_deserializer)
-            yield record
-        state = self.partitions.get(partition)
-        if state is not None and state.era == era:
-            state.position = _position_in(part, part.stop)
-
-    def _take_back(self, partition: TopicPartition, era: int) -> None:
-        """What was taken out of a partition and not handed out is fetched again."""
-        self._open.pop(partition, None)
-        state = self.partitions.get(partition)
-        if state is not None and state.era == era and state.position is not None:
-            self.partitions.place(partition, state.position)
-
-    def _take_back_all(self) -> None:
-        for partition, era in list(self._open.items()):
-            self._take_back(partition, era)
 
     def wakeup(self) -> None:
         """Make the poll that runs, or the next one, raise WakeupError."""
@@ -502,7 +453,3 @@ class ConsumerCore:
 def offsets_of(positions: Mapping[TopicPartition, Position]) -> dict[TopicPartition, OffsetAndMetadata]:
     """Positions as offsets to commit."""
     return {part: OffsetAndMetadata(position.offset, "", position.leader_epoch) for part, position in positions.items()}
-
-
-def _position_in(part: Slice, row: int) -> Position:
-    return Position(part.block.position(part.index, row), part.block.ranges[part.index].leader_epoch)
