@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from bench.coordinator.book import Book
-from bench.coordinator.members import ClassicMember, ConsumerMember, Member, Plan
+from bench.coordinator.members import NOT_YET, ClassicMember, ConsumerMember, Member, Plan
 from bench.coordinator.wire import Link
 from kohort.broker.connection import open_file_limit
 from kohort.broker.run import new_loop
@@ -245,6 +245,9 @@ class Load:
         for name in names:
             asked = OffsetFetchRequest.OffsetFetchRequestGroup(group_id=name, topics=None)
             answer = (await link.ask(OffsetFetchRequest(groups=[asked]), 8)).groups[0]
+            while answer.error_code in NOT_YET:  # another coordinator than the members' may still load
+                await asyncio.sleep(LOOK_S)
+                answer = (await link.ask(OffsetFetchRequest(groups=[asked]), 8)).groups[0]
             for topic in answer.topics:
                 found += sum(part.committed_offset == part.partition_index for part in topic.partitions)
         link.abort()
