@@ -17,7 +17,7 @@ from tests.support.maven import MavenUnavailable
 
 from bench.harness import NotHere, RunFailed, Sample
 from kohort import Admin, Broker
-from kohort.client.admin_values import NewTopic
+from kohort.client.admin.values import NewTopic
 
 PARTITIONS = 4
 _RUN_TIMEOUT_S = 600

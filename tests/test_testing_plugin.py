@@ -15,7 +15,7 @@ def test_each_test_has_its_own_broker(pytester: pytest.Pytester) -> None:
         """
         import pytest
         from kohort import Admin
-        from kohort.client.admin_values import NewTopic
+        from kohort.client.admin.values import NewTopic
 
         def create(broker):
             with Admin(broker.bootstrap_servers) as admin:
@@ -45,7 +45,7 @@ def test_faults_and_crashes(pytester: pytest.Pytester) -> None:
         """
         import pytest
         from kohort import Admin, TopicPartition
-        from kohort.client.admin_values import NewTopic
+        from kohort.client.admin.values import NewTopic
         from kohort.client.offset_values import OffsetAndMetadata
         from kohort.errors import ErrorCode, KafkaError
         from kohort.testing import Fault

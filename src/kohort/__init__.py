@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kohort.broker import Broker
-    from kohort.client.admin import Admin
-    from kohort.client.async_consumer import AsyncConsumer
-    from kohort.client.consumer import Consumer
-    from kohort.client.producer import Producer
+    from kohort.client.admin.admin import Admin
+    from kohort.client.consumer.async_consumer import AsyncConsumer
+    from kohort.client.consumer.consumer import Consumer
+    from kohort.client.producer.producer import Producer
     from kohort.columns import Record
     from kohort.ids import TopicPartition
 
@@ -22,11 +22,11 @@ __version__ = "0.1.0"
 __all__ = ["Admin", "AsyncConsumer", "Broker", "Consumer", "Producer", "Record", "TopicPartition"]
 
 _HOMES = {
-    "Admin": "kohort.client.admin",
-    "AsyncConsumer": "kohort.client.async_consumer",
+    "Admin": "kohort.client.admin.admin",
+    "AsyncConsumer": "kohort.client.consumer.async_consumer",
     "Broker": "kohort.broker",
-    "Consumer": "kohort.client.consumer",
-    "Producer": "kohort.client.producer",
+    "Consumer": "kohort.client.consumer.consumer",
+    "Producer": "kohort.client.producer.producer",
     "Record": "kohort.columns",
     "TopicPartition": "kohort.ids",
 }

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from kohort import Admin
-from kohort.client.admin_values import NewTopic
+from kohort.client.admin.values import NewTopic
 
 KOHORT = [sys.executable, "-c", "from kohort.cli import main; main()"]
 

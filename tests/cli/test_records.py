@@ -15,7 +15,7 @@ import pytest
 
 from kohort import Admin, Broker
 from kohort.cli.app import run
-from kohort.client.admin_values import NewTopic
+from kohort.client.admin.values import NewTopic
 
 
 @pytest.fixture(scope="module")

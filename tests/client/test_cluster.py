@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kohort.client.cluster import ANY, Coordinator, Node, parse_address
-from kohort.client.links import ConnectionFailed
+from kohort.client.net.cluster import ANY, Coordinator, Node, parse_address
+from kohort.client.net.links import ConnectionFailed
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, TimedOutError
 from kohort.ids import TopicPartition
 from kohort.wire.cluster import ApiVersionsResponse, DescribeClusterRequest

@@ -17,11 +17,11 @@ from contextlib import ExitStack
 import pytest
 
 from kohort import Admin, AsyncConsumer, Broker, Consumer, Producer, TopicPartition
-from kohort.client.admin_values import NewTopic
-from kohort.client.consumer_core import WakeupError
-from kohort.client.group_member import GroupMember
+from kohort.client.admin.values import NewTopic
+from kohort.client.consumer.core import WakeupError
+from kohort.client.consumer.range_reader import RangeReader
+from kohort.client.group.member import GroupMember
 from kohort.client.offset_values import OffsetAndMetadata, RebalanceListener
-from kohort.client.range_reader import RangeReader
 from kohort.errors import CommitFailedError, InvalidInputError, KafkaError, OffsetError, TimedOutError
 from tests.support.waiting import until
 

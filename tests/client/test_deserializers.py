@@ -5,9 +5,9 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from kohort.client.deserializers import arrow_rows, json, text
-from kohort.client.records import Records
-from kohort.client.retained import Slice
+from kohort.client.consumer.deserializers import arrow_rows, json, text
+from kohort.client.consumer.records import Records
+from kohort.client.consumer.retained import Slice
 from kohort.errors import CorruptDataError
 from kohort.ids import TopicPartition
 from tests.client.test_retained import Block

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from kohort.client.consumer_core import ConsumerCore
-from kohort.client.effects import Await, CallUser, Decode, Running, Script, Wait
-from kohort.client.subscription import Position
+from kohort.client.consumer.core import ConsumerCore
+from kohort.client.consumer.effects import Await, CallUser, Decode, Running, Script, Wait
+from kohort.client.consumer.subscription import Position
 from kohort.columns import decode
 from kohort.errors import CorruptDataError, ErrorCode, NotAuthorizedError, OffsetError
 from kohort.ids import TopicPartition

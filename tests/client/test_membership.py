@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from kohort.client.classic_protocol import encode_assignment
-from kohort.client.group_subscription import Subscription
-from kohort.client.membership import Membership, MemberState
-from kohort.client.membership_classic import ClassicMembership
+from kohort.client.group.classic import ClassicMembership
+from kohort.client.group.classic_protocol import encode_assignment
+from kohort.client.group.membership import Membership, MemberState
+from kohort.client.group.subscription import Subscription
 from kohort.errors import ErrorCode, FencedError, KafkaError
 from kohort.ids import TopicPartition
 from kohort.wire.groups import (

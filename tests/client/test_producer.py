@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from kohort import Broker, Producer, TopicPartition
-from kohort.client.range_reader import RangeReader
+from kohort.client.consumer.range_reader import RangeReader
 from kohort.columns.encode import ColumnNames, partition_for_key
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, TimedOutError
 

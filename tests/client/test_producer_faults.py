@@ -9,8 +9,8 @@ import pytest
 
 from kohort import Admin, Broker, Producer, TopicPartition
 from kohort.broker.fault import Fault
-from kohort.client.admin_values import NewTopic
-from kohort.client.range_reader import RangeReader
+from kohort.client.admin.values import NewTopic
+from kohort.client.consumer.range_reader import RangeReader
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, TimedOutError
 
 

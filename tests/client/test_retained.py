@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kohort.client.retained import Retained, Slice
-from kohort.client.subscription import Partitions, Position
+from kohort.client.consumer.retained import Retained, Slice
+from kohort.client.consumer.subscription import Partitions, Position
 from kohort.columns import Record, RowRange
 from kohort.errors import CorruptDataError
 from kohort.ids import TopicPartition

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kohort.client.runtime import Cancelled, Promise, Runtime
+from kohort.client.net.runtime import Cancelled, Promise, Runtime
 from kohort.errors import TimedOutError
 
 

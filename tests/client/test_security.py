@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from kohort import Admin, Consumer, Producer, TopicPartition
-from kohort.client.admin_values import NewTopic
-from kohort.client.security import SaslError, Scram
+from kohort.client.admin.values import NewTopic
+from kohort.client.net.security import SaslError, Scram
 from kohort.errors import InvalidInputError, KafkaError, TimedOutError
 from kohort.zookeeper import free_port
 from tests.support.apache_kafka import ApacheKafka

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from kohort import Admin, Consumer, Producer
-from kohort.client.admin_values import NewTopic
+from kohort.client.admin.values import NewTopic
 from kohort.errors import KafkaError
 from kohort.java import JavaServer
 from kohort.zookeeper import free_port

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from kohort.client.cluster import Cluster
-from kohort.client.links import CloseLink, OpenLink, SendFrame
-from kohort.client.runtime import Task
+from kohort.client.net.cluster import Cluster
+from kohort.client.net.links import CloseLink, OpenLink, SendFrame
+from kohort.client.net.runtime import Task
 from kohort.client.settings import ConsumerConfig, client_config
 from kohort.wire import framing
 from kohort.wire.cluster import ApiVersionsResponse, MetadataResponse

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kohort import Admin, Broker, TopicPartition
-from kohort.client.admin_values import GroupDescription, NewTopic
+from kohort.client.admin.values import GroupDescription, NewTopic
 from kohort.client.offset_values import OffsetAndMetadata
 from tests.support.apache_kafka import KafkaTools
 from tests.support.waiting import until

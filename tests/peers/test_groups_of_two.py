@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kohort import Admin, Broker
-from kohort.client.admin_values import NewTopic
+from kohort.client.admin.values import NewTopic
 from tests.peers.peers import KOHORT, PEERS, Driver, Peer, PeerUnavailable
 from tests.support.apache_kafka import ApacheKafka
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from kohort.client.admin import Admin
-from kohort.client.admin_values import NewTopic
-from kohort.client.producer import Producer
+from kohort.client.admin.admin import Admin
+from kohort.client.admin.values import NewTopic
+from kohort.client.producer.producer import Producer
 from kohort.ids import TopicPartition
 
 PARTITIONS = 4

@@ -10,7 +10,7 @@ import pytest
 from tests.spark.conftest import PARTITIONS, Stage
 
 from kohort.client.offset_values import OffsetAndMetadata
-from kohort.client.producer import Producer
+from kohort.client.producer.producer import Producer
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("default"), pytest.mark.timeout(240)]
 BORN = int(time.time() * 1000) - 3_600_000

@@ -17,7 +17,7 @@ import pytest
 from tests.spark.conftest import Sink, Stage
 from tests.support.waiting import until
 
-from kohort.client.group_member import GroupMember
+from kohort.client.group.member import GroupMember
 from kohort.demo.member_settings import MemberSettings
 from kohort.demo.processes import MemberProcess, session_processes
 

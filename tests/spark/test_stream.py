@@ -12,7 +12,7 @@ import pytest
 from tests.spark.conftest import Sink, Stage
 from tests.support.waiting import until
 
-from kohort.client.group_member import GroupMember
+from kohort.client.group.member import GroupMember
 from kohort.client.offset_values import OffsetAndMetadata
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("default"), pytest.mark.timeout(240)]

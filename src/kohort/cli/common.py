@@ -15,7 +15,7 @@ from kohort.config import parse_assignments, read_properties
 from kohort.errors import InvalidInputError
 
 if TYPE_CHECKING:  # the client is imported by the commands that need it
-    from kohort.client.admin import Admin
+    from kohort.client.admin.admin import Admin
 
 DEFAULT_BOOTSTRAP_SERVER = "127.0.0.1:9092"
 
@@ -58,7 +58,7 @@ class Common:
 
     def admin(self) -> Admin:
         """An administration client; close it."""
-        from kohort.client.admin import Admin
+        from kohort.client.admin.admin import Admin
         from kohort.client.settings import ConnectionConfig
 
         servers, given = self.client_settings(ConnectionConfig)
@@ -71,7 +71,7 @@ class Common:
 
 def _known_to_any_client(given: Mapping[str, str]) -> Mapping[str, str]:
     """The properties, checked: a file may serve consumers, producers and commands alike, but not hold a misspelling."""
-    from kohort.client.producer_settings import ProducerConfig
+    from kohort.client.producer.settings import ProducerConfig
     from kohort.client.settings import ConsumerConfig
     from kohort.config import settings, unknown_key
 

@@ -20,7 +20,7 @@ from kohort.cli.output import note
 from kohort.errors import InvalidInputError, NotFoundError
 
 if TYPE_CHECKING:  # the client is imported by the commands that need it
-    from kohort.client.consumer import Consumer
+    from kohort.client.consumer.consumer import Consumer
 
 _COMMON = Common()
 _POLL_MS = 200
@@ -88,7 +88,7 @@ class Writer(Protocol):
 
 
 def _consumer(common: Common, group: str | None, from_beginning: bool, count: int | None) -> Consumer:
-    from kohort.client.consumer import Consumer
+    from kohort.client.consumer.consumer import Consumer
     from kohort.client.settings import ConsumerConfig
 
     servers, settings = common.client_settings(ConsumerConfig)

@@ -16,7 +16,7 @@ from kohort.errors import KafkaError, NotFoundError
 from kohort.ids import TopicPartition
 
 if TYPE_CHECKING:  # the client is imported by the commands that need it
-    from kohort.client.admin import Admin
+    from kohort.client.admin.admin import Admin
 
 _COMMON = Common()
 _Flag = Annotated[bool, Parameter(negative="")]

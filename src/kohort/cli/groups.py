@@ -13,8 +13,8 @@ from kohort.cli.output import note, show, show_json
 from kohort.errors import KafkaError
 
 if TYPE_CHECKING:  # the client is imported by the commands that need it
-    from kohort.client.admin import Admin
-    from kohort.client.admin_values import GroupDescription, MemberDescription
+    from kohort.client.admin.admin import Admin
+    from kohort.client.admin.values import GroupDescription, MemberDescription
 
 app = App(name="groups", help="List and describe groups, their lag, and change their offsets.")
 for _name, _command in group_changes.COMMANDS.items():

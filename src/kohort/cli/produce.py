@@ -15,7 +15,7 @@ from kohort.cli.output import note, show_json
 from kohort.errors import InvalidInputError, KafkaError
 
 if TYPE_CHECKING:  # the client is imported by the commands that need it
-    from kohort.client.producer import Producer
+    from kohort.client.producer.producer import Producer
 
 _COMMON = Common()
 Fields = dict[str, Any]
@@ -60,8 +60,8 @@ def produce(
 
 
 def _producer(common: Common, compression: str | None) -> Producer:
-    from kohort.client.producer import Producer
-    from kohort.client.producer_settings import ProducerConfig
+    from kohort.client.producer.producer import Producer
+    from kohort.client.producer.settings import ProducerConfig
 
     servers, settings = common.client_settings(ProducerConfig)
     settings.setdefault("max.block.ms", common.timeout)

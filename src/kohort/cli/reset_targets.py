@@ -13,7 +13,7 @@ from kohort.cli.app import UsageError
 from kohort.ids import TopicPartition
 
 if TYPE_CHECKING:  # the client is imported by the commands that need it
-    from kohort.client.admin import Admin
+    from kohort.client.admin.admin import Admin
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,7 @@ def describe(*topics: str, common: Common = _COMMON) -> int:
 
 
 def _describe(admin: Any, info: Any) -> dict[str, Any]:
-    from kohort.client.admin_values import ConfigResource, ResourceType
+    from kohort.client.admin.values import ConfigResource, ResourceType
     from kohort.ids import TopicPartition
 
     partitions = [TopicPartition(info.name, number) for number in sorted(info.partitions)]
@@ -120,7 +120,7 @@ def create(
         config: a property as key=value; may be given again.
         if_not_exists: a topic that exists is no failure.
     """
-    from kohort.client.admin_values import NewTopic
+    from kohort.client.admin.values import NewTopic
     from kohort.errors import ErrorCode
 
     _need(topics)
@@ -172,7 +172,7 @@ def alter(
         config: a property to set, as key=value; may be given again.
         delete_config: a property to set back to its default; may be given again.
     """
-    from kohort.client.admin_values import ConfigResource, ResourceType
+    from kohort.client.admin.values import ConfigResource, ResourceType
 
     if partitions is None and not config and not delete_config:
         raise UsageError("nothing to alter: give --partitions, --config or --delete-config")

@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from kohort.client.cluster import Cluster, Coordinator, Node, Versioned
+from kohort.client.net.cluster import Cluster, Coordinator, Node, Versioned
+from kohort.client.net.runtime import Task
 from kohort.client.offset_values import OffsetAndMetadata, OffsetAndTimestamp
-from kohort.client.runtime import Task
 from kohort.errors import CommitFailedError, ErrorCode, KafkaError, error_for
 from kohort.ids import TopicPartition
 from kohort.wire.data import ListOffsetsRequest

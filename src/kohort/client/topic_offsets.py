@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from kohort.client.cluster import Cluster
+from kohort.client.net.cluster import Cluster
 from kohort.client.offset_values import OffsetAndTimestamp
 from kohort.client.offsets import EARLIEST, LATEST, list_offsets
 from kohort.errors import ErrorCode, error_for

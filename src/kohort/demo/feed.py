@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from kohort.client.producer import Producer
+from kohort.client.producer.producer import Producer
 from kohort.demo.flights import flights
 
 LATE_S = 0.5

@@ -17,8 +17,8 @@ from typing import Any
 
 from rich.console import Console
 
-from kohort.client.admin import Admin
-from kohort.client.admin_values import NewTopic
+from kohort.client.admin.admin import Admin
+from kohort.client.admin.values import NewTopic
 from kohort.demo.account import SUMS, count_once, ranges_of, read_batches, settle, worst_connections
 from kohort.demo.feed import Feed, Tally
 from kohort.demo.flights import archive

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from kohort.client.admin import Admin
+from kohort.client.admin.admin import Admin
 from kohort.errors import KafkaError
 from kohort.ids import TopicPartition
 

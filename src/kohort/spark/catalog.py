@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from kohort.client.range_reader import RangeReader
+from kohort.client.consumer.range_reader import RangeReader
 from kohort.errors import InvalidInputError, NotFoundError, OffsetError
 from kohort.ids import TopicPartition
 from kohort.spark.options import EARLIEST, LATEST, SourceOptions, numbers_of_json
@@ -154,7 +154,7 @@ class Catalog:
 
     def _committed(self, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
         """The group's offsets, as anyone may ask for them; where there is none, `without_commit`."""
-        from kohort.client.consumer import Consumer  # more than a batch read needs otherwise
+        from kohort.client.consumer.consumer import Consumer  # more than a batch read needs otherwise
 
         options = self._options
         with Consumer(options.bootstrap_servers, group_id=options.group_id, **client_settings(options)) as consumer:

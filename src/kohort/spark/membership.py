@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from kohort.client.consumer import Consumer
-from kohort.client.group_member import GroupMember
+from kohort.client.consumer.consumer import Consumer
+from kohort.client.group.member import GroupMember
 from kohort.client.offset_values import OffsetAndMetadata
 from kohort.errors import CommitFailedError, FencedError, KafkaError, TimedOutError
 from kohort.ids import TopicPartition

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from kohort.client.range_reader import RangeReader
+from kohort.client.consumer.range_reader import RangeReader
 from kohort.errors import OffsetError
 from kohort.spark.schema import SPAN_COLUMNS, arrow_schema
 from kohort.spark.tasks import ReadTask, Slice

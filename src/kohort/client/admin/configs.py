@@ -1,0 +1,111 @@
+"""Configurations of topics, brokers and groups, as coroutines over a `Cluster`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kohort.client.admin.values import ConfigEntry, ConfigResource, ResourceType, Results
+from kohort.client.net.cluster import ANY, Cluster, Node, Target
+from kohort.errors import KafkaError, error_for
+from kohort.wire.cluster import DescribeConfigsRequest, IncrementalAlterConfigsRequest
+
+_SET, _DELETE = 0, 1
+_SOURCE_DEFAULT = 5
+
+
+async def describe_configs(
+    cluster: Cluster, resources: Sequence[ConfigResource], timeout_ms: int | None
+) -> Results[ConfigResource, dict[str, ConfigEntry]]:
+    async def ask(target: Target, wanted: list[ConfigResource]) -> dict[ConfigResource, Any]:
+        message = DescribeConfigsRequest(
+            resources=[
+                DescribeConfigsRequest.DescribeConfigsResource(
+                    resource_type=int(resource.type), resource_name=resource.name, configuration_keys=None
+                )
+                for resource in wanted
+            ]
+        )
+        answer = await cluster.send(message, target, timeout_ms=timeout_ms)
+        return {_resource(result): _entries(result) for result in answer.results}
+
+    return await _at_places(cluster, resources, ask, "describe configs", timeout_ms)
+
+
+async def alter_configs(
+    cluster: Cluster,
+    changes: Mapping[ConfigResource, Mapping[str, str | None]],
+    validate_only: bool,
+    timeout_ms: int | None,
+) -> Results[ConfigResource, None]:
+    def entries(resource: ConfigResource) -> list[Any]:
+        return [
+            IncrementalAlterConfigsRequest.AlterableConfig(
+                name=name, config_operation=_DELETE if value is None else _SET, value=value
+            )
+            for name, value in sorted(changes[resource].items())
+        ]
+
+    async def ask(target: Target, wanted: list[ConfigResource]) -> dict[ConfigResource, Any]:
+        message = IncrementalAlterConfigsRequest(
+            resources=[
+                IncrementalAlterConfigsRequest.AlterConfigsResource(
+                    resource_type=int(resource.type), resource_name=resource.name, configs=entries(resource)
+                )
+                for resource in wanted
+            ],
+            validate_only=validate_only,
+        )
+        answer = await cluster.send(message, target, timeout_ms=timeout_ms)
+        return {_resource(result): _refused(result) if result.error_code else None for result in answer.responses}
+
+    return await _at_places(cluster, list(changes), ask, "alter configs", timeout_ms)
+
+
+async def _at_places(
+    cluster: Cluster, resources: Sequence[ConfigResource], ask: Any, what: str, timeout_ms: int | None
+) -> Results[ConfigResource, Any]:
+    """A broker's own configuration is asked of that broker, everything else of any."""
+    done: dict[ConfigResource, Any] = {}
+
+    async def attempt() -> None:
+        places: dict[Target, list[ConfigResource]] = {}
+        for resource in resources:
+            if resource in done:
+                continue
+            own = resource.type in (ResourceType.BROKER, ResourceType.BROKER_LOGGER) and resource.name
+            places.setdefault(Node(int(resource.name)) if own else ANY, []).append(resource)
+        if any(isinstance(place, Node) for place in places) and not cluster.metadata.brokers:
+            await cluster.refresh_metadata(timeout_ms)
+        again: KafkaError | None = None
+        for place, wanted in places.items():
+            for resource, outcome in (await ask(place, wanted)).items():
+                if isinstance(outcome, KafkaError) and outcome.code.retriable and resource.type != ResourceType.TOPIC:
+                    again = outcome
+                else:
+                    done[resource] = outcome
+        if again is not None:
+            raise again
+
+    await cluster.retrying(attempt, what, timeout_ms)
+    return Results.of(done)
+
+
+def _resource(result: Any) -> ConfigResource:
+    return ConfigResource(ResourceType(result.resource_type), result.resource_name)
+
+
+def _refused(result: Any) -> KafkaError:
+    resource = _resource(result)
+    return error_for(result.error_code, result.error_message or f"{resource.type.name.lower()} {resource.name!r}")
+
+
+def _entries(result: Any) -> dict[str, ConfigEntry] | KafkaError:
+    if result.error_code:
+        return _refused(result)
+    return {
+        entry.name: ConfigEntry(
+            entry.name, entry.value, entry.config_source == _SOURCE_DEFAULT, entry.read_only, entry.is_sensitive
+        )
+        for entry in result.configs
+    }

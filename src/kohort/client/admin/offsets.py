@@ -1,0 +1,207 @@
+"""Committed offsets of groups, and offsets of partitions, as coroutines over a `Cluster`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kohort.client.admin.groups import at_coordinators
+from kohort.client.admin.topics import at_leaders, by_topic
+from kohort.client.admin.values import ListedOffset, OffsetSpec, PartitionResults
+from kohort.client.net.cluster import Cluster, Node, Versioned
+from kohort.client.offset_values import OffsetAndMetadata
+from kohort.errors import ErrorCode, InvalidInputError, KafkaError, error_for
+from kohort.ids import TopicPartition
+from kohort.wire.data import ListOffsetsRequest
+from kohort.wire.offsets import OffsetCommitRequest, OffsetDeleteRequest, OffsetFetchRequest
+
+_NAMED_TIMES = {"latest": -1, "earliest": -2, "max_timestamp": -3}
+_GROUPS_IN_FETCH_SINCE = 8
+_STABLE_SINCE = 7
+_HIGHEST_BY_NAME = 9
+"""From version 10 on, commits and fetches of offsets name topics by id only."""
+
+
+async def committed(
+    cluster: Cluster,
+    group: str,
+    partitions: Sequence[TopicPartition] | None,
+    require_stable: bool,
+    timeout_ms: int | None,
+) -> PartitionResults[OffsetAndMetadata | None]:
+    def build(version: int) -> OffsetFetchRequest:
+        wanted = None if partitions is None else by_topic(partitions)
+        request = OffsetFetchRequest()
+        if version >= _STABLE_SINCE:
+            request.require_stable = require_stable
+        if version >= _GROUPS_IN_FETCH_SINCE:
+            topics = _named(OffsetFetchRequest.OffsetFetchRequestTopics, wanted)
+            request.groups = [OffsetFetchRequest.OffsetFetchRequestGroup(group_id=group, topics=topics)]
+        else:
+            request.group_id = group
+            request.topics = _named(OffsetFetchRequest.OffsetFetchRequestTopic, wanted)
+        return request
+
+    async def ask(node: int, _: list[str]) -> dict[str, Any]:
+        request = Versioned(OffsetFetchRequest, build, _HIGHEST_BY_NAME)
+        answer = await cluster.send(request, Node(node))
+        told = answer.groups[0] if answer.groups else answer
+        if told.error_code:
+            return {group: error_for(told.error_code, f"group {group!r}")}
+        return {group: told.topics}
+
+    if partitions is not None and not partitions:
+        return PartitionResults({}, {})
+    topics = (await at_coordinators(cluster, [group], ask, f"offsets of group {group!r}", timeout_ms)).result(group)
+    values: dict[TopicPartition, OffsetAndMetadata | None] = {}
+    errors: dict[TopicPartition, KafkaError] = {}
+    for topic in topics:
+        for part in topic.partitions:
+            key = TopicPartition(topic.name, part.partition_index)
+            if part.error_code:
+                errors[key] = error_for(part.error_code, f"{key}")
+            elif part.committed_offset >= 0:
+                values[key] = OffsetAndMetadata(part.committed_offset, part.metadata or "", part.committed_leader_epoch)
+            elif partitions is not None:
+                values[key] = None
+    return PartitionResults(dict(sorted(values.items())), errors)
+
+
+def _named(message: Any, wanted: Mapping[str, list[int]] | None) -> Any:
+    if wanted is None:
+        return None
+    return [message(name=name, partition_indexes=numbers) for name, numbers in wanted.items()]
+
+
+async def alter(
+    cluster: Cluster, group: str, offsets: Mapping[TopicPartition, OffsetAndMetadata], timeout_ms: int | None
+) -> PartitionResults[None]:
+    def entry(partition: TopicPartition) -> Any:
+        offset = offsets[partition]
+        return OffsetCommitRequest.OffsetCommitRequestPartition(
+            partition_index=partition.partition,
+            committed_offset=offset.offset,
+            committed_leader_epoch=offset.leader_epoch,
+            committed_metadata=offset.metadata,
+        )
+
+    request = OffsetCommitRequest(
+        group_id=group,
+        topics=[
+            OffsetCommitRequest.OffsetCommitRequestTopic(
+                name=topic, partitions=[entry(TopicPartition(topic, number)) for number in numbers]
+            )
+            for topic, numbers in by_topic(list(offsets)).items()
+        ],
+    )
+
+    async def ask(node: int, _: list[str]) -> dict[str, Any]:
+        answer = await cluster.send(Versioned(OffsetCommitRequest, lambda _: request, _HIGHEST_BY_NAME), Node(node))
+        return {group: _moved(answer.topics) or answer.topics}
+
+    topics = (await at_coordinators(cluster, [group], ask, f"set offsets of {group!r}", timeout_ms)).result(group)
+    return _outcomes(topics, group)
+
+
+async def delete(
+    cluster: Cluster, group: str, partitions: Sequence[TopicPartition], timeout_ms: int | None
+) -> PartitionResults[None]:
+    request = OffsetDeleteRequest(
+        group_id=group,
+        topics=[
+            OffsetDeleteRequest.OffsetDeleteRequestTopic(
+                name=topic,
+                partitions=[
+                    OffsetDeleteRequest.OffsetDeleteRequestPartition(partition_index=number) for number in numbers
+                ],
+            )
+            for topic, numbers in by_topic(partitions).items()
+        ],
+    )
+
+    async def ask(node: int, _: list[str]) -> dict[str, Any]:
+        answer = await cluster.send(request, Node(node))
+        if answer.error_code:
+            code = ErrorCode.of(answer.error_code)
+            return {group: error_for(code, f"group {group!r}: {code.text}")}
+        return {group: answer.topics}
+
+    results = await at_coordinators(cluster, [group], ask, f"delete offsets of {group!r}", timeout_ms)
+    if group in results.errors:
+        return PartitionResults({}, {TopicPartition(*key): results.errors[group] for key in partitions})
+    return _outcomes(results.result(group), group)
+
+
+async def list_offsets(
+    cluster: Cluster, wanted: Mapping[TopicPartition, OffsetSpec], isolation_level: str, timeout_ms: int | None
+) -> PartitionResults[ListedOffset]:
+    times = {TopicPartition(*partition): _time(spec) for partition, spec in wanted.items()}
+    levels = ("read_uncommitted", "read_committed")
+    if isolation_level not in levels:
+        raise InvalidInputError(f"isolation.level: {isolation_level!r} is none of {', '.join(levels)}")
+
+    async def ask(node: int, partitions: list[TopicPartition]) -> dict[TopicPartition, Any]:
+        request = ListOffsetsRequest(
+            replica_id=-1,
+            isolation_level=levels.index(isolation_level),
+            topics=[
+                ListOffsetsRequest.ListOffsetsTopic(
+                    name=topic,
+                    partitions=[
+                        ListOffsetsRequest.ListOffsetsPartition(
+                            partition_index=number, timestamp=times[TopicPartition(topic, number)]
+                        )
+                        for number in numbers
+                    ],
+                )
+                for topic, numbers in by_topic(partitions).items()
+            ],
+        )
+        answer = await cluster.send(request, Node(node))
+        return {
+            TopicPartition(topic.name, part.partition_index): error_for(part.error_code, f"offsets of {topic.name}")
+            if part.error_code
+            else ListedOffset(part.offset, part.timestamp, part.leader_epoch)
+            for topic in answer.topics
+            for part in topic.partitions
+        }
+
+    outcomes = await at_leaders(cluster, list(times), ask, "list offsets", timeout_ms)
+    return PartitionResults(
+        {key: value for key, value in outcomes.items() if not isinstance(value, KafkaError)},
+        {key: error for key, error in outcomes.items() if isinstance(error, KafkaError)},
+    )
+
+
+def _time(spec: OffsetSpec) -> int:
+    if isinstance(spec, int):
+        if spec < 0:
+            raise InvalidInputError(f"a time must not be negative: {spec}")
+        return spec
+    if spec not in _NAMED_TIMES:
+        raise InvalidInputError(f"{spec!r} is neither {', '.join(_NAMED_TIMES)} nor a time in milliseconds")
+    return _NAMED_TIMES[spec]
+
+
+def _moved(topics: Any) -> KafkaError | None:
+    """The error that says to look for the coordinator again, when the answer has one."""
+    moved = (ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+    for topic in topics:
+        for part in topic.partitions:
+            if part.error_code in moved:
+                return error_for(part.error_code)
+    return None
+
+
+def _outcomes(topics: Any, group: str) -> PartitionResults[None]:
+    values: dict[TopicPartition, None] = {}
+    errors: dict[TopicPartition, KafkaError] = {}
+    for topic in topics:
+        for part in topic.partitions:
+            key = TopicPartition(topic.name, part.partition_index)
+            if part.error_code:
+                code = ErrorCode.of(part.error_code)
+                errors[key] = error_for(code, f"{key} of group {group!r}: {code.text}")
+            else:
+                values[key] = None
+    return PartitionResults(values, errors)

@@ -1,0 +1,257 @@
+"""The consumer for asyncio: the same core as `Consumer`, stepped by the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
+
+from kohort.client.consumer.commits import OnCommit
+from kohort.client.consumer.core import ConsumerCore, ConsumerFigures
+from kohort.client.consumer.effects import Await, CallUser, Decode, Running, Script, Wait
+from kohort.client.consumer.records import Records, to_batch
+from kohort.client.consumer.subscription import Position
+from kohort.client.net.asyncio_driver import AsyncClient
+from kohort.client.offset_values import GroupMetadata, OffsetAndMetadata, OffsetAndTimestamp, RebalanceListener
+from kohort.client.offsets import committed_offsets
+from kohort.client.settings import ConsumerConfig, client_config
+from kohort.client.topic_offsets import beginning_offsets, end_offsets, offsets_for_times, partitions_of
+from kohort.columns import Record, decode
+from kohort.errors import InvalidInputError
+from kohort.ids import TopicPartition
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+T = TypeVar("T")
+_ITERATION_POLL_MS = 60_000
+_CLOSE_MS = 5_000
+_DECODE_HERE_BYTES = 64 * 1024
+
+
+class AsyncConsumer:
+    """Reads topics on the running event loop. Listener methods may be coroutine functions.
+
+    async with AsyncConsumer("127.0.0.1:9092", group_id="etl") as consumer:
+        consumer.subscribe(["flights"])
+        async for record in consumer:
+            ...
+    """
+
+    def __init__(self, bootstrap_servers: str | list[str] | None = None, **settings: Any) -> None:
+        """Must be called on a running loop; connects with the first call. Settings as `Consumer`'s."""
+        self.config = client_config(ConsumerConfig, bootstrap_servers, settings)
+        self._client = AsyncClient(self.config)
+        self._core = ConsumerCore(self._client.cluster, self.config)
+        self._limit = None if self.config.max_poll_records < 0 else self.config.max_poll_records
+        self._polling = False
+
+    # What to read.
+
+    def subscribe(
+        self, topics: Iterable[str] = (), *, pattern: str | None = None, listener: RebalanceListener | None = None
+    ) -> None:
+        """Subscribe to topics, or to those that a regular expression finds; replaces the subscription before."""
+        self._do(lambda core: core.subscribe(topics, pattern, listener))
+
+    def assign(self, partitions: Iterable[TopicPartition]) -> None:
+        """Read these partitions without a group's say; replaces what was assigned before."""
+        self._do(lambda core: core.assign(partitions))
+
+    async def unsubscribe(self) -> None:
+        """Leave the group, or drop what was assigned."""
+        await self._run(self._core.unsubscribe())
+
+    def subscription(self) -> set[str]:
+        """Topics subscribed to."""
+        return set(self._core.subscription())
+
+    def assignment(self) -> set[TopicPartition]:
+        """Partitions read now."""
+        return set(self._core.partitions)
+
+    # Reading.
+
+    async def poll(self, timeout_ms: float = 1000, max_records: int | None = None) -> Records:
+        """Records as soon as there are any, at most `max_poll_records` (or `max_records`); empty when time is over."""
+        limit = self._limit if max_records is None else max_records
+        taken = await self._run(self._core.poll(limit, self._deadline(timeout_ms)))
+        return Records(taken, self.config.key_deserializer, self.config.value_deserializer)
+
+    async def poll_arrow(self, timeout_ms: float = 1000, max_records: int | None = None) -> pa.RecordBatch | None:
+        """Records as one Arrow batch with the columns of Spark's Kafka source; None when time is over."""
+        return to_batch(await self._run(self._core.poll(max_records, self._deadline(timeout_ms))))
+
+    async def __aiter__(self) -> AsyncIterator[Record]:
+        """Records for ever, until the consumer is closed. The position follows the record that was yielded last."""
+        while not self._client.closed:
+            for record in self._core.handing_out.give(
+                await self._run(self._core.poll(self._limit, self._deadline(_ITERATION_POLL_MS)))
+            ):
+                yield record
+
+    # Offsets.
+
+    async def commit(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int] | None = None, timeout_ms: float | None = None
+    ) -> None:
+        """Commit and wait; None commits the positions: everything that was returned."""
+        await self._client.call(self._core.commits.commit(self._core.to_commit(offsets), timeout_ms))
+
+    def commit_async(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int] | None = None, callback: OnCommit | None = None
+    ) -> None:
+        """Commit in the background, in order with the others."""
+        self._do(lambda core: core.commit_async(offsets, callback))
+
+    async def committed(
+        self, partitions: Iterable[TopicPartition], timeout_ms: float | None = None
+    ) -> dict[TopicPartition, OffsetAndMetadata | None]:
+        """The group's committed offsets, None where there is none."""
+        group = self.config.group_id
+        if group is None:
+            raise InvalidInputError("committed needs group.id")
+        return await self._client.call(
+            committed_offsets(self._client.cluster, group, partitions, timeout_ms=timeout_ms)
+        )
+
+    async def position(self, partition: TopicPartition, timeout_ms: float | None = None) -> int:
+        """The offset of the next record that will be returned."""
+        return await self._run(self._core.position(partition, self._deadline(timeout_ms)))
+
+    def seek(self, partition: TopicPartition, offset: int | OffsetAndMetadata) -> None:
+        """Go on from an offset."""
+        position = (
+            Position(offset.offset, offset.leader_epoch) if isinstance(offset, OffsetAndMetadata) else Position(offset)
+        )
+        self._do(lambda core: core.seek(partition, position))
+
+    def seek_to_beginning(self, *partitions: TopicPartition) -> None:
+        """Go on from the first offset; without arguments, of all partitions."""
+        self._do(lambda core: core.seek_to(partitions, "earliest"))
+
+    def seek_to_end(self, *partitions: TopicPartition) -> None:
+        """Go on after the last offset; without arguments, of all partitions."""
+        self._do(lambda core: core.seek_to(partitions, "latest"))
+
+    async def offsets_for_times(
+        self, times: Mapping[TopicPartition, int], timeout_ms: float | None = None
+    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+        """The first record at or after each time (ms since the epoch); None where there is none."""
+        return await self._client.call(offsets_for_times(self._client.cluster, times, timeout_ms))
+
+    async def beginning_offsets(
+        self, partitions: Iterable[TopicPartition], timeout_ms: float | None = None
+    ) -> dict[TopicPartition, int]:
+        """First offsets that can be read."""
+        return await self._client.call(beginning_offsets(self._client.cluster, partitions, timeout_ms))
+
+    async def end_offsets(
+        self, partitions: Iterable[TopicPartition], timeout_ms: float | None = None
+    ) -> dict[TopicPartition, int]:
+        """Offsets after the last one that can be read (the last stable one with read_committed)."""
+        committed = self.config.isolation_level == "read_committed"
+        return await self._client.call(
+            end_offsets(self._client.cluster, partitions, timeout_ms, read_committed=committed)
+        )
+
+    def lag(self, partition: TopicPartition) -> int | None:
+        """Records between the position and the partition's end, as the last fetch told it; None before that."""
+        return self._core.lag(partition)
+
+    async def partitions_for_topic(self, topic: str, timeout_ms: float | None = None) -> set[int]:
+        """A topic's partition numbers, asked now; empty when there is no such topic."""
+        found = await self._client.call(partitions_of(self._client.cluster, [topic], timeout_ms))
+        return set(found.get(topic, ()))
+
+    @property
+    def figures(self) -> ConsumerFigures:
+        """Counters."""
+        return self._do(lambda core: core.figures())
+
+    def group_metadata(self) -> GroupMetadata:
+        """This consumer's place in its group, for `Producer.send_offsets_to_transaction`."""
+        return self._do(lambda core: core.group_metadata())
+
+    def pause(self, *partitions: TopicPartition) -> None:
+        """Return nothing of these until `resume`; what was fetched is kept."""
+        self._do(lambda core: core.pause(partitions))
+
+    def resume(self, *partitions: TopicPartition) -> None:
+        """Return records of these again."""
+        self._do(lambda core: core.resume(partitions))
+
+    def paused(self) -> set[TopicPartition]:
+        """Partitions that are paused."""
+        return {part for part, state in self._core.partitions.items() if state.paused}
+
+    # The end.
+
+    def wakeup(self) -> None:
+        """Make the running poll, or the next one, raise WakeupError."""
+        self._core.wakeup()
+        self._client.notify()
+
+    async def close(self, timeout_ms: float = _CLOSE_MS) -> None:
+        """Commit what was returned (with auto commit), leave the group at once, close the connections."""
+        if self._client.closed:
+            return
+        try:
+            await self._run(self._core.close(timeout_ms))
+        finally:
+            await self._client.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # How the core is driven.
+
+    def _deadline(self, timeout_ms: float | None) -> float:
+        return self._client.now_ms() + (self.config.default_api_timeout_ms if timeout_ms is None else timeout_ms)
+
+    def _do(self, action: Callable[[ConsumerCore], T]) -> T:
+        self._client.check()
+        self._client.cluster.runtime.set_time(self._client.now_ms())
+        try:
+            return action(self._core)
+        finally:
+            self._client.wake()
+
+    async def _run(self, script: Script[T]) -> T:
+        """Carry out a script's effects, awaiting."""
+        if self._polling:
+            raise InvalidInputError("another task is using this consumer; only wakeup may be called meanwhile")
+        self._polling = True
+        try:
+            running = Running(script)
+            while True:
+                effect = self._do(lambda _: running.step())
+                if effect is None:
+                    return cast(T, running.value)
+                try:
+                    running.succeeded(await self._effect(effect))
+                except BaseException as error:  # noqa: BLE001 - the script cleans up and raises it again
+                    running.failed(error)
+        finally:
+            self._polling = False
+
+    async def _effect(self, effect: Any) -> Any:
+        if isinstance(effect, Wait):
+            return await self._client.wait(effect.ready, max(0.0, (effect.deadline_ms - self._client.now_ms()) / 1000))
+        if isinstance(effect, Decode):
+            if sum(len(given.buffer) for given in effect.sets) < _DECODE_HERE_BYTES:
+                return decode(effect.sets, effect.options)
+            return await asyncio.to_thread(decode, effect.sets, effect.options)
+        if isinstance(effect, Await):
+            return await self._client.call(effect.coro)
+        if isinstance(effect, CallUser):
+            result = effect.function(effect.argument)
+            return await result if inspect.isawaitable(result) else result
+        raise TypeError(effect)

@@ -1,0 +1,103 @@
+"""Commits in order: each starts when the one before it has its answer, whoever asked for it.
+
+Source: spec 2.5; scenario 16 (a close waits for the commit in flight).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+
+from kohort.client.consumer.subscription import Position
+from kohort.client.group.membership import Membership
+from kohort.client.net.cluster import Cluster
+from kohort.client.net.runtime import Task
+from kohort.client.offset_values import OffsetAndMetadata
+from kohort.client.offsets import GroupIdentity, commit_offsets
+from kohort.client.settings import ConsumerConfig
+from kohort.errors import CommitFailedError, ErrorCode, InvalidInputError, KafkaError
+from kohort.ids import TopicPartition
+
+log = logging.getLogger("kohort.client")
+OnCommit = Callable[[dict[TopicPartition, OffsetAndMetadata], KafkaError | None], None]
+
+
+class Commits:
+    """Commits of one consumer.
+
+    Attributes:
+        committed: What was committed last through here, by partition.
+        count: Successful commits.
+    """
+
+    def __init__(self, cluster: Cluster, config: ConsumerConfig, membership: Callable[[], Membership | None]) -> None:
+        self.committed: dict[TopicPartition, OffsetAndMetadata] = {}
+        self.count = 0
+        self._cluster = cluster
+        self._config = config
+        self._membership = membership
+        self._tail: Task[None] | None = None
+        self._auto_due_ms = cluster.runtime.now_ms + config.auto_commit_interval_ms
+        self._auto: Task[None] | None = None
+
+    async def commit(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], timeout_ms: float | None = None
+    ) -> None:
+        """Commit after all earlier ones.
+
+        Raises:
+            CommitFailedError: this consumer is no member (any more).
+            KafkaError: the coordinator refused.
+        """
+        await self.start(offsets, timeout_ms)
+
+    def start(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], timeout_ms: float | None = None) -> Task[None]:
+        """Begin a commit in the background, after all earlier ones."""
+        self._tail = self._cluster.runtime.spawn(self._one(self._tail, dict(offsets), timeout_ms), "commit")
+        return self._tail
+
+    def auto(self, positions: Callable[[], Mapping[TopicPartition, Position]]) -> None:
+        """Commit positions in the background when the interval is over, they have moved, and the last auto commit is done."""
+        now = self._cluster.runtime.now_ms
+        if now < self._auto_due_ms or self._config.group_id is None or (self._auto is not None and not self._auto.done):
+            return
+        self._auto_due_ms = now + self._config.auto_commit_interval_ms
+        moved = {
+            part: OffsetAndMetadata(position.offset, "", position.leader_epoch)
+            for part, position in positions().items()
+            if part not in self.committed or self.committed[part].offset != position.offset
+        }
+        if moved:
+            self._auto = self.start(moved)
+            self._auto.on_done(
+                lambda done: (
+                    log.warning("auto commit failed: %s", done.error) if isinstance(done.error, KafkaError) else None
+                )
+            )
+
+    async def drain(self, timeout_ms: float) -> None:
+        """Wait for the commits under way."""
+        if self._tail is not None:
+            await self._cluster.runtime.first(self._tail, timeout_ms=timeout_ms)
+
+    async def _one(
+        self, before: Task[None] | None, offsets: dict[TopicPartition, OffsetAndMetadata], timeout_ms: float | None
+    ) -> None:
+        if before is not None:
+            await self._cluster.runtime.first(before)
+        if not offsets:
+            return
+        group = self._config.group_id
+        if group is None:
+            raise InvalidInputError("a commit needs group.id", ErrorCode.INVALID_GROUP_ID)
+        await commit_offsets(self._cluster, group, offsets, self._identity(group), timeout_ms)
+        self.committed.update(offsets)
+        self.count += 1
+
+    def _identity(self, group: str) -> GroupIdentity:
+        member = self._membership()
+        if member is None:
+            return GroupIdentity()
+        if not member.joined:
+            raise CommitFailedError(f"group {group!r}: this consumer is not a member now, nothing was committed")
+        return member.identity()

@@ -1,0 +1,320 @@
+"""The consumer for threads."""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
+
+from kohort.client.consumer.commits import OnCommit
+from kohort.client.consumer.core import ConsumerCore, ConsumerFigures
+from kohort.client.consumer.effects import Await, CallUser, Decode, Running, Script, Wait
+from kohort.client.consumer.records import Records, to_batch
+from kohort.client.consumer.retained import Slice
+from kohort.client.consumer.subscription import Position
+from kohort.client.net.thread_driver import ThreadClient
+from kohort.client.offset_values import GroupMetadata, OffsetAndMetadata, OffsetAndTimestamp, RebalanceListener
+from kohort.client.offsets import committed_offsets
+from kohort.client.settings import ConsumerConfig, client_config
+from kohort.client.topic_offsets import beginning_offsets, end_offsets, offsets_for_times, partitions_of
+from kohort.columns import Record, decode
+from kohort.errors import InvalidInputError
+from kohort.ids import TopicPartition
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+T = TypeVar("T")
+_ITERATION_POLL_MS = 60_000
+_CLOSE_MS = 5_000
+
+
+class Consumer:
+    """Reads topics, as a member of a group or by itself.
+
+        with Consumer("127.0.0.1:9092", group_id="etl", auto_offset_reset="earliest") as consumer:
+            consumer.subscribe(["flights"])
+            while True:
+                for record in consumer.poll(timeout_ms=1000):
+                    ...
+                consumer.commit()
+
+    One thread at a time may use it; `wakeup` may be called from any. Heartbeats and fetches go on in the background between
+    polls; rebalance listeners are called inside `poll`, by the thread that polls.
+    """
+
+    def __init__(self, bootstrap_servers: str | list[str] | None = None, **settings: Any) -> None:
+        """Connects with the first call.
+
+        Args:
+            bootstrap_servers: HOST:PORT, several with commas between or as a list.
+            **settings: Of `ConsumerConfig`: Kafka's names with `_` for `.`, or as they are in a mapping (`**{"group.id": "g"}`).
+
+        Raises:
+            InvalidInputError: an unknown setting (naming the nearest), or a value that can't be.
+        """
+        self.config = client_config(ConsumerConfig, bootstrap_servers, settings)
+        self._client = ThreadClient(self.config)
+        self._core = ConsumerCore(self._client.cluster, self.config)
+        self._user = threading.Lock()
+        weakref.finalize(self, _abandon, self._client, self._core)
+        self._limit = None if self.config.max_poll_records < 0 else self.config.max_poll_records
+
+    # What to read.
+
+    def subscribe(
+        self, topics: Iterable[str] = (), *, pattern: str | None = None, listener: RebalanceListener | None = None
+    ) -> None:
+        """Subscribe to topics, or to those that a regular expression finds; replaces the subscription before."""
+        self._do(lambda core: core.subscribe(topics, pattern, listener))
+
+    def assign(self, partitions: Iterable[TopicPartition]) -> None:
+        """Read these partitions without a group's say; replaces what was assigned before."""
+        self._do(lambda core: core.assign(partitions))
+
+    def unsubscribe(self) -> None:
+        """Leave the group, or drop what was assigned."""
+        self._run(self._core.unsubscribe())
+
+    def subscription(self) -> set[str]:
+        """Topics subscribed to."""
+        return self._do(lambda core: set(core.subscription()))
+
+    def assignment(self) -> set[TopicPartition]:
+        """Partitions read now."""
+        return self._do(lambda core: set(core.partitions))
+
+    # Reading.
+
+    def poll(self, timeout_ms: float = 1000, max_records: int | None = None) -> Records:
+        """Records as soon as there are any, at most `max_poll_records` (or `max_records`); empty when time is over.
+
+        Raises:
+            WakeupError: `wakeup` was called.
+            KafkaError: the group can't be joined, or a partition can't be read on; what was returned before is not affected.
+        """
+        limit = self._limit if max_records is None else max_records
+        taken = self._poll(limit, timeout_ms)
+        return Records(taken, self.config.key_deserializer, self.config.value_deserializer)
+
+    def poll_arrow(self, timeout_ms: float = 1000, max_records: int | None = None) -> pa.RecordBatch | None:
+        """Records as one Arrow batch with the columns of Spark's Kafka source; None when time is over.
+
+        Args:
+            timeout_ms: How long to wait for the first record.
+            max_records: None: one fetch's worth, within `fetch_max_bytes`.
+        """
+        return to_batch(self._poll(max_records, timeout_ms))
+
+    def __iter__(self) -> Iterator[Record]:
+        """Records for ever, until the consumer is closed. The position follows the record that was yielded last."""
+        while not self._client.closed:
+            yield from self._core.handing_out.give(
+                self._run(self._core.poll(self._limit, self._deadline(_ITERATION_POLL_MS)))
+            )
+
+    # Offsets.
+
+    def commit(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int] | None = None, timeout_ms: float | None = None
+    ) -> None:
+        """Commit and wait; None commits the positions: everything that was returned.
+
+        Raises:
+            CommitFailedError: this consumer is no member any more, its partitions may belong to another.
+        """
+        self._call(lambda core: core.commits.commit(core.to_commit(offsets), timeout_ms))
+
+    def commit_async(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int] | None = None, callback: OnCommit | None = None
+    ) -> None:
+        """Commit in the background, in order with the others; `callback(offsets, error or None)` runs on the client's thread."""
+        self._do(lambda core: core.commit_async(offsets, callback))
+
+    def committed(
+        self, partitions: Iterable[TopicPartition], timeout_ms: float | None = None
+    ) -> dict[TopicPartition, OffsetAndMetadata | None]:
+        """The group's committed offsets, None where there is none."""
+        group = self.config.group_id
+        if group is None:
+            raise InvalidInputError("committed needs group.id")
+        return self._call(lambda core: committed_offsets(core.cluster, group, partitions, timeout_ms=timeout_ms))
+
+    def position(self, partition: TopicPartition, timeout_ms: float | None = None) -> int:
+        """The offset of the next record that will be returned."""
+        return self._run(self._core.position(partition, self._deadline(timeout_ms)))
+
+    def seek(self, partition: TopicPartition, offset: int | OffsetAndMetadata) -> None:
+        """Go on from an offset."""
+        position = (
+            Position(offset.offset, offset.leader_epoch) if isinstance(offset, OffsetAndMetadata) else Position(offset)
+        )
+        self._do(lambda core: core.seek(partition, position))
+
+    def seek_to_beginning(self, *partitions: TopicPartition) -> None:
+        """Go on from the first offset; without arguments, of all partitions."""
+        self._do(lambda core: core.seek_to(partitions, "earliest"))
+
+    def seek_to_end(self, *partitions: TopicPartition) -> None:
+        """Go on after the last offset; without arguments, of all partitions."""
+        self._do(lambda core: core.seek_to(partitions, "latest"))
+
+    def seek_to_times(self, times: Mapping[TopicPartition, int], timeout_ms: float | None = None) -> None:
+        """Go on from the first records at or after these times (ms since the epoch); where there is none, after the last offset."""
+        found = self.offsets_for_times(times, timeout_ms)
+        late = [partition for partition, value in found.items() if value is None]
+        if late:
+            self.seek_to_end(*late)
+        for partition, value in found.items():
+            if value is not None:
+                self.seek(partition, value.offset)
+
+    def offsets_for_times(
+        self, times: Mapping[TopicPartition, int], timeout_ms: float | None = None
+    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+        """The first record at or after each time (ms since the epoch); None where there is none."""
+        return self._call(lambda core: offsets_for_times(core.cluster, times, timeout_ms))
+
+    def beginning_offsets(
+        self, partitions: Iterable[TopicPartition], timeout_ms: float | None = None
+    ) -> dict[TopicPartition, int]:
+        """First offsets that can be read."""
+        return self._call(lambda core: beginning_offsets(core.cluster, partitions, timeout_ms))
+
+    def end_offsets(
+        self, partitions: Iterable[TopicPartition], timeout_ms: float | None = None
+    ) -> dict[TopicPartition, int]:
+        """Offsets after the last one that can be read (the last stable one with read_committed)."""
+        committed = self.config.isolation_level == "read_committed"
+        return self._call(lambda core: end_offsets(core.cluster, partitions, timeout_ms, read_committed=committed))
+
+    def lag(self, partition: TopicPartition) -> int | None:
+        """Records between the position and the partition's end, as the last fetch told it; None before that."""
+        return self._do(lambda core: core.lag(partition))
+
+    def partitions_for_topic(self, topic: str, timeout_ms: float | None = None) -> set[int]:
+        """A topic's partition numbers, asked now; empty when there is no such topic."""
+        found = self._call(lambda core: partitions_of(core.cluster, [topic], timeout_ms))
+        return set(found.get(topic, ()))
+
+    @property
+    def figures(self) -> ConsumerFigures:
+        """Counters."""
+        return self._do(lambda core: core.figures())
+
+    def group_metadata(self) -> GroupMetadata:
+        """This consumer's place in its group, for `Producer.send_offsets_to_transaction`."""
+        return self._do(lambda core: core.group_metadata())
+
+    def pause(self, *partitions: TopicPartition) -> None:
+        """Return nothing of these until `resume`; what was fetched is kept."""
+        self._do(lambda core: core.pause(partitions))
+
+    def resume(self, *partitions: TopicPartition) -> None:
+        """Return records of these again."""
+        self._do(lambda core: core.resume(partitions))
+
+    def paused(self) -> set[TopicPartition]:
+        """Partitions that are paused."""
+        return self._do(lambda core: {part for part, state in core.partitions.items() if state.paused})
+
+    # The end.
+
+    def wakeup(self) -> None:
+        """Make the running poll, or the next one, raise WakeupError. May be called from any thread."""
+        with self._client.lock:
+            self._core.wakeup()
+        self._client.notify()
+
+    def close(self, timeout_ms: float = _CLOSE_MS) -> None:
+        """Commit what was returned (with auto commit), leave the group at once, close the connections. Can be called twice."""
+        if self._client.closed:
+            return
+        try:
+            self._run(self._core.close(timeout_ms))
+        finally:
+            self._client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # How the core is driven.
+
+    def _deadline(self, timeout_ms: float | None) -> float:
+        limit = self.config.default_api_timeout_ms if timeout_ms is None else timeout_ms
+        return time.monotonic() * 1000 + limit
+
+    def _do(self, action: Callable[[ConsumerCore], T]) -> T:
+        """Something that needs no waiting."""
+        client = self._client
+        with client.lock:
+            client.check()
+            client.cluster.runtime.set_time(time.monotonic() * 1000)
+            try:
+                return action(self._core)
+            finally:
+                client.wake_if_busy()
+
+    def _call(self, make: Callable[[ConsumerCore], Coroutine[Any, Any, T]]) -> T:
+        return self._client.call(make(self._core))
+
+    def _poll(self, limit: int | None, timeout_ms: float) -> list[Slice]:
+        if limit is not None:
+            self._enter()
+            try:
+                taken = self._do(lambda core: core.poll_now(limit))
+            finally:
+                self._user.release()
+            if taken:
+                return taken
+        return self._run(self._core.poll(limit, self._deadline(timeout_ms)))
+
+    def _run(self, script: Script[T]) -> T:
+        """Carry out a script's effects, blocking."""
+        self._enter()
+        try:
+            return self._carry_out(script)
+        finally:
+            self._user.release()
+
+    def _enter(self) -> None:
+        if not self._user.acquire(blocking=False):
+            raise InvalidInputError(
+                "another thread is using this consumer; only wakeup may be called from a second one"
+            )
+
+    def _carry_out(self, script: Script[T]) -> T:
+        running = Running(script)
+        while True:
+            effect = self._do(lambda _: running.step())
+            if effect is None:
+                return cast(T, running.value)
+            try:
+                running.succeeded(self._effect(effect))
+            except BaseException as error:  # noqa: BLE001 - the script cleans up and raises it again
+                running.failed(error)
+
+    def _effect(self, effect: Any) -> Any:
+        if isinstance(effect, Wait):
+            return self._client.wait(effect.ready, max(0.0, effect.deadline_ms / 1000 - time.monotonic()))
+        if isinstance(effect, Decode):
+            return decode(effect.sets, effect.options)
+        if isinstance(effect, Await):
+            return self._client.call(effect.coro)
+        if isinstance(effect, CallUser):
+            return effect.function(effect.argument)
+        raise TypeError(effect)
+
+
+def _abandon(client: ThreadClient, core: ConsumerCore) -> None:
+    """A consumer that nobody closed: its group need not wait for the session's end."""
+    if not client.closed:
+        client.abandon(core.goodbye())

@@ -1,0 +1,455 @@
+"""The consumer without I/O: subscription, group, positions, fetches and commits, tied together. Both faces drive this.
+
+What can wait is a coroutine (stepped by the runtime) or a script (`kohort.client.consumer.effects`); the rest returns at once.
+Source: spec 2.1–2.7, 3.4, 3.11.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kohort.client.consumer.commits import Commits, OnCommit
+from kohort.client.consumer.effects import Await, CallUser, Decode, Script, Wait
+from kohort.client.consumer.fetching import Fetched, Fetcher
+from kohort.client.consumer.handing_out import HandingOut
+from kohort.client.consumer.positions import PositionFinder
+from kohort.client.consumer.retained import Retained, Slice
+from kohort.client.consumer.subscription import Partitions, Position
+from kohort.client.group.membership import Membership
+from kohort.client.group.protocols import join_group
+from kohort.client.group.subscription import Subscription
+from kohort.client.net.cluster import Cluster
+from kohort.client.offset_values import GroupMetadata, OffsetAndMetadata, RebalanceListener
+from kohort.client.settings import ConsumerConfig
+from kohort.columns.decoded import Decoded
+from kohort.columns.shapes import DecodeOptions
+from kohort.errors import CommitFailedError, ErrorCode, InvalidInputError, KafkaError, TimedOutError
+from kohort.ids import TopicPartition
+
+log = logging.getLogger("kohort.client")
+
+
+class WakeupError(KafkaError):
+    """`wakeup()` was called: the poll it interrupted returned nothing and moved nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerFigures:
+    """Counters of a consumer since it was made, and what it keeps now."""
+
+    polls: int
+    records: int
+    fetches: int
+    fetched_bytes: int
+    commits: int
+    rebalances: int
+    requests: int
+    received_bytes: int
+    kept_records: int
+    kept_bytes: int
+
+
+class ConsumerCore:
+    """See the module's text."""
+
+    def __init__(self, cluster: Cluster, config: ConsumerConfig) -> None:
+        self.cluster = cluster
+        self.config = config
+        self.partitions = Partitions()
+        self.retained = Retained(self.partitions)
+        self.fetcher = Fetcher(cluster, config, self.partitions, self.retained, self._changed)
+        self.positions = PositionFinder(cluster, config, self.partitions, self.pump, self._changed)
+        self.fetcher.on_lost_position(self.positions.out_of_range, self.positions.truncated)
+        self.membership: Membership | None = None
+        self.commits = Commits(cluster, config, lambda: self.membership)
+        self.listener = RebalanceListener()
+        self.polls = 0
+        self.returned = 0
+        self.news = 0
+        self._options = DecodeOptions(
+            columns=tuple(config.columns),
+            read_committed=config.isolation_level == "read_committed",
+            check_crcs=config.check_crcs,
+        )
+        self.handing_out = HandingOut(self.partitions, config)
+        self._seen = 0
+        self._rebalances_seen = 0
+        self._rebalances_before = 0
+        self._manual = False
+        self._woken = False
+        self._closed = False
+        cluster.auto_create_topics = config.allow_auto_create_topics
+        cluster.on_metadata(lambda _: self.pump())
+
+    # What to read.
+
+    def subscribe(
+        self, topics: Iterable[str] = (), pattern: str | None = None, listener: RebalanceListener | None = None
+    ) -> None:
+        """Join the group for these topics.
+
+        Raises:
+            InvalidInputError: no group id, or partitions were assigned by hand.
+        """
+        if self.config.group_id is None:
+            raise InvalidInputError(
+                "subscribe needs group.id; use assign to read without a group", ErrorCode.INVALID_GROUP_ID
+            )
+        if self._manual:
+            raise InvalidInputError("partitions were assigned by hand: unsubscribe before subscribing")
+        if isinstance(topics, str):
+            raise InvalidInputError(f"topics is a list of names: subscribe([{topics!r}])")
+        subscription = Subscription(tuple(topics), pattern)
+        self.listener = listener or RebalanceListener()
+        if self.membership is None:
+            self.membership = join_group(self.cluster, self.config, changed=self._changed)
+        self.membership.polled()
+        self.membership.subscribe(subscription)
+
+    def assign(self, partitions: Iterable[TopicPartition]) -> None:
+        """Read these partitions, without the group's say.
+
+        Raises:
+            InvalidInputError: a subscription exists.
+        """
+        if self.membership is not None:
+            raise InvalidInputError("a subscription exists: unsubscribe before assigning by hand")
+        wanted = [TopicPartition(*partition) for partition in partitions]
+        self._manual = bool(wanted)
+        self.partitions.set(wanted)
+        self.cluster.want_topics(self, {part.topic for part in wanted})
+        self._moved()
+
+    def unsubscribe(self) -> Script[None]:
+        """Leave the group, or drop what was assigned by hand."""
+        if self.membership is not None:
+            yield from self._leave("the application unsubscribed")
+        self._manual = False
+        self.partitions.set(())
+        self._moved()
+
+    def subscription(self) -> tuple[str, ...]:
+        """The topics subscribed to, as far as metadata tells."""
+        return () if self.membership is None else self.membership.topics()
+
+    # Polling.
+
+    def poll_now(self, limit: int) -> list[Slice]:
+        """What `poll` would return, when enough is decoded and nothing else is to be done first; else nothing."""
+        if self.retained.records < limit or self.handing_out.open or self._closed or self._woken or self._group_news():
+            return []
+        if self.positions.error is not None or self.partitions.failed():
+            return []
+        self._begin_poll(limit)
+        taken = self.retained.take(limit, proportional=self.config.poll_share == "proportional")
+        self.returned += sum(map(len, taken))
+        self.pump()
+        return taken
+
+    def _begin_poll(self, limit: int | None) -> None:
+        self.polls += 1
+        self.fetcher.unbounded = limit is None
+        if self.membership is not None:
+            self.membership.polled()
+        if self.config.enable_auto_commit:
+            self.commits.auto(self.partitions.positions)
+
+    def poll(self, limit: int | None, deadline_ms: float) -> Script[list[Slice]]:
+        """Records, as soon as there are any; at most `limit`; None: one fetch's worth.
+
+        Raises:
+            KafkaError: the group can't be joined, a partition can't be read on.
+            WakeupError: `wakeup` was called.
+        """
+        self._check_usable()
+        self.handing_out.take_back()
+        self._begin_poll(limit)
+        while True:
+            self._raise_errors()
+            yield from self._follow_group()
+            while self._wants_more(limit) and (fetched := self.fetcher.next_ready()) is not None:
+                self.fetcher.pump()
+                decoded = yield Decode(fetched.sets, self._options)
+                self._keep(fetched, decoded)
+            taken = self.retained.take(limit, proportional=self.config.poll_share == "proportional")
+            self.pump()
+            if taken:
+                self.returned += sum(map(len, taken))
+                return taken
+            if not (yield Wait(self._newer_than(self.news), deadline_ms)):
+                return []
+
+    def wakeup(self) -> None:
+        """Make the poll that runs, or the next one, raise WakeupError."""
+        self._woken = True
+        self._changed()
+
+    def pump(self) -> None:
+        """Send whatever fetches are due."""
+        self.fetcher.pump()
+
+    def _wants_more(self, limit: int | None) -> bool:
+        return not self.retained.any_ready() if limit is None else self.retained.records < limit
+
+    def _newer_than(self, seen: int) -> Callable[[], bool]:
+        return lambda: self.news != seen or self._has_news()
+
+    def _has_news(self) -> bool:
+        return (
+            self._woken
+            or bool(self.fetcher.ready)
+            or self._group_news()
+            or self.positions.error is not None
+            or self.retained.any_ready()
+        )
+
+    def _keep(self, fetched: Fetched, decoded: Decoded) -> None:
+        self.fetcher.decoded(fetched)
+        for index, given in enumerate(decoded.sets):
+            partition = TopicPartition(given.topic, given.partition)
+            rows = decoded.ranges[index]
+            if rows.finished:
+                self.retained.add(partition, decoded, index, fetched.eras[index])
+                state = self.partitions.get(partition)
+                if rows.incomplete and state is not None and not len(rows) and rows.damage is None:
+                    self._too_small(partition, rows.next_offset, given.first_offset)
+        if not decoded.finished:
+            self._keep_rest(fetched, decoded)
+
+    def _keep_rest(self, fetched: Fetched, decoded: Decoded) -> None:
+        """A limit of the decoder ended it within the answer: the rows so far count, the rest is decoded next."""
+        rest = Fetched(fetched.node, [], [], [], 0)
+        for index, given in enumerate(decoded.remaining()):
+            where = [i for i, rows in enumerate(decoded.ranges) if not rows.finished][index]
+            self.retained.add(TopicPartition(given.topic, given.partition), decoded, where, fetched.eras[where])
+            rest.sets.append(given)
+            rest.eras.append(fetched.eras[where])
+            rest.counts.append(fetched.counts[where])
+            rest.bytes += len(given.buffer)
+        self.fetcher.put_back(rest)
+
+    def _too_small(self, partition: TopicPartition, next_offset: int, first_offset: int) -> None:
+        if next_offset == first_offset:
+            text = (
+                f"{partition}: the batch at offset {first_offset} is larger than max.partition.fetch.bytes "
+                f"({self.config.max_partition_fetch_bytes}) and the broker sends no whole one"
+            )
+            self.partitions.fail(partition, KafkaError(text, ErrorCode.RECORD_LIST_TOO_LARGE))
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise InvalidInputError("the consumer is closed")
+        if self.membership is None and not self._manual:
+            raise InvalidInputError("nothing to poll: subscribe or assign first")
+
+    def _raise_errors(self) -> None:
+        if self._woken:
+            self._woken = False
+            raise WakeupError("poll was woken up")
+        error = None if self.membership is None else self.membership.take_error()
+        error = error or self.positions.take_error()
+        if error is not None:
+            raise error
+        for partition, failure in self.partitions.failed():
+            if self.retained.count(partition) == 0 and not self.partitions.of(partition).paused:
+                raise failure
+
+    # The group.
+
+    def _group_news(self) -> bool:
+        member = self.membership
+        return member is not None and (member.sequence != self._seen or member.error is not None)
+
+    def _follow_group(self) -> Script[None]:
+        """Carry out what the group decided since: give up, take on, and tell the listener."""
+        member = self.membership
+        while member is not None and member.sequence != self._seen:
+            self._seen = member.sequence
+            revocation = member.revocation
+            if revocation is not None:
+                gone = [part for part in revocation.partitions if part in self.partitions]
+                yield from self._give_up(gone, revocation.lost)
+                member.release()
+                continue
+            if set(member.assignment.partitions) != set(self.partitions) or member.rebalances != self._rebalances_seen:
+                self._rebalances_seen = member.rebalances
+                added, _ = self.partitions.set(member.assignment.partitions)
+                self.cluster.want_topics(self, {part.topic for part in member.assignment.partitions})
+                self._moved()
+                if member.holding:
+                    yield CallUser(self.listener.on_partitions_assigned, added)
+
+    def _give_up(self, gone: list[TopicPartition], lost: bool) -> Script[None]:
+        if not lost and self.config.enable_auto_commit:
+            positions = self.partitions.positions()
+            kept = yield from self._last_commit({part: positions[part] for part in gone if part in positions})
+            lost = not kept
+        try:
+            yield CallUser(self.listener.on_partitions_lost if lost else self.listener.on_partitions_revoked, gone)
+        finally:
+            self.partitions.remove(gone)
+            self._moved()
+
+    def _last_commit(self, positions: Mapping[TopicPartition, Position]) -> Script[bool]:
+        """Commit before partitions go; False when they are someone else's already."""
+        limit_ms = min(self.config.default_api_timeout_ms, 5_000)
+        try:
+            yield Await(self.commits.commit(offsets_of(positions), limit_ms))
+        except KafkaError as error:
+            group = self.config.group_id
+            log.warning("group %s: offsets could not be committed before giving partitions up: %s", group, error)
+            return not isinstance(error, CommitFailedError) or error.code is ErrorCode.REBALANCE_IN_PROGRESS
+        return True
+
+    def _leave(self, reason: str) -> Script[None]:
+        member = self.membership
+        if member is None:
+            return
+        held = list(self.partitions)
+        lost = member.revocation is not None and member.revocation.lost
+        try:
+            if held:
+                yield from self._give_up(held, lost)
+        finally:
+            self._rebalances_before += member.rebalances
+            self.membership = None
+            self._seen = self._rebalances_seen = 0
+            yield Await(member.leave(reason))
+
+    def close(self, timeout_ms: float) -> Script[None]:
+        """Commit what was returned (with auto commit), tell the listener, leave the group."""
+        if self._closed:
+            return
+        self._closed = True
+        self.fetcher.close()
+        try:
+            if self.membership is not None:
+                yield from self._leave("the consumer is closed")
+            elif self._manual and self.config.group_id is not None and self.config.enable_auto_commit:
+                yield from self._last_commit(self.partitions.positions())
+            yield Await(self.commits.drain(timeout_ms))
+        finally:
+            self.retained.clear()
+            self.positions.close()
+
+    async def goodbye(self) -> None:
+        """Leave the group without commit and without a word to the listener."""
+        self._closed = True
+        self.fetcher.close()
+        self.positions.close()
+        if self.membership is not None:
+            await self.membership.leave("the consumer was abandoned")
+
+    # Offsets.
+
+    def seek(self, partition: TopicPartition, position: Position) -> None:
+        """Go on from there; what was fetched is thrown away."""
+        if position.offset < 0:
+            raise InvalidInputError(f"{partition}: offset {position.offset} is negative")
+        self.partitions.place(partition, position)
+        self._moved()
+
+    def seek_to(self, partitions: Iterable[TopicPartition], policy: str) -> None:
+        """`earliest` or `latest`, found when first needed; no partitions: all."""
+        for partition in list(partitions) or list(self.partitions):
+            self.partitions.forget(partition, policy)
+        self._moved()
+
+    def pause(self, partitions: Iterable[TopicPartition]) -> None:
+        for partition in partitions:
+            self.partitions.of(partition).paused = True
+
+    def resume(self, partitions: Iterable[TopicPartition]) -> None:
+        for partition in partitions:
+            self.partitions.of(partition).paused = False
+        self._moved()
+
+    def position(self, partition: TopicPartition, deadline_ms: float) -> Script[int]:
+        """The offset of the next record to return, waiting until it is known."""
+        state = self.partitions.of(partition)
+        if not (
+            yield Wait(
+                lambda: state.position is not None or state.broken is not None or self.positions.error is not None,
+                deadline_ms,
+            )
+        ):
+            raise TimedOutError(f"the position of {partition} is not known yet")
+        if state.position is None:
+            raise (
+                state.broken
+                or self.positions.take_error()
+                or TimedOutError(f"the position of {partition} is not known yet")
+            )
+        return state.position.offset
+
+    def lag(self, partition: TopicPartition) -> int | None:
+        """Records between the position and the end, as the last fetch told it; None before that."""
+        state = self.partitions.of(partition)
+        end = state.last_stable if self._options.read_committed and state.last_stable >= 0 else state.high_watermark
+        return None if end < 0 or state.position is None else max(0, end - state.position.offset)
+
+    def to_commit(self, offsets: Mapping[TopicPartition, Any] | None) -> dict[TopicPartition, OffsetAndMetadata]:
+        """What a commit call means: None is all positions."""
+        if offsets is None:
+            return offsets_of(self.partitions.positions())
+        return {
+            TopicPartition(*part): value if isinstance(value, OffsetAndMetadata) else OffsetAndMetadata(int(value))
+            for part, value in offsets.items()
+        }
+
+    def figures(self) -> ConsumerFigures:
+        """Counters."""
+        links = self.cluster.links
+        return ConsumerFigures(
+            polls=self.polls,
+            records=self.returned,
+            fetches=self.fetcher.fetches,
+            fetched_bytes=self.fetcher.fetched_bytes,
+            commits=self.commits.count,
+            rebalances=self._rebalances_before + (self.membership.rebalances if self.membership is not None else 0),
+            requests=links.requests_sent,
+            received_bytes=links.bytes_received,
+            kept_records=self.fetcher.kept_records(),
+            kept_bytes=self.fetcher.queued_bytes,
+        )
+
+    def group_metadata(self) -> GroupMetadata:
+        """This consumer's place in its group.
+
+        Raises:
+            InvalidInputError: no group id.
+        """
+        group = self.config.group_id
+        if group is None:
+            raise InvalidInputError("there is no group without group.id")
+        if self.membership is None or not self.membership.joined:
+            return GroupMetadata(group)
+        who = self.membership.identity()
+        return GroupMetadata(group, who.generation, who.member_id, who.instance_id)
+
+    def commit_async(self, offsets: Mapping[TopicPartition, Any] | None, callback: OnCommit | None) -> None:
+        """Commit in the background, in order with the others."""
+        values = self.to_commit(offsets)
+        task = self.commits.start(values)
+        if callback is not None:
+            task.on_done(lambda done: callback(values, done.error if isinstance(done.error, KafkaError) else None))
+
+    # Inside.
+
+    def _moved(self) -> None:
+        """The set of partitions or a position changed."""
+        self.retained.drop_void()
+        self.positions.look()
+        self.pump()
+        self._changed()
+
+    def _changed(self) -> None:
+        self.news += 1
+
+
+def offsets_of(positions: Mapping[TopicPartition, Position]) -> dict[TopicPartition, OffsetAndMetadata]:
+    """Positions as offsets to commit."""
+    return {part: OffsetAndMetadata(position.offset, "", position.leader_epoch) for part, position in positions.items()}

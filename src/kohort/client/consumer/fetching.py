@@ -1,0 +1,309 @@
+"""Plans fetches and takes their answers in: one request in flight and one answer ahead per broker. No I/O.
+
+A broker is asked for what follows its last answer (the batch headers say where that is) as soon as that is taken up, so that
+the next answer travels while the application decodes and works. At most one answer per broker waits to be decoded, and
+nothing is asked for while `queued_max_bytes` are waiting altogether.
+Source: spec 2.4 (prefetch heuristics 1 and 2), KIP-74, KIP-320, KIP-392.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from kohort.client.consumer.fetch_request import FETCH_LANE, MOVED, FetchEntry, fetch_request
+from kohort.client.consumer.record_sets import extent
+from kohort.client.consumer.retained import Retained
+from kohort.client.consumer.subscription import Partitions, PartitionState, Position
+from kohort.client.net.cluster import Cluster, Node
+from kohort.client.settings import ConsumerConfig
+from kohort.columns.shapes import RecordSet
+from kohort.errors import ErrorCode, RetriableError, error_for
+from kohort.ids import TopicPartition
+
+_REPLICA_LEASE_MS = 300_000
+
+
+@dataclass(slots=True)
+class Fetched:
+    """Record sets out of one answer, not decoded yet, each with its partition's era when it was asked for."""
+
+    node: int
+    sets: list[RecordSet]
+    eras: list[int]
+    counts: list[int]
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What one request asked of one partition."""
+
+    partition: TopicPartition
+    position: Position
+    era: int
+
+
+class Fetcher:
+    """See the module's text.
+
+    Attributes:
+        ready: Answers to decode, oldest first.
+        unbounded: Whether the application polls without a bound on records: then only bytes bound what is fetched ahead.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        config: ConsumerConfig,
+        partitions: Partitions,
+        retained: Retained,
+        changed: Callable[[], None],
+    ) -> None:
+        self.cluster = cluster
+        self.config = config
+        self.partitions = partitions
+        self.retained = retained
+        self.ready: deque[Fetched] = deque()
+        self.unbounded = config.max_poll_records < 0
+        self.fetches = 0
+        self.fetched_bytes = 0
+        self._changed = changed
+        self._busy: set[int] = set()
+        self._order: deque[TopicPartition] = deque()
+        self._order_changes = -1
+        self._on_out_of_range: Callable[[TopicPartition], None] = lambda partition: None
+        self._on_truncated: Callable[[TopicPartition, Position], None] = lambda partition, position: None
+        self._timer_ms = float("inf")
+        self._ask_leaders_ms = float("-inf")
+        self._undecoded: Counter[TopicPartition] = Counter()
+        self._closed = False
+
+    def on_lost_position(
+        self, out_of_range: Callable[[TopicPartition], None], truncated: Callable[[TopicPartition, Position], None]
+    ) -> None:
+        """Called when the broker does not have a partition's fetch position; `truncated` gets the last one that both have."""
+        self._on_out_of_range, self._on_truncated = out_of_range, truncated
+
+    def close(self) -> None:
+        self._closed = True
+        self.ready.clear()
+
+    # What waits.
+
+    @property
+    def queued_bytes(self) -> int:
+        return sum(fetched.bytes for fetched in self.ready)
+
+    def kept_records(self, partition: TopicPartition | None = None) -> int:
+        """Records here and not returned, decoded or not; of one partition or of all."""
+        if partition is not None:
+            return self.retained.count(partition) + self._undecoded[partition]
+        return self.retained.records + self._undecoded.total()
+
+    def next_ready(self) -> Fetched | None:
+        """The oldest answer, without what was revoked or sought away since; None when there is none. The caller decodes it."""
+        while self.ready:
+            fetched = self.ready.popleft()
+            keep = [i for i, given in enumerate(fetched.sets) if self._current(given, fetched.eras[i])]
+            if len(keep) < len(fetched.sets):
+                for gone in set(range(len(fetched.sets))) - set(keep):
+                    self._count(fetched, gone, -1)
+                fetched.sets = [fetched.sets[i] for i in keep]
+                fetched.eras = [fetched.eras[i] for i in keep]
+                fetched.counts = [fetched.counts[i] for i in keep]
+            if keep:
+                return fetched
+        return None
+
+    def decoded(self, fetched: Fetched) -> None:
+        """What `next_ready` gave is decoded and counted elsewhere now."""
+        for index in range(len(fetched.sets)):
+            self._count(fetched, index, -1)
+
+    def _count(self, fetched: Fetched, index: int, sign: int) -> None:
+        given = fetched.sets[index]
+        partition = TopicPartition(given.topic, given.partition)
+        self._undecoded[partition] += sign * fetched.counts[index]
+        if not self._undecoded[partition]:
+            del self._undecoded[partition]
+
+    def put_back(self, fetched: Fetched) -> None:
+        """To be decoded first of all."""
+        self.ready.appendleft(fetched)
+        for index in range(len(fetched.sets)):
+            self._count(fetched, index, 1)
+
+    def _current(self, given: RecordSet, era: int) -> bool:
+        state = self.partitions.get(TopicPartition(given.topic, given.partition))
+        return state is not None and state.era == era
+
+    # Planning.
+
+    def pump(self) -> None:
+        """Ask every broker that may be asked for what may be fetched from it."""
+        if self._closed or self.queued_bytes >= self.config.queued_max_bytes:
+            return
+        wanted = self._enough()
+        if wanted is None:
+            return
+        by_node: dict[int, list[_Asked]] = {}
+        waiting = {fetched.node for fetched in self.ready}
+        now = self.cluster.runtime.now_ms
+        for partition in self._ordered():
+            state = self.partitions.of(partition)
+            if not _fetchable(state, now) or self.kept_records(partition) >= wanted:
+                continue
+            node = self._node(partition, state)
+            if node < 0:
+                self._ask_leaders(now)
+            elif node not in self._busy and node not in waiting and state.fetch_position is not None:
+                by_node.setdefault(node, []).append(_Asked(partition, state.fetch_position, state.era))
+        for node, asked in by_node.items():
+            self._busy.add(node)
+            self.cluster.runtime.spawn(self._fetch(node, asked), f"fetch from {node}")
+
+    def _enough(self) -> float | None:
+        """How many retained records of a partition rule it out; None when nothing is to be fetched."""
+        if self.unbounded:
+            return float("inf")
+        limit = self.config.max_poll_records
+        if self.config.prefetch == "share":
+            return max(1.0, limit / max(1, len(self.partitions)))
+        return float("inf") if self.kept_records() < limit else None
+
+    def _node(self, partition: TopicPartition, state: PartitionState) -> int:
+        if (
+            state.replica is not None
+            and self.cluster.runtime.now_ms < state.replica_until_ms
+            and state.replica in self.cluster.metadata.brokers
+        ):
+            return state.replica
+        return self.cluster.metadata.leader(partition)
+
+    def _ordered(self) -> list[TopicPartition]:
+        """Partitions, those that gave data last at the end: brokers fill an answer in the order of the request."""
+        if self._order_changes != self.partitions.changes:
+            old = [part for part in self._order if part in self.partitions]
+            known = set(old)
+            self._order = deque([*old, *(part for part in self.partitions if part not in known)])
+            self._order_changes = self.partitions.changes
+        return list(self._order)
+
+    # One fetch.
+
+    async def _fetch(self, node: int, asked: list[_Asked]) -> None:
+        try:
+            limit = self.config.max_partition_fetch_bytes
+            entries = [FetchEntry(entry.partition, entry.position, limit) for entry in asked]
+            timeout_ms = self.config.request_timeout_ms + self.config.fetch_max_wait_ms
+            request = fetch_request(self.cluster, self.config, entries)
+            answer = await self.cluster.send(request, Node(node), timeout_ms=timeout_ms, lane=FETCH_LANE)
+            self._take_in(node, asked, answer)
+        except RetriableError:
+            self.cluster.request_metadata()
+            for entry in asked:
+                state = self.partitions.get(entry.partition)
+                if state is not None:
+                    state.replica = None
+                    self._later(state)
+        finally:
+            self._busy.discard(node)
+        self.pump()
+
+    # One answer.
+
+    def _take_in(self, node: int, asked: list[_Asked], answer: Any) -> None:
+        self.fetches += 1
+        if answer.error_code:
+            raise error_for(ErrorCode.of(answer.error_code), "fetch")
+        by_partition = {entry.partition: entry for entry in asked}
+        fetched = Fetched(node, [], [], [], 0)
+        for topic in answer.responses:
+            name = topic.topic or self.cluster.metadata.topic_names.get(topic.topic_id, "")
+            for part in topic.partitions:
+                entry = by_partition.get(TopicPartition(name, part.partition_index))
+                state = None if entry is None else self.partitions.get(entry.partition)
+                if entry is not None and state is not None and state.era == entry.era:
+                    self._take_partition(fetched, entry, state, part)
+        if fetched.sets:
+            self.fetched_bytes += fetched.bytes
+            self.ready.append(fetched)
+        self._changed()
+
+    def _take_partition(self, fetched: Fetched, entry: _Asked, state: PartitionState, part: Any) -> None:
+        code = ErrorCode.of(part.error_code)
+        if code is not ErrorCode.NONE:
+            self._failed(entry.partition, state, code)
+            return
+        state.high_watermark, state.log_start, state.last_stable = (
+            part.high_watermark,
+            part.log_start_offset,
+            part.last_stable_offset,
+        )
+        if part.preferred_read_replica >= 0:
+            state.replica = part.preferred_read_replica
+            state.replica_until_ms = self.cluster.runtime.now_ms + _REPLICA_LEASE_MS
+        if part.diverging_epoch.end_offset >= 0:
+            self._on_truncated(entry.partition, Position(part.diverging_epoch.end_offset, part.diverging_epoch.epoch))
+            self._later(state)
+            return
+        records = part.records
+        if records is None or not len(records):
+            return
+        next_offset, count, epoch = extent(records)
+        aborted = [(txn.producer_id, txn.first_offset) for txn in part.aborted_transactions or ()]
+        fetched.sets.append(
+            RecordSet(entry.partition.topic, entry.partition.partition, records, entry.position.offset, aborted=aborted)
+        )
+        fetched.eras.append(entry.era)
+        fetched.counts.append(count)
+        fetched.bytes += len(records)
+        self._count(fetched, len(fetched.sets) - 1, 1)
+        if next_offset > entry.position.offset:
+            state.fetch_position = Position(next_offset, epoch)
+        self._order.remove(entry.partition)
+        self._order.append(entry.partition)
+
+    def _failed(self, partition: TopicPartition, state: PartitionState, code: ErrorCode) -> None:
+        if code is ErrorCode.OFFSET_OUT_OF_RANGE:
+            if state.replica is not None:
+                state.replica = None
+            else:
+                self._on_out_of_range(partition)
+        elif code in MOVED or (code.retriable and code is not ErrorCode.CORRUPT_MESSAGE):
+            state.replica = None
+            self.cluster.request_metadata()
+            self._later(state)
+        else:
+            self.partitions.fail(partition, error_for(code, f"{partition} can't be read: {code.text}"))
+        self._changed()
+
+    def _ask_leaders(self, now_ms: float) -> None:
+        """Metadata, but not again before the retry backoff is over."""
+        if now_ms >= self._ask_leaders_ms:
+            self._ask_leaders_ms = now_ms + self.config.retry_backoff_ms
+            self.cluster.request_metadata()
+        self._pump_at(self._ask_leaders_ms)
+
+    def _later(self, state: PartitionState) -> None:
+        """Not before the retry backoff is over."""
+        state.retry_at_ms = self.cluster.runtime.now_ms + self.config.retry_backoff_ms
+        self._pump_at(state.retry_at_ms)
+
+    def _pump_at(self, when: float) -> None:
+        if not self.cluster.runtime.now_ms < self._timer_ms <= when:
+            self._timer_ms = when
+            self.cluster.runtime.at(when).on_done(lambda _: self.pump())
+
+
+def _fetchable(state: PartitionState, now_ms: float) -> bool:
+    return (
+        state.fetch_position is not None
+        and not state.paused
+        and state.reset is None
+        and state.broken is None
+        and state.retry_at_ms <= now_ms
+    )

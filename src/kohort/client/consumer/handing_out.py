@@ -1,0 +1,81 @@
+"""Records one by one, with positions that follow each: what iteration over a consumer is made of. Pure.
+
+Source: spec 2.5, 2.7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from kohort.client.consumer.records import apply_deserializers
+from kohort.client.consumer.retained import Slice
+from kohort.client.consumer.subscription import Partitions, Position
+from kohort.client.settings import ConsumerConfig
+from kohort.columns import Record
+from kohort.ids import TopicPartition
+
+
+class HandingOut:
+    """What one poll took and the application has not seen all of.
+
+    Attributes:
+        open: Partitions being handed out, with their era.
+    """
+
+    def __init__(self, partitions: Partitions, config: ConsumerConfig) -> None:
+        self.open: dict[TopicPartition, int] = {}
+        self._partitions = partitions
+        self._config = config
+
+    def give(self, slices: Sequence[Slice]) -> Iterator[Record]:
+        """Records one by one; the position follows each as it is given out.
+
+        Ends a partition early when the application seeks or pauses it meanwhile, and everything when it polls: what it
+        has not seen then comes again.
+        """
+        self.open = {}
+        for part in slices:
+            state = self._partitions.get(part.partition)
+            if state is not None and state.position is not None and part.partition not in self.open:
+                self.open[part.partition] = state.era
+                state.position = _position_in(part, part.start)
+        for part in slices:
+            yield from self._each(part)
+        self.open = {}
+
+    def _each(self, part: Slice) -> Iterator[Record]:
+        partition = part.partition
+        era = self.open.get(partition)
+        if era is None:
+            return
+        epoch = _position_in(part, part.stop).leader_epoch
+        for record in part.block.records(part.start, part.stop):
+            state = self._partitions.get(partition)
+            if state is None or state.era != era:
+                self.open.pop(partition, None)
+                return
+            if state.paused:
+                self._take_back(partition, era)
+                return
+            state.position = Position(record.offset + 1, epoch)
+            apply_deserializers(record, self._config.key_deserializer, self._config.value_deserializer)
+            yield record
+        state = self._partitions.get(partition)
+        if state is not None and state.era == era:
+            state.position = _position_in(part, part.stop)
+
+    def _take_back(self, partition: TopicPartition, era: int) -> None:
+        """What was taken out of a partition and not handed out is fetched again."""
+        self.open.pop(partition, None)
+        state = self._partitions.get(partition)
+        if state is not None and state.era == era and state.position is not None:
+            self._partitions.place(partition, state.position)
+
+    def take_back(self) -> None:
+        """End what is being handed out; what nobody has seen comes again."""
+        for partition, era in list(self.open.items()):
+            self._take_back(partition, era)
+
+
+def _position_in(part: Slice, row: int) -> Position:
+    return Position(part.block.position(part.index, row), part.block.ranges[part.index].leader_epoch)

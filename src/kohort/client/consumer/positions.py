@@ -1,0 +1,174 @@
+"""Finds the positions that are not known: the group's committed offset, else what the reset policy says."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from kohort.client.consumer.subscription import Partitions, Position
+from kohort.client.net.cluster import Cluster
+from kohort.client.net.runtime import Promise, Task
+from kohort.client.offsets import EARLIEST, LATEST, committed_offsets, list_offsets
+from kohort.client.settings import ConsumerConfig, duration_ms
+from kohort.errors import KafkaError, OffsetError, RetriableError
+from kohort.ids import TopicPartition
+
+log = logging.getLogger("kohort.client")
+
+
+class PositionFinder:
+    """One task that looks for missing positions whenever `look` says that there may be some.
+
+    Attributes:
+        error: Why positions can't be found; taken with `take_error`, after which they are looked for again.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        config: ConsumerConfig,
+        partitions: Partitions,
+        found: Callable[[], None],
+        changed: Callable[[], None],
+        wall_ms: Callable[[], float] = lambda: time.time() * 1000,
+    ) -> None:
+        self.error: KafkaError | None = None
+        self._cluster = cluster
+        self._config = config
+        self._partitions = partitions
+        self._found = found
+        self._changed = changed
+        self._wall_ms = wall_ms
+        self._task: Task[None] | None = None
+        self._looked: Promise[None] = Promise()
+
+    def look(self) -> None:
+        """Positions may be missing now."""
+        if self._task is None:
+            self._task = self._cluster.runtime.spawn(self._run(), "positions")
+        looked, self._looked = self._looked, Promise()
+        looked.resolve(None)
+
+    def take_error(self) -> KafkaError | None:
+        error, self.error = self.error, None
+        if error is not None:
+            self.look()
+        return error
+
+    def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    def out_of_range(self, partition: TopicPartition) -> None:
+        """The broker does not have the position: reset it, or say so."""
+        state = self._partitions.of(partition)
+        offset = state.fetch_position.offset if state.fetch_position is not None else -1
+        if self._config.auto_offset_reset == "none":
+            held = f"{state.log_start} to {state.high_watermark}" if state.high_watermark >= 0 else "other offsets"
+            self._partitions.fail(
+                partition,
+                OffsetError(
+                    f"{partition}: offset {offset} is out of range (the partition holds {held}) and auto.offset.reset is none; seek to go on"
+                ),
+            )
+        else:
+            log.warning("%s: offset %d is out of range: reset to %s", partition, offset, self._config.auto_offset_reset)
+            self._partitions.forget(partition, self._config.auto_offset_reset)
+        self._changed()
+        self.look()
+
+    def truncated(self, partition: TopicPartition, common: Position) -> None:
+        """A new leader never had what was read last: records were lost after an unclean election.
+
+        Source: KIP-320, "Truncation detection".
+        """
+        state = self._partitions.of(partition)
+        at = state.fetch_position.offset if state.fetch_position is not None else -1
+        text = f"{partition}: the log was truncated: the leader's history ends at {common.offset} where this consumer read to {at}"
+        if self._config.auto_offset_reset == "none":
+            self._partitions.fail(partition, OffsetError(f"{text}; seek to go on"))
+        else:
+            log.warning("%s: going on from there", text)
+            self._partitions.place(partition, common)
+        self._changed()
+        self._found()
+
+    async def _run(self) -> None:
+        failures = 0
+        while True:
+            looked = self._looked
+            try:
+                await self._committed()
+                again = await self._reset()
+                failures = 0
+                if again:
+                    continue
+            except RetriableError as error:
+                failures += 1
+                log.debug("positions are not found yet: %s", error)
+                wait = self._cluster.links.backoff_ms(
+                    failures, self._config.retry_backoff_ms, self._config.retry_backoff_max_ms
+                )
+                await self._cluster.runtime.sleep(wait)
+                continue
+            except KafkaError as error:
+                self.error = error
+                self._changed()
+            await looked
+
+    async def _committed(self) -> None:
+        missing = self._partitions.without_position()
+        if not missing:
+            return
+        eras = {part: self._partitions.of(part).era for part in missing}
+        known = {}
+        if self._config.group_id is not None:
+            stable = self._config.isolation_level == "read_committed"
+            known = await committed_offsets(self._cluster, self._config.group_id, missing, require_stable=stable)
+        for part in missing:
+            state = self._partitions.get(part)
+            if state is None or state.era != eras[part] or state.position is not None:
+                continue
+            value = known.get(part)
+            if value is not None:
+                self._partitions.place(part, Position(value.offset, value.leader_epoch))
+            elif self._config.auto_offset_reset == "none":
+                self._partitions.fail(
+                    part,
+                    OffsetError(
+                        f"{part}: group {self._config.group_id!r} has committed no offset and auto.offset.reset is none; seek to go on"
+                    ),
+                )
+            else:
+                state.reset = self._config.auto_offset_reset
+        self._changed()
+        self._found()
+
+    async def _reset(self) -> bool:
+        wanted = self._partitions.to_reset(self._cluster.runtime.now_ms)
+        if not wanted:
+            return False
+        eras = {part: self._partitions.of(part).era for part in wanted}
+        committed_only = self._config.isolation_level == "read_committed"
+        times = {part: self._time_of(policy) for part, policy in wanted.items()}
+        found = await list_offsets(self._cluster, times, read_committed=committed_only)
+        late = {part: LATEST for part, value in found.items() if value.offset < 0}
+        if late:
+            found.update(await list_offsets(self._cluster, late, read_committed=committed_only))
+        for part, value in found.items():
+            state = self._partitions.get(part)
+            if state is not None and state.era == eras[part]:
+                self._partitions.place(part, Position(value.offset))
+        self._changed()
+        self._found()
+        return True
+
+    def _time_of(self, policy: str | int) -> int:
+        if isinstance(policy, int):
+            return policy
+        if policy == "earliest":
+            return EARLIEST
+        if policy == "latest":
+            return LATEST
+        return round(self._wall_ms() - duration_ms(policy.removeprefix("by_duration:")))

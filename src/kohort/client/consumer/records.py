@@ -1,0 +1,107 @@
+"""What `poll` returns: records, made from the columns when they are looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+from kohort.client.consumer.retained import Slice
+from kohort.columns import Record
+from kohort.ids import TopicPartition
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_AT_ONCE = 4096
+
+
+class Records:
+    """Records of one poll, grouped by partition, in the order of their offsets within each.
+
+    Iterating makes `Record` objects in small lots; `to_arrow` makes none.
+    """
+
+    __slots__ = ("_key", "_slices", "_value")
+
+    def __init__(
+        self,
+        slices: Sequence[Slice] = (),
+        key_deserializer: Callable[[bytes], Any] | None = None,
+        value_deserializer: Callable[[bytes], Any] | None = None,
+    ) -> None:
+        self._slices = slices
+        self._key = key_deserializer
+        self._value = value_deserializer
+
+    def __len__(self) -> int:
+        return sum(map(len, self._slices))
+
+    def __bool__(self) -> bool:
+        return any(map(len, self._slices))
+
+    def __iter__(self) -> Iterator[Record]:
+        return chain.from_iterable(lot for part in self._slices for lot in self._lots(part))
+
+    def partitions(self) -> list[TopicPartition]:
+        """The partitions that have records here."""
+        return list(dict.fromkeys(part.partition for part in self._slices))
+
+    def records(self, partition: TopicPartition) -> list[Record]:
+        """The records of one partition."""
+        mine = [part for part in self._slices if part.partition == partition]
+        return [record for part in mine for lot in self._lots(part) for record in lot]
+
+    def by_partition(self) -> dict[TopicPartition, list[Record]]:
+        """All records, by partition."""
+        return {partition: self.records(partition) for partition in self.partitions()}
+
+    def to_arrow(self) -> pa.RecordBatch | None:
+        """The same records as one Arrow batch; None without records. Deserializers are not applied."""
+        return to_batch(self._slices)
+
+    def __repr__(self) -> str:
+        parts = ", ".join(
+            f"{partition}: {sum(len(s) for s in self._slices if s.partition == partition)}"
+            for partition in self.partitions()
+        )
+        return f"Records({parts})"
+
+    def _lots(self, part: Slice) -> Iterator[Sequence[Record]]:
+        for start in range(part.start, part.stop, _AT_ONCE):
+            lot = part.block.records(start, min(start + _AT_ONCE, part.stop))
+            if self._key is not None or self._value is not None:
+                for record in lot:
+                    apply_deserializers(record, self._key, self._value)
+            yield lot
+
+
+def apply_deserializers(
+    record: Record, key: Callable[[bytes], Any] | None, value: Callable[[bytes], Any] | None
+) -> None:
+    """Replace key and value by what the functions make of them; None stays None."""
+    if key is not None and record.key is not None:
+        record.key = key(record.key)
+    if value is not None and record.value is not None:
+        record.value = value(record.value)
+
+
+def to_batch(slices: Sequence[Slice]) -> pa.RecordBatch | None:
+    """One Arrow batch of all slices: without a copy where they lie side by side in one decode."""
+    runs: list[list[Any]] = []
+    for part in sorted(slices, key=lambda part: part.start) if _one_block(slices) else slices:
+        if runs and runs[-1][0] is part.block and runs[-1][2] == part.start:
+            runs[-1][2] = part.stop
+        elif len(part):
+            runs.append([part.block, part.start, part.stop])
+    batches = [block.to_arrow(start, stop) for block, start, stop in runs]
+    if len(batches) <= 1:
+        return batches[0] if batches else None
+    import pyarrow as pa
+
+    joined: pa.RecordBatch = pa.concat_batches(batches)  # type: ignore[attr-defined]
+    return joined
+
+
+def _one_block(slices: Sequence[Slice]) -> bool:
+    return all(part.block is slices[0].block for part in slices)

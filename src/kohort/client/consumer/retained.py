@@ -1,0 +1,228 @@
+"""Records that were fetched and not returned yet, and the fair choice of what to return next. Pure.
+
+Each partition has a queue of chunks, one per fetch. The rotation holds the partitions that have chunks: a call to `take`
+begins with the partition where the last one left off, and a partition goes to the end of the rotation when its chunk is used
+up, so that between two chunks of one partition every other partition has its turn, however fast the one is refilled.
+Source: spec 2.1–2.3, 2.5, 2.7.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from kohort.client.consumer.subscription import Partitions, PartitionState, Position
+from kohort.columns import Record
+from kohort.errors import CorruptDataError
+from kohort.ids import TopicPartition
+
+
+class RangeFacts(Protocol):
+    """Of kohort.columns.RowRange, what is used here."""
+
+    @property
+    def start(self) -> int: ...
+
+    @property
+    def stop(self) -> int: ...
+
+    @property
+    def leader_epoch(self) -> int: ...
+
+
+class Rows(Protocol):
+    """Of kohort.columns.Decoded, what is used here."""
+
+    @property
+    def ranges(self) -> Sequence[RangeFacts]: ...
+
+    def records(self, start: int, stop: int) -> Sequence[Record]: ...
+
+    def to_arrow(self, start: int, stop: int) -> Any: ...
+
+    def position(self, index: int, row: int) -> int: ...
+
+    def error(self, index: int) -> CorruptDataError | None: ...
+
+
+@dataclass(slots=True)
+class Chunk:
+    """Rows of one partition out of one decode. `row` is the next one to return; `era` the partition's when it was fetched."""
+
+    block: Rows
+    index: int
+    row: int
+    stop: int
+    era: int
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Rows to return: start to stop (exclusive) of a decode, all of one partition."""
+
+    partition: TopicPartition
+    block: Rows
+    index: int
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+class Retained:
+    """See the module's text.
+
+    Attributes:
+        records: How many are kept altogether, those of paused partitions too.
+    """
+
+    def __init__(self, partitions: Partitions) -> None:
+        self._partitions = partitions
+        self._queues: dict[TopicPartition, deque[Chunk]] = {}
+        self._rotation: deque[TopicPartition] = deque()
+        self._counts: Counter[TopicPartition] = Counter()
+        self.records = 0
+
+    def add(self, partition: TopicPartition, block: Rows, index: int, era: int) -> None:
+        """Keep the rows of one record set of a decode."""
+        rows = block.ranges[index]
+        queue = self._queues.get(partition)
+        if queue is None:
+            queue = self._queues[partition] = deque()
+            self._rotation.append(partition)
+        queue.append(Chunk(block, index, rows.start, rows.stop, era))
+        self._count(partition, rows.stop - rows.start)
+
+    def take(self, limit: int | None, *, proportional: bool = False) -> list[Slice]:
+        """Up to `limit` records in fair order; None: those of the oldest decode. Moves positions past them."""
+        self.drop_void()
+        if limit is None:
+            return self._take_block()
+        if proportional:
+            return self._take_shares(limit)
+        return list(self._take_greedy(limit))
+
+    def count(self, partition: TopicPartition) -> int:
+        """Records kept of one partition."""
+        return self._counts[partition]
+
+    def any_ready(self) -> bool:
+        """Whether `take` would return records or move a position."""
+        return any(self._ready(partition) is not None for partition in self._rotation)
+
+    def drop_void(self) -> None:
+        """Throw away what belongs to partitions that were given up or sought since."""
+        for partition in list(self._rotation):
+            state = self._partitions.get(partition)
+            queue = self._queues[partition]
+            while queue and (state is None or queue[0].era != state.era):
+                chunk = queue.popleft()
+                self._count(partition, chunk.row - chunk.stop)
+            if not queue:
+                self._forget(partition)
+
+    def clear(self) -> None:
+        for partition in list(self._rotation):
+            while self._queues[partition]:
+                chunk = self._queues[partition].popleft()
+                self._count(partition, chunk.row - chunk.stop)
+            self._forget(partition)
+
+    # Inside.
+
+    def _ready(self, partition: TopicPartition) -> PartitionState | None:
+        state = self._partitions.get(partition)
+        return state if state is not None and not state.paused and self._queues[partition] else None
+
+    def _take_greedy(self, limit: int) -> Iterator[Slice]:
+        left, waiting = limit, 0
+        while left > 0 and self._rotation and waiting < len(self._rotation):
+            partition = self._rotation[0]
+            state = self._ready(partition)
+            if state is None:
+                self._rotation.rotate(-1)
+                waiting += 1
+                continue
+            waiting = 0
+            part = self._cut(partition, state, left)
+            if len(part):
+                left -= len(part)
+                yield part
+
+    def _take_shares(self, limit: int) -> list[Slice]:
+        taken: list[Slice] = []
+        left = limit
+        while left > 0:
+            ready = [partition for partition in self._rotation if self._ready(partition) is not None]
+            if not ready:
+                break
+            share = max(1, left // len(ready))
+            for partition in ready:
+                part = self._take_upto(partition, min(share, left))
+                left -= sum(map(len, part))
+                taken += part
+        return taken
+
+    def _take_upto(self, partition: TopicPartition, count: int) -> list[Slice]:
+        """Of one partition over its chunks; the partition goes to the end of the rotation."""
+        taken = []
+        while count > 0 and partition in self._queues and (state := self._ready(partition)) is not None:
+            part = self._cut(partition, state, count)
+            if len(part):
+                count -= len(part)
+                taken.append(part)
+        if partition in self._queues:
+            self._rotation.remove(partition)
+            self._rotation.append(partition)
+        return taken
+
+    def _take_block(self) -> list[Slice]:
+        block: Rows | None = None
+        taken = []
+        for partition in list(self._rotation):
+            while partition in self._queues and (state := self._ready(partition)) is not None:
+                head = self._queues[partition][0]
+                if block is not None and head.block is not block:
+                    break
+                part = self._cut(partition, state, head.stop - head.row)
+                if len(part):
+                    block = head.block
+                    taken.append(part)
+        return taken
+
+    def _cut(self, partition: TopicPartition, state: PartitionState, count: int) -> Slice:
+        """Rows off the first chunk, which is dropped when used up: the partition then goes to the end of the rotation."""
+        queue = self._queues[partition]
+        chunk = queue[0]
+        start, stop = chunk.row, min(chunk.stop, chunk.row + count)
+        chunk.row = stop
+        self._count(partition, start - stop)
+        epoch = chunk.block.ranges[chunk.index].leader_epoch
+        state.position = Position(chunk.block.position(chunk.index, stop), epoch)
+        if stop == chunk.stop:
+            queue.popleft()
+            self._used_up(partition, chunk)
+        return Slice(partition, chunk.block, chunk.index, start, stop)
+
+    def _used_up(self, partition: TopicPartition, chunk: Chunk) -> None:
+        error = chunk.block.error(chunk.index)
+        if error is not None:
+            self._partitions.fail(partition, error, void=True)
+            self.drop_void()
+            return
+        self._rotation.remove(partition)
+        if self._queues[partition]:
+            self._rotation.append(partition)
+        else:
+            del self._queues[partition]
+
+    def _forget(self, partition: TopicPartition) -> None:
+        del self._queues[partition]
+        self._rotation.remove(partition)
+
+    def _count(self, partition: TopicPartition, change: int) -> None:
+        self.records += change
+        self._counts[partition] += change

@@ -1,0 +1,1 @@
+"""A place in a group: joining, holding an assignment, leaving, in either protocol."""

@@ -1,0 +1,260 @@
+"""What the members of a classic group tell each other through the coordinator: subscriptions up, assignments down.
+
+The "consumer" protocol's metadata is a version number and the message at that version. Readers take any version: newer ones
+have what older ones have, at the same place, and more behind it.
+Source: spec 3.2–3.6, 3.10, 3.13; KIP-429; KIP-792.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from kohort.assignors import Assignor, MemberSubscription, client_assignor
+from kohort.assignors import TopicInfo as AssignableTopic
+from kohort.client.group.subscription import Subscription
+from kohort.client.net.cluster import Cluster
+from kohort.client.net.metadata import Metadata
+from kohort.client.offset_values import Assignment
+from kohort.client.offsets import by_topic
+from kohort.client.settings import ConsumerConfig
+from kohort.errors import CorruptDataError, ErrorCode, InvalidInputError, KafkaError, error_for
+from kohort.ids import TopicPartition
+from kohort.wire.groups import ConsumerProtocolAssignment, ConsumerProtocolSubscription
+
+PROTOCOL_TYPE = "consumer"
+_SUBSCRIPTION_VERSION = 3
+_ASSIGNMENT_VERSION = 3
+
+
+class ClassicProtocol:
+    """Builds and reads the protocol's bytes, runs the assignor as the leader, and watches metadata for reasons to rebalance."""
+
+    protocol_type = PROTOCOL_TYPE
+
+    def __init__(
+        self, cluster: Cluster, config: ConsumerConfig, owner: object, request_rejoin: Callable[[str], None]
+    ) -> None:
+        self._owner = owner
+        self._cluster = cluster
+        self._config = config
+        self._request_rejoin = request_rejoin
+        self._assignors: dict[str, Assignor] = _assignors(config.partition_assignment_strategy)
+        self.eager = not all(assignor.cooperative for assignor in self._assignors.values())
+        self._subscription: Subscription | None = None
+        self._joined_with: tuple[str, ...] = ()
+        self._watched: frozenset[str] | None = None
+        self._assigned_for: dict[str, tuple[int, ...]] = {}
+        self._chosen: Assignor | None = None
+        self._batching = False
+
+    def subscribe(self, subscription: Subscription) -> None:
+        self._subscription = subscription
+        self._want()
+
+    def topics(self) -> tuple[str, ...]:
+        """The topics subscribed to, as far as metadata tells."""
+        if self._subscription is None:
+            return ()
+        return self._subscription.resolve(self._cluster.metadata, self._config.exclude_internal_topics)
+
+    def unsubscribed(self, held: Iterable[TopicPartition]) -> list[TopicPartition]:
+        """Those held whose topic is not subscribed to any more."""
+        topics = set(self.topics())
+        return [part for part in held if part.topic not in topics]
+
+    # Up: this member's subscription.
+
+    async def prepare(self) -> None:
+        """A pattern needs to have seen the topics before it can join."""
+        if (
+            self._subscription is not None
+            and self._subscription.pattern is not None
+            and not self._cluster.metadata.complete
+        ):
+            await self._cluster.refresh_metadata(self._config.default_api_timeout_ms)
+
+    def metadata(self, held: Assignment, generation: int) -> list[tuple[str, bytes]]:
+        """The join's protocols: assignor name and subscription bytes, by preference."""
+        topics = self.topics()
+        self._joined_with = topics
+        owned = [
+            ConsumerProtocolSubscription.TopicPartition(topic=topic, partitions=[part.partition for part in parts])
+            for topic, parts in by_topic(held.partitions).items()
+        ]
+        protocols = []
+        for name, assignor in self._assignors.items():
+            given = self._subscription.user_data if self._subscription is not None else None
+            user_data = assignor.subscription_user_data(topics) if given is None else given
+            message = ConsumerProtocolSubscription(
+                topics=list(topics),
+                user_data=user_data,
+                owned_partitions=owned,
+                generation_id=generation if owned else -1,
+                rack_id=self._config.client_rack or None,
+            )
+            protocols.append((name, _SUBSCRIPTION_VERSION.to_bytes(2, "big") + message.encode(_SUBSCRIPTION_VERSION)))
+        return protocols
+
+    # The leader's part.
+
+    async def assign(self, joined: Any) -> list[tuple[str, bytes]]:
+        """Every member's assignment bytes.
+
+        Raises:
+            KafkaError: no assignment can be made; says why.
+        """
+        assignor = self._assignors.get(joined.protocol_name or "")
+        if assignor is None:
+            text = f"the coordinator chose the assignor {joined.protocol_name!r}, which is not configured here"
+            raise error_for(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, text)
+        members = {member.member_id: _member_subscription(member) for member in joined.members}
+        topics = sorted({topic for member in members.values() for topic in member.topics})
+        self._watched = frozenset(topics)
+        self._want()
+        await self._cluster.describe_topics(topics)
+        metadata = self._cluster.metadata
+        self._assigned_for = {topic: tuple(metadata.partitions_of(topic)) for topic in topics}
+        if joined.skip_assignment:
+            return []
+        assignable = {
+            topic: _assignable(metadata, topic, parts) for topic, parts in self._assigned_for.items() if parts
+        }
+        try:
+            result = assignor.assign(members, assignable)
+            extra = assignor.assignment_user_data()
+        except KafkaError:
+            raise
+        except Exception as error:  # an assignor of the application's own: its failure is reported, not swallowed
+            raise KafkaError(f"the assignor {joined.protocol_name!r} failed: {error!r}") from error
+        return [(member, encode_assignment(parts, extra.get(member))) for member, parts in result.items()]
+
+    def followed(self) -> None:
+        """Another member leads: watch only what this member's own subscription needs."""
+        self._watched = None
+        self._assigned_for = {}
+        self._want()
+
+    # Down: this member's assignment.
+
+    def decode_assignment(self, content: bytes) -> tuple[list[TopicPartition], bytes | None]:
+        """Partitions and user data; no bytes at all mean no partitions."""
+        if not content:
+            return [], None
+        message = _decode_versioned(ConsumerProtocolAssignment, content, "assignment")
+        parts = [
+            TopicPartition(topic.topic, number) for topic in message.assigned_partitions for number in topic.partitions
+        ]
+        return sorted(parts), None if message.user_data is None else bytes(message.user_data)
+
+    def assigned(
+        self, protocol_name: str, partitions: list[TopicPartition], user_data: bytes | None, generation: int
+    ) -> None:
+        """Tell the chosen assignor what came of it."""
+        assignor = self._assignors.get(protocol_name)
+        if assignor is not None:
+            assignor.on_assignment(partitions, user_data, generation)
+
+    # Metadata.
+
+    def metadata_changed(self) -> None:
+        """Ask for a rebalance where topics appeared, grew or went since the last assignment; the leader gathers changes first."""
+        if (
+            self._subscription is not None
+            and self._subscription.pattern is not None
+            and self.topics() != self._joined_with
+        ):
+            self._batch("the topics that match the subscription changed")
+        elif self._assigned_for and self._leader_sees_change():
+            self._batch("partitions changed")
+
+    def _leader_sees_change(self) -> bool:
+        metadata = self._cluster.metadata
+        return any(
+            tuple(metadata.partitions_of(topic)) != parts
+            for topic, parts in self._assigned_for.items()
+            if topic not in metadata.topics
+            or metadata.topics[topic].error in (ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        )
+
+    def _batch(self, reason: str) -> None:
+        if self._batching:
+            return
+        wait_ms = self._config.rebalance_batch_ms
+        if wait_ms == 0:
+            self._request_rejoin(reason)
+            return
+        self._batching = True
+
+        def over(_: Any) -> None:
+            self._batching = False
+            self._request_rejoin(reason)
+
+        runtime = self._cluster.runtime
+        runtime.at(runtime.now_ms + wait_ms).on_done(over)
+
+    def _want(self) -> None:
+        if self._subscription is None:
+            return
+        if self._subscription.pattern is not None:
+            self._cluster.want_topics(self._owner, None)
+        else:
+            self._cluster.want_topics(self._owner, {*self._subscription.topics, *(self._watched or ())})
+
+
+def encode_assignment(partitions: Iterable[TopicPartition], user_data: bytes | None = None) -> bytes:
+    """An assignment as members read it."""
+    assigned = [
+        ConsumerProtocolAssignment.TopicPartition(topic=topic, partitions=[part.partition for part in parts])
+        for topic, parts in by_topic(partitions).items()
+    ]
+    message = ConsumerProtocolAssignment(assigned_partitions=assigned, user_data=user_data)
+    return _ASSIGNMENT_VERSION.to_bytes(2, "big") + message.encode(_ASSIGNMENT_VERSION)
+
+
+def _member_subscription(member: Any) -> MemberSubscription:
+    message = _decode_versioned(
+        ConsumerProtocolSubscription, bytes(member.metadata), f"subscription of member {member.member_id}"
+    )
+    return MemberSubscription(
+        topics=tuple(message.topics),
+        instance_id=member.group_instance_id,
+        rack=message.rack_id,
+        owned=tuple(
+            TopicPartition(topic.topic, number) for topic in message.owned_partitions for number in topic.partitions
+        ),
+        generation=message.generation_id,
+        user_data=None if message.user_data is None else bytes(message.user_data),
+    )
+
+
+def _decode_versioned(message: type[Any], content: bytes, what: str) -> Any:
+    """A message behind its version number; bytes of a newer version beyond what is known here are ignored."""
+    if len(content) < 2:
+        raise CorruptDataError(f"{what}: {len(content)} bytes are too few")
+    version = int.from_bytes(content[:2], "big", signed=True)
+    if version < 0:
+        raise CorruptDataError(f"{what}: version {version}")
+    body, newest = content[2:], message.MAX_VERSION
+    return message.decode(body, version) if version <= newest else message.decode_prefix(body, newest)[0]
+
+
+def _assignable(metadata: Metadata, topic: str, numbers: tuple[int, ...]) -> AssignableTopic:
+    racks: list[frozenset[str]] = []
+    for number in range(len(numbers)):
+        part = metadata.partition(TopicPartition(topic, number))
+        nodes = [metadata.brokers.get(node) for node in part.replicas] if part is not None else []
+        racks.append(frozenset(broker.rack for broker in nodes if broker is not None and broker.rack))
+    return AssignableTopic(len(numbers), tuple(racks) if any(racks) else ())
+
+
+def _assignors(strategies: Iterable[str | Assignor]) -> dict[str, Assignor]:
+    """Assignors by name, in order of preference.
+
+    Raises:
+        InvalidInputError: an unknown name, or none at all.
+    """
+    chosen = [client_assignor(strategy) if isinstance(strategy, str) else strategy for strategy in strategies]
+    if not chosen:
+        raise InvalidInputError("partition.assignment.strategy names no assignor")
+    return {assignor.name: assignor for assignor in chosen}

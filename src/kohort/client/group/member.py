@@ -1,0 +1,214 @@
+"""A member of a consumer group that does not read: for an application that fetches by other means, or elsewhere."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from kohort.client.group.membership import Membership
+from kohort.client.group.protocols import join_group
+from kohort.client.group.subscription import Subscription
+from kohort.client.net.thread_driver import ThreadClient
+from kohort.client.offset_values import Assignment, OffsetAndMetadata, OffsetAndTimestamp, Revocation
+from kohort.client.offsets import commit_offsets, committed_offsets
+from kohort.client.settings import ConsumerConfig, client_config
+from kohort.client.topic_offsets import beginning_offsets, end_offsets, offsets_for_times, partitions_of
+from kohort.errors import CommitFailedError, ErrorCode, KafkaError, TimedOutError
+from kohort.ids import TopicPartition
+
+
+class GroupMember:
+    """Membership alone: joins, holds an assignment, heartbeats in the background, commits any offsets.
+
+        member = GroupMember("127.0.0.1:9092", "flights-etl", topics=["flights"], client_id="spark")
+        assignment = member.wait_assignment(timeout_ms=30_000)
+        ...
+        revocation = member.revocation()            # not None: the group wants partitions back
+        if revocation and not revocation.lost:
+            ...finish the work at hand, commit...
+        if revocation:
+            member.release()                        # acknowledges; the next assignment comes by itself
+        member.close()
+
+    A revocation waits for `release()`; the member heartbeats meanwhile. When the rebalance timeout (`max_poll_interval_ms`)
+    passes first, the coordinator goes on without it: the revocation turns into one with `lost=True`, and commits of the old
+    generation raise CommitFailedError. There is no other time limit: a member that is not looked at stays a member.
+    """
+
+    def __init__(
+        self,
+        bootstrap_servers: str | list[str],
+        group_id: str,
+        *,
+        topics: Iterable[str] | None = None,
+        pattern: str | None = None,
+        user_data: bytes | None = None,
+        **settings: Any,
+    ) -> None:
+        """Start joining in the background.
+
+        Args:
+            bootstrap_servers: HOST:PORT, several with commas between or as a list.
+            group_id: The group.
+            topics: What to subscribe to; or
+            pattern: A regular expression for it.
+            user_data: Handed to the assignor.
+            **settings: Of `ConsumerConfig`, by either kind of name.
+        """
+        subscription = Subscription(tuple(topics or ()), pattern, user_data)
+        self.config = client_config(ConsumerConfig, bootstrap_servers, {**settings, "group_id": group_id})
+        self.group_id = group_id
+        self._client = ThreadClient(self.config)
+        self._membership = join_group(self._client.cluster, self.config, poll_bound=False)
+        self._seen = 0
+        weakref.finalize(self, _abandon, self._client, self._membership)
+        with self._client.lock:
+            self._membership.subscribe(subscription)
+            self._client.wake()
+
+    def assignment(self) -> Assignment:
+        """What is held now: partitions, generation, member id; empty before the first join and while nothing is held."""
+        with self._client.lock:
+            return self._membership.assignment
+
+    def wait_assignment(self, timeout_ms: float, *, after_generation: int = -1) -> Assignment:
+        """Wait until an assignment of a generation above `after_generation` is held and no revocation is pending.
+
+        Raises:
+            TimedOutError: none within the time; says what the member was waiting for.
+            KafkaError: the group can't be joined (not authorized, no common assignor …).
+        """
+        member = self._membership
+
+        def settled() -> bool:
+            return member.error is not None or (member.holding and member.assignment.generation > after_generation)
+
+        if not self._client.wait(settled, timeout_ms / 1000):
+            with self._client.lock:
+                why = self._client.cluster.unreachable() or f"the member is {member.state.value}"
+            raise TimedOutError(f"group {self.group_id!r}: no assignment within {timeout_ms:.0f} ms: {why}")
+        self._raise_error()
+        return self.assignment()
+
+    def revocation(self) -> Revocation | None:
+        """What the group wants back, until `release`; None otherwise.
+
+        Raises:
+            KafkaError: this member can't be in the group any more (fenced by another with its instance id, not authorized …).
+        """
+        self._raise_error()
+        with self._client.lock:
+            return self._membership.revocation
+
+    def wait_change(self, timeout_ms: float) -> bool:
+        """Wait until assignment or revocation differ from what they were at the last call of this method; False: time is over."""
+        changed = self._client.wait(lambda: self._membership.sequence != self._seen, timeout_ms / 1000)
+        with self._client.lock:
+            self._seen = self._membership.sequence
+        return changed
+
+    def release(self) -> None:
+        """Acknowledge the pending revocation. Does nothing without one."""
+        with self._client.lock:
+            self._membership.release()
+            self._client.wake()
+
+    def subscribe(self, topics: Iterable[str] | None = None, *, pattern: str | None = None) -> None:
+        """Change the subscription; the group rebalances."""
+        with self._client.lock:
+            self._membership.subscribe(Subscription(tuple(topics or ()), pattern))
+            self._client.wake()
+
+    def commit(
+        self,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata | int],
+        *,
+        generation: int | None = None,
+        timeout_ms: float | None = None,
+    ) -> None:
+        """Commit for the member's generation and wait.
+
+        Args:
+            offsets: Next offsets to read, with metadata if wanted.
+            generation: Refuse locally unless this is still the generation held; None: whichever is held.
+            timeout_ms: None: `default_api_timeout_ms`.
+
+        Raises:
+            CommitFailedError: the generation is over.
+        """
+        values = {
+            part: value if isinstance(value, OffsetAndMetadata) else OffsetAndMetadata(value)
+            for part, value in offsets.items()
+        }
+        with self._client.lock:
+            identity = self._membership.identity()
+            joined = self._membership.joined
+        if not joined or generation not in (None, identity.generation):
+            text = f"group {self.group_id!r}: generation {generation if generation is not None else ''} is over, nothing was committed"
+            raise CommitFailedError(text, ErrorCode.ILLEGAL_GENERATION)
+        self._client.call(commit_offsets(self._client.cluster, self.group_id, values, identity, timeout_ms))
+
+    def committed(
+        self, partitions: Iterable[TopicPartition], timeout_ms: float | None = None
+    ) -> dict[TopicPartition, OffsetAndMetadata | None]:
+        """The group's committed offsets; None where there is none."""
+        return self._client.call(
+            committed_offsets(self._client.cluster, self.group_id, partitions, timeout_ms=timeout_ms)
+        )
+
+    def partitions_of(self, topics: Iterable[str], timeout_ms: float | None = None) -> dict[str, list[int]]:
+        """Partition numbers of topics, asked now; unknown topics are left out."""
+        return self._client.call(partitions_of(self._client.cluster, topics, timeout_ms))
+
+    def beginning_offsets(
+        self, partitions: Iterable[TopicPartition], timeout_ms: float | None = None
+    ) -> dict[TopicPartition, int]:
+        """First offsets that can be read."""
+        return self._client.call(beginning_offsets(self._client.cluster, partitions, timeout_ms))
+
+    def end_offsets(
+        self, partitions: Iterable[TopicPartition], timeout_ms: float | None = None
+    ) -> dict[TopicPartition, int]:
+        """Offsets after the last one that can be read (the last stable one with read_committed)."""
+        committed = self.config.isolation_level == "read_committed"
+        return self._client.call(end_offsets(self._client.cluster, partitions, timeout_ms, read_committed=committed))
+
+    def offsets_for_times(
+        self, times: Mapping[TopicPartition, int], timeout_ms: float | None = None
+    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+        """The first record at or after a time (ms since the epoch); None where there is none."""
+        return self._client.call(offsets_for_times(self._client.cluster, times, timeout_ms))
+
+    def close(self, timeout_ms: float = 3_000) -> None:
+        """Leave the group at once and end. Does nothing the second time."""
+        if self._client.closed:
+            return
+        try:
+            self._client.call(self._membership.leave("the application closed the member"), timeout_ms / 1000)
+        except (KafkaError, TimeoutError):
+            pass  # the coordinator finds out by the session's end
+        finally:
+            self._client.close()
+
+    def _raise_error(self) -> None:
+        with self._client.lock:
+            error = self._membership.take_error()
+            if error is not None:
+                self._client.wake()
+                raise error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _abandon(client: ThreadClient, membership: Membership) -> None:
+    """A member that nobody closed: its group need not wait for the session's end."""
+    if not client.closed:
+        client.abandon(membership.leave("the member was abandoned"))

@@ -1,0 +1,277 @@
+"""One member of one group: what every protocol has in common. No I/O; see `kohort.client.net.runtime`.
+
+Two levels that the application reads, and one word it says:
+
+- `assignment`: what the member holds now. Empty before the first join and after a revocation was released.
+- `revocation`: what the group wants back; stays until the application says `release()`. The member heartbeats meanwhile, and
+  goes on only after it. One with `lost` set says that the partitions are someone else's already.
+
+The protocols are `membership_classic` (members assign) and `membership_consumer` (KIP-848, the coordinator assigns).
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from enum import Enum
+from typing import Any, ClassVar
+
+from kohort.client.group.subscription import Subscription
+from kohort.client.net.cluster import Cluster, Coordinator, Versioned
+from kohort.client.net.runtime import Promise, Task
+from kohort.client.offset_values import Assignment, Revocation
+from kohort.client.offsets import GroupIdentity
+from kohort.client.settings import ConsumerConfig
+from kohort.errors import ErrorCode, FencedError, KafkaError, RetriableError
+from kohort.ids import TopicPartition
+
+log = logging.getLogger("kohort.client")
+LEAVE_MS = 3_000
+
+
+class MemberState(Enum):
+    """Where a member is in its life; the modules of the protocols say what leads from one to the other."""
+
+    IDLE = "idle"
+    REVOKING = "waiting for the application to let partitions go"
+    JOINING = "joining"
+    SYNCING = "waiting for the leader's assignment"
+    HOLDING = "holding its assignment"
+    LEFT = "gone"
+
+
+class Membership(ABC):
+    """See the module's text.
+
+    Attributes:
+        assignment, revocation: The two levels.
+        error: Why the group can't be joined; take it with `take_error`, after which the member tries again.
+        sequence: Grows with every change of `assignment` or `revocation`.
+        rebalances: Assignments received.
+        state: Where the member is in its life.
+    """
+
+    NOT_JOINED: ClassVar[int]
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        config: ConsumerConfig,
+        *,
+        changed: Callable[[], None] = lambda: None,
+        poll_bound: bool = True,
+    ) -> None:
+        """A member of `config.group_id`, idle until it subscribes.
+
+        Args:
+            cluster: Way to the coordinator.
+            config: `group_id` must be set.
+            changed: Called after each change of a level.
+            poll_bound: Whether `polled()` must be called every `max_poll_interval_ms`.
+        """
+        if config.group_id is None:
+            raise ValueError("membership needs a group id")
+        self.cluster = cluster
+        self.config = config
+        self.group = config.group_id
+        self.state = MemberState.IDLE
+        self.assignment = Assignment()
+        self.revocation: Revocation | None = None
+        self.error: KafkaError | None = None
+        self.sequence = 0
+        self.rebalances = 0
+        self._coordinator = Coordinator(self.group)
+        self._announce = changed
+        self._poll_bound = poll_bound
+        self._polled_ms = cluster.runtime.now_ms
+        self._subscription: Subscription | None = None
+        self._member_id = ""
+        self._generation = self.NOT_JOINED
+        self._fenced: ErrorCode | None = None
+        self._overdue = False
+        self._moved: Promise[None] = Promise()
+        self._main: Task[None] | None = None
+        cluster.on_metadata(lambda _: self._metadata_changed())
+
+    # What the application says.
+
+    def subscribe(self, subscription: Subscription) -> None:
+        """Subscribe, or change the subscription."""
+        before, self._subscription = self._subscription, subscription
+        self._want_topics()
+        if before is not None and before != subscription:
+            self._subscription_changed()
+        if self._main is None:
+            self._main = self.cluster.runtime.spawn(self._live(), f"member of {self.group}")
+        self._move()
+
+    def release(self) -> None:
+        """Acknowledge the revocation: its partitions are not held any more."""
+        if self.revocation is None:
+            return
+        gone = set(self.revocation.partitions)
+        kept = tuple(part for part in self.assignment.partitions if part not in gone)
+        self.revocation = None
+        self._hold(kept, self.assignment.user_data)
+
+    def polled(self) -> None:
+        """The application is alive."""
+        self._polled_ms = self.cluster.runtime.now_ms
+        if self._overdue:
+            self._overdue = False
+            self._move()
+
+    def take_error(self) -> KafkaError | None:
+        """The error that keeps the member out of the group, once; the member then tries again.
+
+        A member that was fenced by another of its instance id keeps the error: it must not fight with its successor.
+        """
+        error = self.error
+        if error is not None and not isinstance(error, FencedError):
+            self.error = None
+            self._move()
+        return error
+
+    def identity(self) -> GroupIdentity:
+        """As whom to commit."""
+        return GroupIdentity(self._generation, self._member_id, self.config.group_instance_id)
+
+    def topics(self) -> tuple[str, ...]:
+        """The topics subscribed to, as far as metadata tells."""
+        if self._subscription is None:
+            return ()
+        return self._subscription.resolve(self.cluster.metadata, self.config.exclude_internal_topics)
+
+    @property
+    def joined(self) -> bool:
+        """Whether the coordinator counts on this member, as far as it knows."""
+        return self._generation > self.NOT_JOINED
+
+    @property
+    def holding(self) -> bool:
+        """Whether an assignment is held, with nothing to give up."""
+        return self.state is MemberState.HOLDING and self.revocation is None and self._fenced is None
+
+    async def leave(self, reason: str) -> None:
+        """Leave the group at once, if a member, and stop. What a static member holds waits for its return."""
+        self._subscription = None
+        self._stop()
+        if self._main is not None:
+            self._main.cancel()
+            self._main = None
+        self.state = MemberState.LEFT
+        self.revocation = None
+        self._hold((), None)
+        self.cluster.drop_interest(self)
+        await self._send_leave(reason)
+        self._generation = self.NOT_JOINED
+        self._member_id = ""
+
+    # What a protocol fills in.
+
+    @abstractmethod
+    async def _live(self) -> None:
+        """The member's life; runs until it is cancelled."""
+
+    @abstractmethod
+    def _stop(self) -> None:
+        """End the background tasks."""
+
+    @abstractmethod
+    async def _send_leave(self, reason: str) -> None:
+        """Tell the coordinator, if it may know this member; errors are only logged."""
+
+    @abstractmethod
+    def _subscription_changed(self) -> None:
+        """The application subscribed to something else."""
+
+    @abstractmethod
+    def _metadata_changed(self) -> None:
+        """The cluster's metadata was refreshed."""
+
+    @abstractmethod
+    def _want_topics(self) -> None:
+        """Say which topics' metadata is needed."""
+
+    # What protocols use.
+
+    async def _revoke(self, partitions: Iterable[TopicPartition]) -> None:
+        """Ask the application to let go, and wait for it (or for being fenced) while heartbeats go on."""
+        self.state = MemberState.REVOKING
+        deadline = self.cluster.runtime.now_ms + self.config.max_poll_interval_ms
+        self.revocation = Revocation(tuple(sorted(partitions)), deadline)
+        self._changed()
+        await self._until(lambda: self.revocation is None or self._fenced is not None)
+
+    async def _lose(self, code: ErrorCode) -> None:
+        """Everything held is lost: tell the application and wait until it has heard."""
+        self._stop()
+        self._fenced = None
+        self._generation = self.NOT_JOINED
+        if self.assignment.partitions:
+            log.warning("group %s: this member lost its partitions: %s", self.group, code.text)
+            self.revocation = Revocation(self.assignment.partitions, self.cluster.runtime.now_ms, lost=True)
+            self._changed()
+            await self._until(lambda: self.revocation is None)
+        if code is ErrorCode.FENCED_INSTANCE_ID:
+            instance = self.config.group_instance_id
+            raise FencedError(
+                f"group {self.group!r}: another member with group.instance.id {instance!r} took over", code
+            )
+
+    async def _poll_overdue(self) -> None:
+        """The application has not polled in time: leave, and come back with its next poll."""
+        limit = self.config.max_poll_interval_ms
+        log.warning(
+            "group %s: no poll for %d ms (max.poll.interval.ms): this member leaves its group until the next poll",
+            self.group,
+            limit,
+        )
+        self._overdue = True
+        self._stop()
+        await self._send_leave(f"not polled for {limit} ms")
+        self._member_id = ""
+        await self._lose(ErrorCode.UNKNOWN_MEMBER_ID)
+
+    def _poll_time_left_ms(self) -> float | None:
+        if not self._poll_bound:
+            return None
+        return self._polled_ms + self.config.max_poll_interval_ms - self.cluster.runtime.now_ms
+
+    def _fence(self, code: ErrorCode) -> None:
+        self._fenced = code
+        self._move()
+
+    def _fatal(self, error: KafkaError) -> None:
+        self._stop()
+        self.state = MemberState.IDLE
+        self.error = error
+        self._changed()
+
+    async def _ask(self, message: Versioned, timeout_ms: float, lane: str = "main") -> Any:
+        try:
+            return await self.cluster.send(message, self._coordinator, timeout_ms=timeout_ms, lane=lane)
+        except RetriableError:
+            self.cluster.forget_coordinator(self._coordinator)
+            raise
+
+    def _backoff_ms(self, failures: int) -> float:
+        return self.cluster.links.backoff_ms(failures, self.config.retry_backoff_ms, self.config.retry_backoff_max_ms)
+
+    def _hold(self, partitions: tuple[TopicPartition, ...], user_data: bytes | None) -> None:
+        self.assignment = Assignment(partitions, self._generation, self._member_id, user_data)
+        self._changed()
+
+    def _changed(self) -> None:
+        self.sequence += 1
+        self._announce()
+        self._move()
+
+    def _move(self) -> None:
+        moved, self._moved = self._moved, Promise()
+        moved.resolve(None)
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            await self._moved

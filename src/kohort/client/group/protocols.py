@@ -1,0 +1,24 @@
+"""Which membership a configuration asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kohort.client.group.classic import ClassicMembership
+from kohort.client.group.consumer import ConsumerMembership
+from kohort.client.group.membership import Membership
+from kohort.client.net.cluster import Cluster
+from kohort.client.settings import ConsumerConfig
+
+_KINDS: dict[str, type[Membership]] = {"classic": ClassicMembership, "consumer": ConsumerMembership}
+
+
+def join_group(
+    cluster: Cluster,
+    config: ConsumerConfig,
+    *,
+    changed: Callable[[], None] = lambda: None,
+    poll_bound: bool = True,
+) -> Membership:
+    """A member by the protocol that `group_protocol` names, idle until it subscribes."""
+    return _KINDS[config.group_protocol](cluster, config, changed=changed, poll_bound=poll_bound)

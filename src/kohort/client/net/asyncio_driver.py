@@ -1,0 +1,222 @@
+"""Drives the client's core on asyncio: sockets by BufferedProtocol, the loop's clock, no thread."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from kohort.client.net.buffers import BufferPool, FrameReader
+from kohort.client.net.cluster import Cluster
+from kohort.client.net.links import CloseLink, Command, OpenLink, SendFrame
+from kohort.client.net.runtime import Cancelled, Promise
+from kohort.client.net.security import tls_context
+from kohort.client.net.thread_driver import ClientClosed, describe
+from kohort.client.settings import ConnectionConfig
+from kohort.errors import KafkaError
+
+T = TypeVar("T")
+log = logging.getLogger("kohort.client")
+
+
+class AsyncClient:
+    """A client's core, stepped by the running loop. Use it from that loop only.
+
+    Attributes:
+        cluster: The core; give its coroutines to `call`.
+    """
+
+    def __init__(self, config: ConnectionConfig) -> None:
+        self.cluster = Cluster(config)
+        self._loop = asyncio.get_running_loop()
+        self._tls = tls_context(config)
+        self._pool = BufferPool()
+        self._channels: dict[int, _Channel] = {}
+        self._connecting: dict[int, asyncio.Task[None]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._step_due = False
+        self._waiters: list[asyncio.Future[None]] = []
+        self.closed = False
+
+    @classmethod
+    async def open(cls, config: ConnectionConfig) -> AsyncClient:
+        """A client on the running loop; it connects with the first call."""
+        return cls(config)
+
+    async def call(self, coro: Coroutine[Any, Any, T]) -> T:
+        """Await a coroutine of the core. Cancelling the caller cancels the coroutine."""
+        if self.closed:
+            coro.close()
+            raise ClientClosed("the client is closed")
+        future: asyncio.Future[T] = self._loop.create_future()
+        task = self.cluster.runtime.spawn(coro)
+        task.on_done(lambda promise: _transfer(promise, future))
+        self.wake()
+        try:
+            return await future
+        finally:
+            task.cancel()
+
+    async def wait(self, ready: Callable[[], bool], timeout_s: float | None = None) -> bool:
+        """Wait until `ready()`, which is asked after every step of the core; False when time is over."""
+        deadline = None if timeout_s is None else self._loop.time() + timeout_s
+        while not self.closed and not ready():
+            left = None if deadline is None else deadline - self._loop.time()
+            if left is not None and left <= 0:
+                return False
+            waiter: asyncio.Future[None] = self._loop.create_future()
+            self._waiters.append(waiter)
+            await asyncio.wait([waiter], timeout=left)
+            if not waiter.done():
+                self._waiters.remove(waiter)
+        return True
+
+    def check(self) -> None:
+        """Raises ClientClosed when the client is closed."""
+        if self.closed:
+            raise ClientClosed("the client is closed")
+
+    def now_ms(self) -> float:
+        return self._loop.time() * 1000
+
+    def wake(self) -> None:
+        """Have the core stepped soon."""
+        if not self._step_due and not self.closed:
+            self._step_due = True
+            self._loop.call_soon(self._step)
+
+    def notify(self) -> None:
+        """Wake those in `wait`."""
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def close(self) -> None:
+        """Close the connections. Calls under way fail. Does nothing the second time."""
+        if self.closed:
+            return
+        self.cluster.close()
+        self._carry_out()
+        self.closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        connecting = list(self._connecting.values())
+        for task in connecting:
+            task.cancel()
+        await asyncio.gather(*connecting, return_exceptions=True)
+        self.notify()
+
+    def _step(self) -> None:
+        self._step_due = False
+        if self.closed:
+            return
+        self.cluster.runtime.advance(self.now_ms())
+        self._carry_out()
+        if self._timer is not None:
+            self._timer.cancel()
+        deadline = self.cluster.runtime.next_deadline_ms()
+        self._timer = None if deadline is None else self._loop.call_at(deadline / 1000, self._step)
+        self.notify()
+
+    def _carry_out(self) -> None:
+        while commands := self.cluster.links.take_commands():
+            for command in commands:
+                self._do(command)
+            self.cluster.runtime.advance(self.now_ms())
+
+    def _do(self, command: Command) -> None:
+        if isinstance(command, OpenLink):
+            self._connecting[command.link] = self._loop.create_task(self._connect(command))
+        elif isinstance(command, SendFrame):
+            channel = self._channels.get(command.link)
+            if channel is not None:
+                channel.send(command.parts)
+        elif isinstance(command, CloseLink):
+            task = self._connecting.pop(command.link, None)
+            if task is not None:
+                task.cancel()
+            channel = self._channels.pop(command.link, None)
+            if channel is not None:
+                channel.close()
+
+    async def _connect(self, command: OpenLink) -> None:
+        host, port = command.address.host, command.address.port
+        reader = FrameReader(self._pool, self.cluster.config.response_max_bytes)
+        try:
+            _, channel = await self._loop.create_connection(
+                lambda: _Channel(self, command.link, reader),
+                host,
+                port,
+                ssl=self._tls,
+                server_hostname=host if self._tls else None,
+            )
+        except (OSError, ssl.SSLError) as error:
+            self.cluster.links.closed(command.link, describe(error))
+        else:
+            self._channels[command.link] = channel
+            if not self.cluster.links.opened(command.link):
+                self._channels.pop(command.link).close()
+        finally:
+            self._connecting.pop(command.link, None)
+            self.wake()
+
+    def received(self, link: int, frame: memoryview) -> None:
+        self.cluster.links.received(link, frame)
+        self.wake()
+
+    def lost(self, link: int, reason: str) -> None:
+        if self._channels.pop(link, None) is not None:
+            self.cluster.links.closed(link, reason)
+            self.wake()
+
+
+def _transfer(promise: Promise[T], future: asyncio.Future[T]) -> None:
+    if future.done():
+        return
+    if promise.error is None:
+        future.set_result(promise.result())
+    elif isinstance(promise.error, Cancelled):
+        future.set_exception(ClientClosed("the call was cancelled"))
+    else:
+        future.set_exception(promise.error)
+
+
+class _Channel(asyncio.BufferedProtocol):
+    """One connection; large frames are received straight into their own buffer."""
+
+    def __init__(self, client: AsyncClient, link: int, reader: FrameReader) -> None:
+        self._client = client
+        self._link = link
+        self._reader = reader
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport  # type: ignore[assignment]
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._reader.target()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        try:
+            for frame in self._reader.filled(nbytes):
+                self._client.received(self._link, frame)
+        except KafkaError as error:
+            self._client.lost(self._link, str(error))
+            self.close()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._client.lost(self._link, "the broker closed the connection" if error is None else describe(error))
+
+    def send(self, parts: list[Any]) -> None:
+        if self._transport is not None:
+            self._transport.writelines(parts)
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()

@@ -1,0 +1,476 @@
+"""Brokers, leaders and coordinators as the client knows them, and the one way to send a request to any of them.
+
+Everything here runs inside the core's `Runtime`; see `kohort.client.net.runtime`. A part of the client (consumer, producer,
+admin) is written as coroutines over a `Cluster`:
+
+    async def delete_groups(cluster: Cluster, groups: list[str]) -> ...:
+        async def attempt() -> ...:
+            answer = await cluster.send(DeleteGroupsRequest(groups_names=groups), Coordinator(groups[0]))
+            ...raise error_for(code, text) for what went wrong: retriable ones are tried again by `retrying`
+        return await cluster.retrying(attempt, "delete groups")
+
+and called from outside through a driver, which steps the runtime and owns the sockets:
+
+    client = ThreadClient(config)                          # kohort.client.net.thread_driver
+    client.call(delete_groups(client.cluster, ["g"]))      # blocks; client.submit(...) gives a concurrent.futures.Future
+    client.close()
+
+    client = await AsyncClient.open(config)                # kohort.client.net.asyncio_driver
+    await client.call(delete_groups(client.cluster, ["g"]))
+    await client.close()
+
+What to catch: `ConnectionFailed` (retriable: the node could not be reached, or the connection ended), `TimedOutError`, and
+KafkaError with UNSUPPORTED_VERSION. Error codes inside an answer are for the caller to look at: after NOT_COORDINATOR call
+`forget_coordinator`, after NOT_LEADER_OR_FOLLOWER and the like `request_metadata`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, TypeVar
+from uuid import UUID
+
+from kohort.client.net.links import Address, ConnectionFailed, Link, Links
+from kohort.client.net.metadata import Broker, Metadata, TopicInfo
+from kohort.client.net.runtime import Promise, Runtime, Task
+from kohort.client.net.security import sasl_mechanism
+from kohort.client.net.targets import (
+    ANY,
+    CONTROLLER,
+    GROUP,
+    TRANSACTION,
+    AnyNode,
+    Controller,
+    Coordinator,
+    Leader,
+    Node,
+    Target,
+    Versioned,
+    parse_address,
+)
+from kohort.client.settings import ConnectionConfig
+from kohort.errors import ErrorCode, KafkaError, RetriableError, TimedOutError, error_for
+from kohort.ids import TopicPartition
+from kohort.wire.cluster import MetadataRequest
+from kohort.wire.groups import FindCoordinatorRequest
+
+__all__ = [
+    "ANY",
+    "CONTROLLER",
+    "GROUP",
+    "TRANSACTION",
+    "AnyNode",
+    "Cluster",
+    "ConnectionFailed",
+    "Controller",
+    "Coordinator",
+    "Leader",
+    "Node",
+    "Target",
+    "Versioned",
+    "parse_address",
+]
+
+T = TypeVar("T")
+
+
+_TOPIC_IDS_SINCE = 12
+
+
+class Cluster:
+    """The client's view of the cluster and its way to it.
+
+    Attributes:
+        config: The connection settings.
+        runtime: Steps the coroutines; its `spawn` and `sleep` are the only ways to start and to wait.
+        metadata: What is known of brokers and topics; read it freely, it changes only between steps.
+        links: Connections; drivers and metrics look at it, others use `send`.
+    """
+
+    def __init__(self, config: ConnectionConfig, runtime: Runtime | None = None) -> None:
+        if config.uses_sasl:
+            sasl_mechanism(config)  # says now what is missing, not at the first connection
+        self.config = config
+        self.runtime = runtime or Runtime()
+        self.links = Links(config, self.runtime)
+        self.metadata = Metadata()
+        self.closed = False
+        self.auto_create_topics = False
+        self._bootstrap = [parse_address(text) for text in config.bootstrap_servers]
+        self._interests: dict[object, frozenset[str] | None] = {}
+        self._coordinators: dict[Coordinator, int] = {}
+        self._coordinator_nodes: dict[int, Broker] = {}
+        self._lookups: dict[Coordinator, Task[int]] = {}
+        self._refresh: Task[None] | None = None
+        self._refresh_again: Promise[None] | None = None
+        self._listeners: list[Callable[[Metadata], None]] = []
+        self._upkeep: Task[None] | None = None
+        self._next_any = 0
+
+    # Requests.
+
+    async def send(
+        self,
+        message: Any,
+        to: Target = ANY,
+        *,
+        timeout_ms: float | None = None,
+        lane: str = "main",
+        answered: bool = True,
+    ) -> Any:
+        """Send one request at the highest version both sides know, and return the decoded answer. One attempt, no retry.
+
+        Args:
+            message: A kohort.wire request, or `Versioned`.
+            to: Where to.
+            timeout_ms: For connecting and answering each; None: `request_timeout_ms`. A request that the broker may hold
+                (JoinGroup, Fetch) needs its own.
+            lane: Requests of different lanes use different connections and can't hold each other up.
+            answered: False for a request that gets no answer (Produce with acks=0).
+
+        Raises:
+            ConnectionFailed: The broker could not be reached or the connection ended. Retriable.
+            TimedOutError: Not answered within the time. Retriable.
+            KafkaError: UNSUPPORTED_VERSION: the broker has no version of this request that we have.
+        """
+        limit = self.config.request_timeout_ms if timeout_ms is None else timeout_ms
+        link = await self._link(to, lane, limit)
+        request = message.request if isinstance(message, Versioned) else type(message)
+        version = self.negotiated(link, request, message.highest if isinstance(message, Versioned) else None)
+        body = message.build(version) if isinstance(message, Versioned) else message
+        return await self.links.request(link, body, version, limit, answered=answered)
+
+    async def retrying(self, attempt: Callable[[], Awaitable[T]], what: str, timeout_ms: float | None = None) -> T:
+        """Await `attempt()` again after each retriable error, with backoff, until the time is over.
+
+        Args:
+            attempt: Called for each try; an error whose code is retriable (UNKNOWN_TOPIC_OR_PARTITION too) is tried again.
+            what: Names the call in the error when the time is over.
+            timeout_ms: None: `default_api_timeout_ms`.
+
+        Raises:
+            TimedOutError: Time is over; its text has the last error.
+        """
+        limit = self.config.default_api_timeout_ms if timeout_ms is None else timeout_ms
+        deadline = self.runtime.now_ms + limit
+        failures = 0
+        last: KafkaError | None = None
+        while True:
+            left = deadline - self.runtime.now_ms
+            try:
+                return await self.runtime.within(_awaited(attempt), left, what)
+            except KafkaError as error:
+                if self.closed or not (isinstance(error, RetriableError) or error.code.retriable):
+                    raise
+                failures += 1
+                if not (isinstance(error, TimedOutError) and self.runtime.now_ms >= deadline and last is not None):
+                    last = error
+                wait = self.links.backoff_ms(failures, self.config.retry_backoff_ms, self.config.retry_backoff_max_ms)
+                if self.runtime.now_ms + wait >= deadline:
+                    reason = self.unreachable() or str(last)
+                    raise TimedOutError(f"{what}: gave up after {limit:.0f} ms: {reason}") from error
+                await self.runtime.sleep(wait)
+
+    def negotiated(self, link: Link, request: type[Any], highest: int | None = None) -> int:
+        """The version at which a request goes over a link.
+
+        Raises:
+            KafkaError: UNSUPPORTED_VERSION.
+        """
+        low, high = link.versions.get(request.API_KEY, (0, -1))
+        version = min(high, request.MAX_VERSION if highest is None else min(highest, request.MAX_VERSION))
+        if version < max(low, request.MIN_VERSION):
+            theirs = f"versions {low} to {high}" if high >= low else "not at all"
+            ours = f"{request.MIN_VERSION} to {request.MAX_VERSION if highest is None else highest}"
+            text = f"{request.__name__}: {link.address} speaks it {theirs}, this needs {ours}"
+            raise error_for(ErrorCode.UNSUPPORTED_VERSION, text)
+        return int(version)
+
+    # Metadata.
+
+    def want_topics(self, owner: object, topics: Iterable[str] | None) -> None:
+        """Name the topics that `owner` needs metadata of (None: all); replaces what it named before. Refreshes when one is new."""
+        wanted = None if topics is None else frozenset(topics)
+        before = self._interests.get(owner, frozenset())
+        self._interests[owner] = wanted
+        if wanted != before and (wanted is None or not wanted <= self.metadata.topics.keys()):
+            self.request_metadata()
+
+    def drop_interest(self, owner: object) -> None:
+        self._interests.pop(owner, None)
+
+    def on_metadata(self, listener: Callable[[Metadata], None]) -> None:
+        """Call `listener` after each answer is merged."""
+        self._listeners.append(listener)
+
+    def request_metadata(self) -> Promise[None]:
+        """Refresh in the background; the promise is kept by an answer to a request sent from now on."""
+        if self._refresh is not None and not self._refresh.done:
+            if self._refresh_again is None:
+                self._refresh_again = Promise()
+            return self._refresh_again
+        self._refresh = self.runtime.spawn(self._refresh_metadata(), "metadata refresh")
+        self._start_upkeep()
+        return self._refresh
+
+    async def refresh_metadata(self, timeout_ms: float | None = None) -> Metadata:
+        """Refresh and wait for it.
+
+        Raises:
+            TimedOutError: no broker answered within `timeout_ms` (None: `default_api_timeout_ms`); names the addresses.
+        """
+        limit = self.config.default_api_timeout_ms if timeout_ms is None else timeout_ms
+        promise = self.request_metadata()
+        if await self.runtime.first(promise, timeout_ms=limit) is None:
+            raise TimedOutError(f"no metadata within {limit:.0f} ms: {self.unreachable() or 'no broker answered'}")
+        promise.result()
+        return self.metadata
+
+    async def describe_topics(
+        self, topics: Iterable[str] | None, timeout_ms: float | None = None
+    ) -> dict[str, TopicInfo]:
+        """Ask for these topics now (None: all); the answer is merged and returned, errors per topic inside."""
+        names = None if topics is None else sorted(set(topics))
+
+        async def attempt() -> dict[str, TopicInfo]:
+            await self._ask_metadata(names)
+            found = self.metadata.topics
+            return dict(found) if names is None else {name: found[name] for name in names if name in found}
+
+        return await self.retrying(attempt, "metadata", timeout_ms)
+
+    async def describe_topic_ids(self, ids: Iterable[UUID]) -> None:
+        """Ask for topics by id, once; brokers that can't are asked for all topics. The answer is merged.
+
+        Raises:
+            KafkaError: the request failed.
+        """
+        wanted = sorted(ids)
+
+        def build(version: int) -> MetadataRequest:
+            if version < _TOPIC_IDS_SINCE:
+                return MetadataRequest(topics=None)
+            return MetadataRequest(
+                topics=[MetadataRequest.MetadataRequestTopic(topic_id=one, name=None) for one in wanted]
+            )
+
+        answer = await self.send(Versioned(MetadataRequest, build), ANY)
+        self._merge(answer, ())
+
+    async def leader(self, partition: TopicPartition, timeout_ms: float | None = None) -> int:
+        """The leader's node id, refreshing metadata until it is known.
+
+        Raises:
+            TimedOutError: it stayed unknown.
+            KafkaError: the topic can't be had for a reason that waiting does not cure.
+        """
+
+        async def attempt() -> int:
+            node = self.metadata.leader(partition)
+            if node < 0:
+                found = await self.describe_topics([partition.topic])
+                node = self.metadata.leader(partition)
+                if node < 0:
+                    code = found[partition.topic].error if partition.topic in found else ErrorCode.NONE
+                    code = code or (
+                        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                        if self.metadata.partition(partition) is None
+                        else ErrorCode.LEADER_NOT_AVAILABLE
+                    )
+                    raise error_for(code, f"no leader of {partition} is known")
+            return node
+
+        return await self.retrying(attempt, f"leader of {partition}", timeout_ms)
+
+    # Coordinators.
+
+    async def coordinator(self, to: Coordinator, timeout_ms: float | None = None) -> int:
+        """The node id of a coordinator; look-ups of the same one are shared.
+
+        Raises:
+            KafkaError: what FindCoordinator said; retriable while the coordinator is not available.
+        """
+        known = self._coordinators.get(to)
+        if known is not None:
+            return known
+        task = self._lookups.get(to)
+        if task is None or task.done:
+            task = self._lookups[to] = self.runtime.spawn(self._find_coordinator(to), f"coordinator of {to.key}")
+        limit = self.config.request_timeout_ms if timeout_ms is None else timeout_ms
+        if await self.runtime.first(task, timeout_ms=limit) is None:
+            raise TimedOutError(f"no coordinator of {to.key!r} within {limit:.0f} ms")
+        return task.result()
+
+    def forget_coordinator(self, to: Coordinator, reason: str = "") -> None:
+        """It said that it is not, or can't be reached: look it up again the next time."""
+        self._coordinators.pop(to, None)
+
+    # Life.
+
+    def unreachable(self) -> str:
+        """For error texts: each address that fails and why; empty when one works."""
+        if self.links.connected():
+            return ""
+        addresses = dict.fromkeys([*self._bootstrap, *(broker.address for broker in self.metadata.brokers.values())])
+        reasons = [(address, self.links.health(address).last_error) for address in addresses]
+        failed = [f"{address}: {reason.removeprefix(f'{address}: ')}" for address, reason in reasons if reason]
+        return f"no broker can be reached ({'; '.join(failed)})" if failed else ""
+
+    def close(self) -> None:
+        """Close every connection and end the cluster's own tasks. The driver closes itself after that."""
+        self.closed = True
+        for task in [self._refresh, self._upkeep, *self._lookups.values()]:
+            if task is not None:
+                task.cancel()
+        self.links.close()
+
+    # Inside.
+
+    async def _link(self, to: Target, lane: str, limit: float) -> Link:
+        if isinstance(to, AnyNode):
+            return await self._any_link(lane, limit)
+        if isinstance(to, Coordinator):
+            node = await self.coordinator(to, limit)
+            lane = f"group:{to.key}" if to.kind == GROUP and lane == "main" else lane
+        elif isinstance(to, Leader):
+            node = await self.leader(to.partition, limit)
+        elif isinstance(to, Controller):
+            node = await self._controller(limit)
+        else:
+            node = to.id
+        broker = self.metadata.brokers.get(node) or self._coordinator_nodes.get(node)
+        if broker is None:
+            raise ConnectionFailed(f"broker {node} is not in the cluster's metadata")
+        try:
+            return await self.links.acquire(node, broker.address, lane, limit)
+        except RetriableError:
+            if isinstance(to, Coordinator):
+                self.forget_coordinator(to)
+            self.request_metadata()
+            raise
+
+    async def _controller(self, limit: float) -> int:
+        if self.metadata.controller not in self.metadata.brokers:
+            await self.refresh_metadata(limit)
+        if self.metadata.controller not in self.metadata.brokers:
+            raise error_for(ErrorCode.BROKER_NOT_AVAILABLE, "the cluster names no controller")
+        return self.metadata.controller
+
+    async def _any_link(self, lane: str, limit: float) -> Link:
+        deadline = self.runtime.now_ms + limit
+        while True:
+            node, address = self._pick()
+            try:
+                return await self.links.acquire(node, address, lane, max(0.0, deadline - self.runtime.now_ms))
+            except ConnectionFailed as error:
+                if self.closed or self.runtime.now_ms + self._soonest_ms() >= deadline:
+                    raise ConnectionFailed(self.unreachable() or str(error)) from error
+                await self.runtime.sleep(self._soonest_ms())
+
+    def _nodes(self) -> list[tuple[int, Address]]:
+        known = [(broker.id, broker.address) for broker in self.metadata.brokers.values()]
+        return known or [(-1 - index, address) for index, address in enumerate(self._bootstrap)]
+
+    def _pick(self) -> tuple[int, Address]:
+        nodes = self._nodes()
+        standing = [(load, node) for node in nodes if (load := self.links.load(node[0])) is not None]
+        if standing:
+            return min(standing)[1]
+        if self.metadata.brokers and all(self.links.health(address).failures for _, address in nodes):
+            nodes = nodes + [(-1 - index, address) for index, address in enumerate(self._bootstrap)]
+        self._next_any += 1
+        turned = [nodes[(self._next_any + step) % len(nodes)] for step in range(len(nodes))]
+        return min(turned, key=lambda node: self.links.health(node[1]).retry_at_ms)
+
+    def _soonest_ms(self) -> float:
+        soonest = min(self.links.health(address).retry_at_ms for _, address in self._nodes())
+        return max(0.0, soonest - self.runtime.now_ms)
+
+    async def _refresh_metadata(self) -> None:
+        while True:
+            topics = self._wanted()
+            failures = 0
+            while True:
+                try:
+                    await self._ask_metadata(topics)
+                    break
+                except RetriableError:
+                    failures += 1
+                    wait = self.links.backoff_ms(
+                        failures, self.config.retry_backoff_ms, self.config.retry_backoff_max_ms
+                    )
+                    await self.runtime.sleep(wait)
+            again, self._refresh_again = self._refresh_again, None
+            if again is None:
+                return
+            self._resolve_after(again)
+
+    def _resolve_after(self, again: Promise[None]) -> None:
+        """Keep `again` with the next answer that is merged."""
+
+        def keep(_: Metadata) -> None:
+            self._listeners.remove(keep)
+            again.resolve(None)
+
+        self._listeners.append(keep)
+
+    def _wanted(self) -> list[str] | None:
+        topics: set[str] = set()
+        for interest in self._interests.values():
+            if interest is None:
+                return None
+            topics |= interest
+        return sorted(topics)
+
+    async def _ask_metadata(self, topics: list[str] | None) -> None:
+        def build(version: int) -> MetadataRequest:
+            named = None if topics is None else [MetadataRequest.MetadataRequestTopic(name=name) for name in topics]
+            request = MetadataRequest(topics=named)
+            if version >= 4:
+                request.allow_auto_topic_creation = self.auto_create_topics
+            return request
+
+        answer = await self.send(Versioned(MetadataRequest, build), ANY)
+        if not answer.brokers:
+            raise error_for(ErrorCode.BROKER_NOT_AVAILABLE, "the broker knows no brokers yet")
+        self._merge(answer, topics)
+
+    def _merge(self, answer: Any, asked: Iterable[str] | None) -> None:
+        self.metadata.merge(answer, asked, self.runtime.now_ms)
+        for listener in list(self._listeners):
+            listener(self.metadata)
+
+    async def _find_coordinator(self, to: Coordinator) -> int:
+        def build(version: int) -> FindCoordinatorRequest:
+            if version >= 4:
+                return FindCoordinatorRequest(key_type=to.kind, coordinator_keys=[to.key])
+            return (
+                FindCoordinatorRequest(key=to.key, key_type=to.kind)
+                if version >= 1
+                else FindCoordinatorRequest(key=to.key)
+            )
+
+        answer = await self.send(Versioned(FindCoordinatorRequest, build), ANY)
+        found = answer.coordinators[0] if answer.coordinators else answer
+        if found.error_code:
+            text = found.error_message or f"no coordinator of {to.key!r}"
+            raise error_for(ErrorCode.of(found.error_code), text)
+        self._coordinators[to] = found.node_id
+        self._coordinator_nodes[found.node_id] = Broker(found.node_id, Address(found.host, found.port))
+        return int(found.node_id)
+
+    def _start_upkeep(self) -> None:
+        if self._upkeep is None:
+            self._upkeep = self.runtime.spawn(self._keep_up(), "cluster upkeep")
+
+    async def _keep_up(self) -> None:
+        while not self.closed:
+            age = self.config.metadata_max_age_ms
+            await self.runtime.sleep(min(age, 30_000))
+            self.links.close_idle()
+            if self.runtime.now_ms - self.metadata.updated_ms >= age:
+                self.request_metadata()
+
+
+async def _awaited(attempt: Callable[[], Awaitable[T]]) -> T:
+    return await attempt()

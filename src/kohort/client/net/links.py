@@ -1,0 +1,387 @@
+"""Connections to brokers, without sockets: bytes and events in, commands out.
+
+A `Link` is one connection to one broker. `Links` opens them on demand, negotiates versions, authenticates, matches answers
+to requests and times requests out. The driver carries out the commands that `take_commands` hands it and reports back with
+`opened`, `received` and `closed`. Links to one broker are told apart by *lane*: brokers answer a connection's requests in order, so that
+a heartbeat must not share a connection with a fetch that waits for data.
+
+A link's states, and what each event does:
+
+=========== =========================== ===================== ===================== ==========================
+state       opened                      received              closed                request timed out
+=========== =========================== ===================== ===================== ==========================
+CONNECTING  asks versions: HANDSHAKE    closed as garbage     node backs off        closed, node backs off
+HANDSHAKE   -                           next step, at the end node backs off        closed, node backs off
+                                        READY
+READY       -                           answers the oldest    requests in flight    request fails, closed
+                                        request in flight     fail, can be retried
+CLOSED      -                           ignored               ignored               -
+=========== =========================== ===================== ===================== ==========================
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from kohort.client.net.runtime import Promise, Runtime
+from kohort.client.net.security import SaslError, sasl_mechanism
+from kohort.client.settings import ConnectionConfig
+from kohort.errors import ErrorCode, KafkaError, RetriableError, TimedOutError, error_for
+from kohort.wire import framing
+from kohort.wire.cluster import ApiVersionsRequest, ApiVersionsResponse
+from kohort.wire.security import SaslAuthenticateRequest, SaslHandshakeRequest
+
+SOFTWARE_NAME = "kohort"
+SOFTWARE_VERSION = "0.1.0"
+
+
+class ConnectionFailed(RetriableError):
+    """A broker could not be reached, or the connection ended under a request."""
+
+
+class LinkState(Enum):
+    CONNECTING = "connecting"
+    HANDSHAKE = "handshake"
+    READY = "ready"
+    CLOSED = "closed"
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a broker listens."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class OpenLink:
+    """Command: connect (and do the TLS handshake where the configuration says so), then call `opened` or `closed`."""
+
+    link: int
+    address: Address
+
+
+@dataclass(frozen=True, slots=True)
+class SendFrame:
+    """Command: write these buffers in order."""
+
+    link: int
+    parts: list[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class CloseLink:
+    """Command: close the socket; nothing needs to be reported."""
+
+    link: int
+
+
+Command = OpenLink | SendFrame | CloseLink
+
+
+@dataclass(slots=True)
+class InFlight:
+    """A request that was sent and is not answered."""
+
+    correlation_id: int
+    response: type[Any]
+    version: int
+    promise: Promise[Any]
+    deadline_ms: float
+    name: str
+
+
+@dataclass(slots=True)
+class NodeHealth:
+    """What the attempts to reach one address have taught."""
+
+    failures: int = 0
+    retry_at_ms: float = 0.0
+    last_error: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class Link:
+    """One connection to one broker."""
+
+    id: int
+    node: int
+    lane: str
+    address: Address
+    state: LinkState
+    ready: Promise[Link]
+    versions: dict[int, tuple[int, int]] = field(default_factory=dict)
+    in_flight: deque[InFlight] = field(default_factory=deque)
+    next_correlation: int = 1
+    last_used_ms: float = 0.0
+
+
+class Links:
+    """All connections of one client.
+
+    Attributes:
+        bytes_sent, bytes_received, requests_sent: counters for metrics.
+    """
+
+    def __init__(self, config: ConnectionConfig, runtime: Runtime, jitter: Callable[[], float] = random.random) -> None:
+        self.config = config
+        self.runtime = runtime
+        self.jitter = jitter
+        self.requests_sent = 0
+        self.bytes_received = 0
+        self._ids = itertools.count(1)
+        self._links: dict[int, Link] = {}
+        self._by_lane: dict[tuple[int, str], Link] = {}
+        self._health: dict[Address, NodeHealth] = {}
+        self._commands: list[Command] = []
+        self._watching = False
+
+    # What the driver calls.
+
+    def take_commands(self) -> list[Command]:
+        """The commands given since the last call, in order."""
+        commands, self._commands = self._commands, []
+        return commands
+
+    def opened(self, link_id: int) -> bool:
+        """The connection stands; False when it is not wanted any more and the driver must close it."""
+        link = self._links.get(link_id)
+        if link is None or link.state is not LinkState.CONNECTING:
+            return False
+        link.state = LinkState.HANDSHAKE
+        self.runtime.spawn(self._handshake(link), f"handshake with {link.address}")
+        return True
+
+    def received(self, link_id: int, frame: memoryview) -> None:
+        """One whole response, without its length prefix. The buffer is the core's from now on."""
+        link = self._links.get(link_id)
+        if link is None:
+            return
+        self.bytes_received += len(frame)
+        if not link.in_flight:
+            self.fail(link, "the broker sent something that nobody asked for")
+            return
+        flight = link.in_flight.popleft()
+        correlation_id = int.from_bytes(frame[:4], "big", signed=True)
+        if correlation_id != flight.correlation_id:
+            flight.promise.fail(ConnectionFailed(f"{flight.name}: answers out of order from {link.address}"))
+            self.fail(link, f"the broker answered request {correlation_id} in place of {flight.correlation_id}")
+            return
+        try:
+            _, message = _decode(flight, frame)
+        except KafkaError as error:
+            flight.promise.fail(error)
+            self.fail(link, f"unreadable answer to {flight.name}: {error}")
+            return
+        flight.promise.resolve(message)
+
+    def closed(self, link_id: int, reason: str) -> None:
+        """The connection ended or could not be made; `reason` is for people."""
+        link = self._links.get(link_id)
+        if link is not None:
+            self._forget(link, reason)
+
+    # What the cluster calls.
+
+    async def acquire(self, node: int, address: Address, lane: str, timeout_ms: float) -> Link:
+        """A ready connection, opened if need be, waiting out the node's backoff.
+
+        Raises:
+            ConnectionFailed: the attempt failed, or could not start within the time.
+            TimedOutError: it did not finish within the time.
+        """
+        link = self._by_lane.get((node, lane))
+        if link is not None and link.address != address:
+            self.fail(link, f"node {node} moved to {address}")
+            link = None
+        if link is None:
+            health = self.health(address)
+            wait = health.retry_at_ms - self.runtime.now_ms
+            if wait > timeout_ms:
+                raise ConnectionFailed(f"{address}: {health.last_error}")
+            if wait > 0:
+                await self.runtime.sleep(wait)
+            link = self._by_lane.get((node, lane)) or self._open(node, address, lane)
+        if not link.ready.done and await self.runtime.first(link.ready, timeout_ms=timeout_ms) is None:
+            raise TimedOutError(f"{address}: no connection within {timeout_ms:.0f} ms")
+        return link.ready.result()
+
+    def request(
+        self, link: Link, message: Any, version: int, timeout_ms: float, *, answered: bool = True
+    ) -> Promise[Any]:
+        """Send on a connection at a version; the promise is of the decoded answer."""
+        promise: Promise[Any] = Promise()
+        if link.state is LinkState.CLOSED:
+            promise.fail(ConnectionFailed(f"connection to {link.address} is closed"))
+            return promise
+        correlation_id = link.next_correlation
+        link.next_correlation = (correlation_id + 1) & 0x7FFFFFFF
+        parts = framing.encode_request_parts(message, version, correlation_id, self.config.client_id)
+        self._commands.append(SendFrame(link.id, parts))
+        self.requests_sent += 1
+        link.last_used_ms = self.runtime.now_ms
+        if not answered:
+            promise.resolve(None)
+            return promise
+        api = framing.APIS[message.API_KEY]
+        deadline = self.runtime.now_ms + timeout_ms
+        flight = InFlight(correlation_id, api.response, version, promise, deadline, api.name)
+        link.in_flight.append(flight)
+        timer = self.runtime.at(deadline)
+        timer.on_done(lambda _: self._expire(link, flight, timeout_ms))
+        promise.on_done(lambda _: timer.resolve(None))
+        return promise
+
+    def health(self, address: Address) -> NodeHealth:
+        return self._health.setdefault(address, NodeHealth())
+
+    def load(self, node: int) -> int | None:
+        """Requests in flight to a node over all lanes; None when no connection stands."""
+        standing = [link for link in self._links.values() if link.node == node and link.state is LinkState.READY]
+        return sum(len(link.in_flight) for link in standing) if standing else None
+
+    def connected(self) -> bool:
+        """Whether any connection stands."""
+        return any(link.state is LinkState.READY for link in self._links.values())
+
+    def fail(self, link: Link, reason: str) -> None:
+        """Close a connection that can't be trusted any more; its node backs off."""
+        if link.state is not LinkState.CLOSED:
+            self._commands.append(CloseLink(link.id))
+            self._forget(link, reason)
+
+    def close_lane(self, node: int, lane: str) -> None:
+        """Close one connection for good reason of our own; no backoff."""
+        link = self._by_lane.get((node, lane))
+        if link is not None:
+            self._commands.append(CloseLink(link.id))
+            self._forget(link, "closed by the client", failed=False)
+
+    def close_idle(self) -> None:
+        """Close connections that have been quiet for `connections_max_idle_ms`."""
+        oldest = self.runtime.now_ms - self.config.connections_max_idle_ms
+        for link in list(self._links.values()):
+            if link.state is LinkState.READY and not link.in_flight and link.last_used_ms < oldest:
+                self._commands.append(CloseLink(link.id))
+                self._forget(link, "idle", failed=False)
+
+    def close(self) -> None:
+        """Close every connection."""
+        for link in list(self._links.values()):
+            self._commands.append(CloseLink(link.id))
+            self._forget(link, "the client was closed", failed=False)
+
+    def backoff_ms(self, failures: int, base_ms: float, max_ms: float) -> float:
+        """The wait after so many failures in a row: doubling, spread by a fifth either way."""
+        return float(min(max_ms, base_ms * 2 ** max(0, failures - 1)) * (0.8 + 0.4 * self.jitter()))
+
+    # Inside.
+
+    def _open(self, node: int, address: Address, lane: str) -> Link:
+        link = Link(
+            next(self._ids), node, lane, address, LinkState.CONNECTING, Promise(), last_used_ms=self.runtime.now_ms
+        )
+        self._links[link.id] = link
+        self._by_lane[node, lane] = link
+        self._commands.append(OpenLink(link.id, address))
+        limit = self.config.socket_connection_setup_timeout_ms
+        timer = self.runtime.at(self.runtime.now_ms + limit)
+        timer.on_done(lambda _: None if link.ready.done else self.fail(link, f"no connection within {limit} ms"))
+        link.ready.on_done(lambda _: timer.resolve(None))
+        return link
+
+    def _forget(self, link: Link, reason: str, *, failed: bool = True) -> None:
+        was_ready = link.state is LinkState.READY
+        link.state = LinkState.CLOSED
+        self._links.pop(link.id, None)
+        if self._by_lane.get((link.node, link.lane)) is link:
+            del self._by_lane[link.node, link.lane]
+        if failed:
+            health = self.health(link.address)
+            health.failures = 1 if was_ready else health.failures + 1
+            health.last_error = reason
+            wait = self.backoff_ms(
+                health.failures, self.config.reconnect_backoff_ms, self.config.reconnect_backoff_max_ms
+            )
+            health.retry_at_ms = self.runtime.now_ms + wait
+        error = ConnectionFailed(f"{link.address}: {reason}")
+        link.ready.fail(error)
+        while link.in_flight:
+            link.in_flight.popleft().promise.fail(error)
+
+    def _expire(self, link: Link, flight: InFlight, timeout_ms: float) -> None:
+        if flight.promise.done:
+            return
+        flight.promise.fail(TimedOutError(f"{flight.name}: no answer from {link.address} within {timeout_ms:.0f} ms"))
+        self.fail(link, f"no answer to {flight.name} within {timeout_ms:.0f} ms")
+
+    async def _handshake(self, link: Link) -> None:
+        timeout_ms = self.config.socket_connection_setup_timeout_ms
+        try:
+            link.versions = await self._negotiate(link, timeout_ms)
+            if self.config.uses_sasl:
+                await self._authenticate(link, timeout_ms)
+        except SaslError as error:
+            self.health(link.address).last_error = str(error)
+            link.ready.fail(error)
+            self.fail(link, str(error))
+        except KafkaError as error:
+            self.fail(link, str(error))
+        else:
+            if link.state is LinkState.HANDSHAKE:
+                link.state = LinkState.READY
+                self.health(link.address).failures = 0
+                link.ready.resolve(link)
+
+    async def _negotiate(self, link: Link, timeout_ms: float) -> dict[int, tuple[int, int]]:
+        version = min(ApiVersionsRequest.MAX_VERSION, 4)
+        while True:
+            hello = (
+                ApiVersionsRequest(client_software_name=SOFTWARE_NAME, client_software_version=SOFTWARE_VERSION)
+                if version >= 3
+                else ApiVersionsRequest()
+            )
+            answer = await self.request(link, hello, version, timeout_ms)
+            ranges = {api.api_key: (api.min_version, api.max_version) for api in answer.api_keys}
+            if answer.error_code == ErrorCode.UNSUPPORTED_VERSION and version > 0:
+                _, highest = ranges.get(ApiVersionsRequest.API_KEY, (0, 0))
+                version = min(version - 1, highest)
+                continue
+            if answer.error_code:
+                raise error_for(ErrorCode.of(answer.error_code), f"{link.address} refused ApiVersions")
+            return ranges
+
+    async def _authenticate(self, link: Link, timeout_ms: float) -> None:
+        mechanism = sasl_mechanism(self.config)
+        hello = SaslHandshakeRequest(mechanism=mechanism.name)
+        answer = await self.request(link, hello, 1, timeout_ms)
+        if answer.error_code:
+            offered = ", ".join(answer.mechanisms) or "none"
+            raise SaslError(f"{link.address} does not take {mechanism.name}; it offers {offered}")
+        version = min(
+            SaslAuthenticateRequest.MAX_VERSION, link.versions.get(SaslAuthenticateRequest.API_KEY, (0, 0))[1]
+        )
+        token: bytes | None = mechanism.start()
+        while token is not None:
+            reply = await self.request(link, SaslAuthenticateRequest(auth_bytes=token), version, timeout_ms)
+            if reply.error_code:
+                raise SaslError(f"{link.address} refused {mechanism.name}: {reply.error_message or 'no reason given'}")
+            token = mechanism.next(bytes(reply.auth_bytes))
+
+
+def _decode(flight: InFlight, frame: memoryview) -> tuple[int, Any]:
+    if flight.response is ApiVersionsResponse and flight.version > 0 and bytes(frame[4:6]) == b"\x00\x23":
+        return framing.decode_response(
+            flight.response, 0, frame
+        )  # an unknown version is answered in the layout of version 0
+    return framing.decode_response(flight.response, flight.version, frame)

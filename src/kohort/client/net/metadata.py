@@ -1,0 +1,130 @@
+"""The cluster as the client last heard of it: brokers, topics, leaders. Values only."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from kohort.client.net.links import Address
+from kohort.errors import ErrorCode
+from kohort.ids import TopicPartition
+
+NO_TOPIC_ID = uuid.UUID(int=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Broker:
+    """A broker of the cluster."""
+
+    id: int
+    address: Address
+    rack: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionInfo:
+    """A partition's place. `leader` is -1 when it has none now."""
+
+    leader: int
+    leader_epoch: int
+    replicas: tuple[int, ...] = ()
+    isr: tuple[int, ...] = ()
+    offline: tuple[int, ...] = ()
+    error: ErrorCode = ErrorCode.NONE
+
+
+@dataclass(frozen=True, slots=True)
+class TopicInfo:
+    """A topic, or why it can't be had (`error`)."""
+
+    name: str
+    topic_id: uuid.UUID = NO_TOPIC_ID
+    internal: bool = False
+    partitions: dict[int, PartitionInfo] = field(default_factory=dict)
+    error: ErrorCode = ErrorCode.NONE
+
+
+@dataclass(slots=True)
+class Metadata:
+    """What the last answers to Metadata said, merged.
+
+    Attributes:
+        updates: How many answers have been merged; grows with each, so that a change can be noticed.
+        complete: Whether the last answer covered all topics of the cluster.
+    """
+
+    cluster_id: str | None = None
+    controller: int = -1
+    brokers: dict[int, Broker] = field(default_factory=dict)
+    topics: dict[str, TopicInfo] = field(default_factory=dict)
+    topic_names: dict[uuid.UUID, str] = field(default_factory=dict)
+    updates: int = 0
+    updated_ms: float = float("-inf")
+    complete: bool = False
+
+    def leader(self, partition: TopicPartition) -> int:
+        """The leader's node id, -1 when unknown."""
+        info = self.partition(partition)
+        return -1 if info is None else info.leader
+
+    def partition(self, partition: TopicPartition) -> PartitionInfo | None:
+        topic = self.topics.get(partition.topic)
+        return None if topic is None else topic.partitions.get(partition.partition)
+
+    def partitions_of(self, topic: str) -> list[int]:
+        """Sorted partition numbers; empty when the topic is unknown."""
+        info = self.topics.get(topic)
+        return [] if info is None else sorted(info.partitions)
+
+    def topic_id(self, topic: str) -> uuid.UUID:
+        info = self.topics.get(topic)
+        return NO_TOPIC_ID if info is None else info.topic_id
+
+    def merge(self, answer: Any, asked: Iterable[str] | None, now_ms: float) -> None:
+        """Take in a MetadataResponse for the topics asked (None: all)."""
+        self.cluster_id = answer.cluster_id or self.cluster_id
+        self.controller = answer.controller_id
+        self.brokers = {
+            broker.node_id: Broker(broker.node_id, Address(broker.host, broker.port), broker.rack)
+            for broker in answer.brokers
+        }
+        seen = {
+            topic.name: _topic_info(topic, self.topics.get(topic.name))
+            for topic in answer.topics
+            if topic.name is not None
+        }
+        if asked is None:
+            self.topics = seen
+        else:
+            self.topics.update(seen)
+        self.complete = asked is None
+        self.topic_names = {info.topic_id: name for name, info in self.topics.items() if info.topic_id != NO_TOPIC_ID}
+        self.updates += 1
+        self.updated_ms = now_ms
+
+
+def _topic_info(topic: Any, before: TopicInfo | None) -> TopicInfo:
+    same = before is not None and before.topic_id == topic.topic_id
+    partitions = {}
+    for part in topic.partitions:
+        info = PartitionInfo(
+            part.leader_id,
+            part.leader_epoch,
+            tuple(part.replica_nodes),
+            tuple(part.isr_nodes),
+            tuple(part.offline_replicas),
+            ErrorCode.of(part.error_code),
+        )
+        old = before.partitions.get(part.partition_index) if same and before is not None else None
+        stale = old is not None and 0 <= info.leader_epoch < old.leader_epoch
+        partitions[part.partition_index] = old if stale and old is not None else info
+    error = ErrorCode.of(topic.error_code)
+    if (
+        error in (ErrorCode.LEADER_NOT_AVAILABLE, ErrorCode.UNKNOWN_SERVER_ERROR)
+        and before is not None
+        and not partitions
+    ):
+        partitions = before.partitions
+    return TopicInfo(topic.name, topic.topic_id, topic.is_internal, partitions, error)

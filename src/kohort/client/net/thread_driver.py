@@ -1,0 +1,446 @@
+"""Drives the client's core with one background thread: sockets, the clock, and calls from other threads."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import selectors
+import socket
+import ssl
+import struct
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from kohort.client.net.buffers import BufferPool, FrameReader
+from kohort.client.net.cluster import Cluster
+from kohort.client.net.links import Address, CloseLink, Command, OpenLink, SendFrame
+from kohort.client.net.runtime import Cancelled, Promise, Task
+from kohort.client.net.security import tls_context
+from kohort.client.settings import ConnectionConfig
+from kohort.errors import KafkaError
+
+T = TypeVar("T")
+log = logging.getLogger("kohort.client")
+_LARGE_WAIT_US = 20_000
+_FRAMES_A_TURN = 64
+
+
+class ClientClosed(KafkaError):
+    """The client was closed, or belongs to another process (it was made before a fork)."""
+
+
+class ThreadClient:
+    """A client's core and the thread that drives it.
+
+    The thread starts with the first call. Coroutines run on it, under `lock`; other threads may look at the core's state
+    while they hold `lock`, and must call `wake` after changing anything. Not picklable; a forked child gets `ClientClosed`.
+
+    Attributes:
+        cluster: The core; give its coroutines to `call`.
+        lock: Held while the core is stepped.
+    """
+
+    def __init__(self, config: ConnectionConfig) -> None:
+        self.cluster = Cluster(config)
+        self.cluster.runtime.on_task_failed = _log_failure
+        self.lock = threading.RLock()
+        self._changed = threading.Condition(self.lock)
+        self._pid = os.getpid()
+        self._tls = tls_context(config)
+        self._io: _IoThread | None = None
+        self._closed = False
+
+    def call(self, coro: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
+        """Run a coroutine of the core and wait for its value.
+
+        Raises:
+            TimeoutError: `timeout_s` is over; the coroutine is cancelled. Coroutines have time limits of their own.
+        """
+        future = self.submit(coro)
+        try:
+            return future.result(timeout_s)
+        except BaseException:
+            future.cancel()
+            raise
+
+    def submit(self, coro: Coroutine[Any, Any, T], name: str = "") -> Future[T]:
+        """Run a coroutine of the core; the future has its value. Cancelling the future cancels the coroutine."""
+        future: Future[T] = Future()
+        with self.lock:
+            try:
+                self.check()
+            except ClientClosed:
+                coro.close()
+                raise
+            task = self.cluster.runtime.spawn(coro, name)
+            task.on_done(lambda promise: _transfer(promise, future))
+            self.wake()
+        future.add_done_callback(lambda done: self._cancel(task) if done.cancelled() else None)
+        return future
+
+    def wait(self, ready: Callable[[], bool], timeout_s: float | None = None) -> bool:
+        """Wait until `ready()`, which is asked under the lock after every step of the core; False when time is over."""
+        with self._changed:
+            self.check()
+            return self._changed.wait_for(lambda: self._closed or ready(), timeout_s)
+
+    def wake(self) -> None:
+        """Have the thread step the core now."""
+        with self.lock:
+            if self._io is None:
+                self.check()
+                self._io = _IoThread(self, self._tls)
+            self._io.wake()
+
+    def wake_if_busy(self) -> None:
+        """`wake`, if a task can run."""
+        with self.lock:
+            if self.cluster.runtime.busy:
+                self.wake()
+
+    def notify(self) -> None:
+        """Wake those in `wait`; for state that changed without a step of the core."""
+        with self._changed:
+            self._changed.notify_all()
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Close connections and end the thread. Calls under way fail. Does nothing the second time or in a forked child."""
+        if os.getpid() != self._pid:
+            return
+        with self.lock:
+            if self._closed:
+                return
+            self._closed = True
+            self.cluster.close()
+            io, self._io = self._io, None
+            if io is not None:
+                io.wake()
+            self._changed.notify_all()
+        if io is not None and threading.current_thread() is not io.thread:
+            io.thread.join(timeout_s)
+
+    def abandon(self, goodbye: Coroutine[Any, Any, None], timeout_s: float = 1.0) -> None:
+        """Say goodbye and close, for an owner that was never closed: the interpreter ends, or the owner was collected."""
+        try:
+            future = self.submit(goodbye, "goodbye")
+        except ClientClosed:
+            return
+        if self._io is not None and threading.current_thread() is self._io.thread:
+            future.add_done_callback(lambda _: self.close())
+            return
+        with contextlib.suppress(KafkaError, TimeoutError):
+            future.result(timeout_s)
+        self.close(timeout_s)
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a connected client can't be pickled: make one in each process")
+
+    def check(self) -> None:
+        """Raises ClientClosed when the client is closed or belongs to another process."""
+        if os.getpid() != self._pid:
+            raise ClientClosed("this client was made before a fork and belongs to the parent process: make a new one")
+        if self._closed:
+            raise ClientClosed("the client is closed")
+
+    def _cancel(self, task: Task[Any]) -> None:
+        with self.lock:
+            task.cancel()
+
+
+def _transfer(promise: Promise[T], future: Future[T]) -> None:
+    if future.done():
+        return
+    if promise.error is None:
+        future.set_result(promise.result())
+    elif isinstance(promise.error, Cancelled):
+        future.set_exception(ClientClosed("the call was cancelled"))
+    else:
+        future.set_exception(promise.error)
+
+
+def _log_failure(task: Task[Any], error: Exception) -> None:
+    if not isinstance(error, KafkaError):
+        log.debug("task %s failed", task.name, exc_info=error)
+
+
+def _close_arrived(arrived: tuple[int, socket.socket | None, str]) -> None:
+    """A connection that came up after the client was closed."""
+    _, sock, _ = arrived
+    if sock is not None:
+        sock.close()
+
+
+class _IoThread:
+    """The thread, its selector and its sockets."""
+
+    def __init__(self, client: ThreadClient, tls: ssl.SSLContext | None) -> None:
+        self._client = weakref.ref(client)
+        self._lock = client.lock
+        self._cluster = client.cluster
+        self._changed = client._changed
+        self._tls = tls
+        self._selector = selectors.DefaultSelector()
+        self._pool = BufferPool()
+        self._channels: dict[int, _Channel] = {}
+        self._arrived: deque[tuple[int, socket.socket | None, str]] = deque()
+        self._waker, self._wakened = socket.socketpair()
+        for end in (self._waker, self._wakened):
+            end.setblocking(False)
+        self._selector.register(self._wakened, selectors.EVENT_READ, None)
+        self._awake = False
+        self._ended = False
+        self.thread = threading.Thread(target=self._run, name="kohort-client", daemon=True)
+        self.thread.start()
+
+    def wake(self) -> None:
+        if self._awake or threading.current_thread() is self.thread:
+            return
+        self._awake = True
+        with contextlib.suppress(BlockingIOError, OSError):
+            self._waker.send(b"\0")
+
+    def _run(self) -> None:
+        try:
+            while self._turn():
+                pass
+        finally:
+            with self._lock:
+                self._ended = True
+                while self._arrived:
+                    _close_arrived(self._arrived.popleft())
+            for channel in list(self._channels.values()):
+                channel.close()
+            self._selector.close()
+            self._waker.close()
+            self._wakened.close()
+
+    def _turn(self) -> bool:
+        with self._lock:
+            self._awake = False
+            self._take_arrived()
+            self._step()
+            client = self._client()
+            if client is None:
+                self._cluster.close()
+            if client is None or client.closed:
+                self._carry_out()
+                return False
+            self._changed.notify_all()
+            deadline = self._cluster.runtime.next_deadline_ms()
+        del client
+        wait = 60.0 if deadline is None else max(0.0, deadline / 1000 - time.monotonic())
+        for key, mask in self._selector.select(min(wait, 60.0)):
+            if key.data is None:
+                self._drain_wakes()
+            else:
+                self._serve(key.data, mask)
+        return True
+
+    def _step(self) -> None:
+        runtime = self._cluster.runtime
+        runtime.advance(time.monotonic() * 1000)
+        self._carry_out()
+
+    def _carry_out(self) -> None:
+        while commands := self._cluster.links.take_commands():
+            for command in commands:
+                self._do(command)
+            self._cluster.runtime.advance(time.monotonic() * 1000)
+
+    def _do(self, command: Command) -> None:
+        if isinstance(command, OpenLink):
+            threading.Thread(
+                target=self._connect, args=(command.link, command.address), name="kohort-connect", daemon=True
+            ).start()
+            return
+        channel = self._channels.get(command.link)
+        if channel is None:
+            return
+        if isinstance(command, SendFrame):
+            try:
+                channel.send(command.parts)
+            except OSError as error:
+                self._lost(channel, describe(error))
+        elif isinstance(command, CloseLink):
+            self._drop(channel)
+
+    def _connect(self, link: int, address: Address) -> None:
+        config = self._cluster.config
+        arrived: tuple[int, socket.socket | None, str]
+        try:
+            sock = connect(address, config, self._tls)
+        except OSError as error:
+            arrived = (link, None, describe(error))
+        else:
+            arrived = (link, sock, "")
+        with self._lock:
+            if self._ended:
+                _close_arrived(arrived)
+            else:
+                self._arrived.append(arrived)
+                self.wake()
+
+    def _take_arrived(self) -> None:
+        while self._arrived:
+            link, sock, reason = self._arrived.popleft()
+            if sock is None:
+                self._cluster.links.closed(link, reason)
+                continue
+            channel = _Channel(link, sock, FrameReader(self._pool, self._cluster.config.response_max_bytes))
+            self._channels[link] = channel
+            self._selector.register(sock, selectors.EVENT_READ, channel)
+            channel.selector = self._selector
+            if not self._cluster.links.opened(link):
+                self._drop(channel)
+
+    def _serve(self, channel: _Channel, mask: int) -> None:
+        try:
+            if mask & selectors.EVENT_WRITE:
+                with self._lock:
+                    channel.flush()
+            if mask & selectors.EVENT_READ:
+                for frame in channel.receive():
+                    with self._lock:
+                        self._cluster.links.received(channel.link, frame)
+        except (OSError, KafkaError) as error:
+            with self._lock:
+                self._lost(channel, describe(error))
+
+    def _lost(self, channel: _Channel, reason: str) -> None:
+        self._drop(channel)
+        self._cluster.links.closed(channel.link, reason)
+
+    def _drop(self, channel: _Channel) -> None:
+        if self._channels.pop(channel.link, None) is not None:
+            self._selector.unregister(channel.sock)
+            channel.close()
+
+    def _drain_wakes(self) -> None:
+        try:
+            while self._wakened.recv(4096):
+                pass
+        except BlockingIOError:
+            pass
+
+
+class _Channel:
+    """One socket, what waits to be sent on it, and the frame being received."""
+
+    def __init__(self, link: int, sock: socket.socket, reader: FrameReader) -> None:
+        self.link = link
+        self.sock = sock
+        self.selector: selectors.BaseSelector | None = None
+        self._tls = isinstance(sock, ssl.SSLSocket)
+        self._reader = reader
+        self._out: deque[memoryview] = deque()
+        if self._tls:
+            sock.setblocking(False)
+        else:
+            # The descriptor stays blocking: small reads pass MSG_DONTWAIT, large ones wait a little for the whole frame.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", 0, _LARGE_WAIT_US))
+
+    def send(self, parts: list[Any]) -> None:
+        idle = not self._out
+        self._out.extend(memoryview(part).cast("B") for part in parts if len(part))
+        if idle:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what the socket takes now; the rest when it can be written to."""
+        try:
+            while self._out:
+                if self._tls:
+                    sent = self.sock.send(self._out[0])
+                else:
+                    batch = [self._out[i] for i in range(min(len(self._out), 64))]
+                    sent = self.sock.sendmsg(batch, [], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+                self._sent(sent)
+        except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
+            pass
+        if self.selector is not None:
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._out else 0)
+            if self.selector.get_key(self.sock).events != events:
+                self.selector.modify(self.sock, events, self)
+
+    def _sent(self, count: int) -> None:
+        while count:
+            head = self._out.popleft()
+            if count < len(head):
+                self._out.appendleft(head[count:])
+                return
+            count -= len(head)
+
+    def receive(self) -> Any:
+        """Frames that are whole, until the socket has nothing more for now."""
+        for _ in range(_FRAMES_A_TURN):
+            target = self._reader.target()
+            try:
+                if self._tls:
+                    count = self.sock.recv_into(target)
+                else:
+                    flags = socket.MSG_WAITALL if self._reader.large else socket.MSG_DONTWAIT
+                    count = self.sock.recv_into(target, 0, flags)
+            except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                return
+            if count == 0:
+                raise ConnectionResetError("the broker closed the connection")
+            whole = False
+            for frame in self._reader.filled(count):
+                whole = True
+                yield frame
+            if not self._tls and count < len(target) and not self._reader.large:
+                return
+            if whole and not self._tls:
+                return
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self.sock.close()
+
+
+def connect(address: Address, config: ConnectionConfig, tls: ssl.SSLContext | None) -> socket.socket:
+    """A connected blocking socket, after the TLS handshake where one is configured.
+
+    Raises:
+        OSError: with a reason for people.
+    """
+    timeout = config.socket_connection_setup_timeout_ms / 1000
+    sock = socket.create_connection((address.host, address.port), timeout)
+    try:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if config.receive_buffer_bytes > 0:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, config.receive_buffer_bytes)
+        if config.send_buffer_bytes > 0:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, config.send_buffer_bytes)
+        if tls is not None:
+            sock = tls.wrap_socket(sock, server_hostname=address.host)
+        sock.settimeout(None)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def describe(error: BaseException) -> str:
+    """What went wrong on a socket, in words."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"the broker's certificate is not trusted: {error.verify_message}"
+    if isinstance(error, ssl.SSLError):
+        return f"TLS failed: {error.reason or error}"
+    if isinstance(error, TimeoutError):
+        return "no answer to the connection attempt"
+    if isinstance(error, socket.gaierror):
+        return f"the name can't be resolved: {error.strerror}"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror[0].lower() + error.strerror[1:]
+    return str(error) or type(error).__name__

@@ -1,0 +1,259 @@
+"""Where records gather into batches: called by the threads that send, emptied by the sender on the client's thread."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from kohort.client.producer.batches import Batch, Delivery, PartitionQueue, RecordMetadata
+from kohort.client.producer.settings import ProducerConfig
+from kohort.columns.encode import Chunk
+from kohort.errors import ErrorCode, InvalidInputError, KafkaError, TimedOutError, error_for
+from kohort.ids import TopicPartition
+
+OVERHEAD = 96
+"""Generous bytes that a record takes beyond key, value and headers, for checks before it is encoded."""
+
+
+def monotonic_ms() -> float:
+    return time.monotonic() * 1000
+
+
+class Accumulator:
+    """Open batches by partition within a bound of memory. `lock` guards everything in here.
+
+    Attributes:
+        lock: A condition too: notified when batches are done and memory is free.
+        queues: By partition, those that have anything and those that had.
+        used: Bytes that undelivered batches take.
+        incomplete: Batches not done.
+        flushing: While positive, batches go out at once.
+        waiting: Threads that wait for memory; batches go out at once then too.
+        failure: Why nothing can be sent any more.
+        refusal: Called before each record is taken, under the lock; raises when it can't be (transactions).
+        wake_ms: When the sender looks next by itself.
+    """
+
+    def __init__(self, config: ProducerConfig, kick: Callable[[], None]) -> None:
+        self.config = config
+        self._mutex = threading.Lock()
+        self.lock = threading.Condition(self._mutex)
+        self.queues: dict[TopicPartition, PartitionQueue] = {}
+        self.used = 0
+        self.incomplete: set[Batch] = set()
+        self.flushing = 0
+        self.waiting = 0
+        self.failure: KafkaError | None = None
+        self.refusal: Callable[[TopicPartition], None] | None = None
+        self.wake_ms = float("inf")
+        self._kick = kick
+        self._limit = min(config.batch_size, config.max_request_size)
+        self._sticky: dict[str, int] = {}
+        self._sticky_queues: dict[str, PartitionQueue] = {}
+
+    @property
+    def batch_limit(self) -> int:
+        """Bytes of a batch, header and all."""
+        return self._limit
+
+    # Senders.
+
+    def append(
+        self,
+        partition: TopicPartition,
+        record: tuple[int, Any, Any, Any],
+        size: int,
+        on_delivery: Callable[[KafkaError | None, RecordMetadata | None], None] | None,
+    ) -> Delivery:
+        """Put a record (timestamp, key, value, headers) into its partition's open batch.
+
+        Args:
+            partition: Where to.
+            record: Timestamp in milliseconds, key, value, headers.
+            size: An upper bound of its bytes.
+            on_delivery: Called when it is delivered or failed.
+
+        Raises:
+            TimedOutError: no memory within `max_block_ms`.
+        """
+        kick = False
+        with self._mutex:
+            if self.failure is not None:
+                raise self.failure
+            if self.refusal is not None:
+                self.refusal(partition)
+            if self.used + size > self.config.buffer_memory:
+                self._await_memory(size)
+            queue = self.queues.get(partition) or self._queue(partition)
+            batch = queue.open
+            if batch is not None:
+                assert batch.chunk is not None
+                before = batch.chunk.size
+                if not batch.chunk.append(*record):
+                    queue.close_open()
+                    batch, kick = None, True
+            if batch is None:
+                batch, late = self._open_batch(queue)
+                kick = kick or late
+                assert batch.chunk is not None
+                before = 0
+                try:
+                    batch.chunk.append(*record)
+                except BaseException:
+                    queue.open = None
+                    self.incomplete.discard(batch)
+                    raise
+            chunk = batch.chunk
+            assert chunk is not None
+            grown = chunk.size - before
+            batch.size += grown
+            self.used += grown
+            index = batch.count
+            batch.count = index + 1
+            if on_delivery is not None:
+                batch.callbacks.append((index, record[0], on_delivery))
+        if kick:
+            self._kick()
+        return Delivery(batch, index, record[0])
+
+    def add(self, partition: TopicPartition, chunk: Chunk) -> Batch:
+        """Put a filled batch behind what its partition has."""
+        with self.lock:
+            if self.failure is not None:
+                raise self.failure
+            if self.refusal is not None:
+                self.refusal(partition)
+            if self.used and self.used + chunk.size > self.config.buffer_memory:
+                self._await_memory(chunk.size)
+            queue = self._queue(partition)
+            queue.close_open()
+            batch = Batch(partition, chunk, self.lock, monotonic_ms())
+            batch.size = chunk.size
+            self.used += chunk.size
+            self.incomplete.add(batch)
+            queue.waiting.append(batch)
+        self._kick()
+        return batch
+
+    def sticky(self, topic: str, choices: list[int]) -> int:
+        """The partition of records without a key: the same one until its batch is closed, then another."""
+        queue = self._sticky_queues.get(topic)
+        if queue is not None and queue.open is not None:
+            return queue.partition.partition
+        chosen = self.next_sticky(topic, choices)
+        with self._mutex:
+            self._sticky_queues[topic] = self._queue(TopicPartition(topic, chosen))
+        return chosen
+
+    def next_sticky(self, topic: str, choices: list[int]) -> int:
+        """Another partition than the last, at random."""
+        current = self._sticky.get(topic)
+        others = [one for one in choices if one != current] or choices
+        chosen = self._sticky[topic] = random.choice(others)
+        return chosen
+
+    def flush(self, timeout_s: float | None) -> bool:
+        """Wait until all that was taken so far is delivered or failed; False when time is over."""
+        with self.lock:
+            for queue in self.queues.values():
+                queue.close_open()
+            now = set(self.incomplete)
+            if not now:
+                return True
+            self.flushing += 1
+        self._kick()
+        try:
+            with self.lock:
+                return self.lock.wait_for(lambda: not (now & self.incomplete), timeout_s)
+        finally:
+            with self.lock:
+                self.flushing -= 1
+
+    def _queue(self, partition: TopicPartition) -> PartitionQueue:
+        """Under the lock."""
+        queue = self.queues.get(partition)
+        if queue is None:
+            queue = self.queues[partition] = PartitionQueue(partition)
+        return queue
+
+    def _open_batch(self, queue: PartitionQueue) -> tuple[Batch, bool]:
+        """A new open batch, and whether the sender would look too late for it."""
+        now = monotonic_ms()
+        batch = queue.open = Batch(queue.partition, Chunk(self._limit), self.lock, now)
+        self.incomplete.add(batch)
+        return batch, now + self.config.linger_ms < self.wake_ms
+
+    def _await_memory(self, size: int) -> None:
+        if size > self.config.buffer_memory:
+            raise error_for(
+                ErrorCode.MESSAGE_TOO_LARGE, f"{size} bytes are more than buffer.memory ({self.config.buffer_memory})"
+            )
+        self.waiting += 1
+        try:
+            self.lock.release()
+            try:
+                self._kick()
+            finally:
+                self.lock.acquire()
+            free = self.lock.wait_for(
+                lambda: self.failure is not None or not self.used or self.used + size <= self.config.buffer_memory,
+                self.config.max_block_ms / 1000,
+            )
+        finally:
+            self.waiting -= 1
+        if self.failure is not None:
+            raise self.failure
+        if not free:
+            raise TimedOutError(
+                f"buffer.memory ({self.config.buffer_memory} bytes) stayed full for max.block.ms "
+                f"({self.config.max_block_ms} ms): brokers take less than is sent"
+            )
+
+    # The sender.
+
+    def finish(self, batch: Batch, error: KafkaError | None) -> list[Batch]:
+        """A batch is delivered or failed. Under the lock; the caller notifies, and tells the batches that are given back."""
+        batch.error = error
+        batch.done = True
+        batch.chunk = batch.sealed = None
+        self.used -= batch.size
+        self.incomplete.discard(batch)
+        whole = batch.whole
+        if whole is not None and all(part.done for part in whole.parts):
+            return [batch, *self.finish(whole, None)]
+        return [batch]
+
+    def fail(self, error: KafkaError) -> list[Batch]:
+        """Nothing can be sent any more: fail what waits; gives the batches to tell."""
+        with self.lock:
+            self.failure = error
+            return self.drop_all(error)
+
+    def drop_all(self, error: KafkaError) -> list[Batch]:
+        """Fail everything that is not on its way. Under the lock."""
+        dropped: list[Batch] = []
+        for queue in self.queues.values():
+            queue.close_open()
+            dropped += queue.waiting
+            queue.waiting.clear()
+        told = [one for batch in dropped for one in self.finish(batch, error)]
+        self.lock.notify_all()
+        return told
+
+
+def sized(content: Any, what: str) -> int:
+    """Bytes of a key or value.
+
+    Raises:
+        InvalidInputError: it is no bytes.
+    """
+    if content is None:
+        return 0
+    if type(content) is bytes or isinstance(content, bytearray):
+        return len(content)
+    if isinstance(content, memoryview):
+        return content.nbytes
+    raise InvalidInputError(f"a {what} is bytes, str or None, not {type(content).__name__}: give a {what}_serializer")

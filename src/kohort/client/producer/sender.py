@@ -1,0 +1,449 @@
+"""Takes batches out of the accumulator and brings them to their leaders, on the client's thread.
+
+Order and uniqueness: each batch of an idempotent producer gets the next sequence numbers of its partition when it is first
+sent, and keeps them for every further attempt, so that a broker can tell a repetition from something new. When a batch must be
+sent again, its partition sends nothing new until all that is on its way is answered; then the batches go in the order
+of their sequences. When a sequence is lost for good (a batch failed after it was sent), no later one would be taken: the producer waits for
+what is on its way, raises its epoch and numbers everything from 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from kohort.client.net.cluster import ANY, TRANSACTION, Cluster, Coordinator, Node, Target, Versioned
+from kohort.client.net.metadata import NO_TOPIC_ID
+from kohort.client.net.runtime import Promise
+from kohort.client.producer.accumulator import Accumulator, monotonic_ms
+from kohort.client.producer.batches import Batch, PartitionQueue
+from kohort.client.producer.settings import ProducerConfig
+from kohort.client.producer.split import split
+from kohort.columns.encode import restamp
+from kohort.errors import ErrorCode, FencedError, KafkaError, RetriableError, TimedOutError, error_for
+from kohort.ids import TopicPartition
+from kohort.wire.compression import CODECS
+from kohort.wire.data import ProduceRequest
+from kohort.wire.transactions import InitProducerIdRequest
+
+INT32_MAX = 2**31 - 1
+EPOCH_MAX = 32_766
+SEQUENCES = 2**31
+LAST_BEFORE_IMPLICIT_PARTITIONS = 11
+"""Above, a transactional Produce adds its partitions to the transaction, and the epoch moves with every end."""
+_REPEATED = (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER)
+_LOST_PLACE = (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.UNKNOWN_PRODUCER_ID, ErrorCode.INVALID_PRODUCER_EPOCH)
+_TOO_LARGE = (ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE)
+_STALE_METADATA = (
+    ErrorCode.NOT_LEADER_OR_FOLLOWER,
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+    ErrorCode.UNKNOWN_TOPIC_ID,
+    ErrorCode.LEADER_NOT_AVAILABLE,
+    ErrorCode.FENCED_LEADER_EPOCH,
+    ErrorCode.REPLICA_NOT_AVAILABLE,
+    ErrorCode.KAFKA_STORAGE_ERROR,
+)
+
+
+@dataclass(slots=True)
+class Identity:
+    """The producer id and epoch that the broker gave; -1 before."""
+
+    producer_id: int = -1
+    epoch: int = -1
+
+
+@dataclass(slots=True)
+class Figures:
+    """Counters of a producer."""
+
+    records_sent: int = 0
+    bytes_sent: int = 0
+    requests: int = 0
+    retries: int = 0
+    failures: int = 0
+
+
+@dataclass(slots=True)
+class Parcel:
+    """What goes to one broker in one request."""
+
+    node: int
+    batches: list[Batch] = field(default_factory=list)
+    size: int = 0
+
+
+class Sender:
+    """The producer's part that runs in the core.
+
+    Attributes:
+        identity: Producer id and epoch.
+        figures: Counters.
+        in_flight: Requests not answered, by node.
+        gate: Set by transactions: whether a partition may be sent to yet.
+        on_lost: Set by transactions: told of every batch that failed for good.
+    """
+
+    def __init__(self, cluster: Cluster, accumulator: Accumulator, config: ProducerConfig) -> None:
+        self.cluster = cluster
+        self.accumulator = accumulator
+        self.config = config
+        self.identity = Identity()
+        self.figures = Figures()
+        self.in_flight: dict[int, int] = {}
+        self.closed = False
+        self.gate: Any = None
+        self.on_lost: Any = None
+        self._codec = CODECS[config.compression_type]
+        self._work: Promise[None] = Promise()
+        self._renumber = False
+        self._answer: list[Batch] = []
+
+    def kick(self) -> None:
+        """There may be something to do. Under the client's lock."""
+        self._work.resolve(None)
+
+    async def run(self) -> None:
+        """Send until closed."""
+        runtime = self.cluster.runtime
+        while not self.closed:
+            self._work = Promise()
+            try:
+                if self.config.enable_idempotence and self.config.transactional_id is None:
+                    await self._ensure_identity()
+                wait = self._step(runtime.now_ms)
+            except KafkaError as error:
+                self._tell(self.accumulator.fail(error))
+                return
+            with self.accumulator.lock:
+                self.accumulator.wake_ms = monotonic_ms() + wait
+            await runtime.first(self._work, timeout_ms=wait)
+
+    # Identity.
+
+    async def _ensure_identity(self) -> None:
+        """Have a producer id before anything is sent.
+
+        Raises:
+            KafkaError: the broker refuses, or knows no producer ids.
+        """
+        exhausted = self._renumber and self.identity.epoch >= EPOCH_MAX
+        if self.identity.producer_id >= 0 and not (exhausted and not any(self.in_flight.values())):
+            return
+        with self.accumulator.lock:
+            if not self.accumulator.incomplete:
+                return
+        while not self.closed:
+            try:
+                await self.init_producer_id(
+                    ANY, InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=INT32_MAX)
+                )
+                return
+            except RetriableError:
+                self._expire(self.cluster.runtime.now_ms)
+                await self.cluster.runtime.sleep(self.config.retry_backoff_ms)
+
+    async def init_producer_id(self, to: Target, request: InitProducerIdRequest | Versioned) -> None:
+        """Get a producer id, and number everything from 0."""
+        answer = await self.cluster.send(request, to)
+        if answer.error_code:
+            raise error_for(answer.error_code, "the broker gives no producer id")
+        self.identity = Identity(answer.producer_id, answer.producer_epoch)
+        self._renumber_all()
+
+    def _renumber_all(self) -> None:
+        with self.accumulator.lock:
+            for queue in self.accumulator.queues.values():
+                queue.next_sequence = 0
+                for batch in queue.waiting:
+                    if batch.sequence >= 0:
+                        self._number(queue, batch)
+                    if batch.sealed is not None:
+                        restamp(batch.sealed, self.identity.producer_id, self.identity.epoch, batch.sequence)
+        self._renumber = False
+
+    def _number(self, queue: PartitionQueue, batch: Batch) -> None:
+        batch.sequence = queue.next_sequence
+        queue.next_sequence = (queue.next_sequence + batch.count) % SEQUENCES
+
+    # Sending.
+
+    def _step(self, now_ms: float) -> float:
+        """Send what can go; gives the milliseconds until something may be due by itself."""
+        with self.accumulator.lock:
+            self.accumulator.wake_ms = float("inf")  # whoever opens a batch from here on has to kick
+        self._expire(now_ms)
+        if self._renumber:
+            if any(self.in_flight.values()):
+                return float(self.config.request_timeout_ms)
+            if self.config.transactional_id is None:
+                self.identity.epoch += 1
+                self._renumber_all()
+        if self.config.enable_idempotence and self.identity.producer_id < 0:
+            return float(self.config.retry_backoff_ms)
+        while True:
+            parcels: dict[int, Parcel] = {}
+            wait = 60_000.0
+            with self.accumulator.lock:
+                for queue in self.accumulator.queues.values():
+                    if not queue.idle:
+                        wait = min(wait, self._collect(queue, parcels, now_ms))
+            if not parcels:
+                return max(1.0, wait)
+            for parcel in parcels.values():
+                self._dispatch(parcel)
+
+    def _collect(self, queue: PartitionQueue, parcels: dict[int, Parcel], now_ms: float) -> float:
+        """Put a queue's next batch into its leader's parcel. Gives the milliseconds until the queue has to be looked at again."""
+        hurry = self.accumulator.flushing or self.accumulator.waiting or self.closed
+        if queue.open is not None:
+            age = now_ms - queue.open.created_ms
+            if age < self.config.linger_ms and not hurry and not queue.waiting:
+                return self.config.linger_ms - age
+            if not queue.waiting and queue.open.count:
+                queue.close_open()
+        if not queue.waiting:
+            return 60_000.0
+        batch = queue.waiting[0]
+        limit = batch.created_ms + self.config.delivery_timeout_ms - now_ms
+        if queue.mended:
+            if queue.in_flight:
+                return limit
+            queue.mended = any(one.attempts for one in queue.waiting)
+        if batch.not_before_ms > now_ms:
+            return batch.not_before_ms - now_ms
+        if self.gate is not None and not self.gate(queue.partition):
+            return limit
+        node = self.cluster.metadata.leader(queue.partition)
+        if node < 0:
+            self.cluster.request_metadata()
+            return self.config.retry_backoff_ms
+        if self.in_flight.get(node, 0) >= self.config.max_in_flight_requests_per_connection:
+            return limit
+        parcel = parcels.get(node)
+        if parcel is None:
+            parcel = parcels[node] = Parcel(node)
+        elif parcel.size + batch.size > self.config.max_request_size:
+            return limit
+        queue.waiting.popleft()
+        queue.in_flight.append(batch)
+        parcel.batches.append(batch)
+        parcel.size += batch.size
+        return limit
+
+    def _dispatch(self, parcel: Parcel) -> None:
+        for batch in parcel.batches:
+            self._seal(batch)
+            self.figures.retries += batch.attempts > 0
+            batch.attempts += 1
+        self.in_flight[parcel.node] = self.in_flight.get(parcel.node, 0) + 1
+        self.figures.requests += 1
+        self.cluster.runtime.spawn(self._deliver(parcel), f"produce to {parcel.node}")
+
+    def _seal(self, batch: Batch) -> None:
+        if batch.sealed is not None:
+            return
+        assert batch.chunk is not None
+        idempotent = self.config.enable_idempotence
+        if idempotent and batch.sequence < 0:
+            self._number(self.accumulator.queues[batch.partition], batch)
+        identity = self.identity
+        batch.sealed = batch.chunk.seal(
+            self._codec,
+            self.config.compression_level,
+            identity.producer_id if idempotent else -1,
+            identity.epoch if idempotent else -1,
+            batch.sequence,
+            self.config.transactional_id is not None,
+        )
+        batch.chunk = None
+        self.figures.bytes_sent += len(batch.sealed)
+
+    async def _deliver(self, parcel: Parcel) -> None:
+        acks = self.config.acks_number
+        try:
+            answer = await self.cluster.send(
+                Versioned(ProduceRequest, lambda version: self._request(parcel, version), self._highest(parcel)),
+                Node(parcel.node),
+                timeout_ms=self.config.request_timeout_ms,
+                answered=acks != 0,
+            )
+        except KafkaError as error:
+            self.cluster.request_metadata()
+            for batch in parcel.batches:
+                self._failed(batch, error)
+        else:
+            if acks == 0:
+                for batch in parcel.batches:
+                    self._delivered(batch, -1, -1)
+            else:
+                self._answered(parcel, answer)
+        finally:
+            self.in_flight[parcel.node] -= 1
+        told, self._answer = self._answer, []
+        with self.accumulator.lock:
+            self.accumulator.lock.notify_all()
+        self._tell(told)
+        self.kick()
+
+    def _highest(self, parcel: Parcel) -> int | None:
+        if self.config.transactional_id is not None:
+            return LAST_BEFORE_IMPLICIT_PARTITIONS
+        metadata = self.cluster.metadata
+        if any(metadata.topic_id(batch.partition.topic) == NO_TOPIC_ID for batch in parcel.batches):
+            return 12
+        return None
+
+    def _request(self, parcel: Parcel, version: int) -> ProduceRequest:
+        topics: dict[str, Any] = {}
+        for batch in parcel.batches:
+            name = batch.partition.topic
+            if name not in topics:
+                topic_id = self.cluster.metadata.topic_id(name)
+                topics[name] = (
+                    ProduceRequest.TopicProduceData(topic_id=topic_id)
+                    if version >= 13
+                    else ProduceRequest.TopicProduceData(name=name)
+                )
+            part = ProduceRequest.PartitionProduceData(index=batch.partition.partition, records=batch.sealed)
+            topics[name].partition_data.append(part)
+        return ProduceRequest(
+            transactional_id=self.config.transactional_id,
+            acks=self.config.acks_number,
+            timeout_ms=self.config.request_timeout_ms,
+            topic_data=list(topics.values()),
+        )
+
+    # Answers.
+
+    def _answered(self, parcel: Parcel, answer: Any) -> None:
+        names = self.cluster.metadata.topic_names
+        found = {
+            TopicPartition(topic.name or names.get(topic.topic_id, ""), part.index): part
+            for topic in answer.responses
+            for part in topic.partition_responses
+        }
+        for batch in parcel.batches:
+            part = found.get(batch.partition)
+            if part is None:
+                missing = error_for(ErrorCode.NETWORK_EXCEPTION, f"{batch.partition}: the broker did not answer for it")
+                self._failed(batch, missing)
+            elif part.error_code in _REPEATED:
+                self._delivered(batch, part.base_offset, part.log_append_time_ms)
+            else:
+                text = part.error_message or f"{batch.partition}: {ErrorCode.of(part.error_code).text}"
+                self._failed(batch, error_for(part.error_code, text))
+
+    def _delivered(self, batch: Batch, base_offset: int, append_time_ms: int) -> None:
+        batch.base_offset = base_offset
+        batch.append_time_ms = append_time_ms
+        self.figures.records_sent += batch.count
+        with self.accumulator.lock:
+            self._settle(batch, None)
+
+    def _failed(self, batch: Batch, error: KafkaError) -> None:
+        """Send again, or give up."""
+        now_ms = self.cluster.runtime.now_ms
+        code = error.code
+        if code in _STALE_METADATA:
+            self.cluster.request_metadata()
+        again = isinstance(error, RetriableError) or code.retriable
+        if code in _TOO_LARGE and batch.count > 1:
+            self._split(batch)
+            return
+        if self.config.enable_idempotence and code in _LOST_PLACE:
+            again = self._lost_place(batch, code)
+        if again and batch.attempts <= self.config.retries and not self._overdue(batch, now_ms):
+            with self.accumulator.lock:
+                queue = self.accumulator.queues[batch.partition]
+                queue.in_flight.remove(batch)
+                queue.put_back(batch)
+                queue.mended = True
+                batch.not_before_ms = now_ms + self.cluster.links.backoff_ms(
+                    batch.attempts, self.config.retry_backoff_ms, self.config.retry_backoff_max_ms
+                )
+            return
+        if again:
+            error = TimedOutError(f"{batch.partition}: not delivered after {batch.attempts} attempts: {error}")
+        self._lose(batch, error)
+
+    def _split(self, batch: Batch) -> None:
+        """The broker takes no batch as large as this: send its halves instead."""
+        with self.accumulator.lock:
+            queue = self.accumulator.queues[batch.partition]
+            queue.in_flight.remove(batch)
+            for part in split(batch, self.accumulator):
+                part.attempts = batch.attempts
+                queue.put_back(part)
+            queue.mended = True
+
+    def _lost_place(self, batch: Batch, code: ErrorCode) -> bool:
+        """Whether to send again after the broker found a sequence or epoch that it did not expect."""
+        if self.config.transactional_id is not None:
+            return code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and self._behind_another(batch)
+        if not (code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and self._behind_another(batch)):
+            self._renumber = True
+        return True
+
+    def _behind_another(self, batch: Batch) -> bool:
+        """Whether an earlier batch of the partition is to be sent again: then a gap is no wonder."""
+        queue = self.accumulator.queues[batch.partition]
+        return queue.mended or (bool(queue.in_flight) and queue.in_flight[0] is not batch)
+
+    def _lose(self, batch: Batch, error: KafkaError) -> None:
+        """A batch that was sent is given up; its sequences are used or not, no one knows."""
+        if self.config.enable_idempotence:
+            self._renumber = True
+        with self.accumulator.lock:
+            self._settle(batch, error)
+        if self.on_lost is not None:
+            self.on_lost(error)
+        if self.config.transactional_id is not None and isinstance(error, FencedError):
+            self._answer += self.accumulator.fail(error)
+
+    def _settle(self, batch: Batch, error: KafkaError | None) -> None:
+        """Under the accumulator's lock."""
+        queue = self.accumulator.queues[batch.partition]
+        if batch in queue.in_flight:
+            queue.in_flight.remove(batch)
+        self.figures.failures += error is not None
+        self._answer += self.accumulator.finish(batch, error)
+
+    def _overdue(self, batch: Batch, now_ms: float) -> bool:
+        return now_ms - batch.created_ms >= self.config.delivery_timeout_ms
+
+    def _expire(self, now_ms: float) -> None:
+        """Fail batches that wait for longer than the delivery timeout."""
+        late: list[Batch] = []
+        with self.accumulator.lock:
+            for queue in self.accumulator.queues.values():
+                if queue.open is not None and self._overdue(queue.open, now_ms):
+                    queue.close_open()
+                while queue.waiting and self._overdue(queue.waiting[0], now_ms):
+                    late.append(queue.waiting.popleft())
+        for batch in late:
+            reason = self.cluster.unreachable() or f"no leader of {batch.partition} took it"
+            error = TimedOutError(
+                f"{batch.partition}: not delivered within {self.config.delivery_timeout_ms} ms: {reason}"
+            )
+            if batch.attempts:
+                self._lose(batch, error)
+            else:
+                with self.accumulator.lock:
+                    self._settle(batch, error)
+                if self.on_lost is not None:
+                    self.on_lost(error)
+        if late:
+            told, self._answer = self._answer, []
+            with self.accumulator.lock:
+                self.accumulator.lock.notify_all()
+            self._tell(told)
+
+    def _tell(self, batches: list[Batch]) -> None:
+        for batch in batches:
+            batch.tell()
+
+
+def coordinator_of(transactional_id: str) -> Coordinator:
+    """Where a transaction's requests go."""
+    return Coordinator(transactional_id, TRANSACTION)

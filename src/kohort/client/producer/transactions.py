@@ -1,0 +1,328 @@
+"""Transactions: the producer's side, as coroutines of the core.
+
+=============== ============ ============ ============ ============ ==================
+state           init         begin        send         commit       abort
+=============== ============ ============ ============ ============ ==================
+NEW             READY        refused      refused      refused      refused
+READY           refused      OPEN         refused      refused      refused
+OPEN            refused      refused      taken        READY        READY
+FAILED          refused      refused      refused      refused      READY, next epoch
+DEAD            refused      refused      refused      refused      refused
+=============== ============ ============ ============ ============ ==================
+
+A record or an offset that can't be written makes the transaction FAILED: only abort leads on. A producer that was fenced is
+DEAD. The partitions of a transaction are named to its coordinator before the first batch goes to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from enum import Enum
+from typing import Any
+
+from kohort.client.net.cluster import Cluster, Coordinator, Versioned
+from kohort.client.offset_values import GroupMetadata
+from kohort.client.producer.accumulator import Accumulator
+from kohort.client.producer.batches import Batch
+from kohort.client.producer.sender import Sender, coordinator_of
+from kohort.client.producer.settings import ProducerConfig
+from kohort.errors import ErrorCode, FencedError, InvalidInputError, KafkaError, RetriableError, error_for
+from kohort.ids import TopicPartition
+from kohort.wire.transactions import (
+    AddOffsetsToTxnRequest,
+    AddPartitionsToTxnRequest,
+    EndTxnRequest,
+    InitProducerIdRequest,
+    TxnOffsetCommitRequest,
+)
+
+HIGHEST_ADD_PARTITIONS = 3
+"""Later versions are the brokers' own."""
+HIGHEST_WITHOUT_EPOCH_MOVES = 4
+"""EndTxn and TxnOffsetCommit above it belong to transactions whose epoch moves with every end."""
+SOON_MS = 20
+"""Between questions whether the transaction before is over, which is a matter of milliseconds."""
+_MOVED = (ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+
+
+class TxnState(Enum):
+    """See the table above."""
+
+    NEW = "init_transactions() was not called"
+    READY = "no transaction is open"
+    OPEN = "a transaction is open"
+    FAILED = "the transaction failed and can only be aborted"
+    DEAD = "this producer can't go on"
+
+
+class Transactions:
+    """The transactions of one producer.
+
+    Attributes:
+        state: See `TxnState`.
+        cause: What made it FAILED or DEAD.
+    """
+
+    def __init__(self, cluster: Cluster, accumulator: Accumulator, sender: Sender, config: ProducerConfig) -> None:
+        assert config.transactional_id is not None
+        self.id = config.transactional_id
+        self.state = TxnState.NEW
+        self.cause: KafkaError | None = None
+        self._cluster = cluster
+        self._accumulator = accumulator
+        self._sender = sender
+        self._config = config
+        self._to = coordinator_of(self.id)
+        self._added: set[TopicPartition] = set()
+        self._adding: set[TopicPartition] = set()
+        self._with_offsets = False
+        accumulator.refusal = self._refuse
+        sender.gate = self._may_send
+        sender.on_lost = self._batch_lost
+
+    # What the application calls.
+
+    async def init(self) -> None:
+        """Become the only producer of this name; what an older one left open is ended.
+
+        Raises:
+            KafkaError: it can't be.
+        """
+        self._expect(TxnState.NEW)
+        await self._new_epoch(-1, -1)
+        self.state = TxnState.READY
+
+    def begin(self) -> None:
+        self._expect(TxnState.READY)
+        self._added.clear()
+        self._with_offsets = False
+        self.state = TxnState.OPEN
+
+    async def send_offsets(self, offsets: Mapping[TopicPartition, Any], group: str | GroupMetadata) -> None:
+        """Make offsets of a group part of the transaction.
+
+        Args:
+            offsets: The next offsets to read, as numbers or as objects with `offset`, `metadata` and `leader_epoch`.
+            group: The group's id, or the consumer's place in it, which the coordinator checks.
+        """
+        self._expect(TxnState.OPEN)
+        group_id = group if isinstance(group, str) else group.group_id
+        try:
+            await self._asking(lambda: self._add_group(group_id), "add offsets to transaction")
+            self._with_offsets = True
+            await self._asking(lambda: self._commit_offsets(offsets, group, group_id), "commit offsets in transaction")
+        except KafkaError as error:
+            self._fail(error)
+            raise
+
+    async def end(self, *, commit: bool) -> None:
+        """Commit or abort; everything sent must be delivered or dropped before.
+
+        Raises:
+            KafkaError: the transaction can't be committed: it is FAILED now.
+        """
+        if commit or self.state is not TxnState.FAILED:
+            self._expect(TxnState.OPEN)
+        failed = self.state is TxnState.FAILED
+        try:
+            if self._added or self._with_offsets:
+                await self._asking(lambda: self._end(commit), "end transaction")
+            if failed:
+                identity = self._sender.identity
+                await self._new_epoch(identity.producer_id, identity.epoch)
+        except KafkaError as error:
+            self._fail(error)
+            raise
+        self._added.clear()
+        self._adding.clear()
+        self.cause = None
+        self.state = TxnState.READY
+
+    def drop_unsent(self) -> list[Batch]:
+        """For an abort: fail what waits; gives the batches to tell."""
+        reason = self.cause or error_for(ErrorCode.TRANSACTION_ABORTABLE, "the transaction is aborted")
+        with self._accumulator.lock:
+            return self._accumulator.drop_all(reason)
+
+    # Hooks of accumulator and sender.
+
+    def _refuse(self, partition: TopicPartition) -> None:
+        if self.state is not TxnState.OPEN:
+            self._expect(TxnState.OPEN)
+
+    def _may_send(self, partition: TopicPartition) -> bool:
+        """Whether the coordinator knows the partition; has it told if not. Under the accumulator's lock."""
+        if partition in self._added:
+            return True
+        if partition not in self._adding:
+            self._adding.add(partition)
+            self._cluster.runtime.spawn(self._add_partitions(), "add partitions to transaction")
+        return False
+
+    def _batch_lost(self, error: KafkaError) -> None:
+        if self.state is TxnState.OPEN or isinstance(error, FencedError):
+            self._fail(error)
+
+    # Inside.
+
+    def _expect(self, state: TxnState) -> None:
+        if self.state is state:
+            return
+        if self.cause is not None:
+            raise error_for(self.cause.code, f"{self.state.value}: {self.cause.message}")
+        raise InvalidInputError(f"not possible now: {self.state.value}", ErrorCode.INVALID_TXN_STATE)
+
+    def _fail(self, error: KafkaError) -> None:
+        self.cause = error
+        dead = isinstance(error, FencedError) or error.code in (
+            ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+            ErrorCode.INVALID_PRODUCER_ID_MAPPING,
+        )
+        self.state = TxnState.DEAD if dead else TxnState.FAILED
+
+    async def _asking(self, attempt: Callable[[], Any], what: str) -> None:
+        await self._cluster.retrying(lambda: self._once_free(attempt), what, self._config.max_block_ms)
+
+    async def _once_free(self, attempt: Callable[[], Any]) -> None:
+        """Attempt again soon while the coordinator still writes the end of the transaction before."""
+        while True:
+            try:
+                return await attempt()  # type: ignore[no-any-return]
+            except KafkaError as error:
+                if error.code is not ErrorCode.CONCURRENT_TRANSACTIONS:
+                    raise
+                await self._cluster.runtime.sleep(min(SOON_MS, self._config.retry_backoff_ms))
+
+    async def _new_epoch(self, producer_id: int, epoch: int) -> None:
+        def build(version: int) -> InitProducerIdRequest:
+            request = InitProducerIdRequest(
+                transactional_id=self.id, transaction_timeout_ms=self._config.transaction_timeout_ms
+            )
+            if version >= 3:
+                request.producer_id, request.producer_epoch = producer_id, epoch
+            return request
+
+        async def attempt() -> None:
+            try:
+                await self._sender.init_producer_id(self._to, Versioned(InitProducerIdRequest, build))
+            except KafkaError as error:
+                self._look_again(error)
+                raise
+
+        await self._asking(attempt, "init transactions")
+
+    def _look_again(self, error: KafkaError) -> None:
+        if error.code in _MOVED or isinstance(error, RetriableError):
+            self._cluster.forget_coordinator(self._to)
+
+    def _check(self, code: int, what: str) -> None:
+        if code:
+            error = error_for(code, f"{what}: {ErrorCode.of(code).text}")
+            self._look_again(error)
+            raise error
+
+    async def _add_partitions(self) -> None:
+        async def attempt() -> None:
+            wanted = sorted(self._adding - self._added)
+            if not wanted:
+                return
+            topics: dict[str, list[int]] = {}
+            for partition in wanted:
+                topics.setdefault(partition.topic, []).append(partition.partition)
+            identity = self._sender.identity
+            named = [
+                AddPartitionsToTxnRequest.AddPartitionsToTxnTopic(name=name, partitions=parts)
+                for name, parts in topics.items()
+            ]
+            request = AddPartitionsToTxnRequest(
+                v3_and_below_transactional_id=self.id,
+                v3_and_below_producer_id=identity.producer_id,
+                v3_and_below_producer_epoch=identity.epoch,
+                v3_and_below_topics=named,
+            )
+            answer = await self._cluster.send(
+                Versioned(AddPartitionsToTxnRequest, lambda _: request, HIGHEST_ADD_PARTITIONS), self._to
+            )
+            for topic in answer.results_by_topic_v3_and_below:
+                for part in topic.results_by_partition:
+                    self._check(part.partition_error_code, f"{topic.name}-{part.partition_index}")
+            self._added.update(wanted)
+
+        try:
+            await self._asking(attempt, "add partitions to transaction")
+        except KafkaError as error:
+            self._fail(error)
+            for batch in self.drop_unsent():
+                batch.tell()
+        self._sender.kick()
+
+    async def _add_group(self, group_id: str) -> None:
+        identity = self._sender.identity
+        request = AddOffsetsToTxnRequest(
+            transactional_id=self.id, producer_id=identity.producer_id, producer_epoch=identity.epoch, group_id=group_id
+        )
+        answer = await self._cluster.send(request, self._to)
+        self._check(answer.error_code, f"group {group_id}")
+
+    async def _commit_offsets(
+        self, offsets: Mapping[TopicPartition, Any], group: str | GroupMetadata, group_id: str
+    ) -> None:
+        to = Coordinator(group_id)
+        answer = await self._cluster.send(
+            Versioned(
+                TxnOffsetCommitRequest,
+                lambda version: self._offset_request(offsets, group, group_id, version),
+                HIGHEST_WITHOUT_EPOCH_MOVES,
+            ),
+            to,
+        )
+        for topic in answer.topics:
+            for part in topic.partitions:
+                if part.error_code:
+                    error = error_for(part.error_code, f"offset of {topic.name}-{part.partition_index}")
+                    if error.code in _MOVED:
+                        self._cluster.forget_coordinator(to)
+                    raise error
+
+    def _offset_request(
+        self, offsets: Mapping[TopicPartition, Any], group: str | GroupMetadata, group_id: str, version: int
+    ) -> TxnOffsetCommitRequest:
+        topics: dict[str, Any] = {}
+        for partition, given in sorted(offsets.items()):
+            topic = topics.setdefault(
+                partition.topic, TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic(name=partition.topic)
+            )
+            part = TxnOffsetCommitRequest.TxnOffsetCommitRequestPartition(
+                partition_index=partition.partition,
+                committed_offset=given if isinstance(given, int) else given.offset,
+                committed_metadata="" if isinstance(given, int) else given.metadata,
+            )
+            if version >= 2 and not isinstance(given, int):
+                part.committed_leader_epoch = given.leader_epoch
+            topic.partitions.append(part)
+        identity = self._sender.identity
+        request = TxnOffsetCommitRequest(
+            transactional_id=self.id,
+            group_id=group_id,
+            producer_id=identity.producer_id,
+            producer_epoch=identity.epoch,
+            topics=list(topics.values()),
+        )
+        if version >= 3 and not isinstance(group, str):
+            request.generation_id = group.generation_id
+            request.member_id = group.member_id
+            request.group_instance_id = group.group_instance_id
+        return request
+
+    async def _end(self, commit: bool) -> None:
+        identity = self._sender.identity
+        request = EndTxnRequest(
+            transactional_id=self.id,
+            producer_id=identity.producer_id,
+            producer_epoch=identity.epoch,
+            committed=commit,
+        )
+        answer = await self._cluster.send(
+            Versioned(EndTxnRequest, lambda _: request, HIGHEST_WITHOUT_EPOCH_MOVES), self._to
+        )
+        self._check(answer.error_code, "end transaction")
