@@ -61,7 +61,7 @@ def scenarios() -> Iterator[Scenario]:
         yield Scenario(f"{protocol}: 100 members, one joins", "1/s", one, seconds_of("join", "whole_s"))
         many = f"{said} --members 1000"
         yield Scenario(f"{protocol}: 1,000 join at once", "1/s", many, seconds_of("join_all_s"))
-        churn = f"{said} --members 100 --churn-s 45"
+        churn = f"{said} --members 100 --churn-s 45 --client kohort"
         share: Callable[[Result], tuple[float, float]] = lambda result: (result["churn"]["stable_share"], 1.0)  # noqa: E731
         yield Scenario(f"{protocol}: churn, share of time wholly stable", "share", churn, share)
         kept = f"{said} --members 1000 --offsets 100000"

@@ -30,6 +30,8 @@ LOOK_S = 0.005
 LOOK_SHARE = 10
 """Looking whether all are stable takes at most one part in so many of the load's own time."""
 OFFSETS_PER_COMMIT = 1_000
+SOFTWARE = {"java": "apache-kafka-java", "librdkafka": "librdkafka", "kohort": "kohort"}
+"""What clients call themselves: a coordinator may treat them accordingly."""
 
 
 def percentile(values: list[float], share: float) -> float:
@@ -306,7 +308,7 @@ async def make_load(options: argparse.Namespace) -> Load:
         heartbeat_ms=options.heartbeat_ms,
         session_ms=options.session_ms,
         address=lambda: (host, int(port)),
-        software="librdkafka" if options.client == "librdkafka" else "apache-kafka-java",
+        software=SOFTWARE[options.client],
         patient=options.client != "librdkafka",
         id_length=options.client_id_length,
     )
@@ -354,7 +356,7 @@ def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--bootstrap-server", required=True)
     parser.add_argument("--protocol", choices=("classic", "consumer"), default="classic")
-    parser.add_argument("--client", choices=("java", "librdkafka"), default="java", help="whose habits under KIP-848")
+    parser.add_argument("--client", choices=tuple(SOFTWARE), default="java", help="whose name and habits")
     parser.add_argument("--members", type=int, default=100)
     parser.add_argument("--groups", type=int, default=1)
     parser.add_argument("--partitions", type=int, default=0, help="0: as many as members, at least 100")

@@ -338,6 +338,10 @@ class ConsumerMember(Member):
             request.subscribed_topic_names = [self.plan.topic]
         answer = await self._timed(link, request, 1, 0 if self.plan.patient or full else self.told_ms)
         code = ErrorCode(answer.error_code)
+        if code in NOT_YET:
+            self.note(code.name)
+            await asyncio.sleep(RETRY_PAUSE_S)
+            return await self._beat(link, full)
         if code is not ErrorCode.NONE:
             self.note(code.name)
             if code in (ErrorCode.FENCED_MEMBER_EPOCH, ErrorCode.UNKNOWN_MEMBER_ID):
