@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.waiting import until
 
 from kohort.client.admin.admin import Admin
 from kohort.client.admin.values import NewTopic
@@ -153,26 +154,41 @@ class Sink:
         return [len(rows) for _, rows in sorted(self.batches.items()) if rows]
 
 
+TOO_SLOW = "failed to connect back"
+"""Spark's word for a Python process that was not up after its ten seconds, as happens on a crowded machine."""
+
+
+def started(query: Any) -> bool:
+    """Whether a query's Python process has come up, or has failed to."""
+    return not query.isActive or not query.status["message"].startswith("Initializing")
+
+
 @pytest.fixture
 def run(spark: Any, stage: Stage) -> Iterator[Callable[..., Any]]:
     """Starts a query into a sink: run(sink, name, trigger, **options); all end with the test."""
     queries: list[Any] = []
 
     def start(
-        sink: Callable[[Any, int], None], name: str = "q", trigger: dict[str, Any] | None = None, **options: Any
+        sink: Callable[[Any, int], None],
+        name: str = "q",
+        trigger: dict[str, Any] | None = None,
+        **options: Any,
     ) -> Any:
         options.setdefault("kafka.client.id", name)
-        query = (
+        writer = (
             spark.readStream.format("kohort")
             .options(**stage.options(**options))
             .load()
             .writeStream.foreachBatch(sink)
             .option("checkpointLocation", str(stage.folder / f"checkpoint-{name}"))
             .trigger(**(trigger or {"processingTime": "200 milliseconds"}))
-            .start()
         )
-        queries.append(query)
-        return query
+        for _ in range(4):
+            queries.append(writer.start())
+            until(lambda: started(queries[-1]), "the query starts", 60)
+            if TOO_SLOW not in str(queries[-1].exception()):
+                break
+        return queries[-1]
 
     yield start
     for query in queries:
