@@ -129,8 +129,6 @@ class SourceOptions:
     join_timeout_ms: int = knob(
         "joinTimeoutMs", 120_000, low=1, unit="ms", why="bounds the wait for the first assignment"
     )
-    table: str | None = knob("table", None, why="a table of the cluster instead of records")
-    region: str | None = knob("region", None, why="the consistent region that the query is part of")
     kafka: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -188,8 +186,6 @@ def _check(options: SourceOptions, given: Mapping[str, str], streaming: bool | N
         raise InvalidInputError(
             "the option kafka.bootstrap.servers is missing: the brokers to start from, as host:port"
         )
-    if options.table is not None:
-        return
     chosen = [name for name in ("subscribe", "subscribePattern", "assign") if given.get(name, "").strip()]
     if len(chosen) != 1:
         found = "none is given" if not chosen else f"{' and '.join(chosen)} are given"
