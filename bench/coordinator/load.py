@@ -156,8 +156,8 @@ class Load:
             "p99_ms": round(percentile(seen, 0.99) * 1e3, 3),
         }
 
-    async def churn(self, seconds: float, events_s: float, count: int) -> dict[str, float]:
-        """Joins, leaves, crashes and pauses beyond the session, in the first group, around `count` members.
+    async def churn(self, seconds: float, events_s: float, count: int, kinds: list[str]) -> dict[str, float]:
+        """Joins and losses of these kinds (leave, crash, pause beyond the session), in the first group of `count`.
 
         A paused member wakes after its session and commits with its old epoch, which must be refused.
         """
@@ -171,7 +171,7 @@ class Load:
         while (now := time.monotonic()) < started + seconds:
             if now >= due:
                 due += 1 / events_s
-                name = "join" if len(members) < count else chance.choice(("leave", "crash", "pause"))
+                name = "join" if len(members) < count else chance.choice(kinds)
                 did[name] += 1
                 if name == "join":
                     self.add(group)
@@ -338,7 +338,9 @@ async def measure(
         for count in (int(n) for n in options.commits.split(",")) if options.commits else []:
             out[f"commits_{count}_s"] = await load.commits(options.commit_s, count)
         if options.churn_s:
-            out["churn"] = await load.churn(options.churn_s, options.churn_rate, options.members)
+            out["churn"] = await load.churn(
+                options.churn_s, options.churn_rate, options.members, options.churn_kinds.split(",")
+            )
         if kill is not None and start is not None:
             names = await load.store_offsets(options.offsets)
             out["restart"] = await load.restart(kill, start)
@@ -368,6 +370,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--commits", default="", help="partitions per commit, such as 1,10,100")
     parser.add_argument("--commit-s", type=float, default=5.0)
     parser.add_argument("--churn-s", type=float, default=0.0)
+    parser.add_argument("--churn-kinds", default="leave,crash", help="how members go: leave, crash, pause")
     parser.add_argument("--churn-rate", type=float, default=2.0, help="events a second")
     parser.add_argument("--offsets", type=int, default=0, help="offsets that are committed before a restart")
     return parser
