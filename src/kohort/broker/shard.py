@@ -171,7 +171,11 @@ class GroupShard:
         step = machine.step
         whole = Outcome()
         for event in events:
-            outcome = step(event, time_now)
+            try:
+                outcome = step(event, time_now)
+            except BaseException:
+                self._fail(event, whole)
+                raise  # the loop logs it
             if outcome.records:
                 whole.records += outcome.records
             whole.replies += outcome.replies
@@ -183,6 +187,16 @@ class GroupShard:
                 whole.work += outcome.work
         self._times.step.observe(time.perf_counter() - began)
         self._finish(whole)
+
+    def _fail(self, event: Event, before: Outcome) -> None:
+        """A fault in the coordinator: what came before the event counts, the half-changed machine is thrown away."""
+        self._finish(before)
+        on_reply = self._waiting.pop(getattr(event, "request", None) or 0, None)
+        if on_reply is not None:
+            on_reply(ErrorCode.UNKNOWN_SERVER_ERROR)
+        log.error("shard %d: a fault in the coordinator at %s; it is loaded again", self.index, type(event).__name__)
+        self._unload(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        self._loop.call_later(RELOAD_DELAY_S, self.load)
 
     def _finish(self, outcome: Outcome) -> None:
         """Make records durable, then let everything else out."""
