@@ -30,7 +30,7 @@ LOOK_S = 0.005
 LOOK_SHARE = 10
 """Looking whether all are stable takes at most one part in so many of the load's own time."""
 OFFSETS_PER_COMMIT = 1_000
-SOFTWARE = {"java": "apache-kafka-java", "librdkafka": "librdkafka", "kohort": "kohort"}
+SOFTWARE = {"java": "apache-kafka-java", "librdkafka": "librdkafka", "kohort": "kohort", "unnamed": ""}
 """What clients call themselves: a coordinator may treat them accordingly."""
 
 
