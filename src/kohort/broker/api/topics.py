@@ -78,6 +78,7 @@ def _create(node: Node, topic: Any, validate_only: bool) -> Any:
         log.info("topic %s made with %d partitions", topic.name, partitions)
     return CreateTopicsResponse.CreatableTopicResult(
         name=topic.name,
+        error_message=None,
         topic_id=topic_id,
         num_partitions=partitions,
         replication_factor=1,
