@@ -40,8 +40,9 @@ def seconds_until_put_out(broker: Broker, group: str, software: str, limit_s: fl
         return time.monotonic() - started
 
 
-def test_our_own_client_is_noticed(broker: Broker, name: str) -> None:
-    waited = seconds_until_put_out(broker, name, "kohort", SESSION_MS / 1_000 + 5)
+def test_our_own_client_is_noticed() -> None:
+    with Broker(config={"group.notice.disconnects": "known", "group.initial.rebalance.delay.ms": 0}) as broker:
+        waited = seconds_until_put_out(broker, "g", "kohort", SESSION_MS / 1_000 + 5)
     assert GRACE_S - 0.1 <= waited < SESSION_MS / 1_000 - 2
 
 

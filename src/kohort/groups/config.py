@@ -118,10 +118,11 @@ class GroupConfig:
     )
     notice_disconnects: str = knob(
         "group.notice.disconnects",
-        "known",
+        "off",
         choices=("off", "known", "all"),
         why="members whose connection ends and who are not back within a heartbeat interval or so are put out before their "
-        "session ends: off, those of kohort's own clients, or all",
+        "session ends: off, those of kohort's own clients, or all. Commits of a member that lives on are refused, but it "
+        "may work on records of others until it hears of it: hence off unless asked for",
     )
     unsettled_interval_ms: int = knob(
         "group.unsettled.heartbeat.interval.ms",

@@ -15,7 +15,14 @@ from kohort.groups.consumer_state import ConsumerGroup, Current, Pairs, pack
 from kohort.groups.events import Client
 from kohort.groups.kernel import Kernel
 from kohort.groups.outcome import GroupState, JoinGroupReply, Level, SyncGroupReply
-from kohort.groups.records import EpochBumped, GroupSaved, MemberSaved, TargetAssigned, TargetEpochSet
+from kohort.groups.records import (
+    EpochBumped,
+    GenerationStarted,
+    GroupSaved,
+    MemberSaved,
+    TargetAssigned,
+    TargetEpochSet,
+)
 from kohort.groups.state import ClassicGroup, ClassicMember, Group
 from kohort.groups.subscription import (
     CONSUMER_PROTOCOL_TYPE,
@@ -188,8 +195,10 @@ def make_classic_group(kernel: Kernel, group: Group, leaving: str | None = None)
     kernel.emit(
         GroupSaved(group_id, protocol_type, epoch, classic.protocol, classic.leader, kernel.now.wall_ms, members)
     )
+    kernel.emit(GenerationStarted(group_id, epoch + 1))  # after a crash the rebalance that begins here begins again
     group = kernel.ledger.group(group_id)
     group.classic = classic
+    classic.resumed_from = epoch
     classic.state = classic.previous_state = GroupState.STABLE
     classic.subscribed = classic.read_subscriptions()
     for member in classic.members.values():

@@ -154,6 +154,9 @@ def take(kernel: Kernel, event: AssignmentComputed) -> bool:
     if event.failure is not None:
         kernel.tell(event.group_id, f"no target for epoch {event.epoch}: {event.failure}", Level.ERROR)
         return False
+    if event.epoch == consumer.epoch and not consumer.members.keys() <= event.assignment.keys():
+        request(kernel, event.group_id)  # a static member was replaced meanwhile: its place has another id now
+        return False
     for member_id in consumer.members:
         target = unpack(event.assignment.get(member_id, ()))
         if member_id not in consumer.targets or consumer.targets[member_id] != target:
@@ -186,7 +189,7 @@ def compute(work: ComputeAssignment) -> AssignmentComputed:
         work.group_id,
         work.ticket,
         work.epoch,
-        {member_id: by_id(partitions, work.topics) for member_id, partitions in assigned.items()},
+        {member_id: by_id(assigned.get(member_id, ()), work.topics) for member_id in work.members},
     )
 
 
