@@ -49,13 +49,15 @@ def test_unnoticed_a_lost_connection_changes_nothing() -> None:
     assert trial.heartbeat(members[1], generation, connection=9) is ErrorCode.NONE
 
 
-@pytest.mark.parametrize("how", ["heartbeat", "join", "sync"])
+@pytest.mark.parametrize("how", ["heartbeat", "join", "sync", "commit"])
 def test_whatever_a_member_says_within_its_grace_cancels_it(how: str) -> None:
     trial, members, generation = classic()
     trial.feed(ConnectionLost(2, noticed=True))
     trial.pass_time(3_000)
     if how == "heartbeat":
         assert trial.heartbeat(members[1], generation, connection=3) is ErrorCode.NONE
+    elif how == "commit":
+        assert trial.commit(7, members[1], generation) is ErrorCode.NONE
     elif how == "join":
         assert trial.reply(trial.join(members[1], connection=3)).error is ErrorCode.NONE
     else:

@@ -42,7 +42,7 @@ def commit(kernel: Kernel, event: OffsetCommit) -> None:
         return
     classic = group.classic
     if event.member_id in classic.members and classic.state is not GroupState.COMPLETING_REBALANCE:
-        rebalance.touch(kernel, classic.members[event.member_id])
+        rebalance.alive(kernel, classic.members[event.member_id])
     expire_ms = -1 if event.retention_ms < 0 else kernel.now.wall_ms + event.retention_ms
     limit = kernel.config.offset_metadata_bytes_max
     wall_ms, group_id = kernel.now.wall_ms, event.group_id

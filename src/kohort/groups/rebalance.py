@@ -103,8 +103,13 @@ def heard(kernel: Kernel, member: ClassicMember, connection: int) -> None:
         kernel.remember_connection(connection, session.group_id, member.member_id)
         member.connection = connection
     if member.lost:
-        member.lost = False
-        touch(kernel, member)
+        alive(kernel, member)
+
+
+def alive(kernel: Kernel, member: ClassicMember) -> None:
+    """A member was heard, on whatever connection: its session is whole again."""
+    member.lost = False
+    touch(kernel, member)
 
 
 def after_change(kernel: Kernel, group: Group, reason: str) -> None:
