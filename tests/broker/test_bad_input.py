@@ -15,7 +15,13 @@ import pytest
 from kohort import Broker
 from kohort.broker.settings import broker_configs
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError
-from kohort.wire.cluster import ApiVersionsRequest, ApiVersionsResponse, CreateTopicsRequest, MetadataRequest
+from kohort.wire.cluster import (
+    ApiVersionsRequest,
+    ApiVersionsResponse,
+    CreateTopicsRequest,
+    MetadataRequest,
+    MetadataResponse,
+)
 from kohort.wire.data import ListOffsetsRequest, ProduceRequest
 from kohort.wire.framing import decode_response, encode_request
 from tests.broker.raw import RawClient, batch_of, create_topic, fetch, produce, produce_request
@@ -29,7 +35,7 @@ GARBAGE = [
     struct.pack(">ihhih", 10, 999, 0, 1, -1),
     struct.pack(">ihhih", 10, 3, 99, 1, -1),
     struct.pack(">ihhih", 10, 3, 5, 1, 500),
-    struct.pack(">ihhih", 18, 3, 5, 1, -1) + b"\xff" * 8,
+    struct.pack(">ihhih", 18, 3, 5, 1, -1) + b"\x7f" * 8,
     os.urandom(4096),
 ]
 
@@ -43,6 +49,14 @@ def test_garbage_closes_its_connection_and_no_other(
         bad.sock.shutdown(socket.SHUT_WR)
         assert bad.closed()
     assert produce(client, topic, 0, batch_of(b"a")).error_code == 0
+
+
+def test_bytes_after_a_request_are_ignored(client: RawClient, topic: str) -> None:
+    """So librdkafka 2.16 asks for all topics: a null array written in four bytes, so that three are left."""
+    client.sock.sendall(struct.pack(">ihhih7s", 25, 3, 13, 1, 7, b"rdkafka") + b"\0" + b"\0\0\0\0\1\0\0")
+    number, answer = decode_response(MetadataResponse, 13, client.frame())
+    assert number == 1
+    assert topic in [each.name for each in answer.topics]
 
 
 def test_a_frame_that_only_claims_to_be_large_costs_nothing(broker: Broker, client: RawClient, topic: str) -> None:

@@ -38,7 +38,7 @@ class Route:
     low: int
     high: int
     advertised_low: int
-    decode: Callable[[Any, int], Any]
+    decode: Callable[[Any, int], tuple[Any, int]]
 
 
 def route_table(
@@ -62,7 +62,7 @@ def route_table(
                 low,
                 serve_to.get(message.API_KEY, message.MAX_VERSION),
                 advertise_from.get(message.API_KEY, low),
-                message.decode,
+                message.decode_prefix,
             )
     return routes
 
@@ -109,8 +109,8 @@ class Dispatcher:
                 raise BadFrame(f"{route.name} version {header.api_version} is not served here")
             self._unsupported(self._node, request)
             return
-        try:
-            request.message = route.decode(body, header.api_version)
+        try:  # bytes after the message are ignored, as by Apache Kafka: librdkafka sends some when it lists all topics
+            request.message, _ = route.decode(body, header.api_version)
         except WireError as error:
             raise BadFrame(f"{request.name} can't be read: {error}") from None
         figures = self._apis[header.api_key]

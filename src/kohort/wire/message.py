@@ -69,6 +69,8 @@ class Message(Struct):
             found: tuple[Self, int] = decoder(buf)
         except (packing.error, IndexError, UnicodeDecodeError) as error:
             raise WireError(f"{cls.__name__} v{version}: {error}") from error
+        if found[1] > len(buf):
+            raise WireError(f"{cls.__name__} v{version}: {found[1] - len(buf)} bytes missing at its end")
         return found
 
     @classmethod
