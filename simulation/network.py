@@ -30,16 +30,14 @@ class Connection:
     Attributes:
         id: the number the coordinator knows it by.
         open: messages still pass.
-        on_noticed: tells its client's process, which itself can't know, that the coordinator counts the end against it.
     """
 
-    def __init__(self, network: Network, on_closed: Callable[[], None], on_noticed: Callable[[], None]) -> None:
+    def __init__(self, network: Network, on_closed: Callable[[], None]) -> None:
         network.count += 1
         self.id = network.count
         self.open = True
         self._network = network
         self._on_closed = on_closed
-        self.on_noticed = on_noticed
         self._arrives = {"up": 0, "down": 0}
 
     def send(self, direction: str, deliver: Callable[[], None]) -> None:
@@ -85,9 +83,9 @@ class Network:
         self.receive: Callable[[Connection, Any, Callable[[Any], None]], None]
         self.server_sees_close: Callable[[int], None]
 
-    def connect(self, on_closed: Callable[[], None], on_noticed: Callable[[], None]) -> Connection:
+    def connect(self, on_closed: Callable[[], None]) -> Connection:
         """A new connection; `on_closed` is called when the client's end learns of its end."""
-        return Connection(self, on_closed, on_noticed)
+        return Connection(self, on_closed)
 
     def ask(self, connection: Connection, event: Any, on_reply: Callable[[Any], None]) -> None:
         """Send a request; `on_reply` gets the answer, if it comes."""

@@ -45,8 +45,6 @@ class Process(ABC):
         session_end_ms: when its session ends by its own clock.
         paused: its process is stopped; it does nothing until it wakes.
         dead: it will never act again.
-        noticed: the coordinator saw its connection end and may put it out any time, as members agree to that are noticed
-            so: until it is heard again, it counts as paused does.
         stable: it has what it was last told to have, and knows of nothing new.
     """
 
@@ -63,7 +61,6 @@ class Process(ABC):
         self.session_end_ms = -1
         self.paused = False
         self.dead = False
-        self.noticed = False
         self.stable = False
         self.started_ms = -1
         self._connection: Connection | None = None
@@ -113,7 +110,7 @@ class Process(ABC):
 
     def owns(self, partition: TopicPartition) -> bool:
         """Whether it would process this partition now."""
-        exempt = self.dead or self.paused or self.noticed
+        exempt = self.dead or self.paused
         return partition in self.held and not exempt and self.world.now_ms < self.session_end_ms
 
     def crash(self) -> None:
@@ -160,7 +157,7 @@ class Process(ABC):
     def _ask(self, event: Any, on_reply: Callable[[Any], None], on_lost: Callable[[], None]) -> None:
         """Send a request on the present connection; exactly one of the two is called, unless it dies."""
         if self._connection is None or not self._connection.open:
-            self._connection = self.network.connect(self._on_closed, self._on_noticed)
+            self._connection = self.network.connect(self._on_closed)
         connection = self._connection
         self._asks += 1
         number = self._asks
@@ -197,16 +194,12 @@ class Process(ABC):
 
         self._awake(notice)
 
-    def _on_noticed(self) -> None:
-        self.noticed = True
-
     def _nothing(self, reply: object = None) -> None:
         """What becomes of a request that no one misses."""
         del reply
 
     def _alive(self, sent_ms: int) -> None:
         """The coordinator took a request that was sent then: the session goes on from there."""
-        self.noticed = False
         before = self.session_end_ms
         self.session_end_ms = max(before, sent_ms + self.session_ms)
         if before <= self.world.now_ms < self.session_end_ms:

@@ -119,10 +119,7 @@ class Server:
             for token, (event, _, _) in list(self.waiting.items()):
                 if getattr(event, "connection", None) == connection_id:
                     del self.waiting[token]
-            noticed = connection_id % 2 == 1
-            if noticed:
-                connection.on_noticed()
-            self._put(ConnectionLost(connection_id, noticed))
+            self._put(ConnectionLost(connection_id, noticed=self.config.notice_disconnects == "all"))
 
     def change_topics(self, image: TopicImage) -> None:
         """Topics were made or grew."""
