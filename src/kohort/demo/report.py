@@ -10,20 +10,35 @@ from rich.console import Console
 from rich.table import Table
 
 from kohort.demo.account import Account, Connection
+from kohort.lag import PartitionLag
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionLag:
-    """One partition of the group at the end."""
+class Share:
+    """One partition of the group: where the group is in it, and the member that holds it ("": nobody)."""
 
-    partition: int
-    committed: int
-    end: int
+    where: PartitionLag
     owner: str
 
     @property
+    def partition(self) -> int:
+        return self.where.partition.partition
+
+    @property
+    def committed(self) -> int:
+        """0 before the first commit: the members start at the earliest offset."""
+        return self.where.committed or 0
+
+    @property
+    def end(self) -> int:
+        return self.where.log_end or 0
+
+    @property
     def lag(self) -> int:
-        return max(0, self.end - self.committed)
+        return self.end if self.where.committed is None else self.where.lag or 0
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("partition", "committed", "end", "owner", "lag")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +53,7 @@ class Outcome:
     flights: int
     group: str
     group_state: str
-    lags: tuple[PartitionLag, ...]
+    shares: tuple[Share, ...]
     account: Account
     worst: tuple[Connection, ...]
     least: int
@@ -52,7 +67,7 @@ class Outcome:
 
     @property
     def lag(self) -> int:
-        return sum(one.lag for one in self.lags)
+        return sum(one.lag for one in self.shares)
 
     @property
     def exact(self) -> bool:
@@ -76,7 +91,7 @@ class Outcome:
                 "id": self.group,
                 "state": self.group_state,
                 "lag": self.lag,
-                "partitions": [asdict(one) | {"lag": one.lag} for one in self.lags],
+                "partitions": [one.to_json() for one in self.shares],
             },
             "killed": {
                 "member": self.killed,
@@ -137,7 +152,7 @@ def _group(outcome: Outcome) -> Table:
     )
     for name in ("partition", "committed", "end", "lag", "owner"):
         table.add_column(name, justify="left" if name == "owner" else "right")
-    for one in outcome.lags:
+    for one in outcome.shares:
         table.add_row(str(one.partition), f"{one.committed:,}", f"{one.end:,}", str(one.lag), one.owner)
     return table
 

@@ -25,11 +25,12 @@ from kohort.demo.flights import archive
 from kohort.demo.member_settings import MemberSettings
 from kohort.demo.picture import draw
 from kohort.demo.processes import MemberProcess
-from kohort.demo.report import Outcome, PartitionLag, show
+from kohort.demo.report import Outcome, Share, show
 from kohort.demo.scene import MemberView, Scene
 from kohort.demo.settings import DemoOptions
 from kohort.errors import KafkaError, RetriableError, TimedOutError
 from kohort.ids import TopicPartition
+from kohort.lag import group_lag
 
 PARTITIONS = 6
 MEMBERS = ("anna", "bela")
@@ -149,30 +150,25 @@ class Demo:
             return
         self._asked_at = now
         try:
-            lags, _ = self.lags()
+            shares, _ = self.shares()
         except RetriableError:
             return
-        self.scene.lag = sum(one.lag for one in lags)
+        self.scene.lag = sum(one.lag for one in shares)
         for name, view in self.scene.members.items():
             if view.state != "killed":
-                view.held = tuple(one.partition for one in lags if one.owner == name)
+                view.held = tuple(one.partition for one in shares if one.owner == name)
 
-    def lags(self) -> tuple[tuple[PartitionLag, ...], str]:
+    def shares(self) -> tuple[tuple[Share, ...], str]:
         """Every partition with its owner, and the group's state."""
         partitions = [TopicPartition(self.topic, number) for number in range(PARTITIONS)]
         description = self.admin.describe_consumer_groups([self.group]).values.get(self.group)
         owners: dict[TopicPartition, str] = {}
         for member in description.members if description is not None else ():
             owners.update(dict.fromkeys(member.assignment or (), member.client_id))
-        committed = self.admin.list_consumer_group_offsets(self.group, partitions).values
-        ends = self.admin.list_offsets(dict.fromkeys(partitions, "latest")).all()
-        found = []
-        for tp in partitions:
-            offset = committed.get(tp)
-            found.append(
-                PartitionLag(tp.partition, offset.offset if offset else 0, ends[tp].offset, owners.get(tp, ""))
-            )
-        return tuple(found), description.state if description is not None else "unknown"
+        found = tuple(
+            Share(where, owners.get(where.partition, "")) for where in group_lag(self.admin, self.group, partitions)
+        )
+        return found, description.state if description is not None else "unknown"
 
     def _all_up(self) -> bool:
         return all(view.state != "starting Spark" for view in self.scene.members.values())
@@ -181,7 +177,7 @@ class Demo:
         """Whether both members hold partitions."""
         return all(self.scene.members[name].held for name in MEMBERS)
 
-    def play(self) -> tuple[tuple[PartitionLag, ...], str]:
+    def play(self) -> tuple[tuple[Share, ...], str]:
         """From the start of the members to the group with nothing left to read."""
         scene = self.scene
         scene.phase = "starting Spark"
@@ -205,14 +201,14 @@ class Demo:
         scene.note("all flights are replayed")
         self.until(self._drained, DRAIN_S, "the survivor reads and commits everything")
         scene.note("nothing is left to read")
-        final = self.lags()
+        final = self.shares()
         self.members[SURVIVOR].end()
         scene.members[SURVIVOR].state = "ended"
         return final
 
     def _drained(self) -> bool:
-        lags, state = self.lags()
-        return state == "Stable" and all(one.lag == 0 for one in lags) and sum(one.end for one in lags) > 0
+        shares, state = self.shares()
+        return state == "Stable" and all(one.lag == 0 for one in shares) and sum(one.end for one in shares) > 0
 
     def close(self) -> None:
         """End what still runs; leave a foreign cluster as it was."""
@@ -245,9 +241,9 @@ def tell(options: DemoOptions) -> int:
         demo = Demo(options, servers, admin, scene)
         try:
             with scene.shown():
-                lags, state = demo.play()
+                shares, state = demo.play()
                 scene.phase = "counting"
-                outcome = conclude(demo, lags, state)
+                outcome = conclude(demo, shares, state)
         finally:
             demo.close()
         (folder / "outcome.json").write_text(json.dumps(outcome.to_json(), indent=2) + "\n")
@@ -262,10 +258,10 @@ def tell(options: DemoOptions) -> int:
     return 0 if outcome.exact else 1
 
 
-def conclude(demo: Demo, lags: tuple[PartitionLag, ...], state: str) -> Outcome:
+def conclude(demo: Demo, shares: tuple[Share, ...], state: str) -> Outcome:
     """Read the files, settle the account, draw the picture."""
     batches = read_batches(demo.folder / "batches")
-    account = settle(ranges_of(batches), {one.partition: one.end for one in lags})
+    account = settle(ranges_of(batches), {one.partition: one.end for one in shares})
     counted = count_once(batches, account)
     picture = demo.folder / "delay-by-hour.png"
     draw(counted, picture)
@@ -273,7 +269,7 @@ def conclude(demo: Demo, lags: tuple[PartitionLag, ...], state: str) -> Outcome:
         flights=demo.feed.produced,
         group=demo.group,
         group_state=state,
-        lags=lags,
+        shares=shares,
         account=account,
         worst=tuple(worst_connections(counted, demo.options.least)),
         least=demo.options.least,
