@@ -17,7 +17,7 @@ import pytest
 from kohort import Broker, Producer, TopicPartition
 from kohort.client.consumer.range_reader import RangeReader
 from kohort.columns.encode import ColumnNames, partition_for_key
-from kohort.errors import ErrorCode, InvalidInputError, KafkaError, TimedOutError
+from kohort.errors import InvalidInputError, KafkaError, TimedOutError
 
 
 @pytest.fixture(scope="module")
@@ -137,37 +137,6 @@ def test_acks(servers: str, topic: str, acks: int | str) -> None:
     with Producer(servers, acks=acks) as producer:
         place = producer.send(topic, b"x").result(20)
     assert place.offset == (-1 if acks == 0 else 0)
-
-
-def test_transactions(servers: str, topic: str) -> None:
-    with Producer(servers, transactional_id=topic) as producer:
-        with pytest.raises(InvalidInputError, match="init_transactions"):
-            producer.send(topic, b"too early")
-        producer.init_transactions()
-        producer.begin_transaction()
-        producer.send(topic, b"kept", partition=0)
-        producer.send_offsets_to_transaction({TopicPartition(topic, 0): 1}, "a-group")
-        producer.commit_transaction()
-        producer.begin_transaction()
-        producer.send(topic, b"aborted after delivery", partition=0)
-        producer.flush(20)
-        producer.abort_transaction()
-        producer.begin_transaction()
-        dropped = producer.send(topic, b"aborted before", partition=0)
-        producer.abort_transaction()
-        assert dropped.exception(20) is not None or dropped.result(0).offset >= 0
-        producer.begin_transaction()
-        producer.send(topic, b"kept too", partition=1)
-        producer.commit_transaction()
-        with Producer(servers, transactional_id=topic) as younger:
-            younger.init_transactions()
-            producer.begin_transaction()
-            producer.send(topic, b"fenced")
-            with pytest.raises(KafkaError) as caught:
-                producer.commit_transaction()
-            assert caught.value.code in (ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH)
-    rows = read(servers, topic, isolation_level="read_committed")
-    assert sorted(row["value"] for row in rows) == [b"kept", b"kept too"]
 
 
 @pytest.mark.parametrize(

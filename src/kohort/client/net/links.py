@@ -131,6 +131,7 @@ class Links:
 
     Attributes:
         bytes_sent, bytes_received, requests_sent: counters for metrics.
+        features: the cluster's finalized features by name, as the newest ApiVersions answer told them (KIP-584).
     """
 
     def __init__(self, config: ConnectionConfig, runtime: Runtime, jitter: Callable[[], float] = random.random) -> None:
@@ -139,6 +140,8 @@ class Links:
         self.jitter = jitter
         self.requests_sent = 0
         self.bytes_received = 0
+        self.features: dict[str, int] = {}
+        self._features_epoch = -1
         self._ids = itertools.count(1)
         self._links: dict[int, Link] = {}
         self._by_lane: dict[tuple[int, str], Link] = {}
@@ -359,6 +362,9 @@ class Links:
                 continue
             if answer.error_code:
                 raise error_for(ErrorCode.of(answer.error_code), f"{link.address} refused ApiVersions")
+            if answer.finalized_features_epoch > self._features_epoch:
+                self._features_epoch = answer.finalized_features_epoch
+                self.features = {each.name: each.max_version_level for each in answer.finalized_features}
             return ranges
 
     async def _authenticate(self, link: Link, timeout_ms: float) -> None:

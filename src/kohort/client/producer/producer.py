@@ -192,6 +192,11 @@ class Producer:
         """Counters."""
         return self._sender.figures
 
+    @property
+    def epoch(self) -> int:
+        """The producer epoch that the broker gave; -1 before."""
+        return self._sender.identity.epoch
+
     # Transactions.
 
     def init_transactions(self) -> None:

@@ -29,8 +29,10 @@ from kohort.wire.transactions import InitProducerIdRequest
 INT32_MAX = 2**31 - 1
 EPOCH_MAX = 32_766
 SEQUENCES = 2**31
+SOON_MS = 20
+"""Between questions whether the transaction before is over, which is a matter of milliseconds."""
 LAST_BEFORE_IMPLICIT_PARTITIONS = 11
-"""Above, a transactional Produce adds its partitions to the transaction, and the epoch moves with every end."""
+"""Above, a transactional Produce takes its partitions into the transaction by itself."""
 _REPEATED = (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER)
 _LOST_PLACE = (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.UNKNOWN_PRODUCER_ID, ErrorCode.INVALID_PRODUCER_EPOCH)
 _TOO_LARGE = (ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE)
@@ -81,6 +83,7 @@ class Sender:
         figures: Counters.
         in_flight: Requests not answered, by node.
         gate: Set by transactions: whether a partition may be sent to yet.
+        implicit: Set by transactions: a Produce takes its partitions into the transaction by itself (KIP-890).
         on_lost: Set by transactions: told of every batch that failed for good.
     """
 
@@ -93,6 +96,7 @@ class Sender:
         self.in_flight: dict[int, int] = {}
         self.closed = False
         self.gate: Any = None
+        self.implicit = False
         self.on_lost: Any = None
         self._codec = CODECS[config.compression_type]
         self._work: Promise[None] = Promise()
@@ -148,7 +152,11 @@ class Sender:
         answer = await self.cluster.send(request, to)
         if answer.error_code:
             raise error_for(answer.error_code, "the broker gives no producer id")
-        self.identity = Identity(answer.producer_id, answer.producer_epoch)
+        self.become(answer.producer_id, answer.producer_epoch)
+
+    def become(self, producer_id: int, epoch: int) -> None:
+        """Go on under this identity, and number everything from 0."""
+        self.identity = Identity(producer_id, epoch)
         self._renumber_all()
 
     def _renumber_all(self) -> None:
@@ -287,7 +295,7 @@ class Sender:
         self.kick()
 
     def _highest(self, parcel: Parcel) -> int | None:
-        if self.config.transactional_id is not None:
+        if self.config.transactional_id is not None and not self.implicit:
             return LAST_BEFORE_IMPLICIT_PARTITIONS
         metadata = self.cluster.metadata
         if any(metadata.topic_id(batch.partition.topic) == NO_TOPIC_ID for batch in parcel.batches):
@@ -359,8 +367,11 @@ class Sender:
                 queue.in_flight.remove(batch)
                 queue.put_back(batch)
                 queue.mended = True
+                pause = self.config.retry_backoff_ms
+                if code is ErrorCode.CONCURRENT_TRANSACTIONS:
+                    pause = min(pause, SOON_MS)
                 batch.not_before_ms = now_ms + self.cluster.links.backoff_ms(
-                    batch.attempts, self.config.retry_backoff_ms, self.config.retry_backoff_max_ms
+                    batch.attempts, pause, self.config.retry_backoff_max_ms
                 )
             return
         if again:

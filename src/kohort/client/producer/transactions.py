@@ -7,11 +7,21 @@ NEW             READY        refused      refused      refused      refused
 READY           refused      OPEN         refused      refused      refused
 OPEN            refused      refused      taken        READY        READY
 FAILED          refused      refused      refused      refused      READY, next epoch
+COMMITTING      refused      refused      refused      asks again   refused
+ABORTING        refused      refused      refused      refused      asks again
 DEAD            refused      refused      refused      refused      refused
 =============== ============ ============ ============ ============ ==================
 
-A record or an offset that can't be written makes the transaction FAILED: only abort leads on. A producer that was fenced is
-DEAD. The partitions of a transaction are named to its coordinator before the first batch goes to them.
+A record or an offset that can't be written makes the transaction FAILED: only abort leads on. An end whose answer never came
+stays COMMITTING or ABORTING: the same call asks again. A producer that was fenced is DEAD.
+
+Two versions of the protocol, chosen by the cluster's finalized feature `transaction.version` when a transaction begins:
+
+- 1: the partitions of a transaction are named to its coordinator before the first batch goes to them, groups before their
+  offsets; the epoch moves only when the producer asks for it, which it does after a failure.
+- 2 (KIP-890): a Produce or a TxnOffsetCommit takes its partition in by itself, and every end gives the next epoch, so that a
+  batch that comes late can never be taken into a later transaction. A transaction that the coordinator ended for its timeout
+  can be aborted like any that failed; in version 1 its producer is fenced.
 """
 
 from __future__ import annotations
@@ -24,9 +34,9 @@ from kohort.client.net.cluster import Cluster, Coordinator, Versioned
 from kohort.client.offset_values import GroupMetadata
 from kohort.client.producer.accumulator import Accumulator
 from kohort.client.producer.batches import Batch
-from kohort.client.producer.sender import Sender, coordinator_of
+from kohort.client.producer.sender import SOON_MS, Sender, coordinator_of
 from kohort.client.producer.settings import ProducerConfig
-from kohort.errors import ErrorCode, FencedError, InvalidInputError, KafkaError, RetriableError, error_for
+from kohort.errors import ErrorCode, InvalidInputError, KafkaError, RetriableError, error_for
 from kohort.ids import TopicPartition
 from kohort.wire.transactions import (
     AddOffsetsToTxnRequest,
@@ -38,10 +48,16 @@ from kohort.wire.transactions import (
 
 HIGHEST_ADD_PARTITIONS = 3
 """Later versions are the brokers' own."""
-HIGHEST_WITHOUT_EPOCH_MOVES = 4
+HIGHEST_OF_VERSION_1 = 4
 """EndTxn and TxnOffsetCommit above it belong to transactions whose epoch moves with every end."""
-SOON_MS = 20
-"""Between questions whether the transaction before is over, which is a matter of milliseconds."""
+FEATURE = "transaction.version"
+_DEADLY = (
+    ErrorCode.PRODUCER_FENCED,
+    ErrorCode.INVALID_PRODUCER_EPOCH,
+    ErrorCode.TRANSACTION_COORDINATOR_FENCED,
+    ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    ErrorCode.INVALID_PRODUCER_ID_MAPPING,
+)
 _MOVED = (ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
 
 
@@ -52,6 +68,8 @@ class TxnState(Enum):
     READY = "no transaction is open"
     OPEN = "a transaction is open"
     FAILED = "the transaction failed and can only be aborted"
+    COMMITTING = "whether the transaction was committed is not known: commit again"
+    ABORTING = "whether the transaction was aborted is not known: abort again"
     DEAD = "this producer can't go on"
 
 
@@ -75,7 +93,9 @@ class Transactions:
         self._to = coordinator_of(self.id)
         self._added: set[TopicPartition] = set()
         self._adding: set[TopicPartition] = set()
-        self._with_offsets = False
+        self._begun = False
+        self._fresh_epoch = False
+        self._version = 1
         accumulator.refusal = self._refuse
         sender.gate = self._may_send
         sender.on_lost = self._batch_lost
@@ -90,12 +110,14 @@ class Transactions:
         """
         self._expect(TxnState.NEW)
         await self._new_epoch(-1, -1)
+        self._choose_version()
         self.state = TxnState.READY
 
     def begin(self) -> None:
+        """Open a transaction."""
         self._expect(TxnState.READY)
         self._added.clear()
-        self._with_offsets = False
+        self._begun = False
         self.state = TxnState.OPEN
 
     async def send_offsets(self, offsets: Mapping[TopicPartition, Any], group: str | GroupMetadata) -> None:
@@ -108,8 +130,9 @@ class Transactions:
         self._expect(TxnState.OPEN)
         group_id = group if isinstance(group, str) else group.group_id
         try:
-            await self._asking(lambda: self._add_group(group_id), "add offsets to transaction")
-            self._with_offsets = True
+            if self._version < 2:
+                await self._asking(lambda: self._add_group(group_id), "add offsets to transaction")
+            self._begun = True
             await self._asking(lambda: self._commit_offsets(offsets, group, group_id), "commit offsets in transaction")
         except KafkaError as error:
             self._fail(error)
@@ -119,22 +142,31 @@ class Transactions:
         """Commit or abort; everything sent must be delivered or dropped before.
 
         Raises:
+            RetriableError: no answer came; the same call asks again.
             KafkaError: the transaction can't be committed: it is FAILED now.
         """
-        if commit or self.state is not TxnState.FAILED:
+        ending = TxnState.COMMITTING if commit else TxnState.ABORTING
+        if self.state is TxnState.FAILED and not commit:
+            self._fresh_epoch = True
+        elif self.state is not ending:
             self._expect(TxnState.OPEN)
-        failed = self.state is TxnState.FAILED
+        self.state = ending
         try:
-            if self._added or self._with_offsets:
+            if self._begun:
                 await self._asking(lambda: self._end(commit), "end transaction")
-            if failed:
+            if self._choose_version() or (self._fresh_epoch and not (self._version >= 2 and self._begun)):
                 identity = self._sender.identity
                 await self._new_epoch(identity.producer_id, identity.epoch)
+        except RetriableError:
+            raise
         except KafkaError as error:
             self._fail(error)
+            if not commit:
+                self.state = TxnState.DEAD
             raise
         self._added.clear()
         self._adding.clear()
+        self._fresh_epoch = False
         self.cause = None
         self.state = TxnState.READY
 
@@ -142,7 +174,10 @@ class Transactions:
         """For an abort: fail what waits; gives the batches to tell."""
         reason = self.cause or error_for(ErrorCode.TRANSACTION_ABORTABLE, "the transaction is aborted")
         with self._accumulator.lock:
-            return self._accumulator.drop_all(reason)
+            dropped = self._accumulator.drop_all(reason)
+        if any(batch.attempts for batch in dropped):
+            self._fresh_epoch = True  # sequence numbers that may have been used are lost with them
+        return dropped
 
     # Hooks of accumulator and sender.
 
@@ -152,6 +187,9 @@ class Transactions:
 
     def _may_send(self, partition: TopicPartition) -> bool:
         """Whether the coordinator knows the partition; has it told if not. Under the accumulator's lock."""
+        if self._version >= 2:
+            self._begun = True
+            return True
         if partition in self._added:
             return True
         if partition not in self._adding:
@@ -160,7 +198,7 @@ class Transactions:
         return False
 
     def _batch_lost(self, error: KafkaError) -> None:
-        if self.state is TxnState.OPEN or isinstance(error, FencedError):
+        if self.state is TxnState.OPEN or error.code in _DEADLY:
             self._fail(error)
 
     # Inside.
@@ -174,11 +212,13 @@ class Transactions:
 
     def _fail(self, error: KafkaError) -> None:
         self.cause = error
-        dead = isinstance(error, FencedError) or error.code in (
-            ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-            ErrorCode.INVALID_PRODUCER_ID_MAPPING,
-        )
-        self.state = TxnState.DEAD if dead else TxnState.FAILED
+        self.state = TxnState.DEAD if error.code in _DEADLY else TxnState.FAILED
+
+    def _choose_version(self) -> bool:
+        """Follow the cluster's version for the next transaction; whether that asks for another epoch first."""
+        before, self._version = self._version, min(2, self._cluster.links.features.get(FEATURE, 1))
+        self._sender.implicit = self._version >= 2
+        return self.state is not TxnState.NEW and before < self._version
 
     async def _asking(self, attempt: Callable[[], Any], what: str) -> None:
         await self._cluster.retrying(lambda: self._once_free(attempt), what, self._config.max_block_ms)
@@ -247,6 +287,7 @@ class Transactions:
                 for part in topic.results_by_partition:
                     self._check(part.partition_error_code, f"{topic.name}-{part.partition_index}")
             self._added.update(wanted)
+            self._begun = True
 
         try:
             await self._asking(attempt, "add partitions to transaction")
@@ -272,7 +313,7 @@ class Transactions:
             Versioned(
                 TxnOffsetCommitRequest,
                 lambda version: self._offset_request(offsets, group, group_id, version),
-                HIGHEST_WITHOUT_EPOCH_MOVES,
+                None if self._version >= 2 else HIGHEST_OF_VERSION_1,
             ),
             to,
         )
@@ -322,7 +363,8 @@ class Transactions:
             producer_epoch=identity.epoch,
             committed=commit,
         )
-        answer = await self._cluster.send(
-            Versioned(EndTxnRequest, lambda _: request, HIGHEST_WITHOUT_EPOCH_MOVES), self._to
-        )
+        highest = None if self._version >= 2 else HIGHEST_OF_VERSION_1
+        answer = await self._cluster.send(Versioned(EndTxnRequest, lambda _: request, highest), self._to)
         self._check(answer.error_code, "end transaction")
+        if answer.producer_id >= 0:
+            self._sender.become(answer.producer_id, answer.producer_epoch)

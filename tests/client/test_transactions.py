@@ -1,0 +1,319 @@
+"""Transactions of the producer in both versions of their protocol, against our broker and a real Apache Kafka."""
+
+from __future__ import annotations
+
+import subprocess
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from kohort import Admin, Broker, Consumer, Producer, TopicPartition
+from kohort.broker.fault import Fault
+from kohort.client.admin.values import NewTopic
+from kohort.client.consumer.range_reader import RangeReader
+from kohort.client.offset_values import GroupMetadata
+from kohort.client.producer import transactions
+from kohort.errors import CommitFailedError, ErrorCode, FencedError, InvalidInputError, KafkaError, TimedOutError
+from tests.support.apache_kafka import KafkaTools
+from tests.support.waiting import until
+
+Started = Callable[..., Producer]
+
+
+@pytest.fixture(scope="module")
+def own_broker() -> Iterator[Broker]:
+    config = {
+        "num.partitions": "4",
+        "group.initial.rebalance.delay.ms": "0",
+        "transaction.abort.timed.out.transaction.cleanup.interval.ms": "50",
+    }
+    with Broker(config=config) as broker:
+        yield broker
+
+
+@pytest.fixture
+def broker(own_broker: Broker) -> Iterator[Broker]:
+    yield own_broker
+    own_broker.faults.clear()
+
+
+@pytest.fixture(params=["own", pytest.param("apache", marks=pytest.mark.kafka)])
+def servers(request: pytest.FixtureRequest) -> str:
+    fixture = "own_broker" if request.param == "own" else "apache_kafka"
+    return str(request.getfixturevalue(fixture).bootstrap_servers)
+
+
+@pytest.fixture(params=[1, 2], ids=["version 1", "version 2"])
+def version(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    if request.param == 1:
+        monkeypatch.setattr(transactions, "FEATURE", "a cluster without the feature")
+    return int(request.param)
+
+
+@pytest.fixture
+def topic() -> str:
+    return f"t-{uuid.uuid4().hex[:10]}"
+
+
+@pytest.fixture
+def begun(topic: str) -> Iterator[Started]:
+    """Makes a producer with an open transaction."""
+    made: list[Producer] = []
+
+    def begin(servers: str, **settings: Any) -> Producer:
+        producer = Producer(servers, transactional_id=topic, **settings)
+        made.append(producer)
+        producer.init_transactions()
+        producer.begin_transaction()
+        return producer
+
+    yield begin
+    for producer in made:
+        producer.close(0)
+
+
+def committed_values(servers: str, topic: str) -> list[bytes]:
+    with RangeReader(servers, isolation_level="read_committed") as reader:
+        rows = []
+        for partition in [TopicPartition(topic, number) for number in reader.partitions_of([topic])[topic]]:
+            end = reader.end_offsets([partition])[partition]
+            for batch in reader.read(partition, 0, end):
+                rows += batch.column("value").to_pylist()
+    return sorted(rows)
+
+
+def committed_offset(servers: str, group: str, partition: TopicPartition) -> int | None:
+    with Admin(servers) as admin:
+        found = admin.list_consumer_group_offsets(group, [partition], require_stable=True).all()[partition]
+    return None if found is None else found.offset
+
+
+def test_what_is_committed_counts(servers: str, version: int, topic: str) -> None:
+    with Producer(servers, transactional_id=topic) as producer:
+        with pytest.raises(InvalidInputError, match="init_transactions"):
+            producer.send(topic, b"too early")
+        producer.init_transactions()
+        epochs = [producer.epoch]
+        producer.begin_transaction()
+        producer.send(topic, b"kept", partition=0)
+        producer.send_offsets_to_transaction({TopicPartition(topic, 0): 7}, topic)
+        producer.commit_transaction()
+        epochs.append(producer.epoch)
+        producer.begin_transaction()
+        producer.send(topic, b"aborted after delivery", partition=0)
+        producer.send_offsets_to_transaction({TopicPartition(topic, 0): 99}, topic)
+        producer.flush(20)
+        producer.abort_transaction()
+        producer.begin_transaction()
+        dropped = producer.send(topic, b"aborted before", partition=0)
+        producer.abort_transaction()
+        assert dropped.exception(20) is not None or dropped.result(0).offset >= 0
+        producer.begin_transaction()
+        producer.commit_transaction()
+        producer.begin_transaction()
+        producer.send(topic, b"kept too", partition=1)
+        producer.commit_transaction()
+    assert epochs == ([0, 0] if version == 1 else [0, 1])
+    assert committed_values(servers, topic) == [b"kept", b"kept too"]
+    assert committed_offset(servers, topic, TopicPartition(topic, 0)) == 7
+
+
+def test_an_older_instance_is_fenced(servers: str, version: int, topic: str, begun: Started) -> None:
+    older = begun(servers)
+    older.send(topic, b"open").result(20)
+    younger = begun(servers)
+    younger.send(topic, b"younger")
+    with pytest.raises(FencedError):
+        older.commit_transaction()
+    with pytest.raises(FencedError):
+        older.abort_transaction()
+    with pytest.raises(FencedError):
+        older.send(topic, b"late")
+    younger.commit_transaction()
+    assert committed_values(servers, topic) == [b"younger"]
+
+
+def test_a_fenced_instance_can_write_nothing(servers: str, version: int, topic: str, begun: Started) -> None:
+    older = begun(servers)
+    begun(servers)
+    late = older.send(topic, b"late")
+    assert isinstance(late.exception(20), FencedError)
+    with pytest.raises(FencedError):
+        older.send_offsets_to_transaction({TopicPartition(topic, 0): 1}, topic)
+
+
+def test_a_transaction_past_its_timeout_is_over(servers: str, version: int, topic: str, begun: Started) -> None:
+    producer = begun(servers, transaction_timeout_ms=300)
+    delivered = producer.send(topic, b"too slow").result(20)
+    partition = TopicPartition(topic, delivered.partition)
+    with RangeReader(servers, isolation_level="read_committed") as reader:
+        until(lambda: reader.end_offsets([partition])[partition] > delivered.offset, "the transaction is aborted", 30)
+    with pytest.raises(KafkaError) as refused:
+        producer.commit_transaction()
+    if version == 1:
+        assert isinstance(refused.value, FencedError)
+        producer = begun(servers)
+    else:  # the coordinator tells the producer its next epoch: it can go on
+        producer.abort_transaction()
+        producer.begin_transaction()
+    producer.send(topic, b"in time")
+    producer.commit_transaction()
+    assert committed_values(servers, topic) == [b"in time"]
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_offsets_of_a_member_that_lost_its_place_are_refused(
+    servers: str, version: int, topic: str, begun: Started, protocol: str
+) -> None:
+    with Admin(servers) as admin:
+        admin.create_topics([NewTopic(topic, 1)]).all()
+    partition = TopicPartition(topic, 0)
+    group = f"{topic}-group"
+    producer = begun(servers)
+    with Consumer(servers, group_id=group, group_protocol=protocol, enable_auto_commit=False) as consumer:
+        consumer.subscribe([topic])
+
+        def joined() -> bool:
+            consumer.poll(50)
+            return bool(consumer.assignment())
+
+        until(joined, "the consumer has its partition", 30)
+        place = consumer.group_metadata()
+        assert place.generation_id > 0
+        producer.send_offsets_to_transaction({partition: 5}, place)
+        producer.commit_transaction()
+        producer.begin_transaction()
+        stale = GroupMetadata(group, place.generation_id - 1, place.member_id)
+        with pytest.raises(CommitFailedError):
+            producer.send_offsets_to_transaction({partition: 6}, stale)
+        with pytest.raises(CommitFailedError, match="only be aborted"):
+            producer.commit_transaction()
+        producer.abort_transaction()
+        producer.begin_transaction()
+        with pytest.raises(CommitFailedError):
+            producer.send_offsets_to_transaction(
+                {partition: 7}, GroupMetadata(group, place.generation_id, "a stranger")
+            )
+        producer.abort_transaction()
+    assert committed_offset(servers, group, partition) == 5
+
+
+def test_an_abortable_error_leaves_only_abort(broker: Broker, version: int, topic: str, begun: Started) -> None:
+    servers = broker.bootstrap_servers
+    producer = begun(servers)
+    producer.send(topic, b"gone", partition=0).result(20)
+    broker.faults.add(Fault("Produce", "fail", error=ErrorCode.TRANSACTION_ABORTABLE))
+    refused = producer.send(topic, b"refused", partition=0).exception(20)
+    assert refused is not None
+    assert refused.code is ErrorCode.TRANSACTION_ABORTABLE
+    with pytest.raises(KafkaError, match="only be aborted"):
+        producer.send(topic, b"too late")
+    with pytest.raises(KafkaError, match="only be aborted"):
+        producer.commit_transaction()
+    producer.abort_transaction()
+    producer.begin_transaction()
+    producer.send(topic, b"kept", partition=0)
+    producer.commit_transaction()
+    assert committed_values(servers, topic) == [b"kept"]
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault("Produce", "close_after"),
+        Fault("Produce", "fail", error=ErrorCode.CONCURRENT_TRANSACTIONS, times=3),
+        Fault("TxnOffsetCommit", "close_after"),
+        Fault("TxnOffsetCommit", "fail", error=ErrorCode.COORDINATOR_LOAD_IN_PROGRESS),
+        Fault("EndTxn", "close_after"),
+        Fault("EndTxn", "fail", error=ErrorCode.CONCURRENT_TRANSACTIONS),
+        Fault("EndTxn", "fail", error=ErrorCode.NOT_COORDINATOR),
+        Fault("InitProducerId", "close_after"),
+        Fault("FindCoordinator", "fail", error=ErrorCode.COORDINATOR_NOT_AVAILABLE),
+        Fault("Produce", "fail", error=ErrorCode.NOT_LEADER_OR_FOLLOWER, skip=1),
+    ],
+    ids=lambda fault: f"{fault.api} {fault.action} {fault.error}",
+)
+def test_failures_on_the_way_are_not_seen(
+    broker: Broker, version: int, topic: str, begun: Started, fault: Fault
+) -> None:
+    servers = broker.bootstrap_servers
+    rule = broker.faults.add(fault)
+    producer = begun(servers, batch_size=300)
+    partition = TopicPartition(topic, 0)
+    for number in range(6):
+        for record in range(20):
+            producer.send(topic, b"%d-%02d" % (number, record), partition=0)
+        producer.send_offsets_to_transaction({partition: number}, topic)
+        if number % 2:
+            producer.abort_transaction()
+        else:
+            producer.commit_transaction()
+        producer.begin_transaction()
+    rule.wait()
+    assert committed_values(servers, topic) == [b"%d-%02d" % (n, r) for n in range(0, 6, 2) for r in range(20)]
+    assert committed_offset(servers, topic, partition) == 4
+
+
+def test_a_commit_without_an_answer_can_be_asked_again(
+    broker: Broker, version: int, topic: str, begun: Started
+) -> None:
+    servers = broker.bootstrap_servers
+    producer = begun(servers, max_block_ms=700, request_timeout_ms=200)
+    producer.send(topic, b"kept", partition=0)
+    rule = broker.faults.add(Fault("EndTxn", "drop_reply", times=None))
+    with pytest.raises(TimedOutError):
+        producer.commit_transaction()
+    with pytest.raises(InvalidInputError, match="commit again"):
+        producer.abort_transaction()
+    rule.remove()
+    producer.commit_transaction()
+    producer.begin_transaction()
+    producer.send(topic, b"kept too", partition=0)
+    producer.commit_transaction()
+    assert committed_values(servers, topic) == [b"kept", b"kept too"]
+
+
+def test_version_2_asks_no_one_before_it_writes(broker: Broker, topic: str, begun: Started) -> None:
+    for api in ("AddPartitionsToTxn", "AddOffsetsToTxn"):
+        broker.faults.add(Fault(api, "fail", error=ErrorCode.INVALID_REQUEST, times=None))
+    producer = begun(broker.bootstrap_servers)
+    producer.send(topic, b"kept")
+    producer.send_offsets_to_transaction({TopicPartition(topic, 0): 1}, topic)
+    producer.commit_transaction()
+    assert committed_values(broker.bootstrap_servers, topic) == [b"kept"]
+
+
+@pytest.mark.kafka
+@pytest.mark.peer
+def test_java_producer_copies_in_transactions(broker: Broker, topic: str, kafka_tools: KafkaTools) -> None:
+    """Apache Kafka's own transactional copier: consumes, produces and commits offsets in one transaction after another."""
+    servers = broker.bootstrap_servers
+    with Admin(servers) as admin:
+        admin.create_topics([NewTopic(topic, 1), NewTopic(f"{topic}-copy", 2)]).all()
+    with Producer(servers) as producer:
+        for number in range(300):
+            producer.send(topic, b"%03d" % number, key=b"%d" % (number % 5))
+    done: subprocess.CompletedProcess[str] = kafka_tools.run(
+        "org.apache.kafka.tools.TransactionalMessageCopier",
+        *(
+            "--broker-list",
+            servers,
+            "--input-topic",
+            topic,
+            "--input-partition",
+            "0",
+            "--output-topic",
+            f"{topic}-copy",
+        ),
+        *("--max-messages", "300", "--consumer-group", topic, "--transaction-size", "40", "--transactional-id", topic),
+        *("--enable-random-aborts", "--group-mode"),
+        timeout_s=100,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert committed_values(servers, f"{topic}-copy") == [b"%03d" % number for number in range(300)]
+    assert committed_offset(servers, topic, TopicPartition(topic, 0)) == 300
+    with Producer(servers, transactional_id=topic) as ours:
+        ours.init_transactions()
+        assert ours.epoch > 8, "the Java producer's epoch moved with each transaction"
