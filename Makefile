@@ -4,6 +4,7 @@ PYTHON ?= python3
 export PYTHON
 BIN := .venv/bin
 SEEDS ?= 2000
+START ?= 0
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
 
@@ -57,8 +58,8 @@ bench: setup ## figures beside the peers', one table for each file in bench/
 bench-%: setup
 	@$(BIN)/python -m bench $* $(BENCH_ARGS)
 
-simulate: setup ## long simulation: make simulate SEEDS=100000
-	@$(BIN)/python -m simulation --seeds $(SEEDS)
+simulate: setup ## long simulation on all cores: make simulate SEEDS=100000 START=0
+	@$(BIN)/python -m simulation --seeds $(SEEDS) --start $(START) $(SIMULATE_ARGS)
 
 # Pins are names, versions and hashes only: no address of a registry gets into the files.
 LOCK := UV_CUSTOM_COMPILE_COMMAND="make lock" $(BIN)/uv pip compile --quiet --universal \

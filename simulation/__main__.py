@@ -1,52 +1,185 @@
-"""Run many seeds: `python -m simulation --seeds 1000 [--start 0] [--jobs 2] [--mutant NAME] [--trace 60]`."""
+"""Play many seeds: each is a fault phase, a healing, and a check that every group is whole again.
+
+Interrupted, it says how to go on. A failure is told with its seed, the commit and the command that repeats it, and is
+shrunk to a small plan that still fails the same checker.
+"""
 
 from __future__ import annotations
 
 import argparse
 import multiprocessing
+import os
+import signal
+import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from simulation.mutants import MUTANTS
+from simulation.plan import Draft, Plan
 from simulation.run import Result, Run
+from simulation.shrink import Shrinker
 
 Task = tuple[int, str]
+FAILURES_MAX = 5
+"""After so many failures the rest is not played."""
+LINE_S = 30.0
+"""Without a terminal, a line of progress this often."""
+
+
+def mutant_named(name: str) -> Any:
+    """The mutant, None for the empty name."""
+    return {kind.__name__: kind for kind in MUTANTS}.get(name)
 
 
 def play(task: Task) -> Result:
     """One seed, in a process of its own or in this one."""
     seed, mutant = task
-    by_name = {kind.__name__: kind for kind in MUTANTS}
-    return Run(seed, by_name.get(mutant)).play()
+    return Run(seed, mutant_named(mutant)).play()
 
 
 def results(tasks: list[Task], jobs: int) -> Iterator[Result]:
-    """The results as they come."""
+    """The results, in the order of the tasks."""
     if jobs <= 1:
         yield from map(play, tasks)
         return
-    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
-        yield from pool.imap_unordered(play, tasks, chunksize=8)
+    with multiprocessing.get_context("spawn").Pool(jobs, signal.signal, (signal.SIGINT, signal.SIG_IGN)) as pool:
+        yield from pool.imap(play, tasks, chunksize=16)
 
 
-def main() -> int:
-    """Play the seeds asked for; 1 when one failed."""
+def commit() -> str:
+    """The commit that is played, with a plus sign when its files were changed since."""
+    folder = Path(__file__).parent
+    asked = ["git", "describe", "--always", "--dirty=+", "--exclude=*"]
+    told = subprocess.run(asked, cwd=folder, capture_output=True, text=True, check=False)
+    return told.stdout.strip() or "unknown"
+
+
+@dataclass
+class Tally:
+    """What came of the runs so far.
+
+    Attributes:
+        fewest: events of the smallest run.
+        shortest_ms: virtual time of the shortest run.
+    """
+
+    runs: int = 0
+    events: int = 0
+    virtual_ms: int = 0
+    fewest: int = sys.maxsize
+    shortest_ms: int = sys.maxsize
+    faults: Counter[str] = field(default_factory=Counter)
+    failed: list[int] = field(default_factory=list)
+    began: float = field(default_factory=time.monotonic)
+
+    def add(self, result: Result) -> None:
+        """Count one run."""
+        self.runs += 1
+        self.events += result.events
+        self.virtual_ms += result.virtual_ms
+        self.faults += result.faults
+        if result.failure is not None:
+            self.failed.append(result.seed)
+        else:
+            self.fewest = min(self.fewest, result.events)
+            self.shortest_ms = min(self.shortest_ms, result.virtual_ms)
+
+    def line(self, total: int) -> str:
+        """Where it stands."""
+        seconds = time.monotonic() - self.began
+        left = seconds / max(self.runs, 1) * (total - self.runs)
+        hours = self.virtual_ms / 3_600_000
+        return (
+            f"{self.runs}/{total} runs, {len(self.failed)} failed, {self.events} events, {hours:.1f} virtual hours, "
+            f"{seconds:.0f} s, about {left:.0f} s left"
+        )
+
+    def summary(self, start: int) -> str:
+        """The end of it."""
+        seconds = time.monotonic() - self.began
+        hours = self.virtual_ms / 3_600_000
+        faults = ", ".join(f"{count} {what}" for what, count in self.faults.most_common())
+        last = start + self.runs - 1
+        smallest = (
+            ""
+            if self.fewest == sys.maxsize
+            else f", at least {self.fewest} events and {self.shortest_ms / 1000:.0f} virtual s each"
+        )
+        return (
+            f"commit {commit()}, seeds {start} to {last}: {self.runs} runs, {self.events} events, {hours:.1f} virtual "
+            f"hours{smallest}, in {seconds:.0f} s\nsteps: {faults}\n"
+            f"{len(self.failed)} failed{': ' if self.failed else ''}{', '.join(map(str, self.failed))}"
+        )
+
+
+def command(plan: Plan, options: argparse.Namespace) -> str:
+    """What repeats a plan."""
+    words = ["python -m simulation", f"--seed {plan.seed}"]
+    if plan.kept is not None:
+        words.append(f"--keep {','.join(map(str, plan.kept))}")
+    if plan.heal_ms != Draft(plan.seed).plan().heal_ms:
+        words.append(f"--heal-ms {plan.heal_ms}")
+    if options.mutant:
+        words.append(f"--mutant {options.mutant}")
+    return " ".join(words)
+
+
+def explain(plan: Plan, options: argparse.Namespace) -> None:
+    """A failed plan: how to repeat it, and the smallest that fails alike, as a story."""
+    mutant = mutant_named(options.mutant)
+    first = Run(plan, mutant).play()
+    print(f"seed {plan.seed} at commit {commit()}: {first.failure}\nrepeat with: {command(plan, options)}", flush=True)
+    if options.shrink and first.checker is not None:
+        shrinker = Shrinker(plan, first.checker, lambda smaller: Run(smaller, mutant).play())
+        before, plan = len(plan.steps), shrinker.shrink()
+        print(f"shrunk from {before} to {len(plan.steps)} steps in {shrinker.runs} runs: {command(plan, options)}")
+    told = Run(plan, mutant, tells=True).play()
+    print("\n".join(["the plan:", *map(str, plan.steps), "what happened:", *told.trace[-options.trace :]]))
+    print(f"{told.failure}\n", flush=True)
+
+
+def parsed() -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(prog="python -m simulation", description=__doc__)
     parser.add_argument("--seeds", type=int, default=200, help="how many seeds (default 200)")
-    parser.add_argument("--start", type=int, default=0, help="the first seed")
-    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--start", type=int, default=0, help="the first seed (default 0)")
+    parser.add_argument("--jobs", type=int, default=0, help="processes (default: one for each core)")
     parser.add_argument("--mutant", default="", choices=["", *(kind.__name__ for kind in MUTANTS)])
-    parser.add_argument("--trace", type=int, default=60, help="lines of a failed run's story")
-    options = parser.parse_args()
-    console = Console(stderr=True)
-    tasks = [(seed, options.mutant) for seed in range(options.start, options.start + options.seeds)]
-    events = virtual_ms = 0
-    failed: list[Result] = []
-    began = time.monotonic()
+    parser.add_argument("--trace", type=int, default=60, help="lines of a failed run's story (default 60)")
+    parser.add_argument("--no-shrink", dest="shrink", action="store_false", help="leave failed plans as they are")
+    parser.add_argument("--seed", type=int, help="play and tell this one seed only")
+    parser.add_argument("--keep", help="with --seed: only these steps of its plan, by number, separated by commas")
+    parser.add_argument("--heal-ms", type=int, help="with --seed: end the faults then")
+    return parser.parse_args()
+
+
+def play_one(options: argparse.Namespace) -> int:
+    """One seed, told; 1 when it failed."""
+    plan = Draft(options.seed).plan()
+    if options.keep is not None:
+        plan = plan.keep(int(number) for number in options.keep.split(",") if number)
+    if options.heal_ms is not None:
+        plan = plan.until(options.heal_ms)
+    result = Run(plan, mutant_named(options.mutant), tells=True).play()
+    print("\n".join(["the plan:", *map(str, plan.steps), "what happened:", *result.trace[-options.trace :]]))
+    print(f"{result.events} events, {result.virtual_ms / 1000:.1f} virtual s: {result.failure or 'clean'}")
+    return 1 if result.failure else 0
+
+
+def play_all(options: argparse.Namespace) -> int:
+    """Many seeds; 1 when one failed."""
+    total = options.seeds
+    tasks = [(seed, options.mutant) for seed in range(options.start, options.start + total)]
+    jobs = options.jobs or os.cpu_count() or 1
+    tally, console = Tally(), Console(stderr=True)
     columns = (
         TextColumn("simulation"),
         BarColumn(),
@@ -55,23 +188,34 @@ def main() -> int:
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console) as progress:
-        bar = progress.add_task("simulation", total=len(tasks), failed=0)
-        for result in results(tasks, options.jobs):
-            events += result.events
-            virtual_ms += result.virtual_ms
-            if result.failure is not None:
-                failed.append(result)
-            progress.update(bar, advance=1, failed=len(failed))
-    seconds = time.monotonic() - began
-    for result in sorted(failed, key=lambda result: result.seed)[:5]:
-        mutant = f" --mutant {options.mutant}" if options.mutant else ""
-        print("\n".join(result.trace[-options.trace :]))
-        print(f"seed {result.seed}: {result.failure}")
-        print(f"repeat with: python -m simulation --start {result.seed} --seeds 1{mutant}")
-    hours = virtual_ms / 3_600_000
-    print(f"{len(tasks)} runs, {events} events, {hours:.1f} virtual hours in {seconds:.0f} s, {len(failed)} failed")
-    return 1 if failed else 0
+    interrupted = False
+    said = time.monotonic()
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        bar = progress.add_task("simulation", total=total, failed=0)
+        try:
+            for result in results(tasks, jobs):
+                tally.add(result)
+                if result.failure is not None:
+                    explain(Draft(result.seed).plan(), options)
+                progress.update(bar, advance=1, failed=len(tally.failed))
+                if not console.is_terminal and time.monotonic() - said >= LINE_S:
+                    said = time.monotonic()
+                    print(tally.line(total), flush=True)
+                if len(tally.failed) >= FAILURES_MAX:
+                    break
+        except KeyboardInterrupt:
+            interrupted = True
+    print(tally.summary(options.start))
+    if interrupted:
+        left = total - tally.runs
+        print(f"go on with: python -m simulation --start {options.start + tally.runs} --seeds {left} --jobs {jobs}")
+    return 1 if tally.failed or interrupted else 0
+
+
+def main() -> int:
+    """Play what was asked for; 1 when something failed or was left."""
+    options = parsed()
+    return play_all(options) if options.seed is None else play_one(options)
 
 
 if __name__ == "__main__":

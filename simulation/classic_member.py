@@ -16,9 +16,9 @@ from kohort.groups.events import (
 from kohort.groups.outcome import JoinGroupReply, SyncGroupReply
 from kohort.groups.records import ClassicProtocol
 from kohort.ids import TopicPartition
+from simulation.assigning import assign, decode_assignment, decode_claim, encode_assignment, encode_metadata
 from simulation.checkers import Checkers
 from simulation.network import Network
-from simulation.plans import assign, decode_assignment, decode_claim, encode_assignment, encode_metadata
 from simulation.process import Habits, Process
 from simulation.world import World
 
@@ -76,7 +76,7 @@ class ClassicMember(Process):
             if number == self._round:
                 self._join()
 
-        self._later(self.world.chance.randint(0, int(delay_ms)), again)
+        self._later(self.chance.upto(int(delay_ms)), again)
 
     def _join(self) -> None:
         """Give up what the strategy says, then ask to be in the next generation."""
@@ -90,7 +90,7 @@ class ClassicMember(Process):
             return
         if self.habits.commits_on_revocation:
             self._commit(self.held)
-        self._later(self.world.chance.randint(0, self.habits.callback_ms), self._revoke_and_join)
+        self._later(self.chance.upto(self.habits.callback_ms), self._revoke_and_join)
 
     def _revoke_and_join(self) -> None:
         self._hold(frozenset())
@@ -103,7 +103,7 @@ class ClassicMember(Process):
             request=0,
             group_id=habits.group_id,
             member_id=self.member_id,
-            new_member_id=f"{self.name}-{self.world.chance.getrandbits(32):08x}",
+            new_member_id=f"{self.name}-{self.chance.getrandbits(32):08x}",
             client=Client(self.name, "/10.0.0.1"),
             protocol_type="consumer",
             protocols=tuple(ClassicProtocol(name, metadata) for name in habits.strategies),

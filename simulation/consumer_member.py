@@ -5,7 +5,7 @@ from __future__ import annotations
 from kohort.errors import ErrorCode
 from kohort.groups.events import Client, ConsumerGroupHeartbeat
 from kohort.groups.outcome import ConsumerGroupHeartbeatReply
-from simulation.plans import Target, to_ids, to_names
+from simulation.assigning import Target, to_ids, to_names
 from simulation.process import Process
 from simulation.world import Happening
 
@@ -32,7 +32,7 @@ class ConsumerMember(Process):
 
     def _begin(self) -> None:
         if not self.member_id:
-            self.member_id = f"{self.name}-{self.world.chance.getrandbits(32):08x}"
+            self.member_id = f"{self.name}-{self.chance.getrandbits(32):08x}"
         self.generation = 0
         self._full = True
         self._beat()
@@ -94,7 +94,7 @@ class ConsumerMember(Process):
         def lost() -> None:
             self._flying = False
             self._full = True
-            self._again(self.world.chance.randint(0, RETRY_MS))
+            self._again(self.chance.upto(RETRY_MS))
 
         self._ask(event, take, lost)
 
@@ -139,7 +139,7 @@ class ConsumerMember(Process):
         self.generation = 0
         self._full = True
         self.stable = False
-        self._again(self.world.chance.randint(0, RETRY_MS))
+        self._again(self.chance.upto(RETRY_MS))
 
     def _reconcile(self, target: Target) -> None:
         self.target = target
@@ -160,7 +160,7 @@ class ConsumerMember(Process):
                 self._take()
                 self._again(0)
 
-        self._later(self.world.chance.randint(0, self.habits.callback_ms), done)
+        self._later(self.chance.upto(self.habits.callback_ms), done)
 
     def _take(self) -> None:
         target = self.target or frozenset()

@@ -1,8 +1,8 @@
-"""A journal on a disk that fails, tears writes, and loses what was not acknowledged."""
+"""A journal on a disk that fails, tears writes, loses what was not acknowledged, and is compacted."""
 
 from __future__ import annotations
 
-from kohort.groups.records import Record
+from kohort.groups.records import Kind, Record, Tombstone
 from simulation.world import World
 
 
@@ -16,14 +16,19 @@ class Disk:
     Attributes:
         fails: probability that an append fails and leaves nothing.
         tears: probability that an append leaves a prefix of its steps, and the process dies. The records of one step are
-            one batch with one checksum: a torn one is cut off whole when the journal is opened again.
+            one append of the journal: a torn one is cut off whole when the journal is opened again.
+        tears_after: once, when this many records were ever written, the process dies before the reply; -1: never.
+        appended: records ever written.
     """
 
     def __init__(self, world: World) -> None:
         self.world = world
+        self.chance = world.stream("disk")
         self.records: list[Record] = []
         self.fails = 0.0
         self.tears = 0.0
+        self.tears_after = -1
+        self.appended = 0
 
     def append(self, steps: list[list[Record]]) -> None:
         """Write the records of several steps.
@@ -32,14 +37,31 @@ class Disk:
             DiskFailedError: not acknowledged.
         """
         steps = [step for step in steps if step]
-        if steps and self.world.likely(self.fails):
+        if not steps:
+            return
+        if self.fails and self.chance.likely(self.fails):
             self.world.tell(f"disk: refused {len(steps)} batches")
             raise DiskFailedError
-        if steps and self.world.likely(self.tears):
-            kept = self.world.chance.randrange(len(steps) + 1)
-            for step in steps[:kept]:
-                self.records.extend(step)
-            self.world.tell(f"disk: tore a write of {len(steps)} batches after {kept}")
-            raise DiskFailedError
-        for step in steps:
+        kept = len(steps) + 1
+        if self.tears and self.chance.likely(self.tears):
+            kept = self.chance.upto(len(steps))
+        for number, step in enumerate(steps):
+            if number == kept or 0 <= self.tears_after < self.appended + len(step):
+                kept = number
+                break
             self.records.extend(step)
+            self.appended += len(step)
+        if kept <= len(steps) or self.tears_after == self.appended:
+            self.tears_after = -1
+            self.world.tell(f"disk: tore a write of {len(steps)} batches after {min(kept, len(steps))}")
+            raise DiskFailedError
+
+    def compact(self, share: float) -> None:
+        """Keep only the last record of each key in this share of the journal, up to the first transaction; no tombstones."""
+        pending = (at for at, record in enumerate(self.records) if record.key[0] is Kind.PENDING)
+        cut = min(int(len(self.records) * share), next(pending, len(self.records)))
+        old, new = self.records[:cut], self.records[cut:]
+        last = {record.key: at for at, record in enumerate(old)}
+        kept = [record for at, record in enumerate(old) if last[record.key] == at and not isinstance(record, Tombstone)]
+        self.world.tell(f"disk: compacted {cut} records to {len(kept)}")
+        self.records = kept + new

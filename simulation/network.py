@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from simulation.world import World
+from simulation.world import Chance, World
 
 
-@dataclass
+@dataclass(frozen=True)
 class Weather:
     """How bad the network is now.
 
@@ -17,11 +17,14 @@ class Weather:
         delay_ms: up to this long a message is under way.
         breaks: probability that a message breaks its connection instead of arriving.
         linger_ms: up to this long each end believes in a broken connection.
+        late: probability that what was on its way up when a connection broke still arrives, as long as the coordinator
+            believes in it: a request twice, on two connections, the older perhaps after the newer.
     """
 
     delay_ms: int = 20
     breaks: float = 0.0
     linger_ms: int = 50
+    late: float = 0.0
 
 
 class Connection:
@@ -30,26 +33,47 @@ class Connection:
     Attributes:
         id: the number the coordinator knows it by.
         open: messages still pass.
+        heard: the coordinator's end still takes what is on its way up.
     """
 
-    def __init__(self, network: Network, on_closed: Callable[[], None]) -> None:
+    def __init__(self, network: Network, on_closed: Callable[[], None], chance: Chance) -> None:
         network.count += 1
         self.id = network.count
         self.open = True
+        self.heard = True
         self._network = network
+        self._chance = chance
         self._on_closed = on_closed
-        self._arrives = {"up": 0, "down": 0}
+        self._arrives_up = 0
+        self._arrives_down = 0
 
-    def send(self, direction: str, deliver: Callable[[], None]) -> None:
-        """Let `deliver` be called at the other end, if the connection lives that long."""
-        network, world = self._network, self._network.world
+    def send_up(self, deliver: Callable[[], None]) -> None:
+        """Let `deliver` be called at the coordinator's end, if the connection lives that long."""
         if not self.open:
             return
-        if world.likely(network.weather.breaks):
+        weather, world, chance = self._network.weather, self._network.world, self._chance
+        if weather.breaks and chance.random() < weather.breaks:
             self.break_()
             return
-        due = world.now_ms + world.chance.randint(0, network.weather.delay_ms)
-        due = self._arrives[direction] = max(due, self._arrives[direction])
+        due = max(world.now_ms + chance.upto(weather.delay_ms), self._arrives_up)
+        self._arrives_up = due
+
+        def arrive() -> None:
+            if self.heard:
+                deliver()
+
+        world.after(due - world.now_ms, arrive)
+
+    def send_down(self, deliver: Callable[[], None]) -> None:
+        """As `send_up`, at the client's end."""
+        if not self.open:
+            return
+        weather, world, chance = self._network.weather, self._network.world, self._chance
+        if weather.breaks and chance.random() < weather.breaks:
+            self.break_()
+            return
+        due = max(world.now_ms + chance.upto(weather.delay_ms), self._arrives_down)
+        self._arrives_down = due
 
         def arrive() -> None:
             if self.open:
@@ -62,10 +86,16 @@ class Connection:
         if not self.open:
             return
         self.open = False
-        network, world = self._network, self._network.world
-        linger = network.weather.linger_ms
-        world.after(world.chance.randint(0, linger), self._on_closed)
-        world.after(world.chance.randint(0, linger), lambda: network.server_sees_close(self.id))
+        network, chance = self._network, self._chance
+        weather = network.weather
+        if not (weather.late and chance.random() < weather.late):
+            self.heard = False
+        network.world.after(chance.upto(weather.linger_ms), self._on_closed)
+        network.world.after(chance.upto(weather.linger_ms), self._seen_closed)
+
+    def _seen_closed(self) -> None:
+        self.heard = False
+        self._network.server_sees_close(self.id)
 
 
 class Network:
@@ -83,14 +113,14 @@ class Network:
         self.receive: Callable[[Connection, Any, Callable[[Any], None]], None]
         self.server_sees_close: Callable[[int], None]
 
-    def connect(self, on_closed: Callable[[], None]) -> Connection:
+    def connect(self, on_closed: Callable[[], None], chance: Chance) -> Connection:
         """A new connection; `on_closed` is called when the client's end learns of its end."""
-        return Connection(self, on_closed)
+        return Connection(self, on_closed, chance)
 
     def ask(self, connection: Connection, event: Any, on_reply: Callable[[Any], None]) -> None:
         """Send a request; `on_reply` gets the answer, if it comes."""
 
         def answer(value: Any) -> None:
-            connection.send("down", lambda: on_reply(value))
+            connection.send_down(lambda: on_reply(value))
 
-        connection.send("up", lambda: self.receive(connection, event, answer))
+        connection.send_up(lambda: self.receive(connection, event, answer))

@@ -54,6 +54,7 @@ class Process(ABC):
         self.world = world
         self.network = network
         self.checkers = checkers
+        self.chance = world.stream(name)
         self.member_id = ""
         self.generation = -1
         self.held: frozenset[TopicPartition] = frozenset()
@@ -157,7 +158,7 @@ class Process(ABC):
     def _ask(self, event: Any, on_reply: Callable[[Any], None], on_lost: Callable[[], None]) -> None:
         """Send a request on the present connection; exactly one of the two is called, unless it dies."""
         if self._connection is None or not self._connection.open:
-            self._connection = self.network.connect(self._on_closed)
+            self._connection = self.network.connect(self._on_closed, self.chance)
         connection = self._connection
         self._asks += 1
         number = self._asks
@@ -206,7 +207,7 @@ class Process(ABC):
             self.checkers.on_hold(self)
 
     def _hold(self, partitions: frozenset[TopicPartition]) -> None:
-        if partitions != self.held:
+        if partitions != self.held and self.world.tells:
             self.world.tell(f"{self.name}: holds {sorted(map(str, partitions))} at generation {self.generation}")
         self.held = partitions
         self.checkers.on_hold(self)

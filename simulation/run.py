@@ -1,24 +1,36 @@
-"""One seed, one run: who is there, what goes wrong, and how it ends."""
+"""One plan, one run: what goes wrong, and how it ends."""
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from kohort.groups.config import GroupConfig
 from kohort.groups.events import Topic, TopicImage
-from simulation.checkers import ALL, Checker, Checkers, Holder, ViolatedError
+from simulation.assigning import topic_id
+from simulation.checkers import ALL, Checker, Checkers, Holder, ViolatedError, unhealthy
 from simulation.classic_member import ClassicMember
 from simulation.consumer_member import ConsumerMember
 from simulation.disk import Disk
 from simulation.network import Network, Weather
+from simulation.plan import Draft, Plan, Step
 from simulation.process import Habits, Process
 from simulation.server import Server
 from simulation.world import World
 
-HEALING_MS = 100_000
+SHORTEST_MS = 120_000
+"""Every run is at least so long."""
+LONGEST_HEALING_MS = 100_000
+"""So long after the last fault every group must be whole."""
+FEWEST_EVENTS = 200
+"""Every run has at least so many."""
+SETTLING_MS = 20_000
+LOOK_MS = 5_000
+LOOKS = 3
+"""A world that is whole at so many looks in a row has healed."""
+KINDS: dict[str, type[Process]] = {kind.__name__: kind for kind in (ClassicMember, ConsumerMember)}
 
 
 @dataclass
@@ -29,7 +41,8 @@ class Result:
         events: how many things happened.
         virtual_ms: how long it took in there.
         failure: what was violated, None when nothing was.
-        trace: the last lines of the story, of a failed run.
+        trace: the last lines of the story, of a run that tells.
+        faults: how many steps of each kind were played.
     """
 
     seed: int
@@ -38,146 +51,128 @@ class Result:
     failure: str | None = None
     checker: str | None = None
     trace: list[str] = field(default_factory=list)
+    faults: Counter[str] = field(default_factory=Counter)
 
 
 class Run:
-    """The world of one seed.
+    """The world of one plan.
 
     Attributes:
         partitions: topics that exist, with their partition counts.
+        members: everyone who was ever started.
     """
 
-    def __init__(self, seed: int, mutant: Any = None, kinds: Iterable[type[Checker]] = ALL) -> None:
-        self.world = World(seed)
-        chance = self.world.chance
+    def __init__(
+        self, plan: Plan | int, mutant: Any = None, kinds: Iterable[type[Checker]] = ALL, *, tells: bool = False
+    ) -> None:
+        self.plan = plan if isinstance(plan, Plan) else Draft(plan).plan()
+        self.world = World(self.plan.seed, tells=tells)
         self.network = Network(self.world)
         self.disk = Disk(self.world)
         self.members: list[Process] = []
+        self._by_name: dict[str, Process] = {}
         holders: list[Holder] = self.members  # type: ignore[assignment]
         self.checkers = Checkers(self.world, holders, kinds)
-        config = GroupConfig(
-            initial_rebalance_delay_ms=chance.choice((0, 0, 500, 3_000)),
-            new_member_timeout_ms=30_000,
-            offsets_retention_check_ms=20_000,
-            consumer_session_timeout_ms=chance.choice((6_000, 9_000)),
-            consumer_heartbeat_interval_ms=1_500,
-        )
-        self.server = Server(self.world, self.network, self.disk, config, self.checkers, mutant)
-        self.partitions = {f"t{number}": chance.randint(1, 6) for number in range(chance.randint(1, 3))}
-        self.group_ids = [f"g{number}" for number in range(chance.choice((1, 1, 2)))]
-        self.manners = {group: chance.choice((("eager",), ("cooperative",))) for group in self.group_ids}
-        self.modern = {group: chance.choice((0.0, 0.5, 1.0)) for group in self.group_ids}
-        self._started = 0
-        self._faults_end_ms = chance.randint(20_000, 90_000)
+        self.server = Server(self.world, self.network, self.disk, self.plan.config, self.checkers, mutant)
+        self.partitions = dict(self.plan.partitions)
 
     def play(self) -> Result:
         """Run to the end, or to the first violation."""
-        result = Result(self.world.seed)
+        result = Result(self.plan.seed, faults=Counter(step.what for step in self.plan.steps))
         try:
             self._play()
         except ViolatedError as violated:
             result.failure, result.checker = str(violated), violated.checker
-            result.trace = self.world.trace
+        result.trace = self.world.trace
         result.events, result.virtual_ms = self.world.happened, self.world.now_ms
         return result
 
     def _play(self) -> None:
+        heal_ms = self.plan.heal_ms
         self._publish_topics()
         self.server.start()
-        for group_id in self.group_ids:
-            for _ in range(self.world.chance.randint(1, 4)):
-                self._start_member(group_id)
-        self._worsen()
-        self._schedule_trouble()
-        self.world.run_until(self._faults_end_ms)
+        for step in self.plan.steps:
+            if step.at_ms <= heal_ms:
+                self.world.after(step.at_ms, partial(self._take, step))
+        self.world.run_until(heal_ms)
         self._heal()
-        self.world.run_until(self._faults_end_ms + HEALING_MS)
+        looks = 0
+        while looks < LOOKS and self.world.now_ms < heal_ms + LONGEST_HEALING_MS:
+            start_ms = max(heal_ms + SETTLING_MS, SHORTEST_MS - LOOKS * LOOK_MS)
+            self.world.run_until(max(start_ms, self.world.now_ms) + LOOK_MS)
+            looks = looks + 1 if unhealthy(self.members, self.partitions) is None else 0
+        while self.world.happened < FEWEST_EVENTS and any(not member.dead for member in self.members):
+            self.world.run_until(self.world.now_ms + LOOK_MS)
         self.checkers.at_end(self.server.waiting, self.partitions)
 
-    def _start_member(self, group_id: str, instance_id: str | None = None) -> None:
-        chance = self.world.chance
-        self._started += 1
-        if instance_id is None and chance.random() < 0.25:
-            instance_id = f"i{chance.randint(1, 3)}"
-        known = chance.random() < 0.8
-        habits = Habits(
-            group_id,
-            tuple(self.partitions),
-            self.manners[group_id],
-            instance_id,
-            session_timeout_ms=chance.choice((6_000, 8_000)),
-            callback_ms=chance.choice((0, 50, 2_000)),
-            requires_known_id=known,
-            commits_on_revocation=chance.random() < 0.7,
-            hold_ms=chance.choice((0, 1_200)),
-            short_interval=chance.random() < 0.5,
-        )
-        kind = ConsumerMember if chance.random() < self.modern[group_id] else ClassicMember
-        member = kind(f"c{self._started}", habits, self.world, self.network, self.checkers)
+    def _take(self, step: Step) -> None:
+        do: Callable[..., None] = getattr(self, f"do_{step.what}")
+        if self.world.tells:
+            self.world.tell(f"plan: {step}")
+        do(**step.details)
+
+    def do_start(self, name: str, kind: str, habits: Habits) -> None:
+        """A member comes to life."""
+        member = KINDS[kind](name, habits, self.world, self.network, self.checkers)
         if isinstance(member, ConsumerMember):
             member.session_ms = self.server.config.consumer_session_timeout_ms
         member.learn_topics(self.partitions)
         self.members.append(member)
-        self.world.after(chance.randint(0, 2_000), member.start)
+        self._by_name[name] = member
+        member.start()
 
-    def _worsen(self) -> None:
-        chance = self.world.chance
-        self.network.weather = Weather(
-            delay_ms=chance.choice((5, 20, 200, 1_000)),
-            breaks=chance.choice((0.0, 0.0, 0.005, 0.03)),
-            linger_ms=chance.choice((10, 200, 5_000)),
-        )
-        self.disk.fails = chance.choice((0.0, 0.0, 0.01))
-        self.disk.tears = chance.choice((0.0, 0.01, 0.05))
+    def _living(self, name: str) -> Process | None:
+        member = self._by_name.get(name)
+        return None if member is None or member.dead else member
 
-    def _schedule_trouble(self) -> None:
-        delay = self.world.chance.expovariate(1 / 2_500)
-        if self.world.now_ms + delay < self._faults_end_ms:
-            self.world.after(delay, self._trouble)
+    def do_crash(self, name: str) -> None:
+        """A member's process is killed."""
+        if (member := self._living(name)) is not None:
+            member.crash()
 
-    def _trouble(self) -> None:
-        chance = self.world.chance
-        living = [member for member in self.members if not member.dead]
-        one = chance.choice(living) if living else None
-        what = chance.choices(
-            ("start", "crash", "leave", "pause", "cut", "twin", "coordinator", "weather", "topics", "clock"),
-            (20, 12, 12, 15, 12, 5, 10, 5, 4, 2),
-        )[0]
-        if what == "start" and len(living) < 8:
-            self._start_member(chance.choice(self.group_ids))
-        elif what == "coordinator":
-            self.server.crash(chance.choice((0, 200, 3_000, 8_000)))
-        elif what == "weather":
-            self._worsen()
-        elif what == "topics":
-            self._grow()
-        elif what == "clock":
-            self.world.skew_ms += chance.choice((-3_600_000, 3_600_000))
-        elif one is not None and what == "crash":
-            one.crash()
-        elif one is not None and what == "leave":
-            one.leave()
-        elif one is not None and what == "pause" and not one.paused:
-            one.pause(chance.choice((500, 4_000, 12_000, 40_000)))
-        elif one is not None and what == "cut":
-            one.cut()
-        elif one is not None and what == "twin" and one.habits.instance_id is not None:
-            self._start_member(one.group_id, one.habits.instance_id)
-        self._schedule_trouble()
+    def do_leave(self, name: str) -> None:
+        """A member is closed."""
+        if (member := self._living(name)) is not None:
+            member.leave()
 
-    def _grow(self) -> None:
-        topic = self.world.chance.choice(sorted(self.partitions))
+    def do_pause(self, name: str, duration_ms: int) -> None:
+        """A member's process stands still."""
+        member = self._living(name)
+        if member is not None and not member.paused:
+            member.pause(duration_ms)
+
+    def do_cut(self, name: str) -> None:
+        """A member's connection breaks."""
+        if (member := self._living(name)) is not None:
+            member.cut()
+
+    def do_coordinator(self, down_ms: int) -> None:
+        """The coordinator's process is killed and started again."""
+        self.server.crash(down_ms)
+
+    def do_weather(self, weather: Weather, disk_fails: float, disk_tears: float) -> None:
+        """Another network, another disk."""
+        self.network.weather = weather
+        self.disk.fails, self.disk.tears = disk_fails, disk_tears
+
+    def do_clock(self, jump_ms: int) -> None:
+        """The wall clock jumps."""
+        self.world.skew_ms += jump_ms
+
+    def do_compact(self, share: float) -> None:
+        """The journal is compacted."""
+        self.disk.compact(share)
+
+    def do_grow(self, topic: str) -> None:
+        """A topic gets one more partition."""
         self.partitions[topic] += 1
-        self.world.tell(f"topic {topic} has {self.partitions[topic]} partitions")
         self._publish_topics()
         for member in self.members:
             member.learn_topics(self.partitions)
 
     def _publish_topics(self) -> None:
         version = self.server.image.version + 1
-        topics = {
-            name: Topic(name, uuid.UUID(int=at + 1), count) for at, (name, count) in enumerate(self.partitions.items())
-        }
+        topics = {name: Topic(name, topic_id(name), count) for name, count in self.partitions.items()}
         self.server.change_topics(TopicImage(version, topics))
 
     def _heal(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -40,6 +39,7 @@ class Server:
         self, world: World, network: Network, disk: Disk, config: GroupConfig, checkers: Checkers, mutant: Any
     ) -> None:
         self.world = world
+        self.chance = world.stream("server")
         self.network = network
         self.disk = disk
         self.config = config
@@ -53,6 +53,7 @@ class Server:
         self._connections: dict[int, Connection] = {}
         self._queue: list[Any] = []
         self._token = 0
+        self._holding: dict[int, int] = {}
         self._tick: Happening | None = None
         self._draining = False
         network.receive = self.receive
@@ -82,6 +83,7 @@ class Server:
         self.world.tell(f"coordinator: crashed, down for {down_ms} ms")
         self.machine = None
         self.waiting.clear()
+        self._holding.clear()
         self._queue.clear()
         self._set_tick()
         for connection in list(self._connections.values()):
@@ -96,18 +98,11 @@ class Server:
             return
         self._connections[connection.id] = connection
         self._token += 1
-        named = {"request": self._token}
-        if hasattr(event, "connection"):
-            named["connection"] = connection.id
-        event = event._replace(**named) if hasattr(event, "_replace") else replace(event, **named)
+        event = stamped(event, self._token, connection.id)
+        held = tuple([token for token, on in self._holding.items() if on == connection.id]) if self._holding else ()
         self.waiting[self._token] = (event, answer, self.world.now_ms)
-        held = tuple(
-            token
-            for token, (earlier, _, _) in self.waiting.items()
-            if token != self._token
-            and getattr(earlier, "hold_ms", False)
-            and getattr(earlier, "connection", None) == connection.id
-        )
+        if getattr(event, "hold_ms", 0):
+            self._holding[self._token] = connection.id
         if held:
             self._put(ReleaseHeld(held))
         self._put(event)
@@ -119,6 +114,7 @@ class Server:
             for token, (event, _, _) in list(self.waiting.items()):
                 if getattr(event, "connection", None) == connection_id:
                     del self.waiting[token]
+                    self._holding.pop(token, None)
             self._put(ConnectionLost(connection_id, noticed=self.config.notice_disconnects == "all"))
 
     def change_topics(self, image: TopicImage) -> None:
@@ -136,7 +132,7 @@ class Server:
         self._queue.append(event)
         if not self._draining:
             self._draining = True
-            self.world.after(self.world.chance.randint(0, 2), self._drain)
+            self.world.after(self.chance.upto(2), self._drain)
 
     def _drain(self) -> None:
         self._draining = False
@@ -159,7 +155,7 @@ class Server:
         try:
             self.disk.append([outcome.records for outcome in outcomes])
         except DiskFailedError:
-            self.crash(self.world.chance.randint(0, 500))
+            self.crash(self.chance.upto(500))
             return
         if not self.releases_before_durable:
             self._release(replies)
@@ -171,6 +167,7 @@ class Server:
     def _release(self, replies: list[Reply]) -> None:
         for token, value in replies:
             known = self.waiting.pop(token, None)
+            self._holding.pop(token, None)
             if known is None:
                 continue
             event, answer, _ = known
@@ -178,6 +175,8 @@ class Server:
             answer(value)
 
     def _retell(self, outcome: Outcome) -> None:
+        if not self.world.tells:
+            return
         for note in outcome.notes:
             if isinstance(note, Told):
                 self.world.tell(f"coordinator: {note.group_id}: {note.text}")
@@ -190,14 +189,26 @@ class Server:
                     event: Any = targets.resolve(work, match)
                 else:
                     event = targets.compute(work)
-                self.world.after(self.world.chance.randint(0, 60), partial(self.feed, event))
+                self.world.after(self.chance.upto(60), partial(self.feed, event))
 
     def _set_tick(self) -> None:
-        if self._tick is not None:
-            self._tick.cancel()
-            self._tick = None
-        if self.machine is None:
-            return
-        due = self.machine.next_deadline_ms()
-        if due is not None:
-            self._tick = self.world.after(due - self.world.now_ms, lambda: self._put(Tick()))
+        due = None if self.machine is None else self.machine.next_deadline_ms()
+        tick = self._tick
+        if tick is not None:
+            if tick.at_ms == due and tick.action is not None:
+                return
+            tick.cancel()
+        self._tick = None if due is None else self.world.after(due - self.world.now_ms, self._put_tick)
+
+    def _put_tick(self) -> None:
+        self._put(Tick())
+
+
+def stamped(event: Any, token: int, connection: int) -> Any:
+    """The request under its token; a client's own object, which no one else has, so that it may be written to."""
+    if isinstance(event, tuple):
+        return event._replace(request=token, connection=connection)  # type: ignore[attr-defined]
+    object.__setattr__(event, "request", token)
+    if hasattr(event, "connection"):
+        object.__setattr__(event, "connection", connection)
+    return event

@@ -5,45 +5,67 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 WALL_START_MS = 1_700_000_000_000
 
 
-@dataclass(order=True)
-class Happening:
-    """Something that will be called at a time, unless cancelled."""
+class Chance(random.Random):
+    """A stream of chance, cheaper to draw from than `randint`."""
 
-    at_ms: int
-    order: int
-    action: Callable[[], None] = field(compare=False)
-    cancelled: bool = field(default=False, compare=False)
+    def upto(self, most: int) -> int:
+        """A whole number from 0 to `most`, both possible."""
+        return int(self.random() * (most + 1))
+
+    def likely(self, probability: float) -> bool:
+        """True with this probability."""
+        return self.random() < probability
+
+
+class Happening:
+    """Something that will be called at a time, unless cancelled.
+
+    Attributes:
+        action: None once it has been called or cancelled.
+    """
+
+    __slots__ = ("action", "at_ms")
+
+    def __init__(self, at_ms: int, action: Callable[[], None]) -> None:
+        self.at_ms = at_ms
+        self.action: Callable[[], None] | None = action
 
     def cancel(self) -> None:
         """It will not happen."""
-        self.cancelled = True
+        self.action = None
 
 
 class World:
-    """One run's clock and its source of chance.
+    """One run's clock and its sources of chance.
+
+    Who acts draws from a stream of its own, so that a plan with a step less leaves the others' luck as it was.
 
     Attributes:
         now_ms: virtual monotonic time.
-        skew_ms: what a jump of the wall clock has added.
-        trace: the last lines of what happened, for a failure's story.
+        skew_ms: what jumps of the wall clock have added.
+        happened: how many things have happened.
+        trace: the last lines of what happened, for a failure's story; empty unless `tells`.
     """
 
     TRACE_LINES = 400
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, tells: bool = False) -> None:
         self.seed = seed
-        self.chance = random.Random(seed)
         self.now_ms = 0
         self.skew_ms = 0
         self.happened = 0
+        self.tells = tells
         self.trace: list[str] = []
-        self._queue: list[Happening] = []
+        self._queue: list[tuple[int, int, Happening]] = []
         self._order = 0
+
+    def stream(self, name: str) -> Chance:
+        """The chance of one actor, the same in every run of this seed."""
+        return Chance(f"{self.seed}/{name}")
 
     @property
     def wall_ms(self) -> int:
@@ -52,28 +74,28 @@ class World:
 
     def after(self, delay_ms: float, action: Callable[[], None]) -> Happening:
         """Call `action` in `delay_ms`."""
+        at_ms = self.now_ms + (int(delay_ms) if delay_ms > 0 else 0)
+        happening = Happening(at_ms, action)
         self._order += 1
-        happening = Happening(self.now_ms + max(int(delay_ms), 0), self._order, action)
-        heapq.heappush(self._queue, happening)
+        heapq.heappush(self._queue, (at_ms, self._order, happening))
         return happening
 
     def run_until(self, end_ms: int) -> None:
         """Let everything happen until `end_ms`."""
-        while self._queue and self._queue[0].at_ms <= end_ms:
-            happening = heapq.heappop(self._queue)
-            if happening.cancelled:
-                continue
-            self.now_ms = happening.at_ms
-            self.happened += 1
-            happening.action()
-        self.now_ms = end_ms
+        queue, pop = self._queue, heapq.heappop
+        while queue and queue[0][0] <= end_ms:
+            at_ms, _, happening = pop(queue)
+            action = happening.action
+            if action is not None:
+                happening.action = None
+                self.now_ms = at_ms
+                self.happened += 1
+                action()
+        self.now_ms = max(self.now_ms, end_ms)
 
     def tell(self, text: str) -> None:
         """Keep a line of the story."""
-        self.trace.append(f"{self.now_ms / 1000:9.3f} {text}")
-        if len(self.trace) > self.TRACE_LINES:
-            del self.trace[: self.TRACE_LINES // 2]
-
-    def likely(self, probability: float) -> bool:
-        """True with this probability."""
-        return self.chance.random() < probability
+        if self.tells:
+            self.trace.append(f"{self.now_ms / 1000:9.3f} {text}")
+            if len(self.trace) > self.TRACE_LINES:
+                del self.trace[: self.TRACE_LINES // 2]

@@ -1,0 +1,245 @@
+"""What a seed stands for: who is there, and every fault with its time, drawn before anything happens.
+
+A plan can be played with some of its steps only (`keep`) and with a shorter fault phase (`heal_ms`): that is what
+shrinking does with a seed that failed. Steps about a member that is not there do nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from kohort.groups.config import GroupConfig
+from simulation.network import Weather
+from simulation.process import Habits
+from simulation.world import Chance
+
+MODERN, CLASSIC = "ConsumerMember", "ClassicMember"
+TROUBLE = {
+    "start": 20,
+    "crash": 12,
+    "leave": 12,
+    "pause": 15,
+    "cut": 12,
+    "twin": 5,
+    "coordinator": 10,
+    "weather": 5,
+    "grow": 4,
+    "clock": 2,
+    "compact": 2,
+}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One thing that is done to the world.
+
+    Attributes:
+        number: by which `keep` names it.
+        what: the method of `Run` that does it, without its `do_`.
+        details: that method's arguments.
+    """
+
+    number: int
+    at_ms: int
+    what: str
+    details: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        told = ", ".join(f"{name} {shown(value)}" for name, value in self.details.items())
+        return f"{self.number:4d}  {self.at_ms / 1000:8.3f} s  {self.what}: {told}"
+
+
+def shown(value: Any) -> str:
+    """A step's detail for people; of settings only what differs from their defaults."""
+    if not isinstance(value, Habits | Weather):
+        return str(value)
+    texts = [
+        f"{one.name}={getattr(value, one.name)!r}" for one in fields(value) if getattr(value, one.name) != one.default
+    ]
+    return f"({', '.join(texts)})"
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How large a run is.
+
+    Attributes:
+        weight: how many of 100 runs are so large.
+        groups, first, living, topics, partitions: at most so many groups, members of each at the start, members at all,
+            topics, and partitions of each.
+        every_ms: mean time between two steps.
+        faults_ms: the longest fault phase.
+    """
+
+    weight: int
+    groups: int
+    first: int
+    living: int
+    topics: int
+    partitions: int
+    every_ms: int
+    faults_ms: int
+
+
+SCALES = (
+    Scale(80, groups=1, first=3, living=4, topics=2, partitions=4, every_ms=3_500, faults_ms=60_000),
+    Scale(16, groups=2, first=4, living=8, topics=3, partitions=6, every_ms=2_500, faults_ms=90_000),
+    Scale(4, groups=2, first=8, living=16, topics=3, partitions=12, every_ms=1_500, faults_ms=90_000),
+)
+SHORTEST_FAULTS_MS = 20_000
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One run before it is played.
+
+    Attributes:
+        partitions: topics at the start, with their partition counts.
+        steps: in the order of their times.
+        heal_ms: when all faults end.
+        kept: numbers of the steps that are played; None: all.
+    """
+
+    seed: int
+    config: GroupConfig
+    partitions: dict[str, int]
+    steps: tuple[Step, ...]
+    heal_ms: int
+    kept: tuple[int, ...] | None = None
+
+    def keep(self, numbers: Iterable[int]) -> Plan:
+        """The plan with these steps only."""
+        kept = tuple(sorted(numbers))
+        return replace(self, steps=tuple(step for step in self.steps if step.number in kept), kept=kept)
+
+    def until(self, heal_ms: int) -> Plan:
+        """The plan with a shorter fault phase."""
+        return replace(self, heal_ms=heal_ms)
+
+
+@dataclass
+class Known:
+    """A member as far as the plan knows it."""
+
+    name: str
+    kind: str
+    habits: Habits
+
+
+class Draft:
+    """Draws one seed's plan."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = chance = Chance(f"{seed}/plan")
+        self.seed = seed
+        self.scale = chance.choices(SCALES, [scale.weight for scale in SCALES])[0]
+        self.partitions = {
+            f"t{number}": 1 + chance.upto(self.scale.partitions - 1)
+            for number in range(1 + chance.upto(self.scale.topics - 1))
+        }
+        self.first_partitions = dict(self.partitions)
+        self.group_ids = [f"g{number}" for number in range(1 + chance.upto(self.scale.groups - 1))]
+        self.manners = {group: chance.choice((("eager",), ("cooperative",))) for group in self.group_ids}
+        self.modern = {group: chance.choice((0.0, 0.5, 1.0)) for group in self.group_ids}
+        self.heal_ms = SHORTEST_FAULTS_MS + chance.upto(self.scale.faults_ms - SHORTEST_FAULTS_MS)
+        self.living: list[Known] = []
+        self.started = 0
+        self.steps: list[Step] = []
+
+    def plan(self) -> Plan:
+        """The whole of it."""
+        chance = self.chance
+        config = GroupConfig(
+            initial_rebalance_delay_ms=chance.choice((0, 0, 500, 3_000)),
+            new_member_timeout_ms=30_000,
+            offsets_retention_check_ms=20_000,
+            consumer_session_timeout_ms=chance.choice((6_000, 9_000)),
+            consumer_heartbeat_interval_ms=chance.choice((1_500, 2_500)),
+        )
+        self.add_weather(0)
+        for group_id in self.group_ids:
+            for _ in range(1 + chance.upto(self.scale.first - 1)):
+                self.add_member(chance.upto(2_000), group_id)
+        at_ms = 0.0
+        while (at_ms := at_ms + chance.expovariate(1 / self.scale.every_ms)) < self.heal_ms:
+            self.add_trouble(int(at_ms))
+        for group_id in self.group_ids:
+            if not any(one.habits.group_id == group_id for one in self.living):
+                self.add_member(self.heal_ms, group_id, dynamic=True)
+        steps = sorted(self.steps, key=lambda step: (step.at_ms, step.number))
+        return Plan(self.seed, config, self.first_partitions, tuple(steps), self.heal_ms)
+
+    def add(self, at_ms: int, what: str, **details: Any) -> None:
+        """One more step."""
+        self.steps.append(Step(len(self.steps), at_ms, what, details))
+
+    def add_member(self, at_ms: int, group_id: str, instance_id: str | None = None, *, dynamic: bool = False) -> None:
+        """Someone starts, perhaps with an instance id that another has."""
+        chance = self.chance
+        self.started += 1
+        if instance_id is None and not dynamic and chance.likely(0.25):
+            instance_id = f"i{1 + chance.upto(2)}"
+        habits = Habits(
+            group_id,
+            tuple(self.first_partitions),
+            self.manners[group_id],
+            instance_id,
+            session_timeout_ms=chance.choice((6_000, 8_000)),
+            heartbeat_ms=chance.choice((1_500, 2_500)),
+            commit_ms=chance.choice((1_000, 2_500, 5_000)),
+            callback_ms=chance.choice((0, 50, 2_000)),
+            requires_known_id=chance.likely(0.8),
+            commits_on_revocation=chance.likely(0.7),
+            hold_ms=chance.choice((0, 1_200)),
+            short_interval=chance.likely(0.5),
+        )
+        kind = MODERN if chance.likely(self.modern[group_id]) else CLASSIC
+        known = Known(f"c{self.started}", kind, habits)
+        self.living.append(known)
+        self.add(at_ms, "start", name=known.name, kind=kind, habits=habits)
+
+    def add_weather(self, at_ms: int) -> None:
+        """Another network, another disk."""
+        chance = self.chance
+        weather = Weather(
+            delay_ms=chance.choice((5, 20, 200, 1_000)),
+            breaks=chance.choice((0.0, 0.0, 0.005, 0.03)),
+            linger_ms=chance.choice((10, 200, 5_000)),
+        )
+        fails, tears = chance.choice((0.0, 0.0, 0.01)), chance.choice((0.0, 0.01, 0.05))
+        self.add(at_ms, "weather", weather=weather, disk_fails=fails, disk_tears=tears)
+
+    def add_trouble(self, at_ms: int) -> None:
+        """One step of any kind."""
+        chance = self.chance
+        what = chance.choices(list(TROUBLE), list(TROUBLE.values()))[0]
+        one = chance.choice(self.living) if self.living else None
+        if what == "start":
+            if len(self.living) < self.scale.living:
+                self.add_member(at_ms, chance.choice(self.group_ids))
+        elif what == "coordinator":
+            self.add(at_ms, "coordinator", down_ms=chance.choice((0, 200, 3_000, 8_000)))
+        elif what == "weather":
+            self.add_weather(at_ms)
+        elif what == "grow":
+            self.add(at_ms, "grow", topic=chance.choice(sorted(self.first_partitions)))
+        elif what == "clock":
+            self.add(at_ms, "clock", jump_ms=chance.choice((-3_600_000, 3_600_000)))
+        elif what == "compact":
+            self.add(at_ms, "compact", share=chance.choice((0.3, 0.9, 1.0)))
+        elif one is not None:
+            self.trouble_member(at_ms, what, one)
+
+    def trouble_member(self, at_ms: int, what: str, one: Known) -> None:
+        """One step about one member."""
+        if what == "twin":
+            if one.habits.instance_id is not None:
+                self.add_member(at_ms, one.habits.group_id, one.habits.instance_id)
+        elif what == "pause":
+            self.add(at_ms, what, name=one.name, duration_ms=self.chance.choice((500, 4_000, 12_000, 40_000)))
+        else:
+            self.add(at_ms, what, name=one.name)
+            if what != "cut":
+                self.living.remove(one)
