@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from kohort.columns.choice import COMPILED, Record, decode_block
+from kohort.columns.choice import COMPILED, Record, decode_block, extent
 from kohort.columns.decoded import Decoded, damage_error
 from kohort.columns.shapes import (
     COLUMNS,
@@ -38,6 +38,7 @@ __all__ = [
     "damage_error",
     "decode",
     "decode_all",
+    "extent",
 ]
 
 _DEFAULT = DecodeOptions()

@@ -22,7 +22,7 @@ from kohort.columns._rows cimport (
 from kohort.columns._varint cimport varint, varlong
 
 from kohort.wire.compression import CodecError, TooLargeError, decompress
-from kohort.columns.shapes import BYTES_MAX, INT64_MAX, Damage, DamageKind, RowRange, row_limit
+from kohort.columns.shapes import BYTES_MAX, INT64_MAX, Damage, DamageKind, Extent, RowRange, row_limit
 
 
 cdef extern from "_crc32c.h":
@@ -421,6 +421,33 @@ def decode_block(sets, options):
     ranges = parts.ranges()
     columns.keep([given.topic for given in sets], [one.stop for one in ranges])
     return ranges, columns
+
+
+def extent(buffer):
+    """As `kohort.columns.reference.extent`."""
+    cdef Py_buffer view
+    cdef const uint8_t* p
+    cdef int64_t left, base, next_offset = -1, records = 0
+    cdef int32_t length, delta, count, epoch = -1
+    PyObject_GetBuffer(buffer, &view, PyBUF_SIMPLE)
+    p = <const uint8_t*>view.buf
+    left = view.len
+    while left >= HEADER_BYTES:
+        base = kohort_be64(p)
+        length = kohort_be32(p + 8)
+        delta = kohort_be32(p + 23)
+        count = kohort_be32(p + 57)
+        if length < HEADER_BYTES - OVERHEAD or length > left - OVERHEAD:
+            break
+        if base < 0 or base > BASE_OFFSET_MAX or delta < 0 or count < 0:
+            break
+        next_offset = base + delta + 1
+        epoch = kohort_be32(p + 12)
+        records += count
+        p += <int64_t>length + OVERHEAD
+        left -= <int64_t>length + OVERHEAD
+    PyBuffer_Release(&view)
+    return Extent(next_offset, records, epoch)
 
 
 def crc32c(data, bint software=False):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kohort.columns.decoded import Block
-from kohort.columns.shapes import BytesLike, DecodeOptions, RecordSet, RowRange
+from kohort.columns.shapes import BytesLike, DecodeOptions, Extent, RecordSet, RowRange
 
 if TYPE_CHECKING:
     from kohort.columns.record import Record as Record
@@ -34,6 +34,7 @@ except ImportError:
 COMPILED = compiled_encode is not None
 _encode: Any = compiled_encode or importlib.import_module("kohort.columns.reference_encode")
 decode_block: DecodeBlock = _decode.decode_block
+extent: Callable[[BytesLike], Extent] = _decode.extent
 murmur2: Callable[[BytesLike], int] = _encode.murmur2
 if not TYPE_CHECKING:
     Record = _decode.Record

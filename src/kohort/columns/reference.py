@@ -17,9 +17,11 @@ from kohort.columns.record import Record
 from kohort.columns.shapes import (
     BYTES_MAX,
     INT64_MAX,
+    BytesLike,
     Damage,
     DamageKind,
     DecodeOptions,
+    Extent,
     Header,
     RecordSet,
     RowRange,
@@ -436,3 +438,19 @@ def decode_block(sets: Sequence[RecordSet], options: DecodeOptions) -> tuple[lis
     rows = Rows(columns=options.columns, unit=options.timestamp_unit)
     limits = Limits(sets, options)
     return [SetDecoder(given, options, rows, limits).run() for given in sets], rows
+
+
+def extent(buffer: BytesLike) -> Extent:
+    """Walk the headers; stops at the first that makes no sense, which decoding will name."""
+    at, end, next_offset, records, epoch = 0, len(buffer), -1, 0, -1
+    while at + HEADER.size <= end:
+        fields = HEADER.unpack_from(buffer, at)
+        base, length, delta, count = fields[0], fields[1], fields[6], fields[-1]
+        if length < HEADER.size - OVERHEAD or at + OVERHEAD + length > end:
+            break
+        if not 0 <= base <= BASE_OFFSET_MAX or delta < 0 or count < 0:
+            break
+        next_offset, epoch = base + delta + 1, fields[2]
+        records += count
+        at += OVERHEAD + length
+    return Extent(next_offset, records, epoch)

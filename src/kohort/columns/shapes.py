@@ -156,6 +156,20 @@ class RowRange:
         return self.stop - self.start
 
 
+class Extent(NamedTuple):
+    """What the batch headers of a record set say, without decoding.
+
+    Attributes:
+        next_offset: After the last whole batch; -1 when there is none.
+        records: In whole batches, those before the wanted offset and control records too.
+        leader_epoch: Of the last whole batch; -1 unknown.
+    """
+
+    next_offset: int
+    records: int
+    leader_epoch: int = -1
+
+
 def row_limit(sets: Sequence[RecordSet], options: DecodeOptions) -> int:
     """Most rows of one decode: the caller's limit, and what the topic column's int32 offsets can reach."""
     longest = max((len(given.topic.encode()) for given in sets), default=1)

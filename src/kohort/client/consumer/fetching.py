@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from kohort.client.consumer.fetch_request import FETCH_LANE, MOVED, FetchEntry, fetch_request
-from kohort.client.consumer.record_sets import extent
 from kohort.client.consumer.retained import Retained
 from kohort.client.consumer.subscription import Partitions, PartitionState, Position
 from kohort.client.net.cluster import Cluster, Node
 from kohort.client.settings import ConsumerConfig
-from kohort.columns.shapes import RecordSet
+from kohort.columns import RecordSet, extent
 from kohort.errors import ErrorCode, RetriableError, error_for
 from kohort.ids import TopicPartition
 

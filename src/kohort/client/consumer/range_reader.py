@@ -9,14 +9,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from kohort.client.consumer.fetch_request import FETCH_LANE, MOVED, FetchEntry, fetch_request
-from kohort.client.consumer.record_sets import extent
 from kohort.client.consumer.subscription import Position
 from kohort.client.net.cluster import Cluster, Node
 from kohort.client.net.thread_driver import ThreadClient
 from kohort.client.offset_values import OffsetAndTimestamp
 from kohort.client.settings import ConsumerConfig, client_config
 from kohort.client.topic_offsets import beginning_offsets, end_offsets, offsets_for_times, partitions_of, topic_names
-from kohort.columns import COLUMNS, DecodeOptions, RecordSet, damage_error, decode_all
+from kohort.columns import COLUMNS, DecodeOptions, RecordSet, damage_error, decode_all, extent
 from kohort.errors import ErrorCode, OffsetError, TimedOutError, error_for
 from kohort.ids import TopicPartition
 
