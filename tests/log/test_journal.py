@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
@@ -11,9 +12,10 @@ from hypothesis import strategies as st
 
 from kohort.errors import FencedError, InvalidInputError
 from kohort.groups import records as r
-from kohort.log import LogJournal, PartitionLog, journal
+from kohort.log import LogJournal, PartitionLog, journal, sealing
 from kohort.log.group_records import GroupRecordReader, encode
-from kohort.wire.batch import BatchRecord, build_batch, parse_header
+from kohort.log.pairs import read_pairs
+from kohort.wire.batch import BatchRecord, build_batch, crc_ok, iter_headers, parse_header, read_records
 from tests.log.making import CRASHED, NOW, copy_folder, keyed, small
 
 _ID = uuid.UUID("66fa98a9-798b-4cb7-8a8a-4d3a5e1cf0a2")
@@ -123,6 +125,38 @@ def test_one_append_is_one_batch(log: PartitionLog) -> None:
     assert [parse_header(b).records_count for b in log.batches(0)] == [len(RECORDS)]
 
 
+_MANY = st.builds(
+    lambda one, places: [one._replace(partition=partition, offset=offset) for partition, offset in places],
+    _COMMIT | _COMMIT.map(lambda one: one._replace(expire_ms=5)) | st.just(PENDING),
+    st.lists(st.tuples(st.integers(0, 2**31 - 1), st.integers(0, 2**63 - 1)), max_size=200),
+)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.one_of(_MANY, st.lists(_COMMIT, max_size=6), st.just([RECORDS[6]])), max_size=6), st.booleans())
+def test_columns_and_single_records_give_the_same_bytes(some: list[list[r.OffsetCommitted]], small_ones: bool) -> None:
+    records = [record for several in some for record in several]
+    limit = 3_000 if small_ones else 1 << 20
+    with mock.patch.object(sealing, "BATCH_BYTES_MAX", limit):
+        whole = b"".join(sealing.sealed(records, NOW))
+        with mock.patch.object(sealing, "_RUN_MIN", 1 << 30):
+            single = b"".join(sealing.sealed(records, NOW))
+    assert pairs_of(whole) == pairs_of(single) == [encode(record) for record in records]
+    if not small_ones:
+        assert whole == single
+
+
+def pairs_of(batches: bytes) -> list[tuple[bytes | None, bytes | None]]:
+    """Keys and values of all records, without what only frames an append."""
+    found = []
+    for at, header in iter_headers(batches):
+        batch = batches[at : at + header.size]
+        assert crc_ok(batch, header)
+        found += [(key, value) for key, value, _ in read_pairs(batch, header)]
+        assert [record.offset for record in read_records(batch)] == list(range(header.records_count))
+    return [pair for pair in found if pair[0] != b"\x27\x11"]
+
+
 def test_an_older_term_is_fenced(log: PartitionLog) -> None:
     writer = LogJournal(log)
     writer.begin(4)
@@ -160,7 +194,7 @@ def test_offsets_of_transactions_are_in_transactional_batches(log: PartitionLog)
 def test_large_appends_are_whole_or_not_there(
     log: PartitionLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal, "BATCH_BYTES_MAX", 2000)
+    monkeypatch.setattr(sealing, "BATCH_BYTES_MAX", 2000)
     writer = LogJournal(log)
     writer.begin(1)
     writer.append(1, [RECORDS[0]], NOW)
@@ -196,7 +230,7 @@ def test_an_append_beyond_all_bounds_is_refused(log: PartitionLog, monkeypatch: 
 
 
 def test_the_journal_does_not_grow_for_ever(log: PartitionLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal, "BATCH_BYTES_MAX", 2000)
+    monkeypatch.setattr(sealing, "BATCH_BYTES_MAX", 2000)
     writer = LogJournal(log)
     writer.begin(1)
     largest = 0

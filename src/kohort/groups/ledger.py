@@ -8,7 +8,8 @@ taken without complaint, because compaction leaves such.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from operator import itemgetter
+from typing import Any, Final
 
 from kohort.groups.consumer_state import ConsumerGroup, pack, unpack
 from kohort.groups.records import (
@@ -27,6 +28,9 @@ from kohort.groups.records import (
     TransactionMarked,
 )
 from kohort.groups.state import Group, Partition, PendingOffset
+
+PARTITION_OF: Final = itemgetter(1, 2)
+"""Topic and partition of an `OffsetCommitted`."""
 
 
 class Ledger:
@@ -111,9 +115,7 @@ class Ledger:
 
     def take_commit(self, group: Group, records: list[OffsetCommitted]) -> None:
         """As `apply` of each: positions of one group, none of them transactional."""
-        offsets = group.offsets
-        for record in records:
-            offsets[record.topic, record.partition] = record
+        group.offsets.update(zip(map(PARTITION_OF, records), records, strict=True))
         if group.pending:
             for record in records:
                 _supersede(group, (record.topic, record.partition), self._pending_order)

@@ -5,6 +5,12 @@ Source: spec 1.1-1.4, KIP-447 (require stable), KIP-496 (deletion), KIP-211 (exp
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import repeat
+from operator import itemgetter
+from typing import Any, Final
+
 from kohort.errors import ErrorCode
 from kohort.groups import rebalance
 from kohort.groups.classic import is_current, validate
@@ -33,6 +39,11 @@ from kohort.groups.state import Group, Partition
 from kohort.groups.subscription import CONSUMER_PROTOCOL_TYPE
 from kohort.ids import TopicPartition
 
+METADATA: Final = itemgetter(4)
+"""The metadata of an `OffsetToCommit`."""
+NEW_RECORD: Final[Callable[[Iterable[Any]], OffsetCommitted]] = partial(tuple.__new__, OffsetCommitted)
+"""`OffsetCommitted._make` without its step of Python."""
+
 
 def commit(kernel: Kernel, event: OffsetCommit) -> None:
     """Positions of a member, or of someone who assigns partitions to itself."""
@@ -45,12 +56,10 @@ def commit(kernel: Kernel, event: OffsetCommit) -> None:
         rebalance.alive(kernel, classic.members[event.member_id])
     expire_ms = -1 if event.retention_ms < 0 else kernel.now.wall_ms + event.retention_ms
     limit = kernel.config.offset_metadata_bytes_max
-    wall_ms, group_id = kernel.now.wall_ms, event.group_id
-    records = [
-        OffsetCommitted(group_id, topic, partition, offset, leader_epoch, metadata, wall_ms, expire_ms, topic_id)
-        for topic, partition, offset, leader_epoch, metadata, topic_id in event.offsets
-        if len(metadata) <= limit
-    ]
+    taken = event.offsets
+    if max(map(len, map(METADATA, taken)), default=0) > limit:
+        taken = tuple(offset for offset in taken if len(offset.metadata) <= limit)
+    records = offsets_committed(event.group_id, taken, kernel.now.wall_ms, expire_ms)
     kernel.ledger.take_commit(group, records)
     kernel.out.records.extend(records)
     kernel.count(Meter.OFFSET_COMMITS, len(records))
@@ -62,6 +71,18 @@ def commit(kernel: Kernel, event: OffsetCommit) -> None:
             for offset in event.offsets
         )
     kernel.reply(event.request, OffsetCommitReply(errors))
+
+
+def offsets_committed(
+    group_id: str, offsets: Sequence[OffsetToCommit], wall_ms: int, expire_ms: int
+) -> list[OffsetCommitted]:
+    """The records of a commit, a column at a time: commits name hundreds of partitions."""
+    if not offsets:
+        return []
+    topics, partitions, positions, epochs, metadata, ids = zip(*offsets, strict=True)
+    times, nobody = (repeat(wall_ms), repeat(expire_ms)), (repeat(-1), repeat(-1))
+    columns = (repeat(group_id), topics, partitions, positions, epochs, metadata, *times, ids, *nobody)
+    return list(map(NEW_RECORD, zip(*columns, strict=False)))
 
 
 def committing_group(kernel: Kernel, event: OffsetCommit) -> tuple[ErrorCode, Group | None]:

@@ -33,10 +33,12 @@ from kohort.groups.records import (
     TopicPartitions,
 )
 from kohort.wire import journal as wire
+from kohort.wire.codec import uvarint_bytes
 from kohort.wire.message import Message
 from kohort.wire.schema import int32, string
 
 KeyValue: TypeAlias = tuple[bytes, bytes | None]
+SharedBytes: TypeAlias = tuple[bytes, bytes, bytes]
 
 _APPEND_STARTED: Final = 10001
 _OFFSET_VERSION: Final = 3
@@ -49,8 +51,12 @@ _SHORT = struct.Struct(">h")
 _SHORTS = struct.Struct(">hh")
 _INT = struct.Struct(">i")
 _LONG = struct.Struct(">q")
-_OFFSET_HEAD = struct.Struct(">hqih")
+_POSITION = struct.Struct(">qi")
 _OFFSET_BARE = struct.Struct(">hqihq")
+_OFFSET_HEAD: Final = _SHORT.pack(_OFFSET_VERSION)
+_OFFSET_ID_HEAD: Final = _SHORT.pack(_OFFSET_VERSION_TOPIC_ID)
+_TOPIC_ID_TAG: Final = bytes((1, 0, 16))
+"""One tagged field, its number 0, and the size of an id."""
 
 
 class GenerationStartedKey(Message, key=10000, versions=(0, 0)):
@@ -106,27 +112,39 @@ def _offset_prefix(group_id: str, topic: str) -> bytes:
     return b"".join((_SHORTS.pack(1, len(group)), group, _SHORT.pack(len(name)), name))
 
 
-def _encode_offset(record: OffsetCommitted) -> KeyValue:
-    key = _offset_prefix(record.group_id, record.topic) + _INT.pack(record.partition)
-    if record.expire_ms >= 0 or (record.topic_id is not NO_TOPIC_ID and record.topic_id != NO_TOPIC_ID):
-        return key, _encode_rare_offset(record)
-    if not record.metadata:
-        return key, _OFFSET_BARE.pack(_OFFSET_VERSION, record.offset, record.leader_epoch, 0, record.commit_ms)
+def shared_bytes(record: OffsetCommitted) -> SharedBytes | None:
+    """What the records of a commit have in common; None for the version of old clients, which is put together otherwise.
+
+    Returns:
+        The key up to its partition, and what stands before and after offset and leader epoch in the value.
+    """
+    if record.expire_ms >= 0:
+        return None
+    key = _offset_prefix(record.group_id, record.topic)
     metadata = record.metadata.encode()
-    head = _OFFSET_HEAD.pack(_OFFSET_VERSION, record.offset, record.leader_epoch, len(metadata))
-    return key, head + metadata + _LONG.pack(record.commit_ms)
+    commit_time = _LONG.pack(record.commit_ms)
+    if record.topic_id == NO_TOPIC_ID:
+        return key, _OFFSET_HEAD, _SHORT.pack(len(metadata)) + metadata + commit_time
+    length = uvarint_bytes(len(metadata) + 1)
+    return key, _OFFSET_ID_HEAD, b"".join((length, metadata, commit_time, _TOPIC_ID_TAG, record.topic_id.bytes))
 
 
-def _encode_rare_offset(record: OffsetCommitted) -> bytes:
+def _encode_offset(record: OffsetCommitted) -> KeyValue:
+    shared = shared_bytes(record)
+    if shared is None:
+        return _offset_prefix(record.group_id, record.topic) + _INT.pack(record.partition), _expiring_value(record)
+    key, head, tail = shared
+    return key + _INT.pack(record.partition), head + _POSITION.pack(record.offset, record.leader_epoch) + tail
+
+
+def _expiring_value(record: OffsetCommitted) -> bytes:
     value = wire.OffsetCommitValue(
         offset=record.offset,
-        leader_epoch=record.leader_epoch,
         metadata=record.metadata,
         commit_timestamp=record.commit_ms,
         expire_timestamp=record.expire_ms,
-        topic_id=record.topic_id,
     )
-    return _value(value, _OFFSET_VERSION_EXPIRING if record.expire_ms >= 0 else _OFFSET_VERSION_TOPIC_ID)
+    return _value(value, _OFFSET_VERSION_EXPIRING)
 
 
 def encode_key(key: RecordKey) -> bytes:

@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
+from collections.abc import Iterator, Sequence
 from typing import Final, Protocol
 
 from kohort.errors import ErrorCode, FencedError, InvalidInputError
-from kohort.groups.records import OffsetCommitted, Record, TransactionMarked
+from kohort.groups.records import Record, TransactionMarked
 from kohort.log.compaction import compact_now
-from kohort.log.group_records import GroupRecordReader, KeyValue, append_started, appended_offsets, encode
-from kohort.log.markers import Marker, build_marker, parse_marker
+from kohort.log.group_records import GroupRecordReader, appended_offsets
+from kohort.log.markers import parse_marker
 from kohort.log.pairs import read_pairs
 from kohort.log.partition import PartitionLog
-from kohort.wire.batch import BatchFacts, BatchHeader, parse_header, seal_batch, varint
+from kohort.log.sealing import sealed
+from kohort.wire.batch import BatchHeader, parse_header
 
-BATCH_BYTES_MAX: Final = 1 << 20
-"""Appends beyond it become several batches: what reads the topic expects batches of about this size."""
 APPEND_BYTES_MAX: Final = 512 << 20
 """One append goes into one segment, and what a step writes in one go must be bounded."""
 _READ_BYTES: Final = 256 << 10
-_NULL: Final = varint(-1)
-_TABLE: Final = 4096
-_VARINTS: Final = [varint(number) for number in range(_TABLE)]
-_NO_TIME: Final = b"\0\0"
-"""A record's attributes and the difference of its time to the batch's."""
-_NO_HEADERS: Final = b"\0"
 
 
 class Journal(Protocol):
@@ -90,11 +82,7 @@ class LogJournal:
         self._check(term)
         if not records:
             return self._log.end_offset - 1
-        batches = [batch for kind, run in groupby(records, _batch_kind) for batch in _batches(kind, run, now_ms)]
-        if len(batches) > 1:
-            span = sum(parse_header(batch).last_offset_delta + 1 for batch in batches)
-            batches.insert(0, next(_sealed([append_started(span)], now_ms, {})))
-        data = bytearray().join(batches)
+        data = bytearray().join(sealed(records, now_ms))
         if len(data) > APPEND_BYTES_MAX:
             raise InvalidInputError(
                 f"{len(data)} bytes of group records in one append, the limit is {APPEND_BYTES_MAX}",
@@ -150,55 +138,3 @@ class LogJournal:
         """See `Journal`."""
         self._log.roll()
         return compact_now(self._log, now_ms)
-
-
-def _batch_kind(record: Record) -> tuple[int, int] | TransactionMarked | None:
-    """Records next to each other of the same kind share a batch."""
-    if type(record) is OffsetCommitted:
-        return (record.producer_id, record.producer_epoch) if record.producer_id >= 0 else None
-    return record if isinstance(record, TransactionMarked) else None
-
-
-def _batches(
-    kind: tuple[int, int] | TransactionMarked | None, run: Iterator[Record], now_ms: int
-) -> Iterator[bytes | bytearray]:
-    if isinstance(kind, TransactionMarked):
-        for marked in run:
-            assert isinstance(marked, TransactionMarked)
-            yield build_marker(Marker(marked.producer_id, marked.producer_epoch, marked.committed, 0), now_ms)
-        return
-    facts: BatchFacts = (
-        {} if kind is None else {"producer_id": kind[0], "producer_epoch": kind[1], "transactional": True}
-    )
-    yield from _sealed((encode(record) for record in run), now_ms, facts)
-
-
-def _sealed(pairs: Iterable[KeyValue], now_ms: int, facts: BatchFacts) -> Iterator[bytes]:
-    """Batches of key and value bytes, all at `now_ms`, as few as the limit allows."""
-    parts: list[bytes] = []
-    count = total = 0
-    for key, value in pairs:
-        key_size = len(key)
-        value_size = len(value) if value is not None else 0
-        if total + key_size + value_size > BATCH_BYTES_MAX and count:
-            yield _seal(parts, count, now_ms, facts)
-            parts, count, total = [], 0, 0
-        delta = _VARINTS[count] if count < _TABLE else varint(count)
-        key_length = _VARINTS[key_size] if key_size < _TABLE else varint(key_size)
-        size = 3 + len(delta) + len(key_length) + key_size
-        if value is None:
-            size += 1
-            tail: tuple[bytes, ...] = (_NULL, _NO_HEADERS)
-        else:
-            value_length = _VARINTS[value_size] if value_size < _TABLE else varint(value_size)
-            size += len(value_length) + value_size
-            tail = (value_length, value, _NO_HEADERS)
-        parts += (_VARINTS[size] if size < _TABLE else varint(size), _NO_TIME, delta, key_length, key)
-        parts += tail
-        total += size
-        count += 1
-    yield _seal(parts, count, now_ms, facts)
-
-
-def _seal(parts: list[bytes], count: int, now_ms: int, facts: BatchFacts) -> bytes:
-    return seal_batch(b"".join(parts), count, (count - 1, now_ms, now_ms), facts)

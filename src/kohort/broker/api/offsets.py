@@ -7,9 +7,10 @@ and an error for the group, 7 require_stable, 8 several groups, 9 member epochs,
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache, partial
+from itertools import islice, repeat, starmap
+from typing import Any, Final
 
 from kohort.broker.node import Node
 from kohort.broker.request import Request
@@ -27,56 +28,68 @@ from kohort.wire.offsets import (
     OffsetFetchResponse,
 )
 
+NEW_OFFSET: Final[Callable[[Iterable[Any]], events.OffsetToCommit]] = partial(tuple.__new__, events.OffsetToCommit)
+"""`OffsetToCommit._make` without its step of Python."""
+PARTS_KEPT: Final = 8_192
+"""Parts of answers kept to be given again: every member commits the same partitions again and again."""
+
 
 class CommitPlan:
-    """A commit's partitions in the request's order: those the coordinator decides, and those refused before."""
+    """A commit's partitions in the request's order: those the coordinator decides, and those refused before.
+
+    Whole columns where nothing is refused: a commit may name hundreds of partitions.
+    """
 
     def __init__(self, node: Node, topics: Any, by_id: bool) -> None:
         self.offsets: list[events.OffsetToCommit] = []
-        self._topics: list[tuple[Any, list[tuple[int, ErrorCode | None]]]] = []
-        get = node.store.get
+        self._topics: list[tuple[Any, list[int], dict[int, ErrorCode]]] = []
+        store = node.store
         for topic in topics:
-            name: str | None = topic.name
-            missing = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            topic_id = NO_TOPIC_ID
-            if by_id:
-                topic_id = topic.topic_id
-                known = node.store.topics_by_id.get(topic_id)
-                name = known.name if known is not None else None
-                missing = ErrorCode.UNKNOWN_TOPIC_ID
-            parts: list[tuple[int, ErrorCode | None]] = []
-            for part in topic.partitions:
-                index = part.partition_index
-                if name is None or get(name, index) is None:
-                    parts.append((index, missing if name is None else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
-                    continue
-                parts.append((index, None))
-                self.offsets.append(
-                    events.OffsetToCommit(
-                        name,
-                        index,
-                        part.committed_offset,
-                        part.committed_leader_epoch,
-                        part.committed_metadata or "",
-                        topic_id,
-                    )
+            known = store.topics_by_id.get(topic.topic_id) if by_id else store.topics.get(topic.name)
+            parts = topic.partitions
+            indexes = [part.partition_index for part in parts]
+            refused: dict[int, ErrorCode] = {}
+            if known is None:
+                refused = dict.fromkeys(
+                    range(len(parts)),
+                    ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
                 )
-            self._topics.append((topic, parts))
+            elif parts:
+                if max(indexes) >= known.partitions or min(indexes) < 0:
+                    there = range(known.partitions)
+                    missing = [place for place, index in enumerate(indexes) if index not in there]
+                    refused = dict.fromkeys(missing, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+                    parts = [part for part in parts if part.partition_index in there]
+                columns = (
+                    repeat(known.name),
+                    [part.partition_index for part in parts] if refused else indexes,
+                    [part.committed_offset for part in parts],
+                    [part.committed_leader_epoch for part in parts],
+                    [part.committed_metadata or "" for part in parts],
+                    repeat(topic.topic_id if by_id else NO_TOPIC_ID),
+                )
+                self.offsets += map(NEW_OFFSET, zip(*columns, strict=False))
+            self._topics.append((topic, indexes, refused))
 
-    def answers(self, value: Any) -> list[tuple[Any, list[tuple[int, int]]]]:
+    def answers(self, value: Any) -> Iterator[tuple[Any, Iterable[tuple[int, int]]]]:
         """For each topic of the request, its partitions with their errors; `value` is the coordinator's answer."""
         whole = value if isinstance(value, ErrorCode) else None
         errors = iter(() if whole is not None or value is None else value.errors)
-        return [
-            (
-                topic,
-                [
-                    (index, refused if refused is not None else whole if whole is not None else next(errors))
-                    for index, refused in parts
-                ],
-            )
-            for topic, parts in self._topics
-        ]
+        for topic, indexes, refused in self._topics:
+            if refused:
+                found: Iterable[int] = [
+                    refused[place] if place in refused else whole if whole is not None else next(errors)
+                    for place in range(len(indexes))
+                ]
+            else:
+                found = repeat(whole, len(indexes)) if whole is not None else islice(errors, len(indexes))
+            yield topic, zip(indexes, map(int, found), strict=True)
+
+
+@lru_cache(maxsize=PARTS_KEPT)
+def commit_answer(index: int, error: int) -> Any:
+    """What becomes of one partition; nobody changes it, so that one is enough for all."""
+    return OffsetCommitResponse.OffsetCommitResponsePartition(partition_index=index, error_code=error)
 
 
 def offset_commit(node: Node, request: Request) -> None:
@@ -87,10 +100,9 @@ def offset_commit(node: Node, request: Request) -> None:
 
     def answer(value: Any) -> None:
         make_topic = OffsetCommitResponse.OffsetCommitResponseTopic
-        make = OffsetCommitResponse.OffsetCommitResponsePartition
         topics = []
-        for topic, parts in plan.answers(value):
-            partitions = [make(partition_index=index, error_code=error) for index, error in parts]
+        for topic, pairs in plan.answers(value):
+            partitions = list(starmap(commit_answer, pairs))
             if by_id:
                 topics.append(make_topic(topic_id=topic.topic_id, partitions=partitions))
             else:
