@@ -13,17 +13,19 @@ if TYPE_CHECKING:
     from kohort.client.admin.admin import Admin
     from kohort.client.consumer.async_consumer import AsyncConsumer
     from kohort.client.consumer.consumer import Consumer
+    from kohort.client.producer.async_producer import AsyncProducer
     from kohort.client.producer.producer import Producer
     from kohort.columns import Record
     from kohort.ids import TopicPartition
 
 __version__ = "0.1.0"
 
-__all__ = ["Admin", "AsyncConsumer", "Broker", "Consumer", "Producer", "Record", "TopicPartition"]
+__all__ = ["Admin", "AsyncConsumer", "AsyncProducer", "Broker", "Consumer", "Producer", "Record", "TopicPartition"]
 
 _HOMES = {
     "Admin": "kohort.client.admin.admin",
     "AsyncConsumer": "kohort.client.consumer.async_consumer",
+    "AsyncProducer": "kohort.client.producer.async_producer",
     "Broker": "kohort.broker",
     "Consumer": "kohort.client.consumer.consumer",
     "Producer": "kohort.client.producer.producer",

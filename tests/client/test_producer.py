@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pickle
+import signal
 import subprocess
 import sys
 import threading
@@ -15,6 +17,7 @@ import pyarrow as pa
 import pytest
 
 from kohort import Broker, Producer, TopicPartition
+from kohort.broker.fault import Fault
 from kohort.client.consumer.range_reader import RangeReader
 from kohort.columns.encode import ColumnNames, partition_for_key
 from kohort.errors import InvalidInputError, KafkaError, TimedOutError
@@ -172,6 +175,73 @@ def test_unreachable_brokers_are_named() -> None:
     with Producer("127.0.0.1:9", max_block_ms=400) as producer:
         with pytest.raises(TimedOutError, match=r"127\.0\.0\.1:9.*refused"):
             producer.send("any", b"x")
+
+
+def test_a_forked_child_and_a_pickle_are_refused(own_broker: Broker, topic: str) -> None:
+    """The child gets a clear error from every call, at once, and the parent's records arrive once."""
+    with Producer(own_broker.bootstrap_servers, linger_ms=60_000, delivery_timeout_ms=100_000) as producer:
+        with pytest.raises(TypeError, match="pickled"):
+            pickle.dumps(producer)
+        waiting = producer.send(topic, b"parent's", partition=0)
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            said = []
+            for call in (lambda: producer.send(topic, b"child's"), producer.flush, lambda: waiting.result(5)):
+                try:
+                    call()
+                    said.append("nothing")
+                except KafkaError as error:
+                    said.append(str(error))
+            producer.close()
+            os.write(writer, "\n".join(said).encode())
+            os._exit(0)
+        os.close(writer)
+        said = os.read(reader, 4000).decode().splitlines()
+        os.close(reader)
+        os.waitpid(child, 0)
+        assert len(said) == 3 and all("made before a fork" in line for line in said)
+        producer.flush(20)
+        assert waiting.result(0).offset == 0
+    assert [row["value"] for row in read(own_broker.bootstrap_servers, topic)] == [b"parent's"]
+
+
+@pytest.mark.parametrize("way", ["collected", "the interpreter ends"])
+def test_a_producer_that_nobody_closed_delivers(own_broker: Broker, topic: str, way: str) -> None:
+    servers = own_broker.bootstrap_servers
+    code = f"""
+from kohort import Producer
+def use():
+    producer = Producer({servers!r}, linger_ms=60000, delivery_timeout_ms=200000)
+    for i in range(100): producer.send({topic!r}, str(i))
+    return producer
+"""
+    if way == "collected":
+        space: dict[str, Any] = {}
+        exec(code, space)
+        threads = threading.active_count()
+        space["use"]()
+        assert threading.active_count() == threads
+    else:
+        subprocess.run([sys.executable, "-c", code + "kept = use()"], check=True, timeout=60)
+    assert len(read(servers, topic)) == 100
+
+
+def test_ctrl_c_ends_a_send_and_close_at_once(own_broker: Broker, topic: str) -> None:
+    """The interrupt comes while send() waits for memory that a silent broker never frees."""
+    rule = own_broker.faults.add(Fault("Produce", "hold", client_id=topic, times=None))
+    code = f"""
+from kohort import Producer
+with Producer({own_broker.bootstrap_servers!r}, client_id={topic!r}, buffer_memory=10000) as producer:
+    print("sending", flush=True)
+    while True: producer.send({topic!r}, bytes(1000))
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        rule.wait()
+        child.send_signal(signal.SIGINT)
+        _, said = child.communicate(timeout=30)
+    rule.remove()
+    assert b"KeyboardInterrupt" in said
 
 
 def test_leaving_the_program_delivers_and_ends(own_broker: Broker, topic: str) -> None:

@@ -49,12 +49,14 @@ class ThreadClient:
     def __init__(self, config: ConnectionConfig) -> None:
         self.cluster = Cluster(config)
         self.cluster.runtime.on_task_failed = _log_failure
+        self.cluster.runtime.elapsed_ms = elapsed_ms
         self.lock = threading.RLock()
         self._changed = threading.Condition(self.lock)
         self._pid = os.getpid()
         self._tls = tls_context(config)
         self._io: _IoThread | None = None
         self._closed = False
+        _OF_THIS_PROCESS.add(self)
 
     def call(self, coro: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
         """Run a coroutine of the core and wait for its value.
@@ -155,6 +157,23 @@ class ThreadClient:
     def _cancel(self, task: Task[Any]) -> None:
         with self.lock:
             task.cancel()
+
+    def _orphan(self) -> None:
+        """In a forked child: the thread is not there, and it may have held the lock."""
+        self.lock = threading.RLock()
+        self._changed = threading.Condition(self.lock)
+        self._io = None
+
+
+_OF_THIS_PROCESS: weakref.WeakSet[ThreadClient] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for client in list(_OF_THIS_PROCESS):
+        client._orphan()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _transfer(promise: Promise[T], future: Future[T]) -> None:
@@ -431,6 +450,12 @@ def connect(address: Address, config: ConnectionConfig, tls: ssl.SSLContext | No
     return sock
 
 
+def elapsed_ms() -> float:
+    """Now, by a clock that also runs while the machine sleeps where there is one: `time.monotonic` stands still on Linux."""
+    clock = getattr(time, "CLOCK_BOOTTIME", None)
+    return (time.monotonic() if clock is None else time.clock_gettime(clock)) * 1000
+
+
 def describe(error: BaseException) -> str:
     """What went wrong on a socket, in words."""
     if isinstance(error, ssl.SSLCertVerificationError):
@@ -441,6 +466,7 @@ def describe(error: BaseException) -> str:
         return "no answer to the connection attempt"
     if isinstance(error, socket.gaierror):
         return f"the name can't be resolved: {error.strerror}"
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror[0].lower() + error.strerror[1:]
+    if isinstance(error, OSError) and error.errno:
+        reason = os.strerror(error.errno)
+        return reason[0].lower() + reason[1:]
     return str(error) or type(error).__name__

@@ -1,21 +1,43 @@
-"""Where records gather into batches: called by the threads that send, emptied by the sender on the client's thread."""
+"""Where records gather into batches: called by whoever sends, emptied by the sender on the client's thread or loop."""
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
+import weakref
+from collections.abc import Callable, Coroutine
+from typing import Any, Generic, TypeVar
 
+from kohort.client.net.runtime import Promise, Runtime
 from kohort.client.producer.batches import Batch, Delivery, PartitionQueue, RecordMetadata
 from kohort.client.producer.settings import ProducerConfig
 from kohort.columns.encode import Chunk
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, TimedOutError, error_for
 from kohort.ids import TopicPartition
 
+T = TypeVar("T")
 OVERHEAD = 96
 """Generous bytes that a record takes beyond key, value and headers, for checks before it is encoded."""
+
+
+class NotYet(Exception, Generic[T]):
+    """Something that must be there first is not: wait for it, then go on. Keep it without its traceback, which leads back to it.
+
+    Attributes:
+        wait: A coroutine of the core, given the time (milliseconds, monotonic) at which it gives up with TimedOutError.
+        again: What was asked for, once more; may raise NotYet again.
+        moved: Whether something was done since the last NotYet, so that time starts anew.
+    """
+
+    def __init__(
+        self, wait: Callable[[float], Coroutine[Any, Any, None]], again: Callable[[], T], *, moved: bool = False
+    ) -> None:
+        super().__init__()
+        self.wait = wait
+        self.again = again
+        self.moved = moved
 
 
 def monotonic_ms() -> float:
@@ -26,21 +48,28 @@ class Accumulator:
     """Open batches by partition within a bound of memory. `lock` guards everything in here.
 
     Attributes:
-        lock: A condition too: notified when batches are done and memory is free.
+        lock: A condition too: notified when batches are done.
         queues: By partition, those that have anything and those that had.
         used: Bytes that undelivered batches take.
         incomplete: Batches not done.
         flushing: While positive, batches go out at once.
-        waiting: Threads that wait for memory; batches go out at once then too.
+        waiting: Callers that wait for memory; batches go out at once then too.
         failure: Why nothing can be sent any more.
         refusal: Called before each record is taken, under the lock; raises when it can't be (transactions).
         wake_ms: When the sender looks next by itself.
     """
 
-    def __init__(self, config: ProducerConfig, kick: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        config: ProducerConfig,
+        runtime: Runtime,
+        kick: Callable[[], None],
+        condition: Callable[[threading.Lock], threading.Condition] = threading.Condition,
+    ) -> None:
         self.config = config
+        self.runtime = runtime
         self._mutex = threading.Lock()
-        self.lock = threading.Condition(self._mutex)
+        self.lock = condition(self._mutex)
         self.queues: dict[TopicPartition, PartitionQueue] = {}
         self.used = 0
         self.incomplete: set[Batch] = set()
@@ -50,9 +79,11 @@ class Accumulator:
         self.refusal: Callable[[TopicPartition], None] | None = None
         self.wake_ms = float("inf")
         self._kick = kick
+        self._progress: Promise[None] = Promise()
         self._limit = min(config.batch_size, config.max_request_size)
         self._sticky: dict[str, int] = {}
         self._sticky_queues: dict[str, PartitionQueue] = {}
+        _OF_THIS_PROCESS.add(self)
 
     @property
     def batch_limit(self) -> int:
@@ -77,7 +108,7 @@ class Accumulator:
             on_delivery: Called when it is delivered or failed.
 
         Raises:
-            TimedOutError: no memory within `max_block_ms`.
+            NotYet: the memory is full.
         """
         kick = False
         with self._mutex:
@@ -86,7 +117,7 @@ class Accumulator:
             if self.refusal is not None:
                 self.refusal(partition)
             if self.used + size > self.config.buffer_memory:
-                self._await_memory(size)
+                self._full(size, lambda: self.append(partition, record, size, on_delivery))
             queue = self.queues.get(partition) or self._queue(partition)
             batch = queue.open
             if batch is not None:
@@ -120,14 +151,18 @@ class Accumulator:
         return Delivery(batch, index, record[0])
 
     def add(self, partition: TopicPartition, chunk: Chunk) -> Batch:
-        """Put a filled batch behind what its partition has."""
+        """Put a filled batch behind what its partition has.
+
+        Raises:
+            NotYet: the memory is full.
+        """
         with self.lock:
             if self.failure is not None:
                 raise self.failure
             if self.refusal is not None:
                 self.refusal(partition)
             if self.used and self.used + chunk.size > self.config.buffer_memory:
-                self._await_memory(chunk.size)
+                self._full(chunk.size, lambda: self.add(partition, chunk))
             queue = self._queue(partition)
             queue.close_open()
             batch = Batch(partition, chunk, self.lock, monotonic_ms())
@@ -155,23 +190,6 @@ class Accumulator:
         chosen = self._sticky[topic] = random.choice(others)
         return chosen
 
-    def flush(self, timeout_s: float | None) -> bool:
-        """Wait until all that was taken so far is delivered or failed; False when time is over."""
-        with self.lock:
-            for queue in self.queues.values():
-                queue.close_open()
-            now = set(self.incomplete)
-            if not now:
-                return True
-            self.flushing += 1
-        self._kick()
-        try:
-            with self.lock:
-                return self.lock.wait_for(lambda: not (now & self.incomplete), timeout_s)
-        finally:
-            with self.lock:
-                self.flushing -= 1
-
     def _queue(self, partition: TopicPartition) -> PartitionQueue:
         """Under the lock."""
         queue = self.queues.get(partition)
@@ -186,31 +204,60 @@ class Accumulator:
         self.incomplete.add(batch)
         return batch, now + self.config.linger_ms < self.wake_ms
 
-    def _await_memory(self, size: int) -> None:
+    def _full(self, size: int, again: Callable[[], Any]) -> None:
+        """Always raises."""
         if size > self.config.buffer_memory:
             raise error_for(
                 ErrorCode.MESSAGE_TOO_LARGE, f"{size} bytes are more than buffer.memory ({self.config.buffer_memory})"
             )
+        raise NotYet(lambda until_ms: self._room(size, until_ms), again)
+
+    # Coroutines of the core.
+
+    async def _room(self, size: int, until_ms: float) -> None:
+        """Wait until there is memory."""
         self.waiting += 1
+        self._kick()
         try:
-            self.lock.release()
-            try:
-                self._kick()
-            finally:
-                self.lock.acquire()
-            free = self.lock.wait_for(
+            if not await self._until(
                 lambda: self.failure is not None or not self.used or self.used + size <= self.config.buffer_memory,
-                self.config.max_block_ms / 1000,
-            )
+                until_ms,
+            ):
+                raise TimedOutError(
+                    f"buffer.memory ({self.config.buffer_memory} bytes) stayed full for max.block.ms "
+                    f"({self.config.max_block_ms} ms): brokers take less than is sent"
+                )
         finally:
             self.waiting -= 1
-        if self.failure is not None:
-            raise self.failure
-        if not free:
-            raise TimedOutError(
-                f"buffer.memory ({self.config.buffer_memory} bytes) stayed full for max.block.ms "
-                f"({self.config.max_block_ms} ms): brokers take less than is sent"
+
+    async def flush(self, timeout_ms: float | None) -> bool:
+        """Wait until all that was taken so far is delivered or failed; False when time is over."""
+        with self.lock:
+            for queue in self.queues.values():
+                queue.close_open()
+            now = set(self.incomplete)
+        if not now:
+            return True
+        self.flushing += 1
+        self._kick()
+        try:
+            return await self._until(
+                lambda: now.isdisjoint(self.incomplete), None if timeout_ms is None else monotonic_ms() + timeout_ms
             )
+        finally:
+            self.flushing -= 1
+
+    async def _until(self, ready: Callable[[], bool], until_ms: float | None) -> bool:
+        """Wait for batches to be done until `ready()`, which is asked under the lock; False when time is over."""
+        while True:
+            with self.lock:
+                if ready():
+                    return True
+                self._progress = progress = self._progress if not self._progress.done else Promise()
+            left = None if until_ms is None else until_ms - monotonic_ms()
+            if left is not None and left <= 0:
+                return False
+            await self.runtime.first(progress, timeout_ms=left)
 
     # The sender.
 
@@ -226,22 +273,53 @@ class Accumulator:
             return [batch, *self.finish(whole, None)]
         return [batch]
 
+    def notify(self) -> None:
+        """Wake those who wait for batches. On the client's thread or loop."""
+        self._progress.resolve(None)
+        with self.lock:
+            self.lock.notify_all()
+
     def fail(self, error: KafkaError) -> list[Batch]:
         """Nothing can be sent any more: fail what waits; gives the batches to tell."""
         with self.lock:
             self.failure = error
-            return self.drop_all(error)
+        return self.drop_all(error)
 
     def drop_all(self, error: KafkaError) -> list[Batch]:
-        """Fail everything that is not on its way. Under the lock."""
+        """Fail everything that is not on its way; gives the batches to tell."""
         dropped: list[Batch] = []
-        for queue in self.queues.values():
-            queue.close_open()
-            dropped += queue.waiting
-            queue.waiting.clear()
-        told = [one for batch in dropped for one in self.finish(batch, error)]
-        self.lock.notify_all()
+        with self.lock:
+            for queue in self.queues.values():
+                queue.close_open()
+                dropped += queue.waiting
+                queue.waiting.clear()
+            told = [one for batch in dropped for one in self.finish(batch, error)]
+        self.notify()
         return told
+
+    def orphan(self) -> None:
+        """In a forked child: nothing that was taken is delivered from here, and nothing more is taken."""
+        error = error_for(
+            ErrorCode.NETWORK_EXCEPTION,
+            "this producer was made before a fork and belongs to the parent process: make a new one",
+        )
+        self._mutex = threading.Lock()  # another thread may have held the old one, and there are no other threads here
+        self.lock = threading.Condition(self._mutex)
+        self.failure = error
+        for batch in self.incomplete:
+            batch.error, batch.done = error, True
+        self.incomplete = set()
+
+
+_OF_THIS_PROCESS: weakref.WeakSet[Accumulator] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for accumulator in list(_OF_THIS_PROCESS):
+        accumulator.orphan()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def sized(content: Any, what: str) -> int:

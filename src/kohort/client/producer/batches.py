@@ -7,6 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from kohort.columns.encode import Chunk
@@ -176,18 +177,7 @@ class Delivery:
         callback(self)
 
     def __await__(self) -> Generator[Any, None, RecordMetadata]:
-        loop = asyncio.get_running_loop()
-        waiter: asyncio.Future[None] = loop.create_future()
-
-        def wake() -> None:
-            if not waiter.done():
-                waiter.set_result(None)
-
-        def tell(_: Delivery) -> None:
-            loop.call_soon_threadsafe(wake)
-
-        self.add_done_callback(tell)
-        yield from waiter
+        yield from _awaited([self._batch])
         return self.result(0)
 
 
@@ -220,6 +210,28 @@ class TableDelivery:
             if leaf.error is not None:
                 raise leaf.error
         return [(leaf.metadata(0, -1), leaf.count) for leaf in leaves]
+
+    def __await__(self) -> Generator[Any, None, list[tuple[RecordMetadata, int]]]:
+        yield from _awaited(self._batches)
+        return self.result(0)
+
+
+def _awaited(batches: list[Batch]) -> Generator[Any, None, None]:
+    """Wait in asyncio until the batches are delivered or failed."""
+    loop = asyncio.get_running_loop()
+    for batch in batches:
+        waiter: asyncio.Future[None] = loop.create_future()
+        tell = partial(loop.call_soon_threadsafe, _wake, waiter)
+        with batch.owner:
+            if batch.done:
+                continue
+            batch.callbacks.append((0, -1, lambda *_, tell=tell: tell()))
+        yield from waiter
+
+
+def _wake(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
 
 
 def _leaves(batch: Batch) -> list[Batch]:

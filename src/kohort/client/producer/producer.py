@@ -10,43 +10,26 @@ full or a topic is not known yet, at most `max_block_ms`.
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+import contextlib
+import weakref
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from kohort.client.net.metadata import Metadata
-from kohort.client.net.thread_driver import ThreadClient
-from kohort.client.offset_values import GroupMetadata
-from kohort.client.producer.accumulator import OVERHEAD, Accumulator, sized
-from kohort.client.producer.batches import Delivery, RecordMetadata, TableDelivery
-from kohort.client.producer.sender import Figures, Sender
-from kohort.client.producer.settings import ProducerConfig
-from kohort.client.producer.transactions import Transactions, TxnState
-from kohort.client.settings import client_config
-from kohort.columns.encode import ColumnNames, encode_arrow, murmur2
+from kohort.client.net.faces import blocking
+from kohort.client.net.thread_driver import ClientClosed, ThreadClient
+from kohort.client.producer.accumulator import NotYet
+from kohort.client.producer.batches import Delivery, TableDelivery
+from kohort.client.producer.core import OnDelivery, ProducerCore, Servers, column_names, producer_config
+from kohort.client.producer.sender import Figures
+from kohort.columns.encode import ColumnNames
 from kohort.columns.shapes import HeadersLike
-from kohort.errors import ErrorCode, InvalidInputError, KafkaError, TimedOutError, error_for
-from kohort.ids import TopicPartition
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-OnDelivery = Callable[[KafkaError | None, RecordMetadata | None], None]
-_ROWS_AT_ONCE = 65_536
-"""Rows of a table that are encoded before their batches are handed over, so that sending starts early."""
-
-
-def producer_config(
-    bootstrap_servers: str | list[str] | tuple[str, ...] | None, given: Mapping[str, Any]
-) -> ProducerConfig:
-    """Settings as given; acks=0 or 1 switches idempotence off unless it is asked for, as in Kafka's own producer."""
-    settings = dict(given)
-    if "acks" in settings:
-        settings["acks"] = str(settings["acks"])
-        if settings["acks"] in ("0", "1") and not {"enable_idempotence", "enable.idempotence"} & settings.keys():
-            settings["enable_idempotence"] = False
-    return client_config(ProducerConfig, bootstrap_servers, settings).check()
+T = TypeVar("T")
+_GOODBYE_S = 5.0
+"""How long a producer that nobody closed may take to deliver what was sent, when the interpreter ends."""
 
 
 class Producer:
@@ -60,27 +43,17 @@ class Producer:
         InvalidInputError: an unknown setting (the nearest is named), or a contradiction.
     """
 
-    def __init__(self, bootstrap_servers: str | list[str] | tuple[str, ...] | None = None, **settings: Any) -> None:
+    def __init__(self, bootstrap_servers: Servers = None, **settings: Any) -> None:
         self.config = producer_config(bootstrap_servers, settings)
-        self._client = ThreadClient(self.config)
-        cluster = self._client.cluster
-        cluster.auto_create_topics = True
-        self._accumulator = Accumulator(self.config, self._kick)
-        self._sender = Sender(cluster, self._accumulator, self.config)
-        self._txn = (
-            None
-            if self.config.transactional_id is None
-            else Transactions(cluster, self._accumulator, self._sender, self.config)
-        )
-        self._partitions: dict[str, list[int]] = {}
-        self._places: dict[str, list[TopicPartition]] = {}
-        self._led: dict[str, list[int]] = {}
-        self._topics: set[str] = set()
-        self._closed = False
-        self._started = False
-        self._starting = threading.Lock()
-        self._serialize = self.config.key_serializer is not None or self.config.value_serializer is not None
-        cluster.on_metadata(self._take_metadata)
+        self._client = client = ThreadClient(self.config)
+
+        def wake(step: Callable[[], None]) -> None:
+            with client.lock:
+                step()
+                client.wake()
+
+        self._core = ProducerCore(client.cluster, self.config, wake)
+        weakref.finalize(self, _abandon, client, self._core)
 
     # Records.
 
@@ -112,27 +85,11 @@ class Producer:
             TimedOutError: memory stayed full, or the topic unknown, for `max_block_ms`.
             InvalidInputError: no such partition, or no bytes.
         """
-        if self._serialize:
-            key, value = self._serialized(key, value)
-        if type(value) is str:
-            value = value.encode()
-        if type(key) is str:
-            key = key.encode()
-        size = (0 if key is None else sized(key, "key")) + sized(value, "value") + OVERHEAD
-        if headers:
-            size += sum(len(name) * 4 + sized(content, "header") + 10 for name, content in headers)
-        if size > self.config.max_request_size:
-            self._too_large(size)
-        partitions = self._partitions.get(topic)
-        if partitions is None:
-            partitions = self._await_topic(topic)
-        if partition is None:
-            partition = self._choose(topic, key, len(partitions))
-        elif not 0 <= partition < len(partitions):
-            self._check_partition(topic, partition)
-        stamp = int(time.time() * 1000) if timestamp_ms is None else timestamp_ms
-        place = self._places[topic][partition]
-        return self._accumulator.append(place, (stamp, key, value, headers), size, on_delivery)
+        try:
+            return self._core.send(topic, value, key, partition, timestamp_ms, headers, on_delivery)
+        except NotYet as reason:
+            first: NotYet[Delivery] = reason.with_traceback(None)
+        return self._patiently(first)
 
     def send_arrow(
         self,
@@ -157,106 +114,47 @@ class Producer:
             InvalidInputError: a column is missing or of a type that can't be sent.
             TimedOutError: as for `send`.
         """
-        names = columns
-        if names is None:
-            missing = key == "key" and key not in batch.schema.names
-            names = ColumnNames(None if missing else key, value, partition)
-        count = len(self._partitions.get(topic) or self._await_topic(topic))
-        sent = []
-        for part in batch.to_batches() if hasattr(batch, "to_batches") else [batch]:
-            for start in range(0, len(part), _ROWS_AT_ONCE):
-                now = int(time.time() * 1000)
-                limit = self._accumulator.batch_limit
-                rows = part.slice(start, _ROWS_AT_ONCE)
-                for to, chunk in encode_arrow(rows, names, count, lambda: self._pick_sticky(topic), now, limit):
-                    if chunk.size > self.config.max_request_size:
-                        self._too_large(chunk.size)
-                    sent.append(self._accumulator.add(TopicPartition(topic, to), chunk))
-        return TableDelivery(sent)
+        names = column_names(batch, key, value, partition, columns)
+        try:
+            return self._core.send_arrow(topic, batch, names)
+        except NotYet as reason:
+            first: NotYet[TableDelivery] = reason.with_traceback(None)
+        return self._patiently(first)
 
-    def partitions_for(self, topic: str) -> list[int]:
-        """The partitions of a topic, sorted."""
-        return list(self._partitions.get(topic) or self._await_topic(topic))
-
-    def flush(self, timeout_s: float | None = None) -> None:
-        """Wait until every record sent so far is delivered or failed; failures are in their deliveries.
-
-        Raises:
-            TimedOutError: time is over.
-        """
-        if not self._accumulator.flush(timeout_s):
-            raise TimedOutError(f"records are still not delivered after {timeout_s} s")
+    partitions_for = blocking(ProducerCore.partitions_for)
+    flush = blocking(ProducerCore.flush)
 
     @property
     def figures(self) -> Figures:
         """Counters."""
-        return self._sender.figures
+        return self._core.sender.figures
 
     @property
     def epoch(self) -> int:
         """The producer epoch that the broker gave; -1 before."""
-        return self._sender.identity.epoch
+        return self._core.sender.identity.epoch
 
     # Transactions.
 
-    def init_transactions(self) -> None:
-        """Make this the only producer of its `transactional_id`, once, before the first transaction."""
-        transactions = self._transactions()
-        self._start()
-        self._client.call(transactions.init())
-
-    def begin_transaction(self) -> None:
-        """Open a transaction: everything sent until commit or abort is in it."""
-        self._transactions().begin()
-
-    def send_offsets_to_transaction(self, offsets: Mapping[TopicPartition, Any], group: str | GroupMetadata) -> None:
-        """Commit a group's offsets with the transaction.
-
-        Args:
-            offsets: The next offset to read of each partition, as a number or an OffsetAndMetadata.
-            group: The group's id, or the consumer's group metadata (which fences a consumer that lost its place).
-        """
-        self._client.call(self._transactions().send_offsets(offsets, group))
-
-    def commit_transaction(self) -> None:
-        """Deliver everything and commit.
-
-        Raises:
-            KafkaError: it can't be committed; abort it.
-        """
-        transactions = self._transactions()
-        self._accumulator.flush(None)
-        self._client.call(transactions.end(commit=True))
-
-    def abort_transaction(self) -> None:
-        """Undo the transaction; records that still wait fail."""
-        transactions = self._transactions()
-        if transactions.state in (TxnState.OPEN, TxnState.FAILED):
-            for batch in transactions.drop_unsent():
-                batch.tell()
-        self._accumulator.flush(None)
-        self._client.call(transactions.end(commit=False))
+    init_transactions = blocking(ProducerCore.init_transactions)
+    begin_transaction = blocking(ProducerCore.begin_transaction)
+    send_offsets_to_transaction = blocking(ProducerCore.send_offsets_to_transaction)
+    commit_transaction = blocking(ProducerCore.commit_transaction)
+    abort_transaction = blocking(ProducerCore.abort_transaction)
 
     # Life.
 
     def close(self, timeout_s: float | None = None) -> None:
         """Deliver what was sent (for at most `timeout_s`), then close. Does nothing the second time."""
-        if self._closed:
+        if self._client.closed:
             return
-        self._closed = True
-        if self._started and not self._client.closed:
-            if self._txn is not None and self._txn.state is TxnState.OPEN:
-                for batch in self._txn.drop_unsent():
-                    batch.tell()
-            self._accumulator.flush(timeout_s)
-        with self._client.lock:
-            self._sender.closed = True
-            self._sender.kick()
-        for batch in self._accumulator.fail(error_for(ErrorCode.NETWORK_EXCEPTION, "the producer is closed")):
-            batch.tell()
-        self._client.close()
+        try:
+            with contextlib.suppress(ClientClosed):  # in a forked child
+                self._client.call(self._core.close(timeout_s))
+        finally:
+            self._client.close()
 
-    def __enter__(self) -> Producer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -264,89 +162,24 @@ class Producer:
 
     # Inside.
 
-    def _kick(self) -> None:
-        with self._client.lock:
-            self._start()
-            self._sender.kick()
-            self._client.wake()
+    def _call(self, coro: Coroutine[Any, Any, T]) -> T:
+        return self._client.call(coro)
 
-    def _start(self) -> None:
-        with self._starting:
-            if self._started:
-                return
-            self._started = True
-        self._client.submit(self._sender.run(), "producer")
+    def _patiently(self, reason: NotYet[T]) -> T:
+        """Wait and try again until it is done."""
+        until_ms = self._core.limit_ms()
+        while True:
+            self._client.call(reason.wait(until_ms))
+            try:
+                return reason.again()
+            except NotYet as another:
+                reason = another.with_traceback(None)
+                if reason.moved:
+                    until_ms = self._core.limit_ms()
 
-    def _transactions(self) -> Transactions:
-        if self._txn is None:
-            raise InvalidInputError("transactions need the setting transactional_id")
-        return self._txn
 
-    def _serialized(self, key: Any, value: Any) -> tuple[Any, Any]:
-        if self.config.key_serializer is not None and key is not None:
-            key = self.config.key_serializer(key)
-        if self.config.value_serializer is not None and value is not None:
-            value = self.config.value_serializer(value)
-        return key, value
-
-    def _too_large(self, size: int) -> None:
-        text = f"a record of about {size} bytes is more than max.request.size ({self.config.max_request_size})"
-        raise error_for(ErrorCode.MESSAGE_TOO_LARGE, text)
-
-    def _choose(self, topic: str, key: Any, count: int) -> int:
-        if self.config.partitioner is not None:
-            chosen = self.config.partitioner(topic, key, count)
-            if not 0 <= chosen < count:
-                raise InvalidInputError(f"the partitioner chose {chosen}; {topic} has {count} partitions")
-            return chosen
-        if key is not None:
-            return (murmur2(key) & 0x7FFFFFFF) % count
-        return self._accumulator.sticky(topic, self._led.get(topic) or list(range(count)))
-
-    def _pick_sticky(self, topic: str) -> int:
-        return self._accumulator.next_sticky(topic, self._led.get(topic) or self._partitions[topic])
-
-    def _check_partition(self, topic: str, partition: int) -> None:
-        partitions = self._await_topic(topic, again=True)
-        if not 0 <= partition < len(partitions):
-            raise InvalidInputError(f"{topic} has {len(partitions)} partitions, there is no partition {partition}")
-
-    def _await_topic(self, topic: str, again: bool = False) -> list[int]:
-        """Ask for a topic, at most `max_block_ms`.
-
-        Raises:
-            KafkaError: it can't be had.
-        """
-        if self._closed:
-            raise InvalidInputError("the producer is closed")
-        cluster = self._client.cluster
-        limit = self.config.max_block_ms
-
-        async def ask() -> None:
-            self._topics.add(topic)
-            cluster.want_topics(self, self._topics)
-
-            async def attempt() -> None:
-                info = (await cluster.describe_topics([topic])).get(topic)
-                code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if info is None else info.error
-                if code is ErrorCode.NONE and info is not None and not info.partitions:
-                    code = ErrorCode.LEADER_NOT_AVAILABLE
-                if code is not ErrorCode.NONE:
-                    raise error_for(code, f"topic {topic}: {code.text}")
-
-            await cluster.retrying(attempt, f"metadata of topic {topic}", limit)
-
-        if again or topic not in self._partitions:
-            self._client.call(ask())
-        return self._partitions[topic]
-
-    def _take_metadata(self, metadata: Metadata) -> None:
-        """On the client's thread, after every answer."""
-        for topic in self._topics:
-            info = metadata.topics.get(topic)
-            if info is not None and info.partitions:
-                self._led[topic] = sorted(number for number, part in info.partitions.items() if part.leader >= 0)
-                numbers = sorted(info.partitions)
-                self._places[topic] = [TopicPartition(topic, number) for number in numbers]
-                self._partitions[topic] = numbers
-        self._sender.kick()
+def _abandon(client: ThreadClient, core: ProducerCore) -> None:
+    """A producer that nobody closed: what was sent is delivered still."""
+    if core.started and not client.closed:
+        client.abandon(core.close(_GOODBYE_S), _GOODBYE_S + 1)
+    client.close()

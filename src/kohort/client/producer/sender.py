@@ -289,8 +289,7 @@ class Sender:
         finally:
             self.in_flight[parcel.node] -= 1
         told, self._answer = self._answer, []
-        with self.accumulator.lock:
-            self.accumulator.lock.notify_all()
+        self.accumulator.notify()
         self._tell(told)
         self.kick()
 
@@ -446,8 +445,7 @@ class Sender:
                     self.on_lost(error)
         if late:
             told, self._answer = self._answer, []
-            with self.accumulator.lock:
-                self.accumulator.lock.notify_all()
+            self.accumulator.notify()
             self._tell(told)
 
     def _tell(self, batches: list[Batch]) -> None:

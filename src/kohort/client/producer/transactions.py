@@ -173,8 +173,7 @@ class Transactions:
     def drop_unsent(self) -> list[Batch]:
         """For an abort: fail what waits; gives the batches to tell."""
         reason = self.cause or error_for(ErrorCode.TRANSACTION_ABORTABLE, "the transaction is aborted")
-        with self._accumulator.lock:
-            dropped = self._accumulator.drop_all(reason)
+        dropped = self._accumulator.drop_all(reason)
         if any(batch.attempts for batch in dropped):
             self._fresh_epoch = True  # sequence numbers that may have been used are lost with them
         return dropped

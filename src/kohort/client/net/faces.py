@@ -1,0 +1,55 @@
+"""What makes methods of a blocking and of an asyncio face out of one coroutine function of the core.
+
+    async def list_topics(cluster: Cluster, *, internal: bool = False) -> list[TopicInfo]: ...
+
+    class Admin:
+        list_topics = blocking(list_topics)           # admin.list_topics(internal=True)
+
+    class AsyncAdmin:
+        list_topics = awaiting(list_topics)           # await admin.list_topics(internal=True)
+
+Names, parameters, types and documentation are the function's; a face adds how it waits. It has `_core`, which every function
+takes first, and `_call`, which runs a coroutine of the core.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Coroutine
+from functools import update_wrapper
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+C = TypeVar("C")
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def blocking(function: Callable[Concatenate[C, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[Any, P], T]:
+    """The function as a method that waits for its value."""
+
+    def method(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        value: T = self._call(function(self._core, *args, **kwargs))
+        return value
+
+    return _like(method, function)
+
+
+def awaiting(
+    function: Callable[Concatenate[C, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
+    """The function as a coroutine method."""
+
+    async def method(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        value: T = await self._call(function(self._core, *args, **kwargs))
+        return value
+
+    return _like(method, function)
+
+
+def _like(method: Callable[Concatenate[Any, P], T], function: Callable[..., Any]) -> Callable[Concatenate[Any, P], T]:
+    """The method with the function's name, documentation and signature, its first parameter being `self`."""
+    update_wrapper(method, function)
+    signature = inspect.signature(function)
+    first, *others = signature.parameters.values()
+    method.__signature__ = signature.replace(parameters=[first.replace(name="self"), *others])  # type: ignore[attr-defined]
+    return method

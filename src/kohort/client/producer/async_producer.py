@@ -1,0 +1,145 @@
+"""The producer for asyncio: the same core as `Producer`, stepped by the event loop.
+
+async with AsyncProducer("127.0.0.1:9092") as producer:
+    delivery = await producer.send("flights", b"...")        # taken; `await delivery` has partition and offset
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from kohort.client.net.asyncio_driver import AsyncClient
+from kohort.client.net.faces import awaiting
+from kohort.client.producer.accumulator import NotYet
+from kohort.client.producer.batches import Delivery, TableDelivery
+from kohort.client.producer.core import OnDelivery, ProducerCore, Servers, column_names, producer_config
+from kohort.client.producer.sender import Figures
+from kohort.columns.encode import ColumnNames
+from kohort.columns.shapes import HeadersLike
+from kohort.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+T = TypeVar("T")
+
+
+class AsyncProducer:
+    """Sends records on the running event loop; used from that loop only. Settings and methods as `Producer`'s.
+
+    `send` returns once the record is taken, which is at once unless the memory is full or the topic unknown. A delivery is
+    awaited: its `result()` can't wait here, since that would stop the loop which delivers.
+    """
+
+    def __init__(self, bootstrap_servers: Servers = None, **settings: Any) -> None:
+        """Must be called on a running loop; connects with the first call."""
+        self.config = producer_config(bootstrap_servers, settings)
+        self._client = client = AsyncClient(self.config)
+
+        def wake(step: Callable[[], None]) -> None:
+            step()
+            client.wake()
+
+        self._core = ProducerCore(client.cluster, self.config, wake, _NeverWait)
+
+    # Records.
+
+    async def send(
+        self,
+        topic: str,
+        value: Any = None,
+        key: Any = None,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+        headers: HeadersLike = (),
+        on_delivery: OnDelivery | None = None,
+    ) -> Delivery:
+        """Send one record; see `Producer.send`. `on_delivery` is called on the loop."""
+        try:
+            return self._core.send(topic, value, key, partition, timestamp_ms, headers, on_delivery)
+        except NotYet as reason:
+            first: NotYet[Delivery] = reason.with_traceback(None)
+        return await self._patiently(first)
+
+    async def send_arrow(
+        self,
+        topic: str,
+        batch: pa.RecordBatch | pa.Table,
+        key: str | None = "key",
+        value: str | None = "value",
+        partition: str | None = None,
+        columns: ColumnNames | None = None,
+    ) -> TableDelivery:
+        """Send the rows of an Arrow batch or table; see `Producer.send_arrow`."""
+        names = column_names(batch, key, value, partition, columns)
+        try:
+            return self._core.send_arrow(topic, batch, names)
+        except NotYet as reason:
+            first: NotYet[TableDelivery] = reason.with_traceback(None)
+        return await self._patiently(first)
+
+    partitions_for = awaiting(ProducerCore.partitions_for)
+    flush = awaiting(ProducerCore.flush)
+
+    @property
+    def figures(self) -> Figures:
+        """Counters."""
+        return self._core.sender.figures
+
+    @property
+    def epoch(self) -> int:
+        """The producer epoch that the broker gave; -1 before."""
+        return self._core.sender.identity.epoch
+
+    # Transactions.
+
+    init_transactions = awaiting(ProducerCore.init_transactions)
+    begin_transaction = awaiting(ProducerCore.begin_transaction)
+    send_offsets_to_transaction = awaiting(ProducerCore.send_offsets_to_transaction)
+    commit_transaction = awaiting(ProducerCore.commit_transaction)
+    abort_transaction = awaiting(ProducerCore.abort_transaction)
+
+    # Life.
+
+    async def close(self, timeout_s: float | None = None) -> None:
+        """Deliver what was sent (for at most `timeout_s`), then close. Does nothing the second time."""
+        if self._client.closed:
+            return
+        try:
+            await self._client.call(self._core.close(timeout_s))
+        finally:
+            await self._client.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        await self.close(None if kind is None else 0)
+
+    # Inside.
+
+    async def _call(self, coro: Coroutine[Any, Any, T]) -> T:
+        return await self._client.call(coro)
+
+    async def _patiently(self, reason: NotYet[T]) -> T:
+        """Wait and try again until it is done."""
+        until_ms = self._core.limit_ms()
+        while True:
+            await self._client.call(reason.wait(until_ms))
+            try:
+                return reason.again()
+            except NotYet as another:
+                reason = another.with_traceback(None)
+                if reason.moved:
+                    until_ms = self._core.limit_ms()
+
+
+class _NeverWait(threading.Condition):
+    """Refuses to wait on the thread that has to go on."""
+
+    def wait_for(self, predicate: Callable[[], T], timeout: float | None = None) -> T:
+        if timeout == 0:
+            return predicate()
+        raise InvalidInputError("not delivered yet: await the delivery, waiting here would stop the event loop")

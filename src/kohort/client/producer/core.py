@@ -1,0 +1,347 @@
+"""The producer without threads, loops or sockets: what `Producer` and `AsyncProducer` have in common, which is nearly all.
+
+`send` and `send_arrow` do not wait: where they would have to (a topic that is not known yet, memory that is full), they raise
+`NotYet`, and the face waits in its own way and goes on. Everything else is a coroutine of the core.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from itertools import chain
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+from kohort.client.net.cluster import Cluster
+from kohort.client.net.metadata import Metadata
+from kohort.client.offset_values import GroupMetadata
+from kohort.client.producer.accumulator import OVERHEAD, Accumulator, NotYet, monotonic_ms, sized
+from kohort.client.producer.batches import Batch, Delivery, RecordMetadata, TableDelivery
+from kohort.client.producer.sender import Sender
+from kohort.client.producer.settings import ProducerConfig
+from kohort.client.producer.transactions import Transactions, TxnState
+from kohort.client.settings import client_config
+from kohort.columns.encode import Chunk, ColumnNames, encode_arrow, murmur2
+from kohort.columns.shapes import HeadersLike
+from kohort.errors import ErrorCode, InvalidInputError, KafkaError, TimedOutError, error_for
+from kohort.ids import TopicPartition
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+T = TypeVar("T")
+OnDelivery: TypeAlias = Callable[[KafkaError | None, RecordMetadata | None], None]
+Servers: TypeAlias = str | list[str] | tuple[str, ...] | None
+_ROWS_AT_ONCE = 65_536
+"""Rows of a table that are encoded before their batches are handed over, so that sending starts early."""
+
+
+def producer_config(bootstrap_servers: Servers, given: Mapping[str, Any]) -> ProducerConfig:
+    """Settings as given; acks=0 or 1 switches idempotence off unless it is asked for, as in Kafka's own producer."""
+    settings = dict(given)
+    if "acks" in settings:
+        settings["acks"] = str(settings["acks"])
+        if settings["acks"] in ("0", "1") and not {"enable_idempotence", "enable.idempotence"} & settings.keys():
+            settings["enable_idempotence"] = False
+    return client_config(ProducerConfig, bootstrap_servers, settings).check()
+
+
+class ProducerCore:
+    """One producer.
+
+    Args:
+        cluster: Its way to the brokers.
+        config: Its settings.
+        wake: Has the face's driver step the core, from whatever thread sends.
+        condition: What deliveries are waited for with.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        config: ProducerConfig,
+        wake: Callable[[Callable[[], None]], None],
+        condition: Callable[[threading.Lock], threading.Condition] = threading.Condition,
+    ) -> None:
+        self.cluster = cluster
+        self.config = config
+        cluster.auto_create_topics = True
+        self.accumulator = Accumulator(config, cluster.runtime, lambda: wake(self._kicked), condition)
+        self.sender = Sender(cluster, self.accumulator, config)
+        self.transactions = (
+            None if config.transactional_id is None else Transactions(cluster, self.accumulator, self.sender, config)
+        )
+        self.started = False
+        self._partitions: dict[str, list[int]] = {}
+        self._places: dict[str, list[TopicPartition]] = {}
+        self._led: dict[str, list[int]] = {}
+        self._topics: set[str] = set()
+        self._serialize = config.key_serializer is not None or config.value_serializer is not None
+        cluster.on_metadata(self._take_metadata)
+
+    # Records.
+
+    def send(
+        self,
+        topic: str,
+        value: Any,
+        key: Any,
+        partition: int | None,
+        timestamp_ms: int | None,
+        headers: HeadersLike,
+        on_delivery: OnDelivery | None,
+    ) -> Delivery:
+        """See `Producer.send`.
+
+        Raises:
+            NotYet: the topic is not known, or the memory full.
+        """
+        if self._serialize:
+            key, value = self._serialized(key, value)
+        if type(value) is str:
+            value = value.encode()
+        if type(key) is str:
+            key = key.encode()
+        size = (0 if key is None else sized(key, "key")) + sized(value, "value") + OVERHEAD
+        if headers:
+            size += sum(len(name) * 4 + sized(content, "header") + 10 for name, content in headers)
+        if size > self.config.max_request_size:
+            self._too_large(size)
+        stamp = int(time.time() * 1000) if timestamp_ms is None else timestamp_ms
+        return self._put(topic, partition, (stamp, key, value, headers), size, on_delivery)
+
+    def _put(
+        self,
+        topic: str,
+        partition: int | None,
+        record: tuple[int, Any, Any, HeadersLike],
+        size: int,
+        on_delivery: OnDelivery | None,
+    ) -> Delivery:
+        partitions = self._partitions.get(topic)
+        if partitions is None or (partition is not None and not 0 <= partition < len(partitions)):
+            raise self._unknown(topic, partition, partial(self._put, topic, partition, record, size, on_delivery))
+        if partition is None:
+            partition = self._choose(topic, record[1], len(partitions))
+        return self.accumulator.append(self._places[topic][partition], record, size, on_delivery)
+
+    def send_arrow(self, topic: str, batch: pa.RecordBatch | pa.Table, names: ColumnNames) -> TableDelivery:
+        """See `Producer.send_arrow`.
+
+        Raises:
+            NotYet: the topic is not known, or the memory full; what was handed over before stays so.
+        """
+        partitions = self._partitions.get(topic)
+        if partitions is None:
+            raise self._unknown(topic, None, partial(self.send_arrow, topic, batch, names))
+        return self._put_all(topic, self._chunks(topic, batch, names, len(partitions)), [])
+
+    def _chunks(
+        self, topic: str, batch: pa.RecordBatch | pa.Table, names: ColumnNames, count: int
+    ) -> Iterator[tuple[int, Chunk]]:
+        limit = self.accumulator.batch_limit
+        for part in batch.to_batches() if hasattr(batch, "to_batches") else [batch]:
+            for start in range(0, len(part), _ROWS_AT_ONCE):
+                rows = part.slice(start, _ROWS_AT_ONCE)
+                now = int(time.time() * 1000)
+                for to, chunk in encode_arrow(rows, names, count, lambda: self._pick_sticky(topic), now, limit):
+                    if chunk.size > self.config.max_request_size:
+                        self._too_large(chunk.size)
+                    yield to, chunk
+
+    def _put_all(self, topic: str, chunks: Iterator[tuple[int, Chunk]], sent: list[Batch]) -> TableDelivery:
+        before = len(sent)
+        for to, chunk in chunks:
+            try:
+                sent.append(self.accumulator.add(TopicPartition(topic, to), chunk))
+            except NotYet as full:
+                again = partial(self._put_all, topic, chain([(to, chunk)], chunks), sent)
+                raise NotYet(full.wait, again, moved=len(sent) > before) from None
+        return TableDelivery(sent)
+
+    def limit_ms(self) -> float:
+        """When a `send` that begins to wait now gives up: milliseconds, monotonic."""
+        return monotonic_ms() + self.config.max_block_ms
+
+    # Coroutines.
+
+    async def partitions_for(self, topic: str) -> list[int]:
+        """The partitions of a topic, sorted."""
+        self.start()
+        if topic not in self._partitions:
+            await self._find(topic, self.limit_ms())
+        return list(self._partitions[topic])
+
+    async def flush(self, timeout_s: float | None = None) -> None:
+        """Wait until every record sent so far is delivered or failed; failures are in their deliveries.
+
+        Raises:
+            TimedOutError: time is over.
+        """
+        self.start()
+        if not await self.accumulator.flush(None if timeout_s is None else timeout_s * 1000):
+            raise TimedOutError(f"records are still not delivered after {timeout_s} s")
+
+    async def init_transactions(self) -> None:
+        """Make this the only producer of its `transactional_id`, once, before the first transaction."""
+        transactions = self._need_transactions()
+        self.start()
+        await transactions.init()
+
+    async def begin_transaction(self) -> None:
+        """Open a transaction: everything sent until commit or abort is in it."""
+        self._need_transactions().begin()
+
+    async def send_offsets_to_transaction(
+        self, offsets: Mapping[TopicPartition, Any], group: str | GroupMetadata
+    ) -> None:
+        """Commit a group's offsets with the transaction.
+
+        Args:
+            offsets: The next offset to read of each partition, as a number or an OffsetAndMetadata.
+            group: The group's id, or the consumer's group metadata (which refuses a consumer that lost its place).
+
+        Raises:
+            CommitFailedError: the consumer lost its place: abort, and read again from what is committed.
+            KafkaError: they can't be committed; abort.
+        """
+        await self._need_transactions().send_offsets(offsets, group)
+
+    async def commit_transaction(self) -> None:
+        """Deliver everything and commit.
+
+        Raises:
+            TimedOutError: no answer came within `max_block_ms`: commit again to learn how it ended.
+            FencedError: another instance took over, or the coordinator ended the transaction: close this producer.
+            KafkaError: it can't be committed; abort it.
+        """
+        transactions = self._need_transactions()
+        await self.accumulator.flush(None)
+        await transactions.end(commit=True)
+
+    async def abort_transaction(self) -> None:
+        """Undo the transaction; records that still wait fail.
+
+        Raises:
+            TimedOutError: no answer came within `max_block_ms`: abort again.
+            KafkaError: this producer can't go on: close it.
+        """
+        transactions = self._need_transactions()
+        if transactions.state in (TxnState.OPEN, TxnState.FAILED):
+            self._drop()
+        await self.accumulator.flush(None)
+        await transactions.end(commit=False)
+
+    async def close(self, timeout_s: float | None) -> None:
+        """Deliver what was sent (for at most `timeout_s`), undo an open transaction's records; nothing can be sent after."""
+        if self.transactions is not None and self.transactions.state is TxnState.OPEN:
+            self._drop()
+        await self.accumulator.flush(None if timeout_s is None else timeout_s * 1000)
+        self.sender.closed = True
+        self.sender.kick()
+        for batch in self.accumulator.fail(error_for(ErrorCode.NETWORK_EXCEPTION, "the producer is closed")):
+            batch.tell()
+
+    # Inside.
+
+    def start(self) -> None:
+        """Begin to send, once. On the client's thread or loop, or under its lock."""
+        if not self.started:
+            self.started = True
+            self.cluster.runtime.spawn(self.sender.run(), "producer")
+
+    def _kicked(self) -> None:
+        self.start()
+        self.sender.kick()
+
+    def _drop(self) -> None:
+        assert self.transactions is not None
+        for batch in self.transactions.drop_unsent():
+            batch.tell()
+
+    def _need_transactions(self) -> Transactions:
+        if self.transactions is None:
+            raise InvalidInputError("transactions need the setting transactional_id")
+        return self.transactions
+
+    def _serialized(self, key: Any, value: Any) -> tuple[Any, Any]:
+        if self.config.key_serializer is not None and key is not None:
+            key = self.config.key_serializer(key)
+        if self.config.value_serializer is not None and value is not None:
+            value = self.config.value_serializer(value)
+        return key, value
+
+    def _too_large(self, size: int) -> None:
+        text = f"a record of about {size} bytes is more than max.request.size ({self.config.max_request_size})"
+        raise error_for(ErrorCode.MESSAGE_TOO_LARGE, text)
+
+    def _choose(self, topic: str, key: Any, count: int) -> int:
+        if self.config.partitioner is not None:
+            chosen = self.config.partitioner(topic, key, count)
+            if not 0 <= chosen < count:
+                raise InvalidInputError(f"the partitioner chose {chosen}; {topic} has {count} partitions")
+            return chosen
+        if key is not None:
+            return (murmur2(key) & 0x7FFFFFFF) % count
+        return self.accumulator.sticky(topic, self._led.get(topic) or list(range(count)))
+
+    def _pick_sticky(self, topic: str) -> int:
+        return self.accumulator.next_sticky(topic, self._led.get(topic) or self._partitions[topic])
+
+    def _unknown(self, topic: str, partition: int | None, again: Callable[[], T]) -> NotYet[T]:
+        """What to wait for before a record can go to a topic, or to a partition of it, that is not known."""
+        if self.accumulator.failure is not None:
+            raise self.accumulator.failure
+
+        async def wait(until_ms: float) -> None:
+            await self._find(topic, until_ms)
+            count = len(self._partitions[topic])
+            if partition is not None and not 0 <= partition < count:
+                raise InvalidInputError(f"{topic} has {count} partitions, there is no partition {partition}")
+
+        return NotYet(wait, again)
+
+    async def _find(self, topic: str, until_ms: float) -> None:
+        """Ask for a topic.
+
+        Raises:
+            KafkaError: it can't be had.
+        """
+        self._topics.add(topic)
+        self.cluster.want_topics(self, self._topics)
+
+        async def attempt() -> None:
+            info = (await self.cluster.describe_topics([topic])).get(topic)
+            code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if info is None else info.error
+            if code is ErrorCode.NONE and info is not None and not info.partitions:
+                code = ErrorCode.LEADER_NOT_AVAILABLE
+            if code is not ErrorCode.NONE:
+                raise error_for(code, f"topic {topic}: {code.text}")
+
+        await self.cluster.retrying(attempt, f"metadata of topic {topic}", max(0.0, until_ms - monotonic_ms()))
+
+    def _take_metadata(self, metadata: Metadata) -> None:
+        """On the client's thread, after every answer."""
+        for topic in self._topics:
+            info = metadata.topics.get(topic)
+            if info is not None and info.partitions:
+                self._led[topic] = sorted(number for number, part in info.partitions.items() if part.leader >= 0)
+                numbers = sorted(info.partitions)
+                self._places[topic] = [TopicPartition(topic, number) for number in numbers]
+                self._partitions[topic] = numbers
+        self.sender.kick()
+
+
+def column_names(
+    batch: pa.RecordBatch | pa.Table,
+    key: str | None,
+    value: str | None,
+    partition: str | None,
+    columns: ColumnNames | None,
+) -> ColumnNames:
+    """The columns that `send_arrow` was told to send."""
+    if columns is not None:
+        return columns
+    missing = key == "key" and key not in batch.schema.names
+    return ColumnNames(None if missing else key, value, partition)
