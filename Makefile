@@ -6,10 +6,13 @@ BIN := .venv/bin
 SEEDS ?= 2000
 START ?= 0
 PYTEST_ARGS ?=
+PLAN ?= classic-range
+MINUTES ?= 10
+CHURN_ARGS ?=
 BENCH_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo demo test check lint types layers sizes docs bench simulate lock format clean
+.PHONY: help setup setup-demo demo test check lint types layers sizes docs bench simulate churn lock format clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -60,6 +63,9 @@ bench-%: setup
 
 simulate: setup ## long simulation on all cores: make simulate SEEDS=100000 START=0
 	@$(BIN)/python -m simulation --seeds $(SEEDS) --start $(START) $(SIMULATE_ARGS)
+
+churn: setup ## members of real clients come and go: make churn PLAN=consumer MINUTES=10 CHURN_ARGS=--kafka
+	@$(BIN)/python -m tests.peers.churn $(PLAN) --minutes $(MINUTES) $(CHURN_ARGS)
 
 # Pins are names, versions and hashes only: no address of a registry gets into the files.
 LOCK := UV_CUSTOM_COMPILE_COMMAND="make lock" $(BIN)/uv pip compile --quiet --universal \

@@ -50,12 +50,12 @@ def _kafkajs() -> list[str]:
     if node is None or npm is None:
         raise PeerUnavailable("node or npm is not installed")
     sources = [HERE / "js" / name for name in ("package.json", "package-lock.json", "driver.js")]
-    folder = CACHE / f"js-{_digest(sources)}"
+    folder = CACHE / f"js-{digest(sources)}"
     if not (folder / "node_modules" / "kafkajs").is_dir():
         folder.mkdir(parents=True, exist_ok=True)
         for source in sources:
             shutil.copy(source, folder)
-        _build([npm, "ci", "--no-audit", "--no-fund", "--loglevel=error"], folder, "npm")
+        build([npm, "ci", "--no-audit", "--no-fund", "--loglevel=error"], folder, "npm")
     return [node, str(folder / "driver.js")]
 
 
@@ -64,18 +64,24 @@ def _franz_go() -> list[str]:
     if go is None:
         raise PeerUnavailable("go is not installed")
     sources = [HERE / "go" / name for name in ("go.mod", "go.sum", "main.go")]
-    program = CACHE / f"franz-go-{_digest(sources)}"
+    program = CACHE / f"franz-go-{digest(sources)}"
     if not program.exists():
         CACHE.mkdir(parents=True, exist_ok=True)
-        _build([go, "build", "-mod=readonly", "-o", str(program), "."], HERE / "go", "go")
+        build([go, "build", "-mod=readonly", "-o", str(program), "."], HERE / "go", "go")
     return [str(program)]
 
 
-def _digest(files: list[Path]) -> str:
+def digest(files: list[Path]) -> str:
+    """Names a build after what it was made from."""
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
 
 
-def _build(command: list[str], folder: Path, tool: str) -> None:
+def build(command: list[str], folder: Path, tool: str) -> None:
+    """Runs a build tool to its end.
+
+    Raises:
+        PeerUnavailable: it failed, or took too long.
+    """
     try:
         run = subprocess.run(
             command,

@@ -1,0 +1,66 @@
+"""A member of a churning group on kafka-python, in the classic protocol; its orders and log as `work.py` says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kafka import ConsumerRebalanceListener, KafkaConsumer, OffsetAndMetadata, TopicPartition
+from kafka.coordinator.assignors.range import RangePartitionAssignor
+from work import POLL_S, RECORDS, Orders, Partition, Work
+
+
+class Listener(ConsumerRebalanceListener):
+    """Tells the log, and commits before partitions go."""
+
+    def __init__(self, consumer: KafkaConsumer, work: Work) -> None:
+        self._consumer, self._work = consumer, work
+
+    def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
+        self._work.assigned(map(_plain, assigned))
+
+    def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
+        self._work.commit(lambda offsets: commit(self._consumer, offsets))
+        self._work.gone("revoked", map(_plain, revoked))
+
+    def on_partitions_lost(self, lost: Iterable[TopicPartition]) -> None:
+        self._work.gone("lost", map(_plain, lost))
+
+
+def commit(consumer: KafkaConsumer, offsets: dict[Partition, int]) -> None:
+    values = {TopicPartition(*part): OffsetAndMetadata(offset, "", -1) for part, offset in offsets.items()}
+    consumer.commit(values, timeout_ms=10_000)
+
+
+def main() -> None:
+    orders = Orders()
+    work = Work(orders)
+    consumer = KafkaConsumer(
+        bootstrap_servers=orders["servers"],
+        group_id=orders["group"],
+        client_id=orders["name"],
+        auto_offset_reset="earliest",
+        enable_auto_commit=False,
+        session_timeout_ms=orders.number("session"),
+        heartbeat_interval_ms=orders.number("heartbeat"),
+        max_poll_interval_ms=orders.number("rebalance"),
+        partition_assignment_strategy=[RangePartitionAssignor],
+    )
+    consumer.subscribe(orders.topics, listener=Listener(consumer, work))
+    while not orders.stopping.is_set():
+        batches = consumer.poll(timeout_ms=int(POLL_S * 1000), max_records=RECORDS)
+        for partition, records in batches.items():
+            work.process(_plain(partition), [record.offset for record in records], [record.value for record in records])
+        if work.due:
+            work.commit(lambda offsets: commit(consumer, offsets))
+    work.commit(lambda offsets: commit(consumer, offsets))
+    work.say("closing")
+    consumer.close()
+    work.say("closed")
+
+
+def _plain(partition: TopicPartition) -> Partition:
+    return partition.topic, partition.partition
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""Figures of a run, as a table and as JSON."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from tests.peers.churn.check import Violation, put_out
+from tests.peers.churn.story import Reading, Tenure
+
+
+def figures(reading: Reading, found: Sequence[Violation]) -> dict[str, Any]:
+    """Everything that is reported."""
+    story = reading.story
+    return {
+        "seconds": round((story.churned_ns - story.began_ns) / 1e9, 1),
+        "heal_seconds": round((story.ended_ns - story.churned_ns) / 1e9, 1),
+        "records": sum(map(len, story.produced.values())),
+        "outages": len(story.outages),
+        "clients": _clients(reading),
+        "latency_ms": _latency(reading),
+        "owned": _owned(reading),
+        "standstill_s": _standstill(reading),
+        "violations": [asdict(violation) for violation in found],
+        "violation_counts": dict(Counter(violation.property for violation in found)),
+    }
+
+
+def _clients(reading: Reading) -> dict[str, dict[str, int]]:
+    """By client and protocol: what happened to its members and what they did."""
+    rows: dict[str, Counter[str]] = defaultdict(Counter)
+    for member in reading.story.members:
+        row = rows[f"{member.client} {member.protocol}"]
+        row["members"] += 1
+        row["killed"] += member.killed
+        row["paused"] += len(member.pauses)
+        row["assignments"] += sum(event["e"] == "assigned" and bool(event["partitions"]) for event in member.events)
+        row["lost"] += sum(event["e"] == "lost" and bool(event["partitions"]) for event in member.events)
+        row["errors"] += sum(event["e"] == "error" for event in member.events)
+    seen: set[tuple[str, int]] = set()
+    done = ((when, tenure, offset) for tenure in reading.tenures for when, offset, _ in tenure.records)
+    for _, tenure, offset in sorted(done, key=lambda entry: entry[0]):
+        row = rows[f"{tenure.member.client} {tenure.member.protocol}"]
+        row["records"] += 1
+        row["again"] += (tenure.partition, offset) in seen
+        seen.add((tenure.partition, offset))
+    for commit in reading.commits:
+        row = rows[f"{commit.member.client} {commit.member.protocol}"]
+        row["commits"] += commit.acknowledged
+        row["refused"] += bool(commit.error)
+    for member, _ in put_out(reading):
+        rows[f"{member.client} {member.protocol}"]["put out"] += 1
+    return {name: {column: row[column] for column in COLUMNS} for name, row in sorted(rows.items())}
+
+
+COLUMNS = (
+    "members",
+    "killed",
+    "paused",
+    "assignments",
+    "lost",
+    "put out",
+    "records",
+    "again",
+    "commits",
+    "refused",
+    "errors",
+)
+
+
+def _latency(reading: Reading) -> dict[str, float]:
+    """From a record's production until it was first processed."""
+    first: dict[tuple[str, int], int] = {}
+    for tenure in reading.tenures:
+        for when, offset, _ in tenure.records:
+            key = (tenure.partition, offset)
+            first[key] = min(when, first.get(key, when))
+    waits = [
+        (first[where, offset] - produced_ns) / 1e6
+        for where, records in reading.story.produced.items()
+        for offset, (produced_ns, _) in enumerate(records)
+        if (where, offset) in first
+    ]
+    return _spread(waits)
+
+
+def _owned(reading: Reading) -> dict[str, float]:
+    """Shares of the time of churn: of partitions that had an owner, and of moments at which all had."""
+    story = reading.story
+    changes: list[tuple[int, int]] = []
+    for tenure in reading.tenures:
+        changes += [(tenure.since_ns, 1), (tenure.until_ns, -1)] if tenure.until_ns > tenure.since_ns else []
+    changes.append((story.churned_ns, 0))
+    total, count, last_ns = len(story.produced), 0, story.began_ns
+    owned = whole = 0
+    for at_ns, change in sorted(changes):
+        until_ns = min(at_ns, story.churned_ns)
+        owned += min(count, total) * max(0, until_ns - last_ns)
+        whole += max(0, until_ns - last_ns) if count >= total else 0
+        last_ns, count = max(last_ns, until_ns), count + change
+    length = story.churned_ns - story.began_ns
+    return {"partitions": round(owned / (length * total), 3), "all_at_once": round(whole / length, 3)}
+
+
+def _standstill(reading: Reading) -> dict[str, float]:
+    """How long a living member that gave everything up in order had nothing before it was given something."""
+    by_member: dict[str, list[Tenure]] = defaultdict(list)
+    for tenure in reading.tenures:
+        by_member[tenure.member.name].append(tenure)
+    gaps: list[float] = []
+    for tenures in by_member.values():
+        tenures.sort(key=lambda tenure: tenure.since_ns)
+        until_ns, how = 0, ""
+        for tenure in tenures:
+            if how == "revoked" and tenure.since_ns > until_ns and not tenure.member.pauses:
+                gaps.append((tenure.since_ns - until_ns) / 1e9)
+            if tenure.seen_ns >= until_ns:
+                until_ns, how = tenure.seen_ns, tenure.how
+    return _spread(gaps)
+
+
+def _spread(values: list[float]) -> dict[str, float]:
+    if len(values) < 2:
+        return {"count": len(values)}
+    cuts = statistics.quantiles(values, n=100, method="inclusive")
+    found = {"count": len(values), "p50": cuts[49], "p95": cuts[94], "p99": cuts[98], "max": max(values)}
+    return {name: round(value, 3) for name, value in found.items()}
+
+
+def show(told: dict[str, Any], title: str, console: Console) -> None:
+    """The table, then violations."""
+    table = Table(title=title, title_justify="left")
+    table.add_column("client")
+    for column in COLUMNS:
+        table.add_column(column, justify="right")
+    for name, row in told["clients"].items():
+        table.add_row(name, *(str(row[column]) for column in COLUMNS))
+    console.print(table)
+    console.print(
+        f"{told['seconds']} s of churn, {told['outages']} outages, healed in {told['heal_seconds']} s; "
+        f"{told['records']} records\n"
+        f"ms until processed {told['latency_ms']}\n"
+        f"s without partitions after giving all up {told['standstill_s']}\n"
+        f"share of time owned {told['owned']}"
+    )
+    for violation in told["violations"][:40]:
+        console.print(
+            f"[red]{violation['at_s']:9.3f} s  {violation['property']}[/]: {violation['text']}", highlight=False
+        )
+    console.print(f"violations: {told['violation_counts'] or 'none'}")

@@ -1,0 +1,316 @@
+"""One run: a group is started, churned, left to heal, and told as a story."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import string
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from kohort import Admin
+from kohort.client.admin.values import NewTopic
+from kohort.errors import KafkaError
+from kohort.java import start_tied
+from tests.peers.churn import clients
+from tests.peers.churn.places import Place
+from tests.peers.churn.plans import TOPICS, Kind, Plan
+from tests.peers.churn.producing import Stream
+from tests.peers.churn.story import Member, Outage, Pause, Story, read
+
+GROUP = "churn"
+HEAL_S = 90
+STOP_S = 40
+_LIVING_MIN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How long and how hard.
+
+    Attributes:
+        churn_s: how long members come and go.
+        event_s: the shortest and the longest time between two events.
+        records_per_s: produced, over all partitions.
+        outage_every_s: how often the broker is killed; 0: never.
+        seed: of the events; the rest of a run is not repeatable.
+    """
+
+    churn_s: float
+    event_s: tuple[float, float] = (1.0, 3.0)
+    records_per_s: float = 200
+    outage_every_s: float = 0
+    seed: int = 0
+
+
+@dataclass(slots=True)
+class _Process:
+    """A member under way."""
+
+    member: Member
+    kind: Kind
+    process: subprocess.Popen[bytes]
+    wake_at: float = 0.0
+    asked_to_stop: float = 0.0
+
+    @property
+    def paused(self) -> bool:
+        return self.wake_at > 0
+
+    @property
+    def leaving(self) -> bool:
+        return self.asked_to_stop > 0
+
+
+class Run:
+    """The driver.
+
+    Args:
+        place: the broker, running.
+        folder: takes the members' logs and what they print.
+        unavailable: clients that can't be had here are left out.
+        tell: is called with each thing that is done.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        pace: Pace,
+        place: Place,
+        folder: Path,
+        tell: Callable[[str], None] = lambda _: None,
+        unavailable: frozenset[str] = frozenset(),
+    ) -> None:
+        self.plan, self.pace, self.place, self.folder, self._tell = plan, pace, place, folder, tell
+        self._kinds = [kind for kind in plan.kinds if kind.client not in unavailable]
+        self._commands = {kind.client: clients.command(kind.client) for kind in self._kinds}
+        self._random = random.Random(pace.seed)
+        self._living: list[_Process] = []
+        self._count = 0
+        self.story = Story(plan.session_ms, plan.heartbeat_ms)
+
+    def run(self) -> Story:
+        """Does it all. Every process that it started is gone afterwards."""
+        story = self.story
+        story.began_ns = time.monotonic_ns()
+        with Admin(self.place.servers) as admin:
+            admin.create_topics([NewTopic(topic, count) for topic, count in TOPICS.items()]).all()
+            stream = Stream(self.place.servers, TOPICS, self.pace.records_per_s)
+            try:
+                self._churn()
+                story.churned_ns = time.monotonic_ns()
+                for process in self._living:
+                    self._wake(process)
+                story.produced = stream.finish()
+                story.unsettled = self._heal(admin)
+                self._stop_all()
+                story.committed = self._committed(admin)
+                story.ended_ns = time.monotonic_ns()
+            finally:
+                stream.stop()
+                for process in list(self._living):
+                    self._end(process)
+        for member in story.members:
+            member.read()
+        return story
+
+    # Churn.
+
+    def _churn(self) -> None:
+        started = time.monotonic()
+        next_event, next_outage = started, started + (self.pace.outage_every_s or 1e9)
+        for kind in self._kinds:
+            for _ in range(kind.count):
+                self._start(kind, 0.0)
+        while (now := time.monotonic()) < started + self.pace.churn_s:
+            self._look(now)
+            if now >= next_outage:
+                self._outage()
+                next_outage = time.monotonic() + self.pace.outage_every_s
+            elif now >= next_event:
+                self._event((now - started) / self.pace.churn_s)
+                next_event = time.monotonic() + self._random.uniform(*self.pace.event_s)
+            time.sleep(0.02)
+
+    def _look(self, now: float) -> None:
+        """Wakes who slept enough, and notes who is gone."""
+        for process in list(self._living):
+            if process.paused and now >= process.wake_at:
+                self._wake(process)
+            if process.process.poll() is not None:
+                self._gone(process)
+            elif process.leaving and now > process.asked_to_stop + STOP_S and not process.paused:
+                process.member.died = f"did not close within {STOP_S} s"
+                self._kill(process)
+
+    def _event(self, share: float) -> None:
+        """One thing happens to the group."""
+        protocols = self.plan.protocols(share)
+        missing = [kind for kind in self._kinds if self._number_of(kind) < kind.count]
+        awake = [process for process in self._living if not process.paused and not process.leaving]
+        strangers = [process for process in awake if process.member.protocol not in protocols]
+        if missing and (len(awake) <= _LIVING_MIN or self._random.random() < 0.5):
+            self._start(self._random.choice(missing), share)
+        elif len(awake) > _LIVING_MIN:
+            victim = self._random.choice(strangers or awake)
+            roll = self._random.random()
+            if roll < 0.35:
+                self._stop(victim)
+            elif roll < 0.65:
+                self._kill(victim)
+            elif roll < 0.85:
+                self._pause(victim, self.plan.session_ms / 1000 + self._random.uniform(0.5, 4))
+            else:
+                self._pause(victim, self._random.uniform(0.3, 2))
+
+    def _number_of(self, kind: Kind) -> int:
+        return sum(process.kind == kind and not process.leaving for process in self._living)
+
+    def _start(self, kind: Kind, share: float) -> None:
+        self._count += 1
+        protocol = self._random.choice(self.plan.protocols(share))
+        # Member ids begin with the client id: chance decides who comes first when a leader sorts them.
+        name = f"{self._random.choice(string.ascii_lowercase)}{self._count}-{kind.client}-{protocol}"
+        log = self.folder / f"{name}.log"
+        orders = {
+            "servers": self.place.servers,
+            "group": GROUP,
+            "topics": ",".join(TOPICS),
+            "protocol": protocol,
+            "strategy": self.plan.strategy,
+            "name": name,
+            "log": log,
+            "session": self.plan.session_ms,
+            "heartbeat": self.plan.heartbeat_ms,
+            "rebalance": self.plan.rebalance_ms,
+        }
+        member = Member(name, kind.client, protocol, log, time.monotonic_ns())
+        command = [*self._commands[kind.client], *(f"{key}={value}" for key, value in orders.items())]
+        with self._errors(member).open("wb") as errors:
+            process = start_tied(command, stdin=subprocess.PIPE, stdout=errors, stderr=subprocess.STDOUT)
+        self.story.members.append(member)
+        self._living.append(_Process(member, kind, process))
+        self._note(f"start {name}")
+
+    def _errors(self, member: Member) -> Path:
+        return self.folder / f"{member.name}.err"
+
+    def _stop(self, process: _Process) -> None:
+        """Asks it to close."""
+        process.asked_to_stop = time.monotonic()
+        assert process.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            process.process.stdin.close()
+        self._note(f"stop {process.member.name}")
+
+    def _kill(self, process: _Process) -> None:
+        process.member.killed = True
+        self._end(process)
+        self._note(f"kill {process.member.name}")
+
+    def _end(self, process: _Process) -> None:
+        process.process.kill()
+        process.process.wait()
+        process.member.ended_ns = time.monotonic_ns()
+        self._forget(process)
+
+    def _forget(self, process: _Process) -> None:
+        assert process.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            process.process.stdin.close()
+        self._living.remove(process)
+
+    def _pause(self, process: _Process, seconds: float) -> None:
+        process.member.pauses.append(Pause(time.monotonic_ns()))
+        os.kill(process.process.pid, signal.SIGSTOP)
+        process.wake_at = time.monotonic() + seconds
+        self._note(f"pause {process.member.name} for {seconds:.1f} s")
+
+    def _wake(self, process: _Process) -> None:
+        if process.paused:
+            os.kill(process.process.pid, signal.SIGCONT)
+            process.member.pauses[-1].until_ns = time.monotonic_ns()
+            process.wake_at = 0.0
+            self._note(f"wake {process.member.name}")
+
+    def _gone(self, process: _Process) -> None:
+        member, code = process.member, process.process.returncode
+        member.ended_ns = time.monotonic_ns()
+        self._forget(process)
+        if code != 0 or not process.leaving:
+            last = self._errors(member).read_text(errors="replace").split("\n")[-8:]
+            member.died = f"ended with code {code}: {' | '.join(last)}"[:600]
+        self._note(f"gone {member.name} {member.died}")
+
+    def _outage(self) -> None:
+        since = time.monotonic_ns()
+        self._note("kill the broker")
+        self.place.kill()
+        time.sleep(self._random.uniform(0, 2))
+        self.place.start()
+        self.story.outages.append(Outage(since, time.monotonic_ns()))
+        self._note("the broker is back")
+
+    def _note(self, text: str) -> None:
+        self._tell(f"{(time.monotonic_ns() - self.story.began_ns) / 1e9:8.3f} s  {text}")
+
+    # Healing.
+
+    def _heal(self, admin: Admin) -> str:
+        """Waits until all is consumed and committed and every partition has one owner; what is missing if it takes too long."""
+        deadline = time.monotonic() + HEAL_S
+        while True:
+            self._look(time.monotonic())
+            missing = self._missing(admin)
+            if not missing or time.monotonic() > deadline:
+                return missing
+            time.sleep(0.5)
+
+    def _missing(self, admin: Admin) -> str:
+        try:
+            committed = self._committed(admin)
+        except KafkaError as error:
+            return f"the group can't be asked: {error}"
+        behind = {
+            where: len(records) - committed.get(where, 0)
+            for where, records in self.story.produced.items()
+            if committed.get(where, 0) != len(records)
+        }
+        if behind:
+            return f"not committed yet: {behind}"
+        if any(process.leaving for process in self._living):
+            return "members are still leaving"
+        return self._unowned()
+
+    def _unowned(self) -> str:
+        """Partitions without exactly one owner among the living, by their own word."""
+        now_ns = time.monotonic_ns()
+        view = Story(self.plan.session_ms, self.plan.heartbeat_ms, ended_ns=now_ns)
+        for process in self._living:
+            member = process.member
+            member.read()
+            view.members.append(member)
+        owners: dict[str, list[str]] = {where: [] for where in self.story.produced}
+        for tenure in read(view).tenures:
+            if tenure.how == "held":
+                owners[tenure.partition].append(tenure.member.name)
+        wrong = {where: names for where, names in owners.items() if len(names) != 1}
+        return f"without exactly one owner: {wrong}" if wrong else ""
+
+    def _stop_all(self) -> None:
+        for process in self._living:
+            if not process.leaving:
+                self._stop(process)
+        deadline = time.monotonic() + STOP_S + 1
+        while self._living and time.monotonic() < deadline:
+            self._look(time.monotonic())
+            time.sleep(0.02)
+
+    def _committed(self, admin: Admin) -> dict[str, int]:
+        found = admin.list_consumer_group_offsets(GROUP).all()
+        return {f"{part.topic}/{part.partition}": value.offset for part, value in found.items() if value is not None}

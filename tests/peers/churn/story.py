@@ -1,0 +1,220 @@
+"""What happened in a run, read from the members' logs and the driver's notes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+Event = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Pause:
+    """A SIGSTOP and the SIGCONT after it; None: it never woke."""
+
+    since_ns: int
+    until_ns: int | None = None
+
+
+@dataclass(slots=True)
+class Member:
+    """One process that was a member, as the driver saw it (times in ns) and as its own log tells.
+
+    Attributes:
+        ended_ns: when it was seen to be gone; None: it lived on.
+        killed: by SIGKILL.
+        died: it ended by itself; its last words.
+    """
+
+    name: str
+    client: str
+    protocol: str
+    log: Path
+    started_ns: int
+    ended_ns: int | None = None
+    killed: bool = False
+    died: str = ""
+    pauses: list[Pause] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+
+    def read(self) -> None:
+        """Takes in its log; a kill may have cut the last line short."""
+        if self.log.exists():
+            lines = self.log.read_bytes().split(b"\n")[:-1]
+            self.events = [json.loads(line) for line in lines]
+
+
+@dataclass(slots=True)
+class Outage:
+    """The broker was killed, and answered again."""
+
+    since_ns: int
+    until_ns: int
+
+
+@dataclass(slots=True)
+class Story:
+    """A whole run.
+
+    Attributes:
+        produced: by partition, in the order of offsets: when the record was produced, and its value.
+        committed: the group's offsets at the end.
+        churned_ns: when churn ended; everything after it is healing.
+        settled: whether the group healed in time; `unsettled` says what was missing.
+    """
+
+    session_ms: int
+    heartbeat_ms: int
+    members: list[Member] = field(default_factory=list)
+    produced: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    outages: list[Outage] = field(default_factory=list)
+    committed: dict[str, int] = field(default_factory=dict)
+    began_ns: int = 0
+    churned_ns: int = 0
+    ended_ns: int = 0
+    unsettled: str = ""
+
+
+@dataclass(slots=True)
+class Tenure:
+    """A member holds a partition, from its word to its word or its end.
+
+    Attributes:
+        until_ns: the end of ownership: given up, or the end of the session of a member that was paused.
+        seen_ns: when the member itself let go; later than `until_ns` for one that slept through its session's end.
+        how: `revoked`, `lost`, `closing`, `killed`, `ended` or `held`.
+        records: when and what it processed.
+    """
+
+    member: Member
+    partition: str
+    since_ns: int
+    until_ns: int = 0
+    seen_ns: int = 0
+    how: str = "held"
+    records: list[tuple[int, int, int]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Commit:
+    """One partition's part of a commit.
+
+    Attributes:
+        answered_ns: None: no answer is known.
+        held_since_ns: the start of its member's tenure at that time; None: it had none.
+    """
+
+    member: Member
+    partition: str
+    offset: int
+    sent_ns: int
+    answered_ns: int | None = None
+    error: str = ""
+    held_since_ns: int | None = None
+
+    @property
+    def acknowledged(self) -> bool:
+        return self.answered_ns is not None and not self.error
+
+
+@dataclass(slots=True)
+class Reading:
+    """A story taken apart; what contradicts itself already is in `oddities`."""
+
+    story: Story
+    tenures: list[Tenure] = field(default_factory=list)
+    commits: list[Commit] = field(default_factory=list)
+    oddities: list[tuple[str, Member, int, str]] = field(default_factory=list)
+
+
+def read(story: Story) -> Reading:
+    """Tenures and commits of all members."""
+    reading = Reading(story)
+    for member in story.members:
+        _MemberReading(reading, member).run()
+    return reading
+
+
+class _MemberReading:
+    """One member's log, event by event."""
+
+    def __init__(self, reading: Reading, member: Member) -> None:
+        self._reading, self._member = reading, member
+        self._held: dict[str, Tenure] = {}
+        self._asked: dict[int, list[Commit]] = {}
+
+    def run(self) -> None:
+        """Reads it all; what is held at the end is held until the process was gone."""
+        for event in self._member.events:
+            handler = getattr(self, f"_on_{event['e']}", None)
+            if handler is not None:
+                handler(event["t"], event)
+        member, story = self._member, self._reading.story
+        end_ns = member.ended_ns if member.ended_ns is not None else story.ended_ns
+        how = "killed" if member.killed else "ended" if member.ended_ns is not None else "held"
+        self._close(list(self._held), end_ns, how)
+
+    def _on_assigned(self, t: int, event: Event) -> None:
+        for partition in event["partitions"]:
+            if partition in self._held:
+                self._odd("assigned twice", t, partition)
+                continue
+            tenure = Tenure(self._member, partition, t)
+            self._held[partition] = tenure
+            self._reading.tenures.append(tenure)
+
+    def _on_revoked(self, t: int, event: Event) -> None:
+        self._close(event["partitions"], t, "revoked")
+
+    def _on_lost(self, t: int, event: Event) -> None:
+        self._close(event["partitions"], t, "lost")
+
+    def _on_closing(self, t: int, event: Event) -> None:
+        self._close(list(self._held), t, "closing")
+
+    def _on_records(self, t: int, event: Event) -> None:
+        tenure = self._held.get(event["partition"])
+        if tenure is None:
+            self._odd("processed what it does not hold", t, f"{event['partition']} {event['offsets']}")
+            tenure = Tenure(self._member, event["partition"], t, t, t, "never")
+            self._reading.tenures.append(tenure)
+        tenure.records += [(t, offset, value) for offset, value in zip(event["offsets"], event["values"], strict=True)]
+
+    def _on_committing(self, t: int, event: Event) -> None:
+        self._asked[event["id"]] = []
+        for partition, offset in event["offsets"].items():
+            held = self._held.get(partition)
+            since = None if held is None else held.since_ns
+            commit = Commit(self._member, partition, offset, t, held_since_ns=since)
+            self._asked[event["id"]].append(commit)
+            self._reading.commits.append(commit)
+
+    def _on_committed(self, t: int, event: Event) -> None:
+        for commit in self._asked[event["id"]]:
+            commit.answered_ns = t
+
+    def _on_refused(self, t: int, event: Event) -> None:
+        for commit in self._asked[event["id"]]:
+            commit.answered_ns, commit.error = t, event["error"]
+
+    def _close(self, partitions: list[str], t: int, how: str) -> None:
+        for partition in partitions:
+            tenure = self._held.pop(partition, None)
+            if tenure is not None:
+                tenure.how, tenure.seen_ns = how, t
+                tenure.until_ns = min([t, *self._session_ends(tenure, t)])
+
+    def _session_ends(self, tenure: Tenure, seen_ns: int) -> Iterator[int]:
+        """When a paused member's session may have ended; two heartbeats may have been missing before the pause."""
+        story = self._reading.story
+        for pause in self._member.pauses:
+            may_end_ns = pause.since_ns + (story.session_ms - 2 * story.heartbeat_ms) * 1_000_000
+            woke_ns = pause.until_ns if pause.until_ns is not None else seen_ns
+            if may_end_ns < woke_ns and tenure.since_ns < may_end_ns:
+                yield may_end_ns
+
+    def _odd(self, what: str, t: int, text: str) -> None:
+        self._reading.oddities.append((what, self._member, t, text))
