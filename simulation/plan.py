@@ -97,6 +97,7 @@ class Plan:
 
     Attributes:
         partitions: topics at the start, with their partition counts.
+        group_ids: groups that anyone may be in.
         steps: in the order of their times.
         heal_ms: when all faults end.
         kept: numbers of the steps that are played; None: all.
@@ -105,6 +106,7 @@ class Plan:
     seed: int
     config: GroupConfig
     partitions: dict[str, int]
+    group_ids: tuple[str, ...]
     steps: tuple[Step, ...]
     heal_ms: int
     kept: tuple[int, ...] | None = None
@@ -165,21 +167,18 @@ class Draft:
         at_ms = 0.0
         while (at_ms := at_ms + chance.expovariate(1 / self.scale.every_ms)) < self.heal_ms:
             self.add_trouble(int(at_ms))
-        for group_id in self.group_ids:
-            if not any(one.habits.group_id == group_id for one in self.living):
-                self.add_member(self.heal_ms, group_id, dynamic=True)
         steps = sorted(self.steps, key=lambda step: (step.at_ms, step.number))
-        return Plan(self.seed, config, self.first_partitions, tuple(steps), self.heal_ms)
+        return Plan(self.seed, config, self.first_partitions, tuple(self.group_ids), tuple(steps), self.heal_ms)
 
     def add(self, at_ms: int, what: str, **details: Any) -> None:
         """One more step."""
         self.steps.append(Step(len(self.steps), at_ms, what, details))
 
-    def add_member(self, at_ms: int, group_id: str, instance_id: str | None = None, *, dynamic: bool = False) -> None:
+    def add_member(self, at_ms: int, group_id: str, instance_id: str | None = None) -> None:
         """Someone starts, perhaps with an instance id that another has."""
         chance = self.chance
         self.started += 1
-        if instance_id is None and not dynamic and chance.likely(0.25):
+        if instance_id is None and chance.likely(0.25):
             instance_id = f"i{1 + chance.upto(2)}"
         habits = Habits(
             group_id,
@@ -207,6 +206,7 @@ class Draft:
             delay_ms=chance.choice((5, 20, 200, 1_000)),
             breaks=chance.choice((0.0, 0.0, 0.005, 0.03)),
             linger_ms=chance.choice((10, 200, 5_000)),
+            late=chance.choice((0.0, 0.5)),
         )
         fails, tears = chance.choice((0.0, 0.0, 0.01)), chance.choice((0.0, 0.01, 0.05))
         self.add(at_ms, "weather", weather=weather, disk_fails=fails, disk_tears=tears)

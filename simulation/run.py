@@ -15,7 +15,7 @@ from simulation.classic_member import ClassicMember
 from simulation.consumer_member import ConsumerMember
 from simulation.disk import Disk
 from simulation.network import Network, Weather
-from simulation.plan import Draft, Plan, Step
+from simulation.plan import CLASSIC, Draft, Plan, Step
 from simulation.process import Habits, Process
 from simulation.server import Server
 from simulation.world import World
@@ -182,3 +182,6 @@ class Run:
         for member in self.members:
             member.wake()
             member.learn_topics(self.partitions)
+        for group_id in self.plan.group_ids:
+            if not any(member.group_id == group_id and not member.dead for member in self.members):
+                self.do_start(f"last-{group_id}", CLASSIC, Habits(group_id, tuple(self.partitions)))

@@ -283,3 +283,29 @@ def test_a_static_member_replaced_while_its_target_is_computed_gets_its_share() 
     assert consumer.target_epoch == consumer.epoch
     owned = sorted(number for target in consumer.targets.values() for _, number in target)
     assert (sorted(consumer.members), owned) == (["a", "c"], [0, 1, 2, 3])
+
+
+def test_scenario_8_of_two_processes_with_one_instance_id_and_different_protocols_the_older_is_fenced() -> None:
+    """Each would put the other out for ever if it were told anything that lets it join again."""
+    trial = make_trial()
+    first = trial.joined(protocols=offer(), instance_id="i")
+    trial.sync(first.member_id, first.generation, {first.member_id: plan(0, 1, 2, 3)}, instance_id="i")
+    up = trial.beat("new", instance_id="i")
+    assert trial.commit(1, first.member_id, first.generation, instance_id="i") is ErrorCode.FENCED_INSTANCE_ID
+    assert trial.commit(2, "new", up.member_epoch, instance_id="i") is ErrorCode.NONE
+    trial.join(protocols=offer(), instance_id="i")
+    assert types(trial) == ["classic"]
+    assert trial.beat("new", up.member_epoch, instance_id="i").error is ErrorCode.FENCED_INSTANCE_ID
+    assert trial.beat("new", -2, instance_id="i").error is ErrorCode.FENCED_INSTANCE_ID
+    assert trial.beat("other", 5, instance_id=None).error is ErrorCode.GROUP_ID_NOT_FOUND
+
+
+def test_a_commit_is_a_sign_of_life_of_a_classic_member_whatever_its_group_is() -> None:
+    trial = make_trial(consumer_session_timeout_ms=100_000)
+    trial.beat("new")
+    joined = trial.joined(protocols=offer())
+    trial.sync(joined.member_id, joined.generation)
+    trial.pass_time(9_000)
+    assert trial.commit(1, joined.member_id, joined.generation) is ErrorCode.NONE
+    trial.pass_time(9_000)
+    assert trial.heartbeat(joined.member_id, joined.generation) is not ErrorCode.UNKNOWN_MEMBER_ID

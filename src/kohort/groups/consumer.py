@@ -79,7 +79,7 @@ def beat(kernel: Kernel, event: ConsumerGroupHeartbeat) -> Refusal | None:
     group = kernel.find(group_id)
     consumer = None if group is None else group.consumer
     if consumer is None:
-        return Refusal(ErrorCode.GROUP_ID_NOT_FOUND, f"Consumer group {group_id} not found.")
+        return not_found(group, event)
     member_id = event.member_id or event.new_member_id
     refusal = admit(kernel, consumer, event, member_id)
     if refusal is not None:
@@ -101,6 +101,15 @@ def beat(kernel: Kernel, event: ConsumerGroupHeartbeat) -> Refusal | None:
             return None
     answer(kernel, consumer, event, member_id)
     return None
+
+
+def not_found(group: Group | None, event: ConsumerGroupHeartbeat) -> Refusal:
+    """There is no such consumer group; a static member whose place a classic one has taken must not fight for it."""
+    holder = None if group is None else group.classic.static_ids.get(event.instance_id or "")
+    if holder is not None and holder != event.member_id:
+        text = f"Static member {event.member_id} with instance id {event.instance_id} was fenced by member {holder}."
+        return Refusal(ErrorCode.FENCED_INSTANCE_ID, text)
+    return Refusal(ErrorCode.GROUP_ID_NOT_FOUND, f"Consumer group {event.group_id} not found.")
 
 
 def admit(kernel: Kernel, consumer: ConsumerGroup, event: ConsumerGroupHeartbeat, member_id: str) -> Refusal | None:
@@ -306,7 +315,7 @@ def leave(kernel: Kernel, event: ConsumerGroupHeartbeat) -> Refusal | None:
     group = kernel.find(event.group_id)
     consumer = None if group is None else group.consumer
     if group is None or consumer is None:
-        return Refusal(ErrorCode.GROUP_ID_NOT_FOUND, f"Consumer group {event.group_id} not found.")
+        return not_found(group, event)
     member_id = event.member_id
     if event.instance_id is not None:
         holder = consumer.static_ids.get(event.instance_id)

@@ -83,6 +83,13 @@ def session_timeout_ms(kernel: Kernel, consumer: ConsumerGroup, member_id: str) 
     return consumer.settings.session_timeout_ms or kernel.config.consumer_session_timeout_ms
 
 
+def committed(kernel: Kernel, group_id: str, consumer: ConsumerGroup, member_id: str) -> None:
+    """A classic member's commit is a sign of life, as it is in a classic group: its client need not know where it is."""
+    member = consumer.members.get(member_id)
+    if member is not None and member.classic_protocols is not None:
+        kernel.run(consumer.presence(group_id, member_id).session, member.classic_session_timeout_ms)
+
+
 def take_place(kernel: Kernel, group_id: str, consumer: ConsumerGroup, old_id: str, new_id: str) -> None:
     """Write that a static member goes on under a new id, with what the old one has."""
     old, target = consumer.members[old_id], consumer.targets.get(old_id)

@@ -12,7 +12,7 @@ from operator import itemgetter
 from typing import Any, Final
 
 from kohort.errors import ErrorCode
-from kohort.groups import rebalance
+from kohort.groups import membership, rebalance
 from kohort.groups.classic import is_current, validate
 from kohort.groups.consumer_state import ConsumerGroup
 from kohort.groups.events import (
@@ -54,6 +54,8 @@ def commit(kernel: Kernel, event: OffsetCommit) -> None:
     classic = group.classic
     if event.member_id in classic.members and classic.state is not GroupState.COMPLETING_REBALANCE:
         rebalance.alive(kernel, classic.members[event.member_id])
+    elif group.consumer is not None:
+        membership.committed(kernel, event.group_id, group.consumer, event.member_id)
     expire_ms = -1 if event.retention_ms < 0 else kernel.now.wall_ms + event.retention_ms
     limit = kernel.config.offset_metadata_bytes_max
     taken = event.offsets
@@ -95,7 +97,9 @@ def committing_group(kernel: Kernel, event: OffsetCommit) -> tuple[ErrorCode, Gr
         if group is None:
             return ErrorCode.POLICY_VIOLATION, None
     if group.consumer is not None:
-        error = may_commit_consumer(group.consumer, event.member_id, event.generation, event.knows_stale_epoch)
+        error = may_commit_consumer(
+            group.consumer, event.member_id, event.instance_id, event.generation, event.knows_stale_epoch
+        )
     else:
         error = may_commit(group, event.member_id, event.instance_id, event.generation, transactional=False)
     return error, (group if error is ErrorCode.NONE else None)
@@ -122,11 +126,13 @@ def may_commit(
 
 
 def may_commit_consumer(
-    consumer: ConsumerGroup, member_id: str, epoch: int, knows_stale_epoch: bool = True
+    consumer: ConsumerGroup, member_id: str, instance_id: str | None, epoch: int, knows_stale_epoch: bool = True
 ) -> ErrorCode:
     """Whether a member of a consumer group, or when it is empty anyone, may commit now."""
     if epoch < 0 and not consumer.members:
         return ErrorCode.NONE
+    if instance_id is not None and consumer.static_ids.get(instance_id, member_id) != member_id:
+        return ErrorCode.FENCED_INSTANCE_ID
     member = consumer.members.get(member_id)
     if member is None:
         return ErrorCode.UNKNOWN_MEMBER_ID
@@ -147,7 +153,7 @@ def commit_transactional(kernel: Kernel, event: TxnOffsetCommit) -> None:
         error = ErrorCode.NONE if kernel.create(event.group_id) else ErrorCode.POLICY_VIOLATION
     elif group.consumer is not None:
         if event.generation >= 0 or event.member_id:
-            error = may_commit_consumer(group.consumer, event.member_id, event.generation)
+            error = may_commit_consumer(group.consumer, event.member_id, event.instance_id, event.generation)
         if error is ErrorCode.STALE_MEMBER_EPOCH:
             error = ErrorCode.ILLEGAL_GENERATION
     else:
