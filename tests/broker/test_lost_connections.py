@@ -8,6 +8,7 @@ import pytest
 
 from kohort import Broker
 from kohort.errors import ErrorCode
+from kohort.groups.config import GroupConfig
 from kohort.wire.cluster import ApiVersionsRequest
 from tests.broker.group_member import Member
 from tests.broker.raw import RawClient
@@ -15,6 +16,7 @@ from tests.broker.raw import RawClient
 SESSION_MS = 12_000
 GRACE_S = SESSION_MS / 3 * 1.25 / 1_000 + 0.25
 """No interval is known of a member that has never sent a heartbeat: a third of its session stands for it."""
+LEASE_S = GroupConfig().disconnect_lease_ms / 1_000
 
 
 def seconds_until_put_out(broker: Broker, group: str, software: str, limit_s: float) -> float:
@@ -40,10 +42,10 @@ def seconds_until_put_out(broker: Broker, group: str, software: str, limit_s: fl
         return time.monotonic() - started
 
 
-def test_our_own_client_is_noticed() -> None:
-    with Broker(config={"group.notice.disconnects": "known", "group.initial.rebalance.delay.ms": 0}) as broker:
+def test_our_own_client_is_put_out_after_its_lease() -> None:
+    with Broker(config={"group.initial.rebalance.delay.ms": 0}) as broker:
         waited = seconds_until_put_out(broker, "g", "kohort", SESSION_MS / 1_000 + 5)
-    assert GRACE_S - 0.1 <= waited < SESSION_MS / 1_000 - 2
+    assert LEASE_S - 1 <= waited < SESSION_MS / 1_000 - 2
 
 
 def test_others_keep_their_session(broker: Broker, name: str) -> None:
@@ -56,3 +58,23 @@ def test_an_option_says_whose_connections_count(notice: str, software: str, put_
     with Broker(config=config) as broker:
         waited = seconds_until_put_out(broker, "g", software, GRACE_S + 1.5)
     assert (waited < GRACE_S + 1.5) is put_out
+
+
+@pytest.mark.parametrize(
+    ("notice", "software", "version", "lease_ms"),
+    [
+        ("known", "kohort", 3, 4_000),
+        ("known", "kohort", 4, 4_000),
+        ("all", "kohort", 4, 4_000),
+        ("off", "kohort", 4, 0),
+        ("all", "librdkafka", 4, 0),
+        ("known", "apache-kafka-java", 4, 0),
+    ],
+)
+def test_a_lease_is_told_to_our_own_clients_and_to_no_one_else(
+    notice: str, software: str, version: int, lease_ms: int
+) -> None:
+    config = {"group.notice.disconnects": notice, "group.disconnect.lease.ms": 4_000}
+    with Broker(config=config) as broker, RawClient(broker.bootstrap_servers) as client:
+        said = ApiVersionsRequest(client_software_name=software, client_software_version="1")
+        assert client.ask(said, version).lease_ms == lease_ms

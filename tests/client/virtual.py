@@ -42,6 +42,7 @@ class VirtualCluster:
     topics: dict[str, int] = field(default_factory=dict)
     refuse: set[int] = field(default_factory=set)
     highest: dict[int, int] = field(default_factory=dict)
+    lease_ms: int = 0
 
     def __post_init__(self) -> None:
         config = client_config(ConsumerConfig, self.settings.pop("bootstrap_servers", "127.0.0.1:9092"), self.settings)
@@ -154,7 +155,7 @@ class VirtualCluster:
             )
             for api in framing.APIS.values()
         ]
-        return ApiVersionsResponse(api_keys=keys)
+        return ApiVersionsResponse(api_keys=keys, lease_ms=self.lease_ms)
 
     def _metadata(self, message: Any, version: int) -> Any:
         topic_type = MetadataResponse.MetadataResponseTopic

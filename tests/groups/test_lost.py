@@ -1,4 +1,4 @@
-"""Crashes noticed by the closed connection: a grace learned from the heartbeats, and what cancels it."""
+"""Crashes noticed by the closed connection: the lease, or a grace learned from the heartbeats, and what cancels it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pytest
 
 from kohort.errors import ErrorCode
 from kohort.groups.events import ConnectionLost
+from kohort.groups.lost import hold_max_ms
 from tests.groups.trial import Trial, protocols
 
 
@@ -149,3 +150,61 @@ def test_a_held_heartbeat_on_a_lost_connection_does_not_prolong_the_session() ->
     assert not trial.machine.kernel.held
     trial.pass_time(6_500)
     assert trial.beat("a", epoch, connection=2).error is ErrorCode.UNKNOWN_MEMBER_ID
+
+
+LEASE_MS = 5_000
+
+
+def lost(connection: int) -> ConnectionLost:
+    return ConnectionLost(connection, noticed=True, lease_ms=LEASE_MS)
+
+
+@pytest.mark.parametrize(("silent_ms", "grace_ms"), [(0, 5_000), (1_200, 3_800), (3_900, 1_250), (7_000, 1_250)])
+def test_a_lease_runs_since_the_member_was_heard_and_leaves_time_to_come_back(silent_ms: int, grace_ms: int) -> None:
+    trial, members, generation = classic()
+    trial.pass_time(silent_ms)
+    trial.feed(lost(2))
+    trial.pass_time(grace_ms - 1)
+    assert members[1] in trial.machine.kernel.ledger.groups["g"].classic.members
+    trial.pass_time(1)
+    assert trial.heartbeat(members[1], generation) is ErrorCode.UNKNOWN_MEMBER_ID
+
+
+def test_a_lease_runs_since_a_sync_or_join_was_answered_too() -> None:
+    trial, members, generation = classic()
+    trial.pass_time(4_000)
+    assert trial.reply(trial.sync(members[1], generation, connection=2)).error is ErrorCode.NONE
+    trial.feed(lost(2))
+    trial.pass_time(4_999)
+    assert members[1] in trial.machine.kernel.ledger.groups["g"].classic.members
+    trial.pass_time(1)
+    assert members[1] not in trial.machine.kernel.ledger.groups["g"].classic.members
+
+
+def test_a_lease_does_not_prolong_a_session() -> None:
+    trial, members, generation = classic()
+    trial.pass_time(9_000)
+    trial.feed(ConnectionLost(2, noticed=True, lease_ms=60_000))
+    trial.pass_time(999)
+    assert members[1] in trial.machine.kernel.ledger.groups["g"].classic.members
+    trial.pass_time(1)
+    assert trial.heartbeat(members[1], generation) is ErrorCode.UNKNOWN_MEMBER_ID
+
+
+def test_a_lease_of_a_consumer_member_runs_since_its_last_heartbeat_held_or_not() -> None:
+    trial = Trial()
+    trial.set_topics(t=4)
+    epoch = trial.beat("a", connection=1).member_epoch
+    trial.beat("a", epoch, connection=1)
+    trial.pass_time(2_000)
+    assert trial.beat("a", epoch, connection=1, hold_ms=1_800) is None
+    trial.pass_time(1_000)
+    trial.feed(lost(1))
+    trial.pass_time(3_999)
+    assert "a" in trial.machine.kernel.ledger.groups["g"].consumer.members
+    trial.pass_time(1)
+    assert trial.beat("a", epoch, connection=2).error is ErrorCode.UNKNOWN_MEMBER_ID
+
+
+def test_two_held_answers_in_a_row_leave_a_part_of_the_lease() -> None:
+    assert 2 * hold_max_ms(LEASE_MS) == LEASE_MS * 3 / 4

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from kio.serial import entity_reader, entity_writer
 
+from kohort.wire.cluster import ApiVersionsResponse
 from kohort.wire.framing import APIS
 from kohort.wire.groups import ConsumerProtocolAssignment, ConsumerProtocolSubscription
 from kohort.wire.message import Message
@@ -20,6 +21,8 @@ from kohort.wire.schema import Struct
 from tests.wire.values import Values
 
 STYLES = ("defaults", "nulls", "small", "small", "large")
+OWN_TAGS = 10_000
+"""Tagged fields from this number on are kohort's own, which Kafka's schemas do not have."""
 
 
 def _kio_class(cls: type[Message], version: int) -> Any:
@@ -73,10 +76,13 @@ def test_agrees_with_kio(kind: type[Message], version: int) -> None:
     theirs = _kio_class(kind, version)
     read, write = entity_reader(theirs), entity_writer(theirs)
     fields = {field.name for field in dataclasses.fields(theirs)}
-    present = {field.name for field in kind.FIELDS if field.present(version)}
+    own = [field for field in kind.FIELDS if field.tag is not None and field.tag >= OWN_TAGS]
+    present = {field.name for field in kind.FIELDS if field.present(version) and field not in own}
     assert {name.removesuffix("_ms") for name in present} == {name.removesuffix("_ms") for name in fields}
     for number, style in enumerate(STYLES):
         message = Values(f"{kind.__name__}/{version}/{number}", version, style).instance(kind)
+        for field in own:
+            setattr(message, field.name, field.fresh_default())
         encoded = message.encode(version)
         assert kind.decode(encoded, version) == message
         assert b"".join(message.encode_parts(version)) == encoded
@@ -86,6 +92,17 @@ def test_agrees_with_kio(kind: type[Message], version: int) -> None:
         out = io.BytesIO()
         write(out, instance)
         assert out.getvalue() == encoded
+
+
+def test_a_field_of_ours_comes_back_and_leaves_no_trace_where_it_is_not_set() -> None:
+    encoded = ApiVersionsResponse(lease_ms=5_000).encode(4)
+    assert ApiVersionsResponse.decode(encoded, 4) == ApiVersionsResponse(lease_ms=5_000)
+    assert ApiVersionsResponse.decode(ApiVersionsResponse(lease_ms=5_000).encode(2), 2) == ApiVersionsResponse()
+    out = io.BytesIO()
+    theirs = _kio_class(ApiVersionsResponse, 4)
+    instance, _ = entity_reader(theirs)(ApiVersionsResponse().encode(4), 0)
+    entity_writer(theirs)(out, instance)
+    assert out.getvalue() == ApiVersionsResponse().encode(4)
 
 
 def test_ranges_are_those_of_kafka_4_3() -> None:

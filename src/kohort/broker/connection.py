@@ -99,6 +99,7 @@ class Connection:
         pending: the answers that are owed, in order.
         number: tells connections apart in events of the group coordinator.
         software: name and version that the client gave in ApiVersions 3 and up.
+        lease_ms: the lease that the client was told to keep, 0: none.
         shards: the group shards this connection has asked, to be told of its end.
         held: heartbeats whose answers a shard may hold back, token to shard: the next request releases them.
         waits: its parked fetches.
@@ -124,6 +125,7 @@ class Connection:
         "fd",
         "held",
         "last_active",
+        "lease_ms",
         "local",
         "number",
         "peer",
@@ -164,6 +166,7 @@ class Connection:
         self.corked = False
         self.number = 0
         self.software: tuple[str, str] | None = None
+        self.lease_ms = 0
         self.shards: set[int] = set()
         self.held: dict[int, int] = {}
         self.waits: set[Any] = set()

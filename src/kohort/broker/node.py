@@ -25,6 +25,7 @@ from kohort.broker.transactions import TransactionHost, Transactions
 from kohort.broker.waits import Waits
 from kohort.groups.config import GroupConfig
 from kohort.groups.events import Event, TopicImage
+from kohort.groups.lost import hold_max_ms
 from kohort.groups.notify import Patience, patience
 from kohort.groups.outcome import Counted, Push, Rebalanced, Work
 from kohort.log import LogConfig, LogJournal, LogStore
@@ -118,8 +119,15 @@ class Node:
 
     def patience(self, request: Request) -> Patience:
         """How this client bears to wait for the reply to the heartbeat of a consumer group's member."""
-        software = request.connection.software
-        return patience(self.group_config.notify_at_once, None if software is None else software[0])
+        connection = request.connection
+        software = connection.software
+        found = patience(self.group_config.notify_at_once, None if software is None else software[0])
+        return found._replace(hold_ms=self._bearable_ms(connection, found.hold_ms))
+
+    def lease_ms(self, software: str) -> int:
+        """The lease that a client of this name is told to keep; 0: none."""
+        keeps_one = self.group_config.notice_disconnects != "off" and software == OWN_SOFTWARE
+        return self.group_config.disconnect_lease_ms if keeps_one else 0
 
     def shard_loaded(self, index: int) -> None:
         """Tell a shard its groups' own settings."""
@@ -152,10 +160,12 @@ class Node:
         for wait in connection.waits:
             self.waits.cancel(wait)
         connection.waits.clear()
-        notice = self.group_config.notice_disconnects
-        ours = connection.software is not None and connection.software[0] == OWN_SOFTWARE
-        noticed = notice == "all" or (notice == "known" and ours)
-        self.groups.connection_lost(connection.number, connection.shards, noticed=noticed)
+        noticed = connection.lease_ms > 0 or self.group_config.notice_disconnects == "all"
+        self.groups.connection_lost(connection, noticed=noticed)
+
+    @staticmethod
+    def _bearable_ms(connection: Connection, hold_ms: int) -> int:
+        return min(hold_ms, hold_max_ms(connection.lease_ms)) if connection.lease_ms else hold_ms
 
     def _maintain(self) -> None:
         busy = False

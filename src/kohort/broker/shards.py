@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
+from kohort.broker.connection import Connection
 from kohort.broker.request import Request
 from kohort.broker.shard import GroupShard
 from kohort.errors import ErrorCode
@@ -114,7 +115,7 @@ class GroupShards:
             self._shards[index].tell(ReleaseHeld((token,)))
         held.clear()
 
-    def connection_lost(self, number: int, shards: Iterable[int], *, noticed: bool) -> None:
-        """A connection that asked these shards has ended; whether that puts its members out before their session."""
-        for index in shards:
-            self._shards[index].tell(ConnectionLost(number, noticed))
+    def connection_lost(self, connection: Connection, *, noticed: bool) -> None:
+        """A connection has ended; whether that puts its members out before their session."""
+        for index in connection.shards:
+            self._shards[index].tell(ConnectionLost(connection.number, noticed, connection.lease_ms))

@@ -301,7 +301,6 @@ def _embedded() -> Iterator[Any]:
 
     config = {
         "group.initial.rebalance.delay.ms": "0",
-        "group.notice.disconnects": "known",  # the survivor takes over sooner
         "num.partitions": str(PARTITIONS),
     }
     with Broker(config=config) as broker:

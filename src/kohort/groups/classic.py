@@ -378,7 +378,7 @@ def heartbeat_error(kernel: Kernel, event: Heartbeat) -> ErrorCode:
     now_ms = kernel.now.mono_ms
     if member.beat_ms is not None:
         member.interval_ms = max(now_ms - member.beat_ms, member.interval_ms - (member.interval_ms >> 3))
-    member.beat_ms = now_ms
+    member.beat_ms = member.heard_ms = now_ms
     kernel.deadlines.set(member.session, now_ms + member.session_timeout_ms)
     if classic.state is GroupState.PREPARING_REBALANCE:
         return ErrorCode.REBALANCE_IN_PROGRESS

@@ -118,11 +118,19 @@ class GroupConfig:
     )
     notice_disconnects: str = knob(
         "group.notice.disconnects",
-        "off",
+        "known",
         choices=("off", "known", "all"),
-        why="members whose connection ends and who are not back within a heartbeat interval or so are put out before their "
-        "session ends: off, those of kohort's own clients, or all. Commits of a member that lives on are refused, but it "
-        "may work on records of others until it hears of it: hence off unless asked for",
+        why="members whose connection ends and who are not back soon are put out before their session ends: off, clients "
+        "known to keep a lease (kohort's own), or all. Of other clients a member that lives on has its commits refused, but "
+        "works on records of others until it hears of it: hence not all unless asked for",
+    )
+    disconnect_lease_ms: int = knob(
+        "group.disconnect.lease.ms",
+        5_000,
+        low=1_000,
+        unit="ms",
+        why="a client that keeps a lease hands out nothing when it had no answer for so long, and is put out after it when "
+        "its connection has ended; it sends heartbeats 2.5 times as often or more",
     )
     unsettled_interval_ms: int = knob(
         "group.unsettled.heartbeat.interval.ms",

@@ -92,6 +92,7 @@ def beat(kernel: Kernel, event: ConsumerGroupHeartbeat) -> Refusal | None:
         kernel.remember_connection(event.connection, group_id, member_id)
         presence.connection = event.connection
     presence.lost = False
+    presence.heard_ms = kernel.now.mono_ms
     kernel.run(presence.session, session_timeout_ms(kernel, consumer, member_id))
     let_go(kernel, group_id, consumer, member_id)
     if consumer.epoch > consumer.target_epoch:
@@ -278,6 +279,7 @@ def let_go(kernel: Kernel, group_id: str, consumer: ConsumerGroup, member_id: st
             presence.waiting = presence.held = None
             kernel.held.pop(event.request, None)
             if not presence.lost:
+                presence.heard_ms = kernel.now.mono_ms
                 kernel.run(presence.session, session_timeout_ms(kernel, consumer, member_id))
             answer(kernel, consumer, replace(event, hold_ms=0), member_id)
 

@@ -87,11 +87,13 @@ class Presence:
         held: a heartbeat that is answered when there is something to say.
         told_ms: the heartbeat interval it was told last, 0 before the first reply.
         connection: it was last heard on.
+        heard_ms: when its last heartbeat came, or its wait for the reply ended.
         lost: that connection has ended, and it has not been heard since.
     """
 
     __slots__ = (
         "connection",
+        "heard_ms",
         "held",
         "hold",
         "join_phase",
@@ -117,6 +119,7 @@ class Presence:
         self.held: ConsumerGroupHeartbeat | None = None
         self.told_ms = 0
         self.connection = NO_CONNECTION
+        self.heard_ms: int | None = None
         self.lost = False
 
     def cancel(self) -> None:

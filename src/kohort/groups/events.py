@@ -339,10 +339,12 @@ class ConnectionLost:
 
     Attributes:
         noticed: its members are put out unless they come back soon; False: their sessions run on.
+        lease_ms: the lease that the client on it keeps, 0: none. See `lost`.
     """
 
     connection: int
     noticed: bool = False
+    lease_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,6 +92,7 @@ def drop_pending(classic: ClassicGroup, member_id: str) -> None:
 def touch(kernel: Kernel, member: ClassicMember) -> None:
     """A sign of life, or the end of a wait: its session starts again, unless its connection has ended."""
     if not member.lost:
+        member.heard_ms = kernel.now.mono_ms
         kernel.deadlines.set(member.session, kernel.now.mono_ms + member.session_timeout_ms)
 
 

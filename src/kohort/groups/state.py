@@ -45,6 +45,7 @@ class ClassicMember:
         size: its share of the group's record in bytes, as last counted.
         connection: it was last heard on.
         lost: that connection has ended, and it has not been heard since.
+        heard_ms: when it was last heard, or its wait for a reply ended; None before the first time.
         beat_ms: when its last heartbeat came, None at first and after each join.
         interval_ms: the longest recent time between two heartbeats, 0 while it is not known.
         stopped_ms: when it gave up its work to join, None while it has an assignment.
@@ -55,6 +56,7 @@ class ClassicMember:
         "beat_ms",
         "client",
         "connection",
+        "heard_ms",
         "instance_id",
         "interval_ms",
         "is_new",
@@ -87,6 +89,7 @@ class ClassicMember:
         self.connection = NO_CONNECTION
         self.size = 0
         self.lost = False
+        self.heard_ms: int | None = None
         self.beat_ms: int | None = None
         self.interval_ms = 0
         self.stopped_ms: int | None = None

@@ -89,9 +89,9 @@ class Membership:
         return Held(tuple(assignment.partitions), assignment.generation)
 
     def begin(self, held: Held) -> bool:
-        """Start a batch: from now on revocations wait. False if the group has moved on since `held`."""
+        """Start a batch: from now on revocations wait. False if the group has moved on since `held`, or may have."""
         with self._lock:
-            if self._member.revocation() is not None:
+            if self._member.revocation() is not None or not self._member.owns():
                 return False
             if self._member.assignment().generation != held.generation:
                 return False

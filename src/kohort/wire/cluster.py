@@ -77,7 +77,11 @@ class ApiVersionsRequest(Message, key=18, versions=(0, 4), flexible=3):
 
 
 class ApiVersionsResponse(Message, key=18, versions=(0, 4), flexible=3):
-    """The version range of each API; its header is never flexible, so that any client can read it."""
+    """The version range of each API; its header is never flexible, so that any client can read it.
+
+    `lease_ms` is not Kafka's: kohort's broker sends it to kohort's clients and to no one else. Its tag is far above those
+    that Kafka gives out, one by one, and spells "ko".
+    """
 
     class ApiVersion(Struct):
         """Part of ApiVersionsResponse."""
@@ -107,6 +111,7 @@ class ApiVersionsResponse(Message, key=18, versions=(0, 4), flexible=3):
     finalized_features_epoch: int = int64(since=3, tag=1, default=-1, ignorable=True)
     finalized_features: list[FinalizedFeatureKey] = array(FinalizedFeatureKey, since=3, tag=2, ignorable=True)
     zk_migration_ready: bool = boolean(since=3, tag=3, ignorable=True)
+    lease_ms: int = int32(since=3, tag=0x6B6F, ignorable=True)
 
 
 class DescribeClusterRequest(Message, key=60, versions=(0, 2), flexible=0):

@@ -45,8 +45,10 @@ def api_versions(node: Node, request: Request) -> ApiVersionsResponse:
         if not _plain(name) or not _plain(version):
             return ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST)
         request.connection.software = (name, version)
+        request.connection.lease_ms = node.lease_ms(name)
     response = ApiVersionsResponse(api_keys=node.api_keys)
     if request.version >= 3:
+        response.lease_ms = request.connection.lease_ms
         response.finalized_features_epoch = 1
         response.supported_features = [
             ApiVersionsResponse.SupportedFeatureKey(name=name, min_version=low, max_version=high)

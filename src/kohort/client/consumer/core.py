@@ -38,7 +38,11 @@ class WakeupError(KafkaError):
 
 @dataclass(frozen=True, slots=True)
 class ConsumerFigures:
-    """Counters of a consumer since it was made, and what it keeps now."""
+    """Counters of a consumer since it was made, and what it keeps now.
+
+    Attributes:
+        lapses: How often nothing was handed out because the coordinator had not answered for the lease it told.
+    """
 
     polls: int
     records: int
@@ -46,6 +50,7 @@ class ConsumerFigures:
     fetched_bytes: int
     commits: int
     rebalances: int
+    lapses: int
     requests: int
     received_bytes: int
     kept_records: int
@@ -78,6 +83,7 @@ class ConsumerCore:
         self._seen = 0
         self._rebalances_seen = 0
         self._rebalances_before = 0
+        self._lapses_before = 0
         self._manual = False
         self._woken = False
         self._closed = False
@@ -141,7 +147,7 @@ class ConsumerCore:
         """What `poll` would return, when enough is decoded and nothing else is to be done first; else nothing."""
         if self.retained.records < limit or self.handing_out.open or self._closed or self._woken or self._group_news():
             return []
-        if self.positions.error is not None or self.partitions.failed():
+        if self.positions.error is not None or self.partitions.failed() or not self._owns():
             return []
         self._begin_poll(limit)
         taken = self.retained.take(limit, proportional=self.config.poll_share == "proportional")
@@ -174,7 +180,8 @@ class ConsumerCore:
                 self.fetcher.pump()
                 decoded = yield Decode(fetched.sets, self._options)
                 self._keep(fetched, decoded)
-            taken = self.retained.take(limit, proportional=self.config.poll_share == "proportional")
+            share = self.config.poll_share == "proportional"
+            taken = self.retained.take(limit, proportional=share) if self._owns() else []
             self.pump()
             if taken:
                 self.returned += sum(map(len, taken))
@@ -200,11 +207,13 @@ class ConsumerCore:
     def _has_news(self) -> bool:
         return (
             self._woken
-            or bool(self.fetcher.ready)
             or self._group_news()
             or self.positions.error is not None
-            or self.retained.any_ready()
+            or ((bool(self.fetcher.ready) or self.retained.any_ready()) and self._owns())
         )
+
+    def _owns(self) -> bool:
+        return self.membership is None or self.membership.owns
 
     def _keep(self, fetched: Fetched, decoded: Decoded) -> None:
         self.fetcher.decoded(fetched)
@@ -315,6 +324,7 @@ class ConsumerCore:
                 yield from self._give_up(held, lost)
         finally:
             self._rebalances_before += member.rebalances
+            self._lapses_before += member.lapses
             self.membership = None
             self._seen = self._rebalances_seen = 0
             yield Await(member.leave(reason))
@@ -402,14 +412,15 @@ class ConsumerCore:
 
     def figures(self) -> ConsumerFigures:
         """Counters."""
-        links = self.cluster.links
+        links, member = self.cluster.links, self.membership
         return ConsumerFigures(
             polls=self.polls,
             records=self.returned,
             fetches=self.fetcher.fetches,
             fetched_bytes=self.fetcher.fetched_bytes,
             commits=self.commits.count,
-            rebalances=self._rebalances_before + (self.membership.rebalances if self.membership is not None else 0),
+            rebalances=self._rebalances_before + (0 if member is None else member.rebalances),
+            lapses=self._lapses_before + (0 if member is None else member.lapses),
             requests=links.requests_sent,
             received_bytes=links.bytes_received,
             kept_records=self.fetcher.kept_records(),
@@ -448,6 +459,7 @@ class ConsumerCore:
 
     def _changed(self) -> None:
         self.news += 1
+        self.handing_out.halted = self.membership is not None and self.membership.lapsed
 
 
 def offsets_of(positions: Mapping[TopicPartition, Position]) -> dict[TopicPartition, OffsetAndMetadata]:

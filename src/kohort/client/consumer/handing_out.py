@@ -20,10 +20,12 @@ class HandingOut:
 
     Attributes:
         open: Partitions being handed out, with their era.
+        halted: They may be others' by now: what is being handed out ends, and comes again if they are not.
     """
 
     def __init__(self, partitions: Partitions, config: ConsumerConfig) -> None:
         self.open: dict[TopicPartition, int] = {}
+        self.halted = False
         self._partitions = partitions
         self._config = config
 
@@ -54,7 +56,7 @@ class HandingOut:
             if state is None or state.era != era:
                 self.open.pop(partition, None)
                 return
-            if state.paused:
+            if state.paused or self.halted:
                 self._take_back(partition, era)
                 return
             state.position = Position(record.offset + 1, epoch)

@@ -98,7 +98,8 @@ class ClassicMembership(Membership):
         """One rebalance as this member sees it: give up, join, sync, take."""
         reason, self._rejoin_reason = self._rejoin_reason or "", None
         await self._give_up_before_joining()
-        self._stop_beating()
+        if not (self.assignment.partitions and self._lease.length_ms is not None):
+            self._stop_beating()
         self.state = MemberState.JOINING
         try:
             joined = await self._join(reason)
@@ -192,6 +193,7 @@ class ClassicMembership(Membership):
         deadline = self.cluster.runtime.now_ms + self.config.max_poll_interval_ms
         failures = 0
         while True:
+            sent = self.cluster.runtime.elapsed_ms()
             try:
                 self._awaiting_sync = True
                 try:
@@ -202,6 +204,7 @@ class ClassicMembership(Membership):
                 if code in (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION):
                     raise _Rejoin(code, reset=True)
                 self._raise_for(code, "sync")
+                self._renew(sent)
                 return bytes(answer.assignment)
             except RetriableError:
                 failures += 1
@@ -253,18 +256,20 @@ class ClassicMembership(Membership):
 
     async def _beat(self) -> None:
         runtime, config = self.cluster.runtime, self.config
-        due = runtime.now_ms + config.heartbeat_interval_ms
+        due = runtime.now_ms + self._lease.beat_ms(config.heartbeat_interval_ms)
         while True:
             await runtime.sleep(max(0.0, due - runtime.now_ms))
-            sent = runtime.now_ms
-            due = sent + config.heartbeat_interval_ms
+            sent, sent_elapsed = runtime.now_ms, runtime.elapsed_ms()
+            due = sent + self._lease.beat_ms(config.heartbeat_interval_ms)
+            if self._awaiting_sync or self.state is MemberState.JOINING:  # the coordinator knows that this member waits
+                self._heard_ms = sent
+                if self._lease.length_ms is not None and not await self._beat_aside(sent_elapsed):
+                    due = min(due, runtime.now_ms + config.retry_backoff_ms)
+                continue
             session_left = self._heard_ms + config.session_timeout_ms - sent
             if session_left <= 0:
                 self._fence(ErrorCode.UNKNOWN_MEMBER_ID)
                 return
-            if self._awaiting_sync:  # the coordinator knows that this member waits for the leader
-                self._heard_ms = sent
-                continue
             try:
                 code = await self._heartbeat(min(config.request_timeout_ms, session_left))
             except RetriableError:
@@ -272,6 +277,7 @@ class ClassicMembership(Membership):
                 continue
             if code is ErrorCode.NONE or code is ErrorCode.REBALANCE_IN_PROGRESS:
                 self._heard_ms = sent
+                self._renew(sent_elapsed)
                 if code is ErrorCode.REBALANCE_IN_PROGRESS and self.state is MemberState.HOLDING:
                     self.request_rejoin("the group rebalances")
             elif code in _FENCED:
@@ -284,14 +290,27 @@ class ClassicMembership(Membership):
                 self._fence(ErrorCode.UNKNOWN_MEMBER_ID)
                 return
 
-    async def _heartbeat(self, timeout_ms: float) -> ErrorCode:
+    async def _beat_aside(self, sent_elapsed: float) -> bool:
+        """Renew the lease on a connection of its own, while a join or sync waits on the usual one.
+
+        What went wrong is told by the answer to that join or sync. False: the coordinator was not reached.
+        """
+        try:
+            code = await self._heartbeat(self.config.request_timeout_ms, f"beat:{self.group}")
+        except KafkaError:
+            return False
+        if code in (ErrorCode.NONE, ErrorCode.REBALANCE_IN_PROGRESS):
+            self._renew(sent_elapsed)
+        return True
+
+    async def _heartbeat(self, timeout_ms: float, lane: str = "main") -> ErrorCode:
         def build(version: int) -> HeartbeatRequest:
             request = HeartbeatRequest(group_id=self.group, generation_id=self._generation, member_id=self._member_id)
             if version >= 3:
                 request.group_instance_id = self.config.group_instance_id
             return request
 
-        answer = await self._ask(Versioned(HeartbeatRequest, build), timeout_ms)
+        answer = await self._ask(Versioned(HeartbeatRequest, build), self._lease.answer_ms(timeout_ms), lane)
         code = ErrorCode.of(answer.error_code)
         if code in LOST_COORDINATOR:
             self.cluster.forget_coordinator(self._coordinator)

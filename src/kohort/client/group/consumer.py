@@ -37,6 +37,8 @@ _CLIENT_IDS_SINCE = 1
 _FENCED = (ErrorCode.FENCED_MEMBER_EPOCH, ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_INSTANCE_ID)
 _AGAIN = (*LOST_COORDINATOR, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.UNRELEASED_INSTANCE_ID)
 _FIRST_INTERVAL_MS = 5_000
+_HELD_MS = 5_500
+"""kohort's broker holds a heartbeat for up to 4.5 s, whatever interval it told."""
 
 
 class ConsumerMembership(Membership):
@@ -118,7 +120,7 @@ class ConsumerMembership(Membership):
     def _beat_if_due(self) -> None:
         if self._may_beat_now():
             self._urgent = False
-            self._due_ms = self.cluster.runtime.now_ms + self._interval_ms
+            self._due_ms = self.cluster.runtime.now_ms + self._lease.beat_ms(self._interval_ms)
             self._beats.append(self.cluster.runtime.spawn(self._beat(), f"heartbeat of {self.group}"))
 
     def _quiet_ms(self) -> float | None:
@@ -139,8 +141,8 @@ class ConsumerMembership(Membership):
         facts = self._facts()
         news = {name: value for name, value in facts.items() if name not in self._told or self._told[name] != value}
         self._told = facts
-        sent = runtime.now_ms
-        limit = min(self.config.request_timeout_ms, max(1_000.0, self._interval_ms * 2))
+        sent, sent_elapsed = runtime.now_ms, runtime.elapsed_ms()
+        limit = self._lease.answer_ms(min(self.config.request_timeout_ms, max(_HELD_MS, self._interval_ms * 2)))
         try:
             answer = await self._ask(self._request(news), limit)
         except RetriableError as error:
@@ -154,6 +156,7 @@ class ConsumerMembership(Membership):
         if code is ErrorCode.NONE:
             self._failures = 0
             self._heard_ms = sent
+            self._renew(sent_elapsed)
             self._take_in(answer)
         elif code in _AGAIN:
             if code in LOST_COORDINATOR:
@@ -176,8 +179,8 @@ class ConsumerMembership(Membership):
 
     def _take_in(self, answer: Any) -> None:
         if answer.heartbeat_interval_ms > 0:
-            self._due_ms += answer.heartbeat_interval_ms - self._interval_ms
-            self._interval_ms = answer.heartbeat_interval_ms
+            before, self._interval_ms = self._interval_ms, answer.heartbeat_interval_ms
+            self._due_ms += self._lease.beat_ms(self._interval_ms) - self._lease.beat_ms(before)
         if answer.member_id:
             self._member_id = answer.member_id
         if answer.member_epoch != self._generation:

@@ -74,7 +74,7 @@ class GroupMember:
             return self._membership.assignment
 
     def wait_assignment(self, timeout_ms: float, *, after_generation: int = -1) -> Assignment:
-        """Wait until an assignment of a generation above `after_generation` is held and no revocation is pending.
+        """Wait until an assignment of a generation above `after_generation` is held and owned, and no revocation is pending.
 
         Raises:
             TimedOutError: none within the time; says what the member was waiting for.
@@ -83,14 +83,24 @@ class GroupMember:
         member = self._membership
 
         def settled() -> bool:
-            return member.error is not None or (member.holding and member.assignment.generation > after_generation)
+            settled = member.holding and member.owns and member.assignment.generation > after_generation
+            return member.error is not None or settled
 
         if not self._client.wait(settled, timeout_ms / 1000):
             with self._client.lock:
-                why = self._client.cluster.unreachable() or f"the member is {member.state.value}"
+                silent = "the coordinator is silent" if member.lapsed else f"the member is {member.state.value}"
+                why = self._client.cluster.unreachable() or silent
             raise TimedOutError(f"group {self.group_id!r}: no assignment within {timeout_ms:.0f} ms: {why}")
         self._raise_error()
         return self.assignment()
+
+    def owns(self) -> bool:
+        """Whether work on what is held may begin: the coordinator has answered lately. Always so where the broker tells no lease.
+
+        Source: `kohort.client.group.lease`.
+        """
+        with self._client.lock:
+            return self._membership.owns
 
     def revocation(self) -> Revocation | None:
         """What the group wants back, until `release`; None otherwise.

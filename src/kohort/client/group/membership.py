@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import Any, ClassVar
 
+from kohort.client.group.lease import Lease
 from kohort.client.group.subscription import Subscription
 from kohort.client.net.cluster import Cluster, Coordinator, Versioned
 from kohort.client.net.runtime import Promise, Task
@@ -49,6 +50,8 @@ class Membership(ABC):
         error: Why the group can't be joined; take it with `take_error`, after which the member tries again.
         sequence: Grows with every change of `assignment` or `revocation`.
         rebalances: Assignments received.
+        lapsed: The lease ended while partitions were held, and was not renewed since.
+        lapses: How often it did.
         state: Where the member is in its life.
     """
 
@@ -81,6 +84,10 @@ class Membership(ABC):
         self.error: KafkaError | None = None
         self.sequence = 0
         self.rebalances = 0
+        self.lapsed = False
+        self.lapses = 0
+        self._kept = Lease()
+        self._lease_watch: Task[None] | None = None
         self._coordinator = Coordinator(self.group)
         self._announce = changed
         self._poll_bound = poll_bound
@@ -153,10 +160,16 @@ class Membership(ABC):
         """Whether an assignment is held, with nothing to give up."""
         return self.state is MemberState.HOLDING and self.revocation is None and self._fenced is None
 
+    @property
+    def owns(self) -> bool:
+        """Whether what is held is this member's to work on, as far as it can know: its lease holds, or it was told none."""
+        return self._lease.holds(self.cluster.runtime.elapsed_ms())
+
     async def leave(self, reason: str) -> None:
         """Leave the group at once, if a member, and stop. What a static member holds waits for its return."""
         self._subscription = None
         self._stop()
+        self._end_lease()
         if self._main is not None:
             self._main.cancel()
             self._main = None
@@ -207,6 +220,7 @@ class Membership(ABC):
     async def _lose(self, code: ErrorCode) -> None:
         """Everything held is lost: tell the application and wait until it has heard."""
         self._stop()
+        self._end_lease()
         self._fenced = None
         self._generation = self.NOT_JOINED
         if self.assignment.partitions:
@@ -238,6 +252,48 @@ class Membership(ABC):
         if not self._poll_bound:
             return None
         return self._polled_ms + self.config.max_poll_interval_ms - self.cluster.runtime.now_ms
+
+    @property
+    def _lease(self) -> Lease:
+        """This member's, as the broker told it."""
+        self._kept.told(self.cluster.links.lease_ms)
+        return self._kept
+
+    def _renew(self, sent_ms: float) -> None:
+        """The coordinator took a request that was sent then (`Runtime.elapsed_ms`): the lease runs from there."""
+        self._lease.renew(sent_ms)
+        if not self.owns:
+            return
+        if self.lapsed:
+            self.lapsed = False
+            log.info("group %s: the coordinator answers again: records are handed out again", self.group)
+            self._announce()
+        if self._lease_watch is None and self._lease.length_ms is not None:
+            self._lease_watch = self.cluster.runtime.spawn(self._watch_lease(), f"lease of {self.group}")
+
+    async def _watch_lease(self) -> None:
+        """Say when the lease ends."""
+        runtime = self.cluster.runtime
+        while (left := self._lease.end_ms - runtime.elapsed_ms()) > 0:
+            await runtime.sleep(max(1.0, left))
+        self._lease_watch = None
+        if self.assignment.partitions:
+            self.lapsed = True
+            self.lapses += 1
+            log.warning(
+                "group %s: no answer from the coordinator for %.0f ms, the group may give this member's partitions to "
+                "others: nothing is handed out until there is one",
+                self.group,
+                self._lease.length_ms,
+            )
+            self._announce()
+
+    def _end_lease(self) -> None:
+        """Nothing is held any more."""
+        self.lapsed = False
+        if self._lease_watch is not None:
+            self._lease_watch.cancel()
+            self._lease_watch = None
 
     def _fence(self, code: ErrorCode) -> None:
         self._fenced = code

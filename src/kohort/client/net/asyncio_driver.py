@@ -13,7 +13,7 @@ from kohort.client.net.cluster import Cluster
 from kohort.client.net.links import CloseLink, Command, OpenLink, SendFrame
 from kohort.client.net.runtime import Cancelled, Promise
 from kohort.client.net.security import tls_context
-from kohort.client.net.thread_driver import ClientClosed, describe
+from kohort.client.net.thread_driver import ClientClosed, describe, elapsed_ms
 from kohort.client.settings import ConnectionConfig
 from kohort.errors import KafkaError
 
@@ -30,6 +30,7 @@ class AsyncClient:
 
     def __init__(self, config: ConnectionConfig) -> None:
         self.cluster = Cluster(config)
+        self.cluster.runtime.elapsed_ms = elapsed_ms
         self._loop = asyncio.get_running_loop()
         self._tls = tls_context(config)
         self._pool = BufferPool()

@@ -131,6 +131,7 @@ class Links:
 
     Attributes:
         bytes_sent, bytes_received, requests_sent: counters for metrics.
+        lease_ms: the shortest lease that a broker told this client, None: none did. See `kohort.client.group.lease`.
         features: the cluster's finalized features by name, as the newest ApiVersions answer told them (KIP-584).
     """
 
@@ -139,6 +140,7 @@ class Links:
         self.runtime = runtime
         self.jitter = jitter
         self.requests_sent = 0
+        self.lease_ms: int | None = None
         self.bytes_received = 0
         self.features: dict[str, int] = {}
         self._features_epoch = -1
@@ -365,6 +367,8 @@ class Links:
             if answer.finalized_features_epoch > self._features_epoch:
                 self._features_epoch = answer.finalized_features_epoch
                 self.features = {each.name: each.max_version_level for each in answer.finalized_features}
+            if answer.lease_ms > 0:
+                self.lease_ms = answer.lease_ms if self.lease_ms is None else min(self.lease_ms, answer.lease_ms)
             return ranges
 
     async def _authenticate(self, link: Link, timeout_ms: float) -> None:

@@ -142,11 +142,13 @@ class Runtime:
     Attributes:
         now_ms: The monotonic time of the running step, in milliseconds.
         on_task_failed: Called with (task, error) when a spawned task ends in an error that no one awaits.
+        elapsed_ms: Tells the time now, in ms of a clock that also runs while the machine sleeps; drivers set it.
     """
 
     def __init__(self, now_ms: float = 0.0) -> None:
         self.now_ms = now_ms
         self.on_task_failed: Callable[[Task[Any], Exception], None] | None = None
+        self.elapsed_ms: Callable[[], float] = lambda: self.now_ms
         self._ready: deque[Task[Any]] = deque()
         self._timers: list[tuple[float, int, Promise[None]]] = []
         self._order = itertools.count()
