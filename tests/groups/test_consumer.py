@@ -64,28 +64,28 @@ def settle(trial: Trial, *members: str) -> dict[str, tuple[int, list[int]]]:
 def test_a_first_member_gets_everything_with_its_first_reply() -> None:
     trial = make_trial()
     reply = trial.beat("a")
-    assert (reply.error, reply.member_id, reply.member_epoch) == (ErrorCode.NONE, "a", 1)
+    assert (reply.error, reply.member_id, reply.member_epoch) == (ErrorCode.NONE, "a", 2)
     assert held(reply) == [0, 1, 2, 3]
     assert reply.heartbeat_interval_ms == 5_000
     assert describe(trial).state == "Stable"  # type: ignore[attr-defined]
-    later = trial.beat("a", 1)
-    assert (later.member_epoch, later.assignment) == (1, None)
+    later = trial.beat("a", 2)
+    assert (later.member_epoch, later.assignment) == (2, None)
 
 
 def test_a_second_member_gets_its_part_when_the_first_has_given_it_up() -> None:
     trial = make_trial()
     trial.beat("a")
     second = trial.beat("b")
-    assert (second.member_epoch, held(second), second.heartbeat_interval_ms) == (2, [], 200)
-    first = trial.beat("a", 1)
+    assert (second.member_epoch, held(second), second.heartbeat_interval_ms) == (3, [], 200)
+    first = trial.beat("a", 2)
     kept = held(first)
-    assert (first.member_epoch, len(kept), first.heartbeat_interval_ms) == (1, 2, 200)
-    assert trial.beat("b", 2, owned=()).assignment is None
-    still = trial.beat("a", 1, owned=owned("t", 0, 1, 2, 3))
-    assert still.member_epoch == 1
-    done = trial.beat("a", 1, owned=owned("t", *kept))
-    assert done.member_epoch == 2
-    second = trial.beat("b", 2)
+    assert (first.member_epoch, len(kept), first.heartbeat_interval_ms) == (2, 2, 200)
+    assert trial.beat("b", 3, owned=()).assignment is None
+    still = trial.beat("a", 2, owned=owned("t", 0, 1, 2, 3))
+    assert still.member_epoch == 2
+    done = trial.beat("a", 2, owned=owned("t", *kept))
+    assert done.member_epoch == 3
+    second = trial.beat("b", 3)
     assert sorted(held(second) + kept) == [0, 1, 2, 3]
     assert describe(trial).state == "Stable"  # type: ignore[attr-defined]
 
@@ -109,8 +109,8 @@ def test_a_target_for_an_older_epoch_is_progress() -> None:
     trial.feed(second)
     assert len(trial.work) == 1
     trial.do_work()
-    assert trial.reply(first.request).member_epoch == 1
-    assert trial.reply(second.request).member_epoch == 2
+    assert trial.reply(first.request).member_epoch == 2
+    assert trial.reply(second.request).member_epoch == 3
 
 
 def test_a_failed_computation_is_told_and_tried_again() -> None:
@@ -138,14 +138,14 @@ def test_a_failed_computation_is_told_and_tried_again() -> None:
         ({"subscribed_topics": None}, ErrorCode.INVALID_REQUEST),
         ({"epoch": -3}, ErrorCode.INVALID_REQUEST),
         ({"epoch": -2}, ErrorCode.INVALID_REQUEST),
-        ({"epoch": 1, "member_id": ""}, ErrorCode.INVALID_REQUEST),
+        ({"epoch": 2, "member_id": ""}, ErrorCode.INVALID_REQUEST),
         ({"server_assignor": "mine"}, ErrorCode.UNSUPPORTED_ASSIGNOR),
-        ({"epoch": 1, "group_id": "none"}, ErrorCode.GROUP_ID_NOT_FOUND),
+        ({"epoch": 2, "group_id": "none"}, ErrorCode.GROUP_ID_NOT_FOUND),
         ({"epoch": -1, "group_id": "none"}, ErrorCode.GROUP_ID_NOT_FOUND),
-        ({"epoch": 1, "member_id": "ghost"}, ErrorCode.UNKNOWN_MEMBER_ID),
+        ({"epoch": 2, "member_id": "ghost"}, ErrorCode.UNKNOWN_MEMBER_ID),
         ({"epoch": -1, "member_id": "ghost"}, ErrorCode.UNKNOWN_MEMBER_ID),
-        ({"epoch": 7}, ErrorCode.FENCED_MEMBER_EPOCH),
-        ({"epoch": 1, "instance_id": "i"}, ErrorCode.UNKNOWN_MEMBER_ID),
+        ({"epoch": 8}, ErrorCode.FENCED_MEMBER_EPOCH),
+        ({"epoch": 2, "instance_id": "i"}, ErrorCode.UNKNOWN_MEMBER_ID),
     ],
 )
 def test_a_heartbeat_is_refused(change: dict[str, object], error: ErrorCode) -> None:
@@ -164,18 +164,18 @@ def test_a_full_group_refuses_new_members() -> None:
     trial = make_trial(consumer_max_size=1)
     trial.beat("a")
     assert trial.beat("b").error is ErrorCode.GROUP_MAX_SIZE_REACHED
-    assert trial.beat("a", 1).error is ErrorCode.NONE
+    assert trial.beat("a", 2).error is ErrorCode.NONE
 
 
 def test_a_lost_reply_is_forgiven_once_the_member_says_what_it_has() -> None:
     trial = make_trial()
     trial.beat("a")
     trial.beat("b")
-    first = trial.beat("a", 1)
-    trial.beat("a", 1, owned=owned("t", *held(first)))
-    assert trial.beat("a", 1, owned=owned("t", 0, 1, 2, 3)).error is ErrorCode.FENCED_MEMBER_EPOCH
-    assert trial.beat("a", 1).error is ErrorCode.FENCED_MEMBER_EPOCH
-    assert trial.beat("a", 1, owned=owned("t", *held(first))).member_epoch == 2
+    first = trial.beat("a", 2)
+    trial.beat("a", 2, owned=owned("t", *held(first)))
+    assert trial.beat("a", 2, owned=owned("t", 0, 1, 2, 3)).error is ErrorCode.FENCED_MEMBER_EPOCH
+    assert trial.beat("a", 2).error is ErrorCode.FENCED_MEMBER_EPOCH
+    assert trial.beat("a", 2, owned=owned("t", *held(first))).member_epoch == 3
 
 
 def test_scenario_6_a_partition_is_assigned_anew_while_its_revocation_is_pending() -> None:
@@ -183,13 +183,13 @@ def test_scenario_6_a_partition_is_assigned_anew_while_its_revocation_is_pending
     trial = make_trial()
     trial.beat("a")
     trial.beat("b")
-    pending = {0, 1, 2, 3} - set(held(trial.beat("a", 1)))
+    pending = {0, 1, 2, 3} - set(held(trial.beat("a", 2)))
     trial.beat("b", -1)
     trial.beat("c")
     for _ in range(3):
         reply = trial.beat("c", trial.machine.kernel.ledger.groups["g"].consumer.standing("c").member_epoch)
         assert reply.assignment is None or not pending & set(held(reply))
-    assert trial.beat("a", 1).member_epoch == 1
+    assert trial.beat("a", 2).member_epoch == 2
     state = settle(trial, "a", "c")
     assert sorted(state["a"][1] + state["c"][1]) == [0, 1, 2, 3]
 
@@ -197,9 +197,9 @@ def test_scenario_6_a_partition_is_assigned_anew_while_its_revocation_is_pending
 def test_scenario_7_a_fenced_member_joins_again_with_epoch_0() -> None:
     trial = make_trial()
     trial.beat("a")
-    assert trial.beat("a", 5).error is ErrorCode.FENCED_MEMBER_EPOCH
+    assert trial.beat("a", 6).error is ErrorCode.FENCED_MEMBER_EPOCH
     again = trial.beat("a")
-    assert (again.error, held(again), again.member_epoch) == (ErrorCode.NONE, [0, 1, 2, 3], 1)
+    assert (again.error, held(again), again.member_epoch) == (ErrorCode.NONE, [0, 1, 2, 3], 2)
 
 
 def test_scenario_7_the_last_member_leaves_and_epochs_agree() -> None:
@@ -207,8 +207,8 @@ def test_scenario_7_the_last_member_leaves_and_epochs_agree() -> None:
     trial.beat("a")
     assert trial.beat("a", -1).member_epoch == -1
     group = describe(trial)
-    assert (group.state, group.epoch, group.assignment_epoch) == ("Empty", 2, 2)  # type: ignore[attr-defined]
-    assert trial.beat("a").member_epoch == 3
+    assert (group.state, group.epoch, group.assignment_epoch) == ("Empty", 3, 3)  # type: ignore[attr-defined]
+    assert trial.beat("a").member_epoch == 4
 
 
 def test_silence_puts_a_member_out() -> None:
@@ -217,8 +217,8 @@ def test_silence_puts_a_member_out() -> None:
     trial.beat("b")
     for _ in range(10):
         trial.pass_time(5_000)
-        trial.beat("b", 2)
-    assert trial.beat("a", 1).error is ErrorCode.UNKNOWN_MEMBER_ID
+        trial.beat("b", 3)
+    assert trial.beat("a", 2).error is ErrorCode.UNKNOWN_MEMBER_ID
     assert held(trial.beat("b")) == [0, 1, 2, 3]
 
 
@@ -226,11 +226,11 @@ def test_a_member_that_does_not_revoke_in_time_is_put_out() -> None:
     trial = make_trial()
     trial.beat("a", rebalance_timeout_ms=10_000)
     trial.beat("b")
-    trial.beat("a", 1)
+    trial.beat("a", 2)
     for _ in range(2):
         trial.pass_time(5_000)
-        trial.beat("b", 2)
-        late = trial.beat("a", 1)
+        trial.beat("b", 3)
+        late = trial.beat("a", 2)
     assert late.error is ErrorCode.UNKNOWN_MEMBER_ID
 
 
@@ -242,8 +242,8 @@ def test_a_static_member_comes_back_to_what_it_had() -> None:
     epoch = epoch_of(trial)
     back = trial.beat("b", instance_id="i")
     assert (held(back), back.member_epoch, epoch_of(trial)) == ([0, 1, 2, 3], epoch, epoch)
-    assert trial.beat("a", 1, instance_id="i").error is ErrorCode.FENCED_INSTANCE_ID
-    assert trial.beat("a", 1).error is ErrorCode.UNKNOWN_MEMBER_ID
+    assert trial.beat("a", 2, instance_id="i").error is ErrorCode.FENCED_INSTANCE_ID
+    assert trial.beat("a", 2).error is ErrorCode.UNKNOWN_MEMBER_ID
     assert trial.beat("a", -1, instance_id="i").error is ErrorCode.FENCED_INSTANCE_ID
 
 
@@ -259,16 +259,16 @@ def test_topics_that_grow_appear_or_go_begin_an_epoch() -> None:
     trial = make_trial()
     trial.beat("a", subscribed_topics=("t", "u"))
     trial.set_topics(t=4, x=1)
-    assert epoch_of(trial) == 1
+    assert epoch_of(trial) == 2
     trial.set_topics(t=5, x=1)
-    assert held(trial.beat("a", 1)) == [0, 1, 2, 3, 4]
+    assert held(trial.beat("a", 2)) == [0, 1, 2, 3, 4]
     trial.set_topics(t=5, x=1, u=1)
-    assert epoch_of(trial) == 3
-    assert len(held(trial.beat("a", 2))) == 6
+    assert epoch_of(trial) == 4
+    assert len(held(trial.beat("a", 3))) == 6
     trial.set_topics(x=1, u=1)
-    assert len(held(trial.beat("a", 3))) == 1
-    last = trial.beat("a", 3, owned=owned("u", 0))
-    assert (last.member_epoch, held(last)) == (4, [0])
+    assert len(held(trial.beat("a", 4))) == 1
+    last = trial.beat("a", 4, owned=owned("u", 0))
+    assert (last.member_epoch, held(last)) == (5, [0])
 
 
 def test_a_regular_expression_is_resolved_and_resolved_again() -> None:
@@ -294,24 +294,24 @@ def test_the_assignor_that_most_members_wish_for() -> None:
 def test_a_held_heartbeat_is_answered_when_something_changes() -> None:
     trial = make_trial()
     trial.beat("a")
-    waiting = trial.consumer_event("a", 1, hold_ms=4_500, short_interval=True)
+    waiting = trial.consumer_event("a", 2, hold_ms=4_500, short_interval=True)
     trial.feed(waiting)
     assert trial.reply(waiting.request) is None
     trial.beat("b")
     reply = trial.reply(waiting.request)
-    assert (reply.member_epoch, len(held(reply))) == (1, 2)
+    assert (reply.member_epoch, len(held(reply))) == (2, 2)
 
 
 def test_a_held_heartbeat_is_answered_when_its_time_is_over_or_the_shell_asks() -> None:
     trial = make_trial()
     trial.beat("a")
-    first = trial.consumer_event("a", 1, hold_ms=4_500, short_interval=True)
+    first = trial.consumer_event("a", 2, hold_ms=4_500, short_interval=True)
     trial.feed(first)
     trial.pass_time(4_499)
     assert trial.reply(first.request) is None
     trial.pass_time(1)
     assert trial.reply(first.request).error is ErrorCode.NONE
-    second = trial.consumer_event("a", 1, hold_ms=4_500, short_interval=True)
+    second = trial.consumer_event("a", 2, hold_ms=4_500, short_interval=True)
     trial.feed(second)
     trial.feed(ReleaseHeld((second.request,)))
     assert trial.reply(second.request).error is ErrorCode.NONE
@@ -320,7 +320,7 @@ def test_a_held_heartbeat_is_answered_when_its_time_is_over_or_the_shell_asks() 
 def test_a_client_that_waits_as_long_as_it_was_told_is_held_for_a_part_of_that() -> None:
     trial = make_trial()
     trial.beat("a")
-    event = trial.consumer_event("a", 1, hold_ms=30_000)
+    event = trial.consumer_event("a", 2, hold_ms=30_000)
     trial.feed(event)
     trial.pass_time(3_999)
     assert trial.reply(event.request) is None
@@ -359,7 +359,7 @@ def test_a_groups_own_settings() -> None:
     trial.feed(GroupSettingsChanged("g", GroupSettings(50_000, 7_000)))
     trial.beat("a")
     trial.feed(GroupSettingsChanged("g", GroupSettings(50_000, 7_000)))
-    assert trial.beat("a", 1).heartbeat_interval_ms == 7_000
+    assert trial.beat("a", 2).heartbeat_interval_ms == 7_000
 
 
 def test_a_joiner_without_an_id_whose_connection_ends_is_dropped() -> None:
@@ -374,15 +374,15 @@ def test_a_joiner_without_an_id_whose_connection_ends_is_dropped() -> None:
 def test_who_may_commit_and_fetch() -> None:
     trial = make_trial()
     trial.beat("a")
-    assert trial.commit(1, "a", 1) is ErrorCode.NONE
-    assert trial.commit(1, "a", 0) is ErrorCode.STALE_MEMBER_EPOCH
-    assert trial.commit(1, "a", 1, knows_stale_epoch=False) is ErrorCode.UNSUPPORTED_VERSION
+    assert trial.commit(1, "a", 2) is ErrorCode.NONE
+    assert trial.commit(1, "a", 1) is ErrorCode.STALE_MEMBER_EPOCH
+    assert trial.commit(1, "a", 2, knows_stale_epoch=False) is ErrorCode.UNSUPPORTED_VERSION
     assert trial.commit(1, "ghost", 1) is ErrorCode.UNKNOWN_MEMBER_ID
     assert trial.commit(1) is ErrorCode.UNKNOWN_MEMBER_ID
     wanted = (TopicPartition("t", 0),)
     for member, epoch, error in [
         (None, -1, ErrorCode.NONE),
-        ("a", 1, ErrorCode.NONE),
+        ("a", 2, ErrorCode.NONE),
         ("a", 9, ErrorCode.STALE_MEMBER_EPOCH),
         ("ghost", 1, ErrorCode.UNKNOWN_MEMBER_ID),
     ]:
@@ -395,7 +395,7 @@ def test_who_may_commit_and_fetch() -> None:
 def test_administration_of_a_consumer_group() -> None:
     trial = make_trial()
     trial.beat("a")
-    trial.commit(1, "a", 1)
+    trial.commit(1, "a", 2)
     trial.commit(1, "a", 1, topic="old")
     assert trial.ask(ListGroups(trial.request(), types=("Consumer",))).groups == (
         ListedGroup("g", "consumer", "Stable", "consumer"),
@@ -446,7 +446,7 @@ def test_a_snapshot_replays_to_the_same_state() -> None:
     trial = make_trial()
     trial.beat("a")
     trial.beat("b", subscribed_topics=None, subscribed_regex="t")
-    trial.beat("a", 1)
+    trial.beat("a", 2)
     trial.journal[:] = list(trial.machine.snapshot())
     trial.restart()
     assert list(trial.machine.snapshot()) == trial.journal
@@ -464,8 +464,8 @@ def test_topics_that_changed_during_a_restart_are_noticed() -> None:
     trial.image = grown.image
     trial.restart()
     assert trial.journal[-2:] != []
-    assert any(isinstance(record, EpochBumped) and record.epoch == 2 for record in trial.journal)
-    assert len(held(trial.beat("a", 1))) == 6
+    assert any(isinstance(record, EpochBumped) and record.epoch == 3 for record in trial.journal)
+    assert len(held(trial.beat("a", 2))) == 6
 
 
 def test_a_thousand_members_join_at_once_and_are_stable() -> None:

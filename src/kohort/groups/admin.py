@@ -107,7 +107,7 @@ def describe_consumer_group(kernel: Kernel, group_id: str) -> DescribedConsumerG
                 client_host=member.client_host,
                 subscribed_topics=member.subscribed_topics,
                 subscribed_regex=member.subscribed_regex,
-                assignment=named(current.assigned, names),
+                assignment=named(current.assigned | current.pending, names),
                 target=named(consumer.targets.get(member_id, frozenset()), names),
                 member_type=1 if member.classic_protocols is None else 0,
             )

@@ -110,7 +110,8 @@ def not_found(group: Group | None, event: ConsumerGroupHeartbeat) -> Refusal:
     if holder is not None and holder != event.member_id:
         text = f"Static member {event.member_id} with instance id {event.instance_id} was fenced by member {holder}."
         return Refusal(ErrorCode.FENCED_INSTANCE_ID, text)
-    return Refusal(ErrorCode.GROUP_ID_NOT_FOUND, f"Consumer group {event.group_id} not found.")
+    what = "Consumer group {} not found." if group is None else "Group {} is not a consumer group."
+    return Refusal(ErrorCode.GROUP_ID_NOT_FOUND, what.format(event.group_id))
 
 
 def admit(kernel: Kernel, consumer: ConsumerGroup, event: ConsumerGroupHeartbeat, member_id: str) -> Refusal | None:

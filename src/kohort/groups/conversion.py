@@ -32,6 +32,9 @@ from kohort.groups.subscription import (
 )
 from kohort.ids import TopicId, TopicPartition
 
+FIRST_EPOCH = 1
+"""Of a group that no one has joined yet, as in Apache Kafka: its first members are at 2."""
+
 
 def make_consumer_group(kernel: Kernel, group_id: str) -> bool:
     """See that there is a consumer group of this name; False when it is another kind of group and may not change."""
@@ -39,14 +42,14 @@ def make_consumer_group(kernel: Kernel, group_id: str) -> bool:
     if group is None:
         if len(kernel.ledger.groups) >= kernel.config.groups_max:
             return False
-        kernel.emit(EpochBumped(group_id, 0))
+        kernel.emit(EpochBumped(group_id, FIRST_EPOCH))
         return True
     if group.consumer is not None:
         return True
     if group.classic.state is GroupState.EMPTY:
         if group.saved is not None or group.started:
             expiry.remove(kernel, group)
-        kernel.emit(EpochBumped(group_id, 0))
+        kernel.emit(EpochBumped(group_id, FIRST_EPOCH))
         reset_classic(kernel.ledger.group(group_id))
         return True
     return upgrade(kernel, group)

@@ -168,7 +168,7 @@ def _member(member: Any, version: int) -> Any:
         client_id=member.client_id,
         client_host=member.client_host,
         subscribed_topic_names=list(member.subscribed_topics),
-        subscribed_topic_regex=member.subscribed_regex,
+        subscribed_topic_regex=member.subscribed_regex or "",
         assignment=_named(member.assignment),
         target_assignment=_named(member.target),
     )

@@ -50,7 +50,7 @@ def join_group(node: Node, request: Request) -> JoinGroupResponse | None:
     """Join or join again; parked until the round closes."""
     message, version = request.message, request.version
     if not message.group_id:
-        return _join_refused(ErrorCode.INVALID_GROUP_ID, message)
+        return _join_refused(ErrorCode.INVALID_GROUP_ID, message, version)
     token = node.token()
     event = events.JoinGroup(
         request=token,
@@ -71,7 +71,7 @@ def join_group(node: Node, request: Request) -> JoinGroupResponse | None:
 
     def answer(value: Any) -> None:
         if isinstance(value, ErrorCode):
-            request.reply(_join_refused(value, message))
+            request.reply(_join_refused(value, message, version))
             return
         make = JoinGroupResponse.JoinGroupResponseMember
         request.reply(
@@ -98,8 +98,9 @@ def join_group(node: Node, request: Request) -> JoinGroupResponse | None:
     return None
 
 
-def _join_refused(error: int, message: Any) -> JoinGroupResponse:
-    return JoinGroupResponse(error_code=error, member_id=message.member_id, protocol_name="")
+def _join_refused(error: int, message: Any, version: int) -> JoinGroupResponse:
+    name = None if version >= 7 else ""
+    return JoinGroupResponse(error_code=error, member_id=message.member_id, protocol_name=name)
 
 
 def sync_group(node: Node, request: Request) -> SyncGroupResponse | None:
@@ -107,6 +108,8 @@ def sync_group(node: Node, request: Request) -> SyncGroupResponse | None:
     message, version = request.message, request.version
     if not message.group_id:
         return SyncGroupResponse(error_code=ErrorCode.INVALID_GROUP_ID)
+    if version >= 5 and (message.protocol_type is None or message.protocol_name is None):
+        return SyncGroupResponse(error_code=ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
     event = events.SyncGroup(
         request=node.token(),
         group_id=message.group_id,
