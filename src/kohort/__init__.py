@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kohort.broker import Broker
     from kohort.client.admin.admin import Admin
+    from kohort.client.admin.async_admin import AsyncAdmin
     from kohort.client.consumer.async_consumer import AsyncConsumer
     from kohort.client.consumer.consumer import Consumer
     from kohort.client.producer.async_producer import AsyncProducer
@@ -20,10 +21,21 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = ["Admin", "AsyncConsumer", "AsyncProducer", "Broker", "Consumer", "Producer", "Record", "TopicPartition"]
+__all__ = [
+    "Admin",
+    "AsyncAdmin",
+    "AsyncConsumer",
+    "AsyncProducer",
+    "Broker",
+    "Consumer",
+    "Producer",
+    "Record",
+    "TopicPartition",
+]
 
 _HOMES = {
     "Admin": "kohort.client.admin.admin",
+    "AsyncAdmin": "kohort.client.admin.async_admin",
     "AsyncConsumer": "kohort.client.consumer.async_consumer",
     "AsyncProducer": "kohort.client.producer.async_producer",
     "Broker": "kohort.broker",

@@ -1,36 +1,18 @@
-"""`Admin`: topics, configurations, groups and their offsets, records and the cluster, as plain blocking calls.
+"""`Admin`: topics, configurations, groups and their offsets, records, rights and the cluster, as plain blocking calls.
 
-Each method is one line over a coroutine of an `admin_*` module; what the calls take and give is in `admin_values`.
+Each method is a coroutine function of the module named beside it; what the calls take and give is in `values`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Coroutine
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
-from kohort.client.admin import configs as admin_configs
-from kohort.client.admin import groups as admin_groups
-from kohort.client.admin import offsets as admin_offsets
-from kohort.client.admin import topics as admin_topics
-from kohort.client.admin.values import (
-    ClusterDescription,
-    ConfigEntry,
-    ConfigResource,
-    CreatedTopic,
-    GroupDescription,
-    GroupListing,
-    ListedOffset,
-    NewTopic,
-    OffsetSpec,
-    PartitionResults,
-    Results,
-)
-from kohort.client.net.metadata import TopicInfo
+from kohort.client.admin import acls, cluster, configs, groups, offsets, topics, transactions, users
+from kohort.client.net.faces import blocking
 from kohort.client.net.thread_driver import ThreadClient
-from kohort.client.offset_values import OffsetAndMetadata
 from kohort.client.settings import ConnectionConfig, client_config
-from kohort.ids import TopicPartition
 
 T = TypeVar("T")
 
@@ -54,128 +36,60 @@ class Admin:
 
     def __init__(self, bootstrap_servers: str | list[str] | None = None, **settings: Any) -> None:
         self._client = ThreadClient(client_config(ConnectionConfig, bootstrap_servers, settings))
-        self._cluster = self._client.cluster
+        self._core = self._client.cluster
 
     def _call(self, coro: Coroutine[Any, Any, T]) -> T:
         return self._client.call(coro)
 
-    # The cluster and its topics.
+    # The cluster.
 
-    def describe_cluster(self, timeout_ms: int | None = None) -> ClusterDescription:
-        """The cluster's id, brokers and controller."""
-        return self._call(admin_topics.describe_cluster(self._cluster, timeout_ms))
+    describe_cluster = blocking(cluster.describe_cluster)
+    describe_features = blocking(cluster.describe_features)
+    update_features = blocking(cluster.update_features)
+    describe_log_dirs = blocking(cluster.describe_log_dirs)
 
-    def list_topics(self, *, internal: bool = False, timeout_ms: int | None = None) -> list[TopicInfo]:
-        """Every topic by name; Kafka's own ones too when `internal`."""
-        return self._call(admin_topics.list_topics(self._cluster, internal, timeout_ms))
+    # Topics and records.
 
-    def describe_topics(self, topics: Iterable[str], timeout_ms: int | None = None) -> Results[str, TopicInfo]:
-        """Partitions, leaders and replicas of topics."""
-        return self._call(admin_topics.describe_topics(self._cluster, list(topics), timeout_ms))
-
-    def create_topics(
-        self, topics: Iterable[NewTopic], *, validate_only: bool = False, timeout_ms: int | None = None
-    ) -> Results[str, CreatedTopic]:
-        """Creates topics; with `validate_only` it only says whether that would work."""
-        return self._call(admin_topics.create_topics(self._cluster, list(topics), validate_only, timeout_ms))
-
-    def delete_topics(self, topics: Iterable[str], timeout_ms: int | None = None) -> Results[str, None]:
-        """Deletes topics with their records; groups' offsets for them go too."""
-        return self._call(admin_topics.delete_topics(self._cluster, list(topics), timeout_ms))
-
-    def create_partitions(
-        self, totals: Mapping[str, int], *, validate_only: bool = False, timeout_ms: int | None = None
-    ) -> Results[str, None]:
-        """Raises topics' partition counts to the totals given."""
-        return self._call(admin_topics.create_partitions(self._cluster, totals, validate_only, timeout_ms))
-
-    def delete_records(
-        self, before: Mapping[TopicPartition, int], timeout_ms: int | None = None
-    ) -> PartitionResults[int]:
-        """Deletes the records before the offsets given (-1: all there are); gives the new first offsets."""
-        return self._call(admin_topics.delete_records(self._cluster, before, timeout_ms))
+    list_topics = blocking(topics.list_topics)
+    describe_topics = blocking(topics.describe_topics)
+    create_topics = blocking(topics.create_topics)
+    delete_topics = blocking(topics.delete_topics)
+    create_partitions = blocking(topics.create_partitions)
+    delete_records = blocking(topics.delete_records)
+    list_offsets = blocking(offsets.list_offsets)
 
     # Configurations.
 
-    def describe_configs(
-        self, resources: Iterable[ConfigResource], timeout_ms: int | None = None
-    ) -> Results[ConfigResource, dict[str, ConfigEntry]]:
-        """The properties of topics, brokers and groups, by name."""
-        return self._call(admin_configs.describe_configs(self._cluster, list(resources), timeout_ms))
-
-    def incremental_alter_configs(
-        self,
-        changes: Mapping[ConfigResource, Mapping[str, str | None]],
-        *,
-        validate_only: bool = False,
-        timeout_ms: int | None = None,
-    ) -> Results[ConfigResource, None]:
-        """Sets the properties given, and those given as None back to their default; leaves the others."""
-        return self._call(admin_configs.alter_configs(self._cluster, changes, validate_only, timeout_ms))
+    describe_configs = blocking(configs.describe_configs)
+    incremental_alter_configs = blocking(configs.incremental_alter_configs)
 
     # Groups.
 
-    def list_groups(
-        self, *, states: Sequence[str] = (), types: Sequence[str] = (), timeout_ms: int | None = None
-    ) -> list[GroupListing]:
-        """Groups of every coordinator, sorted; only of these states and types when given (letter case is ignored)."""
-        return self._call(admin_groups.list_groups(self._cluster, states, types, timeout_ms))
+    list_groups = blocking(groups.list_groups)
+    describe_consumer_groups = blocking(groups.describe_consumer_groups)
+    delete_consumer_groups = blocking(groups.delete_consumer_groups)
+    remove_members_from_consumer_group = blocking(groups.remove_members_from_consumer_group)
+    list_consumer_group_offsets = blocking(offsets.list_consumer_group_offsets)
+    alter_consumer_group_offsets = blocking(offsets.alter_consumer_group_offsets)
+    delete_consumer_group_offsets = blocking(offsets.delete_consumer_group_offsets)
 
-    def describe_consumer_groups(
-        self, groups: Iterable[str], timeout_ms: int | None = None
-    ) -> Results[str, GroupDescription]:
-        """State, assignor and members of groups, of either protocol."""
-        return self._call(admin_groups.describe_groups(self._cluster, list(groups), timeout_ms))
+    # Transactions.
 
-    def delete_consumer_groups(self, groups: Iterable[str], timeout_ms: int | None = None) -> Results[str, None]:
-        """Deletes groups without members, with their offsets."""
-        return self._call(admin_groups.delete_groups(self._cluster, list(groups), timeout_ms))
+    list_transactions = blocking(transactions.list_transactions)
+    describe_transactions = blocking(transactions.describe_transactions)
+    describe_producers = blocking(transactions.describe_producers)
+    fence_producers = blocking(transactions.fence_producers)
+    abort_transaction = blocking(transactions.abort_transaction)
 
-    def remove_members_from_consumer_group(
-        self, group: str, group_instance_ids: Iterable[str], timeout_ms: int | None = None
-    ) -> Results[str, None]:
-        """Puts static members out of a group, by instance id."""
-        return self._call(admin_groups.remove_members(self._cluster, group, list(group_instance_ids), timeout_ms))
+    # Who may do what, and how much.
 
-    # Offsets.
-
-    def list_consumer_group_offsets(
-        self,
-        group: str,
-        partitions: Iterable[TopicPartition] | None = None,
-        *,
-        require_stable: bool = False,
-        timeout_ms: int | None = None,
-    ) -> PartitionResults[OffsetAndMetadata | None]:
-        """A group's committed offsets; None: of all partitions that have one. A partition without one gives None."""
-        wanted = None if partitions is None else list(partitions)
-        return self._call(admin_offsets.committed(self._cluster, group, wanted, require_stable, timeout_ms))
-
-    def alter_consumer_group_offsets(
-        self, group: str, offsets: Mapping[TopicPartition, OffsetAndMetadata], timeout_ms: int | None = None
-    ) -> PartitionResults[None]:
-        """Commits offsets for a group that has no members."""
-        return self._call(admin_offsets.alter(self._cluster, group, offsets, timeout_ms))
-
-    def delete_consumer_group_offsets(
-        self, group: str, partitions: Iterable[TopicPartition], timeout_ms: int | None = None
-    ) -> PartitionResults[None]:
-        """Deletes committed offsets of partitions whose topics no member subscribes to (KIP-496).
-
-        A partition without a committed offset is no error. When the call fails for the whole group, every partition has
-        that error.
-        """
-        return self._call(admin_offsets.delete(self._cluster, group, list(partitions), timeout_ms))
-
-    def list_offsets(
-        self,
-        wanted: Mapping[TopicPartition, OffsetSpec],
-        *,
-        isolation_level: str = "read_uncommitted",
-        timeout_ms: int | None = None,
-    ) -> PartitionResults[ListedOffset]:
-        """First, end, or by-time offsets of partitions."""
-        return self._call(admin_offsets.list_offsets(self._cluster, wanted, isolation_level, timeout_ms))
+    describe_acls = blocking(acls.describe_acls)
+    create_acls = blocking(acls.create_acls)
+    delete_acls = blocking(acls.delete_acls)
+    describe_user_scram_credentials = blocking(users.describe_user_scram_credentials)
+    alter_user_scram_credentials = blocking(users.alter_user_scram_credentials)
+    describe_client_quotas = blocking(users.describe_client_quotas)
+    alter_client_quotas = blocking(users.alter_client_quotas)
 
     # Life.
 
@@ -183,7 +97,7 @@ class Admin:
         """Closes the connections; may be called again."""
         self._client.close()
 
-    def __enter__(self) -> Admin:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from kohort.client.admin.values import ConfigEntry, ConfigResource, ResourceType, Results
@@ -15,8 +15,10 @@ _SOURCE_DEFAULT = 5
 
 
 async def describe_configs(
-    cluster: Cluster, resources: Sequence[ConfigResource], timeout_ms: int | None
+    cluster: Cluster, resources: Iterable[ConfigResource], timeout_ms: int | None = None
 ) -> Results[ConfigResource, dict[str, ConfigEntry]]:
+    """The properties of topics, brokers and groups, by name."""
+
     async def ask(target: Target, wanted: list[ConfigResource]) -> dict[ConfigResource, Any]:
         message = DescribeConfigsRequest(
             resources=[
@@ -29,15 +31,18 @@ async def describe_configs(
         answer = await cluster.send(message, target, timeout_ms=timeout_ms)
         return {_resource(result): _entries(result) for result in answer.results}
 
-    return await _at_places(cluster, resources, ask, "describe configs", timeout_ms)
+    return await _at_places(cluster, list(resources), ask, "describe configs", timeout_ms)
 
 
-async def alter_configs(
+async def incremental_alter_configs(
     cluster: Cluster,
     changes: Mapping[ConfigResource, Mapping[str, str | None]],
-    validate_only: bool,
-    timeout_ms: int | None,
+    *,
+    validate_only: bool = False,
+    timeout_ms: int | None = None,
 ) -> Results[ConfigResource, None]:
+    """Sets the properties given, and those given as None back to their default; leaves the others."""
+
     def entries(resource: ConfigResource) -> list[Any]:
         return [
             IncrementalAlterConfigsRequest.AlterableConfig(

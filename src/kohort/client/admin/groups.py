@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from kohort.client.admin.places import at_coordinators, refused
 from kohort.client.admin.values import GroupDescription, GroupListing, MemberDescription, Results
-from kohort.client.net.cluster import Cluster, Coordinator, Node, Versioned
-from kohort.errors import CorruptDataError, ErrorCode, KafkaError, RetriableError, error_for
+from kohort.client.net.cluster import Cluster, Node, Versioned
+from kohort.errors import CorruptDataError, ErrorCode, KafkaError, error_for
 from kohort.ids import TopicPartition
 from kohort.wire.groups import (
     ConsumerGroupDescribeRequest,
@@ -26,8 +27,9 @@ _LEAVE_BY_INSTANCE_SINCE = 3
 
 
 async def list_groups(
-    cluster: Cluster, states: Sequence[str], types: Sequence[str], timeout_ms: int | None
+    cluster: Cluster, *, states: Sequence[str] = (), types: Sequence[str] = (), timeout_ms: int | None = None
 ) -> list[GroupListing]:
+    """Groups of every coordinator, sorted; only of these states and types when given (letter case is ignored)."""
     wanted_states = {state.lower() for state in states}
     wanted_types = {kind.lower() for kind in types}
 
@@ -60,10 +62,10 @@ async def list_groups(
     return await cluster.retrying(attempt, "list groups", timeout_ms)
 
 
-async def describe_groups(
-    cluster: Cluster, groups: Sequence[str], timeout_ms: int | None
+async def describe_consumer_groups(
+    cluster: Cluster, groups: Iterable[str], timeout_ms: int | None = None
 ) -> Results[str, GroupDescription]:
-    """Asks for KIP-848 groups first, then for the rest as classic groups."""
+    """State, assignor and members of groups, of either protocol."""
 
     async def ask(node: int, names: list[str]) -> dict[str, Any]:
         outcomes = await _describe_consumer(cluster, node, names)
@@ -72,7 +74,7 @@ async def describe_groups(
             outcomes.update(await _describe_classic(cluster, node, rest))
         return outcomes
 
-    return await at_coordinators(cluster, groups, ask, "describe groups", timeout_ms)
+    return await at_coordinators(cluster, list(groups), ask, "describe groups", timeout_ms)
 
 
 async def _describe_consumer(cluster: Cluster, node: int, names: list[str]) -> dict[str, Any]:
@@ -89,7 +91,7 @@ async def _describe_consumer(cluster: Cluster, node: int, names: list[str]) -> d
         if code in (ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.UNSUPPORTED_VERSION):
             continue
         if code:
-            outcomes[group.group_id] = _refused(code, group.group_id, group.error_message)
+            outcomes[group.group_id] = error_for(code, f"group {group.group_id!r}: {group.error_message or code.text}")
         else:
             outcomes[group.group_id] = GroupDescription(
                 group.group_id,
@@ -138,7 +140,7 @@ async def _describe_classic(cluster: Cluster, node: int, names: list[str]) -> di
         if not code and group.group_state == _DEAD:
             code = ErrorCode.GROUP_ID_NOT_FOUND
         if code:
-            outcomes[group.group_id] = _refused(code, group.group_id)
+            outcomes[group.group_id] = error_for(code, f"group {group.group_id!r}: {code.text}")
             continue
         members = (_classic_member(member, group.protocol_type) for member in group.members)
         outcomes[group.group_id] = GroupDescription(
@@ -206,85 +208,54 @@ def _member_order(member: MemberDescription) -> tuple[str, str]:
     return member.client_id, member.member_id
 
 
-async def delete_groups(cluster: Cluster, groups: Sequence[str], timeout_ms: int | None) -> Results[str, None]:
+async def delete_consumer_groups(
+    cluster: Cluster, groups: Iterable[str], timeout_ms: int | None = None
+) -> Results[str, None]:
+    """Deletes groups without members, with their offsets."""
+
     async def ask(node: int, names: list[str]) -> dict[str, Any]:
         answer = await cluster.send(DeleteGroupsRequest(groups_names=names), Node(node))
         return {
-            result.group_id: _refused(ErrorCode.of(result.error_code), result.group_id) if result.error_code else None
+            result.group_id: refused(result, f"group {result.group_id!r}") if result.error_code else None
             for result in answer.results
         }
 
-    return await at_coordinators(cluster, groups, ask, "delete groups", timeout_ms)
+    return await at_coordinators(cluster, list(groups), ask, "delete groups", timeout_ms)
 
 
-async def remove_members(
-    cluster: Cluster, group: str, group_instance_ids: Sequence[str], timeout_ms: int | None
+async def remove_members_from_consumer_group(
+    cluster: Cluster, group: str, group_instance_ids: Iterable[str] | None = None, timeout_ms: int | None = None
 ) -> Results[str, None]:
+    """Puts static members out of a group, by instance id; None: all its members, which gives outcomes by member id."""
+    if group_instance_ids is None:
+        described = (await describe_consumer_groups(cluster, [group], timeout_ms)).result(group)
+        wanted: list[tuple[str, str | None]] = [(member.member_id, None) for member in described.members]
+    else:
+        wanted = [("", name) for name in group_instance_ids]
+
     def build(version: int) -> LeaveGroupRequest:
         if version < _LEAVE_BY_INSTANCE_SINCE:
-            raise error_for(ErrorCode.UNSUPPORTED_VERSION, "the broker can't remove members by instance id")
+            raise error_for(ErrorCode.UNSUPPORTED_VERSION, "the broker can't remove members of a group")
+        identity = LeaveGroupRequest.MemberIdentity
         return LeaveGroupRequest(
             group_id=group,
             members=[
-                LeaveGroupRequest.MemberIdentity(member_id="", group_instance_id=name, reason=_REMOVED_BY_ADMIN)
-                for name in group_instance_ids
+                identity(member_id=member, group_instance_id=instance, reason=_REMOVED_BY_ADMIN)
+                for member, instance in wanted
             ],
         )
 
     async def ask(node: int, _: list[str]) -> dict[str, Any]:
         answer = await cluster.send(Versioned(LeaveGroupRequest, build), Node(node))
         if answer.error_code:
-            return {group: _refused(ErrorCode.of(answer.error_code), group)}
-        return {group: answer}
+            return {group: refused(answer, f"group {group!r}")}
+        return {group: answer.members}
 
-    answer = (await at_coordinators(cluster, [group], ask, "remove members", timeout_ms)).result(group)
-    return Results.of(
-        {
-            str(member.group_instance_id): error_for(member.error_code, f"member {member.group_instance_id!r}")
-            if member.error_code
-            else None
-            for member in answer.members
-        }
-    )
-
-
-async def at_coordinators(
-    cluster: Cluster,
-    groups: Sequence[str],
-    ask: Callable[[int, list[str]], Awaitable[dict[str, Any]]],
-    what: str,
-    timeout_ms: int | None,
-) -> Results[str, Any]:
-    """Asks the coordinator of each group, again where coordinators have moved; an outcome for every group.
-
-    Args:
-        ask: called with a node id and its groups; gives a value or a KafkaError for each.
-    """
-    done: dict[str, Any] = {}
-
-    async def attempt() -> None:
-        nodes: dict[int, list[str]] = {}
-        for group in groups:
-            if group not in done:
-                nodes.setdefault(await cluster.coordinator(Coordinator(group)), []).append(group)
-        moved: KafkaError | None = None
-        for node, names in sorted(nodes.items()):
-            try:
-                outcomes = await ask(node, names)
-            except RetriableError as error:
-                outcomes = dict.fromkeys(names, error)
-            for group, outcome in outcomes.items():
-                if isinstance(outcome, RetriableError):
-                    cluster.forget_coordinator(Coordinator(group), str(outcome))
-                    moved = outcome
-                else:
-                    done[group] = outcome
-        if moved is not None:
-            raise moved
-
-    await cluster.retrying(attempt, what, timeout_ms)
-    return Results.of(done)
-
-
-def _refused(code: ErrorCode, group: str, message: str | None = None) -> KafkaError:
-    return error_for(code, f"group {group!r}: {message or code.text}")
+    if not wanted:
+        return Results.of({})
+    members = (await at_coordinators(cluster, [group], ask, "remove members", timeout_ms)).result(group)
+    outcomes: dict[str, KafkaError | None] = {}
+    for member in members:
+        name = str(member.group_instance_id) if group_instance_ids is not None else member.member_id
+        outcomes[name] = error_for(member.error_code, f"member {name!r}") if member.error_code else None
+    return Results.of(outcomes)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from kohort.client.admin.groups import at_coordinators
-from kohort.client.admin.topics import at_leaders, by_topic
+from kohort.client.admin.places import at_coordinators, at_leaders, by_topic
 from kohort.client.admin.values import ListedOffset, OffsetSpec, PartitionResults
 from kohort.client.net.cluster import Cluster, Node, Versioned
 from kohort.client.offset_values import OffsetAndMetadata
@@ -22,13 +21,18 @@ _HIGHEST_BY_NAME = 9
 """From version 10 on, commits and fetches of offsets name topics by id only."""
 
 
-async def committed(
+async def list_consumer_group_offsets(
     cluster: Cluster,
     group: str,
-    partitions: Sequence[TopicPartition] | None,
-    require_stable: bool,
-    timeout_ms: int | None,
+    partitions: Iterable[TopicPartition] | None = None,
+    *,
+    require_stable: bool = False,
+    timeout_ms: int | None = None,
 ) -> PartitionResults[OffsetAndMetadata | None]:
+    """A group's committed offsets; None: of all partitions that have one. A partition without one gives None."""
+    if partitions is not None:
+        partitions = list(partitions)
+
     def build(version: int) -> OffsetFetchRequest:
         wanted = None if partitions is None else by_topic(partitions)
         request = OffsetFetchRequest()
@@ -73,9 +77,11 @@ def _named(message: Any, wanted: Mapping[str, list[int]] | None) -> Any:
     return [message(name=name, partition_indexes=numbers) for name, numbers in wanted.items()]
 
 
-async def alter(
-    cluster: Cluster, group: str, offsets: Mapping[TopicPartition, OffsetAndMetadata], timeout_ms: int | None
+async def alter_consumer_group_offsets(
+    cluster: Cluster, group: str, offsets: Mapping[TopicPartition, OffsetAndMetadata], timeout_ms: int | None = None
 ) -> PartitionResults[None]:
+    """Commits offsets for a group that has no members."""
+
     def entry(partition: TopicPartition) -> Any:
         offset = offsets[partition]
         return OffsetCommitRequest.OffsetCommitRequestPartition(
@@ -103,9 +109,15 @@ async def alter(
     return _outcomes(topics, group)
 
 
-async def delete(
-    cluster: Cluster, group: str, partitions: Sequence[TopicPartition], timeout_ms: int | None
+async def delete_consumer_group_offsets(
+    cluster: Cluster, group: str, partitions: Iterable[TopicPartition], timeout_ms: int | None = None
 ) -> PartitionResults[None]:
+    """Deletes committed offsets of partitions whose topics no member subscribes to (KIP-496).
+
+    A partition without a committed offset is no error. When the call fails for the whole group, every partition has
+    that error.
+    """
+    partitions = list(partitions)
     request = OffsetDeleteRequest(
         group_id=group,
         topics=[
@@ -133,8 +145,13 @@ async def delete(
 
 
 async def list_offsets(
-    cluster: Cluster, wanted: Mapping[TopicPartition, OffsetSpec], isolation_level: str, timeout_ms: int | None
+    cluster: Cluster,
+    wanted: Mapping[TopicPartition, OffsetSpec],
+    *,
+    isolation_level: str = "read_uncommitted",
+    timeout_ms: int | None = None,
 ) -> PartitionResults[ListedOffset]:
+    """First, end, or by-time offsets of partitions."""
     times = {TopicPartition(*partition): _time(spec) for partition, spec in wanted.items()}
     levels = ("read_uncommitted", "read_committed")
     if isolation_level not in levels:
@@ -166,11 +183,7 @@ async def list_offsets(
             for part in topic.partitions
         }
 
-    outcomes = await at_leaders(cluster, list(times), ask, "list offsets", timeout_ms)
-    return PartitionResults(
-        {key: value for key, value in outcomes.items() if not isinstance(value, KafkaError)},
-        {key: error for key, error in outcomes.items() if isinstance(error, KafkaError)},
-    )
+    return PartitionResults.of(await at_leaders(cluster, list(times), ask, "list offsets", timeout_ms))
 
 
 def _time(spec: OffsetSpec) -> int:

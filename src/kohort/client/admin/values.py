@@ -6,13 +6,17 @@ import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Generic, Literal, TypeVar
+from typing import Generic, Literal, Self, TypeVar
 
 from kohort.errors import InvalidInputError, KafkaError
 from kohort.ids import TopicPartition
 
 K = TypeVar("K")
 V = TypeVar("V")
+
+ScramMechanism = Literal["SCRAM-SHA-256", "SCRAM-SHA-512"]
+QuotaEntity = tuple[tuple[str, str | None], ...]
+"""What a quota applies to: (kind, name) pairs, sorted; the name None is the default's. `(("user", "alice"),)`"""
 
 OffsetSpec = Literal["earliest", "latest", "max_timestamp"] | int
 """Which offset of a partition: a name, or the first at or after a time in milliseconds since 1970."""
@@ -31,7 +35,7 @@ class Results(Generic[K, V]):
         self.errors = dict(errors)
 
     @classmethod
-    def of(cls, outcomes: Mapping[K, V | KafkaError]) -> Results[K, V]:
+    def of(cls, outcomes: Mapping[K, V | KafkaError]) -> Self:
         """Tells values and errors apart."""
         values: dict[K, V] = {}
         errors: dict[K, KafkaError] = {}
@@ -224,3 +228,174 @@ class ListedOffset:
     offset: int
     timestamp: int = -1
     leader_epoch: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureDescription:
+    """The level at which a feature is in force (0: it is not), and those that the broker asked supports."""
+
+    level: int
+    lowest: int
+    highest: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaOnDisk:
+    """What a replica takes, in bytes, and how many records it is behind; a future one is being moved here."""
+
+    size: int
+    offset_lag: int
+    is_future: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LogDir:
+    """A broker's log directory; bytes are -1 where they are not told.
+
+    Attributes:
+        error: why it can't be used; None when it can.
+    """
+
+    error: str | None
+    total_bytes: int
+    usable_bytes: int
+    replicas: Mapping[TopicPartition, ReplicaOnDisk]
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionListing:
+    """A transactional id in a list."""
+
+    transactional_id: str
+    producer_id: int
+    state: str
+    coordinator: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionDescription:
+    """A transactional id.
+
+    Attributes:
+        started_ms: when its open transaction began, in milliseconds since 1970; None: none is open.
+        partitions: those in the open transaction.
+    """
+
+    transactional_id: str
+    state: str
+    producer_id: int
+    producer_epoch: int
+    timeout_ms: int
+    started_ms: int | None
+    partitions: tuple[TopicPartition, ...]
+    coordinator: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerIdentity:
+    """A producer's id and epoch."""
+
+    producer_id: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerState:
+    """What a partition knows of a producer.
+
+    Attributes:
+        last_timestamp: of its last batch, in milliseconds since 1970; -1: unknown.
+        open_since_offset: the first offset of its open transaction; None: it has none here.
+    """
+
+    producer_id: int
+    epoch: int
+    last_sequence: int = -1
+    last_timestamp: int = -1
+    coordinator_epoch: int = -1
+    open_since_offset: int | None = None
+
+
+class AclResource(IntEnum):
+    """What an access rule is about. Numbers as on the wire; ANY is for filters."""
+
+    ANY = 1
+    TOPIC = 2
+    GROUP = 3
+    CLUSTER = 4
+    TRANSACTIONAL_ID = 5
+    DELEGATION_TOKEN = 6
+    USER = 7
+
+
+class AclPattern(IntEnum):
+    """How a rule's name is meant: as it is, or as the beginning of names. ANY and MATCH are for filters."""
+
+    ANY = 1
+    MATCH = 2
+    LITERAL = 3
+    PREFIXED = 4
+
+
+class AclOperation(IntEnum):
+    """What a rule allows or denies; ANY is for filters."""
+
+    ANY = 1
+    ALL = 2
+    READ = 3
+    WRITE = 4
+    CREATE = 5
+    DELETE = 6
+    ALTER = 7
+    DESCRIBE = 8
+    CLUSTER_ACTION = 9
+    DESCRIBE_CONFIGS = 10
+    ALTER_CONFIGS = 11
+    IDEMPOTENT_WRITE = 12
+    CREATE_TOKENS = 13
+    DESCRIBE_TOKENS = 14
+    TWO_PHASE_COMMIT = 15
+
+
+class AclPermission(IntEnum):
+    """Whether a rule allows or denies; ANY is for filters."""
+
+    ANY = 1
+    DENY = 2
+    ALLOW = 3
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Acl:
+    """An access rule: who (`User:alice`) may do what with which thing, from where (`*`: anywhere)."""
+
+    principal: str
+    operation: AclOperation
+    resource_type: AclResource
+    resource_name: str
+    pattern: AclPattern = AclPattern.LITERAL
+    host: str = "*"
+    permission: AclPermission = AclPermission.ALLOW
+
+
+@dataclass(frozen=True, slots=True)
+class AclFilter:
+    """Chooses access rules; what is left out is not looked at. The pattern MATCH finds all rules that apply to a name."""
+
+    principal: str | None = None
+    operation: AclOperation = AclOperation.ANY
+    resource_type: AclResource = AclResource.ANY
+    resource_name: str | None = None
+    pattern: AclPattern = AclPattern.ANY
+    host: str | None = None
+    permission: AclPermission = AclPermission.ANY
+
+
+@dataclass(frozen=True, slots=True)
+class ScramCredential:
+    """A user's password for one mechanism."""
+
+    user: str
+    password: str = field(repr=False)
+    mechanism: ScramMechanism = "SCRAM-SHA-512"
+    iterations: int = 8192

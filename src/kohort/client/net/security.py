@@ -14,6 +14,8 @@ from collections.abc import Callable
 from kohort.client.settings import ConnectionConfig
 from kohort.errors import ErrorCode, InvalidInputError, NotAuthorizedError
 
+_HASHES = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
+
 
 class SaslError(NotAuthorizedError):
     """The broker refused to authenticate the client, or could not prove who it is. Not retried."""
@@ -71,8 +73,8 @@ class Scram(SaslMechanism):
 
     def __init__(self, name: str, username: str, password: str, nonce: str | None = None) -> None:
         self.name = name
-        self._hash = "sha256" if name == "SCRAM-SHA-256" else "sha512"
-        self._password = password.encode()
+        self._hash = _HASHES[name]
+        self._password = password
         escaped = username.replace("=", "=3D").replace(",", "=2C")
         self._nonce = nonce or secrets.token_urlsafe(24)
         self._first_bare = f"n={escaped},r={self._nonce}"
@@ -97,7 +99,7 @@ class Scram(SaslMechanism):
         nonce, salt, rounds = fields.get("r", ""), fields.get("s", ""), int(fields.get("i", "0"))
         if not nonce.startswith(self._nonce) or not 4096 <= rounds <= 1_000_000:
             raise SaslError("the broker's SCRAM challenge is not valid")
-        salted = hashlib.pbkdf2_hmac(self._hash, self._password, base64.b64decode(salt), rounds)
+        salted = salted_password(self.name, self._password, base64.b64decode(salt), rounds)
         client_key = hmac.digest(salted, b"Client Key", self._hash)
         without_proof = f"c=biws,r={nonce}"
         message = f"{self._first_bare},{server_first},{without_proof}".encode()
@@ -105,6 +107,11 @@ class Scram(SaslMechanism):
         proof = bytes(a ^ b for a, b in zip(client_key, signature, strict=True))
         self._server_signature = hmac.digest(hmac.digest(salted, b"Server Key", self._hash), message, self._hash)
         return f"{without_proof},p={base64.b64encode(proof).decode()}".encode()
+
+
+def salted_password(mechanism: str, password: str, salt: bytes, iterations: int) -> bytes:
+    """What a SCRAM broker keeps in place of a password (RFC 5802)."""
+    return hashlib.pbkdf2_hmac(_HASHES[mechanism], password.encode(), salt, iterations)
 
 
 def sasl_mechanism(config: ConnectionConfig) -> SaslMechanism:

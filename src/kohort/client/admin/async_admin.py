@@ -1,0 +1,94 @@
+"""`AsyncAdmin`: the calls of `Admin` for asyncio, over the same coroutine functions."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from kohort.client.admin import acls, cluster, configs, groups, offsets, topics, transactions, users
+from kohort.client.net.asyncio_driver import AsyncClient
+from kohort.client.net.faces import awaiting
+from kohort.client.settings import ConnectionConfig, client_config
+
+T = TypeVar("T")
+
+
+class AsyncAdmin:
+    """Administers a cluster from the running event loop. Calls and settings as `Admin`'s.
+
+    async with AsyncAdmin("127.0.0.1:9092") as admin:
+        (await admin.create_topics([NewTopic("flights", 6)])).all()
+    """
+
+    def __init__(self, bootstrap_servers: str | list[str] | None = None, **settings: Any) -> None:
+        """Must be called on a running loop; connects with the first call."""
+        self._client = AsyncClient(client_config(ConnectionConfig, bootstrap_servers, settings))
+        self._core = self._client.cluster
+
+    async def _call(self, coro: Coroutine[Any, Any, T]) -> T:
+        return await self._client.call(coro)
+
+    # The cluster.
+
+    describe_cluster = awaiting(cluster.describe_cluster)
+    describe_features = awaiting(cluster.describe_features)
+    update_features = awaiting(cluster.update_features)
+    describe_log_dirs = awaiting(cluster.describe_log_dirs)
+
+    # Topics and records.
+
+    list_topics = awaiting(topics.list_topics)
+    describe_topics = awaiting(topics.describe_topics)
+    create_topics = awaiting(topics.create_topics)
+    delete_topics = awaiting(topics.delete_topics)
+    create_partitions = awaiting(topics.create_partitions)
+    delete_records = awaiting(topics.delete_records)
+    list_offsets = awaiting(offsets.list_offsets)
+
+    # Configurations.
+
+    describe_configs = awaiting(configs.describe_configs)
+    incremental_alter_configs = awaiting(configs.incremental_alter_configs)
+
+    # Groups.
+
+    list_groups = awaiting(groups.list_groups)
+    describe_consumer_groups = awaiting(groups.describe_consumer_groups)
+    delete_consumer_groups = awaiting(groups.delete_consumer_groups)
+    remove_members_from_consumer_group = awaiting(groups.remove_members_from_consumer_group)
+    list_consumer_group_offsets = awaiting(offsets.list_consumer_group_offsets)
+    alter_consumer_group_offsets = awaiting(offsets.alter_consumer_group_offsets)
+    delete_consumer_group_offsets = awaiting(offsets.delete_consumer_group_offsets)
+
+    # Transactions.
+
+    list_transactions = awaiting(transactions.list_transactions)
+    describe_transactions = awaiting(transactions.describe_transactions)
+    describe_producers = awaiting(transactions.describe_producers)
+    fence_producers = awaiting(transactions.fence_producers)
+    abort_transaction = awaiting(transactions.abort_transaction)
+
+    # Who may do what, and how much.
+
+    describe_acls = awaiting(acls.describe_acls)
+    create_acls = awaiting(acls.create_acls)
+    delete_acls = awaiting(acls.delete_acls)
+    describe_user_scram_credentials = awaiting(users.describe_user_scram_credentials)
+    alter_user_scram_credentials = awaiting(users.alter_user_scram_credentials)
+    describe_client_quotas = awaiting(users.describe_client_quotas)
+    alter_client_quotas = awaiting(users.alter_client_quotas)
+
+    # Life.
+
+    async def close(self) -> None:
+        """Closes the connections; may be called again."""
+        await self._client.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()

@@ -1,0 +1,150 @@
+"""The cluster itself: its brokers, features and disks, as coroutines over a `Cluster`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from kohort.client.admin.places import at_controller, broker_time
+from kohort.client.admin.values import (
+    ClusterDescription,
+    FeatureDescription,
+    LogDir,
+    NodeDescription,
+    ReplicaOnDisk,
+    Results,
+)
+from kohort.client.net.cluster import ANY, CONTROLLER, Cluster, Node, Versioned
+from kohort.client.net.links import SOFTWARE_NAME, SOFTWARE_VERSION
+from kohort.errors import ErrorCode, KafkaError, RetriableError, error_for
+from kohort.ids import TopicPartition
+from kohort.wire.cluster import ApiVersionsRequest, DescribeClusterRequest
+from kohort.wire.operations import DescribeLogDirsRequest, UpdateFeaturesRequest
+
+_FEATURES_SINCE = 3
+_UPGRADE, _SAFE_DOWNGRADE = 1, 2
+
+
+async def describe_cluster(cluster: Cluster, timeout_ms: int | None = None) -> ClusterDescription:
+    """The cluster's id, brokers and controller."""
+
+    async def attempt() -> ClusterDescription:
+        answer = await cluster.send(DescribeClusterRequest(), ANY)
+        if answer.error_code:
+            raise error_for(answer.error_code, answer.error_message or "describe cluster")
+        nodes = [NodeDescription(node.broker_id, node.host, node.port, node.rack) for node in answer.brokers]
+        return ClusterDescription(
+            answer.cluster_id, answer.controller_id, tuple(sorted(nodes, key=lambda node: node.id))
+        )
+
+    return await cluster.retrying(attempt, "describe cluster", timeout_ms)
+
+
+async def describe_features(cluster: Cluster, timeout_ms: int | None = None) -> dict[str, FeatureDescription]:
+    """The levels at which features are in force in the cluster, and those that a broker supports (KIP-584)."""
+
+    def build(version: int) -> ApiVersionsRequest:
+        if version < _FEATURES_SINCE:
+            raise error_for(ErrorCode.UNSUPPORTED_VERSION, "the broker tells no features")
+        return ApiVersionsRequest(client_software_name=SOFTWARE_NAME, client_software_version=SOFTWARE_VERSION)
+
+    async def attempt() -> dict[str, FeatureDescription]:
+        answer = await cluster.send(Versioned(ApiVersionsRequest, build), ANY)
+        if answer.error_code:
+            raise error_for(answer.error_code, "describe features")
+        levels = {each.name: each.max_version_level for each in answer.finalized_features}
+        ranges = {each.name: (each.min_version, each.max_version) for each in answer.supported_features}
+        return {
+            name: FeatureDescription(levels.get(name, 0), *ranges.get(name, (0, 0)))
+            for name in sorted({*levels, *ranges})
+        }
+
+    return await cluster.retrying(attempt, "describe features", timeout_ms)
+
+
+async def update_features(
+    cluster: Cluster,
+    levels: Mapping[str, int],
+    *,
+    allow_downgrade: bool = False,
+    validate_only: bool = False,
+    timeout_ms: int | None = None,
+) -> Results[str, None]:
+    """Sets the levels of features: all or none. A lower level than now needs `allow_downgrade`."""
+
+    def build(version: int) -> UpdateFeaturesRequest:
+        key = UpdateFeaturesRequest.FeatureUpdateKey
+        kind = _SAFE_DOWNGRADE if allow_downgrade else _UPGRADE
+        updates = [
+            key(feature=name, max_version_level=level, upgrade_type=kind)
+            if version >= 1
+            else key(feature=name, max_version_level=level, allow_downgrade=allow_downgrade)
+            for name, level in levels.items()
+        ]
+        request = UpdateFeaturesRequest(timeout_ms=broker_time(cluster, timeout_ms), feature_updates=updates)
+        if version >= 1:
+            request.validate_only = validate_only
+        elif validate_only:
+            raise error_for(ErrorCode.UNSUPPORTED_VERSION, "the broker can't only validate feature levels")
+        return request
+
+    async def ask(_: Any) -> dict[str, KafkaError | None]:
+        answer = await cluster.send(Versioned(UpdateFeaturesRequest, build), CONTROLLER, timeout_ms=timeout_ms)
+        if answer.error_code:
+            code = ErrorCode.of(answer.error_code)
+            return dict.fromkeys(levels, error_for(code, answer.error_message or f"features: {code.text}"))
+        outcomes: dict[str, KafkaError | None] = dict.fromkeys(levels)
+        for result in answer.results:
+            if result.error_code:
+                outcomes[result.feature] = error_for(result.error_code, result.error_message or result.feature)
+        return outcomes
+
+    return await at_controller(cluster, list(levels), ask, "update features", timeout_ms)
+
+
+async def describe_log_dirs(
+    cluster: Cluster, brokers: Iterable[int] | None = None, timeout_ms: int | None = None
+) -> Results[int, dict[str, LogDir]]:
+    """The log directories of brokers by path, with the sizes of what they hold; None: of every broker."""
+    done: dict[int, Any] = {}
+
+    async def attempt() -> None:
+        known = await cluster.refresh_metadata(timeout_ms)
+        failed: KafkaError | None = None
+        for node in sorted(known.brokers) if brokers is None else list(brokers):
+            if node in done:
+                continue
+            if node not in known.brokers:
+                done[node] = error_for(ErrorCode.BROKER_NOT_AVAILABLE, f"the cluster has no broker {node} now")
+                continue
+            try:
+                done[node] = _log_dirs(await cluster.send(DescribeLogDirsRequest(topics=None), Node(node)))
+            except RetriableError as error:
+                failed = error
+            except KafkaError as error:
+                done[node] = error
+        if failed is not None:
+            raise failed
+
+    await cluster.retrying(attempt, "describe log dirs", timeout_ms)
+    return Results.of(done)
+
+
+def _log_dirs(answer: Any) -> dict[str, LogDir] | KafkaError:
+    if answer.error_code:
+        return error_for(answer.error_code, "describe log dirs")
+    return {
+        found.log_dir: LogDir(
+            None if not found.error_code else str(error_for(found.error_code)),
+            found.total_bytes,
+            found.usable_bytes,
+            {
+                TopicPartition(topic.name, part.partition_index): ReplicaOnDisk(
+                    part.partition_size, part.offset_lag, part.is_future_key
+                )
+                for topic in found.topics
+                for part in topic.partitions
+            },
+        )
+        for found in answer.results
+    }

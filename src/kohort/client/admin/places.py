@@ -1,0 +1,144 @@
+"""Ways to the right broker: to the controller, to leaders, to coordinators; each asks again where they have moved."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+from kohort.client.admin.values import Results
+from kohort.client.net.cluster import GROUP, Cluster, Coordinator
+from kohort.errors import ErrorCode, KafkaError, RetriableError, error_for
+from kohort.ids import TopicPartition
+
+K = TypeVar("K")
+_BROKER_TIME_SHARE = 0.8
+"""Of the call's time, what the broker is told that it may take; the rest is for the way."""
+
+
+def by_topic(partitions: Sequence[TopicPartition]) -> dict[str, list[int]]:
+    """Partition numbers by topic, both sorted."""
+    found: dict[str, list[int]] = {}
+    for topic, number in sorted(partitions):
+        found.setdefault(topic, []).append(number)
+    return found
+
+
+async def at_leaders(
+    cluster: Cluster,
+    partitions: Sequence[TopicPartition],
+    ask: Callable[[int, list[TopicPartition]], Awaitable[dict[TopicPartition, Any]]],
+    what: str,
+    timeout_ms: int | None,
+) -> dict[TopicPartition, Any]:
+    """Asks the leader of each partition, again where leaders have moved; an outcome for every partition.
+
+    Args:
+        ask: called with a node id and its partitions; gives a value or a KafkaError for each.
+    """
+    done: dict[TopicPartition, Any] = {}
+
+    async def attempt() -> None:
+        nodes: dict[int, list[TopicPartition]] = {}
+        wanted = [partition for partition in partitions if partition not in done]
+        found = await cluster.describe_topics({partition.topic for partition in wanted}, timeout_ms)
+        for partition in wanted:
+            node = cluster.metadata.leader(partition)
+            topic = found.get(partition.topic)
+            if topic is not None and not topic.error and partition.partition not in topic.partitions:
+                code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                done[partition] = error_for(code, f"{partition}: the topic has {len(topic.partitions)} partitions")
+            elif topic is None or topic.error:
+                code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if topic is None else topic.error
+                done[partition] = error_for(code, f"topic {partition.topic!r}: {code.text}")
+            elif node < 0:
+                raise error_for(ErrorCode.LEADER_NOT_AVAILABLE, f"{partition} has no leader now")
+            else:
+                nodes.setdefault(node, []).append(partition)
+        moved: KafkaError | None = None
+        for node, theirs in sorted(nodes.items()):
+            for partition, outcome in (await ask(node, theirs)).items():
+                if isinstance(outcome, KafkaError) and outcome.code.retriable:
+                    moved = outcome
+                else:
+                    done[partition] = outcome
+        if moved is not None:
+            raise moved
+
+    await cluster.retrying(attempt, what, timeout_ms)
+    return done
+
+
+async def at_controller(
+    cluster: Cluster,
+    names: Sequence[K],
+    ask: Callable[[Sequence[K]], Awaitable[dict[K, Any]]],
+    what: str,
+    timeout_ms: int | None,
+) -> Results[K, Any]:
+    """Asks the controller, and the next one for those that it refused because it is none any more."""
+    done: dict[K, Any] = {}
+
+    async def attempt() -> None:
+        moved: KafkaError | None = None
+        for name, outcome in (await ask([name for name in names if name not in done])).items():
+            if isinstance(outcome, RetriableError):
+                moved = outcome
+            else:
+                done[name] = outcome
+        if moved is not None:
+            cluster.request_metadata()
+            raise moved
+
+    await cluster.retrying(attempt, what, timeout_ms)
+    return Results.of(done)
+
+
+def refused(result: Any, what: str) -> KafkaError:
+    """The error of one outcome: the broker's words where it has any."""
+    code = ErrorCode.of(result.error_code)
+    return error_for(result.error_code, f"{what}: {getattr(result, 'error_message', None) or code.text}")
+
+
+def broker_time(cluster: Cluster, timeout_ms: int | None) -> int:
+    """What a broker is told that it may take, in milliseconds."""
+    limit = cluster.config.request_timeout_ms if timeout_ms is None else timeout_ms
+    return max(1, int(limit * _BROKER_TIME_SHARE))
+
+
+async def at_coordinators(
+    cluster: Cluster,
+    keys: Sequence[str],
+    ask: Callable[[int, list[str]], Awaitable[dict[str, Any]]],
+    what: str,
+    timeout_ms: int | None,
+    kind: int = GROUP,
+) -> Results[str, Any]:
+    """Asks the coordinator of each group, or transactional id, again where coordinators have moved; an outcome for each.
+
+    Args:
+        ask: called with a node id and its groups; gives a value or a KafkaError for each.
+    """
+    done: dict[str, Any] = {}
+
+    async def attempt() -> None:
+        nodes: dict[int, list[str]] = {}
+        for key in keys:
+            if key not in done:
+                nodes.setdefault(await cluster.coordinator(Coordinator(key, kind)), []).append(key)
+        moved: KafkaError | None = None
+        for node, names in sorted(nodes.items()):
+            try:
+                outcomes = await ask(node, names)
+            except RetriableError as error:
+                outcomes = dict.fromkeys(names, error)
+            for key, outcome in outcomes.items():
+                if isinstance(outcome, RetriableError):
+                    cluster.forget_coordinator(Coordinator(key, kind), str(outcome))
+                    moved = outcome
+                else:
+                    done[key] = outcome
+        if moved is not None:
+            raise moved
+
+    await cluster.retrying(attempt, what, timeout_ms)
+    return Results.of(done)

@@ -1,0 +1,204 @@
+"""Transactions and the producers behind them, as coroutines over a `Cluster`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from kohort.client.admin.places import at_coordinators, at_leaders, by_topic, refused
+from kohort.client.admin.values import (
+    PartitionResults,
+    ProducerIdentity,
+    ProducerState,
+    Results,
+    TransactionDescription,
+    TransactionListing,
+)
+from kohort.client.net.cluster import TRANSACTION, Cluster, Node, Versioned
+from kohort.errors import ErrorCode, KafkaError, error_for
+from kohort.ids import TopicPartition
+from kohort.wire.transactions import (
+    DescribeProducersRequest,
+    DescribeTransactionsRequest,
+    InitProducerIdRequest,
+    ListTransactionsRequest,
+    WriteTxnMarkersRequest,
+)
+
+_DURATION_SINCE, _PATTERN_SINCE = 1, 2
+_FENCE_TIMEOUT_MS = 1
+"""Of the transactions of a producer that is only made to fence another one: it begins none."""
+
+
+async def list_transactions(
+    cluster: Cluster,
+    *,
+    states: Sequence[str] = (),
+    producer_ids: Sequence[int] = (),
+    open_for_ms: int | None = None,
+    pattern: str | None = None,
+    timeout_ms: int | None = None,
+) -> list[TransactionListing]:
+    """Transactional ids of every coordinator, sorted.
+
+    Args:
+        states: Only of these states (Ongoing, PrepareAbort …).
+        producer_ids: Only of these producers.
+        open_for_ms: Only those whose transaction is open for longer.
+        pattern: Only ids that this regular expression matches as a whole (Kafka 4.1 and later).
+    """
+
+    def build(version: int) -> ListTransactionsRequest:
+        request = ListTransactionsRequest(state_filters=list(states), producer_id_filters=list(producer_ids))
+        for wanted, since, name in (
+            (open_for_ms, _DURATION_SINCE, "duration_filter"),
+            (pattern, _PATTERN_SINCE, "transactional_id_pattern"),
+        ):
+            if wanted is not None and version < since:
+                text = f"the broker can't filter transactions by {name.partition('_')[0]}"
+                raise error_for(ErrorCode.UNSUPPORTED_VERSION, text)
+            if wanted is not None:
+                setattr(request, name, wanted)
+        return request
+
+    async def attempt() -> list[TransactionListing]:
+        found = []
+        for node in sorted((await cluster.refresh_metadata(timeout_ms)).brokers):
+            answer = await cluster.send(Versioned(ListTransactionsRequest, build), Node(node))
+            if answer.error_code:
+                raise error_for(answer.error_code, f"broker {node} did not list its transactions")
+            if answer.unknown_state_filters:
+                unknown = ", ".join(answer.unknown_state_filters)
+                raise error_for(ErrorCode.INVALID_REQUEST, f"no states of transactions: {unknown}")
+            found += [
+                TransactionListing(each.transactional_id, each.producer_id, each.transaction_state, node)
+                for each in answer.transaction_states
+            ]
+        return sorted(found, key=lambda each: each.transactional_id)
+
+    return await cluster.retrying(attempt, "list transactions", timeout_ms)
+
+
+async def describe_transactions(
+    cluster: Cluster, transactional_ids: Iterable[str], timeout_ms: int | None = None
+) -> Results[str, TransactionDescription]:
+    """State, producer and partitions of transactional ids."""
+
+    async def ask(node: int, names: list[str]) -> dict[str, Any]:
+        answer = await cluster.send(DescribeTransactionsRequest(transactional_ids=names), Node(node))
+        return {each.transactional_id: _described(each, node) for each in answer.transaction_states}
+
+    return await at_coordinators(
+        cluster, list(transactional_ids), ask, "describe transactions", timeout_ms, TRANSACTION
+    )
+
+
+def _described(state: Any, node: int) -> TransactionDescription | KafkaError:
+    if state.error_code:
+        return refused(state, f"transactional id {state.transactional_id!r}")
+    return TransactionDescription(
+        state.transactional_id,
+        state.transaction_state,
+        state.producer_id,
+        state.producer_epoch,
+        state.transaction_timeout_ms,
+        None if state.transaction_start_time_ms < 0 else state.transaction_start_time_ms,
+        tuple(sorted(TopicPartition(topic.topic, number) for topic in state.topics for number in topic.partitions)),
+        node,
+    )
+
+
+async def fence_producers(
+    cluster: Cluster, transactional_ids: Iterable[str], timeout_ms: int | None = None
+) -> Results[str, ProducerIdentity]:
+    """Makes the producers of transactional ids unable to go on, and undoes what they have open; gives the new identity."""
+
+    async def ask(node: int, names: list[str]) -> dict[str, Any]:
+        outcomes: dict[str, Any] = {}
+        for name in names:
+            request = InitProducerIdRequest(transactional_id=name, transaction_timeout_ms=_FENCE_TIMEOUT_MS)
+            answer = await cluster.send(request, Node(node))
+            outcomes[name] = (
+                refused(answer, f"transactional id {name!r}")
+                if answer.error_code
+                else ProducerIdentity(answer.producer_id, answer.producer_epoch)
+            )
+        return outcomes
+
+    return await at_coordinators(cluster, list(transactional_ids), ask, "fence producers", timeout_ms, TRANSACTION)
+
+
+async def describe_producers(
+    cluster: Cluster, partitions: Iterable[TopicPartition], timeout_ms: int | None = None
+) -> PartitionResults[tuple[ProducerState, ...]]:
+    """The producers that wrote to partitions lately, with the first offset of what each has open there."""
+
+    async def ask(node: int, wanted: list[TopicPartition]) -> dict[TopicPartition, Any]:
+        request = DescribeProducersRequest(
+            topics=[
+                DescribeProducersRequest.TopicRequest(name=topic, partition_indexes=numbers)
+                for topic, numbers in by_topic(wanted).items()
+            ]
+        )
+        answer = await cluster.send(request, Node(node))
+        return {
+            TopicPartition(topic.name, part.partition_index): refused(part, f"{topic.name}-{part.partition_index}")
+            if part.error_code
+            else tuple(_producer(each) for each in part.active_producers)
+            for topic in answer.topics
+            for part in topic.partitions
+        }
+
+    chosen = [TopicPartition(*partition) for partition in partitions]
+    return PartitionResults.of(await at_leaders(cluster, chosen, ask, "describe producers", timeout_ms))
+
+
+def _producer(state: Any) -> ProducerState:
+    return ProducerState(
+        state.producer_id,
+        state.producer_epoch,
+        state.last_sequence,
+        state.last_timestamp,
+        state.coordinator_epoch,
+        None if state.current_txn_start_offset < 0 else state.current_txn_start_offset,
+    )
+
+
+async def abort_transaction(
+    cluster: Cluster, partition: TopicPartition, producer: ProducerState, timeout_ms: int | None = None
+) -> None:
+    """Ends a transaction that hangs in one partition, its coordinator knowing nothing of it any more (KIP-664).
+
+    The marker is written to the partition alone. Use it for what `describe_producers` shows open while `describe_transactions`
+    does not; a transaction that its coordinator knows is ended by `fence_producers`.
+
+    Raises:
+        KafkaError: the partition's leader refused, the transaction being another one by now, say.
+    """
+    marker = WriteTxnMarkersRequest.WritableTxnMarker(
+        producer_id=producer.producer_id,
+        producer_epoch=producer.epoch,
+        transaction_result=False,
+        topics=[
+            WriteTxnMarkersRequest.WritableTxnMarkerTopic(name=partition.topic, partition_indexes=[partition.partition])
+        ],
+        coordinator_epoch=max(0, producer.coordinator_epoch),
+    )
+
+    async def ask(node: int, _: list[TopicPartition]) -> dict[TopicPartition, Any]:
+        answer = await cluster.send(WriteTxnMarkersRequest(markers=[marker]), Node(node))
+        return {
+            TopicPartition(topic.name, part.partition_index): error_for(
+                part.error_code, f"transaction of producer {producer.producer_id} in {partition}"
+            )
+            if part.error_code
+            else None
+            for each in answer.markers
+            for topic in each.topics
+            for part in topic.partitions
+        }
+
+    chosen = TopicPartition(*partition)
+    outcomes = await at_leaders(cluster, [chosen], ask, "abort transaction", timeout_ms)
+    if isinstance(outcomes[chosen], KafkaError):
+        raise outcomes[chosen]
