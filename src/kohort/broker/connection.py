@@ -11,6 +11,7 @@ import asyncio
 import logging
 import os
 import socket
+import struct
 import time
 from collections import deque
 from typing import Any, Protocol
@@ -30,10 +31,16 @@ GATHER_PARTS = 256
 """Below IOV_MAX (1,024 on Linux, 16 by POSIX's promise but 1,024 everywhere that matters)."""
 GROW_BYTES = 1 << 20
 """A frame's buffer grows with what arrives: a size that is only claimed must not cost memory."""
+REQUEST_BYTES_MIN = 8
+"""Api, version and correlation id."""
+SMALL_BYTES = 4096
+"""Answers below it are copied together: cheaper than to give them to the kernel one by one."""
 ANSWERS_HELD = 256
 """Answers gathered before they are sent, while a read is taken apart."""
 READS_PER_WAKE = 4
 """A connection with more to read lets the others have their turn after this many reads."""
+
+_unpack_size = struct.Struct(">i").unpack_from
 
 
 class LogSlice:
@@ -67,8 +74,11 @@ class Answer(Protocol):
 class Handler(Protocol):
     """What a connection needs from the server."""
 
-    def on_frame(self, connection: Connection, frame: bytearray) -> None:
-        """Take one request; raises `BadFrame` to end the connection."""
+    def on_frame(self, connection: Connection, frame: bytearray | memoryview) -> None:
+        """Take one request; raises `BadFrame` to end the connection.
+
+        The frame may be written to, and is gone when this returns: the next read goes into the same memory.
+        """
 
     def on_closed(self, connection: Connection) -> None:
         """The connection ended."""
@@ -107,6 +117,7 @@ class Connection:
 
     __slots__ = (
         "_backlog",
+        "_brim",
         "_buffer",
         "_filled",
         "_handler",
@@ -151,6 +162,7 @@ class Connection:
         self.local: tuple[str, int] = sock.getsockname()[:2]
         self._handler = handler
         self._limits = limits
+        self._brim = min(ANSWERS_HELD, limits.queued_requests_max)
         self._scratch = scratch
         self._buffer: bytearray | None = None  # bytes of a frame (or of its size) that has not wholly arrived
         self._filled = 0
@@ -255,7 +267,7 @@ class Connection:
         limit = self._limits.request_bytes_max
         if size > limit:
             raise BadFrame(f"a request of {size} bytes; socket.request.max.bytes is {limit}")
-        if size < 8:
+        if size < REQUEST_BYTES_MIN:
             raise BadFrame(f"{size} is no size of a request; does the client speak Kafka's protocol, without TLS?")
 
     def _take(self, data: memoryview) -> None:
@@ -267,25 +279,33 @@ class Connection:
         start, end = 0, len(data)
         on_frame = self._handler.on_frame
         pending = self.pending
+        limits = self._limits
+        brim, size_max, queued_max = self._brim, limits.request_bytes_max, limits.queued_bytes_max
         while end - start >= 4:
-            if len(pending) >= ANSWERS_HELD and pending[0].parts is not None:
-                self.flush()
-            if self._full() and not self.closed:
+            if (len(pending) >= brim or self._out_bytes >= queued_max) and self._brimful():
                 self._backlog = bytes(data[start:end])
                 self._pause()
                 return
-            size = int.from_bytes(data[start : start + 4], "big", signed=True)
-            self._check_size(size)
-            stop = start + 4 + size
-            if stop > end:
+            (size,) = _unpack_size(data, start)
+            if not REQUEST_BYTES_MIN <= size <= size_max:
+                self._check_size(size)
+            first = start + 4
+            start = first + size
+            if start > end:
+                start = first - 4
                 break
-            on_frame(self, bytearray(data[start + 4 : stop]))
+            on_frame(self, data[first:start])
             if self.closed:
                 return
-            start = stop
         self.last_active = time.monotonic()
         if start < end:
             self._keep(data[start:end])
+
+    def _brimful(self) -> bool:
+        """Send what is ready; whether there is no room for another request even so."""
+        if self.pending and self.pending[0].parts is not None:
+            self.flush()
+        return self._full() and not self.closed
 
     def _keep(self, rest: memoryview) -> None:
         if len(rest) < 4:
@@ -356,18 +376,22 @@ class Connection:
         """Send the answers whose turn it is."""
         self.dirty = False
         pending = self.pending
+        ready: list[Any] = []
         while pending:
             parts = pending[0].parts
             if parts is None:
                 break
             pending.popleft()
-            if parts:
-                self._enqueue(parts)
+            ready += parts
+        if ready:
+            self._enqueue(ready)
         if not self._writing and self._out:
             self._send()
         self._resume_if_room()
 
     def _enqueue(self, parts: list[Any]) -> None:
+        if len(parts) > 1:
+            parts = gathered(parts)
         self._out.extend(parts)
         self._out_bytes += sum(map(len, parts))
 
@@ -455,6 +479,23 @@ class Connection:
         self._buffer = None
         self._sock.close()
         self._handler.on_closed(self)
+
+
+def gathered(parts: list[Any]) -> list[Any]:
+    """The same bytes with small buffers that follow each other in one."""
+    found: list[Any] = []
+    run: list[Any] = []
+    for part in parts:
+        if type(part) is not LogSlice and len(part) < SMALL_BYTES:
+            run.append(part)
+            continue
+        if run:
+            found.append(b"".join(run))
+            run = []
+        found.append(part)
+    if run:
+        found.append(b"".join(run))
+    return found
 
 
 def open_file_limit() -> int:

@@ -87,37 +87,40 @@ class Dispatcher:
         self._unsupported = unsupported_api_versions
         self._apis = node.metrics.apis
 
-    def dispatch(self, connection: Connection, frame: bytearray) -> None:
-        """Handle one frame.
+    def dispatch(self, connection: Connection, frame: bytearray | memoryview) -> None:
+        """Handle one frame, whose memory is not kept.
 
         Raises:
             BadFrame: the frame is no request that this broker serves; the connection must end.
         """
+        faults = self._node.faults
+        if faults.active:
+            frame = bytearray(frame)  # the request may wait
         try:
             header, body = decode_request_header(frame)
         except WireError as error:
             raise BadFrame(f"a request whose header can't be read: {error}") from None
-        request = Request(connection, header.api_key, header.api_version, header.correlation_id, header.client_id)
+        key, version, _, _ = header
+        request = Request(connection, *header)
         if connection.held:
             self._node.groups.release(connection.held)
         connection.pending.append(request)
-        route = self._routes.get(header.api_key)
+        route = self._routes.get(key)
         if route is None:
-            raise BadFrame(f"api key {header.api_key} is not served here")
-        if not route.low <= header.api_version <= route.high:
-            if header.api_key != API_VERSIONS:
-                raise BadFrame(f"{route.name} version {header.api_version} is not served here")
+            raise BadFrame(f"api key {key} is not served here")
+        if not route.low <= version <= route.high:
+            if key != API_VERSIONS:
+                raise BadFrame(f"{route.name} version {version} is not served here")
             self._unsupported(self._node, request)
             return
         try:  # bytes after the message are ignored, as by Apache Kafka: librdkafka sends some when it lists all topics
-            request.message, _ = route.decode(body, header.api_version)
+            request.message, _ = route.decode(body, version)
         except WireError as error:
             raise BadFrame(f"{request.name} can't be read: {error}") from None
-        figures = self._apis[header.api_key]
+        figures = self._apis[key]
         figures.requests += 1
         request.latency = figures.latency
         request.began = perf_counter()
-        faults = self._node.faults
         if faults.active and faults.on_request(request, lambda: self._run(route, request)):
             return
         self._run(route, request)

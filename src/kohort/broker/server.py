@@ -60,7 +60,7 @@ class Server:
         self,
         loop: asyncio.AbstractEventLoop,
         config: BrokerConfig,
-        on_frame: Callable[[Connection, bytearray], None],
+        on_frame: Callable[[Connection, bytearray | memoryview], None],
         on_closed: Callable[[Connection], None],
     ) -> None:
         self._loop = loop

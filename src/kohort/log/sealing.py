@@ -8,11 +8,11 @@ same bytes.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import chain, groupby, repeat
 from operator import itemgetter
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from kohort.groups.records import OffsetCommitted, Record, TransactionMarked
 from kohort.log.group_records import SharedBytes, append_started, encode, shared_bytes
@@ -48,7 +48,7 @@ def sealed(records: Iterable[Record], now_ms: int) -> list[bytes | bytearray]:
     building = _Batches(now_ms)
     for kind, run in groupby(records, type):
         if kind is OffsetCommitted:
-            for _, offsets in groupby(run, _GROUP):
+            for _, offsets in groupby(cast("Iterator[OffsetCommitted]", run), _GROUP):
                 building.add_offsets(list(offsets))
         elif kind is TransactionMarked:
             building.add_markers(run)

@@ -16,7 +16,7 @@ Source: Kafka documentation, "Message format"; KIP-98; KIP-534.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple, TypedDict, Unpack
 
 import crc32c
@@ -31,6 +31,7 @@ RECORDS_BYTES_MAX: Final = 256 * 1024 * 1024
 """Most bytes that one compressed batch may decompress to: bounds what a small batch can cost its reader."""
 
 _HEADER: Final = struct.Struct(">qiibIhiqqqhii")
+_unpack_header: Final = _HEADER.unpack_from
 _LENGTH_OFFSET: Final = 12
 _MAGIC_AT: Final = 16
 _CRC_AT: Final = 17
@@ -114,6 +115,10 @@ class BatchHeader(NamedTuple):
         return bool(self.attributes & DELETE_HORIZON)
 
 
+_new_header: Final[Callable[[type[BatchHeader], tuple[int, ...]], BatchHeader]] = tuple.__new__
+"""`BatchHeader._make` without its step of Python: every batch that comes or goes passes here."""
+
+
 class BatchRecord(NamedTuple):
     """One record outside any topic.
 
@@ -169,19 +174,26 @@ def parse_header(buf: Buffer, offset: int = 0) -> BatchHeader:
         CorruptBatchError: fewer than 61 bytes are left, or a batch length that can't be
             (code UNSUPPORTED_FOR_MESSAGE_FORMAT for a message of magic 0 or 1).
     """
-    left = len(buf) - offset
-    if left > _MAGIC_AT and buf[offset + _MAGIC_AT] != MAGIC:
-        magic = buf[offset + _MAGIC_AT]
-        if magic < MAGIC:
-            text = f"a message set of magic {magic}, which producers before 0.11 sent"
-            raise CorruptBatchError(text, ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT)
-        raise CorruptBatchError(f"magic {magic} at byte {offset}")
-    if left < HEADER_SIZE:
-        raise CorruptBatchError(f"a batch header needs {HEADER_SIZE} bytes, {left} are left")
-    header = BatchHeader._make(_HEADER.unpack_from(buf, offset))
-    if header.batch_length < HEADER_SIZE - _LENGTH_OFFSET:
-        raise CorruptBatchError(f"a batch length of {header.batch_length} at byte {offset}")
+    try:
+        header = _new_header(BatchHeader, _unpack_header(buf, offset))
+    except struct.error:
+        _check_magic(buf, offset)
+        raise CorruptBatchError(f"a batch header needs {HEADER_SIZE} bytes, {len(buf) - offset} are left") from None
+    if header[3] != MAGIC:
+        _check_magic(buf, offset)
+    if header[1] < HEADER_SIZE - _LENGTH_OFFSET:
+        raise CorruptBatchError(f"a batch length of {header[1]} at byte {offset}")
     return header
+
+
+def _check_magic(buf: Buffer, offset: int) -> None:
+    """Refuse what is no batch of magic 2, as far as it can be seen."""
+    if len(buf) - offset <= _MAGIC_AT or (magic := buf[offset + _MAGIC_AT]) == MAGIC:
+        return
+    if magic < MAGIC:
+        text = f"a message set of magic {magic}, which producers before 0.11 sent"
+        raise CorruptBatchError(text, ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT)
+    raise CorruptBatchError(f"magic {magic} at byte {offset}")
 
 
 def iter_headers(buf: Buffer) -> Iterator[tuple[int, BatchHeader]]:
@@ -276,9 +288,9 @@ def seal_batch(body: Buffer, count: int, numbers: tuple[int, int, int], facts: B
     attributes |= LOG_APPEND_TIME if facts.get("timestamp_type", 0) else 0
     attributes |= TRANSACTIONAL if facts.get("transactional", False) else 0
     attributes |= CONTROL if facts.get("control", False) else 0
-    out = bytearray(HEADER_SIZE + len(payload))
+    head = bytearray(HEADER_SIZE)
     _HEADER.pack_into(
-        out,
+        head,
         0,
         facts.get("base_offset", 0),
         HEADER_SIZE - _LENGTH_OFFSET + len(payload),
@@ -292,9 +304,9 @@ def seal_batch(body: Buffer, count: int, numbers: tuple[int, int, int], facts: B
         facts.get("base_sequence", -1),
         count,
     )
-    out[HEADER_SIZE:] = payload
-    struct.pack_into(">I", out, _CRC_AT, crc32c.crc32c(memoryview(out)[_ATTRIBUTES_AT:]))
-    return bytes(out)
+    checksum = crc32c.crc32c(payload, crc32c.crc32c(head[_ATTRIBUTES_AT:]))
+    struct.pack_into(">I", head, _CRC_AT, checksum)
+    return b"".join((head, payload))
 
 
 def varint(value: int) -> bytes:

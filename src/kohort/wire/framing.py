@@ -10,21 +10,25 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, NamedTuple, TypeVar
 
 from kohort.errors import ErrorCode, InvalidInputError
 from kohort.wire import cluster, data, groups, offsets, operations, security, transactions
 from kohort.wire.codec import skip_tags
 from kohort.wire.message import Message, merge_small
-from kohort.wire.schema import Buffer, WireError
+from kohort.wire.schema import NEVER, Buffer, WireError
 
 FRAME_BYTES_MAX: Final = 100 * 1024 * 1024
 """The largest frame read unless told otherwise: Kafka's socket.request.max.bytes."""
 API_VERSIONS: Final = 18
+CLIENT_NAMES: Final = 4_096
+"""Client ids remembered: they come with every request."""
 
 _REQUEST: Final = struct.Struct(">ihhih")
 _RESPONSE: Final = struct.Struct(">ii")
 _HEADER: Final = struct.Struct(">hhih")
+_unpack_header: Final = _HEADER.unpack_from
 
 M = TypeVar("M", bound=Message)
 
@@ -85,6 +89,7 @@ def _apis() -> dict[int, Api]:
 
 APIS: Final[dict[int, Api]] = _apis()
 """Every API that can be spoken, by key."""
+_FLEXIBLE_SINCE: Final = {key: api.request.FLEXIBLE_SINCE for key, api in APIS.items()}
 
 
 def encode_request_parts(msg: Message, version: int, correlation_id: int, client_id: str | None) -> list[Buffer]:
@@ -117,18 +122,17 @@ def decode_request_header(frame: Buffer) -> tuple[RequestHeader, memoryview]:
         WireError: the bytes are no header.
     """
     try:
-        key, version, correlation_id, length = _HEADER.unpack_from(frame)
+        key, version, correlation_id, length = _unpack_header(frame)
         position = _HEADER.size
         client_id = None
         if length >= 0:
             position += length
             if position > len(frame):
                 raise WireError("request header: the client id reaches past the end")
-            client_id = str(frame[_HEADER.size : position], "utf-8")
+            client_id = _client_name(bytes(frame[_HEADER.size : position]))
         elif length != -1:
             raise WireError(f"request header: a client id of length {length}")
-        api = APIS.get(key)
-        if api is not None and version >= api.request.FLEXIBLE_SINCE:
+        if version >= _FLEXIBLE_SINCE.get(key, NEVER):
             if frame[position] == 0:
                 position += 1
             else:
@@ -136,6 +140,11 @@ def decode_request_header(frame: Buffer) -> tuple[RequestHeader, memoryview]:
     except (struct.error, IndexError, UnicodeDecodeError) as error:
         raise WireError(f"request header: {error}") from error
     return RequestHeader(key, version, correlation_id, client_id), memoryview(frame)[position:]
+
+
+@lru_cache(maxsize=CLIENT_NAMES)
+def _client_name(raw: bytes) -> str:
+    return raw.decode()
 
 
 def encode_response_whole(msg: Message, version: int, correlation_id: int) -> bytes:

@@ -21,6 +21,9 @@ log = logging.getLogger("kohort.broker")
 
 _Partition = ProduceResponse.PartitionProduceResponse
 _Topic = ProduceResponse.TopicProduceResponse
+_NO_ERRORS: list[ProduceResponse.TopicProduceResponse.PartitionProduceResponse.BatchIndexAndErrorMessage] = []
+_NO_LEADER = ProduceResponse.LeaderIdAndEpoch()
+"""The same for all answers: nobody changes them."""
 
 
 def produce(node: Node, request: Request) -> ProduceResponse | None:
@@ -101,6 +104,8 @@ def _append(node: Node, request: Request, name: str | None, part: Any, now_ms: i
         base_offset=result.base_offset,
         log_append_time_ms=result.log_append_time_ms,
         log_start_offset=result.log_start_offset,
+        record_errors=_NO_ERRORS,
+        current_leader=_NO_LEADER,
     )
 
 
