@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import socket
 import struct
 import time
 from collections import deque
 from typing import Any, Protocol
 
-from kohort.log import FileRange
+from kohort.broker.parts import LogSlice, gathered
 
 log = logging.getLogger("kohort.broker")
 
@@ -33,35 +32,12 @@ GROW_BYTES = 1 << 20
 """A frame's buffer grows with what arrives: a size that is only claimed must not cost memory."""
 REQUEST_BYTES_MIN = 8
 """Api, version and correlation id."""
-SMALL_BYTES = 4096
-"""Answers below it are copied together: cheaper than to give them to the kernel one by one."""
 ANSWERS_HELD = 256
 """Answers gathered before they are sent, while a read is taken apart."""
 READS_PER_WAKE = 4
 """A connection with more to read lets the others have their turn after this many reads."""
 
 _unpack_size = struct.Struct(">i").unpack_from
-
-
-class LogSlice:
-    """Bytes of a log file inside an answer, read when the socket takes them."""
-
-    __slots__ = ("_file", "_length", "_position")
-
-    def __init__(self, part: FileRange) -> None:
-        self._file, self._position, self._length = part
-
-    def __len__(self) -> int:
-        return self._length
-
-    def send_to(self, fd: int, count: int) -> int:
-        """Send the first `count` bytes to a socket; returns how many it took."""
-        return os.sendfile(fd, self._file.fd, self._position, count)
-
-    def drop(self, count: int) -> None:
-        """Forget the first bytes: they were sent."""
-        self._position += count
-        self._length -= count
 
 
 class Answer(Protocol):
@@ -479,23 +455,6 @@ class Connection:
         self._buffer = None
         self._sock.close()
         self._handler.on_closed(self)
-
-
-def gathered(parts: list[Any]) -> list[Any]:
-    """The same bytes with small buffers that follow each other in one."""
-    found: list[Any] = []
-    run: list[Any] = []
-    for part in parts:
-        if type(part) is not LogSlice and len(part) < SMALL_BYTES:
-            run.append(part)
-            continue
-        if run:
-            found.append(b"".join(run))
-            run = []
-        found.append(part)
-    if run:
-        found.append(b"".join(run))
-    return found
 
 
 def open_file_limit() -> int:

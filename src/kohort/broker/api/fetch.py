@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from kohort.broker.api.listoffsets import epoch_error
-from kohort.broker.connection import LogSlice
 from kohort.broker.fetch_sessions import Fetched, FetchSession, Key
 from kohort.broker.node import Node
+from kohort.broker.parts import LogSlice
 from kohort.broker.request import Request
 from kohort.broker.waits import Wait
 from kohort.errors import ErrorCode, KafkaError
