@@ -35,9 +35,16 @@ def matcher(pattern: str) -> Callable[[str], bool]:
         compiled: Any = re2.compile(pattern) if re2 is not None else _compile(pattern)
     except _ERRORS as error:
         raise InvalidInputError(
-            f"the regular expression {pattern!r} can't be compiled: {error}", ErrorCode.INVALID_REGULAR_EXPRESSION
+            f"SubscribedTopicRegex `{pattern}` is not a valid regular expression: {_reason(error)}.",
+            ErrorCode.INVALID_REGULAR_EXPRESSION,
         ) from None
     return lambda name: compiled.fullmatch(name) is not None
+
+
+def _reason(error: Exception) -> str:
+    """What a library says of a pattern: google-re2 says it in bytes."""
+    said = error.args[0] if error.args else ""
+    return said.decode(errors="replace") if isinstance(said, bytes) else str(said)
 
 
 def _compile(pattern: str) -> re.Pattern[str]:

@@ -37,20 +37,20 @@ def check(kernel: Kernel, event: ConsumerGroupHeartbeat) -> Refusal | None:
     message = None
     if "consumer" not in kernel.config.rebalance_protocols:
         return Refusal(ErrorCode.UNSUPPORTED_VERSION, "The consumer protocol is switched off.")
-    if not event.group_id:
-        message = "GroupId can't be empty."
-    elif event.instance_id == "":
-        message = "InstanceId can't be empty."
-    elif event.rack_id == "":
-        message = "RackId can't be empty."
-    elif event.member_epoch < LEFT_FOR_A_WHILE:
-        message = "MemberEpoch is invalid."
-    elif event.member_epoch != 0 and not event.member_id:
+    if (event.member_epoch > 0 or event.member_epoch == LEAVES) and is_blank(event.member_id):
         message = "MemberId can't be empty."
-    elif event.member_epoch == LEFT_FOR_A_WHILE and event.instance_id is None:
-        message = "InstanceId can't be null."
+    elif is_blank(event.group_id):
+        message = "GroupId can't be empty."
+    elif is_blank(event.instance_id):
+        message = "InstanceId can't be empty."
+    elif is_blank(event.rack_id):
+        message = "RackId can't be empty."
     elif event.member_epoch == 0:
         message = check_join(event)
+    elif event.member_epoch == LEFT_FOR_A_WHILE and event.instance_id is None:
+        message = "InstanceId can't be null."
+    elif event.member_epoch < LEFT_FOR_A_WHILE:
+        message = "MemberEpoch is invalid."
     if message is not None:
         return Refusal(ErrorCode.INVALID_REQUEST, message)
     if event.server_assignor is not None and event.server_assignor not in kernel.config.consumer_assignors:
@@ -58,6 +58,11 @@ def check(kernel: Kernel, event: ConsumerGroupHeartbeat) -> Refusal | None:
         text = f"ServerAssignor {event.server_assignor} is not supported. Supported assignors: {offered}."
         return Refusal(ErrorCode.UNSUPPORTED_ASSIGNOR, text)
     return None
+
+
+def is_blank(name: str | None) -> bool:
+    """Whether a name is given but says nothing."""
+    return name is not None and not name.strip()
 
 
 def check_join(event: ConsumerGroupHeartbeat) -> str | None:
