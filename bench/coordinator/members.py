@@ -2,8 +2,10 @@
 
 They act as Java's clients do, or (`rdkafka`, for KIP-848) as librdkafka's, which wait for an answer no longer than the
 interval that they were told. The first heartbeat after a join comes at a random point of its interval, as among clients
-that started at different times; after a lost connection it comes at once, as that of a client whose heartbeat was under
-way. What they hold is written down at the moment they would process it, so that standstill is the clients' own.
+that started at different times. A lost connection is noticed at once, as by clients that watch their sockets, and the
+first heartbeat on the next one comes without delay, so that a restart is measured by what the coordinator makes of a
+storm and not by the interval. What they hold is written down at the moment they would process it, so that standstill is
+the clients' own.
 """
 
 from __future__ import annotations
@@ -213,7 +215,7 @@ class ClassicMember(Member):
                 continue
             due = time.monotonic() + random.random() * self.plan.heartbeat_ms / 1000
             while self._working:
-                await asyncio.sleep(max(0.0, due - time.monotonic()))
+                await link.idle(due - time.monotonic())
                 due = time.monotonic() + self.plan.heartbeat_ms / 1000
                 await self._beat(link)
 
@@ -326,7 +328,7 @@ class ConsumerMember(Member):
             if full:
                 await asyncio.sleep(RETRY_PAUSE_S)
             elif not changed:
-                await asyncio.sleep(max(0.0, sent + self.told_ms / 1000 - time.monotonic()))
+                await link.idle(sent + self.told_ms / 1000 - time.monotonic())
 
     async def _beat(self, link: Link, full: bool) -> bool:
         """One heartbeat; True when the member has something to acknowledge at once."""

@@ -20,6 +20,7 @@ class Link(asyncio.Protocol):
         self._waiting: deque[tuple[int, int, int, asyncio.Future[Any]]] = deque()
         self._buffer = bytearray()
         self._next = 0
+        self._idle: asyncio.Future[None] | None = None
 
     @classmethod
     async def open(cls, host: str, port: int, client_id: str) -> Link:
@@ -36,6 +37,20 @@ class Link(asyncio.Protocol):
             if not future.done():
                 future.set_exception(ConnectionError("connection closed"))
         self._waiting.clear()
+        if self._idle is not None and not self._idle.done():
+            self._idle.set_exception(ConnectionError("connection closed"))
+
+    async def idle(self, seconds: float) -> None:
+        """Say nothing for so long. Raises ConnectionError as soon as the connection ends: clients watch their sockets."""
+        if self._transport is None:
+            raise ConnectionError("connection closed")
+        loop = asyncio.get_running_loop()
+        idle = self._idle = loop.create_future()
+        timer = loop.call_later(max(0.0, seconds), lambda: idle.done() or idle.set_result(None))
+        try:
+            await idle
+        finally:
+            timer.cancel()
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data
