@@ -115,8 +115,10 @@ def not_found(group: Group | None, event: ConsumerGroupHeartbeat) -> Refusal:
     if holder is not None and holder != event.member_id:
         text = f"Static member {event.member_id} with instance id {event.instance_id} was fenced by member {holder}."
         return Refusal(ErrorCode.FENCED_INSTANCE_ID, text)
-    what = "Consumer group {} not found." if group is None else "Group {} is not a consumer group."
-    return Refusal(ErrorCode.GROUP_ID_NOT_FOUND, what.format(event.group_id))
+    if group is not None:
+        return Refusal(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {event.group_id} is not a consumer group.")
+    what = "Group" if event.member_epoch < 0 else "Consumer group"
+    return Refusal(ErrorCode.GROUP_ID_NOT_FOUND, f"{what} {event.group_id} not found.")
 
 
 def admit(kernel: Kernel, consumer: ConsumerGroup, event: ConsumerGroupHeartbeat, member_id: str) -> Refusal | None:

@@ -113,10 +113,12 @@ def consumer_group_describe(node: Node, request: Request) -> None:
         return list(value.groups)
 
     def answer(found: dict[str, Any]) -> None:
-        groups = [_described(found[group], request.version) for group in dict.fromkeys(request.message.group_ids)]
+        found[""] = DescribedConsumerGroup("", error=ErrorCode.INVALID_GROUP_ID)
+        groups = [_described(found[group], request.version) for group in request.message.group_ids]
         request.reply(ConsumerGroupDescribeResponse(groups=groups))
 
-    node.groups.ask_by_shard(request.message.group_ids, events.ConsumerGroupDescribe, entries, answer)
+    named = [group for group in request.message.group_ids if group]
+    node.groups.ask_by_shard(named, events.ConsumerGroupDescribe, entries, answer)
 
 
 def _described(group: DescribedConsumerGroup, version: int) -> Any:
