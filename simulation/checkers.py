@@ -283,7 +283,7 @@ class AnswerChecker(Checker):
             request
             for group in machine.kernel.ledger.groups.values()
             for member in group.classic.members.values()
-            for request in (member.join_request, member.sync_request)
+            for request in (member.join_request, member.sync_request, member.held)
         }
         for group in machine.kernel.ledger.groups.values():
             for presence in group.consumer.presences.values() if group.consumer is not None else ():

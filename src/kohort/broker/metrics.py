@@ -25,6 +25,7 @@ RATE_WINDOW_S = 30.0
 """A rate is over the last one to two of these, as Kafka's are with its defaults."""
 GROUPS_MAX = 1_000
 """Groups whose rebalances are told apart: those that rebalanced last. Bounds memory and the size of a scrape."""
+KAFKA_METERS = (Meter.OFFSET_COMMITS, Meter.OFFSET_EXPIRATIONS, Meter.OFFSET_DELETIONS, Meter.COMPLETED_REBALANCES)
 GROUP_METRICS = "group-coordinator-metrics"
 """Kafka's name for the group of its four meters."""
 
@@ -153,7 +154,7 @@ class Metrics:
     """All figures of one broker.
 
     Attributes:
-        meters: Kafka's four.
+        meters: Kafka's four, and those of held heartbeats.
         apis: by api key.
         rebalances: by group, the one that rebalanced last at the end.
         whole, standstill: of all groups' rebalances.
@@ -207,6 +208,7 @@ class Metrics:
             "step": self.step.summary(),
             "journal-append": self.append.summary(),
             "events": self.events,
+            "held": {meter.value: rate.count for meter, rate in self.meters.items() if meter not in KAFKA_METERS},
             "connections": connections,
             "requests": {APIS[key].name: api.requests for key, api in self.apis.items() if api.requests},
             "latency": {APIS[key].name: api.latency.summary() for key, api in self.apis.items() if api.requests},
@@ -215,11 +217,12 @@ class Metrics:
     def kafka_meters(self) -> dict[str, float]:
         """Kafka's names to rates (1/s) and counts."""
         found: dict[str, float] = {}
-        for meter, rate in self.meters.items():
+        for meter in KAFKA_METERS:
+            rate = self.meters[meter]
             found[f"{meter.value}-rate"] = rate.per_second()
             found[f"{meter.value}-count"] = rate.count
         return found
 
     def counts(self) -> Mapping[str, int]:
-        """The four counts by their meters' names."""
+        """The counts by their meters' names."""
         return {meter.value: rate.count for meter, rate in self.meters.items() if rate.count}

@@ -26,7 +26,7 @@ from kohort.broker.waits import Waits
 from kohort.groups.config import GroupConfig
 from kohort.groups.events import Event, TopicImage
 from kohort.groups.lost import hold_max_ms
-from kohort.groups.notify import Patience, patience
+from kohort.groups.notify import Patience, classic_hold_ms, patience
 from kohort.groups.outcome import Counted, Push, Rebalanced, Work
 from kohort.log import LogConfig, LogJournal, LogStore
 from kohort.wire.cluster import ApiVersionsResponse
@@ -113,9 +113,14 @@ class Node:
         host = self.config.advertised_host or connection.local[0]
         return host, self.config.advertised_port or self.port
 
-    def hold_ms(self, _request: Request) -> int:
-        """How long this client bears to wait for the reply to a classic heartbeat."""
-        return 0
+    def hold_ms(self, request: Request) -> int:
+        """How long this client bears to wait for the reply to a classic heartbeat; 0 while others are under way."""
+        connection = request.connection
+        if len(connection.pending) > 1:
+            return 0
+        software = connection.software
+        hold_ms = classic_hold_ms(self.group_config.notify_at_once, None if software is None else software[0])
+        return self._bearable_ms(connection, hold_ms)
 
     def patience(self, request: Request) -> Patience:
         """How this client bears to wait for the reply to the heartbeat of a consumer group's member."""

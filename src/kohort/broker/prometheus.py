@@ -65,6 +65,9 @@ class Exporter(Collector):
         yield requests
         yield latency
         yield GaugeMetricFamily("kohort_connections", "Open connections", value=found["connections"])
+        for name, count in found["held"].items():
+            title = f"kohort_{name.replace('-', '_')}"
+            yield CounterMetricFamily(title, "Held heartbeats of classic members by how they ended", value=count)
         yield CounterMetricFamily("kohort_events", "Events that the group coordinators took in", value=found["events"])
 
 

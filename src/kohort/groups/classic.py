@@ -6,7 +6,7 @@ Rounds are in `rebalance`. Source: spec 3.1-3.13, KIP-62, KIP-345, KIP-394, KIP-
 from __future__ import annotations
 
 from kohort.errors import ErrorCode
-from kohort.groups import rebalance
+from kohort.groups import gathering, rebalance
 from kohort.groups.deadlines import Deadline, Timer
 from kohort.groups.events import Heartbeat, JoinGroup, LeaveGroup, LeavingMember, SyncGroup
 from kohort.groups.kernel import Kernel
@@ -198,6 +198,7 @@ def replace_static(kernel: Kernel, group: Group, old: ClassicMember, event: Join
     fenced = JoinGroupReply(ErrorCode.FENCED_INSTANCE_ID, member_id=old.member_id)
     rebalance.answer_join(kernel, classic, old, fenced)
     rebalance.answer_sync(kernel, old, SyncGroupReply(ErrorCode.FENCED_INSTANCE_ID))
+    gathering.forget(kernel, classic, old, ErrorCode.FENCED_INSTANCE_ID)
     classic.count(old, -1)
     old.session.cancel()
     del classic.members[old.member_id]
@@ -355,34 +356,35 @@ def refuse_generation(kernel: Kernel, group: Group) -> None:
 
 
 def heartbeat(kernel: Kernel, event: Heartbeat) -> None:
-    """A sign of life, answered with what the member must do."""
-    kernel.reply(event.request, HeartbeatReply(heartbeat_error(kernel, event)))
-
-
-def heartbeat_error(kernel: Kernel, event: Heartbeat) -> ErrorCode:
-    """What a heartbeat is answered; a valid one starts the session again."""
+    """A sign of life, answered with what the member must do, or held until there is something to say."""
     group = kernel.ledger.groups.get(event.group_id)
     if group is None:
-        return ErrorCode.UNKNOWN_MEMBER_ID if event.group_id else ErrorCode.INVALID_GROUP_ID
+        error = ErrorCode.UNKNOWN_MEMBER_ID if event.group_id else ErrorCode.INVALID_GROUP_ID
+        kernel.reply(event.request, HeartbeatReply(error))
+        return
+    error = heartbeat_error(group, event)
+    if error is ErrorCode.NONE:
+        member = group.classic.members[event.member_id]
+        if member.connection != event.connection or member.lost:
+            rebalance.heard(kernel, member, event.connection)
+        gathering.learn(kernel, group, member, event)
+        rebalance.touch(kernel, member)
+        if gathering.hold(kernel, group, member, event):
+            return
+        error = gathering.answer(kernel, group, member)
+    kernel.reply(event.request, HeartbeatReply(error))
+    if error is ErrorCode.REBALANCE_IN_PROGRESS:
+        gathering.tell_if_all_held(kernel, group)
+
+
+def heartbeat_error(group: Group, event: Heartbeat) -> ErrorCode:
+    """Whether a heartbeat is of a member, with the current generation."""
     classic = group.classic
-    member = classic.members.get(event.member_id)
-    if member is None or event.instance_id is not None:
+    if event.member_id not in classic.members or event.instance_id is not None:
         error = validate(classic, event.member_id, event.instance_id)
         if error is not ErrorCode.NONE:
             return error
-        member = classic.members[event.member_id]
-    if not is_current(group, event.generation):
-        return ErrorCode.ILLEGAL_GENERATION
-    if member.connection != event.connection or member.lost:
-        rebalance.heard(kernel, member, event.connection)
-    now_ms = kernel.now.mono_ms
-    if member.beat_ms is not None:
-        member.interval_ms = max(now_ms - member.beat_ms, member.interval_ms - (member.interval_ms >> 3))
-    member.beat_ms = member.heard_ms = now_ms
-    kernel.deadlines.set(member.session, now_ms + member.session_timeout_ms)
-    if classic.state is GroupState.PREPARING_REBALANCE:
-        return ErrorCode.REBALANCE_IN_PROGRESS
-    return ErrorCode.NONE
+    return ErrorCode.NONE if is_current(group, event.generation) else ErrorCode.ILLEGAL_GENERATION
 
 
 def leave(kernel: Kernel, event: LeaveGroup) -> None:

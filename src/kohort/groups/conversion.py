@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from kohort.errors import ErrorCode
-from kohort.groups import expiry, rebalance
+from kohort.groups import expiry, gathering, rebalance
 from kohort.groups.consumer_state import ConsumerGroup, Current, Pairs, pack
 from kohort.groups.events import Client
 from kohort.groups.kernel import Kernel
@@ -60,6 +60,7 @@ def reset_classic(group: Group) -> None:
     classic = group.classic
     classic.join_phase.cancel()
     classic.sync_phase.cancel()
+    gathering.end(classic)
     for member in classic.members.values():
         member.session.cancel()
     for pending in classic.pending.values():
@@ -82,6 +83,7 @@ def upgrade(kernel: Kernel, group: Group) -> bool:
     for member in classic.members.values():
         again = JoinGroupReply(ErrorCode.REBALANCE_IN_PROGRESS, member_id=member.member_id)
         rebalance.answer_join(kernel, classic, member, again)
+        gathering.reply(kernel, member, ErrorCode.REBALANCE_IN_PROGRESS)
         rebalance.answer_sync(kernel, member, SyncGroupReply(ErrorCode.REBALANCE_IN_PROGRESS))
     generation = group.generation
     write_consumer_group(kernel, group, generation, share_out(members))

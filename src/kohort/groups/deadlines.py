@@ -20,6 +20,7 @@ class Deadline(enum.Enum):
     SYNC_PHASE = enum.auto()
     REVOCATION = enum.auto()
     HELD = enum.auto()
+    GATHERING = enum.auto()
     EXPIRY = enum.auto()
     REFRESH = enum.auto()
 

@@ -73,6 +73,17 @@ def broken_in_classic(group: Group, classic: ClassicGroup) -> Iterator[str]:
         yield "a stranger is awaited to sync"
     if classic.state is GroupState.STABLE and (group.saved is None or group.saved.generation != group.generation):
         yield f"generation {group.generation} is Stable without its record"
+    gathering = classic.gathering
+    if gathering is not None:
+        if classic.state is not GroupState.PREPARING_REBALANCE or not gathering.awaited:
+            yield f"it gathers while it is {classic.state} and awaits {list(gathering.awaited)}"
+        for name in gathering.awaited:
+            awaited = classic.members.get(name)
+            if awaited is None or awaited.held is not None or awaited.join_request is not None:
+                yield f"it gathers for {name}, who is held, has joined or is gone"
+    holds = [member.member_id for member in members if member.held is not None]
+    if holds and classic.state is not GroupState.STABLE and gathering is None:
+        yield f"{holds} are held while it is {classic.state} and all are told"
     waiting = [member.member_id for member in members if member.sync_request is not None]
     if waiting and classic.state is not GroupState.COMPLETING_REBALANCE:
         yield f"{waiting} wait for a sync while it is {classic.state}"

@@ -15,7 +15,7 @@ shell's to say (`ConnectionLost`):
 
 from __future__ import annotations
 
-from kohort.groups import classic, consumer
+from kohort.groups import classic, consumer, gathering
 from kohort.groups.consumer_state import ConsumerGroup
 from kohort.groups.deadlines import Timer
 from kohort.groups.events import NO_CONNECTION, ConnectionLost
@@ -37,7 +37,10 @@ def on_connection_lost(kernel: Kernel, event: ConnectionLost) -> None:
         if group.consumer is None:
             classic.drop_untold(kernel, group, member_id)
             member = group.classic.members.get(member_id)
-            if event.noticed and member is not None and member.connection == event.connection:
+            if member is None or member.connection != event.connection:
+                continue
+            gathering.on_disconnect(kernel, member)
+            if event.noticed:
                 lose_classic(kernel, member, event.lease_ms)
         else:
             consumer.drop_untold(kernel, group, member_id)

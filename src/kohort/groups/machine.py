@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from kohort.groups import admin, classic, consumer, expiry, lost, mixed, offsets, rebalance, targets
+from kohort.groups import admin, classic, consumer, expiry, gathering, lost, mixed, offsets, rebalance, targets
 from kohort.groups.config import GroupConfig
 from kohort.groups.deadlines import Deadline, Timer
 from kohort.groups.events import (
@@ -101,7 +101,11 @@ def on_release(kernel: Kernel, event: ReleaseHeld) -> None:
     for request in event.requests:
         group_id, member_id = kernel.held.get(request, ("", ""))
         group = kernel.find(group_id)
-        if group is not None:
+        if group is None:
+            continue
+        if group.consumer is None:
+            gathering.on_hold_end(kernel, group, member_id)
+        else:
             consumer.on_hold_end(kernel, group, member_id)
 
 
@@ -218,3 +222,7 @@ class GroupMachine:
             rebalance.on_join_deadline(kernel, group)
         elif timer.kind is Deadline.SYNC_PHASE:
             rebalance.on_sync_deadline(kernel, group)
+        elif timer.kind is Deadline.HELD:
+            gathering.on_hold_end(kernel, group, timer.subject)
+        elif timer.kind is Deadline.GATHERING:
+            gathering.tell_all(kernel, group)

@@ -2,8 +2,8 @@
 
 Measured with real clients: Java's member of a consumer group may be told a short interval and held for seconds, which
 parks it nearly always; librdkafka takes the interval it was told as the request's timeout, so it is held for a part of
-that only. Clients that stop consuming while a heartbeat is outstanding (KafkaJS, sarama) must never be held, and some
-send no name: what is not in the table is not held.
+that only. Clients that stop consuming while a heartbeat is outstanding (KafkaJS, sarama) must never be held. KafkaJS is
+one of those that send no name: who sends none is never held either.
 """
 
 from __future__ import annotations
@@ -35,6 +35,22 @@ CONSUMER_CLIENTS = {
     "kohort": Patience(4_500, True),
 }
 """Members of consumer groups (KIP-848), by the software name of ApiVersions 3 and up."""
+
+
+CLASSIC_CLIENTS = frozenset(
+    ("apache-kafka-java", "librdkafka", "confluent-kafka-python", "kafka-python", "franz-go", "kgo", "kohort")
+)
+"""Members of classic groups that bear to be held for nine tenths of their interval. See docs/notification.md."""
+NEVER_HELD = frozenset(("sarama",))
+CLASSIC_HOLD_MS = 30_000
+"""No bound of its own: `gathering` takes less, by the member's interval and session."""
+
+
+def classic_hold_ms(mode: str, software: str | None) -> int:
+    """How long this client's classic Heartbeat may be held, 0: not at all; arguments as for `patience`."""
+    if mode == "off" or not software or software in NEVER_HELD:
+        return 0
+    return CLASSIC_HOLD_MS if mode == "all" or software in CLASSIC_CLIENTS else 0
 
 
 def patience(mode: str, software: str | None) -> Patience:

@@ -303,12 +303,19 @@ Work: TypeAlias = ComputeAssignment | ResolveRegexes
 
 
 class Meter(enum.StrEnum):
-    """What is counted, under Kafka's released names. Source: spec 1.7."""
+    """What is counted, the first four under Kafka's released names. Source: spec 1.7.
+
+    The others are of heartbeats whose replies were held: those that told their members of a rebalance; those whose
+    connection ended meanwhile; and those whose member then was so late that it is not held again.
+    """
 
     OFFSET_COMMITS = "offset-commit"
     OFFSET_EXPIRATIONS = "offset-expiration"
     OFFSET_DELETIONS = "offset-deletion"
     COMPLETED_REBALANCES = "group-completed-rebalance"
+    HELD_TOLD = "heartbeat-held-told"
+    HELD_DISCONNECTS = "heartbeat-held-disconnect"
+    HELD_LATE = "heartbeat-held-late"
 
 
 class Counted(NamedTuple):

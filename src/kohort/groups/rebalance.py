@@ -13,6 +13,7 @@ Source: KIP-134 (initial delay), KIP-345 (static members stay through a join pha
 from __future__ import annotations
 
 from kohort.errors import ErrorCode
+from kohort.groups import gathering
 from kohort.groups.kernel import Kernel
 from kohort.groups.outcome import GroupState, JoinedMember, JoinGroupReply, Level, SyncGroupReply
 from kohort.groups.records import GenerationStarted, GroupSaved
@@ -35,13 +36,14 @@ def add_member(kernel: Kernel, classic: ClassicGroup, member: ClassicMember, req
 
 def await_join(kernel: Kernel, classic: ClassicGroup, member: ClassicMember, request: int) -> None:
     """Let a member wait on this JoinGroup; an earlier one of it is answered, so that no request is left alone."""
+    gathering.forget(kernel, classic, member, ErrorCode.REBALANCE_IN_PROGRESS)
     if member.join_request is None:
         classic.awaiting_join += 1
     else:
         error = JoinGroupReply(ErrorCode.REBALANCE_IN_PROGRESS, member_id=member.member_id)
         kernel.reply(member.join_request, error)
     member.join_request = request
-    member.beat_ms = None
+    member.beat_ms = member.due_ms = None
     if member.stopped_ms is None:
         member.stopped_ms = kernel.now.mono_ms
 
@@ -70,6 +72,7 @@ def remove_member(kernel: Kernel, classic: ClassicGroup, member_id: str) -> None
     member = classic.members.pop(member_id, None)
     if member is not None:
         classic.count(member, -1)
+        gathering.forget(kernel, classic, member, ErrorCode.UNKNOWN_MEMBER_ID)
         answer_join(kernel, classic, member, JoinGroupReply(ErrorCode.UNKNOWN_MEMBER_ID))
         answer_sync(kernel, member, SyncGroupReply(ErrorCode.UNKNOWN_MEMBER_ID))
         if member.instance_id is not None:
@@ -148,6 +151,8 @@ def prepare(kernel: Kernel, group: Group, reason: str) -> None:
         complete_join(kernel, group)
     else:
         kernel.run(classic.join_phase, classic.rebalance_timeout_ms())
+        if classic.previous_state is GroupState.STABLE:
+            gathering.begin(kernel, group)
 
 
 def move(classic: ClassicGroup, state: GroupState) -> None:
@@ -187,6 +192,8 @@ def complete_if_all_joined(kernel: Kernel, group: Group) -> None:
         return
     if classic.all_joined():
         complete_join(kernel, group)
+    else:
+        gathering.tell_if_all_held(kernel, group)
 
 
 def on_join_deadline(kernel: Kernel, group: Group) -> None:
@@ -208,6 +215,7 @@ def complete_join(kernel: Kernel, group: Group) -> None:
     """End the join phase: put out who did not come, elect a leader, begin a generation."""
     classic = group.classic
     classic.join_phase.cancel()
+    gathering.end(classic)
     absent = [m.member_id for m in classic.members.values() if m.join_request is None and m.instance_id is None]
     for member_id in absent:
         remove_member(kernel, classic, member_id)

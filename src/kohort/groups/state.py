@@ -47,29 +47,43 @@ class ClassicMember:
         lost: that connection has ended, and it has not been heard since.
         heard_ms: when it was last heard, or its wait for a reply ended; None before the first time.
         beat_ms: when its last heartbeat came, None at first and after each join.
-        interval_ms: the longest recent time between two heartbeats, 0 while it is not known.
+        interval_ms: the longest recent time between two heartbeats that were answered at once, 0 while it is not known.
+        held: the heartbeat whose reply is held, None when none is.
+        hold: ends it, None as long as none was held.
+        released_ms: when the reply to its last heartbeat was released, None when that was answered at once.
+        due_ms: when its next heartbeat is due, None when that is not known.
+        times_from_reply: its next heartbeat is due an interval after the last was answered, not after it was sent.
+        bears_hold: its client bears to be held.
+        never_held: it has borne a hold badly.
         stopped_ms: when it gave up its work to join, None while it has an assignment.
     """
 
     __slots__ = (
         "assignment",
+        "bears_hold",
         "beat_ms",
         "client",
         "connection",
+        "due_ms",
         "heard_ms",
+        "held",
+        "hold",
         "instance_id",
         "interval_ms",
         "is_new",
         "join_request",
         "lost",
         "member_id",
+        "never_held",
         "protocols",
         "rebalance_timeout_ms",
+        "released_ms",
         "session",
         "session_timeout_ms",
         "size",
         "stopped_ms",
         "sync_request",
+        "times_from_reply",
         "told",
     )
 
@@ -92,6 +106,13 @@ class ClassicMember:
         self.heard_ms: int | None = None
         self.beat_ms: int | None = None
         self.interval_ms = 0
+        self.held: int | None = None
+        self.hold: Timer | None = None
+        self.released_ms: int | None = None
+        self.due_ms: int | None = None
+        self.times_from_reply = False
+        self.bears_hold = False
+        self.never_held = False
         self.stopped_ms: int | None = None
 
     @classmethod
@@ -141,6 +162,20 @@ class PendingMember:
     connection: int
 
 
+@dataclass(slots=True)
+class Gathering:
+    """A rebalance of which no one is told yet.
+
+    Attributes:
+        awaited: members that work on and whose next heartbeat is due in time.
+        until_ms: when all are told at the latest.
+    """
+
+    awaited: dict[str, None]
+    until_ms: int
+    timer: Timer
+
+
 class ClassicGroup:
     """The soft state of a group under the classic protocol.
 
@@ -160,6 +195,7 @@ class ClassicGroup:
         newcomer: a member came since the initial rebalance's delay was set.
         size: what the group's record takes at most, in bytes.
         began_ms: when the rebalance under way began, None when there is none.
+        gathering: while members are not told yet of the rebalance under way.
     """
 
     def __init__(self, group_id: str) -> None:
@@ -185,6 +221,7 @@ class ClassicGroup:
         self.newcomer = False
         self.size = 0
         self.began_ms: int | None = None
+        self.gathering: Gathering | None = None
 
     def is_leader(self, member_id: str) -> bool:
         """Whether this member leads."""

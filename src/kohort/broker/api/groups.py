@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kohort.broker.node import Node
-from kohort.broker.refusals import UNKNOWN_OPERATIONS
+from kohort.broker.permitted import ON_GROUP, permitted
 from kohort.broker.request import Request
 from kohort.errors import ErrorCode
 from kohort.groups import events
@@ -142,8 +142,9 @@ def sync_group(node: Node, request: Request) -> SyncGroupResponse | None:
 
 
 def heartbeat(node: Node, request: Request) -> HeartbeatResponse | None:
-    """A sign of life; the answer says whether to join again."""
+    """A sign of life; the answer says whether to join again, and may be held until there is something to say."""
     message = request.message
+    held = request.connection.held
     event = events.Heartbeat(
         request=node.token(),
         group_id=message.group_id,
@@ -155,9 +156,12 @@ def heartbeat(node: Node, request: Request) -> HeartbeatResponse | None:
     )
 
     def answer(value: Any) -> None:
+        held.pop(event.request, None)
         error = value if isinstance(value, ErrorCode) else value.error
         request.reply(HeartbeatResponse(error_code=error))
 
+    if event.hold_ms:
+        held[event.request] = node.groups.index_of(message.group_id)
     node.groups.ask(request, event, answer)
     return None
 
@@ -210,13 +214,14 @@ def describe_groups(node: Node, request: Request) -> None:
         return list(value.groups)
 
     def answer(found: dict[str, Any]) -> None:
-        described = [_described(found[group], version) for group in request.message.groups]
+        asked = request.message.include_authorized_operations
+        described = [_described(found[group], version, asked) for group in request.message.groups]
         request.reply(DescribeGroupsResponse(groups=described))
 
     node.groups.ask_by_shard(request.message.groups, make_event, entries, answer)
 
 
-def _described(group: DescribedGroup, version: int) -> Any:
+def _described(group: DescribedGroup, version: int, operations_asked: bool) -> Any:
     member = DescribeGroupsResponse.DescribedGroupMember
     described = DescribeGroupsResponse.DescribedGroup(
         error_code=group.error,
@@ -235,7 +240,7 @@ def _described(group: DescribedGroup, version: int) -> Any:
             )
             for each in group.members
         ],
-        authorized_operations=UNKNOWN_OPERATIONS,
+        authorized_operations=permitted(operations_asked and not group.error, ON_GROUP),
     )
     if version >= 6:
         described.error_message = group.error_message

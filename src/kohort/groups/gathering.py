@@ -1,0 +1,196 @@
+"""Heartbeats of classic members that are held until there is something to say, and who is told of a change when.
+
+A member learns of a change by the reply to a heartbeat. While its group is stable and its client bears it, the reply is
+held, so that it can be given at once; whatever else the client asks on that connection releases it first.
+
+An eager member gives everything up when it is told, and stands still until the last one has joined. So on a change in
+an eager group everyone goes on working, and all are told at one moment: when every reply is held, or when the last of
+those that were not held at the change is due. Whose reply is released before (by a commit, or since it was held long
+enough) is told then only if its next heartbeat is due after that moment: it would not come in time. Members of
+cooperative groups keep their work while they rebalance and are told at once. docs/notification.md has what a simulation
+and real clients showed of both.
+
+| a heartbeat | while the group is stable | while it gathers | once all are told |
+|---|---|---|---|
+| arrives | held | held; the last one ends the gathering | REBALANCE_IN_PROGRESS |
+| arrives, its client does not bear a hold | NONE | NONE if the next is due in time, else told | REBALANCE_IN_PROGRESS |
+| is released by another request, or its hold ends | NONE | NONE if the next is due in time, else told | - |
+"""
+
+from __future__ import annotations
+
+from kohort.errors import ErrorCode
+from kohort.groups.deadlines import Deadline, Timer
+from kohort.groups.events import Heartbeat
+from kohort.groups.kernel import Kernel
+from kohort.groups.notify import SHORTEST_HOLD_MS
+from kohort.groups.outcome import GroupState, HeartbeatReply, Meter
+from kohort.groups.state import ClassicGroup, ClassicMember, Gathering, Group
+from kohort.groups.subscription import CONSUMER_PROTOCOL_TYPE
+
+HELD_TENTHS = 9
+"""Of its interval a member is held at most so much: its next heartbeat should find no other one outstanding."""
+LATE_MS = 100
+"""A heartbeat may come so much later than it is due."""
+COOPERATIVE = "cooperative"
+"""Strategies with this in their names keep their members at work."""
+
+
+def learn(kernel: Kernel, group: Group, member: ClassicMember, event: Heartbeat) -> None:
+    """A heartbeat has come: what it tells of its member's interval, and of how the member bore the last hold."""
+    if member.held is not None:
+        release(kernel, group, member)
+    now_ms, before_ms, released_ms = kernel.now.mono_ms, member.beat_ms, member.released_ms
+    interval = member.interval_ms
+    if before_ms is not None:
+        spacing = now_ms - before_ms
+        if released_ms is None:
+            member.interval_ms = interval = max(spacing, interval - (interval >> 3))
+        else:
+            if now_ms - released_ms > interval * 3 // 2 + LATE_MS:
+                member.never_held = True
+                kernel.count(Meter.HELD_LATE)
+            if (released_ms - before_ms) * 4 > interval:
+                member.times_from_reply = spacing * 4 > interval * 5
+            member.interval_ms = interval = min(interval, spacing)
+    member.beat_ms = now_ms
+    member.released_ms = None
+    member.due_ms = now_ms + interval if interval else None
+    member.bears_hold = event.hold_ms > 0
+
+
+def hold(kernel: Kernel, group: Group, member: ClassicMember, event: Heartbeat) -> bool:
+    """Keep a valid heartbeat's reply; False when it must be answered now.
+
+    Held for a third of the session at most, so that a client that was held in vain has time for another heartbeat.
+    """
+    classic = group.classic
+    interval = member.interval_ms
+    limit = min(event.hold_ms, interval * HELD_TENTHS // 10, member.session_timeout_ms // 3)
+    if limit < SHORTEST_HOLD_MS or member.never_held or classic.protocol_type != CONSUMER_PROTOCOL_TYPE:
+        return False
+    if classic.state is GroupState.STABLE:
+        if member.member_id in classic.pending_sync:
+            return False
+    elif classic.gathering is None or member.join_request is not None:
+        return False
+    member.held = event.request
+    kernel.held[event.request] = (group.group_id, member.member_id)
+    if member.hold is None:
+        member.hold = Timer(Deadline.HELD, group.group_id, member.member_id)
+    kernel.run(member.hold, limit)
+    if classic.gathering is not None:
+        classic.gathering.awaited.pop(member.member_id, None)
+        tell_if_all_held(kernel, group)
+    return True
+
+
+def answer(kernel: Kernel, group: Group, member: ClassicMember) -> ErrorCode:
+    """What a heartbeat says that is answered now: join again, unless the member's next one comes in time."""
+    classic = group.classic
+    if classic.state is not GroupState.PREPARING_REBALANCE:
+        return ErrorCode.NONE
+    gathering = classic.gathering
+    if gathering is None:
+        return ErrorCode.REBALANCE_IN_PROGRESS
+    if member.join_request is None and member.due_ms is not None and member.due_ms <= gathering.until_ms:
+        gathering.awaited[member.member_id] = None
+        return ErrorCode.NONE
+    gathering.awaited.pop(member.member_id, None)
+    return ErrorCode.REBALANCE_IN_PROGRESS
+
+
+def release(kernel: Kernel, group: Group, member: ClassicMember) -> None:
+    """Answer a held heartbeat as it would be answered now; the member's session starts again."""
+    interval, beat_ms = member.interval_ms, member.beat_ms or 0
+    now_ms = kernel.now.mono_ms
+    member.due_ms = now_ms + interval if member.times_from_reply else max(now_ms, beat_ms + interval)
+    if not member.lost:
+        member.heard_ms = now_ms
+        kernel.deadlines.set(member.session, now_ms + member.session_timeout_ms)
+    reply(kernel, member, answer(kernel, group, member))
+    tell_if_all_held(kernel, group)
+
+
+def reply(kernel: Kernel, member: ClassicMember, error: ErrorCode) -> None:
+    """Answer a held heartbeat, if there is one."""
+    request, hold_timer = member.held, member.hold
+    if request is None or hold_timer is None:
+        return
+    hold_timer.cancel()
+    member.held = None
+    member.released_ms = kernel.now.mono_ms
+    kernel.held.pop(request, None)
+    kernel.reply(request, HeartbeatReply(error))
+
+
+def on_hold_end(kernel: Kernel, group: Group, member_id: str) -> None:
+    """A member was held long enough, or asks for something else."""
+    member = group.classic.members.get(member_id)
+    if member is not None and member.held is not None:
+        release(kernel, group, member)
+
+
+def on_disconnect(kernel: Kernel, member: ClassicMember) -> None:
+    """The connection of a held heartbeat ended: perhaps its client would not wait. It is never held again."""
+    if member.held is not None:
+        member.never_held = True
+        kernel.count(Meter.HELD_DISCONNECTS)
+        reply(kernel, member, ErrorCode.NONE)
+
+
+def begin(kernel: Kernel, group: Group) -> None:
+    """A stable group has begun a rebalance: gather, or tell at once all whose replies are held."""
+    classic = group.classic
+    end(classic)
+    now_ms = kernel.now.mono_ms
+    interval = longest_interval_ms(classic)
+    if not interval or COOPERATIVE in (classic.protocol or ""):
+        tell_all(kernel, group)
+        return
+    last_ms = now_ms + min(interval, classic.rebalance_timeout_ms() // 4)
+    until_ms = now_ms
+    awaited: dict[str, None] = {}
+    for member in classic.members.values():
+        if member.held is None and member.join_request is None and member.member_id not in classic.pending_sync:
+            awaited[member.member_id] = None
+            until_ms = max(until_ms, last_ms if member.due_ms is None else member.due_ms)
+    until_ms = min(until_ms + LATE_MS, last_ms)
+    classic.gathering = Gathering(awaited, until_ms, Timer(Deadline.GATHERING, group.group_id))
+    kernel.deadlines.set(classic.gathering.timer, until_ms)
+    tell_if_all_held(kernel, group)
+
+
+def longest_interval_ms(classic: ClassicGroup) -> int:
+    """Of the members whose clients bear a hold; 0 when there is none, or when none is known."""
+    return max((member.interval_ms for member in classic.members.values() if member.bears_hold), default=0)
+
+
+def tell_if_all_held(kernel: Kernel, group: Group) -> None:
+    """End the gathering when no one is awaited any more."""
+    gathering = group.classic.gathering
+    if gathering is not None and not gathering.awaited:
+        tell_all(kernel, group)
+
+
+def tell_all(kernel: Kernel, group: Group) -> None:
+    """Tell everyone whose reply is held that the group rebalances; others hear it with their next heartbeat."""
+    end(group.classic)
+    told = [member for member in group.classic.members.values() if member.held is not None]
+    for member in told:
+        release(kernel, group, member)
+    kernel.count(Meter.HELD_TOLD, len(told))
+
+
+def end(classic: ClassicGroup) -> None:
+    """Gather no longer."""
+    if classic.gathering is not None:
+        classic.gathering.timer.cancel()
+        classic.gathering = None
+
+
+def forget(kernel: Kernel, classic: ClassicGroup, member: ClassicMember, error: ErrorCode) -> None:
+    """A member joins, goes, or is replaced: its held heartbeat is answered, and it is awaited no more."""
+    reply(kernel, member, error)
+    if classic.gathering is not None:
+        classic.gathering.awaited.pop(member.member_id, None)
