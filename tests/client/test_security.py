@@ -2,145 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
-import shutil
-import subprocess
+import threading
 import time
 import uuid
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from kohort import Admin, Consumer, Producer, TopicPartition
+from kohort import Admin, AsyncAdmin, AsyncProducer, Consumer, Producer, TopicPartition
 from kohort.client.admin.values import NewTopic
 from kohort.client.net.security import SaslError, Scram
 from kohort.errors import InvalidInputError, KafkaError, TimedOutError
-from kohort.zookeeper import free_port
-from tests.support.apache_kafka import ApacheKafka
-from tests.support.maven import MavenUnavailable
-
-
-def openssl(folder: Path, *args: str) -> None:
-    subprocess.run(["openssl", *args], cwd=folder, check=True, capture_output=True)
-
-
-@pytest.fixture(scope="session")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An authority, the broker's certificate and a client's, as PEM files."""
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl is not installed")
-    folder = tmp_path_factory.mktemp("tls")
-    openssl(
-        folder,
-        "req",
-        "-x509",
-        "-newkey",
-        "rsa:2048",
-        "-nodes",
-        "-keyout",
-        "ca.key",
-        "-out",
-        "ca.pem",
-        "-days",
-        "2",
-        "-subj",
-        "/CN=trial",
-    )
-    for name in ("broker", "client"):
-        openssl(
-            folder,
-            "req",
-            "-newkey",
-            "rsa:2048",
-            "-nodes",
-            "-keyout",
-            f"{name}.key",
-            "-out",
-            f"{name}.csr",
-            "-subj",
-            f"/CN={name}",
-        )
-        (folder / "ext").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1")
-        openssl(
-            folder,
-            "x509",
-            "-req",
-            "-in",
-            f"{name}.csr",
-            "-CA",
-            "ca.pem",
-            "-CAkey",
-            "ca.key",
-            "-CAcreateserial",
-            "-out",
-            f"{name}.crt",
-            "-days",
-            "2",
-            "-extfile",
-            "ext",
-        )
-        openssl(folder, "pkcs8", "-topk8", "-nocrypt", "-in", f"{name}.key", "-out", f"{name}.p8")
-        (folder / f"{name}.pem").write_text((folder / f"{name}.p8").read_text() + (folder / f"{name}.crt").read_text())
-    return folder
-
-
-class SecuredKafka(ApacheKafka):
-    """Beside the plain listener: one with TLS (client certificates needed), one with SASL, one with both."""
-
-    certificates: Path
-
-    def _format(self) -> None:
-        self.ports = {name: free_port() for name in ("TLS", "SASL", "BOTH")}
-        text = self._properties.read_text()
-        extra = "".join(f",{name}://127.0.0.1:{port}" for name, port in self.ports.items())
-        lines = []
-        for line in text.splitlines():
-            if line.startswith(("listeners=", "advertised.listeners=")):
-                line += extra
-            if line.startswith("listener.security.protocol.map="):
-                line += ",TLS:SSL,SASL:SASL_PLAINTEXT,BOTH:SASL_SSL"
-            lines.append(line)
-        folder = self.certificates
-        plain = 'org.apache.kafka.common.security.plain.PlainLoginModule required user_alice="secret";'
-        scram = "org.apache.kafka.common.security.scram.ScramLoginModule required;"
-        bearer = 'org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required unsecuredLoginStringClaim_sub="b";'
-        lines += [
-            "ssl.keystore.type=PEM",
-            f"ssl.keystore.location={folder / 'broker.pem'}",
-            "ssl.truststore.type=PEM",
-            f"ssl.truststore.location={folder / 'ca.pem'}",
-            "listener.name.tls.ssl.client.auth=required",
-            "sasl.enabled.mechanisms=PLAIN,SCRAM-SHA-256,SCRAM-SHA-512,OAUTHBEARER",
-            *(f"listener.name.{name}.plain.sasl.jaas.config={plain}" for name in ("sasl", "both")),
-            *(
-                f"listener.name.{name}.scram-sha-{bits}.sasl.jaas.config={scram}"
-                for name in ("sasl", "both")
-                for bits in (256, 512)
-            ),
-            *(f"listener.name.{name}.oauthbearer.sasl.jaas.config={bearer}" for name in ("sasl", "both")),
-        ]
-        self._properties.write_text("\n".join(lines) + "\n")
-        super()._format()
-
-
-@pytest.fixture(scope="session")
-def secured(certificates: Path) -> Iterator[SecuredKafka]:
-    SecuredKafka.certificates = certificates
-    try:
-        kafka = SecuredKafka()
-    except MavenUnavailable as error:
-        pytest.skip(f"Apache Kafka can't run here: {error}")
-    with kafka:
-        for mechanism in ("SCRAM-SHA-256", "SCRAM-SHA-512"):
-            done = kafka.tools.run(
-                "kafka.admin.ConfigCommand",
-                *("--bootstrap-server", kafka.bootstrap_servers, "--alter", "--entity-type", "users"),
-                *("--entity-name", "alice", "--add-config", f"{mechanism}=[password=secret]"),
-            )
-            assert done.returncode == 0, done.stderr
-        yield kafka
+from tests.support.secured_kafka import SecuredKafka
 
 
 def token() -> str:
@@ -151,39 +28,22 @@ def token() -> str:
     return f"{part({'alg': 'none'})}.{part({'sub': 'alice', 'iat': now - 10, 'exp': now + 300})}."
 
 
-def settings(kafka: SecuredKafka, way: str) -> tuple[str, dict[str, object]]:
-    folder = kafka.certificates
-    tls = {"ssl_ca_location": str(folder / "ca.pem")}
-    login = {"sasl_username": "alice", "sasl_password": "secret"}
-    ways: dict[str, tuple[str, dict[str, object]]] = {
-        "mutual TLS": (
-            "TLS",
-            {
-                "security_protocol": "SSL",
-                "ssl_certificate_location": str(folder / "client.crt"),
-                "ssl_key_location": str(folder / "client.key"),
-                **tls,
-            },
-        ),
-        "PLAIN": ("SASL", {"security_protocol": "SASL_PLAINTEXT", **login}),
-        "SCRAM-SHA-256": ("SASL", {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "SCRAM-SHA-256", **login}),
-        "SCRAM-SHA-512 over TLS": (
-            "BOTH",
-            {"security_protocol": "SASL_SSL", "sasl_mechanism": "SCRAM-SHA-512", **login, **tls},
-        ),
-        "OAUTHBEARER": (
-            "SASL",
-            {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "OAUTHBEARER", "sasl_oauth_token": token},
-        ),
-    }
-    listener, chosen = ways[way]
-    return f"127.0.0.1:{kafka.ports[listener]}", chosen
+WAYS: dict[str, tuple[str, dict[str, Any]]] = {
+    "mutual TLS": ("MUTUAL", {}),
+    "PLAIN": ("SASL", {}),
+    "PLAIN over TLS": ("BOTH", {}),
+    "SCRAM-SHA-256": ("SASL", {"sasl_mechanism": "SCRAM-SHA-256"}),
+    "SCRAM-SHA-512": ("SASL", {"sasl_mechanism": "SCRAM-SHA-512"}),
+    "SCRAM-SHA-512 over TLS": ("BOTH", {"sasl_mechanism": "SCRAM-SHA-512"}),
+    "OAUTHBEARER": ("SASL", {"sasl_mechanism": "OAUTHBEARER", "sasl_oauth_token": token}),
+}
 
 
 @pytest.mark.kafka
-@pytest.mark.parametrize("way", ["mutual TLS", "PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512 over TLS", "OAUTHBEARER"])
+@pytest.mark.parametrize("way", WAYS)
 def test_records_pass_over_every_secured_listener(secured: SecuredKafka, way: str) -> None:
-    servers, chosen = settings(secured, way)
+    listener, more = WAYS[way]
+    servers, chosen = secured.client(listener, **more)
     topic = f"t-{uuid.uuid4().hex[:8]}"
     with Admin(servers, **chosen) as admin:
         admin.create_topics([NewTopic(topic, 1)]).all()
@@ -191,30 +51,83 @@ def test_records_pass_over_every_secured_listener(secured: SecuredKafka, way: st
         for _ in range(40):
             producer.send(topic, b"x" * 10_000)
         producer.flush(30)
+
+    async def write() -> None:
+        async with AsyncProducer(servers, **chosen) as producer:
+            await (await producer.send(topic, b"x" * 10_000))
+
+    asyncio.run(write())
     with Consumer(servers, auto_offset_reset="earliest", group_id=topic, **chosen) as consumer:
         consumer.assign([TopicPartition(topic, 0)])
         seen = 0
         deadline = time.monotonic() + 20
-        while seen < 40 and time.monotonic() < deadline:
+        while seen < 41 and time.monotonic() < deadline:
             seen += sum(record.value == b"x" * 10_000 for record in consumer.poll(500))
-        assert seen == 40
+        assert seen == 41
         consumer.commit()
 
 
 @pytest.mark.kafka
-def test_a_wrong_password_is_said_at_once(secured: SecuredKafka) -> None:
-    for mechanism in ("PLAIN", "SCRAM-SHA-256"):
-        servers, chosen = settings(secured, "PLAIN")
-        chosen |= {"sasl_mechanism": mechanism, "sasl_password": "guess"}
-        started = time.monotonic()
-        with Consumer(servers, **chosen) as consumer, pytest.raises(SaslError, match=mechanism):
-            consumer.end_offsets([TopicPartition("a", 0)])
-        assert time.monotonic() - started < 10
+def test_tls_alone_makes_no_one_known(secured: SecuredKafka) -> None:
+    """Without a client certificate the connection stands, encrypted, and its user is the anonymous one."""
+    servers, chosen = secured.client("TLS")
+    with Admin(servers, **chosen) as admin:
+        assert admin.describe_cluster().cluster_id
+
+
+@pytest.mark.kafka
+def test_a_missing_client_certificate_is_a_clear_failure(secured: SecuredKafka) -> None:
+    servers, chosen = secured.client("MUTUAL")
+    del chosen["ssl_certificate_location"], chosen["ssl_key_location"]
+    with Admin(servers, default_api_timeout_ms=2000, **chosen) as admin, pytest.raises(KafkaError) as caught:
+        admin.describe_cluster()
+    assert servers in str(caught.value)
+    assert "certificate" in str(caught.value).lower()
+
+
+def ask_consumer(servers: str, chosen: dict[str, Any]) -> None:
+    with Consumer(servers, **chosen) as consumer:
+        consumer.end_offsets([TopicPartition("a", 0)])
+
+
+def ask_member(servers: str, chosen: dict[str, Any]) -> None:
+    with Consumer(servers, group_id="g", **chosen) as consumer:
+        consumer.subscribe(["a"])
+        consumer.poll(30_000)
+
+
+def ask_producer(servers: str, chosen: dict[str, Any]) -> None:
+    with Producer(servers, **chosen) as producer:
+        producer.send("a", b"x")
+
+
+def ask_admin(servers: str, chosen: dict[str, Any]) -> None:
+    with Admin(servers, **chosen) as admin:
+        admin.list_topics()
+
+
+def ask_asyncio(servers: str, chosen: dict[str, Any]) -> None:
+    async def main() -> None:
+        async with AsyncAdmin(servers, **chosen) as admin:
+            await admin.list_topics()
+
+    asyncio.run(main())
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
+@pytest.mark.parametrize("ask", [ask_consumer, ask_member, ask_producer, ask_admin, ask_asyncio])
+def test_a_wrong_password_is_not_tried_again(
+    secured: SecuredKafka, mechanism: str, ask: Callable[[str, dict[str, Any]], None]
+) -> None:
+    servers, chosen = secured.client("SASL", sasl_mechanism=mechanism, sasl_password="guess")
+    with pytest.raises(SaslError, match=f"{servers} refused {mechanism} of user 'alice': "):
+        ask(servers, chosen)
 
 
 @pytest.mark.kafka
 def test_an_untrusted_broker_is_refused_by_name(secured: SecuredKafka) -> None:
-    servers, chosen = settings(secured, "SCRAM-SHA-512 over TLS")
+    servers, chosen = secured.client("BOTH")
     del chosen["ssl_ca_location"]
     with (
         Consumer(servers, default_api_timeout_ms=2000, **chosen) as consumer,
@@ -228,6 +141,54 @@ def test_plain_text_to_a_tls_listener_is_a_clear_failure(secured: SecuredKafka) 
     servers = f"127.0.0.1:{secured.ports['TLS']}"
     with Consumer(servers, default_api_timeout_ms=2000) as consumer, pytest.raises(TimedOutError, match=servers):
         consumer.end_offsets([TopicPartition("a", 0)])
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize("face", ["blocking", "asyncio"])
+def test_a_token_hook_may_take_its_time(secured: SecuredKafka, face: str) -> None:
+    """The hook is called on no thread that others wait for: here it waits for one of them."""
+    servers, chosen = secured.client("SASL", sasl_mechanism="OAUTHBEARER")
+    went_on = threading.Event()
+
+    def hook() -> str:
+        assert went_on.wait(10)
+        return token()
+
+    async def ask() -> None:
+        async with AsyncAdmin(servers, sasl_oauth_token=hook, **chosen) as admin:
+            call = asyncio.create_task(admin.describe_cluster())
+            await asyncio.sleep(0.05)  # turns of the loop, in which the hook is called
+            went_on.set()
+            assert (await call).cluster_id
+
+    if face == "asyncio":
+        asyncio.run(ask())
+    else:
+        with Admin(servers, sasl_oauth_token=hook, **chosen) as admin:
+            future = admin._client.submit(admin._client.cluster.describe_topics(None))
+            admin._client.call(admin._client.cluster.runtime.sleep(1))
+            went_on.set()
+            future.result(20)
+
+
+@pytest.mark.kafka
+def test_a_token_hook_that_fails_and_a_bad_token_are_told(secured: SecuredKafka) -> None:
+    servers, chosen = secured.client("SASL", sasl_mechanism="OAUTHBEARER")
+
+    def fails() -> str:
+        raise LookupError("the vault is closed")
+
+    with Admin(servers, sasl_oauth_token=fails, **chosen) as admin, pytest.raises(SaslError, match="vault is closed"):
+        admin.list_topics()
+    with Admin(servers, sasl_oauth_token=lambda: "nonsense", **chosen) as admin, pytest.raises(SaslError):
+        admin.list_topics()
+
+
+@pytest.mark.kafka
+def test_a_mechanism_that_is_not_offered_is_told_with_those_that_are(secured: SecuredKafka) -> None:
+    servers, chosen = secured.client("BOTH", sasl_mechanism="SCRAM-SHA-256")
+    with Admin(servers, **chosen) as admin, pytest.raises(SaslError, match="offers PLAIN, SCRAM-SHA-512"):
+        admin.list_topics()
 
 
 def test_what_a_mechanism_needs_is_named() -> None:
@@ -248,6 +209,16 @@ def test_scram_follows_the_example_of_its_standard() -> None:
     assert exchange.next(b"v=6rriTRBi23WpRR/wtup+mMhUZUn/dB5nLTJRsjl95G4=") is None
     with pytest.raises(SaslError, match="did not prove"):
         exchange.next(b"v=AAAA")
+
+
+@pytest.mark.parametrize(
+    "answer", [b"", b"\xff", b"r=other,s=AAAA,i=4096", b"r=mine1,s=!,i=4096", b"r=mine1,s=AAAA,i=x"]
+)
+def test_a_scram_challenge_that_is_none_is_refused(answer: bytes) -> None:
+    exchange = Scram("SCRAM-SHA-256", "user", "pencil", nonce="mine")
+    exchange.start()
+    with pytest.raises(SaslError):
+        exchange.next(answer)
 
 
 def test_secrets_do_not_show_in_a_configuration() -> None:

@@ -122,10 +122,16 @@ async def at_coordinators(
 
     async def attempt() -> None:
         nodes: dict[int, list[str]] = {}
-        for key in keys:
-            if key not in done:
-                nodes.setdefault(await cluster.coordinator(Coordinator(key, kind)), []).append(key)
         moved: KafkaError | None = None
+        for key in keys:
+            if key in done:
+                continue
+            try:
+                nodes.setdefault(await cluster.coordinator(Coordinator(key, kind)), []).append(key)
+            except RetriableError as error:
+                moved = error
+            except KafkaError as error:
+                done[key] = error
         for node, names in sorted(nodes.items()):
             try:
                 outcomes = await ask(node, names)

@@ -51,6 +51,8 @@ async def alter_user_scram_credentials(
 ) -> Results[str, None]:
     """Sets and deletes SCRAM credentials; outcomes by user. Passwords are salted here and do not cross the wire.
 
+    Kafka takes one change for a user in a call.
+
     Args:
         upsertions: User, password, mechanism and iterations.
         deletions: Pairs of user and mechanism.

@@ -12,7 +12,7 @@ from kohort.client.net.buffers import BufferPool, FrameReader
 from kohort.client.net.cluster import Cluster
 from kohort.client.net.links import CloseLink, Command, OpenLink, SendFrame
 from kohort.client.net.runtime import Cancelled, Promise
-from kohort.client.net.security import tls_context
+from kohort.client.net.security import fetched_mechanism, tls_context
 from kohort.client.net.thread_driver import ClientClosed, describe, elapsed_ms
 from kohort.client.settings import ConnectionConfig
 from kohort.errors import KafkaError
@@ -154,11 +154,14 @@ class AsyncClient:
                 ssl=self._tls,
                 server_hostname=host if self._tls else None,
             )
+            self._channels[command.link] = channel
+            mechanism = None
+            if self.cluster.config.sasl_oauth_token is not None:
+                mechanism = await asyncio.to_thread(fetched_mechanism, self.cluster.config)
         except (OSError, ssl.SSLError) as error:
             self.cluster.links.closed(command.link, describe(error))
         else:
-            self._channels[command.link] = channel
-            if not self.cluster.links.opened(command.link):
+            if not self.cluster.links.opened(command.link, mechanism) and command.link in self._channels:
                 self._channels.pop(command.link).close()
         finally:
             self._connecting.pop(command.link, None)

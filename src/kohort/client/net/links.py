@@ -30,7 +30,7 @@ from enum import Enum
 from typing import Any
 
 from kohort.client.net.runtime import Promise, Runtime
-from kohort.client.net.security import SaslError, sasl_mechanism
+from kohort.client.net.security import SaslError, SaslMechanism, sasl_mechanism
 from kohort.client.settings import ConnectionConfig
 from kohort.errors import ErrorCode, KafkaError, RetriableError, TimedOutError, error_for
 from kohort.wire import framing
@@ -158,13 +158,18 @@ class Links:
         commands, self._commands = self._commands, []
         return commands
 
-    def opened(self, link_id: int) -> bool:
-        """The connection stands; False when it is not wanted any more and the driver must close it."""
+    def opened(self, link_id: int, mechanism: SaslMechanism | None = None) -> bool:
+        """The connection stands; False when it is not wanted any more and the driver must close it.
+
+        Args:
+            link_id: Which.
+            mechanism: What `sasl_mechanism` gave, fetched; None: it is made when it is needed.
+        """
         link = self._links.get(link_id)
         if link is None or link.state is not LinkState.CONNECTING:
             return False
         link.state = LinkState.HANDSHAKE
-        self.runtime.spawn(self._handshake(link), f"handshake with {link.address}")
+        self.runtime.spawn(self._handshake(link, mechanism), f"handshake with {link.address}")
         return True
 
     def received(self, link_id: int, frame: memoryview) -> None:
@@ -330,12 +335,12 @@ class Links:
         flight.promise.fail(TimedOutError(f"{flight.name}: no answer from {link.address} within {timeout_ms:.0f} ms"))
         self.fail(link, f"no answer to {flight.name} within {timeout_ms:.0f} ms")
 
-    async def _handshake(self, link: Link) -> None:
+    async def _handshake(self, link: Link, mechanism: SaslMechanism | None) -> None:
         timeout_ms = self.config.socket_connection_setup_timeout_ms
         try:
             link.versions = await self._negotiate(link, timeout_ms)
             if self.config.uses_sasl:
-                await self._authenticate(link, timeout_ms)
+                await self._authenticate(link, mechanism or sasl_mechanism(self.config), timeout_ms)
         except SaslError as error:
             self.health(link.address).last_error = str(error)
             link.ready.fail(error)
@@ -371,8 +376,7 @@ class Links:
                 self.lease_ms = answer.lease_ms if self.lease_ms is None else min(self.lease_ms, answer.lease_ms)
             return ranges
 
-    async def _authenticate(self, link: Link, timeout_ms: float) -> None:
-        mechanism = sasl_mechanism(self.config)
+    async def _authenticate(self, link: Link, mechanism: SaslMechanism, timeout_ms: float) -> None:
         hello = SaslHandshakeRequest(mechanism=mechanism.name)
         answer = await self.request(link, hello, 1, timeout_ms)
         if answer.error_code:
@@ -385,7 +389,8 @@ class Links:
         while token is not None:
             reply = await self.request(link, SaslAuthenticateRequest(auth_bytes=token), version, timeout_ms)
             if reply.error_code:
-                raise SaslError(f"{link.address} refused {mechanism.name}: {reply.error_message or 'no reason given'}")
+                reason = reply.error_message or "no reason given"
+                raise SaslError(f"{link.address} refused {mechanism.name} of {mechanism.who}: {reason}")
             token = mechanism.next(bytes(reply.auth_bytes))
 
 

@@ -25,9 +25,18 @@ class SaslError(NotAuthorizedError):
 
 
 class SaslMechanism(ABC):
-    """One side of a SASL exchange: `start` gives the first token, `next` takes an answer and gives the next or None."""
+    """One side of a SASL exchange: `start` gives the first token, `next` takes an answer and gives the next or None.
+
+    Attributes:
+        name: As Kafka spells it.
+        who: Whose credentials they are, for error texts.
+    """
 
     name: str
+    who: str
+
+    def fetch(self) -> None:  # noqa: B027 - most have all they need
+        """Get what has to be asked of the application. May take its time: drivers call it where nothing else waits."""
 
     @abstractmethod
     def start(self) -> bytes: ...
@@ -42,6 +51,7 @@ class Plain(SaslMechanism):
     name = "PLAIN"
 
     def __init__(self, username: str, password: str) -> None:
+        self.who = f"user {username!r}"
         self._token = f"\0{username}\0{password}".encode()
 
     def start(self) -> bytes:
@@ -56,11 +66,24 @@ class OAuthBearer(SaslMechanism):
 
     name = "OAUTHBEARER"
 
-    def __init__(self, token: Callable[[], str]) -> None:
-        self._hook = token
+    def __init__(self, hook: Callable[[], str]) -> None:
+        self.who = "the token"
+        self._hook = hook
+        self._token = ""
+        self._failure: Exception | None = None
+
+    def fetch(self) -> None:
+        try:
+            self._token = self._hook()
+        except Exception as error:  # noqa: BLE001 - the application's code: `start` tells what it raised
+            self._failure = error
 
     def start(self) -> bytes:
-        return f"n,,\x01auth=Bearer {self._hook()}\x01\x01".encode()
+        if not self._token and self._failure is None:
+            self.fetch()
+        if self._failure is not None:
+            raise SaslError(f"sasl.oauth.token failed: {self._failure!r}") from self._failure
+        return f"n,,\x01auth=Bearer {self._token}\x01\x01".encode()
 
     def next(self, answer: bytes) -> bytes | None:
         if answer:
@@ -73,6 +96,7 @@ class Scram(SaslMechanism):
 
     def __init__(self, name: str, username: str, password: str, nonce: str | None = None) -> None:
         self.name = name
+        self.who = f"user {username!r}"
         self._hash = _HASHES[name]
         self._password = password
         escaped = username.replace("=", "=3D").replace(",", "=2C")
@@ -85,13 +109,19 @@ class Scram(SaslMechanism):
         return f"n,,{self._first_bare}".encode()
 
     def next(self, answer: bytes) -> bytes | None:
+        try:
+            return self._next(answer)
+        except ValueError as error:
+            raise SaslError(f"the broker's SCRAM challenge is not valid: {error}") from error
+
+    def _next(self, answer: bytes) -> bytes | None:
         self._step += 1
         fields = dict(part.split("=", 1) for part in answer.decode().split(",") if "=" in part)
         if "e" in fields:
             raise SaslError(f"the broker refused the password: {fields['e']}")
         if self._step == 1:
             return self._final(answer.decode(), fields)
-        if not hmac.compare_digest(base64.b64decode(fields.get("v", "")), self._server_signature):
+        if not hmac.compare_digest(base64.b64decode(fields.get("v", ""), validate=True), self._server_signature):
             raise SaslError("the broker did not prove that it knows the password")
         return None
 
@@ -99,7 +129,7 @@ class Scram(SaslMechanism):
         nonce, salt, rounds = fields.get("r", ""), fields.get("s", ""), int(fields.get("i", "0"))
         if not nonce.startswith(self._nonce) or not 4096 <= rounds <= 1_000_000:
             raise SaslError("the broker's SCRAM challenge is not valid")
-        salted = salted_password(self.name, self._password, base64.b64decode(salt), rounds)
+        salted = salted_password(self.name, self._password, base64.b64decode(salt, validate=True), rounds)
         client_key = hmac.digest(salted, b"Client Key", self._hash)
         without_proof = f"c=biws,r={nonce}"
         message = f"{self._first_bare},{server_first},{without_proof}".encode()
@@ -130,6 +160,15 @@ def sasl_mechanism(config: ConnectionConfig) -> SaslMechanism:
     if config.sasl_mechanism == "PLAIN":
         return Plain(username, password)
     return Scram(config.sasl_mechanism, username, password)
+
+
+def fetched_mechanism(config: ConnectionConfig) -> SaslMechanism | None:
+    """A fresh exchange with all that it needs, None without SASL. Blocks as long as the application's hook does."""
+    if not config.uses_sasl:
+        return None
+    mechanism = sasl_mechanism(config)
+    mechanism.fetch()
+    return mechanism
 
 
 def _credentials(config: ConnectionConfig) -> tuple[str, str]:

@@ -15,18 +15,20 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from kohort.client.net.buffers import BufferPool, FrameReader
 from kohort.client.net.cluster import Cluster
 from kohort.client.net.links import Address, CloseLink, Command, OpenLink, SendFrame
 from kohort.client.net.runtime import Cancelled, Promise, Task
-from kohort.client.net.security import tls_context
+from kohort.client.net.security import SaslMechanism, fetched_mechanism, tls_context
 from kohort.client.settings import ConnectionConfig
 from kohort.errors import KafkaError
 
 T = TypeVar("T")
 log = logging.getLogger("kohort.client")
+Arrived: TypeAlias = tuple[int, socket.socket | None, SaslMechanism | str | None]
+"""A link, its socket, and its SASL exchange; or no socket, and why not."""
 _LARGE_WAIT_US = 20_000
 _FRAMES_A_TURN = 64
 
@@ -192,7 +194,7 @@ def _log_failure(task: Task[Any], error: Exception) -> None:
         log.debug("task %s failed", task.name, exc_info=error)
 
 
-def _close_arrived(arrived: tuple[int, socket.socket | None, str]) -> None:
+def _close_arrived(arrived: Arrived) -> None:
     """A connection that came up after the client was closed."""
     _, sock, _ = arrived
     if sock is not None:
@@ -211,7 +213,7 @@ class _IoThread:
         self._selector = selectors.DefaultSelector()
         self._pool = BufferPool()
         self._channels: dict[int, _Channel] = {}
-        self._arrived: deque[tuple[int, socket.socket | None, str]] = deque()
+        self._arrived: deque[Arrived] = deque()
         self._waker, self._wakened = socket.socketpair()
         for end in (self._waker, self._wakened):
             end.setblocking(False)
@@ -295,13 +297,13 @@ class _IoThread:
 
     def _connect(self, link: int, address: Address) -> None:
         config = self._cluster.config
-        arrived: tuple[int, socket.socket | None, str]
+        arrived: Arrived
         try:
             sock = connect(address, config, self._tls)
         except OSError as error:
             arrived = (link, None, describe(error))
         else:
-            arrived = (link, sock, "")
+            arrived = (link, sock, fetched_mechanism(config))
         with self._lock:
             if self._ended:
                 _close_arrived(arrived)
@@ -311,15 +313,16 @@ class _IoThread:
 
     def _take_arrived(self) -> None:
         while self._arrived:
-            link, sock, reason = self._arrived.popleft()
+            link, sock, told = self._arrived.popleft()
             if sock is None:
-                self._cluster.links.closed(link, reason)
+                self._cluster.links.closed(link, str(told))
                 continue
             channel = _Channel(link, sock, FrameReader(self._pool, self._cluster.config.response_max_bytes))
             self._channels[link] = channel
             self._selector.register(sock, selectors.EVENT_READ, channel)
             channel.selector = self._selector
-            if not self._cluster.links.opened(link):
+            mechanism = told if isinstance(told, SaslMechanism) else None
+            if not self._cluster.links.opened(link, mechanism):
                 self._drop(channel)
 
     def _serve(self, channel: _Channel, mask: int) -> None:

@@ -151,7 +151,8 @@ class Sender:
         """Get a producer id, and number everything from 0."""
         answer = await self.cluster.send(request, to)
         if answer.error_code:
-            raise error_for(answer.error_code, "the broker gives no producer id")
+            code = ErrorCode.of(answer.error_code)
+            raise error_for(code, f"the broker gives no producer id: {code.text}")
         self.become(answer.producer_id, answer.producer_epoch)
 
     def become(self, producer_id: int, epoch: int) -> None:

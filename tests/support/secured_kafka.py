@@ -1,0 +1,94 @@
+"""An Apache Kafka with TLS, SASL and access rules, and the certificates it needs."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from kohort.zookeeper import free_port
+from tests.support.apache_kafka import ApacheKafka
+
+_DAYS = "2"
+
+
+def openssl(folder: Path, *args: str) -> None:
+    subprocess.run(["openssl", *args], cwd=folder, check=True, capture_output=True)
+
+
+def make_certificates(folder: Path) -> None:
+    """An authority, the broker's certificate and a client's, as PEM files."""
+    new = ("req", "-newkey", "rsa:2048", "-nodes")
+    openssl(folder, *new, "-x509", "-keyout", "ca.key", "-out", "ca.pem", "-days", _DAYS, "-subj", "/CN=trial")
+    (folder / "ext").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1")
+    for name in ("broker", "client"):
+        openssl(folder, *new, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
+        sign = ("x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial")
+        openssl(folder, *sign, "-out", f"{name}.crt", "-days", _DAYS, "-extfile", "ext")
+        openssl(folder, "pkcs8", "-topk8", "-nocrypt", "-in", f"{name}.key", "-out", f"{name}.p8")
+        (folder / f"{name}.pem").write_text((folder / f"{name}.p8").read_text() + (folder / f"{name}.crt").read_text())
+
+
+class SecuredKafka(ApacheKafka):
+    """Beside the plain listener: TLS, TLS with client certificates, SASL, and SASL over TLS. Rights by StandardAuthorizer.
+
+    Super users are alice, whose password is "secret", the holder of the client certificate, and whoever comes in plain. With
+    PLAIN, bob and carol log in too, with the same password, and have no rights.
+    """
+
+    def __init__(self, certificates: Path) -> None:
+        self.certificates = certificates
+        super().__init__()
+
+    def _format(self) -> None:
+        self.ports = {name: free_port() for name in ("TLS", "MUTUAL", "SASL", "BOTH")}
+        extra = "".join(f",{name}://127.0.0.1:{port}" for name, port in self.ports.items())
+        lines = []
+        for line in self._properties.read_text().splitlines():
+            if line.startswith(("listeners=", "advertised.listeners=")):
+                line += extra
+            if line.startswith("listener.security.protocol.map="):
+                line += ",TLS:SSL,MUTUAL:SSL,SASL:SASL_PLAINTEXT,BOTH:SASL_SSL"
+            lines.append(line)
+        self._properties.write_text("\n".join([*lines, *self._security()]) + "\n")
+        super()._format()
+
+    def _security(self) -> list[str]:
+        login = "org.apache.kafka.common.security"
+        users = " ".join(f'user_{name}="secret"' for name in ("alice", "bob", "carol"))
+        jaas = {
+            "plain": f"{login}.plain.PlainLoginModule required {users};",
+            "scram-sha-256": f"{login}.scram.ScramLoginModule required;",
+            "scram-sha-512": f"{login}.scram.ScramLoginModule required;",
+            "oauthbearer": f'{login}.oauthbearer.OAuthBearerLoginModule required unsecuredLoginStringClaim_sub="b";',
+        }
+        return [
+            "ssl.keystore.type=PEM",
+            f"ssl.keystore.location={self.certificates / 'broker.pem'}",
+            "ssl.truststore.type=PEM",
+            f"ssl.truststore.location={self.certificates / 'ca.pem'}",
+            "listener.name.mutual.ssl.client.auth=required",
+            "sasl.enabled.mechanisms=PLAIN,SCRAM-SHA-256,SCRAM-SHA-512,OAUTHBEARER",
+            "listener.name.both.sasl.enabled.mechanisms=PLAIN,SCRAM-SHA-512",
+            *(
+                f"listener.name.{listener}.{mechanism}.sasl.jaas.config={module}"
+                for listener in ("sasl", "both")
+                for mechanism, module in jaas.items()
+            ),
+            "authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+            "super.users=User:ANONYMOUS;User:alice;User:CN=client",
+        ]
+
+    def client(self, listener: str, **settings: Any) -> tuple[str, dict[str, Any]]:
+        """Address and settings for one of the listeners; `settings` go before those of alice and PLAIN."""
+        chosen: dict[str, Any] = {}
+        if listener != "SASL":
+            chosen |= {"ssl_ca_location": str(self.certificates / "ca.pem"), "security_protocol": "SSL"}
+        if listener == "MUTUAL":
+            chosen["ssl_certificate_location"] = str(self.certificates / "client.crt")
+            chosen["ssl_key_location"] = str(self.certificates / "client.key")
+        if listener in ("SASL", "BOTH"):
+            chosen["security_protocol"] = "SASL_PLAINTEXT" if listener == "SASL" else "SASL_SSL"
+            if settings.get("sasl_mechanism") != "OAUTHBEARER":
+                chosen |= {"sasl_username": "alice", "sasl_password": "secret"}
+        return f"127.0.0.1:{self.ports[listener]}", chosen | settings
