@@ -392,6 +392,31 @@ def test_who_may_commit_and_fetch() -> None:
     assert trial.commit(2) is ErrorCode.NONE
 
 
+@pytest.mark.parametrize("restarted", [False, True], ids=["live", "replayed"])
+def test_a_commit_with_an_older_epoch_counts_for_what_was_held_then_and_still_is(restarted: bool) -> None:
+    """Its epoch may have moved on while the commit was on its way, also by a heartbeat whose answer is on its way."""
+    trial = make_trial()
+    trial.beat("a")
+    trial.beat("b")
+    kept, *_ = had = held(trial.beat("a", 2))
+    (gone, *_) = sorted({0, 1, 2, 3} - set(had))
+    if restarted:
+        trial.restart()
+    assert trial.commit(1, "a", 2, partition=gone) is ErrorCode.NONE
+    assert trial.beat("a", 2, owned=owned("t", *had)).member_epoch == 3
+    taken = held(trial.beat("b", 3))
+    if restarted:
+        trial.restart()
+    assert gone in taken
+    assert trial.commit(2, "a", 2, partition=kept) is ErrorCode.NONE
+    assert trial.commit(2, "a", 2, partition=gone) is ErrorCode.STALE_MEMBER_EPOCH
+    assert trial.commit(2, "b", 2, partition=gone) is ErrorCode.STALE_MEMBER_EPOCH
+    assert trial.commit(2, "a", 1, partition=kept) is ErrorCode.STALE_MEMBER_EPOCH
+    assert trial.commit(2, "a", 4, partition=kept) is ErrorCode.STALE_MEMBER_EPOCH
+    assert trial.commit(2, "a", 2, topic="unknown") is ErrorCode.STALE_MEMBER_EPOCH
+    assert (trial.committed(partition=kept), trial.committed(partition=gone)) == (2, 1)
+
+
 def test_administration_of_a_consumer_group() -> None:
     trial = make_trial()
     trial.beat("a")

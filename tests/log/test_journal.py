@@ -50,8 +50,8 @@ RECORDS: list[r.Record] = [
         3,
         2,
         r.MemberState.UNREVOKED_PARTITIONS,
-        (r.TopicPartitions(_ID, (0,)),),
-        (r.TopicPartitions(_ID, (1, 2)),),
+        (r.HeldPartitions(_ID, (0,), (3,)),),
+        (r.HeldPartitions(_ID, (1, 2), (1, 2)),),
     ),
     r.RegexResolved("h", "x.*", ("xa", "xb"), 5, 1234),
 ]

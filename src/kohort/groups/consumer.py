@@ -338,7 +338,9 @@ def leave(kernel: Kernel, event: ConsumerGroupHeartbeat) -> Refusal | None:
         return Refusal(ErrorCode.UNKNOWN_MEMBER_ID, f"Member {member_id} is not a member of group {event.group_id}.")
     if event.member_epoch == LEFT_FOR_A_WHILE:
         current = consumer.standing(member_id)
-        away = Current(LEFT_FOR_A_WHILE, current.previous_epoch, MemberState.STABLE, current.assigned)
+        away = Current(
+            LEFT_FOR_A_WHILE, current.previous_epoch, MemberState.STABLE, current.assigned, since=current.since
+        )
         kernel.emit(away.record(event.group_id, member_id))
         consumer.presence(event.group_id, member_id).revocation.cancel()
     else:

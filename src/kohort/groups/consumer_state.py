@@ -6,13 +6,20 @@ soft state: timers, joiners that wait for a first assignment, work under way.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from kohort.groups.deadlines import Deadline, Timer
 from kohort.groups.events import NO_CONNECTION, ConsumerGroupHeartbeat, GroupSettings, JoinGroup
 from kohort.groups.outcome import GroupState
-from kohort.groups.records import MemberAssigned, MemberSaved, MemberState, RegexResolved, TopicPartitions
+from kohort.groups.records import (
+    HeldPartitions,
+    MemberAssigned,
+    MemberSaved,
+    MemberState,
+    RegexResolved,
+    TopicPartitions,
+)
 from kohort.ids import TopicId
 
 Pair = tuple[TopicId, int]
@@ -24,7 +31,7 @@ NOTHING: Pairs = frozenset()
 LEFT_FOR_A_WHILE = -2
 
 
-def unpack(partitions: Iterable[TopicPartitions]) -> Pairs:
+def unpack(partitions: Iterable[TopicPartitions | HeldPartitions]) -> Pairs:
     """Partitions as a set."""
     return frozenset((entry.topic_id, number) for entry in partitions for number in entry.partitions)
 
@@ -39,13 +46,18 @@ def pack(pairs: Iterable[Pair]) -> tuple[TopicPartitions, ...]:
 
 @dataclass(slots=True)
 class Current:
-    """Where a member stands: its record, and the record's partitions as sets."""
+    """Where a member stands: its record, and the record's partitions as sets.
+
+    Attributes:
+        since: the epoch at which it was given each of them; those that are left out, at `member_epoch`.
+    """
 
     member_epoch: int = 0
     previous_epoch: int = 0
     state: MemberState = MemberState.STABLE
     assigned: Pairs = NOTHING
     pending: Pairs = NOTHING
+    since: Mapping[Pair, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, record: MemberAssigned) -> Current:
@@ -56,6 +68,11 @@ class Current:
             record.state,
             unpack(record.assigned),
             unpack(record.pending_revocation),
+            {
+                (entry.topic_id, number): epoch
+                for entry in (*record.assigned, *record.pending_revocation)
+                for number, epoch in zip(entry.partitions, entry.epochs, strict=True)
+            },
         )
 
     def record(self, group_id: str, member_id: str) -> MemberAssigned:
@@ -66,9 +83,24 @@ class Current:
             self.member_epoch,
             self.previous_epoch,
             self.state,
-            pack(self.assigned),
-            pack(self.pending),
+            self._pack(self.assigned),
+            self._pack(self.pending),
         )
+
+    def _pack(self, pairs: Pairs) -> tuple[HeldPartitions, ...]:
+        return tuple(
+            HeldPartitions(
+                entry.topic_id,
+                entry.partitions,
+                tuple(self.since.get((entry.topic_id, number), self.member_epoch) for number in entry.partitions),
+            )
+            for entry in pack(pairs)
+        )
+
+    def covers(self, epoch: int, pair: Pair) -> bool:
+        """Whether the member had this partition at this epoch of its own and has it still, or has yet to give it up."""
+        since = self.since.get(pair)
+        return since is not None and since <= epoch <= self.member_epoch
 
     def is_reconciled_to(self, epoch: int) -> bool:
         """Whether the member has all of this epoch's target."""

@@ -93,13 +93,13 @@ def committed(kernel: Kernel, group_id: str, consumer: ConsumerGroup, member_id:
 def take_place(kernel: Kernel, group_id: str, consumer: ConsumerGroup, old_id: str, new_id: str) -> None:
     """Write that a static member goes on under a new id, with what the old one has."""
     old, target = consumer.members[old_id], consumer.targets.get(old_id)
-    assigned = consumer.standing(old_id).assigned
+    before = consumer.standing(old_id)
     dismiss(kernel, consumer, old_id, ErrorCode.FENCED_INSTANCE_ID)
     remove(kernel, group_id, consumer, old_id)
     kernel.emit(replace(old, member_id=new_id))
     if target is not None:
         kernel.emit(TargetAssigned(group_id, new_id, pack(target)))
-    kernel.emit(Current(assigned=assigned).record(group_id, new_id))
+    kernel.emit(Current(assigned=before.assigned, since=before.since).record(group_id, new_id))
 
 
 def remove(kernel: Kernel, group_id: str, consumer: ConsumerGroup, member_id: str) -> None:

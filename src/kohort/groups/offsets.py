@@ -97,9 +97,7 @@ def committing_group(kernel: Kernel, event: OffsetCommit) -> tuple[ErrorCode, Gr
         if group is None:
             return ErrorCode.POLICY_VIOLATION, None
     if group.consumer is not None:
-        error = may_commit_consumer(
-            group.consumer, event.member_id, event.instance_id, event.generation, event.knows_stale_epoch
-        )
+        error = may_commit_consumer(kernel, group.consumer, event, event.knows_stale_epoch)
     else:
         error = may_commit(group, event.member_id, event.instance_id, event.generation, transactional=False)
     return error, (group if error is ErrorCode.NONE else None)
@@ -126,9 +124,14 @@ def may_commit(
 
 
 def may_commit_consumer(
-    consumer: ConsumerGroup, member_id: str, instance_id: str | None, epoch: int, knows_stale_epoch: bool = True
+    kernel: Kernel, consumer: ConsumerGroup, event: OffsetCommit | TxnOffsetCommit, knows_stale_epoch: bool = True
 ) -> ErrorCode:
-    """Whether a member of a consumer group, or when it is empty anyone, may commit now."""
+    """Whether a member of a consumer group, or when it is empty anyone, may commit now.
+
+    A member's epoch may move on while its commit is under way: an older one will do for partitions that it had then and
+    has had ever since. Source: KIP-1251.
+    """
+    member_id, instance_id, epoch = event.member_id, event.instance_id, event.generation
     if epoch < 0 and not consumer.members:
         return ErrorCode.NONE
     if instance_id is not None and consumer.static_ids.get(instance_id, member_id) != member_id:
@@ -138,7 +141,11 @@ def may_commit_consumer(
         return ErrorCode.UNKNOWN_MEMBER_ID
     if member.classic_protocols is None and not knows_stale_epoch:
         return ErrorCode.UNSUPPORTED_VERSION
-    if epoch == consumer.standing(member_id).member_epoch:
+    standing, topics = consumer.standing(member_id), kernel.image.topics
+    if epoch == standing.member_epoch or all(
+        offset.topic in topics and standing.covers(epoch, (topics[offset.topic].id, offset.partition))
+        for offset in event.offsets
+    ):
         return ErrorCode.NONE
     return ErrorCode.STALE_MEMBER_EPOCH if member.classic_protocols is None else ErrorCode.ILLEGAL_GENERATION
 
@@ -153,7 +160,7 @@ def commit_transactional(kernel: Kernel, event: TxnOffsetCommit) -> None:
         error = ErrorCode.NONE if kernel.create(event.group_id) else ErrorCode.POLICY_VIOLATION
     elif group.consumer is not None:
         if event.generation >= 0 or event.member_id:
-            error = may_commit_consumer(group.consumer, event.member_id, event.instance_id, event.generation)
+            error = may_commit_consumer(kernel, group.consumer, event)
         if error is ErrorCode.STALE_MEMBER_EPOCH:
             error = ErrorCode.ILLEGAL_GENERATION
     else:

@@ -42,14 +42,16 @@ def move(consumer: ConsumerGroup, member_id: str, epoch: int, target: Pairs, own
     to_revoke = before.assigned - kept
     previous = before.previous_epoch if epoch == before.member_epoch else before.member_epoch
     if to_revoke and (owned is None or owned & to_revoke):
-        return Current(epoch, previous, MemberState.UNREVOKED_PARTITIONS, kept, to_revoke)
+        since = {pair: before.since[pair] for pair in before.assigned}
+        return Current(epoch, previous, MemberState.UNREVOKED_PARTITIONS, kept, to_revoke, since)
     holders = consumer.holders
     wanted = target - kept
     free = frozenset(pair for pair in wanted if holders.get(pair, member_id) == member_id)
     state = MemberState.STABLE if len(free) == len(wanted) else MemberState.UNRELEASED_PARTITIONS
     epoch = consumer.target_epoch
     previous = before.previous_epoch if epoch == before.member_epoch else before.member_epoch
-    return Current(epoch, previous, state, kept | free)
+    since = {pair: before.since[pair] for pair in kept} | dict.fromkeys(free, epoch)
+    return Current(epoch, previous, state, kept | free, since=since)
 
 
 def waits_for_others(consumer: ConsumerGroup, member_id: str) -> bool:

@@ -251,6 +251,15 @@ class MemberState(enum.IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class HeldPartitions:
+    """Partitions of one topic, ascending, and the epoch at which the member was given each (tagged AssignmentEpochs)."""
+
+    topic_id: TopicId
+    partitions: tuple[int, ...]
+    epochs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class MemberAssigned:
     """What a member owns and must give up (ConsumerGroupCurrentMemberAssignmentValue)."""
 
@@ -259,8 +268,8 @@ class MemberAssigned:
     member_epoch: int
     previous_epoch: int
     state: MemberState
-    assigned: tuple[TopicPartitions, ...]
-    pending_revocation: tuple[TopicPartitions, ...]
+    assigned: tuple[HeldPartitions, ...]
+    pending_revocation: tuple[HeldPartitions, ...]
 
     @property
     def key(self) -> RecordKey:

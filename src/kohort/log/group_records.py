@@ -18,6 +18,7 @@ from kohort.groups.records import (
     EpochBumped,
     GenerationStarted,
     GroupSaved,
+    HeldPartitions,
     Kind,
     MemberAssigned,
     MemberSaved,
@@ -214,8 +215,11 @@ def _target_value(record: TargetAssigned) -> bytes:
 def _current_value(record: MemberAssigned) -> bytes:
     schema = wire.ConsumerGroupCurrentMemberAssignmentValue
 
-    def parts(found: Sequence[TopicPartitions]) -> list[Any]:
-        return [schema.TopicPartitions(topic_id=p.topic_id, partitions=list(p.partitions)) for p in found]
+    def parts(found: Sequence[HeldPartitions]) -> list[Any]:
+        make = schema.TopicPartitions
+        return [
+            make(topic_id=p.topic_id, partitions=list(p.partitions), assignment_epochs=list(p.epochs)) for p in found
+        ]
 
     value = schema(
         member_epoch=record.member_epoch,
@@ -401,8 +405,20 @@ def _read_current(fields: tuple[Any, ...], data: bytes, version: int) -> MemberA
         value.member_epoch,
         value.previous_member_epoch,
         MemberState(value.state) if known else MemberState.UNKNOWN,
-        _partitions(value.assigned_partitions),
-        _partitions(value.partitions_pending_revocation),
+        _held(value.assigned_partitions, value.member_epoch),
+        _held(value.partitions_pending_revocation, value.member_epoch),
+    )
+
+
+def _held(found: Sequence[Any], epoch: int) -> tuple[HeldPartitions, ...]:
+    """Written without epochs, as before Kafka 4.3: all are as old as the member's own."""
+    return tuple(
+        HeldPartitions(
+            p.topic_id,
+            tuple(p.partitions),
+            (epoch,) * len(p.partitions) if p.assignment_epochs is None else tuple(p.assignment_epochs),
+        )
+        for p in found
     )
 
 
