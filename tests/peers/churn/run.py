@@ -98,6 +98,7 @@ class Run:
         """Does it all. Every process that it started is gone afterwards."""
         story = self.story
         story.began_ns = time.monotonic_ns()
+        self._note(f"began at {story.began_ns} ns")
         with Admin(self.place.servers) as admin:
             admin.create_topics([NewTopic(topic, count) for topic, count in TOPICS.items()]).all()
             stream = Stream(self.place.servers, TOPICS, self.pace.records_per_s)

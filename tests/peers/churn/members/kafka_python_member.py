@@ -1,7 +1,12 @@
-"""A member of a churning group on kafka-python, in the classic protocol; its orders and log as `work.py` says."""
+"""A member of a churning group on kafka-python, in the classic protocol; its orders and log as `work.py` says.
+
+Its callbacks run on a thread of its own between and during polls, where nothing can be committed: what is processed is
+committed soon, and what could not be in time is processed again by the next owner.
+"""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 
 from kafka import ConsumerRebalanceListener, KafkaConsumer, OffsetAndMetadata, TopicPartition
@@ -10,30 +15,38 @@ from work import POLL_S, RECORDS, Orders, Partition, Work
 
 
 class Listener(ConsumerRebalanceListener):
-    """Tells the log, and commits before partitions go."""
+    """Tells the log; the lock keeps a record from being processed while its partition goes.
 
-    def __init__(self, consumer: KafkaConsumer, work: Work) -> None:
-        self._consumer, self._work = consumer, work
+    Attributes:
+        held: what may be processed.
+    """
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self.lock = threading.Lock()
+        self.held: set[TopicPartition] = set()
 
     def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
-        self._work.assigned(map(_plain, assigned))
+        with self.lock:
+            self.held.update(assigned)
+            self._work.assigned(map(_plain, assigned))
 
     def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
-        self._work.commit(lambda offsets: commit(self._consumer, offsets))
-        self._work.gone("revoked", map(_plain, revoked))
+        self._gone("revoked", revoked)
 
     def on_partitions_lost(self, lost: Iterable[TopicPartition]) -> None:
-        self._work.gone("lost", map(_plain, lost))
+        self._gone("lost", lost)
 
-
-def commit(consumer: KafkaConsumer, offsets: dict[Partition, int]) -> None:
-    values = {TopicPartition(*part): OffsetAndMetadata(offset, "", -1) for part, offset in offsets.items()}
-    consumer.commit(values, timeout_ms=10_000)
+    def _gone(self, event: str, partitions: Iterable[TopicPartition]) -> None:
+        with self.lock:
+            self.held.difference_update(partitions)
+            self._work.gone(event, map(_plain, partitions))
 
 
 def main() -> None:
     orders = Orders()
     work = Work(orders)
+    listener = Listener(work)
     consumer = KafkaConsumer(
         bootstrap_servers=orders["servers"],
         group_id=orders["group"],
@@ -45,14 +58,22 @@ def main() -> None:
         max_poll_interval_ms=orders.number("rebalance"),
         partition_assignment_strategy=[RangePartitionAssignor],
     )
-    consumer.subscribe(orders.topics, listener=Listener(consumer, work))
+    consumer.subscribe(orders.topics, listener=listener)
+
+    def commit(offsets: dict[Partition, int]) -> None:
+        values = {TopicPartition(*part): OffsetAndMetadata(offset, "", -1) for part, offset in offsets.items()}
+        consumer.commit(values, timeout_ms=10_000)
+
     while not orders.stopping.is_set():
         batches = consumer.poll(timeout_ms=int(POLL_S * 1000), max_records=RECORDS)
-        for partition, records in batches.items():
-            work.process(_plain(partition), [record.offset for record in records], [record.value for record in records])
+        with listener.lock:
+            for partition, records in batches.items():
+                if partition in listener.held:
+                    values = [record.value for record in records]
+                    work.process(_plain(partition), [record.offset for record in records], values)
         if work.due:
-            work.commit(lambda offsets: commit(consumer, offsets))
-    work.commit(lambda offsets: commit(consumer, offsets))
+            work.commit(commit)
+    work.commit(commit)
     work.say("closing")
     consumer.close()
     work.say("closed")

@@ -107,7 +107,9 @@ class Work:
             self.say("refused", id=number, error=f"{type(error).__name__}: {error}"[:200])
             return
         self.say("committed", id=number)
-        self.pending = {part: offset for part, offset in self.pending.items() if offsets.get(part) != offset}
+        for partition, offset in offsets.items():
+            if self.pending.get(partition) == offset:
+                self.pending.pop(partition, None)
 
     def commit(self, commit: Callable[[dict[Partition, int]], None]) -> None:
         """Commits everything that is pending; `commit` raises when it is refused."""
