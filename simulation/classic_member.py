@@ -19,7 +19,7 @@ from kohort.ids import TopicPartition
 from simulation.assigning import assign, decode_assignment, decode_claim, encode_assignment, encode_metadata
 from simulation.checkers import Checkers
 from simulation.network import Network
-from simulation.process import Habits, Process
+from simulation.process import ASIDE, Habits, Process
 from simulation.world import World
 
 LOST = (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION)
@@ -188,8 +188,10 @@ class ClassicMember(Process):
             self._later(0, self._join)
 
     def _beat(self) -> None:
-        self._later(self.habits.heartbeat_ms, self._beat)
+        self._later(self.lease.beat_ms(self.habits.heartbeat_ms), self._beat)
         if not self.stable:
+            if self.lease.length_ms is not None and self.held:
+                self._beat_aside()
             return
         number, sent_ms = self._round, self.world.now_ms
 
@@ -197,9 +199,20 @@ class ClassicMember(Process):
             if number == self._round:
                 self._on_error(reply.error, sent_ms)
 
-        instance_id = self.habits.instance_id
-        event = Heartbeat(0, self.habits.group_id, self.generation, self.member_id, instance_id)
+        habits = self.habits
+        event = Heartbeat(0, habits.group_id, self.generation, self.member_id, habits.instance_id, self._hold_ms())
         self._ask(event, take, self._nothing)
+
+    def _beat_aside(self) -> None:
+        """Renew the lease of what is held while a join or sync waits on the usual connection, which tells the rest."""
+        sent_ms = self.world.now_ms
+
+        def take(reply: Any) -> None:
+            if reply.error in (ErrorCode.NONE, ErrorCode.REBALANCE_IN_PROGRESS):
+                self._alive(sent_ms)
+
+        event = Heartbeat(0, self.habits.group_id, self.generation, self.member_id, self.habits.instance_id)
+        self._ask(event, take, self._nothing, ASIDE)
 
     def _on_error(self, error: ErrorCode, sent_ms: int) -> None:
         """What a heartbeat or a commit was answered."""

@@ -81,7 +81,7 @@ class ConsumerMember(Process):
             subscribed_topics=(() if uses_regex else habits.topics) if full else None,
             subscribed_regex=("t[0-9]" if uses_regex else "") if full else None,
             owned=(() if joins else to_ids(self.held)) if says_owned else None,
-            hold_ms=habits.hold_ms,
+            hold_ms=self._hold_ms(),
             short_interval=habits.short_interval,
         )
         number, sent_ms, said = self._round, self.world.now_ms, self.held
@@ -129,7 +129,10 @@ class ConsumerMember(Process):
             if reply.assignment is not None:
                 self._reconcile(to_names(reply.assignment))
             self.stable = self.held == self.target
-            self._again(self.interval_ms)
+            if self.lease.length_ms is None:
+                self._again(self.interval_ms)
+            else:
+                self._again(sent_ms + self.lease.beat_ms(self.interval_ms) - self.world.now_ms)
 
     def _rejoin(self) -> None:
         """It was put out: what it held is lost, it joins again with epoch 0."""

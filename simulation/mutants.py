@@ -51,6 +51,12 @@ class EndsSessionsEarly(GroupMachine):
         return super().step(event, now)
 
 
+class LeasesIgnored(GroupMachine):
+    """Counts on leases that its members do not keep."""
+
+    members_ignore_leases = True
+
+
 class AnswersBeforeDurable(GroupMachine):
     """Its shell releases replies before the append."""
 
@@ -147,6 +153,7 @@ class MiscountsJoiners(GroupMachine):
 
 MUTANTS: dict[type[GroupMachine], type[Checker]] = {
     EndsSessionsEarly: OwnershipChecker,
+    LeasesIgnored: OwnershipChecker,
     GivesWhatIsHeld: OwnershipChecker,
     AnswersBeforeDurable: DurabilityChecker,
     TakesAnyCommit: FencingChecker,

@@ -34,6 +34,7 @@ class Connection:
         id: the number the coordinator knows it by.
         open: messages still pass.
         heard: the coordinator's end still takes what is on its way up.
+        lease_ms: the lease that its client was told to keep, 0: none.
     """
 
     def __init__(self, network: Network, on_closed: Callable[[], None], chance: Chance) -> None:
@@ -41,6 +42,7 @@ class Connection:
         self.id = network.count
         self.open = True
         self.heard = True
+        self.lease_ms = 0
         self._network = network
         self._chance = chance
         self._on_closed = on_closed

@@ -146,6 +146,7 @@ class Draft:
         self.manners = {group: chance.choice((("eager",), ("cooperative",))) for group in self.group_ids}
         self.modern = {group: chance.choice((0.0, 0.5, 1.0)) for group in self.group_ids}
         self.heal_ms = SHORTEST_FAULTS_MS + chance.upto(self.scale.faults_ms - SHORTEST_FAULTS_MS)
+        self.only_ours = False
         self.living: list[Known] = []
         self.started = 0
         self.steps: list[Step] = []
@@ -159,7 +160,10 @@ class Draft:
             offsets_retention_check_ms=20_000,
             consumer_session_timeout_ms=chance.choice((6_000, 9_000)),
             consumer_heartbeat_interval_ms=chance.choice((1_500, 2_500)),
+            notice_disconnects=chance.choice(("off", "known", "known", "all")),
+            disconnect_lease_ms=chance.choice((2_000, 3_000, 5_000)),
         )
+        self.only_ours = config.notice_disconnects == "all"  # of others some would own too long: that is what it says
         self.add_weather(0)
         for group_id in self.group_ids:
             for _ in range(1 + chance.upto(self.scale.first - 1)):
@@ -180,6 +184,7 @@ class Draft:
         self.started += 1
         if instance_id is None and chance.likely(0.25):
             instance_id = f"i{1 + chance.upto(2)}"
+        ours = self.only_ours or chance.likely(0.6)
         habits = Habits(
             group_id,
             tuple(self.first_partitions),
@@ -193,6 +198,8 @@ class Draft:
             commits_on_revocation=chance.likely(0.7),
             hold_ms=chance.choice((0, 1_200)),
             short_interval=chance.likely(0.5),
+            keeps_lease=ours,
+            clock_rate=chance.choice((0.985, 1.0, 1.0, 1.015)) if ours else 1.0,
         )
         kind = MODERN if chance.likely(self.modern[group_id]) else CLASSIC
         known = Known(f"c{self.started}", kind, habits)

@@ -7,19 +7,27 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from kohort.client.group.lease import CLOCK_MARGIN, Lease
 from kohort.errors import ErrorCode
-from kohort.groups.events import JoinGroup, OffsetCommit, OffsetFetch, OffsetToCommit
+from kohort.groups.events import ConsumerGroupHeartbeat, Heartbeat, JoinGroup, OffsetCommit, OffsetFetch, OffsetToCommit
+from kohort.groups.lost import hold_max_ms
 from kohort.ids import TopicPartition
 from simulation.checkers import Checkers
 from simulation.network import Connection, Network
 from simulation.world import Happening, World
 
 PATIENCE_MS = 3_000
+MAIN, ASIDE = "main", "aside"
 
 
 @dataclass(frozen=True)
 class Habits:
-    """How a client is configured."""
+    """How a client is configured.
+
+    Attributes:
+        keeps_lease: it is one of our own, which keeps a lease where it is told one.
+        clock_rate: how fast its clock runs beside the coordinator's.
+    """
 
     group_id: str
     topics: tuple[str, ...]
@@ -34,6 +42,8 @@ class Habits:
     commits_on_revocation: bool = True
     hold_ms: int = 0
     short_interval: bool = False
+    keeps_lease: bool = False
+    clock_rate: float = 1.0
 
 
 class Process(ABC):
@@ -42,7 +52,9 @@ class Process(ABC):
     Attributes:
         held: the partitions it would process.
         generation: or member epoch, that its commits name.
-        session_end_ms: when its session ends by its own clock.
+        session_end_ms: when its session, or its lease before that, ends by its own clock.
+        lease: ends ownership before the session does, where one was told.
+        told_lease_ms: the lease that the coordinator counts on, 0: none.
         paused: its process is stopped; it does nothing until it wakes.
         dead: it will never act again.
         stable: it has what it was last told to have, and knows of nothing new.
@@ -59,12 +71,14 @@ class Process(ABC):
         self.generation = -1
         self.held: frozenset[TopicPartition] = frozenset()
         self.session_ms = habits.session_timeout_ms
-        self.session_end_ms = -1
+        self.session_end_ms = -1.0
+        self.lease = Lease()
+        self.told_lease_ms = 0
         self.paused = False
         self.dead = False
         self.stable = False
         self.started_ms = -1
-        self._connection: Connection | None = None
+        self._lanes: dict[str, Connection] = {}
         self._round = 0
         self._asked: dict[int, tuple[Happening, Connection, Callable[[], None]]] = {}
         self._asks = 0
@@ -118,8 +132,8 @@ class Process(ABC):
         """Die without a word."""
         self.world.tell(f"{self.name}: crashes")
         self.dead = True
-        if self._connection is not None:
-            self._connection.break_()
+        for connection in self._lanes.values():
+            connection.break_()
 
     def pause(self, duration_ms: int) -> None:
         """Stop the process; it wakes where it was."""
@@ -141,8 +155,8 @@ class Process(ABC):
 
     def cut(self) -> None:
         """Its connection breaks."""
-        if self._connection is not None:
-            self._connection.break_()
+        if MAIN in self._lanes:
+            self._lanes[MAIN].break_()
 
     def _later(self, delay_ms: float, action: Callable[[], None]) -> None:
         def act() -> None:
@@ -155,14 +169,31 @@ class Process(ABC):
 
         self.world.after(delay_ms, act)
 
-    def _ask(self, event: Any, on_reply: Callable[[Any], None], on_lost: Callable[[], None]) -> None:
-        """Send a request on the present connection; exactly one of the two is called, unless it dies."""
-        if self._connection is None or not self._connection.open:
-            self._connection = self.network.connect(self._on_closed, self.chance)
-        connection = self._connection
+    def tell_lease(self, lease_ms: int, *, keeps: bool) -> None:
+        """The coordinator's shell tells it to keep a lease, and from then on counts on it."""
+        self.told_lease_ms = lease_ms
+        self.lease.told(lease_ms if keeps else None)
+
+    def _connect(self, lane: str) -> Connection:
+        """The connection for a kind of requests, a new one when the last is gone."""
+        connection = self._lanes.get(lane)
+        if connection is None or not connection.open:
+            connection = self._lanes[lane] = self.network.connect(self._on_closed, self.chance)
+            connection.lease_ms = self.told_lease_ms
+        return connection
+
+    def _hold_ms(self) -> int:
+        """How long the answer to a heartbeat is held back at most."""
+        return min(self.habits.hold_ms, hold_max_ms(self.told_lease_ms)) if self.told_lease_ms else self.habits.hold_ms
+
+    def _ask(self, event: Any, on_reply: Callable[[Any], None], on_lost: Callable[[], None], lane: str = MAIN) -> None:
+        """Send a request; exactly one of the two is called, unless it dies."""
+        connection = self._connect(lane)
         self._asks += 1
         number = self._asks
-        patience = self.habits.rebalance_timeout_ms + 5_000 if isinstance(event, JoinGroup) else PATIENCE_MS
+        patience: float = self.habits.rebalance_timeout_ms + 5_000 if isinstance(event, JoinGroup) else PATIENCE_MS
+        if isinstance(event, Heartbeat | ConsumerGroupHeartbeat):
+            patience = self.lease.answer_ms(patience)
 
         def lost() -> None:
             if self._asked.pop(number, None) is not None:
@@ -201,8 +232,10 @@ class Process(ABC):
 
     def _alive(self, sent_ms: int) -> None:
         """The coordinator took a request that was sent then: the session goes on from there."""
-        before = self.session_end_ms
-        self.session_end_ms = max(before, sent_ms + self.session_ms)
+        before, rate = self.session_end_ms, self.habits.clock_rate
+        self.lease.renew(sent_ms * rate)
+        session_ms = self.session_ms * (1 - CLOCK_MARGIN) if self.habits.keeps_lease else self.session_ms
+        self.session_end_ms = max(before, min(sent_ms + session_ms / rate, self.lease.end_ms / rate))
         if before <= self.world.now_ms < self.session_end_ms:
             self.checkers.on_hold(self)
 

@@ -74,6 +74,7 @@ class Run:
         holders: list[Holder] = self.members  # type: ignore[assignment]
         self.checkers = Checkers(self.world, holders, kinds)
         self.server = Server(self.world, self.network, self.disk, self.plan.config, self.checkers, mutant)
+        self._leases_ignored = getattr(mutant, "members_ignore_leases", False)
         self.partitions = dict(self.plan.partitions)
 
     def play(self) -> Result:
@@ -116,6 +117,8 @@ class Run:
         member = KINDS[kind](name, habits, self.world, self.network, self.checkers)
         if isinstance(member, ConsumerMember):
             member.session_ms = self.server.config.consumer_session_timeout_ms
+        if self.plan.config.notice_disconnects != "off" and habits.keeps_lease:
+            member.tell_lease(self.plan.config.disconnect_lease_ms, keeps=not self._leases_ignored)
         member.learn_topics(self.partitions)
         self.members.append(member)
         self._by_name[name] = member

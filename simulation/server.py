@@ -115,7 +115,9 @@ class Server:
                 if getattr(event, "connection", None) == connection_id:
                     del self.waiting[token]
                     self._holding.pop(token, None)
-            self._put(ConnectionLost(connection_id, noticed=self.config.notice_disconnects == "all"))
+            lease_ms = connection.lease_ms
+            noticed = lease_ms > 0 or self.config.notice_disconnects == "all"
+            self._put(ConnectionLost(connection_id, noticed, lease_ms))
 
     def change_topics(self, image: TopicImage) -> None:
         """Topics were made or grew."""
