@@ -167,12 +167,16 @@ def find_coordinator(node: Node, request: Request) -> FindCoordinatorResponse:
     known = message.key_type in (GROUP, TRANSACTION)
     error = ErrorCode.NONE if known else ErrorCode.INVALID_REQUEST
     place = (node.id, host, port) if known else (-1, "", -1)
+    text = error.text if error else ""
     if request.version < 4:
-        return FindCoordinatorResponse(error_code=error, node_id=place[0], host=place[1], port=place[2])
+        response = FindCoordinatorResponse(error_code=error, node_id=place[0], host=place[1], port=place[2])
+        if request.version >= 1:
+            response.error_message = text or error.name
+        return response
     return FindCoordinatorResponse(
         coordinators=[
             FindCoordinatorResponse.Coordinator(
-                key=key, node_id=place[0], host=place[1], port=place[2], error_code=error
+                key=key, node_id=place[0], host=place[1], port=place[2], error_code=error, error_message=text
             )
             for key in message.coordinator_keys
         ]
