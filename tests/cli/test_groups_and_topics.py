@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
+import subprocess
+import sys
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -184,10 +189,106 @@ def test_offsets_and_group_are_deleted(kohort: Kohort, servers: str, topic: str,
     assert "GROUP_ID_NOT_FOUND" in missing.err
 
 
+def test_clone_previews_then_executes(kohort: Kohort, servers: str, topic: str, group: str) -> None:
+    _fill(servers, topic, 20)
+    copy = f"{group}-copy"
+    first, second = TopicPartition(topic, 0), TopicPartition(topic, 1)
+    with Admin(servers) as admin:
+        noted = {first: OffsetAndMetadata(17, "by hand")}
+        admin.alter_consumer_group_offsets(group, noted).all()
+    preview = kohort("groups", "clone", group, copy, "--json")
+    assert preview.code == 1
+    assert [(row["group"], row["partition"], row["current"], row["new"]) for row in preview.json] == [
+        (copy, 0, None, 17),
+        (copy, 1, None, 0),
+        (copy, 2, None, 0),
+    ]
+    assert "--execute" in preview.err
+    assert _committed(servers, copy) == {}
+    assert kohort("groups", "clone", group, copy, "--topic", f"{topic}:0", "--execute").code == 0
+    assert _committed(servers, copy) == {first: 17}
+    with Admin(servers) as admin:
+        assert admin.list_consumer_group_offsets(copy).all()[first].metadata == "by hand"
+    assert kohort("groups", "clone", group, copy, "--execute").code == 0
+    assert _committed(servers, copy)[second] == 0
+    missing = kohort("groups", "clone", "nowhere", copy, "--execute")
+    assert missing.code == 1
+    assert "nowhere" in missing.err
+    with Consumer(servers, group_id=copy, heartbeat_interval_ms=200) as consumer:
+        consumer.subscribe([topic])
+        until(lambda: bool(consumer.poll(50) or consumer.assignment()), "the consumer has its partitions", 30)
+        busy = kohort("groups", "clone", group, copy, "--execute")
+    assert busy.code == 1
+    assert "has 1 members" in busy.err
+
+
+def test_watch_writes_a_line_for_each_look(kohort: Kohort, servers: str, topic: str, group: str) -> None:
+    _fill(servers, topic, 20)
+    said = kohort("groups", "watch", group, "--json", "--interval", "200", "--timeout", "3000")
+    assert said.code == 0
+    looks = [json.loads(line) for line in said.out.splitlines()]
+    assert len(looks) >= 2
+    assert [(row["partition"], row["lag"]) for row in looks[-1]["groups"][0]["partitions"]] == [(0, 20), (1, 0), (2, 0)]
+    assert [look["groups"][0]["partitions"][0]["rate"] for look in looks[:2]] == [None, 0.0]
+    plain = kohort("groups", "watch", group, "--timeout", "0")
+    assert plain.code == 0
+    assert plain.out.splitlines()[0].split()[:3] == ["GROUP", "TOPIC", "PARTITION"]
+
+
+def test_watch_goes_on_without_the_group(kohort: Kohort) -> None:
+    said = kohort("groups", "watch", "not-there-yet", "--json", "--interval", "50", "--timeout", "120")
+    assert said.code == 1
+    looks = [json.loads(line) for line in said.out.splitlines()]
+    assert len(looks) >= 2
+    assert "GROUP_ID_NOT_FOUND" in looks[0]["errors"]["not-there-yet"]
+
+
+def test_watch_draws_a_table_until_ctrl_c(our_broker: Broker, topic_of_ours: str) -> None:
+    """On a terminal, with a member that commits while it is watched."""
+    group = f"{topic_of_ours}-group"
+    master, slave = os.openpty()
+    os.set_blocking(master, False)
+    command = [Path(sys.executable).with_name("kohort"), "groups", "watch", group, "--interval", "100"]
+    env = {**os.environ, "TERM": "xterm", "COLUMNS": "160", "LINES": "40"}
+    seen = b""
+
+    def shows(text: bytes) -> bool:
+        nonlocal seen
+        with contextlib.suppress(BlockingIOError):
+            seen += os.read(master, 100_000)
+        return text in seen
+
+    servers = our_broker.bootstrap_servers
+    with (
+        Consumer(servers, group_id=group, client_id="watched", auto_offset_reset="earliest") as consumer,
+        subprocess.Popen([*command, "--bootstrap-server", servers], stdin=slave, stdout=slave, env=env) as child,
+    ):
+        os.close(slave)
+        consumer.subscribe([topic_of_ours])
+        consumer.poll(20_000)
+        consumer.commit()
+        until(lambda: shows(b"watched"), "the member is shown", 30)
+        until(lambda: shows(b"1 members"), "the group is shown")
+        child.send_signal(signal.SIGINT)
+        assert child.wait(20) == 0
+    os.close(master)
+
+
+@pytest.fixture
+def topic_of_ours(our_broker: Broker) -> str:
+    name = f"cli-{uuid.uuid4().hex[:8]}"
+    _fill(our_broker.bootstrap_servers, name, 10)
+    return name
+
+
 @pytest.mark.parametrize(
     "args",
     [
         ("groups", "describe"),
+        ("groups", "watch"),
+        ("groups", "watch", "g", "--all-groups"),
+        ("groups", "clone", "g"),
+        ("groups", "clone", "g", "g"),
         ("groups", "reset-offsets", "g", "--topic", "t"),
         ("groups", "reset-offsets", "g", "--topic", "t", "--to-latest", "--to-earliest"),
         ("groups", "reset-offsets", "g", "--topic", "t", "--to-datetime", "yesterday"),

@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # the client is imported by the commands that need it
     from kohort.client.admin.admin import Admin
 
 DEFAULT_BOOTSTRAP_SERVER = "127.0.0.1:9092"
+DEFAULT_CALL_MS = 30_000
 
 
 @Parameter(name="*")
@@ -35,8 +36,13 @@ class Common:
     json: Annotated[bool, Parameter(negative="")] = False
     """Print JSON."""
 
-    timeout: int = 30_000
-    """How long a call may take, in milliseconds."""
+    timeout: int | None = None
+    """How long a call may take, in milliseconds; 30000 unless given. `groups watch` ends after so long."""
+
+    @property
+    def call_ms(self) -> int:
+        """How long a call may take."""
+        return DEFAULT_CALL_MS if self.timeout is None else self.timeout
 
     def client_settings(self, accepted: type) -> tuple[str, dict[str, Any]]:
         """The bootstrap servers, and the properties of the file that a client of this configuration class knows.
@@ -56,13 +62,17 @@ class Common:
         servers = servers or os.environ.get("KOHORT_BOOTSTRAP_SERVER") or DEFAULT_BOOTSTRAP_SERVER
         return servers, chosen
 
-    def admin(self) -> Admin:
-        """An administration client; close it."""
+    def admin(self, call_ms: int | None = None) -> Admin:
+        """An administration client; close it.
+
+        Args:
+            call_ms: how long its calls may take, in place of what --timeout says.
+        """
         from kohort.client.admin.admin import Admin
         from kohort.client.settings import ConnectionConfig
 
         servers, given = self.client_settings(ConnectionConfig)
-        given.setdefault("default.api.timeout.ms", self.timeout)
+        given.setdefault("default.api.timeout.ms", self.call_ms if call_ms is None else call_ms)
         try:
             return Admin(servers, **given)
         except InvalidInputError as error:

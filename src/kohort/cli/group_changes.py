@@ -1,4 +1,4 @@
-"""`kohort groups delete-offsets, delete, reset-offsets`: each shows what it would do, and does it on --execute."""
+"""`kohort groups delete-offsets, delete, reset-offsets, clone`: each shows what it would do, and does it on --execute."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from kohort.cli.app import DONE, FAILED, UsageError
+from kohort.cli.app import FAILED, UsageError
 from kohort.cli.common import Common
-from kohort.cli.output import confirmed, note, show
+from kohort.cli.group_rows import tell
+from kohort.cli.output import confirmed, show
 from kohort.cli.reset_targets import parse_goal, read_plan
 from kohort.errors import KafkaError, NotFoundError
 from kohort.ids import TopicPartition
 
 if TYPE_CHECKING:  # the client is imported by the commands that need it
     from kohort.client.admin.admin import Admin
+    from kohort.client.offset_values import OffsetAndMetadata
 
 _COMMON = Common()
 _Flag = Annotated[bool, Parameter(negative="")]
@@ -46,7 +48,7 @@ def delete_offsets(group: str, *, topic: _Topics = (), execute: _Flag = False, c
         results = admin.delete_consumer_group_offsets(group, partitions)
     done = [{**row, "done": TopicPartition(row["topic"], row["partition"]) in results.values} for row in rows]
     _preview(done, common, {"current": "Committed", "done": "Deleted"})
-    return _tell(results.errors)
+    return tell(results.errors)
 
 
 def delete(*groups: str, execute: _Flag = False, common: Common = _COMMON) -> int:
@@ -73,14 +75,14 @@ def delete(*groups: str, execute: _Flag = False, common: Common = _COMMON) -> in
         if not execute:
             show(rows, columns, as_json=common.json, empty="no such groups")
         if not rows:
-            return _tell(found.errors)
+            return tell(found.errors)
         if not confirmed(execute, f"Delete {len(rows)} groups?"):
-            _tell(found.errors)
+            tell(found.errors)
             return FAILED
         results = admin.delete_consumer_groups(list(found.values))
     done = [{**row, "deleted": row["group"] in results.values} for row in rows]
     show(done, {**columns, "deleted": "Deleted"}, as_json=common.json)
-    return _tell({**found.errors, **results.errors})
+    return tell({**found.errors, **results.errors})
 
 
 def reset_offsets(  # noqa: PLR0913 - one keyword for each way to say where to
@@ -129,6 +131,8 @@ def reset_offsets(  # noqa: PLR0913 - one keyword for each way to say where to
             "file": from_file,
         }
     )
+    from kohort.client.offset_values import OffsetAndMetadata
+
     with common.admin() as admin:
         _must_be_empty(admin, group)
         current = {key: value for key, value in admin.list_consumer_group_offsets(group).all().items() if value}
@@ -143,33 +147,61 @@ def reset_offsets(  # noqa: PLR0913 - one keyword for each way to say where to
             _preview(rows, common, {"current": "Committed", "new": "New offset"})
         if not confirmed(execute, f"Set {len(rows)} offsets of group {group}?"):
             return FAILED
-        return _set_offsets(admin, group, new, rows, common, shown=export)
+        offsets = {key: OffsetAndMetadata(offset) for key, offset in new.items()}
+        return _set_offsets(admin, group, offsets, rows, common, shown=export)
+
+
+def clone(source: str, target: str, *, topic: _Topics = (), execute: _Flag = False, common: Common = _COMMON) -> int:
+    """Give a group the committed offsets of another one. The group that gets them must have no members.
+
+    Args:
+        source: the group whose offsets are taken.
+        target: the group that gets them; it need not be there. Its offsets of other partitions stay.
+        topic: a topic, or some of its partitions as TOPIC:0,1,2; may be given again. All that have offsets when not given.
+        execute: do it; without this it is only shown.
+    """
+    if source == target:
+        raise UsageError("a group can't be cloned to itself")
+    with common.admin() as admin:
+        committed = {key: value for key, value in admin.list_consumer_group_offsets(source).all().items() if value}
+        there = {key.topic: _numbers(committed, key.topic) for key in committed}
+        wanted = _chosen(topic, there) if topic else sorted(committed)
+        if not wanted:
+            where = f" in {', '.join(topic)}" if topic else ""
+            raise NotFoundError(f"group {source!r} has no committed offsets{where}")
+        _must_be_empty(admin, target)
+        current = admin.list_consumer_group_offsets(target).all()
+        new = {key: committed[key] for key in wanted}
+        rows = [_offset_row(target, key, _offset(current, key), new[key].offset) for key in wanted]
+        if not execute:
+            _preview(rows, common, {"current": "Committed", "new": "New offset"})
+        if not confirmed(execute, f"Set {len(rows)} offsets of group {target} as {source} has them?"):
+            return FAILED
+        return _set_offsets(admin, target, new, rows, common, shown=False)
 
 
 COMMANDS: dict[str, Callable[..., int]] = {
     "delete-offsets": delete_offsets,
     "delete": delete,
     "reset-offsets": reset_offsets,
+    "clone": clone,
 }
 
 
 def _set_offsets(
     admin: Admin,
     group: str,
-    new: Mapping[TopicPartition, int],
+    new: Mapping[TopicPartition, OffsetAndMetadata],
     rows: list[dict[str, Any]],
     common: Common,
     *,
     shown: bool,
 ) -> int:
-    from kohort.client.offset_values import OffsetAndMetadata
-
-    offsets = {key: OffsetAndMetadata(offset) for key, offset in new.items()}
-    results = admin.alter_consumer_group_offsets(group, offsets)
+    results = admin.alter_consumer_group_offsets(group, new)
     done = [{**row, "done": TopicPartition(row["topic"], row["partition"]) in results.values} for row in rows]
     if not shown:
         _preview(done, common, {"current": "Committed", "new": "New offset", "done": "Set"})
-    return _tell(results.errors)
+    return tell(results.errors)
 
 
 def _must_be_empty(admin: Admin, group: str) -> None:
@@ -229,9 +261,3 @@ def _offset_row(group: str, key: TopicPartition, current: int | None, new: int |
 
 def _preview(rows: list[dict[str, Any]], common: Common, more: Mapping[str, str]) -> None:
     show(rows, {"group": "Group", "topic": "Topic", "partition": "Partition", **more}, as_json=common.json)
-
-
-def _tell(errors: Mapping[Any, KafkaError]) -> int:
-    for error in errors.values():
-        note(f"kohort: {error}")
-    return FAILED if errors else DONE

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # rich is imported where a terminal is
+    from rich.table import Table
 
 Row = Mapping[str, Any]
 
@@ -35,6 +38,14 @@ def show_json(value: Any) -> None:
 
     text = msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2)
     sys.stdout.write(text.decode() + "\n")
+
+
+def show_json_line(value: Any) -> None:
+    """Prints one JSON document on one line, at once: for what goes on."""
+    import msgspec
+
+    sys.stdout.write(msgspec.json.encode(value, enc_hook=str).decode() + "\n")
+    sys.stdout.flush()
 
 
 def note(text: str) -> None:
@@ -70,8 +81,14 @@ def _is_number(value: Any) -> bool:
 
 
 def _show_table(rows: Sequence[Row], columns: Mapping[str, str]) -> None:
-    from rich import box
     from rich.console import Console
+
+    Console().print(table_of(rows, columns))
+
+
+def table_of(rows: Sequence[Row], columns: Mapping[str, str]) -> Table:
+    """The rows as a table for a terminal; columns in which no row has anything are left out."""
+    from rich import box
     from rich.table import Table
     from rich.text import Text
 
@@ -83,7 +100,7 @@ def _show_table(rows: Sequence[Row], columns: Mapping[str, str]) -> None:
         table.add_column(columns[key], justify="right" if right else "left", overflow="fold", min_width=longest_word)
     for row in rows:
         table.add_row(*(Text(_text(row.get(key))) for key in shown))
-    Console().print(table)
+    return table
 
 
 def _show_columns(rows: Sequence[Row], columns: Mapping[str, str]) -> None:

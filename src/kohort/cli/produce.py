@@ -64,7 +64,7 @@ def _producer(common: Common, compression: str | None) -> Producer:
     from kohort.client.producer.settings import ProducerConfig
 
     servers, settings = common.client_settings(ProducerConfig)
-    settings.setdefault("max.block.ms", common.timeout)
+    settings.setdefault("max.block.ms", common.call_ms)
     if compression is not None:
         settings["compression.type"] = compression
     try:

@@ -1,0 +1,114 @@
+"""Groups, members and lag as rows for people and programs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from kohort.cli.app import DONE, FAILED, UsageError
+from kohort.cli.output import note
+from kohort.errors import KafkaError
+
+if TYPE_CHECKING:  # the client is imported by the commands that need it
+    from kohort.client.admin.admin import Admin
+    from kohort.client.admin.values import GroupDescription, MemberDescription
+
+LAG_COLUMNS = {
+    "group": "Group",
+    "topic": "Topic",
+    "partition": "Partition",
+    "committed": "Committed",
+    "log_end": "End offset",
+    "lag": "Lag",
+    "client_id": "Client id",
+    "host": "Host",
+    "member_id": "Member",
+}
+
+
+def tell(errors: Mapping[Any, KafkaError]) -> int:
+    """Says each error in a line on standard error; gives the exit code."""
+    for error in errors.values():
+        note(f"kohort: {error}")
+    return FAILED if errors else DONE
+
+
+def chosen_groups(admin: Admin, groups: tuple[str, ...], all_groups: bool) -> list[str]:
+    """The groups named, or all.
+
+    Raises:
+        UsageError: neither or both are asked for.
+    """
+    if all_groups == bool(groups):
+        raise UsageError("name groups, or give --all-groups")
+    return [group.group_id for group in admin.list_groups()] if all_groups else list(groups)
+
+
+def described_groups(admin: Admin, names: list[str]) -> tuple[list[dict[str, Any]], dict[str, KafkaError]]:
+    """A row for each group with its partitions' rows inside, and what befell the others."""
+    found = admin.describe_consumer_groups(names)
+    errors = dict(found.errors)
+    described = []
+    for name, group in found.values.items():
+        try:
+            described.append({**group_row(group), "partitions": lag_rows(admin, group)})
+        except KafkaError as error:
+            errors[name] = error
+    return described, errors
+
+
+def group_row(group: GroupDescription) -> dict[str, Any]:
+    """A group."""
+    return {
+        "group": group.group_id,
+        "state": group.state,
+        "type": group.type,
+        "protocol": group.protocol_type,
+        "assignor": group.assignor,
+        "coordinator": group.coordinator,
+        "epoch": group.epoch,
+        "members": len(group.members),
+    }
+
+
+def member_row(group: GroupDescription, member: MemberDescription) -> dict[str, Any]:
+    """A member of a group."""
+    owned = member.assignment or ()
+    return {
+        "group": group.group_id,
+        "member_id": member.member_id,
+        "group_instance_id": member.group_instance_id,
+        "client_id": member.client_id,
+        "host": member.host,
+        "partitions": len(owned),
+        "assignment": [str(partition) for partition in owned],
+        "subscription": list(member.subscription or ()),
+        "epoch": member.epoch,
+    }
+
+
+def lag_rows(admin: Admin, group: GroupDescription) -> list[dict[str, Any]]:
+    """The partitions that a group has offsets of or members for."""
+    from kohort.lag import group_lag
+
+    owners = {partition: member for member in group.members for partition in member.assignment or ()}
+    rows = []
+    for lag_ in group_lag(admin, group.group_id, owners):
+        owner = owners.get(lag_.partition)
+        rows.append(
+            {
+                "group": group.group_id,
+                "topic": lag_.partition.topic,
+                "partition": lag_.partition.partition,
+                "committed": lag_.committed,
+                "log_start": lag_.log_start,
+                "log_end": lag_.log_end,
+                "lag": lag_.lag,
+                "metadata": lag_.metadata,
+                "member_id": owner and owner.member_id,
+                "client_id": owner and owner.client_id,
+                "host": owner and owner.host,
+                "error": lag_.error,
+            }
+        )
+    return rows
