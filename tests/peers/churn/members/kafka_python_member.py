@@ -1,12 +1,12 @@
 """A member of a churning group on kafka-python, in the classic protocol; its orders and log as `work.py` says.
 
 Its callbacks run on a thread of its own between and during polls, where nothing can be committed: what is processed is
-committed soon, and what could not be in time is processed again by the next owner.
+committed soon, and what could not be in time is processed again by the next owner. What poll has handed out is always
+processed, as an application would: a partition that goes and comes back is read on behind it.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable
 
 from kafka import ConsumerRebalanceListener, KafkaConsumer, OffsetAndMetadata, TopicPartition
@@ -15,38 +15,24 @@ from work import POLL_S, RECORDS, Orders, Partition, Work
 
 
 class Listener(ConsumerRebalanceListener):
-    """Tells the log; the lock keeps a record from being processed while its partition goes.
-
-    Attributes:
-        held: what may be processed.
-    """
+    """Tells the log."""
 
     def __init__(self, work: Work) -> None:
         self._work = work
-        self.lock = threading.Lock()
-        self.held: set[TopicPartition] = set()
 
     def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
-        with self.lock:
-            self.held.update(assigned)
-            self._work.assigned(map(_plain, assigned))
+        self._work.assigned(map(_plain, assigned))
 
     def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
-        self._gone("revoked", revoked)
+        self._work.gone("revoked", map(_plain, revoked))
 
     def on_partitions_lost(self, lost: Iterable[TopicPartition]) -> None:
-        self._gone("lost", lost)
-
-    def _gone(self, event: str, partitions: Iterable[TopicPartition]) -> None:
-        with self.lock:
-            self.held.difference_update(partitions)
-            self._work.gone(event, map(_plain, partitions))
+        self._work.gone("lost", map(_plain, lost))
 
 
 def main() -> None:
     orders = Orders()
     work = Work(orders)
-    listener = Listener(work)
     consumer = KafkaConsumer(
         bootstrap_servers=orders["servers"],
         group_id=orders["group"],
@@ -58,7 +44,7 @@ def main() -> None:
         max_poll_interval_ms=orders.number("rebalance"),
         partition_assignment_strategy=[RangePartitionAssignor],
     )
-    consumer.subscribe(orders.topics, listener=listener)
+    consumer.subscribe(orders.topics, listener=Listener(work))
 
     def commit(offsets: dict[Partition, int]) -> None:
         values = {TopicPartition(*part): OffsetAndMetadata(offset, "", -1) for part, offset in offsets.items()}
@@ -66,11 +52,8 @@ def main() -> None:
 
     while not orders.stopping.is_set():
         batches = consumer.poll(timeout_ms=int(POLL_S * 1000), max_records=RECORDS)
-        with listener.lock:
-            for partition, records in batches.items():
-                if partition in listener.held:
-                    values = [record.value for record in records]
-                    work.process(_plain(partition), [record.offset for record in records], values)
+        for partition, records in batches.items():
+            work.process(_plain(partition), [record.offset for record in records], [record.value for record in records])
         if work.due:
             work.commit(commit)
     work.commit(commit)
