@@ -7,9 +7,6 @@ from typing import Any
 from kohort.errors import ErrorCode
 from kohort.wire.framing import APIS
 
-UNKNOWN_OPERATIONS = -(2**31)
-"""What `authorized_operations` says when they were not asked for."""
-
 _ITEMS = {
     "topics": "topics",
     "topic_data": "responses",

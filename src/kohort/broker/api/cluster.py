@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kohort.broker.node import Node
-from kohort.broker.refusals import UNKNOWN_OPERATIONS
+from kohort.broker.permitted import ON_CLUSTER, ON_TOPIC, permitted
 from kohort.broker.request import Request
 from kohort.errors import ErrorCode, KafkaError
 from kohort.wire.cluster import (
@@ -84,12 +84,18 @@ def metadata(node: Node, request: Request) -> MetadataResponse:
         cluster_id=node.store.cluster_id,
         controller_id=node.id,
     )
+    if 8 <= request.version <= 10:
+        response.cluster_authorized_operations = permitted(message.include_cluster_authorized_operations, ON_CLUSTER)
     asked = message.topics
     if asked is None or (request.version == 0 and not asked):
         response.topics = [_topic(node, name) for name in node.store.topics]
-        return response
-    create = node.config.auto_create_topics and (request.version < 4 or message.allow_auto_topic_creation)
-    response.topics = [_asked_topic(node, each, create, request.version) for each in asked]
+    else:
+        create = node.config.auto_create_topics and (request.version < 4 or message.allow_auto_topic_creation)
+        response.topics = [_asked_topic(node, each, create, request.version) for each in asked]
+    if request.version >= 8 and message.include_topic_authorized_operations:
+        for topic in response.topics:
+            if not topic.error_code:
+                topic.topic_authorized_operations = ON_TOPIC
     return response
 
 
@@ -156,7 +162,7 @@ def describe_cluster(node: Node, request: Request) -> DescribeClusterResponse:
                 broker_id=node.id, host=host, port=port, rack=node.config.rack
             )
         ],
-        cluster_authorized_operations=UNKNOWN_OPERATIONS,
+        cluster_authorized_operations=permitted(message.include_cluster_authorized_operations, ON_CLUSTER),
     )
 
 

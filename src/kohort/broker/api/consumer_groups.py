@@ -13,7 +13,7 @@ from typing import Any
 
 from kohort.broker.api.groups import client_of
 from kohort.broker.node import Node
-from kohort.broker.refusals import UNKNOWN_OPERATIONS
+from kohort.broker.permitted import ON_GROUP, permitted
 from kohort.broker.regex import matcher
 from kohort.broker.request import Request
 from kohort.errors import ErrorCode, InvalidInputError
@@ -114,14 +114,15 @@ def consumer_group_describe(node: Node, request: Request) -> None:
 
     def answer(found: dict[str, Any]) -> None:
         found[""] = DescribedConsumerGroup("", error=ErrorCode.INVALID_GROUP_ID)
-        groups = [_described(found[group], request.version) for group in request.message.group_ids]
+        asked = request.message.include_authorized_operations
+        groups = [_described(found[group], request.version, asked) for group in request.message.group_ids]
         request.reply(ConsumerGroupDescribeResponse(groups=groups))
 
     named = [group for group in request.message.group_ids if group]
     node.groups.ask_by_shard(named, events.ConsumerGroupDescribe, entries, answer)
 
 
-def _described(group: DescribedConsumerGroup, version: int) -> Any:
+def _described(group: DescribedConsumerGroup, version: int, operations_asked: bool) -> Any:
     return _Describe.DescribedGroup(
         error_code=group.error,
         error_message=group.error_message,
@@ -131,7 +132,7 @@ def _described(group: DescribedConsumerGroup, version: int) -> Any:
         assignment_epoch=group.assignment_epoch,
         assignor_name=group.assignor,
         members=[_member(each, version) for each in group.members],
-        authorized_operations=UNKNOWN_OPERATIONS,
+        authorized_operations=permitted(operations_asked and not group.error, ON_GROUP),
     )
 
 

@@ -161,7 +161,7 @@ def _fetch_one(node: Node, request: Request) -> None:
         reply = OffsetFetchReply(value) if isinstance(value, ErrorCode) else value
         make_topic = OffsetFetchResponse.OffsetFetchResponseTopic
         make = OffsetFetchResponse.OffsetFetchResponsePartition
-        by_topic: dict[str, list[Any]] = {}
+        by_topic: dict[str, list[Any]] = {} if everything or reply.error else {topic.name: [] for topic in topics or ()}
         if reply.error and version < 2:  # no error for the group as a whole: each partition carries it
             for name, index in partitions or ():
                 by_topic.setdefault(name, []).append(
@@ -192,6 +192,7 @@ def _fetch_group(node: Node, request: Request, group: Any, done: Callable[[Any],
     version = request.version
     by_id = version >= 10
     wanted: list[TopicPartition] | None = None
+    named: dict[str, None] = {}
     unknown: list[Any] = []
     make_topic = OffsetFetchResponse.OffsetFetchResponseTopics
     make = OffsetFetchResponse.OffsetFetchResponsePartitions
@@ -209,11 +210,12 @@ def _fetch_group(node: Node, request: Request, group: Any, done: Callable[[Any],
                 ]
                 unknown.append(make_topic(topic_id=topic.topic_id, partitions=refused))
             else:
+                named[name] = None
                 wanted += [TopicPartition(name, index) for index in topic.partition_indexes]
 
     def answer(value: Any) -> None:
         reply = OffsetFetchReply(value) if isinstance(value, ErrorCode) else value
-        by_topic: dict[str, list[Any]] = {}
+        by_topic: dict[str, list[Any]] = {name: [] for name in named}
         for each in reply.offsets:
             by_topic.setdefault(each.topic, []).append(
                 make(
@@ -250,6 +252,9 @@ def _fetch_group(node: Node, request: Request, group: Any, done: Callable[[Any],
 def offset_delete(node: Node, request: Request) -> None:
     """Delete positions of topics nobody in the group is subscribed to. Source: KIP-496."""
     message = request.message
+    if not message.group_id:
+        request.reply(OffsetDeleteResponse(error_code=ErrorCode.INVALID_GROUP_ID))
+        return
     known = [
         TopicPartition(topic.name, part.partition_index)
         for topic in message.topics
