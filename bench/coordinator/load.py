@@ -297,7 +297,7 @@ class Load:
 
 
 async def make_load(options: argparse.Namespace) -> Load:
-    """A topic and as many members as asked for, on their way into their groups."""
+    """A topic and as many members as asked for, which set out when this returns."""
     host, _, port = options.bootstrap_server.rpartition(":")
     run = f"load-{uuid.uuid4().hex[:8]}"
     partitions = options.partitions or max(100, options.members // options.groups)
@@ -311,6 +311,8 @@ async def make_load(options: argparse.Namespace) -> Load:
         software=SOFTWARE[options.client],
         patient=options.client != "librdkafka",
         id_length=options.client_id_length,
+        commit_ms=options.commit_ms,
+        from_reply=options.from_reply,
     )
     load = Load(plan, options.protocol, options.groups, run)
     names = list(load.groups)
@@ -324,8 +326,8 @@ async def measure(
 ) -> dict[str, Any]:
     """Everything the options ask for, as one result; `kill` and `start` are needed for a restart."""
     out: dict[str, Any] = {"protocol": options.protocol, "members": options.members}
-    started = time.monotonic()
     load = await make_load(options)
+    started = time.monotonic()
     try:
         await load.until_stable()
         out["join_all_s"] = round(time.monotonic() - started, 3)
@@ -346,6 +348,10 @@ async def measure(
             out["restart"] = await load.restart(kill, start)
             stored = min(OFFSETS_PER_COMMIT, load.plan.partitions) * len(names)
             out["restart"]["offsets_lost"] = stored - await load.count_offsets(names)
+        if options.commit_ms:
+            seen = [value for member in load.members() for value in member.heard.commits]
+            out["commit_p50_ms"] = round(percentile(seen, 0.5) * 1e3, 3)
+            out["commit_p99_ms"] = round(percentile(seen, 0.99) * 1e3, 3)
         out["overlaps"] = load.overlaps()
         out["errors"] = load.errors()
     finally:
@@ -365,6 +371,10 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--client-id-length", type=int, default=0, help="pad client ids to so many characters")
     parser.add_argument("--heartbeat-ms", type=int, default=3_000)
     parser.add_argument("--session-ms", type=int, default=10_000)
+    parser.add_argument("--commit-ms", type=int, default=0, help="classic members commit this often; 0: never")
+    parser.add_argument(
+        "--from-reply", action="store_true", help="heartbeats are due an interval after the last answer"
+    )
     parser.add_argument("--events", default="", help="of join,leave,crash, in this order")
     parser.add_argument("--quiet-s", type=float, default=0.0, help="watch heartbeats so long")
     parser.add_argument("--commits", default="", help="partitions per commit, such as 1,10,100")

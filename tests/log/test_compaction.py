@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kohort.log import Compaction, LogConfig, Marker, OpenOptions, PartitionLog, compact_now
+from kohort.log.retention import close_for_compaction
 from kohort.wire.batch import parse_header, read_records
 from tests.log.making import CRASHED, NOW, keyed, small, values
 
@@ -133,6 +134,24 @@ def test_when_it_is_due(tmp_path: Path) -> None:
     assert Compaction.due(log, NOW) is None, "less than half is new"
     log.reconfigure(LogConfig())
     assert Compaction.due(log, NOW) is None, "the policy is delete"
+
+
+def test_records_are_compacted_after_their_longest_lag(tmp_path: Path) -> None:
+    log = PartitionLog.open(tmp_path / "t-0", LogConfig(cleanup_policy=("compact",), max_compaction_lag_ms=1_000))
+    log.append(keyed((b"x", b"y" * 900)), NOW)
+    log.roll()
+    log.append(keyed((b"x", b"z"), at=NOW + 500), NOW + 500)
+    compact_now(log, NOW)
+    close_for_compaction(log, NOW + 1_500)
+    assert Compaction.due(log, NOW + 1_500) is None, "the new record is young enough"
+    close_for_compaction(log, NOW + 1_501)
+    assert len(log.segments) == 3
+    again = PartitionLog.open(tmp_path / "t-0", log.config)
+    again.cleaned_offset = log.cleaned_offset
+    for each in (log, again):
+        each.segments[1].first_timestamp = -1  # as of a segment that was adopted
+        assert Compaction.due(each, NOW + 1_500) is None
+        assert Compaction.due(each, NOW + 1_501) is not None, "too little is new, but it is too old"
 
 
 def test_appends_and_reads_go_on_between_the_steps(tmp_path: Path) -> None:

@@ -157,6 +157,24 @@ def test_leader_epochs(tmp_path: Path) -> None:
     assert caught.value.code is ErrorCode.FENCED_LEADER_EPOCH
 
 
+def test_damaged_leader_epochs_are_read_from_the_batches(tmp_path: Path) -> None:
+    log = PartitionLog.open(tmp_path / "t-0", small())
+    for epoch in (1, 4, 9):
+        log.advance_leader_epoch(epoch)
+        for _ in range(30):
+            log.append(GOOD, NOW)
+    log.close()
+    assert len(log.segments) > 3
+    file = tmp_path / "t-0" / "leader-epoch-checkpoint"
+    whole = file.read_text()
+    for damage in ("0\n3\n1 0\n4", "0\n3\n1 0\nx 60\n9 120\n", ""):
+        file.write_text(damage)
+        again = PartitionLog.open(tmp_path / "t-0", small())
+        assert again.leader_epoch == 9
+        assert [again.end_offset_for_epoch(epoch) for epoch in (1, 4, 9)] == [(1, 60), (4, 120), (9, 180)]
+        assert file.read_text() == whole
+
+
 def test_retention_by_bytes_keeps_at_least_the_limit(tmp_path: Path) -> None:
     log = PartitionLog.open(tmp_path / "t-0", small(retention_bytes=5000))
     for number in range(200):

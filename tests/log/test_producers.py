@@ -108,6 +108,34 @@ def test_a_damaged_snapshot_is_replaced_by_reading_the_log(tmp_path: Path) -> No
     assert again.append(sent(35, b"v35" * 10), NOW) == (35, 35, -1, 0, True)
 
 
+@pytest.mark.parametrize("clean", [True, False])
+def test_five_batches_of_a_producer_are_known_after_a_restart(tmp_path: Path, clean: bool) -> None:
+    log = PartitionLog.open(tmp_path / "t-0", small())
+    for number in range(30):
+        log.append(sent(number, b"v%d" % number * 10), NOW)
+        log.append(sent(number, b"w", producer=8), NOW)
+    if clean:
+        log.close()
+    else:
+        log.write_snapshot()
+    again = PartitionLog.open(tmp_path / "t-0", small(), OpenOptions() if clean else CRASHED)
+    for number in range(25, 30):
+        assert again.append(sent(number, b"v%d" % number * 10), NOW) == (2 * number, 2 * number, -1, 0, True)
+        assert again.append(sent(number, b"w", producer=8), NOW).duplicate
+    assert refused(again, sent(24, b"v24" * 10)) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert again.append(sent(30, b"v30"), NOW).base_offset == 60
+
+
+def test_batches_of_an_older_epoch_are_not_recalled(tmp_path: Path) -> None:
+    log = PartitionLog.open(tmp_path / "t-0", small())
+    log.append(sent(0, b"old"), NOW)
+    log.append(batch(b"new", producer_id=7, producer_epoch=1, base_sequence=0), NOW)
+    log.close()
+    again = PartitionLog.open(tmp_path / "t-0", small())
+    assert refused(again, sent(0, b"old")) is ErrorCode.INVALID_PRODUCER_EPOCH
+    assert len(again.producers.by_id[7].batches) == 1
+
+
 def test_truncation_takes_the_state_back(log: PartitionLog) -> None:
     for number in range(4):
         log.append(sent(number), NOW)

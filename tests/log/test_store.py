@@ -267,3 +267,38 @@ def test_upkeep_compacts_and_expires(tmp_path: Path) -> None:
         assert dict(r for r in values(kept))[99] == b"99"
         assert aged.log_start_offset == 100
     assert (tmp_path / "d" / "cleaner-offset-checkpoint").read_text().startswith("0\n1\nkept 0 ")
+
+
+def test_flush_ms_flushes_in_time(tmp_path: Path) -> None:
+    with LogStore(tmp_path / "d") as store:
+        store.create_topic("timed", 1, {"flush.ms": "3000"})
+        store.create_topic("other", 1)
+        timed, other = (store.partition(TopicPartition(name, 0)) for name in ("timed", "other"))
+        for log in (timed, other):
+            log.append(batch(b"x"), NOW)
+        store.maintain(NOW)
+        store.maintain(NOW + 2_999)
+        assert timed.flushed_offset == 0
+        store.maintain(NOW + 3_000)
+        assert (timed.flushed_offset, other.flushed_offset) == (1, 0)
+        timed.append(batch(b"x"), NOW)
+        store.maintain(NOW + 3_001)
+        store.maintain(NOW + 6_000)
+        assert timed.flushed_offset == 1, "the time counts from the first record that is not flushed"
+        store.set_configs("timed", {"flush.ms": "0"})
+        store.maintain(NOW + 6_000)
+        assert timed.flushed_offset == 2
+
+
+def test_the_log_says_how_it_found_the_folder(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "kohort.log")
+    with LogStore(tmp_path / "d") as store:
+        store.create_topic("a", 2)
+    _let_go(LogStore(tmp_path / "d"))
+    _let_go(LogStore(tmp_path / "d"))
+    told = [record.getMessage() for record in caplog.records if "logs open" in record.getMessage()]
+    assert [how for line in told for how in ("new", "closed in order", "unclean end") if how in line] == [
+        "new",
+        "closed in order",
+        "unclean end",
+    ]

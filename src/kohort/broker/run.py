@@ -142,8 +142,8 @@ async def _serve(
     ended = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ended.set)
-    broker = RunningBroker(loop, data_dir, listen, properties)
     gc.set_threshold(YOUNG_OBJECTS)
+    broker = RunningBroker(loop, data_dir, listen, properties)
     try:
         broker.listen()
         (on_ready or announce)(broker, ended)

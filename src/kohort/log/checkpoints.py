@@ -13,6 +13,8 @@ from kohort.ids import TopicPartition
 
 PARTITION_METADATA = "partition.metadata"
 LEADER_EPOCHS = "leader-epoch-checkpoint"
+OF_PARTITION = (PARTITION_METADATA, LEADER_EPOCHS)
+"""What a partition's folder holds beside the files of its segments."""
 
 
 def replace_file(path: Path, data: bytes | str, *, sync: bool = True) -> None:
@@ -87,10 +89,10 @@ def write_partition_metadata(folder: Path, topic_id: uuid.UUID) -> None:
         os.close(fd)
 
 
-def read_partition_metadata(folder: Path) -> uuid.UUID | None:
+def read_partition_metadata(folder: Path | str) -> uuid.UUID | None:
     """The topic id of a partition's folder, None if the file is missing or damaged."""
     try:
-        fd = os.open(folder / PARTITION_METADATA, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(f"{folder}{os.sep}{PARTITION_METADATA}", os.O_RDONLY | os.O_CLOEXEC)
         try:
             text = os.read(fd, 1000).decode()
         finally:

@@ -47,11 +47,12 @@ class Compaction:
         if not log.config.compacts:
             return None
         run = cls(log, now_ms)
-        dirty = sum(s.size for s in run._segments if s.end_offset > log.cleaned_offset)
-        total = sum(s.size for s in run._segments)
-        if not dirty or dirty < total * log.config.min_cleanable_dirty_ratio:
+        dirty = [s for s in run._segments if s.end_offset > log.cleaned_offset and s.size]
+        if not dirty:
             return None
-        return run
+        share = sum(s.size for s in dirty) / sum(s.size for s in run._segments)
+        overdue = dirty[0].begins_ms() < now_ms - log.config.max_compaction_lag_ms
+        return run if overdue or share >= log.config.min_cleanable_dirty_ratio else None
 
     def steps(self) -> Iterator[None]:
         """Do the work in steps of some milliseconds."""

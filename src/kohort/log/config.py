@@ -9,6 +9,8 @@ from kohort.config import knob
 _INT_MAX = 2**31 - 1
 _LONG_MAX = 2**63 - 1
 _DAY_MS = 86_400_000
+FLUSH_NEVER_MS = _LONG_MAX
+"""`flush.ms` of a log that is not flushed by time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,13 @@ class LogConfig:
     file_delete_delay_ms: int = knob(
         "file.delete.delay.ms", 60_000, low=0, unit="ms", why="taken as it is: open readers keep a deleted file anyway"
     )
-    flush_ms: int = knob("flush.ms", _LONG_MAX, low=0, unit="ms", why="time between two fsyncs")
+    flush_ms: int = knob(
+        "flush.ms",
+        FLUSH_NEVER_MS,
+        low=0,
+        unit="ms",
+        why="a power loss costs no more than this, and the second of a look",
+    )
     preallocate: bool = knob("preallocate", False, why="taken as it is: segments grow by appending")
     unclean_leader_election_enable: bool = knob(
         "unclean.leader.election.enable", False, why="taken as it is: there is one replica"

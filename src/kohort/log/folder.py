@@ -22,12 +22,14 @@ class Ownership:
     """A data folder that is ours until `release`.
 
     Attributes:
+        fresh: nobody had it before.
         clean: the last owner closed it in order.
         same_boot: the machine has been running since the last owner started, so nothing it wrote is lost.
     """
 
     path: Path
     lock_fd: int
+    fresh: bool
     clean: bool
     same_boot: bool
     cluster_id: str
@@ -69,6 +71,7 @@ def _take_locked(path: Path, lock_fd: int, node_id: int, cluster_id: str | None)
         ) from None
     boot_id = _boot_id()
     same_boot = len(words) > 1 and words[1] == boot_id
+    fresh = not (path / META).exists()
     meta = _meta(path, node_id, cluster_id)
     clean = (path / CLEAN).exists()
     if clean:
@@ -78,7 +81,7 @@ def _take_locked(path: Path, lock_fd: int, node_id: int, cluster_id: str | None)
     os.ftruncate(lock_fd, 0)
     os.pwrite(lock_fd, note, 0)
     os.fsync(lock_fd)
-    return Ownership(path, lock_fd, clean, same_boot, meta)
+    return Ownership(path, lock_fd, fresh, clean, same_boot, meta)
 
 
 def _boot_id() -> str:

@@ -15,7 +15,6 @@ import struct
 import sys
 from array import array
 from bisect import bisect_left, bisect_right
-from pathlib import Path
 from typing import NamedTuple
 
 _OFFSET_ENTRY = struct.Struct(">ii")
@@ -23,18 +22,20 @@ _TIME_ENTRY = struct.Struct(">qi")
 _TXN_ENTRY = struct.Struct(">hqqqq")
 
 
-def _read(path: Path) -> bytes:
+def _read(path: str) -> bytes:
     try:
-        return path.read_bytes()
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return b""
+    with os.fdopen(fd, "rb") as file:
+        return file.read()
 
 
-def _empty_file(path: Path) -> None:
+def _empty_file(path: str) -> None:
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644))
 
 
-def append_to_file(path: Path, data: bytes) -> None:
+def append_to_file(path: str, data: bytes) -> None:
     """Append with one write. Raises OSError; a partial write is cut off again."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
     try:
@@ -46,7 +47,7 @@ def append_to_file(path: Path, data: bytes) -> None:
             if written != len(data):
                 os.ftruncate(fd, size)
         if written != len(data):
-            raise OSError(f"{path.name}: wrote {written} of {len(data)} bytes")
+            raise OSError(f"{os.path.basename(path)}: wrote {written} of {len(data)} bytes")
     finally:
         os.close(fd)
 
@@ -56,7 +57,7 @@ class OffsetIndex:
 
     __slots__ = ("_flushed", "_path", "offsets", "positions")
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: str) -> None:
         self._path = path
         self.offsets = array("i")
         self.positions = array("i")
@@ -144,7 +145,7 @@ class TimeIndex:
 
     __slots__ = ("_flushed", "_path", "offsets", "timestamps")
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: str) -> None:
         self._path = path
         self.timestamps = array("q")
         self.offsets = array("i")
@@ -168,7 +169,7 @@ class TimeIndex:
     def last_in_file(self) -> tuple[int, int] | None:
         """The file's last entry (timestamp, relative offset), without reading the rest."""
         try:
-            with self._path.open("rb") as file:
+            with open(self._path, "rb") as file:
                 size = file.seek(0, os.SEEK_END)
                 if size % _TIME_ENTRY.size or not size:
                     return None
@@ -228,7 +229,7 @@ class TransactionIndex:
 
     __slots__ = ("_flushed", "_path", "entries")
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: str) -> None:
         self._path = path
         self._flushed = 0
         self.entries: list[AbortedRange] = []
@@ -270,7 +271,8 @@ class TransactionIndex:
         """Forget everything, and the file."""
         self.entries = []
         self._flushed = 0
-        self._path.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._path)
 
 
 def _increases(values: array[int]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -81,16 +82,22 @@ class PartitionLog:
         """Open or create the folder `<topic>-<partition>`, recovering after an unclean end."""
         options = options or OpenOptions()
         log = cls(path, config, options)
-        path.mkdir(exist_ok=True)
+        try:
+            names = os.listdir(path)
+        except FileNotFoundError:
+            path.mkdir()
+            names = []
         if options.topic_id is not None and options.topic_id != checkpoints.read_partition_metadata(path):
             checkpoints.write_partition_metadata(path, options.topic_id)
         log.recovery = RecoveryReport()
-        log.set_segments(recovery.open_segments(path, log.files, config, options, log.recovery))
+        log.set_segments(recovery.open_segments(path, names, log.files, config, options, log.recovery))
         log.log_start_offset = max(log.segments[0].base_offset, options.log_start_offset or 0)
         if log.log_start_offset > log.end_offset:
             log._restart_at(log.log_start_offset)
-        log._snapshot_offset = recovery.load_producers(path, log.segments, log.producers, now_ms)
-        log._epochs = recovery.load_epochs(path, log.end_offset)
+        if log.end_offset or recovery.snapshot_offsets(names):
+            log._snapshot_offset = recovery.load_producers(path, log.segments, log.producers, now_ms)
+        if checkpoints.LEADER_EPOCHS in names:
+            log._epochs = recovery.load_epochs(path, log.segments)
         log.leader_epoch = log._epochs[-1][0] if log._epochs else 0
         log.cleaned_offset = options.cleaned_offset
         log.flushed_offset = log.end_offset if options.clean else min(options.verified_offset or 0, log.end_offset)
@@ -226,7 +233,7 @@ class PartitionLog:
             return
         self.producers.write_snapshot(recovery.snapshot_path(self.path, self.end_offset))
         self._snapshot_offset = self.end_offset
-        for offset in recovery.snapshot_offsets(self.path)[:-2]:
+        for offset in recovery.snapshot_offsets(os.listdir(self.path))[:-2]:
             recovery.snapshot_path(self.path, offset).unlink(missing_ok=True)
 
     def _try_snapshot(self) -> None:

@@ -131,11 +131,8 @@ class Producers:
             producer.epoch = header.producer_epoch
             producer.batches.clear()
         producer.seen_ms = now_ms
-        last_offset = base_offset + header.last_offset_delta
         if header.base_sequence >= 0:
-            producer.batches.append(
-                Written(header.base_sequence, _last_sequence(header), base_offset, last_offset, header.max_timestamp)
-            )
+            producer.batches.append(_written(header, base_offset))
         if header.is_transactional and producer.first_open_offset < 0:
             producer.first_open_offset = base_offset
             self.open_transactions[producer_id] = base_offset
@@ -196,6 +193,16 @@ class Producers:
             del self.by_id[producer_id]
         return len(idle)
 
+    def recall(self, header: BatchHeader) -> None:
+        """A batch from before the snapshot that was taken over, which holds only the last of each producer."""
+        producer = self.by_id.get(header.producer_id)
+        if producer is None or producer.epoch != header.producer_epoch or not producer.batches:
+            return
+        last = producer.batches.pop()
+        if header.last_offset < last.base_offset:
+            producer.batches.append(_written(header, header.base_offset))
+        producer.batches.append(last)
+
     def clear(self) -> None:
         self.by_id.clear()
         self.open_transactions.clear()
@@ -252,6 +259,11 @@ class Producers:
 
 def _last_sequence(header: BatchHeader) -> int:
     return (header.base_sequence + header.last_offset_delta) & _SEQUENCE_MASK
+
+
+def _written(header: BatchHeader, base_offset: int) -> Written:
+    last_offset = base_offset + header.last_offset_delta
+    return Written(header.base_sequence, _last_sequence(header), base_offset, last_offset, header.max_timestamp)
 
 
 def _find(producer: Producer, header: BatchHeader) -> Written | None:

@@ -7,9 +7,10 @@ missing or garbage, so that part is read again and checked by CRC.
 
 from __future__ import annotations
 
+import logging
 import os
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,6 +25,12 @@ from kohort.log.segment import Segment
 
 _EVERYTHING = 2**63 - 1
 _LEFTOVERS = (".tmp", ".cleaned", ".deleted")
+_FILES_OF_EMPTY = 1 + len(checkpoints.OF_PARTITION)
+
+_RECALLED_BYTES = 128 << 10
+"""Room for five batches of a client's usual 16 KiB from one producer or two."""
+
+log = logging.getLogger("kohort.log")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +45,7 @@ class OpenOptions:
         cleaned_offset: from the store's checkpoint: compaction has been through everything before it.
         persist: called when the log start has moved; must have made it durable when it returns.
         files: shared cache of open files.
-        topic_id: written to `partition.metadata` when given.
+        topic_id: written to `partition.metadata` when given and not there yet.
     """
 
     clean: bool = True
@@ -52,10 +59,12 @@ class OpenOptions:
 
 
 def open_segments(
-    path: Path, files: FileCache, config: LogConfig, options: OpenOptions, report: RecoveryReport
+    path: Path, names: list[str], files: FileCache, config: LogConfig, options: OpenOptions, report: RecoveryReport
 ) -> list[Segment]:
-    """The folder's segments, at least one, in order; the last is ready for appends."""
-    bases = _tidy(path, files, config)
+    """The segments of a folder with these files, at least one, in order; the last is ready for appends."""
+    if len(names) <= _FILES_OF_EMPTY and (empty := _empty_segment(path, names, files, config)) is not None:
+        return [empty]
+    bases = _tidy(path, names, files, config)
     if not bases:
         first = Segment(path, options.log_start_offset or 0, files, config.index_interval_bytes)
         first.create()
@@ -85,9 +94,20 @@ def open_segments(
     return segments
 
 
+def _empty_segment(path: Path, names: list[str], files: FileCache, config: LogConfig) -> Segment | None:
+    """The only segment, if nothing was ever written to it: most partitions of a folder with thousands are such."""
+    logs = [name for name in names if name.endswith(".log")]
+    if len(logs) != 1 or any(name not in (logs[0], *checkpoints.OF_PARTITION) for name in names):
+        return None
+    base = logs[0].removesuffix(".log")
+    if not base.isdecimal() or os.stat(f"{path}{os.sep}{logs[0]}").st_size:
+        return None
+    return Segment(path, int(base), files, config.index_interval_bytes)
+
+
 def _forget_snapshots_after(path: Path, offset: int) -> None:
     """Have the transactions behind `offset` read again from the log."""
-    for snapshot in snapshot_offsets(path):
+    for snapshot in snapshot_offsets(os.listdir(path)):
         if snapshot > offset:
             snapshot_path(path, snapshot).unlink()
 
@@ -97,15 +117,14 @@ def snapshot_path(path: Path, offset: int) -> Path:
     return path / f"{offset:020d}.snapshot"
 
 
-def snapshot_offsets(path: Path) -> list[int]:
-    """The offsets of a partition's producer snapshots, ascending."""
-    stems = [name.removesuffix(".snapshot") for name in os.listdir(path) if name.endswith(".snapshot")]
+def snapshot_offsets(names: Iterable[str]) -> list[int]:
+    """The offsets of a partition's producer snapshots, of its files, ascending."""
+    stems = [name.removesuffix(".snapshot") for name in names if name.endswith(".snapshot")]
     return sorted(int(stem) for stem in stems if stem.isdecimal())
 
 
-def _tidy(path: Path, files: FileCache, config: LogConfig) -> list[int]:
+def _tidy(path: Path, names: list[str], files: FileCache, config: LogConfig) -> list[int]:
     """Finish or undo what a crash interrupted; the base offsets of the segments left."""
-    names = os.listdir(path)
     for name in names:
         if name.endswith(_LEFTOVERS):
             (path / name).unlink()
@@ -144,11 +163,13 @@ def load_producers(path: Path, segments: Sequence[Segment], producers: Producers
     end_offset = segments[-1].end_offset
     start = -1
     producers.clear()
-    for offset in reversed(snapshot_offsets(path)):
+    for offset in reversed(snapshot_offsets(os.listdir(path))):
         if offset <= end_offset and producers.load_snapshot(snapshot_path(path, offset), now_ms):
             start = offset
             break
         snapshot_path(path, offset).unlink()
+    if producers.by_id:
+        _recall(segments, producers, start)
     for segment in segments:
         if segment.end_offset <= start or not segment.size:
             continue
@@ -166,9 +187,37 @@ def load_producers(path: Path, segments: Sequence[Segment], producers: Producers
     return start
 
 
-def load_epochs(path: Path, end_offset: int) -> list[tuple[int, int]]:
-    """The leader epochs and their first offsets; none if the file is damaged."""
+def _recall(segments: Sequence[Segment], producers: Producers, snapshot: int) -> None:
+    """Remember the batches shortly before a snapshot, which has one of each producer: several may be sent again."""
+    room = _RECALLED_BYTES
+    found: list[tuple[Segment, int, int]] = []
+    for segment in reversed(segments):
+        if segment.base_offset >= snapshot or not segment.size:
+            continue
+        end = segment.locate(snapshot)
+        stop = end.position if end is not None else segment.size
+        found.append((segment, segment.boundary_before(stop - room), stop))
+        room -= stop
+        if room <= 0:
+            break
+    for segment, first, stop in reversed(found):
+        for batch in segment.scan(first, stop):
+            if batch.header.base_sequence >= 0:
+                producers.recall(batch.header)
+
+
+def load_epochs(path: Path, segments: Sequence[Segment]) -> list[tuple[int, int]]:
+    """The leader epochs and their first offsets; read from the batches again if the file is damaged."""
+    end_offset = segments[-1].end_offset
     try:
         return [entry for entry in checkpoints.read_epochs(path) if entry[1] <= end_offset]
-    except (CorruptDataError, ValueError):
-        return []
+    except (CorruptDataError, ValueError) as error:
+        log.warning("%s: its leader epochs are read from its batches again (%s)", path.name, error)
+    found: list[tuple[int, int]] = []
+    for segment in segments:
+        for batch in segment.scan(0):
+            epoch = batch.header.partition_leader_epoch
+            if epoch > (found[-1][0] if found else -1):
+                found.append((epoch, batch.header.base_offset))
+    checkpoints.write_epochs(path, found)
+    return found

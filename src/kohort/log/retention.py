@@ -69,6 +69,13 @@ def _too_many_bytes(log: PartitionLog) -> int:
     return count
 
 
+def close_for_compaction(log: PartitionLog, now_ms: int) -> None:
+    """Close the last segment when it holds back what `max.compaction.lag.ms` wants compacted."""
+    first = log.active.first_timestamp
+    if log.config.compacts and 0 <= first < now_ms - log.config.max_compaction_lag_ms:
+        log.roll()
+
+
 def flush_settled(log: PartitionLog, now_ms: int) -> None:
     """Fsync closed segments that were written a while ago, so that a power loss costs no check of them."""
     for segment in log.segments[:-1]:

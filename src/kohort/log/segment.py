@@ -66,8 +66,8 @@ class Segment:
     )  # fmt: skip
 
     def __init__(self, folder: Path, base_offset: int, files: FileCache, index_interval_bytes: int) -> None:
-        stem = f"{base_offset:020d}"
-        self._path = str(folder / f"{stem}.log")
+        stem = f"{folder}{os.sep}{base_offset:020d}"
+        self._path = stem + ".log"
         self._files = files
         self._interval = index_interval_bytes
         self._hints: dict[int, int] = {}
@@ -84,9 +84,9 @@ class Segment:
         self.first_timestamp = -1
         self.file: OpenFile | None = None
         self.touched = False
-        self.index = OffsetIndex(folder / f"{stem}.index")
-        self.time_index = TimeIndex(folder / f"{stem}.timeindex")
-        self.transactions = TransactionIndex(folder / f"{stem}.txnindex")
+        self.index = OffsetIndex(stem + ".index")
+        self.time_index = TimeIndex(stem + ".timeindex")
+        self.transactions = TransactionIndex(stem + ".txnindex")
 
     @property
     def path(self) -> Path:
@@ -240,6 +240,13 @@ class Segment:
                 return batch
         return None
 
+    def boundary_before(self, position: int) -> int:
+        """Where some batch begins, at or before `position`: at most an index interval and a batch before it."""
+        if self._sealed:
+            self._load_sealed()
+        entry = self.index.before_position(position)
+        return self.index.positions[entry] if entry >= 0 else 0
+
     def scan(self, position: int, end: int | None = None) -> Iterator[Located]:
         """Headers of the batches from `position` (a batch boundary) to `end`; stops at what is no batch."""
         fd = self.open().fd
@@ -276,6 +283,13 @@ class Segment:
     def read_batch(self, batch: Located) -> bytes:
         """One whole batch."""
         return FileRange(self.open(), batch.position, batch.header.size).bytes()
+
+    def begins_ms(self) -> int:
+        """`first_timestamp`, also of a segment that was adopted."""
+        if self.first_timestamp < 0 and self.size:
+            first = next(self.scan(0), None)
+            self.first_timestamp = first.header.max_timestamp if first else -1
+        return self.first_timestamp
 
     def create(self) -> None:
         """Start an empty file; those of the indexes come with their first entries."""

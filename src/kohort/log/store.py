@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import time
 import uuid
@@ -15,7 +16,7 @@ from kohort.ids import TopicPartition
 from kohort.log import checkpoints, folder, retention
 from kohort.log.catalog import Topic, check_name, effective_config, read_catalog, write_catalog
 from kohort.log.compaction import Compaction
-from kohort.log.config import LogConfig, StoreLimits
+from kohort.log.config import FLUSH_NEVER_MS, LogConfig, StoreLimits
 from kohort.log.files import FileCache
 from kohort.log.partition import PartitionLog
 from kohort.log.recovery import OpenOptions
@@ -65,6 +66,7 @@ class LogStore:
         self.topics_by_id: dict[uuid.UUID, Topic] = {}
         self._logs: dict[tuple[str, int], PartitionLog] = {}
         self._files = FileCache(self.limits.open_files)
+        self._unflushed: dict[tuple[str, int], int] = {}
         self._upkeep: Iterator[None] | None = None
         self._round_ms = 0
         self._retention_ms = int(time.time() * 1000)
@@ -87,7 +89,7 @@ class LogStore:
             write_catalog(self.path, topics)
         self.topics = topics
         self.topics_by_id = {topic.id: topic for topic in topics.values()}
-        self._remove_strays()
+        ids = self._remove_strays()
         points = checkpoints.read_offsets(self.path / RECOVERY_POINTS)
         starts = checkpoints.read_offsets(self.path / LOG_STARTS)
         cleaned = checkpoints.read_offsets(self.path / CLEANED)
@@ -97,29 +99,35 @@ class LogStore:
             for number in range(topic.partitions):
                 tp = TopicPartition(topic.name, number)
                 verified = None if self._owned.same_boot else points.get(tp, 0)
-                self._open(tp, topic.id, config, verified, starts.get(tp), cleaned.get(tp, 0))
-        how = "closed in order" if self._owned.clean else "recovered after an unclean end"
+                unknown = None if ids.get(str(tp)) == topic.id else topic.id
+                self._open(tp, unknown, config, verified, starts.get(tp), cleaned.get(tp, 0))
+        owned = self._owned
+        how = "new" if owned.fresh else "closed in order" if owned.clean else "recovered after an unclean end"
         log.info("%s: %d logs open, %s, %.0f ms", self.path, len(self._logs), how, 1000 * (time.monotonic() - began))
 
-    def _remove_strays(self) -> None:
-        """Remove what an interrupted deletion left."""
-        for path in list(self.path.iterdir()):
-            if not path.is_dir():
-                continue
-            name, dash, number = path.name.rpartition("-")
-            if path.name.endswith(_DELETED):
-                shutil.rmtree(path)
+    def _remove_strays(self) -> dict[str, uuid.UUID]:
+        """Remove what an interrupted deletion left; the topic ids in the other partitions' folders, by folder."""
+        ids: dict[str, uuid.UUID] = {}
+        with os.scandir(self.path) as entries:
+            folders = [entry for entry in entries if entry.is_dir()]
+        for entry in folders:
+            name, dash, number = entry.name.rpartition("-")
+            if entry.name.endswith(_DELETED):
+                shutil.rmtree(entry.path)
             elif dash and number.isdecimal():
                 topic = self.topics.get(name)
-                topic_id = checkpoints.read_partition_metadata(path)
+                topic_id = checkpoints.read_partition_metadata(entry.path)
                 if topic is None or (topic_id is not None and topic_id != topic.id) or int(number) >= topic.partitions:
-                    log.warning("%s: removing %s, which belongs to no topic of the catalog", self.path, path.name)
-                    shutil.rmtree(path)
+                    log.warning("%s: removing %s, which belongs to no topic of the catalog", self.path, entry.name)
+                    shutil.rmtree(entry.path)
+                elif topic_id is not None:
+                    ids[entry.name] = topic_id
+        return ids
 
     def _open(
         self,
         tp: TopicPartition,
-        topic_id: uuid.UUID,
+        topic_id: uuid.UUID | None,
         config: LogConfig,
         verified: int | None = None,
         start: int | None = None,
@@ -237,6 +245,7 @@ class LogStore:
         doomed = []
         for number in range(topic.partitions):
             log_gone = self._logs.pop((name, number), None)
+            self._unflushed.pop((name, number), None)
             if log_gone is not None:
                 log_gone.give_up()
             path = self.path / f"{name}-{number}"
@@ -273,13 +282,14 @@ class LogStore:
     # -- upkeep and end
 
     def maintain(self, now_ms: int) -> bool:
-        """Retention, compaction, expiry of producers, checkpoints: a slice of about 10 ms.
+        """Flushes by time, retention, compaction, expiry of producers, checkpoints: a slice of about 10 ms.
 
         Call about once a second, and sooner when it returns True: there is more to do.
 
         Raises:
             OSError: the disk failed; the next round tries again.
         """
+        self._flush_by_time(now_ms)
         if self._upkeep is None:
             if now_ms - self._round_ms < _ROUND_MS:
                 return False
@@ -292,6 +302,16 @@ class LogStore:
                 self._upkeep = upkeep
                 return True
         return False
+
+    def _flush_by_time(self, now_ms: int) -> None:
+        """Fsync what has been waiting for `flush.ms`, counted from the call that first saw it."""
+        for tp, partition in self._logs.items():
+            limit = partition.config.flush_ms
+            if limit == FLUSH_NEVER_MS or partition.end_offset == partition.flushed_offset:
+                self._unflushed.pop(tp, None)
+            elif now_ms - self._unflushed.setdefault(tp, now_ms) >= limit:
+                partition.flush()
+                del self._unflushed[tp]
 
     def _round(self, now_ms: int) -> Iterator[None]:
         aged = now_ms - self._retention_ms >= _RETENTION_MS
@@ -307,6 +327,7 @@ class LogStore:
         self._write_checkpoints()
 
     def _compact(self, tp: TopicPartition, partition: PartitionLog, now_ms: int) -> Iterator[None]:
+        retention.close_for_compaction(partition, now_ms)
         run = Compaction.due(partition, now_ms)
         if run is None:
             return
