@@ -253,8 +253,9 @@ class Run:
         self._note("kill the broker")
         self.place.kill()
         time.sleep(self._random.uniform(0, 2))
+        started = time.monotonic_ns()
         self.place.start()
-        self.story.outages.append(Outage(since, time.monotonic_ns()))
+        self.story.outages.append(Outage(since, started, time.monotonic_ns()))
         self._note("the broker is back")
 
     def _note(self, text: str) -> None:

@@ -54,9 +54,10 @@ class Member:
 
 @dataclass(slots=True)
 class Outage:
-    """The broker was killed, and answered again."""
+    """The broker was killed, was started again, and answered."""
 
     since_ns: int
+    started_ns: int
     until_ns: int
 
 
@@ -214,10 +215,17 @@ class _MemberReading:
                 tenure.until_ns = min([t, *self._session_ends(tenure, t)])
 
     def _session_ends(self, tenure: Tenure, seen_ns: int) -> Iterator[int]:
-        """When a paused member's session may have ended; two heartbeats may have been missing before the pause."""
+        """When a paused member's session may have ended.
+
+        Two heartbeats may have been missing before the pause, and all since the broker was started shortly before it.
+        """
         story = self._reading.story
+        session_ns, missing_ns = story.session_ms * 1_000_000, 2 * story.heartbeat_ms * 1_000_000
         for pause in self._member.pauses:
-            may_end_ns = pause.since_ns + (story.session_ms - 2 * story.heartbeat_ms) * 1_000_000
+            may_end_ns = pause.since_ns + session_ns - missing_ns
+            for outage in story.outages:
+                if outage.since_ns < pause.since_ns < outage.until_ns + missing_ns:
+                    may_end_ns = min(may_end_ns, outage.started_ns + session_ns)
             woke_ns = pause.until_ns if pause.until_ns is not None else seen_ns
             if may_end_ns < woke_ns and tenure.since_ns < may_end_ns:
                 yield may_end_ns

@@ -80,6 +80,11 @@ IN_ORDER: dict[str, Callable[[], Story]] = {
     "a sleeper wakes, is refused, and learns that it lost": lambda: story(
         first(*commits(31, 2, "refused"), gives_up(32, "lost"), pauses=PAUSED), second()
     ),
+    "a sleeper that was not heard after the broker was back": lambda: story(
+        first(gives_up(32, "lost"), pauses=[Pause(17 * SECOND, 30 * SECOND)]),
+        second(),
+        outages=[Outage(10 * SECOND, 14 * SECOND, 16 * SECOND)],
+    ),
     "a sleeper that never woke": lambda: story(
         first(pauses=[Pause(5 * SECOND)], killed=True, ended_ns=40 * SECOND), second()
     ),
@@ -143,4 +148,4 @@ def test_members_put_out_without_a_cause_are_told_apart() -> None:
     lost = gives_up(10, "lost")
     assert [(found.name, at) for found, at in put_out(read(story(first(lost), second())))] == [("first", 10 * SECOND)]
     assert put_out(read(story(first(lost, pauses=[Pause(2 * SECOND, 9 * SECOND)]), second()))) == []
-    assert put_out(read(story(first(lost), second(), outages=[Outage(2 * SECOND, 9 * SECOND)]))) == []
+    assert put_out(read(story(first(lost), second(), outages=[Outage(2 * SECOND, 8 * SECOND, 9 * SECOND)]))) == []
