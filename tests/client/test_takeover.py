@@ -1,0 +1,204 @@
+"""A member that crashed or was cut off: others take over long before its session ends, and never beside it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from kohort import Admin, Broker, Consumer, Producer, TopicPartition
+from kohort.broker.fault import Fault
+from kohort.client.admin.values import NewTopic
+from kohort.client.group.member import GroupMember
+from tests.support.waiting import until
+
+PARTITIONS = 4
+SESSION_MS = 60_000
+"""What the test would have to wait for if no closed connection were noticed: longer than it waits."""
+MEMBER = """
+import sys
+from kohort import Consumer
+with Consumer(sys.argv[1], group_id=sys.argv[2], group_protocol=sys.argv[3], session_timeout_ms=int(sys.argv[4])) as consumer:
+    consumer.subscribe(["numbers"])
+    told = set()
+    while True:
+        consumer.poll(timeout_ms=100)
+        if (held := consumer.assignment()) != told:
+            told = held
+            print(len(held), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def module_broker() -> Iterator[Broker]:
+    config = {"group.initial.rebalance.delay.ms": 0, "group.consumer.session.timeout.ms": SESSION_MS}
+    with Broker(config=config) as broker:
+        with Admin(broker.bootstrap_servers) as admin:
+            admin.create_topics([NewTopic("numbers", PARTITIONS)])
+        yield broker
+
+
+@pytest.fixture
+def broker(module_broker: Broker) -> Iterator[Broker]:
+    yield module_broker
+    module_broker.faults.clear()
+
+
+@pytest.fixture(params=["classic", "consumer"])
+def protocol(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def group(request: pytest.FixtureRequest) -> str:
+    return "".join(letter if letter.isalnum() else "-" for letter in request.node.name)
+
+
+@dataclass
+class Reader:
+    """A consumer on a thread of its own, and when it was handed records of which partition."""
+
+    broker: Broker
+    group: str
+    protocol: str
+    name: str
+    handed: list[tuple[float, TopicPartition]] = field(default_factory=list)
+    held: set[TopicPartition] = field(default_factory=set)
+    lapses: int = 0
+
+    def __enter__(self) -> Reader:
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._read, name=self.name)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _read(self) -> None:
+        with Consumer(
+            self.broker.bootstrap_servers,
+            group_id=self.group,
+            group_protocol=self.protocol,
+            client_id=self.name,
+            session_timeout_ms=SESSION_MS,
+            auto_commit_interval_ms=200,
+            auto_offset_reset="earliest",
+            partition_assignment_strategy="cooperative-sticky",
+        ) as consumer:
+            consumer.subscribe(["numbers"])
+            while not self._ended.is_set():
+                for record in consumer.poll(timeout_ms=50):
+                    self.handed.append((time.monotonic(), TopicPartition(record.topic, record.partition)))
+                self.held = consumer.assignment()
+                self.lapses = consumer.figures.lapses
+
+    def last(self, partition: TopicPartition, before: float = float("inf")) -> float:
+        """When it was last handed a record of a partition; 0: never."""
+        return max((at for at, of in self.handed if of == partition and at < before), default=0.0)
+
+    def first(self, partition: TopicPartition, after: float) -> float:
+        """When it was first handed one since then."""
+        return min((at for at, of in self.handed if of == partition and at > after), default=0.0)
+
+
+@pytest.fixture
+def flow(broker: Broker) -> Iterator[None]:
+    """Records that come in steadily, in every partition."""
+    ended = threading.Event()
+
+    def produce() -> None:
+        with Producer(broker.bootstrap_servers, linger_ms=0) as producer:
+            while not ended.wait(0.02):
+                for number in range(PARTITIONS):
+                    producer.send("numbers", value=b"x", partition=number)
+
+    thread = threading.Thread(target=produce, name="flow")
+    thread.start()
+    yield
+    ended.set()
+    thread.join()
+
+
+def test_what_a_killed_process_held_is_taken_over_long_before_its_session_ends(
+    broker: Broker, group: str, protocol: str, flow: None
+) -> None:
+    with Reader(broker, group, protocol, "survivor") as survivor:
+        until(lambda: len(survivor.held) == PARTITIONS, "the survivor holds everything")
+        command = [sys.executable, "-c", MEMBER, broker.bootstrap_servers, group, protocol, str(SESSION_MS)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as victim:
+            try:
+                assert victim.stdout is not None
+                while int(victim.stdout.readline()) != PARTITIONS // 2:
+                    pass
+                until(lambda: len(survivor.held) == PARTITIONS // 2, "both hold a half")
+                lost = {TopicPartition("numbers", number) for number in range(PARTITIONS)} - survivor.held
+            finally:
+                victim.kill()
+            killed = time.monotonic()
+            until(lambda: len(survivor.held) == PARTITIONS, "the survivor took over", SESSION_MS / 2_000)
+        until(lambda: all(survivor.first(one, killed) for one in lost), "it is handed what the victim held")
+        assert survivor.lapses == 0
+
+
+def test_a_member_that_is_cut_off_from_its_coordinator_hands_out_nothing_when_others_do(
+    broker: Broker, group: str, protocol: str, flow: None
+) -> None:
+    """Its fetches go on: what stops it is its lease alone. When it can speak again it is a member like the other."""
+    everything = {TopicPartition("numbers", number) for number in range(PARTITIONS)}
+    with Reader(broker, group, protocol, "staying") as staying, Reader(broker, group, protocol, "cut-off") as cut:
+        until(lambda: len(staying.held) == len(cut.held) == PARTITIONS // 2, "both hold a half")
+        contested = set(cut.held)
+        until(lambda: all(cut.last(one) for one in contested), "it is handed records")
+        for api in ("Heartbeat", "ConsumerGroupHeartbeat", "JoinGroup", "OffsetCommit"):
+            broker.faults.add(Fault(api, "close", client_id="cut-off", times=None))
+        began = time.monotonic()
+        until(lambda: staying.held == everything, "the other took over", SESSION_MS / 2_000)
+        until(lambda: all(staying.first(one, began) for one in contested), "the other is handed its records")
+        assert cut.lapses == 1 and cut.held == contested
+        for one in contested:
+            assert began < cut.last(one) < staying.first(one, began)
+        broker.faults.clear()
+        until(lambda: len(staying.held) == len(cut.held) == PARTITIONS // 2, "both hold a half again")
+        since = time.monotonic()
+        until(lambda: all(cut.first(one, since) for one in cut.held), "it is handed records again")
+
+
+def test_a_silence_shorter_than_its_session_only_pauses_a_member_whose_connection_stays(
+    broker: Broker, group: str, protocol: str, flow: None
+) -> None:
+    with Reader(broker, group, protocol, "paused") as reader:
+        until(lambda: len(reader.held) == PARTITIONS, "it holds everything")
+        rules = [
+            broker.faults.add(Fault(api, "drop", client_id="paused", times=None))
+            for api in ("Heartbeat", "ConsumerGroupHeartbeat", "OffsetCommit")
+        ]
+        until(lambda: reader.lapses == 1, "its lease is out")
+        quiet = len(reader.handed)
+        assert len(reader.held) == PARTITIONS
+        for rule in rules:
+            rule.remove()
+        until(lambda: len(reader.handed) > quiet, "it goes on")
+
+
+def test_a_member_that_does_not_read_waits_for_its_coordinator_to_answer(
+    broker: Broker, group: str, protocol: str
+) -> None:
+    settings: dict[str, Any] = {"client_id": "planner", "group_protocol": protocol, "session_timeout_ms": SESSION_MS}
+    with GroupMember(broker.bootstrap_servers, group, topics=["numbers"], **settings) as member:
+        assert len(member.wait_assignment(20_000).partitions) == PARTITIONS
+        assert member.owns()
+        for api in ("Heartbeat", "ConsumerGroupHeartbeat"):
+            broker.faults.add(Fault(api, "hold", client_id="planner", times=None))
+        until(lambda: not member.owns(), "its lease is out")
+        assert len(member.assignment().partitions) == PARTITIONS and member.revocation() is None
+        broker.faults.clear()
+        member.wait_assignment(20_000)
+        assert member.owns()
