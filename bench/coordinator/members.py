@@ -51,6 +51,8 @@ class Plan:
         software: the name that clients give of themselves, "" for none.
         patient: whether a client waits for an answer longer than the interval it was told.
         id_length: client ids are padded to so many characters.
+        commit_ms: classic members commit this often, 0: never.
+        from_reply: the next heartbeat is due an interval after the last was answered, not after it was sent.
     """
 
     topic: str
@@ -63,6 +65,8 @@ class Plan:
     software: str = "apache-kafka-java"
     patient: bool = True
     id_length: int = 0
+    commit_ms: int = 0
+    from_reply: bool = False
 
 
 @dataclass
@@ -70,6 +74,7 @@ class Heard:
     """What a member saw, on time.monotonic()'s clock."""
 
     latencies: list[float] = field(default_factory=list)
+    commits: list[float] = field(default_factory=list)
     stood_still: list[float] = field(default_factory=list)
     errors: dict[str, int] = field(default_factory=dict)
 
@@ -207,6 +212,37 @@ class ClassicMember(Member):
     """JoinGroup, SyncGroup, Heartbeat with the eager range strategy."""
 
     async def _live(self, link: Link) -> None:
+        committing = asyncio.create_task(self._commit_often(link))
+        try:
+            await self._join_and_beat(link)
+        finally:
+            committing.cancel()
+
+    async def _commit_often(self, link: Link) -> None:
+        """Commit as clients do on their own, on the connection of the heartbeats."""
+        pause = self.plan.commit_ms / 1000
+        if not pause:
+            return
+        await asyncio.sleep(random.random() * pause)
+        while True:
+            started = time.monotonic()
+            if self._working and self.owned:
+                with suppress(ConnectionError):
+                    await self._commit(link)
+                    self.heard.commits.append(time.monotonic() - started)
+            await asyncio.sleep(max(0.0, started + pause - time.monotonic()))
+
+    async def _commit(self, link: Link) -> None:
+        offset = OffsetCommitRequest.OffsetCommitRequestPartition(partition_index=min(self.owned), committed_offset=1)
+        topic = OffsetCommitRequest.OffsetCommitRequestTopic(name=self.plan.topic, partitions=[offset])
+        request = OffsetCommitRequest(
+            group_id=self.group, member_id=self.member_id, generation_id_or_member_epoch=self.epoch, topics=[topic]
+        )
+        answer = await link.ask(request, COMMIT)
+        if (code := answer.topics[0].partitions[0].error_code) != 0:
+            self.note(f"commit: {ErrorCode(code).name}")
+
+    async def _join_and_beat(self, link: Link) -> None:
         if self._working:  # back after a lost connection
             await self._beat(link)
         while True:
@@ -218,6 +254,8 @@ class ClassicMember(Member):
                 await link.idle(due - time.monotonic())
                 due = time.monotonic() + self.plan.heartbeat_ms / 1000
                 await self._beat(link)
+                if self.plan.from_reply:
+                    due = time.monotonic() + self.plan.heartbeat_ms / 1000
 
     async def _beat(self, link: Link) -> None:
         request = HeartbeatRequest(group_id=self.group, generation_id=self.epoch, member_id=self.member_id)

@@ -1,0 +1,315 @@
+"""How soon unmodified clients learn of a change, with heartbeats held and not, and beside Apache Kafka.
+
+`python -m bench.coordinator.notification` runs three members of every client (those of `make churn`) in classic eager
+groups of their own, all at once, against kohort with `group.notify.at.once` off and known, and against Apache Kafka. A
+member without a name of its own joins and leaves each group over and over, so that every trigger's moment is known.
+
+- whole: from the trigger until the last member has its assignment;
+- standstill: from a member's giving up until its assignment, all members and triggers;
+- commit, record: how long a commit took; from a record's production until its member, which had the partition already, had it;
+- close: from a member's decision to close until it has.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from tests.peers.churn import clients
+from tests.peers.peers import PeerUnavailable
+from tests.support.apache_kafka import ApacheKafka
+
+from bench.coordinator.book import Book
+from bench.coordinator.load import percentile, prepare_topic
+from bench.coordinator.members import ClassicMember, Plan
+from bench.coordinator.places import SETTINGS
+from kohort import Broker, Producer
+from kohort.java import start_tied
+
+CLIENTS = ("java", "librdkafka", "aiokafka", "kafka-python", "franz-go", "kohort")
+PLACES = ("off", "known", "Apache Kafka")
+MEMBERS, PARTITIONS = 3, 6
+HEARTBEAT_MS, SESSION_MS, REBALANCE_MS = 3_000, 10_000, 30_000
+QUIET_S = 3 * HEARTBEAT_MS / 1000
+"""Between two triggers, and a random part of an interval: the group is settled, and in step with nothing."""
+WITHIN_S = 30.0
+LOOK_S = 0.02
+NS = 1e9
+
+
+@dataclass
+class Figures:
+    """What one client showed, in seconds."""
+
+    whole: list[float] = field(default_factory=list)
+    standstill: list[float] = field(default_factory=list)
+    commit: list[float] = field(default_factory=list)
+    record: list[float] = field(default_factory=list)
+    close: list[float] = field(default_factory=list)
+    refused: int = 0
+
+    def summary(self) -> dict[str, float]:
+        """Medians, and what is worst of the rest."""
+        return {
+            "triggers": len(self.whole),
+            "whole_median_s": round(statistics.median(self.whole or [0.0]), 3),
+            "whole_max_s": round(max(self.whole, default=0.0), 3),
+            "standstill_median_s": round(statistics.median(self.standstill or [0.0]), 3),
+            "standstill_max_s": round(max(self.standstill, default=0.0), 3),
+            "commit_p50_ms": round(percentile(self.commit, 0.5) * 1e3, 1),
+            "commit_p99_ms": round(percentile(self.commit, 0.99) * 1e3, 1),
+            "record_p50_ms": round(percentile(self.record, 0.5) * 1e3, 1),
+            "record_p99_ms": round(percentile(self.record, 0.99) * 1e3, 1),
+            "close_max_s": round(max(self.close, default=0.0), 3),
+            "commits_refused": self.refused,
+        }
+
+
+class Group:
+    """Three members of one client, their logs, and the one that comes and goes."""
+
+    def __init__(self, client: str, servers: str, folder: Path) -> None:
+        self.client = client
+        self.name = client
+        self.figures = Figures()
+        self._servers = servers
+        self._folder = folder
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._logs: list[Path] = []
+
+    def start(self, command: list[str]) -> None:
+        """Start one more member."""
+        number = len(self._processes)
+        log = self._folder / f"{self.name}-{number}.log"
+        orders = {
+            "servers": self._servers,
+            "group": self.name,
+            "name": f"{self.name}-{number}",
+            "topics": self.name,
+            "protocol": "classic",
+            "strategy": "range",
+            "session": SESSION_MS,
+            "heartbeat": HEARTBEAT_MS,
+            "rebalance": REBALANCE_MS,
+            "log": log,
+        }
+        words = [f"{name}={value}" for name, value in orders.items()]
+        with (self._folder / f"{self.name}-{number}.err").open("wb") as errors:
+            process = start_tied([*command, *words], stdin=subprocess.PIPE, stdout=errors, stderr=subprocess.STDOUT)
+        self._processes.append(process)
+        self._logs.append(log)
+
+    def told(self, log: Path) -> Iterator[dict[str, Any]]:
+        """What one member has told so far, whole lines only."""
+        if log.exists():
+            text = log.read_text()
+            yield from map(json.loads, text[: text.rfind("\n") + 1].splitlines())
+
+    def held(self, since_ns: int = 0) -> dict[int, tuple[set[str], int]]:
+        """By member what it holds, and when it was given that last: members that were given some since then only."""
+        found = {}
+        for number, log in enumerate(self._logs):
+            now: set[str] = set()
+            at = 0
+            for line in self.told(log):
+                if line["e"] == "assigned":
+                    now |= set(line["partitions"])
+                    at = line["t"]
+                elif line["e"] in ("revoked", "lost"):
+                    now -= set(line["partitions"])
+            if at > since_ns:
+                found[number] = (now, at)
+        return found
+
+    async def assigned(self, since_ns: int, partitions: Callable[[int], bool]) -> int:
+        """Wait until all have been given theirs since then, and hold so many together; when the last was."""
+        until = time.monotonic() + WITHIN_S
+        while time.monotonic() < until:
+            held = self.held(since_ns)
+            count = sum(len(each) for each, _ in held.values())
+            if len(held) == len(self._logs) and partitions(count):
+                return max(at for _, at in held.values())
+            await asyncio.sleep(LOOK_S)
+        raise TimeoutError(f"{self.name}: {self.held(since_ns)}")
+
+    async def play(self, triggers: int, plan: Plan, chance: random.Random) -> None:
+        """Joins and leaves, in turn."""
+        await self.assigned(0, lambda count: count == PARTITIONS)
+        for _ in range(triggers):
+            guest = ClassicMember(plan, self.name, "guest", Book())
+            await asyncio.sleep(QUIET_S + chance.random() * HEARTBEAT_MS / 1000)
+            await self.trigger(guest.start, lambda count: count < PARTITIONS)
+            await asyncio.sleep(QUIET_S + chance.random() * HEARTBEAT_MS / 1000)
+            leaves = guest.leave()
+            await self.trigger(lambda leaves=leaves: asyncio.ensure_future(leaves), lambda count: count == PARTITIONS)
+
+    async def trigger(self, act: Callable[[], Any], partitions: Callable[[int], bool]) -> None:
+        """One change, and what comes of it."""
+        began = time.monotonic_ns()
+        doing = act()
+        try:
+            last = await self.assigned(began, partitions)
+        except TimeoutError as error:
+            print(f"a trigger is left out: {error}", file=sys.stderr)
+            return
+        if doing is not None:
+            await doing
+        self.figures.whole.append((last - began) / NS)
+
+    def stop(self) -> None:
+        """Ask every member to close, and wait for it."""
+        for process in self._processes:
+            assert process.stdin is not None
+            process.stdin.close()
+        for process in self._processes:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(WITHIN_S)
+            process.kill()
+            process.wait()
+
+    def read(self, from_ns: int, until_ns: int) -> None:
+        """Take the figures of the time between from all logs, and the closing after it."""
+        for log in self._logs:
+            stopped = closing = given = 0
+            asked: dict[int, int] = {}
+            for line in self.told(log):
+                what, at = line["e"], line["t"]
+                if what == "closing":
+                    closing = at
+                elif what == "closed":
+                    self.figures.close.append((at - closing) / NS)
+                elif what == "assigned":
+                    given = at
+                if not from_ns < at < until_ns:
+                    continue
+                if what in ("revoked", "lost"):
+                    stopped = at
+                elif what == "assigned" and stopped:
+                    self.figures.standstill.append((at - stopped) / NS)
+                    stopped = 0
+                elif what == "committing":
+                    asked[line["id"]] = at
+                elif what == "committed" and line["id"] in asked:
+                    self.figures.commit.append((at - asked[line["id"]]) / NS)
+                elif what == "refused":
+                    self.figures.refused += 1
+                elif what == "records":
+                    self.figures.record += [(at - value) / NS for value in line["values"] if value > given]
+
+
+@contextmanager
+def place(name: str) -> Iterator[tuple[str, Callable[[], dict[str, int]]]]:
+    """A fresh broker: its address, and how its held heartbeats ended so far."""
+    if name == "Apache Kafka":
+        with ApacheKafka(SETTINGS) as kafka:
+            yield kafka.bootstrap_servers, dict
+        return
+    with Broker(config={**SETTINGS, "group.notify.at.once": name}) as broker:
+        yield broker.bootstrap_servers, lambda: broker.metrics()["held"]
+
+
+async def produce(servers: str, topics: list[str], every_s: float) -> None:
+    """A record to every partition, again and again: its value is the moment."""
+    with Producer(servers) as producer:
+        while True:
+            for topic in topics:
+                for partition in range(PARTITIONS):
+                    producer.send(topic, value=str(time.monotonic_ns()), partition=partition)
+            await asyncio.sleep(every_s)
+
+
+async def measure(
+    options: argparse.Namespace, servers: str, commands: dict[str, list[str]], folder: Path
+) -> list[Group]:
+    """Every client's group against one broker, all at once."""
+    host, _, port = servers.rpartition(":")
+    groups = []
+    for client in commands:
+        topic_id = await prepare_topic(host, int(port), client, PARTITIONS)
+        plan = Plan(client, PARTITIONS, topic_id, HEARTBEAT_MS, SESSION_MS, REBALANCE_MS, lambda: (host, int(port)), "")
+        groups.append((Group(client, servers, folder), plan))
+    for _ in range(options.members):
+        for group, _ in groups:
+            group.start(commands[group.client])
+        await asyncio.sleep(1)
+    began = time.monotonic_ns()
+    producing = None
+    if options.produce_s:
+        producing = asyncio.create_task(produce(servers, list(commands), options.produce_s))
+    try:
+        await asyncio.sleep(QUIET_S)
+        chance = random.Random(options.seed)
+        await asyncio.gather(*(group.play(options.triggers, plan, chance) for group, plan in groups))
+        ended = time.monotonic_ns()
+        await asyncio.sleep(HEARTBEAT_MS / 1000 * 1.5)
+    finally:
+        if producing is not None:
+            producing.cancel()
+        await asyncio.gather(*(asyncio.to_thread(group.stop) for group, _ in groups))
+    for group, _ in groups:
+        group.read(began, ended)
+    return [group for group, _ in groups]
+
+
+def available(names: list[str]) -> dict[str, list[str]]:
+    """The commands of the clients that can be had here."""
+    found = {}
+    for name in names:
+        try:
+            found[name] = clients.command(name)
+        except PeerUnavailable as error:
+            print(f"{name} is left out: {error}", file=sys.stderr)
+    return found
+
+
+def main() -> None:
+    """Measure, print a table or JSON lines."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clients", default=",".join(CLIENTS))
+    parser.add_argument("--places", default=",".join(PLACES))
+    parser.add_argument("--members", type=int, default=MEMBERS)
+    parser.add_argument("--triggers", type=int, default=4, help="joins, and as many leaves")
+    parser.add_argument("--produce-s", type=float, default=5.0, help="a record and so a commit this often; 0: none")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    commands = available(options.clients.split(","))
+    table = Table("client", "broker", "whole", "standstill", "commit p50; p99", "record p50; p99", "close")
+    for name in options.places.split(","):
+        with tempfile.TemporaryDirectory(prefix="kohort-notification-") as folder, place(name) as (servers, held):
+            groups = asyncio.run(measure(options, servers, commands, Path(folder)))
+            ends = held()
+        print(f"{name}: {ends}", file=sys.stderr)
+        for group in groups:
+            found = group.figures.summary()
+            if options.json:
+                print(json.dumps({"client": group.client, "broker": name} | found), flush=True)
+            table.add_row(
+                group.client,
+                name,
+                f"{found['whole_median_s']:.2f}; max {found['whole_max_s']:.2f} s",
+                f"{found['standstill_median_s']:.2f}; max {found['standstill_max_s']:.2f} s",
+                f"{found['commit_p50_ms']:.0f}; {found['commit_p99_ms']:.0f} ms",
+                f"{found['record_p50_ms']:.0f}; {found['record_p99_ms']:.0f} ms",
+                f"{found['close_max_s']:.2f} s",
+            )
+    if not options.json:
+        Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
