@@ -33,9 +33,10 @@ def _text(text: str) -> bytes:
 
 
 def decode_claim(metadata: bytes) -> Claim:
-    """The generation and partitions that `encode_metadata` put in."""
+    """The generation and partitions that `encode_metadata` put in; of other bytes nothing is believed."""
     subscription = read_subscription(metadata)
-    assert subscription is not None
+    if subscription is None:
+        return -1, frozenset()
     return subscription.generation, frozenset(subscription.owned)
 
 
@@ -88,21 +89,30 @@ def assign(
     return {member: frozenset(taken) for member, taken in given.items()}
 
 
-def topic_id(name: str) -> TopicId:
-    """The id of a topic named t and a number."""
-    return TopicId(int=int(name[1:]) + 1)
+TOPICS = 100
+"""So many topic names there are; the rest of an id counts how often its topic was made."""
 
 
-def to_ids(partitions: Target) -> tuple[TopicPartitions, ...]:
+def topic_id(name: str, made: int = 0) -> TopicId:
+    """The id of a topic named t and a number, made for the first time, or again."""
+    return TopicId(int=int(name[1:]) + 1 + TOPICS * made)
+
+
+def topic_name(id: TopicId) -> str:
+    """The name of the topic that has, or had, this id."""
+    return f"t{(id.int - 1) % TOPICS}"
+
+
+def to_ids(partitions: Target, ids: Mapping[str, TopicId]) -> tuple[TopicPartitions, ...]:
     """Partitions as heartbeats have them."""
     topics: dict[str, list[int]] = {}
     for topic, number in sorted(partitions):
         topics.setdefault(topic, []).append(number)
-    return tuple(TopicPartitions(topic_id(topic), tuple(numbers)) for topic, numbers in topics.items())
+    return tuple(TopicPartitions(ids[topic], tuple(numbers)) for topic, numbers in topics.items())
 
 
 def to_names(assignment: tuple[TopicPartitions, ...]) -> Target:
     """The reverse of `to_ids`."""
     return frozenset(
-        TopicPartition(f"t{entry.topic_id.int - 1}", number) for entry in assignment for number in entry.partitions
+        TopicPartition(topic_name(entry.topic_id), number) for entry in assignment for number in entry.partitions
     )

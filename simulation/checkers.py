@@ -3,93 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from kohort.errors import ErrorCode
 from kohort.groups import invariants
-from kohort.groups.events import ConsumerGroupHeartbeat, JoinGroup, OffsetCommit, OffsetFetch, SyncGroup, TopicImage
+from kohort.groups.config import GroupConfig
+from kohort.groups.events import (
+    ConsumerGroupHeartbeat,
+    JoinGroup,
+    LeaveGroup,
+    OffsetCommit,
+    SyncGroup,
+    TopicImage,
+    TxnOffsetCommit,
+)
 from kohort.groups.machine import GroupMachine
-from kohort.groups.outcome import GroupState, Now, Outcome
+from kohort.groups.outcome import GroupState, LeaveGroupReply, Now, Outcome
 from kohort.groups.records import Kind, OffsetCommitted, Record, Tombstone
 from kohort.groups.state import Group
-from kohort.ids import TopicPartition
+from kohort.ids import NO_TOPIC_ID, TopicPartition
 from simulation.assigning import decode_assignment, to_names
+from simulation.offset_checkers import DurabilityChecker, TransactionChecker
+from simulation.property import Checker, Holder, Waiting
 from simulation.world import World
 
-Waiting = Mapping[int, tuple[Any, Any, int]]
 LONGEST_WAIT_MS = 60_000
-
-
-class ViolatedError(Exception):
-    """A property does not hold."""
-
-    def __init__(self, checker: str, text: str) -> None:
-        super().__init__(f"{checker}: {text}")
-        self.checker = checker
-
-
-class Holder(Protocol):
-    """A client as the checkers see it."""
-
-    name: str
-    held: frozenset[TopicPartition]
-    dead: bool
-    stable: bool
-    started_ms: int
-
-    @property
-    def group_id(self) -> str:
-        """Its group."""
-
-    @property
-    def instance_id(self) -> str | None:
-        """Its static id."""
-
-    @property
-    def topics(self) -> tuple[str, ...]:
-        """What it reads."""
-
-    def owns(self, partition: TopicPartition) -> bool:
-        """Whether it would process this partition now."""
-
-
-class Checker:
-    """One property; the hooks it needs are overridden."""
-
-    def __init__(self, world: World, members: list[Holder]) -> None:
-        self.world = world
-        self.members = members
-        self.chance = world.stream(type(self).__name__)
-
-    def fail(self, text: str) -> None:
-        """The property does not hold."""
-        raise ViolatedError(type(self).__name__, text)
-
-    def on_hold(self, member: Holder) -> None:
-        """A client holds something new, or its session goes on after it had ended."""
-
-    def on_stepped(self, event: Any, outcome: Outcome, waiting: Waiting) -> None:
-        """The coordinator took in an event."""
-
-    def on_released(self, event: Any, value: Any) -> None:
-        """A reply goes out."""
-
-    def on_durable(self, machine: GroupMachine, records: list[Record], waiting: Waiting) -> None:
-        """A batch is on disk and its replies are out."""
-
-    def on_replayed(self, machine: GroupMachine) -> None:
-        """The coordinator has read its journal."""
-
-    def at_end(self, waiting: Waiting, partitions: Mapping[str, int]) -> None:
-        """The world has been healthy for long."""
 
 
 class OwnershipChecker(Checker):
     """No partition is owned by two clients of a group, as the clients see it.
 
-    Two processes with one instance id are one member to the coordinator: the older hears of it by its next request,
-    and its commits are refused from the first moment (`FencingChecker`), so they are not watched here.
+    Two processes with one instance id are one member to the coordinator, and a member that an administrator removed is
+    none: the older, or the removed one, hears of it by its next request, and its commits are refused from the first
+    moment (`FencingChecker`), so they are not watched here.
     """
+
+    def __init__(self, world: World, members: list[Holder], config: GroupConfig) -> None:
+        super().__init__(world, members, config)
+        self._removed: set[str] = set()
+
+    def on_stepped(self, event: Any, outcome: Outcome, waiting: Waiting) -> None:
+        if isinstance(event, LeaveGroup):
+            for _, value in outcome.replies:
+                if isinstance(value, LeaveGroupReply):
+                    gone = {left.member_id or left.instance_id for left in value.members if not left.error}
+                    self._removed.update(
+                        member.member_id for member in self.members if gone & {member.member_id, member.instance_id}
+                    )
 
     def on_hold(self, member: Holder) -> None:
         if self._is_superseded(member):
@@ -99,11 +59,15 @@ class OwnershipChecker(Checker):
             if not member.owns(partition):
                 continue
             for other in rivals:
-                if other.owns(partition) and not self._is_superseded(other):
+                if not other.owns(partition) or member.topic_of(partition) != other.topic_of(partition):
+                    continue
+                if not self._is_superseded(other):
                     self.fail(f"{partition} of {member.group_id} is owned by {member.name} and {other.name}")
 
     def _is_superseded(self, member: Holder) -> bool:
-        """Whether another process has, or had later, the same instance id."""
+        """Whether another process has, or had later, the same instance id, or the member was removed."""
+        if member.member_id in self._removed:
+            return True
         return member.instance_id is not None and any(
             other is not member
             and (other.group_id, other.instance_id) == (member.group_id, member.instance_id)
@@ -112,47 +76,20 @@ class OwnershipChecker(Checker):
         )
 
 
-class DurabilityChecker(Checker):
-    """An acknowledged commit is there, or a later one is. Every commit has an offset of its own."""
-
-    def __init__(self, world: World, members: list[Holder]) -> None:
-        super().__init__(world, members)
-        self._order: dict[int, int] = {-1: 0}
-        self._floor: dict[tuple[str, str, int], int] = {}
-
-    def on_stepped(self, event: Any, outcome: Outcome, waiting: Waiting) -> None:
-        for record in outcome.records:
-            if isinstance(record, OffsetCommitted):
-                self._order[record.offset] = len(self._order)
-
-    def on_released(self, event: Any, value: Any) -> None:
-        if isinstance(event, OffsetCommit):
-            for offset, error in zip(event.offsets, value.errors, strict=True):
-                if error is ErrorCode.NONE:
-                    key = (event.group_id, offset.topic, offset.partition)
-                    self._floor[key] = max(self._floor.get(key, 0), self._order[offset.offset])
-        elif isinstance(event, OffsetFetch) and value.error is ErrorCode.NONE:
-            for found in value.offsets:
-                self._check(event.group_id, found.topic, found.partition, found.offset)
-
-    def on_replayed(self, machine: GroupMachine) -> None:
-        for group_id, topic, partition in self._floor:
-            group = machine.kernel.find(group_id)
-            record = group.offsets.get((topic, partition)) if group is not None else None
-            self._check(group_id, topic, partition, -1 if record is None else record.offset)
-
-    def _check(self, group_id: str, topic: str, partition: int, offset: int) -> None:
-        floor = self._floor.get((group_id, topic, partition), 0)
-        if self._order.get(offset, -1) < floor:
-            self.fail(f"{group_id} {topic}-{partition} is at {offset}, before the last acknowledged commit")
-
-
 class FencingChecker(Checker):
-    """No commit is taken for a partition that the coordinator has told another member to have since."""
+    """No commit is taken for a partition that the coordinator has told another member to have since.
 
-    def __init__(self, world: World, members: list[Holder]) -> None:
-        super().__init__(world, members)
+    A commit that names a topic without its id may be meant for a topic that was deleted and made again.
+    """
+
+    def __init__(self, world: World, members: list[Holder], config: GroupConfig) -> None:
+        super().__init__(world, members, config)
         self._told: dict[tuple[str, str, int], str] = {}
+        self._deleted: set[str] = set()
+
+    def on_deleted(self, topic: str) -> None:
+        self._deleted.add(topic)
+        self._told = {key: value for key, value in self._told.items() if key[1] != topic}
 
     def on_stepped(self, event: Any, outcome: Outcome, waiting: Waiting) -> None:
         for group_id in deleted_groups(outcome):
@@ -165,18 +102,21 @@ class FencingChecker(Checker):
         elif isinstance(event, ConsumerGroupHeartbeat) and value.error is ErrorCode.NONE and value.assignment:
             for topic, partition in to_names(value.assignment):
                 self._told[event.group_id, topic, partition] = value.member_id
-        elif isinstance(event, OffsetCommit) and event.generation >= 0:
+        elif isinstance(event, OffsetCommit | TxnOffsetCommit) and event.generation >= 0:
             for offset, error in zip(event.offsets, value.errors, strict=True):
                 told = self._told.get((event.group_id, offset.topic, offset.partition), event.member_id)
-                if error is ErrorCode.NONE and told != event.member_id:
+                sure = offset.topic_id != NO_TOPIC_ID or offset.topic not in self._deleted
+                if sure and error is ErrorCode.NONE and told != event.member_id:
                     name = f"{offset.topic}-{offset.partition}"
                     self.fail(f"{event.member_id} committed {name} at {event.generation}, but {told} has it")
 
 
 def deleted_groups(outcome: Outcome) -> list[str]:
-    """Groups whose end is among the records: their generations may start anew."""
+    """Groups whose end, or end as a group of one protocol, is among the records: their generations may start anew."""
     return [
-        record.key[1] for record in outcome.records if isinstance(record, Tombstone) and record.key[0] is Kind.GROUP
+        record.key[1]
+        for record in outcome.records
+        if isinstance(record, Tombstone) and record.key[0] in (Kind.GROUP, Kind.EPOCH)
     ]
 
 
@@ -186,8 +126,8 @@ class GenerationChecker(Checker):
     Classic members of a consumer group have no leader and a generation each.
     """
 
-    def __init__(self, world: World, members: list[Holder]) -> None:
-        super().__init__(world, members)
+    def __init__(self, world: World, members: list[Holder], config: GroupConfig) -> None:
+        super().__init__(world, members, config)
         self._newest: dict[str, int] = {}
         self._rounds: dict[tuple[str, int], tuple[str, ...]] = {}
 
@@ -210,13 +150,69 @@ class GenerationChecker(Checker):
                 self.fail(f"{event.group_id} has two rounds of generation {value.generation}: {before} and {now}")
 
 
+class EpochChecker(Checker):
+    """A consumer group's epoch only grows, and so does the one that a member is told, until the group is deleted."""
+
+    def __init__(self, world: World, members: list[Holder], config: GroupConfig) -> None:
+        super().__init__(world, members, config)
+        self._newest: dict[str, int] = {}
+        self._told: dict[tuple[str, str], int] = {}
+
+    def on_stepped(self, event: Any, outcome: Outcome, waiting: Waiting) -> None:
+        for group_id in deleted_groups(outcome):
+            self._newest.pop(group_id, None)
+            self._told = {key: epoch for key, epoch in self._told.items() if key[0] != group_id}
+
+    def on_durable(self, machine: GroupMachine, records: list[Record], waiting: Waiting) -> None:
+        for group_id, group in machine.kernel.ledger.groups.items():
+            if group.consumer is not None:
+                newest, epoch = self._newest.get(group_id, 0), group.consumer.epoch
+                if epoch < newest:
+                    self.fail(f"{group_id} went from epoch {newest} back to {epoch}")
+                self._newest[group_id] = epoch
+
+    def on_released(self, event: Any, value: Any) -> None:
+        if isinstance(event, ConsumerGroupHeartbeat) and value.error is ErrorCode.NONE and value.member_epoch >= 0:
+            key = (event.group_id, value.member_id)
+            if value.member_epoch < self._told.get(key, 0):
+                self.fail(f"{value.member_id} was told epoch {value.member_epoch} after {self._told[key]}")
+            self._told[key] = value.member_epoch
+
+
+class LimitsChecker(Checker):
+    """No group has more members, and no offset more metadata, than the configuration allows."""
+
+    SHARE = 0.1
+
+    def on_stepped(self, event: Any, outcome: Outcome, waiting: Waiting) -> None:
+        limit = self.config.offset_metadata_bytes_max
+        for record in outcome.records:
+            if isinstance(record, OffsetCommitted) and len(record.metadata) > limit:
+                self.fail(f"{record.group_id} keeps {len(record.metadata)} bytes of metadata for {record.topic}")
+
+    def on_durable(self, machine: GroupMachine, records: list[Record], waiting: Waiting) -> None:
+        if not self.chance.likely(self.SHARE):
+            return
+        groups = machine.kernel.ledger.groups
+        if len(groups) > self.config.groups_max:
+            self.fail(f"there are {len(groups)} groups")
+        for group_id, group in groups.items():
+            members, limit = len(group.classic.members), self.config.group_max_size
+            if group.consumer is not None:
+                members, limit = len(group.consumer.members), self.config.consumer_max_size
+            elif group.classic.state is GroupState.PREPARING_REBALANCE:
+                members = group.classic.awaiting_join
+            if members > limit:
+                self.fail(f"{group_id} has {members} members, the limit is {limit}")
+
+
 class ReplayChecker(Checker):
     """A replay of what is on disk, and of what compaction would keep of it, gives the state that lives."""
 
     SHARE = 0.03
 
-    def __init__(self, world: World, members: list[Holder]) -> None:
-        super().__init__(world, members)
+    def __init__(self, world: World, members: list[Holder], config: GroupConfig) -> None:
+        super().__init__(world, members, config)
         self._source: list[Record] = []
         self._replayed = 0
         self._mirror: GroupMachine | None = None
@@ -266,8 +262,8 @@ class AnswerChecker(Checker):
 
     SHARE = 0.1
 
-    def __init__(self, world: World, members: list[Holder]) -> None:
-        super().__init__(world, members)
+    def __init__(self, world: World, members: list[Holder], config: GroupConfig) -> None:
+        super().__init__(world, members, config)
         self._answered: set[int] = set()
 
     def on_stepped(self, event: Any, outcome: Outcome, waiting: Waiting) -> None:
@@ -339,8 +335,11 @@ def unhealthy(members: Sequence[Holder], partitions: Mapping[str, int]) -> str |
 ALL: tuple[type[Checker], ...] = (
     OwnershipChecker,
     DurabilityChecker,
+    TransactionChecker,
     FencingChecker,
     GenerationChecker,
+    EpochChecker,
+    LimitsChecker,
     ReplayChecker,
     AnswerChecker,
     InvariantChecker,
@@ -351,11 +350,13 @@ ALL: tuple[type[Checker], ...] = (
 class Checkers:
     """All properties of one run; each hook is passed on to those that override it."""
 
-    HOOKS = ("on_hold", "on_stepped", "on_released", "on_durable", "on_replayed", "at_end")
+    HOOKS = ("on_hold", "on_stepped", "on_released", "on_durable", "on_replayed", "on_deleted", "at_end")
 
-    def __init__(self, world: World, members: list[Holder], kinds: Iterable[type[Checker]] = ALL) -> None:
+    def __init__(
+        self, world: World, members: list[Holder], config: GroupConfig, kinds: Iterable[type[Checker]] = ALL
+    ) -> None:
         self._offset = 0
-        checkers = [kind(world, members) for kind in kinds]
+        checkers = [kind(world, members, config) for kind in kinds]
         self._hooks = {
             hook: [
                 getattr(checker, hook)
@@ -394,6 +395,11 @@ class Checkers:
         """As `Checker.on_replayed`."""
         for hook in self._hooks["on_replayed"]:
             hook(machine)
+
+    def on_deleted(self, topic: str) -> None:
+        """As `Checker.on_deleted`."""
+        for hook in self._hooks["on_deleted"]:
+            hook(topic)
 
     def at_end(self, waiting: Waiting, partitions: Mapping[str, int]) -> None:
         """As `Checker.at_end`."""

@@ -18,8 +18,9 @@ from kohort.groups.records import ClassicProtocol
 from kohort.ids import TopicPartition
 from simulation.assigning import assign, decode_assignment, decode_claim, encode_assignment, encode_metadata
 from simulation.checkers import Checkers
+from simulation.client import ASIDE
 from simulation.network import Network
-from simulation.process import ASIDE, Habits, Process
+from simulation.process import Habits, Process
 from simulation.world import World
 
 LOST = (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from kohort.errors import ErrorCode
 from kohort.groups.events import Client, ConsumerGroupHeartbeat
 from kohort.groups.outcome import ConsumerGroupHeartbeatReply
-from simulation.assigning import Target, to_ids, to_names
+from simulation.assigning import Target, to_ids, to_names, topic_name
 from simulation.process import Process
 from simulation.world import Happening
 
@@ -80,7 +80,7 @@ class ConsumerMember(Process):
             rebalance_timeout_ms=habits.rebalance_timeout_ms if full else -1,
             subscribed_topics=(() if uses_regex else habits.topics) if full else None,
             subscribed_regex=("t[0-9]" if uses_regex else "") if full else None,
-            owned=(() if joins else to_ids(self.held)) if says_owned else None,
+            owned=(() if joins else to_ids(self.held, self._ids)) if says_owned else None,
             hold_ms=self._hold_ms(),
             short_interval=habits.short_interval,
         )
@@ -127,6 +127,7 @@ class ConsumerMember(Process):
             self.interval_ms = reply.heartbeat_interval_ms
             self._alive(sent_ms)
             if reply.assignment is not None:
+                self._ids.update({topic_name(entry.topic_id): entry.topic_id for entry in reply.assignment})
                 self._reconcile(to_names(reply.assignment))
             self.stable = self.held == self.target
             if self.lease.length_ms is None:

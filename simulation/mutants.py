@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from kohort.errors import ErrorCode
 from kohort.groups.config import GroupConfig
 from kohort.groups.deadlines import Deadline, Deadlines, Timer
-from kohort.groups.events import JoinGroup, OffsetCommit
+from kohort.groups.events import JoinGroup, OffsetCommit, TransactionEnded
 from kohort.groups.kernel import Kernel
 from kohort.groups.machine import GroupMachine
 from kohort.groups.outcome import JoinGroupReply, Now, OffsetCommitReply, Outcome, SyncGroupReply
-from kohort.groups.records import GenerationStarted, OffsetCommitted
+from kohort.groups.records import EpochBumped, GenerationStarted, OffsetCommitted, TargetEpochSet
 from kohort.groups.state import Group
 from simulation.checkers import (
     AnswerChecker,
-    Checker,
-    DurabilityChecker,
+    EpochChecker,
     FencingChecker,
     GenerationChecker,
     InvariantChecker,
+    LimitsChecker,
     LivenessChecker,
     OwnershipChecker,
     ReplayChecker,
 )
+from simulation.offset_checkers import DurabilityChecker, TransactionChecker
+from simulation.property import Checker
 
 
 class HastyDeadlines(Deadlines):
@@ -151,13 +154,42 @@ class MiscountsJoiners(GroupMachine):
         return outcome
 
 
+class CommitsAborted(GroupMachine):
+    """Takes the offsets of an aborted transaction for committed."""
+
+    def step(self, event: Any, now: Now) -> Outcome:
+        """As the real one, with the other end."""
+        return super().step(replace(event, commit=True) if isinstance(event, TransactionEnded) else event, now)
+
+
+class ForgetsEpochs(GroupMachine):
+    """Does not write that a consumer group has a new epoch."""
+
+    def step(self, event: Any, now: Now) -> Outcome:
+        """As the real one, without the records after the first."""
+        outcome = super().step(event, now)
+        kept = [record for record in outcome.records if not isinstance(record, EpochBumped) or record.epoch <= 1]
+        outcome.records = [record for record in kept if not isinstance(record, TargetEpochSet) or record.epoch <= 1]
+        return outcome
+
+
+class IgnoresMaxSize(GroupMachine):
+    """Lets everyone in."""
+
+    def __init__(self, config: GroupConfig) -> None:
+        super().__init__(replace(config, group_max_size=1_000, consumer_max_size=1_000))
+
+
 MUTANTS: dict[type[GroupMachine], type[Checker]] = {
     EndsSessionsEarly: OwnershipChecker,
     LeasesIgnored: OwnershipChecker,
     GivesWhatIsHeld: OwnershipChecker,
     AnswersBeforeDurable: DurabilityChecker,
     TakesAnyCommit: FencingChecker,
+    CommitsAborted: TransactionChecker,
     ForgetsGenerations: GenerationChecker,
+    ForgetsEpochs: EpochChecker,
+    IgnoresMaxSize: LimitsChecker,
     WritesBesideRecords: ReplayChecker,
     ForgetsParkedSyncs: AnswerChecker,
     MiscountsJoiners: InvariantChecker,

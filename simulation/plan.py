@@ -15,6 +15,8 @@ from simulation.network import Weather
 from simulation.process import Habits
 from simulation.world import Chance
 
+INT_MAX = 2**31 - 1
+
 MODERN, CLASSIC = "ConsumerMember", "ClassicMember"
 TROUBLE = {
     "start": 20,
@@ -28,6 +30,14 @@ TROUBLE = {
     "grow": 4,
     "clock": 2,
     "compact": 2,
+    "create": 3,
+    "delete": 3,
+    "transact": 8,
+    "look": 2,
+    "delete_group": 3,
+    "delete_offsets": 2,
+    "remove": 3,
+    "hostile": 2,
 }
 
 
@@ -141,7 +151,7 @@ class Draft:
             f"t{number}": 1 + chance.upto(self.scale.partitions - 1)
             for number in range(1 + chance.upto(self.scale.topics - 1))
         }
-        self.first_partitions = dict(self.partitions)
+        self.topics = (*self.partitions, f"t{len(self.partitions)}")
         self.group_ids = [f"g{number}" for number in range(1 + chance.upto(self.scale.groups - 1))]
         self.manners = {group: chance.choice((("eager",), ("cooperative",))) for group in self.group_ids}
         self.modern = {group: chance.choice((0.0, 0.5, 1.0)) for group in self.group_ids}
@@ -154,8 +164,12 @@ class Draft:
     def plan(self) -> Plan:
         """The whole of it."""
         chance = self.chance
+        is_mixed = 0.5 in self.modern.values()  # a full group of one protocol refuses the other's members for ever
+        size = INT_MAX if is_mixed else chance.choice((INT_MAX, INT_MAX, INT_MAX, 3))
         config = GroupConfig(
             initial_rebalance_delay_ms=chance.choice((0, 0, 500, 3_000)),
+            group_max_size=size,
+            consumer_max_size=size,
             new_member_timeout_ms=30_000,
             offsets_retention_check_ms=20_000,
             consumer_session_timeout_ms=chance.choice((6_000, 9_000)),
@@ -172,7 +186,7 @@ class Draft:
         while (at_ms := at_ms + chance.expovariate(1 / self.scale.every_ms)) < self.heal_ms:
             self.add_trouble(int(at_ms))
         steps = sorted(self.steps, key=lambda step: (step.at_ms, step.number))
-        return Plan(self.seed, config, self.first_partitions, tuple(self.group_ids), tuple(steps), self.heal_ms)
+        return Plan(self.seed, config, self.partitions, tuple(self.group_ids), tuple(steps), self.heal_ms)
 
     def add(self, at_ms: int, what: str, **details: Any) -> None:
         """One more step."""
@@ -187,7 +201,7 @@ class Draft:
         ours = self.only_ours or chance.likely(0.6)
         habits = Habits(
             group_id,
-            tuple(self.first_partitions),
+            self.topics,
             self.manners[group_id],
             instance_id,
             session_timeout_ms=chance.choice((6_000, 8_000)),
@@ -195,6 +209,7 @@ class Draft:
             commit_ms=chance.choice((1_000, 2_500, 5_000)),
             callback_ms=chance.choice((0, 50, 2_000)),
             requires_known_id=chance.likely(0.8),
+            require_stable=chance.likely(0.5),
             commits_on_revocation=chance.likely(0.7),
             hold_ms=chance.choice((0, 1_200)),
             short_interval=chance.likely(0.5),
@@ -230,14 +245,40 @@ class Draft:
             self.add(at_ms, "coordinator", down_ms=chance.choice((0, 200, 3_000, 8_000)))
         elif what == "weather":
             self.add_weather(at_ms)
-        elif what == "grow":
-            self.add(at_ms, "grow", topic=chance.choice(sorted(self.first_partitions)))
+        elif what in ("grow", "create", "delete"):
+            self.add(at_ms, what, topic=chance.choice(self.topics))
         elif what == "clock":
             self.add(at_ms, "clock", jump_ms=chance.choice((-3_600_000, 3_600_000)))
         elif what == "compact":
             self.add(at_ms, "compact", share=chance.choice((0.3, 0.9, 1.0)))
+        elif what == "look":
+            self.add(at_ms, "look")
+        elif what == "hostile":
+            self.add(at_ms, "hostile", name=f"h{len(self.steps)}", group_id=chance.choice(self.group_ids))
+        elif what in ("transact", "delete_group", "delete_offsets"):
+            self.trouble_group(at_ms, what, one)
         elif one is not None:
             self.trouble_member(at_ms, what, one)
+
+    def trouble_group(self, at_ms: int, what: str, one: Known | None) -> None:
+        """One step about a group's offsets."""
+        chance = self.chance
+        group_id = chance.choice(self.group_ids)
+        if what == "delete_group":
+            self.add(at_ms, what, group_id=group_id)
+        elif what == "delete_offsets":
+            self.add(at_ms, what, group_id=group_id, topic=chance.choice(self.topics))
+        else:
+            self.add(
+                at_ms,
+                what,
+                name=f"x{len(self.steps)}",
+                group_id=group_id if one is None else one.habits.group_id,
+                topic=chance.choice(self.topics),
+                member=None if one is None or chance.likely(0.3) else one.name,
+                commit=chance.likely(0.6),
+                hold_ms=chance.choice((0, 500, 4_000, 20_000)),
+            )
 
     def trouble_member(self, at_ms: int, what: str, one: Known) -> None:
         """One step about one member."""
@@ -248,5 +289,5 @@ class Draft:
             self.add(at_ms, what, name=one.name, duration_ms=self.chance.choice((500, 4_000, 12_000, 40_000)))
         else:
             self.add(at_ms, what, name=one.name)
-            if what != "cut":
+            if what in ("crash", "leave"):
                 self.living.remove(one)

@@ -1,23 +1,20 @@
-"""A client process: a connection that breaks, requests that get lost, a life that may pause or end."""
+"""A member's process: what it holds and commits, a life that may pause or end."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from kohort.client.group.lease import CLOCK_MARGIN, Lease
 from kohort.errors import ErrorCode
-from kohort.groups.events import ConsumerGroupHeartbeat, Heartbeat, JoinGroup, OffsetCommit, OffsetFetch, OffsetToCommit
+from kohort.groups.events import ConsumerGroupHeartbeat, Heartbeat, OffsetCommit, OffsetFetch, OffsetToCommit
 from kohort.groups.lost import hold_max_ms
-from kohort.ids import TopicPartition
+from kohort.ids import NO_TOPIC_ID, TopicId, TopicPartition
 from simulation.checkers import Checkers
+from simulation.client import Client
 from simulation.network import Connection, Network
-from simulation.world import Happening, World
-
-PATIENCE_MS = 3_000
-MAIN, ASIDE = "main", "aside"
+from simulation.world import World
 
 
 @dataclass(frozen=True)
@@ -40,13 +37,14 @@ class Habits:
     callback_ms: int = 50
     requires_known_id: bool = True
     commits_on_revocation: bool = True
+    require_stable: bool = False
     hold_ms: int = 0
     short_interval: bool = False
     keeps_lease: bool = False
     clock_rate: float = 1.0
 
 
-class Process(ABC):
+class Process(Client, ABC):
     """What members of both protocols have in common.
 
     Attributes:
@@ -55,18 +53,14 @@ class Process(ABC):
         session_end_ms: when its session, or its lease before that, ends by its own clock.
         lease: ends ownership before the session does, where one was told.
         told_lease_ms: the lease that the coordinator counts on, 0: none.
-        paused: its process is stopped; it does nothing until it wakes.
-        dead: it will never act again.
         stable: it has what it was last told to have, and knows of nothing new.
     """
 
     def __init__(self, name: str, habits: Habits, world: World, network: Network, checkers: Checkers) -> None:
-        self.name = name
+        super().__init__(name, world, network)
         self.habits = habits
-        self.world = world
-        self.network = network
         self.checkers = checkers
-        self.chance = world.stream(name)
+        self.join_patience_ms = habits.rebalance_timeout_ms + 5_000
         self.member_id = ""
         self.generation = -1
         self.held: frozenset[TopicPartition] = frozenset()
@@ -74,15 +68,11 @@ class Process(ABC):
         self.session_end_ms = -1.0
         self.lease = Lease()
         self.told_lease_ms = 0
-        self.paused = False
-        self.dead = False
         self.stable = False
         self.started_ms = -1
-        self._lanes: dict[str, Connection] = {}
         self._round = 0
-        self._asked: dict[int, tuple[Happening, Connection, Callable[[], None]]] = {}
-        self._asks = 0
-        self._asleep: list[Callable[[], None]] = []
+        self._ids: dict[str, TopicId] = {}
+        self._taken: dict[TopicPartition, TopicId] = {}
 
     def start(self) -> None:
         """Come to life."""
@@ -123,17 +113,14 @@ class Process(ABC):
         """Its group."""
         return self.habits.group_id
 
+    def topic_of(self, partition: TopicPartition) -> TopicId:
+        """The id that the topic had when this partition was taken."""
+        return self._taken.get(partition, NO_TOPIC_ID)
+
     def owns(self, partition: TopicPartition) -> bool:
         """Whether it would process this partition now."""
         exempt = self.dead or self.paused
         return partition in self.held and not exempt and self.world.now_ms < self.session_end_ms
-
-    def crash(self) -> None:
-        """Die without a word."""
-        self.world.tell(f"{self.name}: crashes")
-        self.dead = True
-        for connection in self._lanes.values():
-            connection.break_()
 
     def pause(self, duration_ms: int) -> None:
         """Stop the process; it wakes where it was."""
@@ -153,82 +140,23 @@ class Process(ABC):
         for action in waiting:
             action()
 
-    def cut(self) -> None:
-        """Its connection breaks."""
-        if MAIN in self._lanes:
-            self._lanes[MAIN].break_()
-
-    def _later(self, delay_ms: float, action: Callable[[], None]) -> None:
-        def act() -> None:
-            if self.dead:
-                return
-            if self.paused:
-                self._asleep.append(act)
-                return
-            action()
-
-        self.world.after(delay_ms, act)
-
     def tell_lease(self, lease_ms: int, *, keeps: bool) -> None:
         """The coordinator's shell tells it to keep a lease, and from then on counts on it."""
         self.told_lease_ms = lease_ms
         self.lease.told(lease_ms if keeps else None)
 
     def _connect(self, lane: str) -> Connection:
-        """The connection for a kind of requests, a new one when the last is gone."""
-        connection = self._lanes.get(lane)
-        if connection is None or not connection.open:
-            connection = self._lanes[lane] = self.network.connect(self._on_closed, self.chance)
-            connection.lease_ms = self.told_lease_ms
+        connection = super()._connect(lane)
+        connection.lease_ms = self.told_lease_ms
         return connection
+
+    def _patience_ms(self, event: Any) -> float:
+        patience = super()._patience_ms(event)
+        return self.lease.answer_ms(patience) if isinstance(event, Heartbeat | ConsumerGroupHeartbeat) else patience
 
     def _hold_ms(self) -> int:
         """How long the answer to a heartbeat is held back at most."""
         return min(self.habits.hold_ms, hold_max_ms(self.told_lease_ms)) if self.told_lease_ms else self.habits.hold_ms
-
-    def _ask(self, event: Any, on_reply: Callable[[Any], None], on_lost: Callable[[], None], lane: str = MAIN) -> None:
-        """Send a request; exactly one of the two is called, unless it dies."""
-        connection = self._connect(lane)
-        self._asks += 1
-        number = self._asks
-        patience: float = self.habits.rebalance_timeout_ms + 5_000 if isinstance(event, JoinGroup) else PATIENCE_MS
-        if isinstance(event, Heartbeat | ConsumerGroupHeartbeat):
-            patience = self.lease.answer_ms(patience)
-
-        def lost() -> None:
-            if self._asked.pop(number, None) is not None:
-                connection.break_()
-                on_lost()
-
-        def replied(value: Any) -> None:
-            asked = self._asked.pop(number, None)
-            if asked is not None and not self.dead:
-                asked[0].cancel()
-                self._awake(lambda: on_reply(value))
-
-        timer = self.world.after(patience, lambda: self._awake(lost))
-        self._asked[number] = (timer, connection, lost)
-        self.network.ask(connection, event, replied)
-
-    def _awake(self, action: Callable[[], None]) -> None:
-        if self.paused:
-            self._asleep.append(lambda: self._awake(action))
-        elif not self.dead:
-            action()
-
-    def _on_closed(self) -> None:
-        """Each request on a closed connection is lost, when the client notices."""
-
-        def notice() -> None:
-            for _, connection, lost in list(self._asked.values()):
-                if not connection.open:
-                    lost()
-
-        self._awake(notice)
-
-    def _nothing(self, reply: object = None) -> None:
-        """What becomes of a request that no one misses."""
-        del reply
 
     def _alive(self, sent_ms: int) -> None:
         """The coordinator took a request that was sent then: the session goes on from there."""
@@ -242,6 +170,9 @@ class Process(ABC):
     def _hold(self, partitions: frozenset[TopicPartition]) -> None:
         if partitions != self.held and self.world.tells:
             self.world.tell(f"{self.name}: holds {sorted(map(str, partitions))} at generation {self.generation}")
+        for partition in partitions - self.held:
+            topic = partition.topic
+            self._taken[partition] = self._ids.get(topic) or self.world.topic_ids.get(topic, NO_TOPIC_ID)
         self.held = partitions
         self.checkers.on_hold(self)
 
@@ -260,7 +191,10 @@ class Process(ABC):
         if not partitions or self.generation < 0:
             return
         offsets = tuple(
-            OffsetToCommit(tp.topic, tp.partition, self.checkers.fresh_offset()) for tp in sorted(partitions)
+            OffsetToCommit(
+                tp.topic, tp.partition, self.checkers.fresh_offset(), topic_id=self._ids.get(tp.topic, NO_TOPIC_ID)
+            )
+            for tp in sorted(partitions)
         )
         habits = self.habits
         event = OffsetCommit(0, habits.group_id, self.member_id, self.generation, offsets, habits.instance_id)
@@ -275,5 +209,5 @@ class Process(ABC):
     def _fetch_positions(self, partitions: frozenset[TopicPartition]) -> None:
         """Ask where to go on; the checker compares when the reply is released."""
         if partitions:
-            fetch = OffsetFetch(0, self.habits.group_id, tuple(sorted(partitions)))
+            fetch = OffsetFetch(0, self.habits.group_id, tuple(sorted(partitions)), self.habits.require_stable)
             self._ask(fetch, self._nothing, self._nothing)

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from kohort.groups import events
 from kohort.groups.events import Topic, TopicImage
+from kohort.ids import TopicId, TopicPartition
 from simulation.assigning import topic_id
-from simulation.checkers import ALL, Checker, Checkers, Holder, ViolatedError, unhealthy
+from simulation.checkers import ALL, Checkers, unhealthy
 from simulation.classic_member import ClassicMember
 from simulation.consumer_member import ConsumerMember
 from simulation.disk import Disk
 from simulation.network import Network, Weather
+from simulation.outsiders import Administrator, Hostile, Producer
 from simulation.plan import CLASSIC, Draft, Plan, Step
 from simulation.process import Habits, Process
+from simulation.property import Checker, Holder, ViolatedError
 from simulation.server import Server
 from simulation.world import World
 
+INTERNAL = "__consumer_offsets"
 SHORTEST_MS = 120_000
 """Every run is at least so long."""
 LONGEST_HEALING_MS = 100_000
@@ -72,10 +78,13 @@ class Run:
         self.members: list[Process] = []
         self._by_name: dict[str, Process] = {}
         holders: list[Holder] = self.members  # type: ignore[assignment]
-        self.checkers = Checkers(self.world, holders, kinds)
+        self.checkers = Checkers(self.world, holders, self.plan.config, kinds)
         self.server = Server(self.world, self.network, self.disk, self.plan.config, self.checkers, mutant)
         self._leases_ignored = getattr(mutant, "members_ignore_leases", False)
         self.partitions = dict(self.plan.partitions)
+        self._made = dict.fromkeys(self.partitions, 0)
+        self._hostiles: list[Hostile] = []
+        self._administrator = Administrator("administrator", self.world, self.network)
 
     def play(self) -> Result:
         """Run to the end, or to the first violation."""
@@ -84,6 +93,8 @@ class Run:
             self._play()
         except ViolatedError as violated:
             result.failure, result.checker = str(violated), violated.checker
+        except Exception as error:  # noqa: BLE001 - a fault is a finding, and shrinks like one
+            result.failure, result.checker = traceback.format_exc(), type(error).__name__
         result.trace = self.world.trace
         result.events, result.virtual_ms = self.world.happened, self.world.now_ms
         return result
@@ -168,20 +179,71 @@ class Run:
 
     def do_grow(self, topic: str) -> None:
         """A topic gets one more partition."""
-        self.partitions[topic] += 1
-        self._publish_topics()
+        if topic in self.partitions:
+            self.partitions[topic] += 1
+            self._publish_topics()
+
+    def do_create(self, topic: str) -> None:
+        """A topic is made, perhaps one of that name again."""
+        if topic not in self.partitions:
+            self.partitions[topic] = 2
+            self._made[topic] = self._made.get(topic, -1) + 1
+            self._publish_topics()
+
+    def do_delete(self, topic: str) -> None:
+        """A topic is deleted; not while the coordinator, which is in the broker that deletes, is down."""
+        if self.server.machine is None:
+            self.world.after(LOOK_MS, partial(self.do_delete, topic))
+        elif topic in self.partitions:
+            del self.partitions[topic]
+            self.checkers.on_deleted(topic)
+            self._publish_topics(deleted=topic)
+
+    def do_transact(self, name: str, group_id: str, topic: str, member: str | None, commit: bool, hold_ms: int) -> None:
+        """A producer sends offsets in a transaction."""
+        producer = Producer(name, self.world, self.network, self.server, self.checkers)
+        producer.run(group_id, topic, None if member is None else self._living(member), commit, hold_ms)
+
+    def do_look(self) -> None:
+        """An administrator looks at all groups."""
+        self._administrator.look(self.plan.group_ids)
+
+    def do_delete_group(self, group_id: str) -> None:
+        """An administrator deletes a group, if it is empty."""
+        self._administrator.send(events.DeleteGroups(0, (group_id,)))
+
+    def do_delete_offsets(self, group_id: str, topic: str) -> None:
+        """An administrator deletes a group's offsets of a topic, if no member reads it."""
+        partitions = tuple(TopicPartition(topic, number) for number in range(self.partitions.get(topic, 0)))
+        self._administrator.send(events.OffsetDelete(0, group_id, partitions))
+
+    def do_remove(self, name: str) -> None:
+        """An administrator removes a member."""
+        if (member := self._living(name)) is not None:
+            self._administrator.remove(member.group_id, member)
+
+    def do_hostile(self, name: str, group_id: str) -> None:
+        """Someone sends nonsense from now on."""
+        hostile = Hostile(name, self.world, self.network, (group_id,), self.members, self.checkers)
+        self._hostiles.append(hostile)
+        hostile.start()
+
+    def _publish_topics(self, deleted: str | None = None) -> None:
+        version = self.server.image.version + 1
+        ids = {name: topic_id(name, self._made[name]) for name in self.partitions}
+        self.world.topic_ids = ids
+        topics = {name: Topic(name, ids[name], count) for name, count in self.partitions.items()}
+        topics[INTERNAL] = Topic(INTERNAL, TopicId(int=2**100), 1)
+        self.server.change_topics(TopicImage(version, topics), deleted)
         for member in self.members:
             member.learn_topics(self.partitions)
-
-    def _publish_topics(self) -> None:
-        version = self.server.image.version + 1
-        topics = {name: Topic(name, topic_id(name), count) for name, count in self.partitions.items()}
-        self.server.change_topics(TopicImage(version, topics))
 
     def _heal(self) -> None:
         self.world.tell("all faults end")
         self.network.weather = Weather()
         self.disk.fails = self.disk.tears = 0.0
+        for hostile in self._hostiles:
+            hostile.crash()
         for member in self.members:
             member.wake()
             member.learn_topics(self.partitions)

@@ -7,11 +7,23 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
+from kohort.errors import ErrorCode
 from kohort.groups import targets
 from kohort.groups.config import GroupConfig
-from kohort.groups.events import ConnectionLost, ReleaseHeld, Tick, TopicImage, TopicsChanged
+from kohort.groups.events import (
+    ConnectionLost,
+    OffsetCommit,
+    ReleaseHeld,
+    Tick,
+    TopicImage,
+    TopicsChanged,
+    TopicsDeleted,
+    TransactionEnded,
+    TxnOffsetCommit,
+)
 from kohort.groups.machine import GroupMachine
-from kohort.groups.outcome import Now, Outcome, Reply, ResolveRegexes, Told
+from kohort.groups.outcome import Now, OffsetCommitReply, Outcome, Reply, ResolveRegexes, Told
+from kohort.ids import NO_TOPIC_ID
 from simulation.checkers import Checkers
 from simulation.disk import Disk, DiskFailedError
 from simulation.network import Connection, Network
@@ -54,6 +66,9 @@ class Server:
         self._queue: list[Any] = []
         self._token = 0
         self._holding: dict[int, int] = {}
+        self._producer_id = 0
+        self._transactions: set[int] = set()
+        self._ending: dict[int, bool] = {}
         self._tick: Happening | None = None
         self._draining = False
         network.receive = self.receive
@@ -75,6 +90,9 @@ class Server:
         self.machine = machine
         self.world.tell(f"coordinator: up, incarnation {self.incarnation}, {len(self.disk.records)} records")
         self._finish([outcome])
+        for producer_id in list(self._ending):
+            if self.machine is not None:
+                self._put_marker(producer_id)
 
     def crash(self, down_ms: int) -> None:
         """Die with everything that is not on disk; be back in `down_ms`."""
@@ -97,6 +115,11 @@ class Server:
             connection.break_()
             return
         self._connections[connection.id] = connection
+        if isinstance(event, OffsetCommit | TxnOffsetCommit):
+            refused = self._refused(event)
+            if any(refused):
+                answer(OffsetCommitReply(refused))
+                return
         self._token += 1
         event = stamped(event, self._token, connection.id)
         held = tuple([token for token, on in self._holding.items() if on == connection.id]) if self._holding else ()
@@ -106,6 +129,20 @@ class Server:
         if held:
             self._put(ReleaseHeld(held))
         self._put(event)
+
+    def _refused(self, event: OffsetCommit | TxnOffsetCommit) -> tuple[ErrorCode, ...]:
+        """What the shell answers by itself: unknown topics, and a transaction that is not under way."""
+        if isinstance(event, TxnOffsetCommit) and event.producer_id not in self._transactions:
+            return (ErrorCode.INVALID_TXN_STATE,) * len(event.offsets)
+        topics = self.image.topics
+        errors = []
+        for offset in event.offsets:
+            topic = topics.get(offset.topic)
+            if topic is None:
+                errors.append(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+            elif offset.topic_id not in (NO_TOPIC_ID, topic.id):
+                errors.append(ErrorCode.UNKNOWN_TOPIC_ID)
+        return tuple(errors[:1]) * len(event.offsets)
 
     def on_closed(self, connection_id: int) -> None:
         """The coordinator's end of a connection ends."""
@@ -119,11 +156,37 @@ class Server:
             noticed = lease_ms > 0 or self.config.notice_disconnects == "all"
             self._put(ConnectionLost(connection_id, noticed, lease_ms))
 
-    def change_topics(self, image: TopicImage) -> None:
-        """Topics were made or grew."""
+    def change_topics(self, image: TopicImage, deleted: str | None = None) -> None:
+        """Topics were made, grew, or one was deleted."""
         self.image = image
         if self.machine is not None:
             self._put(TopicsChanged(image))
+            if deleted is not None:
+                self._put(TopicsDeleted((deleted,)))
+
+    def begin_transaction(self) -> int:
+        """A producer's transaction begins; its producer id. The transactions' own log is never lost here."""
+        self._producer_id += 1
+        self._transactions.add(self._producer_id)
+        return self._producer_id
+
+    def end_transaction(self, producer_id: int, commit: bool) -> None:
+        """Have the end marker written, however often that takes."""
+        if producer_id in self._transactions:
+            self._transactions.remove(producer_id)
+            self._ending[producer_id] = commit
+            if self.machine is not None:
+                self._put_marker(producer_id)
+
+    def _put_marker(self, producer_id: int) -> None:
+        self._token += 1
+        event = TransactionEnded(producer_id, 0, self._ending[producer_id], self._token)
+        done = partial(self._ended, producer_id)
+        self.waiting[self._token] = (event, done, self.world.now_ms)
+        self._put(event)
+
+    def _ended(self, producer_id: int, value: object) -> None:
+        self._ending.pop(producer_id, None)
 
     def feed(self, event: Any) -> None:
         """An event of the shell's own."""

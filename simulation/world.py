@@ -6,6 +6,8 @@ import heapq
 import random
 from collections.abc import Callable
 
+from kohort.ids import TopicId
+
 WALL_START_MS = 1_700_000_000_000
 
 
@@ -48,6 +50,7 @@ class World:
         now_ms: virtual monotonic time.
         skew_ms: what jumps of the wall clock have added.
         happened: how many things have happened.
+        topic_ids: the topics that exist, with their ids.
         trace: the last lines of what happened, for a failure's story; empty unless `tells`.
     """
 
@@ -59,6 +62,7 @@ class World:
         self.skew_ms = 0
         self.happened = 0
         self.tells = tells
+        self.topic_ids: dict[str, TopicId] = {}
         self.trace: list[str] = []
         self._queue: list[tuple[int, int, Happening]] = []
         self._order = 0

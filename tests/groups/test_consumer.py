@@ -285,6 +285,21 @@ def test_a_regular_expression_is_resolved_and_resolved_again() -> None:
     assert patterns == ["tr.*"]
 
 
+def test_topics_that_came_while_no_one_read_the_pattern_are_found() -> None:
+    """Neither an empty group's patterns nor a stopped coordinator's are looked after."""
+    trial = Trial()
+    trial.set_topics(t=1)
+    trial.beat("a", subscribed_topics=None, subscribed_regex="t.*")
+    trial.beat("a", -1)
+    trial.set_topics(t=1, t2=1)
+    assert len(trial.beat("b", subscribed_topics=None, subscribed_regex="t.*").assignment) == 2
+    grown = Trial()
+    grown.set_topics(t=1, t2=1, t3=1)
+    trial.image = grown.image
+    trial.restart()
+    assert len(trial.beat("b", subscribed_topics=None, subscribed_regex="t.*").assignment) == 3
+
+
 def test_the_assignor_that_most_members_wish_for() -> None:
     trial = make_trial()
     trial.beat("a", server_assignor="range")

@@ -11,6 +11,7 @@ from kohort.groups.events import (
     OffsetDelete,
     OffsetFetch,
     OffsetToCommit,
+    TopicImage,
     TopicsDeleted,
     TransactionEnded,
     TxnOffsetCommit,
@@ -219,6 +220,32 @@ def test_deleting_a_group_takes_its_positions() -> None:
     assert list(trial.machine.snapshot()) == []
     end(trial, commit=True)
     assert trial.committed() == -1
+
+
+def test_positions_of_a_topic_that_was_deleted_while_no_coordinator_looked_go_when_it_loads() -> None:
+    trial = Trial()
+    trial.set_topics(t=1, u=1)
+    trial.commit(1)
+    trial.commit(2, topic="u")
+    hold(trial, 3)
+    trial.image = TopicImage(9, {"u": trial.image.topics["u"]})
+    trial.restart()
+    end(trial, commit=True)
+    assert (trial.committed(), trial.committed("u")) == (-1, 2)
+
+
+def test_a_group_that_held_offsets_only_does_not_go_with_them_when_it_has_members() -> None:
+    """Else those who wait for the join phase would never be answered."""
+    trial = Trial(initial_rebalance_delay_ms=3_000)
+    trial.set_topics(t=1)
+    hold(trial, 1)
+    end(trial, commit=True)
+    trial.beat("a", instance_id=None)
+    trial.beat("a", -1)
+    waiting = trial.join()
+    trial.feed(TopicsDeleted(("t",)))
+    trial.pass_time(3_000)
+    assert trial.reply(waiting).error is ErrorCode.NONE
 
 
 def test_positions_of_a_deleted_topic_go_with_it() -> None:

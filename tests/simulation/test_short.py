@@ -7,14 +7,15 @@ import subprocess
 import sys
 
 import pytest
-from simulation.checkers import ALL, Checker
+from simulation.checkers import ALL
 from simulation.mutants import MUTANTS
+from simulation.property import Checker
 from simulation.run import FEWEST_EVENTS, SHORTEST_MS, Run
 
 from kohort.groups.machine import GroupMachine
 
 SEEDS = 300
-PATIENCE = 150
+PATIENCE = 400
 
 
 @pytest.mark.parametrize("start", range(0, SEEDS, 50))

@@ -115,6 +115,7 @@ def outgrows(kernel: Kernel, group: Group, event: JoinGroup) -> bool:
 def join_new(kernel: Kernel, group: Group, event: JoinGroup) -> None:
     """A first join: a static member may replace its predecessor, a dynamic one is sent back for its id."""
     classic = group.classic
+    kernel.ensure_saved(group.group_id)
     if event.instance_id is not None:
         predecessor = classic.static_ids.get(event.instance_id)
         if predecessor is not None:

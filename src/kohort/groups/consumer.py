@@ -401,7 +401,10 @@ def on_settings(kernel: Kernel, event: GroupSettingsChanged) -> None:
 
 
 def load(kernel: Kernel, group: Group) -> None:
-    """Sessions start anew; members that must give up have their whole time again; a missing target is asked for."""
+    """Sessions start anew; members that must give up have their whole time again; a missing target is asked for.
+
+    Topics that came or went while no coordinator looked are found by matching regular expressions again.
+    """
     consumer = group.consumer
     if consumer is None:
         return
@@ -413,6 +416,7 @@ def load(kernel: Kernel, group: Group) -> None:
         if unrevoked and member.classic_protocols is None:
             kernel.run(presence.revocation, member.rebalance_timeout_ms)
     if consumer.members:
+        targets.resolve_if_needed(kernel, group.group_id, again=True)
         targets.look_at_topics(kernel, group.group_id, consumer)
         targets.request(kernel, group.group_id)
     kernel.tell(group.group_id, f"loaded with {len(consumer.members)} members at epoch {consumer.epoch}", Level.DEBUG)

@@ -101,5 +101,12 @@ class Kernel:
         if len(self.ledger.groups) >= self.config.groups_max:
             self.tell(group_id, f"refused: there are {self.config.groups_max} groups already", Level.WARNING)
             return None
-        self.emit(GroupSaved(group_id, "", 0, None, None, self.now.wall_ms, ()))
+        self.ensure_saved(group_id)
         return self.ledger.groups[group_id]
+
+    def ensure_saved(self, group_id: str) -> None:
+        """Write the record of a classic group that has none: one that holds offsets only would go with the last of them."""
+        group = self.ledger.groups.get(group_id)
+        if group is None or group.saved is None:
+            generation = 0 if group is None else group.generation
+            self.emit(GroupSaved(group_id, "", generation, None, None, self.now.wall_ms, ()))

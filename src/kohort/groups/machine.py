@@ -153,6 +153,7 @@ class GroupMachine:
         kernel = self.kernel
         kernel.begin(now)
         kernel.image = image
+        offsets.on_loaded(kernel)
         for group in list(kernel.ledger.groups.values()):
             if group.consumer is None:
                 classic.load(kernel, group)

@@ -285,8 +285,19 @@ def all_partitions(group: Group) -> list[Partition]:
 
 def on_topics_deleted(kernel: Kernel, event: TopicsDeleted) -> None:
     """The positions of deleted topics go with them. Source: scenario 14."""
-    gone = frozenset(event.topics)
+    drop_positions(kernel, frozenset(event.topics).__contains__)
+
+
+def on_loaded(kernel: Kernel) -> None:
+    """The positions of topics that were deleted while no coordinator looked go too; without any topic, none is known."""
+    topics = kernel.image.topics
+    if topics:
+        drop_positions(kernel, lambda topic: topic not in topics)
+
+
+def drop_positions(kernel: Kernel, is_gone: Callable[[str], bool]) -> None:
+    """Delete the positions of these topics."""
     for group in list(kernel.ledger.groups.values()):
         for partition in all_partitions(group):
-            if partition[0] in gone:
+            if is_gone(partition[0]):
                 tombstone(kernel, group.group_id, partition)

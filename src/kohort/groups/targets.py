@@ -49,6 +49,8 @@ def bump(kernel: Kernel, group_id: str, reason: str) -> None:
     kernel.emit(EpochBumped(group_id, epoch, metadata_hash(kernel.image, consumer.subscribed())))
     kernel.tell(group_id, f"epoch {epoch}: {reason}", Level.DEBUG)
     if not consumer.members:
+        for regex in list(consumer.regexes):  # no one looks after them until a member comes that reads them
+            kernel.emit(Tombstone((Kind.REGEX, group_id, regex)))
         kernel.emit(TargetEpochSet(group_id, epoch, kernel.now.wall_ms))
         return
     request(kernel, group_id)

@@ -1,0 +1,162 @@
+"""What must never be seen of committed offsets: one lost, one that was never committed, one of a deleted topic.
+
+Every commit has an offset of its own, and offsets are ordered by when the coordinator took them in, transactional ones
+too: a transaction that commits counts from when its offset was sent.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kohort.errors import ErrorCode
+from kohort.groups.config import GroupConfig
+from kohort.groups.events import (
+    DeleteGroups,
+    OffsetCommit,
+    OffsetDelete,
+    OffsetFetch,
+    TopicsDeleted,
+    TransactionEnded,
+    TxnOffsetCommit,
+)
+from kohort.groups.machine import GroupMachine
+from kohort.groups.outcome import Outcome
+from kohort.groups.records import OffsetCommitted
+from simulation.property import Checker, Holder, Waiting
+from simulation.world import World
+
+Slot = tuple[str, str, int]
+
+
+class DurabilityChecker(Checker):
+    """An acknowledged commit is there, or a later one is, unless someone deleted it; a deleted topic's is gone."""
+
+    def __init__(self, world: World, members: list[Holder], config: GroupConfig) -> None:
+        super().__init__(world, members, config)
+        self._order: dict[int, int] = {-1: 0}
+        self._floor: dict[Slot, int] = {}
+        self._pending: dict[int, dict[Slot, int]] = {}
+        self._deleting: dict[str, int] = {}
+        self._deleted: dict[str, int] = {}
+
+    def on_stepped(self, event: Any, outcome: Outcome, waiting: Waiting) -> None:
+        for record in outcome.records:
+            if isinstance(record, OffsetCommitted):
+                self._order[record.offset] = len(self._order)
+        if isinstance(event, TopicsDeleted):
+            self._arm()
+        elif isinstance(event, DeleteGroups | OffsetDelete):
+            for _, value in outcome.replies:
+                self._forget(event, value)
+
+    def _forget(self, event: DeleteGroups | OffsetDelete, value: Any) -> None:
+        """An administrator deleted: what was acknowledged need not be there any more."""
+        if isinstance(event, DeleteGroups):
+            gone = {group for group, error in zip(event.group_ids, value.errors, strict=True) if not error}
+            self._drop(lambda slot: slot[0] in gone)
+        elif not value.error:
+            paired = zip(event.partitions, value.errors, strict=True)
+            slots = {(event.group_id, one.topic, one.partition) for one, error in paired if not error}
+            self._drop(lambda slot: slot in slots)
+
+    def _drop(self, goes: Any) -> None:
+        self._floor = {slot: order for slot, order in self._floor.items() if not goes(slot)}
+        for slots in self._pending.values():
+            for slot in [slot for slot in slots if goes(slot)]:
+                del slots[slot]
+
+    def on_deleted(self, topic: str) -> None:
+        self._drop(lambda slot: slot[1] == topic)
+        self._deleting[topic] = len(self._order)
+
+    def _arm(self) -> None:
+        self._deleted.update(self._deleting)
+        self._deleting.clear()
+
+    def on_released(self, event: Any, value: Any) -> None:
+        if isinstance(event, OffsetCommit):
+            for offset, error in zip(event.offsets, value.errors, strict=True):
+                if error is ErrorCode.NONE:
+                    self._raise_floor((event.group_id, offset.topic, offset.partition), self._order[offset.offset])
+        elif isinstance(event, TxnOffsetCommit):
+            pending = self._pending.setdefault(event.producer_id, {})
+            for offset, error in zip(event.offsets, value.errors, strict=True):
+                if error is ErrorCode.NONE:
+                    pending[event.group_id, offset.topic, offset.partition] = self._order[offset.offset]
+        elif isinstance(event, TransactionEnded):
+            for slot, order in self._pending.pop(event.producer_id, {}).items():
+                if event.commit:
+                    self._raise_floor(slot, order)
+        elif isinstance(event, OffsetFetch) and value.error is ErrorCode.NONE:
+            for found in value.offsets:
+                if found.error is ErrorCode.NONE:
+                    self._check((event.group_id, found.topic, found.partition), found.offset)
+
+    def _raise_floor(self, slot: Slot, order: int) -> None:
+        if order >= self._deleting.get(slot[1], 0):
+            self._floor[slot] = max(self._floor.get(slot, 0), order)
+
+    def on_replayed(self, machine: GroupMachine) -> None:
+        self._arm()
+        for group_id, topic, partition in self._floor:
+            group = machine.kernel.find(group_id)
+            record = group.offsets.get((topic, partition)) if group is not None else None
+            slot = (group_id, topic, partition)
+            if record is not None or not self._is_pending(slot):
+                self._check(slot, -1 if record is None else record.offset)
+
+    def _is_pending(self, slot: Slot) -> bool:
+        return any(slot in slots for slots in self._pending.values())
+
+    def _check(self, slot: Slot, offset: int) -> None:
+        name = f"{slot[0]} {slot[1]}-{slot[2]}"
+        order = self._order.get(offset, -1)
+        if order < self._floor.get(slot, 0):
+            self.fail(f"{name} is at {offset}, before the last acknowledged commit")
+        if 0 < order < self._deleted.get(slot[1], 0):
+            self.fail(f"{name} is at {offset}, which was committed before the topic was deleted")
+
+
+class TransactionChecker(Checker):
+    """A transaction's offset is not seen before its end, never if it ends in an abort, and who asks for it waits."""
+
+    def __init__(self, world: World, members: list[Holder], config: GroupConfig) -> None:
+        super().__init__(world, members, config)
+        self._pending: dict[int, set[int]] = {}
+        self._hidden: set[int] = set()
+        self._awaited: dict[int, set[Slot]] = {}
+
+    def on_stepped(self, event: Any, outcome: Outcome, waiting: Waiting) -> None:
+        if isinstance(event, TxnOffsetCommit):
+            sent = {record.offset for record in outcome.records if isinstance(record, OffsetCommitted)}
+            self._pending.setdefault(event.producer_id, set()).update(sent)
+            self._hidden |= sent
+        elif isinstance(event, TransactionEnded):
+            self._awaited.pop(event.producer_id, None)
+            sent = self._pending.pop(event.producer_id, set())
+            if event.commit:
+                self._hidden -= sent
+        elif isinstance(event, TopicsDeleted | DeleteGroups | OffsetDelete):
+            self._awaited.clear()
+
+    def on_deleted(self, topic: str) -> None:
+        self._awaited.clear()
+
+    def on_released(self, event: Any, value: Any) -> None:
+        if isinstance(event, TxnOffsetCommit) and event.producer_id in self._pending:
+            slots = self._awaited.setdefault(event.producer_id, set())
+            for offset, error in zip(event.offsets, value.errors, strict=True):
+                if error is ErrorCode.NONE:
+                    slots.add((event.group_id, offset.topic, offset.partition))
+        elif isinstance(event, OffsetFetch) and value.error is ErrorCode.NONE:
+            for found in value.offsets:
+                if found.offset in self._hidden:
+                    self.fail(f"{event.group_id} {found.topic}-{found.partition} shows {found.offset} of a transaction")
+                slot = (event.group_id, found.topic, found.partition)
+                waits = event.require_stable and any(slot in slots for slots in self._awaited.values())
+                if waits and found.error is not ErrorCode.UNSTABLE_OFFSET_COMMIT:
+                    self.fail(f"{slot} is told as {found.offset} while a transaction is about to replace it")
+
+    def at_end(self, waiting: Waiting, partitions: Any) -> None:
+        if self._pending:
+            self.fail(f"transactions of {sorted(self._pending)} never ended")

@@ -1,0 +1,87 @@
+"""What a checker is, and what it sees of the clients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from kohort.groups.config import GroupConfig
+from kohort.groups.machine import GroupMachine
+from kohort.groups.outcome import Outcome
+from kohort.groups.records import Record
+from kohort.ids import TopicId, TopicPartition
+from simulation.world import World
+
+Waiting = Mapping[int, tuple[Any, Any, int]]
+
+
+class ViolatedError(Exception):
+    """A property does not hold."""
+
+    def __init__(self, checker: str, text: str) -> None:
+        super().__init__(f"{checker}: {text}")
+        self.checker = checker
+
+
+class Holder(Protocol):
+    """A client as the checkers see it."""
+
+    name: str
+    member_id: str
+    held: frozenset[TopicPartition]
+    dead: bool
+    stable: bool
+    started_ms: int
+
+    @property
+    def group_id(self) -> str:
+        """Its group."""
+
+    @property
+    def instance_id(self) -> str | None:
+        """Its static id."""
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """What it reads."""
+
+    def owns(self, partition: TopicPartition) -> bool:
+        """Whether it would process this partition now."""
+
+    def topic_of(self, partition: TopicPartition) -> TopicId:
+        """The id that the topic had when this partition was taken: of another topic of that name it is not."""
+
+
+class Checker:
+    """One property; the hooks it needs are overridden."""
+
+    def __init__(self, world: World, members: list[Holder], config: GroupConfig) -> None:
+        self.world = world
+        self.members = members
+        self.config = config
+        self.chance = world.stream(type(self).__name__)
+
+    def fail(self, text: str) -> None:
+        """The property does not hold."""
+        raise ViolatedError(type(self).__name__, text)
+
+    def on_hold(self, member: Holder) -> None:
+        """A client holds something new, or its session goes on after it had ended."""
+
+    def on_stepped(self, event: Any, outcome: Outcome, waiting: Waiting) -> None:
+        """The coordinator took in an event."""
+
+    def on_released(self, event: Any, value: Any) -> None:
+        """A reply goes out."""
+
+    def on_durable(self, machine: GroupMachine, records: list[Record], waiting: Waiting) -> None:
+        """A batch is on disk and its replies are out."""
+
+    def on_replayed(self, machine: GroupMachine) -> None:
+        """The coordinator has read its journal."""
+
+    def on_deleted(self, topic: str) -> None:
+        """A topic is being deleted: the coordinator is about to hear of it."""
+
+    def at_end(self, waiting: Waiting, partitions: Mapping[str, int]) -> None:
+        """The world has been healthy for long."""
