@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 
 from rich.console import Console
+from tests.support.apache_kafka import KafkaTools
 
-from bench.harness import Contender, Figure, Options, compare
-from bench.peers import Place, brokers, drop_topic, filled_topic, java_consumer, kafka_tools, python_client
+from bench.harness import Contender, Figure, Options
+from bench.peers import Place, at_each_broker, drop_topic, filled_topic, java_consumer, python_client
 
 _SIZE = 100
 _RECORDS = {
@@ -24,17 +26,15 @@ _TITLES = {"kohort-arrow": "kohort poll_arrow", "kohort-records": "kohort poll, 
 
 def figures(options: Options, console: Console) -> Iterator[Figure]:
     """One figure for each broker, related to confluent-kafka."""
-    with kafka_tools() as tools, brokers() as places:
-        for place in places:
-            title = f"consume {_SIZE} B from {place.name}"
-            if options.only not in title:
-                continue
-            topic = filled_topic(place, options.records(_JAVA_RECORDS), _SIZE)
-            contenders = _python(options, place, topic)
-            java = partial(java_consumer, tools, place, topic, options.records(_JAVA_RECORDS))
-            contenders.append(Contender("Java ConsumerPerformance", java))
-            yield compare(title, contenders, rounds=options.rounds, baseline="confluent-kafka", console=console)
-            drop_topic(place, topic)
+
+    @contextmanager
+    def contenders(place: Place, tools: KafkaTools | None) -> Iterator[list[Contender]]:
+        topic = filled_topic(place, options.records(_JAVA_RECORDS), _SIZE)
+        java = partial(java_consumer, tools, place, topic, options.records(_JAVA_RECORDS))
+        yield [*_python(options, place, topic), Contender("Java ConsumerPerformance", java)]
+        drop_topic(place, topic)
+
+    yield from at_each_broker(f"consume {_SIZE} B from", contenders, options, console)
 
 
 def _python(options: Options, place: Place, topic: str) -> list[Contender]:

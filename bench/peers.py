@@ -7,15 +7,17 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
+from rich.console import Console
 from tests.support.apache_kafka import ApacheKafka, KafkaTools
 from tests.support.maven import MavenUnavailable
 
-from bench.harness import NotHere, RunFailed, Sample
+from bench.harness import Contender, Figure, NotHere, Options, RunFailed, Sample, compare
 from kohort import Admin, Broker
 from kohort.client.admin.values import NewTopic
 
@@ -30,6 +32,9 @@ class Place:
 
     name: str
     servers: str
+
+
+Prepare: TypeAlias = Callable[[Place, KafkaTools | None], AbstractContextManager[list[Contender]]]
 
 
 @contextmanager
@@ -54,6 +59,23 @@ def kafka_tools() -> Iterator[KafkaTools | None]:
         except MavenUnavailable:
             tools = None
         yield tools
+
+
+def at_each_broker(what: str, prepare: Prepare, options: Options, console: Console) -> Iterator[Figure]:
+    """One figure for each broker, related to confluent-kafka.
+
+    Args:
+        what: is done, as "produce 100 B into"; the broker's name makes it the title.
+        prepare: gives the contenders at a broker, and clears up after they have run.
+        options: how often, how much, and which figures.
+        console: shows progress.
+    """
+    with kafka_tools() as tools, brokers() as places:
+        for place in places:
+            title = f"{what} {place.name}"
+            if options.only in title:
+                with prepare(place, tools) as contenders:
+                    yield compare(title, contenders, rounds=options.rounds, baseline="confluent-kafka", console=console)
 
 
 def new_topic(place: Place, partitions: int = PARTITIONS) -> str:

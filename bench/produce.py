@@ -3,38 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from rich.console import Console
+from tests.support.apache_kafka import KafkaTools
 
-from bench.harness import Contender, Figure, Options, Sample, compare
-from bench.peers import Place, brokers, drop_topic, java_producer, kafka_tools, new_topic, python_client
+from bench.harness import Contender, Figure, Options, Sample
+from bench.peers import Place, at_each_broker, drop_topic, java_producer, new_topic, python_client
 
 _SIZE = 100
 _RECORDS = {
     "kohort-send": 1_000_000,
+    "kohort-async-send": 500_000,
     "kohort-send-arrow": 8_000_000,
     "confluent-kafka": 1_000_000,
     "aiokafka": 200_000,
     "kafka-python": 200_000,
 }
 _JAVA_RECORDS = 4_000_000
-_TITLES = {"kohort-send": "kohort send", "kohort-send-arrow": "kohort send_arrow"}
+_TITLES = {
+    "kohort-send": "kohort send",
+    "kohort-async-send": "kohort send, asyncio",
+    "kohort-send-arrow": "kohort send_arrow",
+}
 
 
 def figures(options: Options, console: Console) -> Iterator[Figure]:
     """One figure for each broker, related to confluent-kafka."""
-    with kafka_tools() as tools, brokers() as places:
-        for place in places:
-            title = f"produce {_SIZE} B into {place.name}"
-            if options.only not in title:
-                continue
 
-            def java(topic: str, place: Place = place) -> Sample:
-                return java_producer(tools, place, topic, options.records(_JAVA_RECORDS), _SIZE)
+    @contextmanager
+    def contenders(place: Place, tools: KafkaTools | None) -> Iterator[list[Contender]]:
+        def java(topic: str) -> Sample:
+            return java_producer(tools, place, topic, options.records(_JAVA_RECORDS), _SIZE)
 
-            contenders = _python(options, place)
-            contenders.append(Contender("Java ProducerPerformance", on_fresh_topic(place, java)))
-            yield compare(title, contenders, rounds=options.rounds, baseline="confluent-kafka", console=console)
+        yield [*_python(options, place), Contender("Java ProducerPerformance", on_fresh_topic(place, java))]
+
+    yield from at_each_broker(f"produce {_SIZE} B into", contenders, options, console)
 
 
 def on_fresh_topic(place: Place, job: Callable[[str], Sample]) -> Callable[[], Sample]:

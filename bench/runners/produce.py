@@ -29,6 +29,24 @@ def kohort_send(servers: str, topic: str, count: int, size: int) -> Timed:
         return count, time.perf_counter() - start
 
 
+def kohort_async_send(servers: str, topic: str, count: int, size: int) -> Timed:
+    """One awaited call for each record."""
+
+    async def write() -> Timed:
+        from kohort import AsyncProducer
+
+        value = b"x" * size
+        async with AsyncProducer(servers) as producer:
+            await producer.partitions_for(topic)
+            start = time.perf_counter()
+            for _ in range(count):
+                await producer.send(topic, value)
+            await producer.flush()
+            return count, time.perf_counter() - start
+
+    return asyncio.run(write())
+
+
 def kohort_send_arrow(servers: str, topic: str, count: int, size: int) -> Timed:
     """Arrow batches of 100,000 rows."""
     import pyarrow as pa
@@ -107,6 +125,7 @@ def aiokafka(servers: str, topic: str, count: int, size: int) -> Timed:
 
 CLIENTS: dict[str, Callable[[str, str, int, int], Timed]] = {
     "kohort-send": kohort_send,
+    "kohort-async-send": kohort_async_send,
     "kohort-send-arrow": kohort_send_arrow,
     "confluent-kafka": confluent_kafka,
     "aiokafka": aiokafka,

@@ -8,6 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from kohort.client.net.runtime import Promise, Runtime
@@ -80,6 +81,7 @@ class Accumulator:
         self.wake_ms = float("inf")
         self._kick = kick
         self._progress: Promise[None] = Promise()
+        self._memory = config.buffer_memory
         self._limit = min(config.batch_size, config.max_request_size)
         self._sticky: dict[str, int] = {}
         self._sticky_queues: dict[str, PartitionQueue] = {}
@@ -116,32 +118,33 @@ class Accumulator:
                 raise self.failure
             if self.refusal is not None:
                 self.refusal(partition)
-            if self.used + size > self.config.buffer_memory:
-                self._full(size, lambda: self.append(partition, record, size, on_delivery))
+            if self.used + size > self._memory:
+                self._full(size, partial(self.append, partition, record, size, on_delivery))
             queue = self.queues.get(partition) or self._queue(partition)
             batch = queue.open
             if batch is not None:
-                assert batch.chunk is not None
-                before = batch.chunk.size
-                if not batch.chunk.append(*record):
+                chunk = batch.chunk
+                assert chunk is not None
+                before = chunk.size
+                if not chunk.append(*record):
                     queue.close_open()
                     batch, kick = None, True
             if batch is None:
                 batch, late = self._open_batch(queue)
                 kick = kick or late
-                assert batch.chunk is not None
+                chunk = batch.chunk
+                assert chunk is not None
                 before = 0
                 try:
-                    batch.chunk.append(*record)
+                    chunk.append(*record)
                 except BaseException:
                     queue.open = None
                     self.incomplete.discard(batch)
                     raise
-            chunk = batch.chunk
             assert chunk is not None
-            grown = chunk.size - before
-            batch.size += grown
-            self.used += grown
+            after = chunk.size
+            batch.size = after
+            self.used += after - before
             index = batch.count
             batch.count = index + 1
             if on_delivery is not None:
@@ -162,7 +165,7 @@ class Accumulator:
             if self.refusal is not None:
                 self.refusal(partition)
             if self.used and self.used + chunk.size > self.config.buffer_memory:
-                self._full(chunk.size, lambda: self.add(partition, chunk))
+                self._full(chunk.size, partial(self.add, partition, chunk))
             queue = self._queue(partition)
             queue.close_open()
             batch = Batch(partition, chunk, self.lock, monotonic_ms())

@@ -77,6 +77,7 @@ class ProducerCore:
         self._places: dict[str, list[TopicPartition]] = {}
         self._led: dict[str, list[int]] = {}
         self._topics: set[str] = set()
+        self._largest = config.max_request_size
         self._serialize = config.key_serializer is not None or config.value_serializer is not None
         cluster.on_metadata(self._take_metadata)
 
@@ -99,17 +100,21 @@ class ProducerCore:
         """
         if self._serialize:
             key, value = self._serialized(key, value)
-        if type(value) is str:
-            value = value.encode()
-        if type(key) is str:
-            key = key.encode()
-        size = (0 if key is None else sized(key, "key")) + sized(value, "value") + OVERHEAD
+        size = OVERHEAD
+        if value is not None:
+            if type(value) is str:
+                value = value.encode()
+            size += len(value) if type(value) is bytes else sized(value, "value")
+        if key is not None:
+            if type(key) is str:
+                key = key.encode()
+            size += len(key) if type(key) is bytes else sized(key, "key")
         if headers:
             size += sum(len(name) * 4 + sized(content, "header") + 10 for name, content in headers)
-        if size > self.config.max_request_size:
+        if size > self._largest:
             self._too_large(size)
-        stamp = int(time.time() * 1000) if timestamp_ms is None else timestamp_ms
-        return self._put(topic, partition, (stamp, key, value, headers), size, on_delivery)
+        record = (int(time.time() * 1000) if timestamp_ms is None else timestamp_ms, key, value, headers)
+        return self._put(topic, partition, record, size, on_delivery)
 
     def _put(
         self,
@@ -119,12 +124,12 @@ class ProducerCore:
         size: int,
         on_delivery: OnDelivery | None,
     ) -> Delivery:
-        partitions = self._partitions.get(topic)
-        if partitions is None or (partition is not None and not 0 <= partition < len(partitions)):
+        places = self._places.get(topic)
+        if places is None or (partition is not None and not 0 <= partition < len(places)):
             raise self._unknown(topic, partition, partial(self._put, topic, partition, record, size, on_delivery))
         if partition is None:
-            partition = self._choose(topic, record[1], len(partitions))
-        return self.accumulator.append(self._places[topic][partition], record, size, on_delivery)
+            partition = self._choose(topic, record[1], len(places))
+        return self.accumulator.append(places[partition], record, size, on_delivery)
 
     def send_arrow(self, topic: str, batch: pa.RecordBatch | pa.Table, names: ColumnNames) -> TableDelivery:
         """See `Producer.send_arrow`.
