@@ -1,0 +1,58 @@
+"""Apache Kafka and our broker answer the same requests the same way, at every version, whatever odd values they have.
+
+The scenarios are in `alike/`. Where the brokers differ on purpose, a scenario names the reason, and
+docs/protocol-coverage.md explains it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kohort import Broker
+from tests.peers.alike import classic, consumer, harness, offsets
+from tests.support.apache_kafka import ApacheKafka
+from tests.support.maven import MavenUnavailable
+
+pytestmark = [pytest.mark.peer, pytest.mark.kafka, pytest.mark.timeout(120)]
+MODULES = (classic, consumer, offsets)
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "protocol-coverage.md"
+CASES = [(name, version) for name, (_, versions) in harness.SCENARIOS.items() for version in versions]
+
+
+@pytest.fixture(scope="module")
+def sides(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    """The addresses of Apache Kafka and of our broker, both without what makes answers depend on time."""
+    try:
+        kafka = ApacheKafka({"group.consumer.assignment.interval.ms": "0"})
+    except MavenUnavailable as error:
+        pytest.skip(f"Apache Kafka can't run here: {error}")
+    settings = {
+        "num.partitions": 4,
+        "offsets.topic.num.partitions": 4,
+        "group.initial.rebalance.delay.ms": 0,
+        "group.notify.at.once": "off",
+        "group.notice.disconnects": "off",
+    }
+    with kafka, Broker(tmp_path_factory.mktemp("alike"), settings) as ours:
+        for address in (kafka.bootstrap_servers, ours.bootstrap_servers):
+            harness.ready(address)
+        yield kafka.bootstrap_servers, ours.bootstrap_servers
+
+
+@pytest.mark.parametrize(("name", "version"), CASES, ids=str)
+def test_answers(name: str, version: int, sides: tuple[str, str]) -> None:
+    differences = harness.compare(name, version, *sides)
+    assert not differences, "\n".join(["", *differences])
+
+
+def test_every_difference_is_explained() -> None:
+    """What scenarios call a difference on purpose is a heading of the page, and the other way round."""
+    source = "".join(inspect.getsource(module) for module in MODULES)
+    named = set(re.findall(r'on_purpose\("([^"]+)"\)', source))
+    explained = set(re.findall(r"^### (.+)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE))
+    assert named <= explained
