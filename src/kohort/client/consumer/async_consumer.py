@@ -38,6 +38,8 @@ class AsyncConsumer:
         consumer.subscribe(["flights"])
         async for record in consumer:
             ...
+
+    What `Consumer` says of a coordinator that does not answer goes for this one too.
     """
 
     def __init__(self, bootstrap_servers: str | list[str] | None = None, **settings: Any) -> None:

@@ -44,6 +44,9 @@ class Consumer:
 
     One thread at a time may use it; `wakeup` may be called from any. Heartbeats and fetches go on in the background between
     polls; rebalance listeners are called inside `poll`, by the thread that polls.
+
+    When a kohort broker's coordinator has not answered for its `group.disconnect.lease.ms`, others may have this consumer's
+    partitions soon: polls then return nothing (a warning, `figures.lapses`), positions stay, and the next answer makes it go on.
     """
 
     def __init__(self, bootstrap_servers: str | list[str] | None = None, **settings: Any) -> None:

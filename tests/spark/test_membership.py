@@ -1,0 +1,41 @@
+"""A query's place in its group, without Spark: what is planned while the coordinator is silent."""
+
+from __future__ import annotations
+
+import pytest
+from tests.support.waiting import until
+
+from kohort import Admin, Broker
+from kohort.broker.fault import Fault
+from kohort.client.admin.values import NewTopic
+from kohort.spark.membership import Membership
+from kohort.spark.options import parse_options
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_nothing_is_planned_while_the_coordinator_is_silent_for_longer_than_its_lease(protocol: str) -> None:
+    with Broker(config={"group.initial.rebalance.delay.ms": 0, "group.disconnect.lease.ms": 2_000}) as broker:
+        with Admin(broker.bootstrap_servers) as admin:
+            admin.create_topics([NewTopic("flights", 2)])
+        said = {
+            "kafka.bootstrap.servers": broker.bootstrap_servers,
+            "subscribe": "flights",
+            "group.id": "etl",
+            "group.protocol": protocol,
+        }
+        place = Membership(parse_options(said))
+        try:
+            held = place.held(20_000)
+            assert held is not None and len(held.partitions) == 2
+            assert place.begin(held)
+            place.end()
+            for api in ("Heartbeat", "ConsumerGroupHeartbeat"):
+                broker.faults.add(Fault(api, "drop", times=None))
+            until(lambda: place.held(50) is None, "nothing is held surely")
+            assert not place.begin(held)
+            broker.faults.clear()
+            again = place.held(20_000)
+            assert again is not None and again.partitions == held.partitions
+            assert place.begin(again)
+        finally:
+            place.close()
