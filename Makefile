@@ -4,6 +4,7 @@ PYTHON ?= python3
 export PYTHON
 BIN := .venv/bin
 SEEDS ?= 2000
+KILLS ?= 6
 START ?= 0
 PYTEST_ARGS ?=
 PLAN ?= classic-range
@@ -12,7 +13,7 @@ CHURN_ARGS ?=
 BENCH_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo demo test check lint types layers sizes docs bench simulate churn lock format clean
+.PHONY: help setup setup-demo demo test test-cluster check lint types layers sizes docs bench simulate churn lock format clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -31,6 +32,9 @@ demo: setup-demo ## sets up, then runs the main job from start to end
 test: setup ## sets up, then runs the tests
 	@sh tools/preflight.sh java
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-cluster: setup ## three Kafka brokers, killed in turn (KILLS=6) under our clients
+	@KOHORT_CLUSTER_KILLS=$(KILLS) $(BIN)/python -m pytest tests/client/test_three_brokers.py $(PYTEST_ARGS)
 
 check: lint types layers sizes ## ruff, mypy, import-linter, sizes
 
