@@ -219,7 +219,7 @@ def put_out(reading: Reading) -> list[tuple[Member, int]]:
             for pause in tenure.member.pauses
         )
         outage = any(outage.since_ns < tenure.seen_ns < outage.until_ns + window_ns for outage in story.outages)
-        if not paused and not outage:
+        if not paused and not outage and tenure.member.superseded_ns is None:
             found[tenure.member.name, tenure.seen_ns] = tenure.member
     return [(member, at_ns) for (_, at_ns), member in sorted(found.items(), key=lambda item: item[0][1])]
 

@@ -31,6 +31,7 @@ class Plan:
 
     Attributes:
         strategy: the classic assignor that all members list.
+        static: members have instance ids, and now and then two processes have the same.
         session_ms, heartbeat_ms, rebalance_ms: the same for classic members and, by the broker's settings, for the others.
     """
 
@@ -38,6 +39,7 @@ class Plan:
     kinds: tuple[Kind, ...]
     stages: tuple[Stage, ...]
     strategy: str = "range"
+    static: bool = False
     session_ms: int = 6_000
     heartbeat_ms: int = 1_000
     rebalance_ms: int = 20_000
@@ -76,6 +78,8 @@ PLANS = {
         Plan("classic-range", _BOTH + _CLASSIC_ONLY, (Stage(0.0, (CLASSIC,)),)),
         Plan("classic-cooperative", _BOTH, (Stage(0.0, (CLASSIC,)),), strategy="cooperative-sticky"),
         Plan("consumer", _BOTH, (Stage(0.0, (CONSUMER,)),)),
+        Plan("static-range", _BOTH + _CLASSIC_ONLY, (Stage(0.0, (CLASSIC,)),), static=True),
+        Plan("static-consumer", _BOTH, (Stage(0.0, (CONSUMER,)),), static=True),
         Plan("mixed", _BOTH, (Stage(0.0, (CONSUMER, CLASSIC)),)),
         Plan("migration", _BOTH, _THERE_AND_BACK),
         Plan("migration-cooperative", _BOTH, _THERE_AND_BACK, strategy="cooperative-sticky"),

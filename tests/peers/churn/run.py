@@ -26,6 +26,8 @@ from tests.peers.churn.story import Member, Outage, Pause, Story, read
 GROUP = "churn"
 HEAL_S = 90
 STOP_S = 40
+LEARN_S = 8
+"""A process whose instance id another has taken learns of it, or is ended."""
 _LIVING_MIN = 3
 
 
@@ -57,6 +59,7 @@ class _Process:
     process: subprocess.Popen[bytes]
     wake_at: float = 0.0
     asked_to_stop: float = 0.0
+    superseded: float = 0.0
 
     @property
     def paused(self) -> bool:
@@ -65,6 +68,11 @@ class _Process:
     @property
     def leaving(self) -> bool:
         return self.asked_to_stop > 0
+
+    @property
+    def counts(self) -> bool:
+        """Whether the group is to have it."""
+        return not self.leaving and not self.superseded
 
 
 class Run:
@@ -148,15 +156,20 @@ class Run:
             elif process.leaving and now > process.asked_to_stop + STOP_S and not process.paused:
                 process.member.died = f"did not close within {STOP_S} s"
                 self._kill(process)
+            elif process.superseded and not process.paused and now > process.superseded + LEARN_S:
+                self._kill(process)
 
     def _event(self, share: float) -> None:
         """One thing happens to the group."""
         protocols = self.plan.protocols(share)
         missing = [kind for kind in self._kinds if self._number_of(kind) < kind.count]
-        awake = [process for process in self._living if not process.paused and not process.leaving]
+        awake = [process for process in self._living if not process.paused and process.counts]
         strangers = [process for process in awake if process.member.protocol not in protocols]
         if missing and (len(awake) <= _LIVING_MIN or self._random.random() < 0.5):
             self._start(self._random.choice(missing), share)
+        elif self.plan.static and self._random.random() < 0.2:
+            twin = self._random.choice([process for process in self._living if process.counts])
+            self._start(twin.kind, share, twin)
         elif len(awake) > _LIVING_MIN:
             victim = self._random.choice(strangers or awake)
             roll = self._random.random()
@@ -170,9 +183,19 @@ class Run:
                 self._pause(victim, self._random.uniform(0.3, 2))
 
     def _number_of(self, kind: Kind) -> int:
-        return sum(process.kind == kind and not process.leaving for process in self._living)
+        """A static member's id is free again only when its process is gone."""
+        mine = [process for process in self._living if process.kind == kind and not process.superseded]
+        return sum(process.counts or self.plan.static for process in mine)
 
-    def _start(self, kind: Kind, share: float) -> None:
+    def _instance(self, kind: Kind) -> str:
+        """An instance id of this kind that no process has now."""
+        if not self.plan.static:
+            return ""
+        taken = {process.member.instance for process in self._living}
+        return next(name for n in range(kind.count) if (name := f"{kind.client}-{n}") not in taken)
+
+    def _start(self, kind: Kind, share: float, twin: _Process | None = None) -> None:
+        """Starts a member, or a second process with the instance id of a living one."""
         self._count += 1
         protocol = self._random.choice(self.plan.protocols(share))
         # Member ids begin with the client id: chance decides who comes first when a leader sorts them.
@@ -185,18 +208,21 @@ class Run:
             "protocol": protocol,
             "strategy": self.plan.strategy,
             "name": name,
+            "instance": self._instance(kind) if twin is None else twin.member.instance,
             "log": log,
             "session": self.plan.session_ms,
             "heartbeat": self.plan.heartbeat_ms,
             "rebalance": self.plan.rebalance_ms,
         }
-        member = Member(name, kind.client, protocol, log, time.monotonic_ns())
+        member = Member(name, kind.client, protocol, log, time.monotonic_ns(), instance=str(orders["instance"]))
+        if twin is not None:
+            twin.member.superseded_ns, twin.superseded = member.started_ns, time.monotonic()
         command = [*self._commands[kind.client], *(f"{key}={value}" for key, value in orders.items())]
         with self._errors(member).open("wb") as errors:
             process = start_tied(command, stdin=subprocess.PIPE, stdout=errors, stderr=subprocess.STDOUT)
         self.story.members.append(member)
         self._living.append(_Process(member, kind, process))
-        self._note(f"start {name}")
+        self._note(f"start {name}" + (f" with the instance id of {twin.member.name}" if twin is not None else ""))
 
     def _errors(self, member: Member) -> Path:
         return self.folder / f"{member.name}.err"
@@ -243,7 +269,7 @@ class Run:
         member, code = process.member, process.process.returncode
         member.ended_ns = time.monotonic_ns()
         self._forget(process)
-        if code != 0 or not process.leaving:
+        if process.counts or (code != 0 and not process.superseded):
             last = self._errors(member).read_text(errors="replace").split("\n")[-8:]
             member.died = f"ended with code {code}: {' | '.join(last)}"[:600]
         self._note(f"gone {member.name} {member.died}")
@@ -285,7 +311,7 @@ class Run:
         }
         if behind:
             return f"not committed yet: {behind}"
-        if any(process.leaving for process in self._living):
+        if any(not process.counts for process in self._living):
             return "members are still leaving"
         return self._unowned()
 

@@ -32,6 +32,8 @@ class Member:
         ended_ns: when it was seen to be gone; None: it lived on.
         killed: by SIGKILL.
         died: it ended by itself; its last words.
+        instance: the instance id of a static member.
+        superseded_ns: when another process began that has the same: from then on this one owns nothing.
     """
 
     name: str
@@ -42,6 +44,8 @@ class Member:
     ended_ns: int | None = None
     killed: bool = False
     died: str = ""
+    instance: str = ""
+    superseded_ns: int | None = None
     pauses: list[Pause] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
 
@@ -212,7 +216,11 @@ class _MemberReading:
             tenure = self._held.pop(partition, None)
             if tenure is not None:
                 tenure.how, tenure.seen_ns = how, t
-                tenure.until_ns = min([t, *self._session_ends(tenure, t)])
+                ends = [t, *self._session_ends(tenure, t), *self._superseded()]
+                tenure.until_ns = max(tenure.since_ns, min(ends))
+
+    def _superseded(self) -> list[int]:
+        return [] if self._member.superseded_ns is None else [self._member.superseded_ns]
 
     def _session_ends(self, tenure: Tenure, seen_ns: int) -> Iterator[int]:
         """When a paused member's session may have ended.

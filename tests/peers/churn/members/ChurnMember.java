@@ -41,6 +41,9 @@ public final class ChurnMember implements ConsumerRebalanceListener {
         settings.put("bootstrap.servers", orders.get("servers"));
         settings.put("group.id", orders.get("group"));
         settings.put("client.id", orders.get("name"));
+        if (!orders.get("instance").isEmpty()) {
+            settings.put("group.instance.id", orders.get("instance"));
+        }
         settings.put("auto.offset.reset", "earliest");
         settings.put("enable.auto.commit", "false");
         settings.put("max.poll.interval.ms", orders.get("rebalance"));

@@ -38,6 +38,7 @@ async def main() -> None:
     consumer = AIOKafkaConsumer(
         bootstrap_servers=orders["servers"],
         group_id=orders["group"],
+        group_instance_id=orders.instance,
         client_id=orders["name"],
         auto_offset_reset="earliest",
         enable_auto_commit=False,

@@ -20,6 +20,8 @@ def main() -> None:
         "reconnect.backoff.max.ms": RECONNECT_MS,
         "max.poll.interval.ms": orders.number("rebalance"),
     }
+    if orders.instance is not None:
+        settings["group.instance.id"] = orders.instance
     cooperative = True
     if orders["protocol"] == "classic":
         settings["partition.assignment.strategy"] = orders["strategy"]
@@ -59,6 +61,8 @@ def main() -> None:
         message = consumer.poll(POLL_S)
         if message is not None and message.error() is not None:
             work.say("error", error=str(message.error()))
+            if message.error().fatal():
+                raise SystemExit(str(message.error()))
         elif message is not None:
             work.process((message.topic(), message.partition()), [message.offset()], [message.value()])
         if work.due:

@@ -8,7 +8,7 @@ from work import POLL_S, RECORDS, Orders, Partition, Work
 
 from kohort import Consumer, TopicPartition
 from kohort.client.offset_values import RebalanceListener
-from kohort.errors import KafkaError
+from kohort.errors import ErrorCode, KafkaError
 
 
 class Listener(RebalanceListener):
@@ -43,6 +43,7 @@ def main() -> None:
         orders["servers"],
         group_id=orders["group"],
         group_protocol=orders["protocol"],
+        group_instance_id=orders.instance,
         client_id=orders["name"],
         auto_offset_reset="earliest",
         enable_auto_commit=False,
@@ -57,6 +58,8 @@ def main() -> None:
                 records = consumer.poll(timeout_ms=POLL_S * 1000)
             except KafkaError as error:
                 work.say("error", error=f"{type(error).__name__}: {error}")
+                if error.code is ErrorCode.FENCED_INSTANCE_ID:
+                    raise
                 continue
             for partition, found in records.by_partition().items():
                 work.process(_plain(partition), [record.offset for record in found], [record.value for record in found])

@@ -49,6 +49,11 @@ class Orders:
     def __getitem__(self, name: str) -> str:
         return self._given[name]
 
+    @property
+    def instance(self) -> str | None:
+        """The group instance id of a static member."""
+        return self["instance"] or None
+
     def number(self, name: str) -> int:
         return int(self._given[name])
 

@@ -238,6 +238,9 @@ func main() {
 	} else {
 		options = append(options, kgo.ServerSideBalancer(), kgo.Balancers(kgo.StickyBalancer()))
 	}
+	if orders["instance"] != "" {
+		options = append(options, kgo.InstanceID(orders["instance"]))
+	}
 	client, err := kgo.NewClient(options...)
 	if err != nil {
 		fail(err)
