@@ -1,140 +1,36 @@
-"""The whole consumer core against a written-down log, in virtual time: what is fetched when, and what is done about trouble."""
+"""What the consumer core fetches when, and what it does about trouble; in virtual time."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from kohort.client.consumer.core import ConsumerCore
-from kohort.client.consumer.effects import Await, CallUser, Decode, Running, Script, Wait
+from kohort.client.consumer import fetching
 from kohort.client.consumer.subscription import Position
-from kohort.columns import decode
 from kohort.errors import CorruptDataError, ErrorCode, NotAuthorizedError, OffsetError
-from kohort.ids import TopicPartition
-from kohort.wire.batch import BatchRecord, build_batch
-from kohort.wire.data import FetchResponse, ListOffsetsResponse
-from tests.client.virtual import PARK, VirtualCluster
-
-A0, A1 = TopicPartition("a", 0), TopicPartition("a", 1)
-TopicAnswer = FetchResponse.FetchableTopicResponse
-
-
-class Log:
-    """Partitions as lists of batches of ten records each; offsets are consecutive."""
-
-    def __init__(self, sizes: dict[TopicPartition, int], **settings: Any) -> None:
-        settings = {"auto_offset_reset": "earliest", "fetch_max_wait_ms": 100} | settings
-        self.world = VirtualCluster(settings=settings, topics={"a": 2})
-        self.ends = sizes
-        self.start = dict.fromkeys(sizes, 0)
-        self.errors: dict[TopicPartition, ErrorCode] = {}
-        self.damaged: set[int] = set()
-        self.facts: dict[str, Any] = {}
-        self.batches_at_once = 2
-        self.world.handlers["Fetch"] = self.fetch
-        self.world.handlers["ListOffsets"] = self.list_offsets
-        self.core = ConsumerCore(self.world.cluster, self.world.config)
-        self.core.assign(sizes)
-
-    def fetch(self, message: Any, version: int) -> Any:
-        topics = []
-        for topic in message.topics:
-            parts = [self.partition(TopicPartition("a", part.partition), part) for part in topic.partitions]
-            topics.append(TopicAnswer(topic="a", topic_id=topic.topic_id, partitions=parts))
-        if (
-            all(not part.records and not part.error_code for topic in topics for part in topic.partitions)
-            and not self.facts
-        ):
-            return PARK
-        return FetchResponse(responses=topics)
-
-    def partition(self, partition: TopicPartition, asked: Any) -> Any:
-        answer = TopicAnswer.PartitionData(partition_index=partition.partition, aborted_transactions=[], records=b"")
-        code = self.errors.get(partition, ErrorCode.NONE)
-        if not code and not self.start[partition] <= asked.fetch_offset <= self.ends[partition]:
-            code = ErrorCode.OFFSET_OUT_OF_RANGE
-        answer.error_code = code
-        if code:
-            return answer
-        answer.high_watermark = answer.last_stable_offset = self.ends[partition]
-        for name, value in self.facts.items():
-            setattr(answer, name, value)
-        first = asked.fetch_offset - asked.fetch_offset % 10
-        last = min(self.ends[partition], first + 10 * self.batches_at_once)
-        answer.records = b"".join(self.batch(at) for at in range(first, last, 10))
-        return answer
-
-    def batch(self, at: int) -> bytes:
-        records = [BatchRecord(at + i, 1000 + at + i, None, str(at + i).encode()) for i in range(10)]
-        batch = bytearray(build_batch(records, base_offset=at, leader_epoch=3))
-        if at in self.damaged:
-            batch[-1] ^= 0xFF
-        return bytes(batch)
-
-    def list_offsets(self, message: Any, version: int) -> Any:
-        topics = []
-        for topic in message.topics:
-            kind = ListOffsetsResponse.ListOffsetsTopicResponse
-            parts = []
-            for part in topic.partitions:
-                partition = TopicPartition("a", part.partition_index)
-                offset = self.start[partition] if part.timestamp == -2 else self.ends[partition]
-                parts.append(
-                    kind.ListOffsetsPartitionResponse(
-                        partition_index=part.partition_index, offset=offset, leader_epoch=3
-                    )
-                )
-            topics.append(kind(name="a", partitions=parts))
-        return ListOffsetsResponse(topics=topics)
-
-    # The application.
-
-    def poll(self, limit: int | None = None, timeout_ms: float = 1000) -> list[tuple[TopicPartition, int]]:
-        slices = self.carry_out(self.core.poll(limit, self.world.runtime.now_ms + timeout_ms))
-        return [
-            (part.partition, record.offset) for part in slices for record in part.block.records(part.start, part.stop)
-        ]
-
-    def carry_out(self, script: Script[Any]) -> Any:
-        running = Running(script)
-        while (effect := running.step()) is not None:
-            if isinstance(effect, Wait):
-                while not effect.ready() and self.world.runtime.now_ms < effect.deadline_ms:
-                    deadline = self.world.runtime.next_deadline_ms()
-                    self.world.run(min(effect.deadline_ms, deadline if deadline is not None else effect.deadline_ms))
-                running.succeeded(effect.ready())
-            elif isinstance(effect, Decode):
-                running.succeeded(decode(effect.sets, effect.options))
-            elif isinstance(effect, Await):
-                running.succeeded(self.world.call(effect.coro))
-            elif isinstance(effect, CallUser):
-                running.succeeded(effect.function(effect.argument))
-            self.world.run()
-        self.world.run()
-        return running.value
-
-    def fetches(self) -> list[dict[int, int]]:
-        """Each fetch sent: wanted offsets by partition."""
-        sent = self.world.sent("Fetch")
-        return [
-            {part.partition: part.fetch_offset for topic in one.message.topics for part in topic.partitions}
-            for one in sent
-        ]
-
-
-def offsets(found: list[tuple[TopicPartition, int]], partition: TopicPartition) -> list[int]:
-    return [offset for part, offset in found if part == partition]
+from kohort.wire.data import FetchResponse
+from tests.client.virtual import PARK
+from tests.client.written_log import A0, A1, Log, offsets
 
 
 def test_the_next_fetch_is_out_before_the_first_is_polled() -> None:
     log = Log({A0: 100})
     assert offsets(log.poll(), A0) == list(range(20))
+    assert log.fetches() == [{0: 0}, {0: 20}, {0: 40}]
+    assert len(log.core.fetcher.ready) == 2
+
+
+def test_two_small_answers_per_broker_wait_and_no_more_is_asked_for() -> None:
+    log = Log({A0: 1000})
+    log.core.fetcher.unbounded = True
+    log.world.run(5000)
     assert log.fetches() == [{0: 0}, {0: 20}]
-    assert len(log.core.fetcher.ready) == 1
+    log.poll()
+    log.world.run(9000)
+    assert log.fetches() == [{0: 0}, {0: 20}, {0: 40}]
 
 
-def test_one_answer_per_broker_waits_and_no_more_is_asked_for() -> None:
+def test_nothing_is_asked_for_behind_a_large_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetching, "_SMALL_BYTES", 100)
     log = Log({A0: 1000})
     log.core.fetcher.unbounded = True
     log.world.run(5000)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
+from uuid import UUID
 
 from kohort.client.net.cluster import Cluster
 from kohort.client.net.links import CloseLink, OpenLink, SendFrame
+from kohort.client.net.metadata import NO_TOPIC_ID
 from kohort.client.net.runtime import Task
 from kohort.client.settings import ConsumerConfig, client_config
 from kohort.wire import framing
@@ -40,6 +42,7 @@ class VirtualCluster:
 
     settings: dict[str, Any] = field(default_factory=dict)
     topics: dict[str, int] = field(default_factory=dict)
+    ids: dict[str, UUID] = field(default_factory=dict)
     refuse: set[int] = field(default_factory=set)
     highest: dict[int, int] = field(default_factory=dict)
     lease_ms: int = 0
@@ -172,7 +175,7 @@ class VirtualCluster:
                 )
                 for i in range(count)
             ]
-            topics.append(topic_type(name=name, partitions=parts))
+            topics.append(topic_type(name=name, topic_id=self.ids.get(name, NO_TOPIC_ID), partitions=parts))
         broker = MetadataResponse.MetadataResponseBroker(node_id=1, host="127.0.0.1", port=9092)
         return MetadataResponse(brokers=[broker], controller_id=1, topics=topics)
 

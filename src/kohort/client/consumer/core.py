@@ -30,6 +30,7 @@ from kohort.errors import CommitFailedError, ErrorCode, InvalidInputError, Kafka
 from kohort.ids import TopicPartition
 
 log = logging.getLogger("kohort.client")
+_GOODBYE_MS = 200
 
 
 class WakeupError(KafkaError):
@@ -147,12 +148,13 @@ class ConsumerCore:
         """What `poll` would return, when enough is decoded and nothing else is to be done first; else nothing."""
         if self.retained.records < limit or self.handing_out.open or self._closed or self._woken or self._group_news():
             return []
-        if self.positions.error is not None or self.partitions.failed() or not self._owns():
+        failing = self.positions.error is not None or self.fetcher.error is not None
+        if failing or self.partitions.failed() or not self._owns():
             return []
         self._begin_poll(limit)
         taken = self.retained.take(limit, proportional=self.config.poll_share == "proportional")
         self.returned += sum(map(len, taken))
-        self.pump()
+        self.fetcher.refill()
         return taken
 
     def _begin_poll(self, limit: int | None) -> None:
@@ -177,12 +179,12 @@ class ConsumerCore:
             self._raise_errors()
             yield from self._follow_group()
             while self._wants_more(limit) and (fetched := self.fetcher.next_ready()) is not None:
-                self.fetcher.pump()
+                self.fetcher.refill()
                 decoded = yield Decode(fetched.sets, self._options)
                 self._keep(fetched, decoded)
             share = self.config.poll_share == "proportional"
             taken = self.retained.take(limit, proportional=share) if self._owns() else []
-            self.pump()
+            self.fetcher.refill()
             if taken:
                 self.returned += sum(map(len, taken))
                 return taken
@@ -209,6 +211,7 @@ class ConsumerCore:
             self._woken
             or self._group_news()
             or self.positions.error is not None
+            or self.fetcher.error is not None
             or ((bool(self.fetcher.ready) or self.retained.any_ready()) and self._owns())
         )
 
@@ -259,7 +262,7 @@ class ConsumerCore:
             self._woken = False
             raise WakeupError("poll was woken up")
         error = None if self.membership is None else self.membership.take_error()
-        error = error or self.positions.take_error()
+        error = error or self.positions.take_error() or self.fetcher.take_error()
         if error is not None:
             raise error
         for partition, failure in self.partitions.failed():
@@ -341,6 +344,7 @@ class ConsumerCore:
             elif self._manual and self.config.group_id is not None and self.config.enable_auto_commit:
                 yield from self._last_commit(self.partitions.positions())
             yield Await(self.commits.drain(timeout_ms))
+            yield Await(self.fetcher.end_sessions(min(timeout_ms, _GOODBYE_MS)))
         finally:
             self.retained.clear()
             self.positions.close()

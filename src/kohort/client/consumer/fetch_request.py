@@ -14,7 +14,7 @@ from kohort.ids import TopicPartition
 from kohort.wire.data import FetchRequest
 
 FETCH_LANE = "fetch"
-_TOPIC_IDS_SINCE = 13
+TOPIC_IDS_SINCE = 13
 _LEADER_EPOCHS_SINCE, _FETCHED_EPOCHS_SINCE, _RACKS_SINCE = 9, 12, 11
 
 MOVED = (
@@ -52,32 +52,45 @@ def fetch_request(
         entries: What to fetch; brokers fill the answer in this order.
         max_bytes: Of the whole answer; None: `fetch_max_bytes`.
     """
-    named = all(cluster.metadata.topic_id(entry.partition.topic).int for entry in entries)
 
     def build(version: int) -> FetchRequest:
         topics: dict[str, Any] = {}
         for entry in entries:
-            _add(cluster, topics, entry, version)
-        request = FetchRequest(
-            max_wait_ms=config.fetch_max_wait_ms,
-            min_bytes=config.fetch_min_bytes,
-            max_bytes=config.fetch_max_bytes if max_bytes is None else max_bytes,
-            isolation_level=int(config.isolation_level == "read_committed"),
-            topics=list(topics.values()),
-        )
-        if version >= _RACKS_SINCE:
-            request.rack_id = config.client_rack
+            add_partition(cluster, topics, entry, version)
+        request = bare_request(config, version)
+        request.topics = list(topics.values())
+        if max_bytes is not None:
+            request.max_bytes = max_bytes
         return request
 
-    return Versioned(FetchRequest, build, None if named else _TOPIC_IDS_SINCE - 1)
+    return Versioned(FetchRequest, build, None if by_id_possible(cluster, entries) else TOPIC_IDS_SINCE - 1)
 
 
-def _add(cluster: Cluster, topics: dict[str, Any], entry: FetchEntry, version: int) -> None:
+def by_id_possible(cluster: Cluster, entries: Sequence[FetchEntry]) -> bool:
+    """Whether the ids of all topics are known."""
+    return all(cluster.metadata.topic_id(topic).int for topic in {entry.partition.topic for entry in entries})
+
+
+def bare_request(config: ConsumerConfig, version: int) -> FetchRequest:
+    """A Fetch that names no partition yet."""
+    request = FetchRequest(
+        max_wait_ms=config.fetch_max_wait_ms,
+        min_bytes=config.fetch_min_bytes,
+        max_bytes=config.fetch_max_bytes,
+        isolation_level=int(config.isolation_level == "read_committed"),
+    )
+    if version >= _RACKS_SINCE:
+        request.rack_id = config.client_rack
+    return request
+
+
+def add_partition(cluster: Cluster, topics: dict[str, Any], entry: FetchEntry, version: int) -> None:
+    """Add a partition to the topics of a request."""
     topic_type = FetchRequest.FetchTopic
     name = entry.partition.topic
     topic = topics.get(name)
     if topic is None:
-        by_id = version >= _TOPIC_IDS_SINCE
+        by_id = version >= TOPIC_IDS_SINCE
         topic = topics[name] = topic_type(topic_id=cluster.metadata.topic_id(name)) if by_id else topic_type(topic=name)
     part = topic_type.FetchPartition(
         partition=entry.partition.partition, fetch_offset=entry.position.offset, partition_max_bytes=entry.max_bytes

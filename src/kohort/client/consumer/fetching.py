@@ -1,28 +1,32 @@
-"""Plans fetches and takes their answers in: one request in flight and one answer ahead per broker. No I/O.
+"""Plans fetches and takes their answers in: one request in flight and little ahead per broker. No I/O.
 
-A broker is asked for what follows its last answer (the batch headers say where that is) as soon as that is taken up, so that
-the next answer travels while the application decodes and works. At most one answer per broker waits to be decoded, and
-nothing is asked for while `queued_max_bytes` are waiting altogether.
-Source: spec 2.4 (prefetch heuristics 1 and 2), KIP-74, KIP-320, KIP-392.
+A broker is asked for what follows its last answer (the batch headers say where that is) as soon as that is here, so that
+the next answer travels while the application decodes and works. At most two answers per broker wait to be decoded, the
+second only behind a small one, and nothing is asked for while `queued_max_bytes` are waiting altogether.
+Source: spec 2.4 (prefetch heuristics 1 and 2), KIP-74, KIP-227, KIP-320, KIP-392.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from kohort.client.consumer.fetch_request import FETCH_LANE, MOVED, FetchEntry, fetch_request
+from kohort.client.consumer.fetch_request import FETCH_LANE, MOVED, FetchEntry
+from kohort.client.consumer.fetch_session import FetchSession
 from kohort.client.consumer.retained import Retained
 from kohort.client.consumer.subscription import Partitions, PartitionState, Position
 from kohort.client.net.cluster import Cluster, Node
 from kohort.client.settings import ConsumerConfig
 from kohort.columns import RecordSet, extent
-from kohort.errors import ErrorCode, RetriableError, error_for
+from kohort.errors import ErrorCode, KafkaError, RetriableError, error_for
 from kohort.ids import TopicPartition
 
 _REPLICA_LEASE_MS = 300_000
+_SMALL_BYTES = 8 * 1024 * 1024
+"""Of an answer behind which another may wait: together they take as long to decode as one of usual size to arrive."""
 
 
 @dataclass(slots=True)
@@ -40,7 +44,6 @@ class Fetched:
 class _Asked:
     """What one request asked of one partition."""
 
-    partition: TopicPartition
     position: Position
     era: int
 
@@ -50,6 +53,7 @@ class Fetcher:
 
     Attributes:
         ready: Answers to decode, oldest first.
+        error: Why a broker can't be fetched from though it may be tried again; taken with `take_error`.
         unbounded: Whether the application polls without a bound on records: then only bytes bound what is fetched ahead.
     """
 
@@ -70,8 +74,10 @@ class Fetcher:
         self.fetches = 0
         self.fetched_bytes = 0
         self._changed = changed
+        self.error: KafkaError | None = None
+        self._sessions: dict[int, FetchSession] = {}
         self._busy: set[int] = set()
-        self._order: deque[TopicPartition] = deque()
+        self._order: dict[TopicPartition, None] = {}
         self._order_changes = -1
         self._on_out_of_range: Callable[[TopicPartition], None] = lambda partition: None
         self._on_truncated: Callable[[TopicPartition, Position], None] = lambda partition, position: None
@@ -89,6 +95,18 @@ class Fetcher:
     def close(self) -> None:
         self._closed = True
         self.ready.clear()
+
+    async def end_sessions(self, timeout_ms: float) -> None:
+        """Free what brokers keep of this consumer; who does not answer in time forgets it by itself later."""
+        for node, session in self._sessions.items():
+            request = session.goodbye()
+            if request is not None and self.cluster.links.load(node) is not None:
+                with contextlib.suppress(KafkaError):
+                    await self.cluster.send(request, Node(node), timeout_ms=timeout_ms)
+
+    def take_error(self) -> KafkaError | None:
+        error, self.error = self.error, None
+        return error
 
     # What waits.
 
@@ -141,6 +159,12 @@ class Fetcher:
 
     # Planning.
 
+    def refill(self) -> None:
+        """As `pump`, when nothing but room may be new: costs little while no broker may be asked."""
+        full = self._full_nodes()
+        if any(node not in self._busy and node not in full for node in self.cluster.metadata.brokers):
+            self.pump()
+
     def pump(self) -> None:
         """Ask every broker that may be asked for what may be fetched from it."""
         if self._closed or self.queued_bytes >= self.config.queued_max_bytes:
@@ -148,8 +172,8 @@ class Fetcher:
         wanted = self._enough()
         if wanted is None:
             return
-        by_node: dict[int, list[_Asked]] = {}
-        waiting = {fetched.node for fetched in self.ready}
+        by_node: dict[int, dict[TopicPartition, _Asked]] = {}
+        barred = self._busy | self._full_nodes()
         now = self.cluster.runtime.now_ms
         for partition in self._ordered():
             state = self.partitions.of(partition)
@@ -158,11 +182,21 @@ class Fetcher:
             node = self._node(partition, state)
             if node < 0:
                 self._ask_leaders(now)
-            elif node not in self._busy and node not in waiting and state.fetch_position is not None:
-                by_node.setdefault(node, []).append(_Asked(partition, state.fetch_position, state.era))
+            elif node not in barred and state.fetch_position is not None:
+                by_node.setdefault(node, {})[partition] = _Asked(state.fetch_position, state.era)
         for node, asked in by_node.items():
             self._busy.add(node)
             self.cluster.runtime.spawn(self._fetch(node, asked), f"fetch from {node}")
+
+    def _full_nodes(self) -> set[int]:
+        """Brokers of which enough waits to be decoded."""
+        first: dict[int, int] = {}
+        full = set()
+        for fetched in self.ready:
+            if fetched.node in first or fetched.bytes >= _SMALL_BYTES:
+                full.add(fetched.node)
+            first[fetched.node] = fetched.bytes
+        return full
 
     def _enough(self) -> float | None:
         """How many retained records of a partition rule it out; None when nothing is to be fetched."""
@@ -182,60 +216,70 @@ class Fetcher:
             return state.replica
         return self.cluster.metadata.leader(partition)
 
-    def _ordered(self) -> list[TopicPartition]:
+    def _ordered(self) -> dict[TopicPartition, None]:
         """Partitions, those that gave data last at the end: brokers fill an answer in the order of the request."""
         if self._order_changes != self.partitions.changes:
-            old = [part for part in self._order if part in self.partitions]
-            known = set(old)
-            self._order = deque([*old, *(part for part in self.partitions if part not in known)])
+            old = {part: None for part in self._order if part in self.partitions}
+            self._order = old | {part: None for part in self.partitions if part not in old}
             self._order_changes = self.partitions.changes
-        return list(self._order)
+        return self._order
 
     # One fetch.
 
-    async def _fetch(self, node: int, asked: list[_Asked]) -> None:
+    async def _fetch(self, node: int, asked: dict[TopicPartition, _Asked]) -> None:
+        session = self._sessions.setdefault(node, FetchSession())
         try:
             limit = self.config.max_partition_fetch_bytes
-            entries = [FetchEntry(entry.partition, entry.position, limit) for entry in asked]
+            entries = [FetchEntry(partition, entry.position, limit) for partition, entry in asked.items()]
             timeout_ms = self.config.request_timeout_ms + self.config.fetch_max_wait_ms
-            request = fetch_request(self.cluster, self.config, entries)
+            request = session.request(self.cluster, self.config, entries)
             answer = await self.cluster.send(request, Node(node), timeout_ms=timeout_ms, lane=FETCH_LANE)
-            self._take_in(node, asked, answer)
-        except RetriableError:
-            self.cluster.request_metadata()
-            for entry in asked:
-                state = self.partitions.get(entry.partition)
-                if state is not None:
-                    state.replica = None
-                    self._later(state)
+            code = ErrorCode.of(answer.error_code)
+            if not session.answered(code, answer.session_id):
+                self._take_in(node, asked, answer, code)
+        except KafkaError as error:
+            self._not_fetched(session, asked, error)
         finally:
             self._busy.discard(node)
         self.pump()
 
+    def _not_fetched(self, session: FetchSession, asked: dict[TopicPartition, _Asked], error: KafkaError) -> None:
+        session.lost()
+        if isinstance(error, RetriableError) or error.code.retriable:
+            self.cluster.request_metadata()
+        else:
+            self.error = error
+            self._changed()
+        for partition in asked:
+            state = self.partitions.get(partition)
+            if state is not None:
+                state.replica = None
+                self._later(state)
+
     # One answer.
 
-    def _take_in(self, node: int, asked: list[_Asked], answer: Any) -> None:
+    def _take_in(self, node: int, asked: dict[TopicPartition, _Asked], answer: Any, code: ErrorCode) -> None:
+        if code is not ErrorCode.NONE:
+            raise error_for(code, f"fetch from broker {node}")
         self.fetches += 1
-        if answer.error_code:
-            raise error_for(ErrorCode.of(answer.error_code), "fetch")
-        by_partition = {entry.partition: entry for entry in asked}
         fetched = Fetched(node, [], [], [], 0)
         for topic in answer.responses:
             name = topic.topic or self.cluster.metadata.topic_names.get(topic.topic_id, "")
             for part in topic.partitions:
-                entry = by_partition.get(TopicPartition(name, part.partition_index))
-                state = None if entry is None else self.partitions.get(entry.partition)
+                partition = TopicPartition(name, part.partition_index)
+                entry, state = asked.get(partition), self.partitions.get(partition)
                 if entry is not None and state is not None and state.era == entry.era:
-                    self._take_partition(fetched, entry, state, part)
+                    self._take_partition(fetched, partition, entry, state, part)
         if fetched.sets:
             self.fetched_bytes += fetched.bytes
             self.ready.append(fetched)
         self._changed()
 
-    def _take_partition(self, fetched: Fetched, entry: _Asked, state: PartitionState, part: Any) -> None:
-        code = ErrorCode.of(part.error_code)
-        if code is not ErrorCode.NONE:
-            self._failed(entry.partition, state, code)
+    def _take_partition(
+        self, fetched: Fetched, partition: TopicPartition, entry: _Asked, state: PartitionState, part: Any
+    ) -> None:
+        if part.error_code:
+            self._failed(partition, state, ErrorCode.of(part.error_code))
             return
         state.high_watermark, state.log_start, state.last_stable = (
             part.high_watermark,
@@ -246,7 +290,7 @@ class Fetcher:
             state.replica = part.preferred_read_replica
             state.replica_until_ms = self.cluster.runtime.now_ms + _REPLICA_LEASE_MS
         if part.diverging_epoch.end_offset >= 0:
-            self._on_truncated(entry.partition, Position(part.diverging_epoch.end_offset, part.diverging_epoch.epoch))
+            self._on_truncated(partition, Position(part.diverging_epoch.end_offset, part.diverging_epoch.epoch))
             self._later(state)
             return
         records = part.records
@@ -255,7 +299,7 @@ class Fetcher:
         next_offset, count, epoch = extent(records)
         aborted = [(txn.producer_id, txn.first_offset) for txn in part.aborted_transactions or ()]
         fetched.sets.append(
-            RecordSet(entry.partition.topic, entry.partition.partition, records, entry.position.offset, aborted=aborted)
+            RecordSet(partition.topic, partition.partition, records, entry.position.offset, aborted=aborted)
         )
         fetched.eras.append(entry.era)
         fetched.counts.append(count)
@@ -263,8 +307,7 @@ class Fetcher:
         self._count(fetched, len(fetched.sets) - 1, 1)
         if next_offset > entry.position.offset:
             state.fetch_position = Position(next_offset, epoch)
-        self._order.remove(entry.partition)
-        self._order.append(entry.partition)
+        self._order[partition] = self._order.pop(partition, None)
 
     def _failed(self, partition: TopicPartition, state: PartitionState, code: ErrorCode) -> None:
         if code is ErrorCode.OFFSET_OUT_OF_RANGE:

@@ -1,0 +1,134 @@
+"""What one broker was told to fetch, so that the next request names only what changed (KIP-227). No I/O.
+
+| epoch | what the next request is |
+|---|---|
+| 0 | full: every partition; closes the session named, if any, and asks for a new one |
+| n > 0 | incremental: partitions that are new or moved, and those to forget |
+
+A broker without room for a session answers with id 0; requests then stay full. After an answer or its loss:
+
+| answer | id | epoch |
+|---|---|---|
+| in order, with a session | the broker's | the next one |
+| in order, without one | 0 | 0 |
+| FETCH_SESSION_ID_NOT_FOUND | 0 | 0 |
+| another error of the session, no answer | kept, to be closed | 0 |
+
+Source: KIP-227, "Fetch Session Epoch", "Fetch Session Errors"; KIP-516 for topics by id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kohort.client.consumer.fetch_request import (
+    TOPIC_IDS_SINCE,
+    FetchEntry,
+    add_partition,
+    bare_request,
+    by_id_possible,
+)
+from kohort.client.net.cluster import Cluster, Versioned
+from kohort.client.settings import ConsumerConfig
+from kohort.errors import ErrorCode
+from kohort.ids import TopicPartition
+from kohort.wire.data import FetchRequest
+
+_SESSIONS_SINCE = 7
+_EPOCH_MAX = 2**31 - 1
+_CLOSE = -1
+_SESSION_ERRORS = (
+    ErrorCode.FETCH_SESSION_ID_NOT_FOUND,
+    ErrorCode.INVALID_FETCH_SESSION_EPOCH,
+    ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR,
+)
+
+
+class FetchSession:
+    """One broker's session.
+
+    Attributes:
+        id: The broker's name for it; 0 without one.
+        epoch: Of the next request.
+    """
+
+    def __init__(self) -> None:
+        self.id = 0
+        self.epoch = 0
+        self._by_id = False
+        self._told: dict[TopicPartition, tuple[Any, ...]] = {}
+
+    def request(self, cluster: Cluster, config: ConsumerConfig, entries: Sequence[FetchEntry]) -> Versioned:
+        """A Fetch for these partitions and no others, in this order where it is full."""
+        by_id = by_id_possible(cluster, entries)
+
+        def build(version: int) -> FetchRequest:
+            return self._build(cluster, config, entries, version)
+
+        return Versioned(FetchRequest, build, None if by_id else TOPIC_IDS_SINCE - 1)
+
+    def _build(
+        self, cluster: Cluster, config: ConsumerConfig, entries: Sequence[FetchEntry], version: int
+    ) -> FetchRequest:
+        by_id = version >= TOPIC_IDS_SINCE
+        if by_id != self._by_id:
+            self._by_id, self.epoch = by_id, 0
+        wanted = {entry.partition: _facts(cluster, entry) for entry in entries}
+        told = self._told if self.epoch else {}
+        topics: dict[str, Any] = {}
+        for entry in entries:
+            if told.get(entry.partition) != wanted[entry.partition]:
+                add_partition(cluster, topics, entry, version)
+        request = bare_request(config, version)
+        request.topics = list(topics.values())
+        if version >= _SESSIONS_SINCE:
+            request.session_id, request.session_epoch = self.id, self.epoch
+            request.forgotten_topics_data = _forgotten(told, wanted, by_id)
+        self._told = wanted
+        return request
+
+    def answered(self, code: ErrorCode, session_id: int) -> bool:
+        """An answer came, which names `session_id`; True when it is no more than a call for a full request."""
+        if code is ErrorCode.NONE and session_id:
+            self.id = session_id
+            self.epoch = 1 if self.epoch == _EPOCH_MAX else self.epoch + 1
+            return False
+        again = code in _SESSION_ERRORS and self.epoch > 0
+        self.epoch = 0
+        if code in (ErrorCode.NONE, ErrorCode.FETCH_SESSION_ID_NOT_FOUND):
+            self.id = 0
+        return again
+
+    def lost(self) -> None:
+        """No answer came: what the broker took in is not known."""
+        self.epoch = 0
+
+    def goodbye(self) -> FetchRequest | None:
+        """A request that frees the broker's memory; None where there is no session."""
+        if not self.id:
+            return None
+        return FetchRequest(max_wait_ms=0, min_bytes=0, isolation_level=0, session_id=self.id, session_epoch=_CLOSE)
+
+
+def _facts(cluster: Cluster, entry: FetchEntry) -> tuple[Any, ...]:
+    """What a session holds of a partition; its topic's id is the last, since another one is another partition."""
+    info = cluster.metadata.partition(entry.partition)
+    epoch = -1 if info is None else info.leader_epoch
+    return entry.position, entry.max_bytes, epoch, cluster.metadata.topic_id(entry.partition.topic)
+
+
+def _forgotten(
+    told: Mapping[TopicPartition, tuple[Any, ...]], wanted: Mapping[TopicPartition, tuple[Any, ...]], by_id: bool
+) -> list[FetchRequest.ForgottenTopic]:
+    topics: dict[Any, FetchRequest.ForgottenTopic] = {}
+    for partition, facts in told.items():
+        now = wanted.get(partition)
+        if now is not None and not (by_id and now[-1] != facts[-1]):
+            continue
+        make, topic_id = FetchRequest.ForgottenTopic, facts[-1]
+        key = topic_id if by_id else partition.topic
+        if key not in topics:
+            topics[key] = make(topic_id=topic_id) if by_id else make(topic=partition.topic)
+        topics[key].partitions.append(partition.partition)
+    return list(topics.values())
