@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
 import pickle
 import threading
 import time
@@ -322,6 +323,27 @@ def test_an_unreachable_cluster_names_addresses_and_reasons() -> None:
         admin.list_topics()
     assert "127.0.0.1:1: connection refused" in str(caught.value)
     assert "no-such-host.invalid:9092: the name can't be resolved" in str(caught.value)
+
+
+def test_a_forked_child_is_refused(own_broker: Broker) -> None:
+    with Admin(own_broker.bootstrap_servers) as admin:
+        admin.list_topics()
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                admin.list_topics()
+                said = "nothing"
+            except KafkaError as error:
+                said = str(error)
+            admin.close()
+            os.write(writer, said.encode())
+            os._exit(0)
+        os.close(writer)
+        assert "made before a fork" in os.read(reader, 1000).decode()
+        os.close(reader)
+        os.waitpid(child, 0)
+        assert admin.describe_cluster().nodes
 
 
 def test_a_pickle_is_refused_and_a_closed_one_says_so(own_broker: Broker) -> None:

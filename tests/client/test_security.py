@@ -18,6 +18,7 @@ from kohort.client.admin.values import NewTopic
 from kohort.client.net.security import SaslError, Scram
 from kohort.errors import InvalidInputError, KafkaError, TimedOutError
 from tests.support.secured_kafka import SecuredKafka
+from tests.support.waiting import until
 
 
 def token() -> str:
@@ -123,6 +124,23 @@ def test_a_wrong_password_is_not_tried_again(
     servers, chosen = secured.client("SASL", sasl_mechanism=mechanism, sasl_password="guess")
     with pytest.raises(SaslError, match=f"{servers} refused {mechanism} of user 'alice': "):
         ask(servers, chosen)
+
+
+@pytest.mark.kafka
+def test_a_login_that_expires_is_renewed_before(secured: SecuredKafka) -> None:
+    """The broker ends a connection whose login is over; ours is replaced in time, so that no request is lost."""
+    servers, chosen = secured.client("SHORT")
+    with Admin(servers, **chosen) as admin:
+        links = admin._client.cluster.links
+        seen: set[int] = set()
+
+        def renewed() -> bool:
+            admin.describe_cluster()
+            seen.update(links._links)
+            return len(seen) > 3
+
+        until(renewed, "the connection is replaced again and again", 60)
+        assert [health.last_error for health in links._health.values() if health.last_error] == []
 
 
 @pytest.mark.kafka

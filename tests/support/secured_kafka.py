@@ -30,7 +30,7 @@ def make_certificates(folder: Path) -> None:
 
 
 class SecuredKafka(ApacheKafka):
-    """Beside the plain listener: TLS, TLS with client certificates, SASL, and SASL over TLS. Rights by StandardAuthorizer.
+    """Beside the plain listener: TLS, TLS with client certificates, SASL, SASL over TLS, and SASL whose logins last two seconds. Rights by StandardAuthorizer.
 
     Super users are alice, whose password is "secret", the holder of the client certificate, and whoever comes in plain. With
     PLAIN, bob and carol log in too, with the same password, and have no rights.
@@ -41,14 +41,14 @@ class SecuredKafka(ApacheKafka):
         super().__init__()
 
     def _format(self) -> None:
-        self.ports = {name: free_port() for name in ("TLS", "MUTUAL", "SASL", "BOTH")}
+        self.ports = {name: free_port() for name in ("TLS", "MUTUAL", "SASL", "BOTH", "SHORT")}
         extra = "".join(f",{name}://127.0.0.1:{port}" for name, port in self.ports.items())
         lines = []
         for line in self._properties.read_text().splitlines():
             if line.startswith(("listeners=", "advertised.listeners=")):
                 line += extra
             if line.startswith("listener.security.protocol.map="):
-                line += ",TLS:SSL,MUTUAL:SSL,SASL:SASL_PLAINTEXT,BOTH:SASL_SSL"
+                line += ",TLS:SSL,MUTUAL:SSL,SASL:SASL_PLAINTEXT,BOTH:SASL_SSL,SHORT:SASL_PLAINTEXT"
             lines.append(line)
         self._properties.write_text("\n".join([*lines, *self._security()]) + "\n")
         super()._format()
@@ -72,9 +72,10 @@ class SecuredKafka(ApacheKafka):
             "listener.name.both.sasl.enabled.mechanisms=PLAIN,SCRAM-SHA-512",
             *(
                 f"listener.name.{listener}.{mechanism}.sasl.jaas.config={module}"
-                for listener in ("sasl", "both")
+                for listener in ("sasl", "both", "short")
                 for mechanism, module in jaas.items()
             ),
+            "listener.name.short.connections.max.reauth.ms=2000",
             "authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer",
             "super.users=User:ANONYMOUS;User:alice;User:CN=client",
         ]
@@ -82,13 +83,13 @@ class SecuredKafka(ApacheKafka):
     def client(self, listener: str, **settings: Any) -> tuple[str, dict[str, Any]]:
         """Address and settings for one of the listeners; `settings` go before those of alice and PLAIN."""
         chosen: dict[str, Any] = {}
-        if listener != "SASL":
+        if listener in ("TLS", "MUTUAL", "BOTH"):
             chosen |= {"ssl_ca_location": str(self.certificates / "ca.pem"), "security_protocol": "SSL"}
         if listener == "MUTUAL":
             chosen["ssl_certificate_location"] = str(self.certificates / "client.crt")
             chosen["ssl_key_location"] = str(self.certificates / "client.key")
-        if listener in ("SASL", "BOTH"):
-            chosen["security_protocol"] = "SASL_PLAINTEXT" if listener == "SASL" else "SASL_SSL"
+        if listener in ("SASL", "BOTH", "SHORT"):
+            chosen["security_protocol"] = "SASL_SSL" if listener == "BOTH" else "SASL_PLAINTEXT"
             if settings.get("sasl_mechanism") != "OAUTHBEARER":
                 chosen |= {"sasl_username": "alice", "sasl_password": "secret"}
         return f"127.0.0.1:{self.ports[listener]}", chosen | settings

@@ -37,6 +37,8 @@ from kohort.wire import framing
 from kohort.wire.cluster import ApiVersionsRequest, ApiVersionsResponse
 from kohort.wire.security import SaslAuthenticateRequest, SaslHandshakeRequest
 
+_LOGIN_SHARE = 0.8
+"""Of a login's lifetime, after which its connection is replaced."""
 SOFTWARE_NAME = "kohort"
 SOFTWARE_VERSION = "0.1.0"
 
@@ -112,7 +114,12 @@ class NodeHealth:
 
 @dataclass(slots=True, eq=False)
 class Link:
-    """One connection to one broker."""
+    """One connection to one broker.
+
+    Attributes:
+        renew_ms: When it is replaced by another at the next moment without a request in flight, since the broker ends it
+            soon: a login lasts only so long (KIP-368).
+    """
 
     id: int
     node: int
@@ -124,6 +131,7 @@ class Link:
     in_flight: deque[InFlight] = field(default_factory=deque)
     next_correlation: int = 1
     last_used_ms: float = 0.0
+    renew_ms: float = float("inf")
 
 
 class Links:
@@ -213,6 +221,10 @@ class Links:
         link = self._by_lane.get((node, lane))
         if link is not None and link.address != address:
             self.fail(link, f"node {node} moved to {address}")
+            link = None
+        if link is not None and self.runtime.now_ms >= link.renew_ms and not link.in_flight:
+            self._commands.append(CloseLink(link.id))
+            self._forget(link, "the login is about to expire", failed=False)
             link = None
         if link is None:
             health = self.health(address)
@@ -392,6 +404,8 @@ class Links:
                 reason = reply.error_message or "no reason given"
                 raise SaslError(f"{link.address} refused {mechanism.name} of {mechanism.who}: {reason}")
             token = mechanism.next(bytes(reply.auth_bytes))
+            if reply.session_lifetime_ms:
+                link.renew_ms = self.runtime.now_ms + reply.session_lifetime_ms * _LOGIN_SHARE
 
 
 def _decode(flight: InFlight, frame: memoryview) -> tuple[int, Any]:
