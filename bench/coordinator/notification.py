@@ -3,6 +3,8 @@
 `python -m bench.coordinator.notification` runs three members of every client (those of `make churn`) in classic eager
 groups of their own, all at once, against kohort with `group.notify.at.once` off and known, and against Apache Kafka. A
 member without a name of its own joins and leaves each group over and over, so that every trigger's moment is known.
+Members that are told together send their heartbeats in step from then on; so after each rebalance every member's process
+is paused for a random part of the interval, as if the group had lived for a while. What happens during it is not measured.
 
 - whole: from the trigger until the last member has its assignment;
 - standstill: from a member's giving up until its assignment, all members and triggers;
@@ -15,7 +17,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import random
+import signal
 import statistics
 import subprocess
 import sys
@@ -44,8 +48,8 @@ CLIENTS = ("java", "librdkafka", "aiokafka", "kafka-python", "franz-go", "kohort
 PLACES = ("off", "known", "Apache Kafka")
 MEMBERS, PARTITIONS = 3, 6
 HEARTBEAT_MS, SESSION_MS, REBALANCE_MS = 3_000, 10_000, 30_000
-QUIET_S = 3 * HEARTBEAT_MS / 1000
-"""Between two triggers, and a random part of an interval: the group is settled, and in step with nothing."""
+QUIET_S = 2 * HEARTBEAT_MS / 1000
+"""Before a trigger, and a random part of an interval: the group is settled, and in step with nothing."""
 WITHIN_S = 30.0
 LOOK_S = 0.02
 NS = 1e9
@@ -89,6 +93,7 @@ class Group:
         self._servers = servers
         self._folder = folder
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._steady: list[tuple[int, int]] = []
         self._logs: list[Path] = []
 
     def start(self, command: list[str]) -> None:
@@ -99,6 +104,7 @@ class Group:
             "servers": self._servers,
             "group": self.name,
             "name": f"{self.name}-{number}",
+            "instance": "",
             "topics": self.name,
             "protocol": "classic",
             "strategy": "range",
@@ -151,11 +157,19 @@ class Group:
         await self.assigned(0, lambda count: count == PARTITIONS)
         for _ in range(triggers):
             guest = ClassicMember(plan, self.name, "guest", Book())
-            await asyncio.sleep(QUIET_S + chance.random() * HEARTBEAT_MS / 1000)
+            await self.settle(chance)
             await self.trigger(guest.start, lambda count: count < PARTITIONS)
-            await asyncio.sleep(QUIET_S + chance.random() * HEARTBEAT_MS / 1000)
+            await self.settle(chance)
             leaves = guest.leave()
             await self.trigger(lambda leaves=leaves: asyncio.ensure_future(leaves), lambda count: count == PARTITIONS)
+
+    async def settle(self, chance: random.Random) -> None:
+        """Bring the members out of step, and let their coordinator learn their interval."""
+        await asyncio.sleep(chance.random() * HEARTBEAT_MS / 1000)
+        await asyncio.gather(*(pause(each, chance.random() * HEARTBEAT_MS / 1000) for each in self._processes))
+        await asyncio.sleep(HEARTBEAT_MS / 1000)
+        self._steady.append((time.monotonic_ns(), 0))
+        await asyncio.sleep(QUIET_S + chance.random() * HEARTBEAT_MS / 1000)
 
     async def trigger(self, act: Callable[[], Any], partitions: Callable[[int], bool]) -> None:
         """One change, and what comes of it."""
@@ -165,9 +179,11 @@ class Group:
             last = await self.assigned(began, partitions)
         except TimeoutError as error:
             print(f"a trigger is left out: {error}", file=sys.stderr)
+            self._steady.pop()
             return
         if doing is not None:
             await doing
+        self._steady[-1] = (self._steady[-1][0], time.monotonic_ns())
         self.figures.whole.append((last - began) / NS)
 
     def stop(self) -> None:
@@ -181,8 +197,8 @@ class Group:
             process.kill()
             process.wait()
 
-    def read(self, from_ns: int, until_ns: int) -> None:
-        """Take the figures of the time between from all logs, and the closing after it."""
+    def read(self) -> None:
+        """Take the figures of the steady stretches and their triggers from all logs, and the closing after it."""
         for log in self._logs:
             stopped = closing = given = 0
             asked: dict[int, int] = {}
@@ -194,7 +210,7 @@ class Group:
                     self.figures.close.append((at - closing) / NS)
                 elif what == "assigned":
                     given = at
-                if not from_ns < at < until_ns:
+                if not any(began < at < ended for began, ended in self._steady):
                     continue
                 if what in ("revoked", "lost"):
                     stopped = at
@@ -209,6 +225,15 @@ class Group:
                     self.figures.refused += 1
                 elif what == "records":
                     self.figures.record += [(at - value) / NS for value in line["values"] if value > given]
+
+
+async def pause(process: subprocess.Popen[bytes], seconds: float) -> None:
+    """Stop a process for a while: its next heartbeat, and all after it, come so much later."""
+    os.kill(process.pid, signal.SIGSTOP)
+    try:
+        await asyncio.sleep(seconds)
+    finally:
+        os.kill(process.pid, signal.SIGCONT)
 
 
 @contextmanager
@@ -246,7 +271,6 @@ async def measure(
         for group, _ in groups:
             group.start(commands[group.client])
         await asyncio.sleep(1)
-    began = time.monotonic_ns()
     producing = None
     if options.produce_s:
         producing = asyncio.create_task(produce(servers, list(commands), options.produce_s))
@@ -254,14 +278,13 @@ async def measure(
         await asyncio.sleep(QUIET_S)
         chance = random.Random(options.seed)
         await asyncio.gather(*(group.play(options.triggers, plan, chance) for group, plan in groups))
-        ended = time.monotonic_ns()
         await asyncio.sleep(HEARTBEAT_MS / 1000 * 1.5)
     finally:
         if producing is not None:
             producing.cancel()
         await asyncio.gather(*(asyncio.to_thread(group.stop) for group, _ in groups))
     for group, _ in groups:
-        group.read(began, ended)
+        group.read()
     return [group for group, _ in groups]
 
 

@@ -137,6 +137,7 @@ def on_disconnect(kernel: Kernel, member: ClassicMember) -> None:
         member.never_held = True
         kernel.count(Meter.HELD_DISCONNECTS)
         reply(kernel, member, ErrorCode.NONE)
+        member.released_ms = None  # when it comes again says nothing of its interval
 
 
 def begin(kernel: Kernel, group: Group) -> None:
