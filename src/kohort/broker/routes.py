@@ -19,7 +19,7 @@ from kohort.broker.dispatch import route_table
 
 __all__ = ["ROUTES", "unknown_api_versions"]
 
-PRODUCE, INIT_PRODUCER_ID, LIST_TRANSACTIONS = 0, 22, 66
+PRODUCE, INIT_PRODUCER_ID = 0, 22
 
 ROUTES = route_table(
     [
@@ -35,8 +35,5 @@ ROUTES = route_table(
         transactions.HANDLERS,
     ],
     advertise_from={PRODUCE: 0},  # librdkafka compresses only for brokers that name Produce 0, as Kafka 4 found out
-    serve_to={
-        INIT_PRODUCER_ID: 5,  # 6 is for two-phase commits, which Kafka 4.3 does not serve either
-        LIST_TRANSACTIONS: 1,  # 2 filters by a regular expression
-    },
+    serve_to={INIT_PRODUCER_ID: 5},  # 6 is for two-phase commits, which Kafka 4.3 does not serve either
 )

@@ -246,7 +246,8 @@ class Transactions:
         """
         known = self._known.get(transactional_id)
         if known is None or producer[0] not in (known.producer_id, known.previous_producer_id):
-            done(ErrorCode.INVALID_PRODUCER_ID_MAPPING, -1, -1)
+            error = ErrorCode.INVALID_PRODUCER_ID_MAPPING if transactional_id else ErrorCode.INVALID_REQUEST
+            done(error, -1, -1)
             return
         outcome = (
             (Status.COMPLETE_COMMIT, Status.PREPARE_COMMIT) if commit else (Status.COMPLETE_ABORT, Status.PREPARE_ABORT)
@@ -260,7 +261,8 @@ class Transactions:
         if known.status in outcome and (again or not new_epoch):
             self._when_ended(transactional_id, lambda: self._tell_end(transactional_id, done))
         elif again:
-            done(ErrorCode.PRODUCER_FENCED if known.status is Status.ONGOING else ErrorCode.INVALID_TXN_STATE, -1, -1)
+            fenced = known.status in (Status.ONGOING, Status.EMPTY)
+            done(ErrorCode.PRODUCER_FENCED if fenced else ErrorCode.INVALID_TXN_STATE, -1, -1)
         elif known.status is Status.ONGOING or (new_epoch and not commit and not known.status.preparing):
             self._end(known, commit, new_epoch, done)
         elif known.status.preparing:
@@ -278,6 +280,7 @@ class Transactions:
             known,
             status=Status.PREPARE_COMMIT if commit else Status.PREPARE_ABORT,
             partitions=known.partitions if known.status is Status.ONGOING else (),
+            start_ms=known.start_ms if known.status is Status.ONGOING else _wall_ms(),
             client_version=2 if new_epoch else 0,
         )
         if new_epoch:
@@ -376,7 +379,7 @@ class Transactions:
         """All markers are there."""
         commit = transaction.status is Status.PREPARE_COMMIT
         done = replace(
-            transaction, status=Status.COMPLETE_COMMIT if commit else Status.COMPLETE_ABORT, partitions=(), start_ms=-1
+            transaction, status=Status.COMPLETE_COMMIT if commit else Status.COMPLETE_ABORT, partitions=()
         )
         if done.next_producer_id != -1:
             done = replace(

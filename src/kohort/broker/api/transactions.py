@@ -13,10 +13,11 @@ from typing import Any
 
 from kohort.broker.api.offsets import CommitPlan
 from kohort.broker.node import Node
+from kohort.broker.regex import matcher
 from kohort.broker.request import Request
 from kohort.broker.topics import OFFSETS_TOPIC
 from kohort.broker.transaction_log import Status
-from kohort.errors import ErrorCode
+from kohort.errors import ErrorCode, InvalidInputError, KafkaError
 from kohort.groups import events
 from kohort.ids import TopicPartition
 from kohort.wire.transactions import (
@@ -48,10 +49,12 @@ def init_producer_id(node: Node, request: Request) -> InitProducerIdResponse | N
     """A producer id and epoch."""
     message, version = request.message, request.version
     transactional_id = message.transactional_id
+    if (message.producer_id < 0) != (message.producer_epoch < 0):
+        return InitProducerIdResponse(error_code=ErrorCode.INVALID_REQUEST, producer_epoch=-1)
     if transactional_id is None:
         return InitProducerIdResponse(producer_id=node.producer_ids.take(), producer_epoch=0)
-    if transactional_id == "" or (message.producer_id < 0) != (message.producer_epoch < 0):
-        return InitProducerIdResponse(error_code=ErrorCode.INVALID_REQUEST)
+    if transactional_id == "":
+        return InitProducerIdResponse(error_code=ErrorCode.INVALID_REQUEST, producer_epoch=-1)
 
     def done(error: ErrorCode, producer_id: int, epoch: int) -> None:
         request.reply(
@@ -72,7 +75,7 @@ def add_partitions_to_txn(node: Node, request: Request) -> AddPartitionsToTxnRes
         results = []
         for each in message.transactions:
             producer = (each.producer_id, each.producer_epoch)
-            topics = _added(node, each.transactional_id, producer, each.topics, (each.verify_only, version >= 2))
+            topics = _added(node, each.transactional_id, producer, each.topics, (each.verify_only, version))
             results.append(
                 AddPartitionsToTxnResponse.AddPartitionsToTxnResult(
                     transactional_id=each.transactional_id, topic_results=topics
@@ -85,23 +88,27 @@ def add_partitions_to_txn(node: Node, request: Request) -> AddPartitionsToTxnRes
         message.v3_and_below_transactional_id,
         producer,
         message.v3_and_below_topics,
-        (False, version >= 2),
+        (False, version),
     )
     return AddPartitionsToTxnResponse(results_by_topic_v3_and_below=topics)
 
 
 def _added(
-    node: Node, transactional_id: str, producer: tuple[int, int], topics: Any, ways: tuple[bool, bool]
+    node: Node, transactional_id: str, producer: tuple[int, int], topics: Any, ways: tuple[bool, int]
 ) -> list[Any]:
-    """The results of one transaction. `ways`: only verify; the client knows PRODUCER_FENCED."""
-    verify_only, knows_fenced = ways
+    """The results of one transaction. `ways`: only verify; the request's version."""
+    verify_only, version = ways
+    knows_fenced, from_client = version >= 2, version < 4
     wanted = [TopicPartition(topic.name, index) for topic in topics for index in topic.partitions]
-    missing = {tp for tp in wanted if node.store.get(*tp) is None}
+    refused: dict[TopicPartition, ErrorCode] = {}
+    for tp in wanted:
+        if from_client and node.topics.is_internal(tp.topic):
+            refused[tp] = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        elif node.store.get(*tp) is None:
+            refused[tp] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     errors: dict[TopicPartition, ErrorCode] = {}
-    if missing:
-        for tp in wanted:
-            unknown = tp in missing
-            errors[tp] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if unknown else ErrorCode.OPERATION_NOT_ATTEMPTED
+    if refused:
+        errors = {tp: refused.get(tp, ErrorCode.OPERATION_NOT_ATTEMPTED) for tp in wanted}
     elif verify_only:
         errors = {tp: node.transactions.check_member(transactional_id, producer, tp) for tp in wanted}
     else:
@@ -150,6 +157,9 @@ def txn_offset_commit(node: Node, request: Request) -> None:
             )
         )
 
+    if not message.group_id:
+        answer(ErrorCode.INVALID_GROUP_ID)
+        return
     if not plan.offsets:
         answer(None)
         return
@@ -159,6 +169,8 @@ def txn_offset_commit(node: Node, request: Request) -> None:
         error = node.transactions.add(message.transactional_id, producer, [partition])
     else:
         error = node.transactions.check_member(message.transactional_id, producer, partition)
+        if error is ErrorCode.INVALID_TXN_STATE and version >= 4:
+            error = ErrorCode.TRANSACTION_ABORTABLE
     if error:
         answer(ErrorCode.INVALID_PRODUCER_EPOCH if error is ErrorCode.PRODUCER_FENCED else error)
         return
@@ -198,7 +210,8 @@ def describe_transactions(node: Node, request: Request) -> DescribeTransactionsR
         state = DescribeTransactionsResponse.TransactionState(transactional_id=transactional_id)
         states.append(state)
         if known is None:
-            state.error_code = ErrorCode.TRANSACTIONAL_ID_NOT_FOUND
+            unknown = ErrorCode.TRANSACTIONAL_ID_NOT_FOUND if transactional_id else ErrorCode.INVALID_REQUEST
+            state.error_code = unknown
             continue
         state.transaction_state = known.status.shown
         state.transaction_timeout_ms = known.timeout_ms
@@ -213,8 +226,13 @@ def describe_transactions(node: Node, request: Request) -> DescribeTransactionsR
 
 
 def list_transactions(node: Node, request: Request) -> ListTransactionsResponse:
-    """Transactional ids by state, producer and age."""
+    """Transactional ids by state, producer, age and name."""
     message = request.message
+    pattern = message.transactional_id_pattern if request.version >= 2 else None
+    try:
+        is_named = matcher(pattern) if pattern else None
+    except InvalidInputError as error:
+        return ListTransactionsResponse(error_code=error.code)
     shown = {status.shown for status in Status}
     wanted = set(message.state_filters)
     producers = set(message.producer_id_filters)
@@ -228,7 +246,8 @@ def list_transactions(node: Node, request: Request) -> ListTransactionsResponse:
             for each in node.transactions.all()
             if (not wanted or each.status.shown in wanted)
             and (not producers or each.producer_id in producers)
-            and (age < 0 or (each.start_ms >= 0 and now_ms - each.start_ms >= age))
+            and (age < 0 or now_ms - each.start_ms > age)
+            and (is_named is None or is_named(each.id))
         ],
     )
 
@@ -242,7 +261,7 @@ def describe_producers(node: Node, request: Request) -> DescribeProducersRespons
             part = DescribeProducersResponse.PartitionResponse(partition_index=index)
             target = node.store.get(topic.name, index)
             if target is None:
-                part.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                part.error_code, part.error_message = _missing(node, topic.name)
             else:
                 part.active_producers = [
                     DescribeProducersResponse.ProducerState(
@@ -258,6 +277,17 @@ def describe_producers(node: Node, request: Request) -> DescribeProducersRespons
             parts.append(part)
         topics.append(DescribeProducersResponse.TopicResponse(name=topic.name, partitions=parts))
     return DescribeProducersResponse(topics=topics)
+
+
+def _missing(node: Node, topic: str) -> tuple[ErrorCode, str | None]:
+    """Why a partition has no producers to show."""
+    if topic in node.store.topics:
+        return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, None
+    try:
+        node.store.check_topic(topic, 1)
+    except KafkaError as error:
+        return error.code, error.message
+    return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {topic}"
 
 
 HANDLERS: dict[type, Callable[[Any, Any], Any]] = {
