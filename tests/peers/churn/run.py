@@ -19,7 +19,7 @@ from kohort.errors import KafkaError
 from kohort.java import start_tied
 from tests.peers.churn import clients
 from tests.peers.churn.places import Place
-from tests.peers.churn.plans import TOPICS, Kind, Plan
+from tests.peers.churn.plans import CLASSIC, TOPICS, Kind, Plan
 from tests.peers.churn.producing import Stream
 from tests.peers.churn.story import Member, Outage, Pause, Story, read
 
@@ -27,7 +27,7 @@ GROUP = "churn"
 HEAL_S = 90
 STOP_S = 40
 LEARN_S = 8
-"""A process whose instance id another has taken learns of it, or is ended."""
+"""Of two processes with one instance id, one is refused and learns of it, or is ended."""
 _LIVING_MIN = 3
 
 
@@ -191,7 +191,7 @@ class Run:
         """An instance id of this kind that no process has now."""
         if not self.plan.static:
             return ""
-        taken = {process.member.instance for process in self._living}
+        taken = {process.member.instance for process in self._living if not process.superseded}
         return next(name for n in range(kind.count) if (name := f"{kind.client}-{n}") not in taken)
 
     def _start(self, kind: Kind, share: float, twin: _Process | None = None) -> None:
@@ -215,13 +215,15 @@ class Run:
             "rebalance": self.plan.rebalance_ms,
         }
         member = Member(name, kind.client, protocol, log, time.monotonic_ns(), instance=str(orders["instance"]))
-        if twin is not None:
-            twin.member.superseded_ns, twin.superseded = member.started_ns, time.monotonic()
         command = [*self._commands[kind.client], *(f"{key}={value}" for key, value in orders.items())]
         with self._errors(member).open("wb") as errors:
             process = start_tied(command, stdin=subprocess.PIPE, stdout=errors, stderr=subprocess.STDOUT)
         self.story.members.append(member)
         self._living.append(_Process(member, kind, process))
+        if twin is not None and protocol == CLASSIC:  # the older is fenced
+            twin.member.superseded_ns, twin.superseded = member.started_ns, time.monotonic()
+        elif twin is not None:  # the younger is refused for as long as the older is a member
+            self._living[-1].superseded = time.monotonic()
         self._note(f"start {name}" + (f" with the instance id of {twin.member.name}" if twin is not None else ""))
 
     def _errors(self, member: Member) -> Path:

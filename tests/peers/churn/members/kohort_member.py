@@ -58,7 +58,7 @@ def main() -> None:
                 records = consumer.poll(timeout_ms=POLL_S * 1000)
             except KafkaError as error:
                 work.say("error", error=f"{type(error).__name__}: {error}")
-                if error.code is ErrorCode.FENCED_INSTANCE_ID:
+                if error.code in (ErrorCode.FENCED_INSTANCE_ID, ErrorCode.UNRELEASED_INSTANCE_ID):
                     raise
                 continue
             for partition, found in records.by_partition().items():
