@@ -271,11 +271,11 @@ def test_a_custom_assignor_carries_data_both_ways() -> None:
 
 
 def test_names() -> None:
-    for name in ("range", "roundrobin", "sticky", "cooperative-sticky"):
-        made = client_assignor(name)
+    for name in ("range", "roundrobin", "sticky", "cooperative-sticky", "rack-aware"):
+        made = client_assignor(name, "r0")
         assert made.name == name
         assert isinstance(made, Assignor)
-        assert made is not client_assignor(name)
+        assert made is not client_assignor(name, "r0")
         assert made.cooperative == (name == "cooperative-sticky")
     assert [server_assignor(name).name for name in ("uniform", "range")] == ["uniform", "range"]
     with pytest.raises(InvalidInputError) as caught:
@@ -283,3 +283,6 @@ def test_names() -> None:
     assert caught.value.code is ErrorCode.UNSUPPORTED_ASSIGNOR
     with pytest.raises(InvalidInputError):
         client_assignor("uniform")
+    assert client_assignor("rack-aware", "r0").subscription_user_data([]) == b"rack:r0"
+    with pytest.raises(InvalidInputError, match=r"set client\.rack"):
+        client_assignor("rack-aware")

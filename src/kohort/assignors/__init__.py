@@ -8,7 +8,7 @@ process computes it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TypeVar
 
 from kohort.assignors.rack_aware import RackAware
 from kohort.assignors.range import Range
@@ -17,13 +17,16 @@ from kohort.assignors.shapes import Assignment, Assignor, MemberSubscription, St
 from kohort.assignors.sticky import CooperativeSticky, Sticky, Uniform
 from kohort.errors import ErrorCode, InvalidInputError
 
-CLIENT: Final[dict[str, Callable[[], Assignor]]] = {
-    "range": Range,
-    "roundrobin": RoundRobin,
-    "sticky": Sticky,
-    "cooperative-sticky": CooperativeSticky,
+T = TypeVar("T")
+
+CLIENT: Final[dict[str, Callable[[str], Assignor]]] = {
+    "range": lambda _: Range(),
+    "roundrobin": lambda _: RoundRobin(),
+    "sticky": lambda _: Sticky(),
+    "cooperative-sticky": lambda _: CooperativeSticky(),
+    "rack-aware": RackAware,
 }
-"""What a classic member may list in partition.assignment.strategy. Each member needs its own instance: some remember."""
+"""What a classic member may list in partition.assignment.strategy, made of its rack. Each member needs its own: some remember."""
 
 SERVER: Final[dict[str, Callable[[], Assignor]]] = {
     "uniform": Uniform,
@@ -32,13 +35,13 @@ SERVER: Final[dict[str, Callable[[], Assignor]]] = {
 """What a KIP-848 coordinator offers; the first is its default."""
 
 
-def client_assignor(name: str) -> Assignor:
-    """A new assignor for one classic member.
+def client_assignor(name: str, rack: str = "") -> Assignor:
+    """A new assignor for one classic member, which is in `rack`.
 
     Raises:
-        InvalidInputError: unknown name.
+        InvalidInputError: unknown name, or `rack-aware` without a rack.
     """
-    return _make(CLIENT, name, ErrorCode.INVALID_CONFIG)
+    return _known(CLIENT, name, ErrorCode.INVALID_CONFIG)(rack)
 
 
 def server_assignor(name: str) -> Assignor:
@@ -47,14 +50,14 @@ def server_assignor(name: str) -> Assignor:
     Raises:
         InvalidInputError: unknown name (code UNSUPPORTED_ASSIGNOR).
     """
-    return _make(SERVER, name, ErrorCode.UNSUPPORTED_ASSIGNOR)
+    return _known(SERVER, name, ErrorCode.UNSUPPORTED_ASSIGNOR)()
 
 
-def _make(table: dict[str, Callable[[], Assignor]], name: str, code: ErrorCode) -> Assignor:
+def _known(table: dict[str, T], name: str, code: ErrorCode) -> T:
     kind = table.get(name)
     if kind is None:
         raise InvalidInputError(f"assignor {name!r}: one of {', '.join(table)}", code)
-    return kind()
+    return kind
 
 
 __all__ = [

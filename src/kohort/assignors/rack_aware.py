@@ -4,7 +4,7 @@ Each member sends its rack up as user data, so this also works among clients who
 leader divides evenly and deals partitions to members beside a replica as far as that goes; then it tells each member
 which of its partitions those are, so that the member knows what it may fetch nearby.
 
-    Consumer(…, partition_assignment_strategy=[RackAware("rack-1"), "range"])
+    Consumer(…, client_rack="rack-1", partition_assignment_strategy=["rack-aware", "range"])
 
 Source: spec 3.3.
 """
@@ -35,7 +35,7 @@ class RackAware(Stateless):
 
     def __init__(self, rack: str) -> None:
         if not rack:
-            raise InvalidInputError("the rack-aware assignor needs the member's rack")
+            raise InvalidInputError("the rack-aware assignor needs the member's rack: set client.rack")
         self.rack = rack
         self.near: tuple[TopicPartition, ...] = ()
         self._told: dict[MemberId, bytes] = {}

@@ -39,7 +39,7 @@ class ClassicProtocol:
         self._cluster = cluster
         self._config = config
         self._request_rejoin = request_rejoin
-        self._assignors: dict[str, Assignor] = _assignors(config.partition_assignment_strategy)
+        self._assignors: dict[str, Assignor] = _assignors(config)
         self.eager = not all(assignor.cooperative for assignor in self._assignors.values())
         self._subscription: Subscription | None = None
         self._joined_with: tuple[str, ...] = ()
@@ -248,13 +248,16 @@ def _assignable(metadata: Metadata, topic: str, numbers: tuple[int, ...]) -> Ass
     return AssignableTopic(len(numbers), tuple(racks) if any(racks) else ())
 
 
-def _assignors(strategies: Iterable[str | Assignor]) -> dict[str, Assignor]:
+def _assignors(config: ConsumerConfig) -> dict[str, Assignor]:
     """Assignors by name, in order of preference.
 
     Raises:
-        InvalidInputError: an unknown name, or none at all.
+        InvalidInputError: an unknown name, none at all, or one that needs a rack where none is configured.
     """
-    chosen = [client_assignor(strategy) if isinstance(strategy, str) else strategy for strategy in strategies]
+    chosen = [
+        client_assignor(strategy, config.client_rack) if isinstance(strategy, str) else strategy
+        for strategy in config.partition_assignment_strategy
+    ]
     if not chosen:
         raise InvalidInputError("partition.assignment.strategy names no assignor")
     return {assignor.name: assignor for assignor in chosen}
