@@ -227,6 +227,33 @@ def use():
     assert len(read(servers, topic)) == 100
 
 
+def test_callbacks_may_fail_but_not_wait(own_broker: Broker, topic: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A callback that raises stops nothing; one that waits for its own producer is refused, and one that sends is not."""
+    refused: list[BaseException] = []
+    told: list[int] = []
+    with Producer(own_broker.bootstrap_servers, batch_size=200, linger_ms=0) as producer:
+
+        def raises(error: KafkaError | None, where: Any) -> None:
+            raise LookupError("no such thing")
+
+        def waits(error: KafkaError | None, where: Any) -> None:
+            try:
+                producer.flush()
+            except InvalidInputError as error_:
+                refused.append(error_)
+
+        def sends(error: KafkaError | None, where: Any) -> None:
+            producer.send(topic, b"once more", partition=0, on_delivery=lambda _, where: told.append(where.offset))
+
+        producer.send(topic, b"0", partition=0, on_delivery=raises).result(20)
+        producer.send(topic, b"1", partition=0, on_delivery=waits).result(20)
+        producer.send(topic, b"2", partition=0, on_delivery=sends).result(20)
+        assert producer.send(topic, b"3", partition=0).result(20).offset >= 3
+    assert "a delivery callback failed" in caplog.text
+    assert "client's thread" in str(refused[0])
+    assert len(told) == 1
+
+
 def test_ctrl_c_ends_a_send_and_close_at_once(own_broker: Broker, topic: str) -> None:
     """The interrupt comes while send() waits for memory that a silent broker never frees."""
     rule = own_broker.faults.add(Fault("Produce", "hold", client_id=topic, times=None))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import uuid
 from collections.abc import Callable, Iterator
@@ -254,6 +255,21 @@ def test_failures_on_the_way_are_not_seen(
     rule.wait()
     assert committed_values(servers, topic) == [b"%d-%02d" % (n, r) for n in range(0, 6, 2) for r in range(20)]
     assert committed_offset(servers, topic, partition) == 4
+
+
+@pytest.mark.parametrize("way", ["closed", "left by an error"])
+def test_a_producer_that_is_closed_aborts(servers: str, version: int, topic: str, way: str) -> None:
+    """Those who read committed records need not wait for the transaction's timeout."""
+    with contextlib.suppress(LookupError), Producer(servers, transactional_id=topic) as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        place = producer.send(topic, b"undone").result(20)
+        if way == "left by an error":
+            raise LookupError
+    partition = TopicPartition(topic, place.partition)
+    with RangeReader(servers, isolation_level="read_committed") as reader:
+        assert reader.end_offsets([partition])[partition] == place.offset + 2
+    assert committed_values(servers, topic) == []
 
 
 def test_a_commit_without_an_answer_can_be_asked_again(

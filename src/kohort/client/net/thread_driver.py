@@ -23,7 +23,7 @@ from kohort.client.net.links import Address, CloseLink, Command, OpenLink, SendF
 from kohort.client.net.runtime import Cancelled, Promise, Task
 from kohort.client.net.security import SaslMechanism, fetched_mechanism, tls_context
 from kohort.client.settings import ConnectionConfig
-from kohort.errors import KafkaError
+from kohort.errors import InvalidInputError, KafkaError
 
 T = TypeVar("T")
 log = logging.getLogger("kohort.client")
@@ -65,7 +65,11 @@ class ThreadClient:
 
         Raises:
             TimeoutError: `timeout_s` is over; the coroutine is cancelled. Coroutines have time limits of their own.
+            InvalidInputError: called by a callback on the client's own thread, which would wait for itself.
         """
+        if self._io is not None and threading.current_thread() is self._io.thread:
+            coro.close()
+            raise InvalidInputError("a callback on the client's thread can't wait for the client: hand over to another")
         future = self.submit(coro)
         try:
             return future.result(timeout_s)

@@ -104,7 +104,7 @@ class AsyncProducer:
     # Life.
 
     async def close(self, timeout_s: float | None = None) -> None:
-        """Deliver what was sent (for at most `timeout_s`), then close. Does nothing the second time."""
+        """Deliver what was sent (for at most `timeout_s`), abort an open transaction, close. Does nothing the second time."""
         if self._client.closed:
             return
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Generator
@@ -13,6 +14,8 @@ from typing import Any
 from kohort.columns.encode import Chunk
 from kohort.errors import KafkaError, TimedOutError
 from kohort.ids import TopicPartition
+
+log = logging.getLogger("kohort.client")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,14 +126,14 @@ class Batch:
         return RecordMetadata(self.partition.topic, self.partition.partition, offset, stamp)
 
     def tell(self) -> None:
-        """Call those who want to know; outside the producer's lock."""
+        """Call those who want to know; outside the producer's lock. What a callback raises is logged: others want to know too."""
         callbacks, self.callbacks = self.callbacks, []
         for index, timestamp, callback in callbacks:
             error = self.failure(index)
-            if error is None:
-                callback(None, self.metadata(index, timestamp))
-            else:
-                callback(error, None)
+            try:
+                callback(error, None if error is not None else self.metadata(index, timestamp))
+            except Exception:
+                log.exception("a delivery callback failed")
 
 
 class Delivery:

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 OnDelivery: TypeAlias = Callable[[KafkaError | None, RecordMetadata | None], None]
 Servers: TypeAlias = str | list[str] | tuple[str, ...] | None
+_ABORT_MS = 1_000
+"""How long a close in a hurry waits for a transaction's abort, which frees those who read up to it."""
 _ROWS_AT_ONCE = 65_536
 """Rows of a table that are encoded before their batches are handed over, so that sending starts early."""
 
@@ -239,10 +242,19 @@ class ProducerCore:
         await transactions.end(commit=False)
 
     async def close(self, timeout_s: float | None) -> None:
-        """Deliver what was sent (for at most `timeout_s`), undo an open transaction's records; nothing can be sent after."""
-        if self.transactions is not None and self.transactions.state is TxnState.OPEN:
+        """Deliver what was sent (for at most `timeout_s`), abort an open transaction; nothing can be sent after."""
+        limit = None if timeout_s is None else timeout_s * 1000
+        if self.transactions is not None and self.transactions.state in (TxnState.OPEN, TxnState.FAILED):
             self._drop()
-        await self.accumulator.flush(None if timeout_s is None else timeout_s * 1000)
+            await self.accumulator.flush(limit)
+            with contextlib.suppress(KafkaError):  # its coordinator aborts it when its time is over
+                await self.cluster.runtime.within(
+                    self.transactions.end(commit=False),
+                    self.config.max_block_ms if limit is None else max(limit, _ABORT_MS),
+                    "abort at close",
+                )
+        else:
+            await self.accumulator.flush(limit)
         self.sender.closed = True
         self.sender.kick()
         for batch in self.accumulator.fail(error_for(ErrorCode.NETWORK_EXCEPTION, "the producer is closed")):
