@@ -4,6 +4,22 @@
         producer.send("flights", value=b"...", key=b"N14228")           # a Delivery: .result() has partition and offset
         producer.send_arrow("flights", batch, key="tailnum", value="json").result()
 
+Offsets read and records written in one step, seen by `read_committed` readers together or not at all:
+
+    producer = Producer("127.0.0.1:9092", transactional_id="copier-1")
+    producer.init_transactions()
+    while True:
+        records = consumer.poll()                                       # a Consumer with enable_auto_commit=False
+        producer.begin_transaction()
+        try:
+            ...send what comes of the records, and gather the offsets after them...
+            producer.send_offsets_to_transaction(offsets, consumer.group_metadata())
+            producer.commit_transaction()
+        except FencedError:
+            raise                                                       # another copier-1 took over: close
+        except KafkaError:
+            producer.abort_transaction()                                # then seek back to what is committed
+
 `send` returns at once; records leave in batches, when one is full or `linger_ms` old. It blocks only while `buffer_memory` is
 full or a topic is not known yet, at most `max_block_ms`.
 """
