@@ -19,7 +19,7 @@ from kohort.errors import KafkaError
 from kohort.java import start_tied
 from tests.peers.churn import clients
 from tests.peers.churn.places import Place
-from tests.peers.churn.plans import CLASSIC, TOPICS, Kind, Plan
+from tests.peers.churn.plans import CLASSIC, CONSUMER, TOPICS, Kind, Plan
 from tests.peers.churn.producing import Stream
 from tests.peers.churn.story import Member, Outage, Pause, Story, read
 
@@ -183,15 +183,17 @@ class Run:
                 self._pause(victim, self._random.uniform(0.3, 2))
 
     def _number_of(self, kind: Kind) -> int:
-        """A static member's id is free again only when its process is gone."""
-        mine = [process for process in self._living if process.kind == kind and not process.superseded]
-        return sum(process.counts or self.plan.static for process in mine)
+        """A static member's id is free again only when each process that has it is gone."""
+        mine = [process for process in self._living if process.kind == kind]
+        if self.plan.static:
+            return len({process.member.instance for process in mine})
+        return sum(process.counts for process in mine)
 
     def _instance(self, kind: Kind) -> str:
         """An instance id of this kind that no process has now."""
         if not self.plan.static:
             return ""
-        taken = {process.member.instance for process in self._living if not process.superseded}
+        taken = {process.member.instance for process in self._living}
         return next(name for n in range(kind.count) if (name := f"{kind.client}-{n}") not in taken)
 
     def _start(self, kind: Kind, share: float, twin: _Process | None = None) -> None:
@@ -222,9 +224,16 @@ class Run:
         self._living.append(_Process(member, kind, process))
         if twin is not None and protocol == CLASSIC:  # the older is fenced
             twin.member.superseded_ns, twin.superseded = member.started_ns, time.monotonic()
-        elif twin is not None:  # the younger is refused for as long as the older is a member
+        elif protocol == CONSUMER and (twin is not None or self._may_be_member(member)):
+            # The younger is refused for as long as the older is a member.
             self._living[-1].superseded = time.monotonic()
         self._note(f"start {name}" + (f" with the instance id of {twin.member.name}" if twin is not None else ""))
+
+    def _may_be_member(self, member: Member) -> bool:
+        """Whether one that was killed with this one's instance id may not have been missed yet."""
+        still_ns = member.started_ns - (self.plan.session_ms + 3_000) * 1_000_000
+        before = [other for other in self.story.members if other.instance == member.instance != ""]
+        return any(other.killed and (other.ended_ns or 0) > still_ns for other in before)
 
     def _errors(self, member: Member) -> Path:
         return self.folder / f"{member.name}.err"
