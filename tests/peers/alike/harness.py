@@ -18,7 +18,7 @@ from typing import Any
 from kohort.errors import ErrorCode
 from kohort.wire.batch import BatchRecord, build_batch
 from kohort.wire.cluster import CreateTopicsRequest, MetadataRequest
-from kohort.wire.data import ProduceRequest
+from kohort.wire.data import ListOffsetsRequest, ProduceRequest
 from kohort.wire.framing import APIS
 from kohort.wire.groups import DescribeGroupsRequest, FindCoordinatorRequest
 from kohort.wire.schema import Struct
@@ -27,10 +27,19 @@ from tests.broker.raw import RawClient
 from tests.support.waiting import until
 
 NOT_COMPARED = frozenset({"throttle_time_ms", "host", "port", "cluster_id", "finalized_features_epoch"})
-UNORDERED = frozenset(
-    {"members", "active_producers", "transaction_states", "api_keys", "configs", "synonyms", "groups"}
+KEYS = (
+    "name",
+    "topic",
+    "topic_id",
+    "group_id",
+    "transactional_id",
+    "resource_name",
+    "partition_index",
+    "partition",
+    "index",
 )
-"""Lists whose order means nothing: Kafka's comes from a hash map."""
+"""By these things are told apart in lists, whose order means nothing: Kafka's comes from hash maps."""
+ORDERED = frozenset({"record_errors"})
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 _NOT_READY = {
     ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
@@ -162,15 +171,13 @@ class Side:
         (made,) = self.silently(CreateTopicsRequest(topics=[topic])).topics
         assert made.error_code == 0, made
         self.call(made.topic_id, f"id of {name}")
-        asked = MetadataRequest.MetadataRequestTopic(name=name)
+        make = ListOffsetsRequest.ListOffsetsPartition
+        ends = [make(partition_index=index, timestamp=-1) for index in range(partitions)]
+        asked = ListOffsetsRequest(topics=[ListOffsetsRequest.ListOffsetsTopic(name=name, partitions=ends)])
 
         def led() -> bool:
-            (found,) = self.silently(MetadataRequest(topics=[asked], allow_auto_topic_creation=False)).topics
-            return (
-                found.error_code == 0
-                and len(found.partitions) == partitions
-                and all(p.leader_id == 1 for p in found.partitions)
-            )
+            (found,) = self.silently(asked, 7).topics
+            return not any(part.error_code for part in found.partitions)
 
         until(led, f"{name} has leaders")
         return name
@@ -182,12 +189,17 @@ class Side:
         found: uuid.UUID = answer.topics[0].topic_id
         return found
 
-    def produce(self, topic: str, partition: int, *values: bytes, **facts: Any) -> Any:
-        """Append a batch of these values; timestamps count from 1,000,000 ms."""
-        batch = build_batch([BatchRecord(0, 1_000_000 + n, None, value) for n, value in enumerate(values)], **facts)
+    def produce(
+        self, topic: str, partition: int, *values: bytes, transactional: str | None = None, **facts: Any
+    ) -> None:
+        """Append a batch of these values, which must succeed; timestamps count from 1,000,000 ms."""
+        records = [BatchRecord(0, 1_000_000 + n, None, value) for n, value in enumerate(values)]
+        batch = build_batch(records, transactional=transactional is not None, **facts)
         part = ProduceRequest.PartitionProduceData(index=partition, records=batch)
         data = ProduceRequest.TopicProduceData(name=topic, partition_data=[part])
-        return self.silently(ProduceRequest(acks=-1, timeout_ms=10_000, topic_data=[data]), 11)
+        asked = ProduceRequest(transactional_id=transactional, acks=-1, timeout_ms=10_000, topic_data=[data])
+        answer = self.silently(asked, 11).responses[0].partition_responses[0]
+        assert answer.error_code == 0, answer
 
     def transcript(self) -> list[tuple[str, Any, str]]:
         """What this side answered, in terms that both sides share."""
@@ -200,7 +212,7 @@ class Side:
             }
         if isinstance(value, list):
             plain = [self._plain(each, field) for each in value]
-            return sorted(plain, key=repr) if field in UNORDERED else plain
+            return plain if field in ORDERED else sorted(plain, key=_key)
         if isinstance(value, uuid.UUID):
             return self._names.get(str(value), "<no id>" if value.int == 0 else "<unknown id>")
         if isinstance(value, str):
@@ -219,6 +231,13 @@ class Side:
         """Let go of the connections."""
         for client in self._clients.values():
             client.close()
+
+
+def _key(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, dict):
+        return (f"{value:06d}" if isinstance(value, int) else str(value),)
+    named = [value[key] for key in KEYS if key in value]
+    return (*(f"{each:06d}" if isinstance(each, int) else str(each) for each in named), repr(value))
 
 
 def fit(value: Any, version: int) -> None:

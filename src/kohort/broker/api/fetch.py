@@ -28,6 +28,17 @@ COPY_BYTES = 1 << 15
 _Partition = FetchResponse.PartitionData
 
 
+def _failed(index: int, error: int, *, known: bool = True) -> Any:
+    """A partition that gives nothing; `known`: to this broker, though its leader epoch or offset is not."""
+    return _Partition(
+        partition_index=index,
+        error_code=error,
+        high_watermark=-1,
+        records=b"",
+        aborted_transactions=None if known else [],
+    )
+
+
 class Fetch:
     """One fetch from its arrival to its answer; it may be parked between."""
 
@@ -81,7 +92,7 @@ class Fetch:
                 error = epoch_error(source, part.epoch)
             if source is None or error:
                 urgent = True
-                found.append((part, _Partition(partition_index=index, error_code=error, high_watermark=-1), 0))
+                found.append((part, _failed(index, error, known=source is not None), 0))
                 continue
             logs.append(source)
             if incremental and part.quiet(source.end_offset, source.log_start_offset):
@@ -99,18 +110,10 @@ class Fetch:
             result = source.read(part.offset, limit, self._isolation, min_one=first)
             records = _records(result)
         except KafkaError as error:
-            return (
-                _Partition(
-                    partition_index=index,
-                    error_code=error.code,
-                    high_watermark=-1,
-                    log_start_offset=source.log_start_offset,
-                ),
-                0,
-            )
+            return _failed(index, error.code), 0
         except OSError as error:
             log.error("%s-%d could not be read: %s", *part.key, error)
-            return _Partition(partition_index=index, error_code=ErrorCode.KAFKA_STORAGE_ERROR, high_watermark=-1), 0
+            return _failed(index, ErrorCode.KAFKA_STORAGE_ERROR), 0
         aborted = result.aborted
         answer = _Partition(
             partition_index=index,

@@ -6,13 +6,14 @@ offsets, 10 a timeout, 11 the earliest offset still to be uploaded; OffsetForLea
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 from kohort.broker.node import Node
 from kohort.broker.request import Request
 from kohort.errors import ErrorCode, KafkaError
-from kohort.log import Isolation, PartitionLog
+from kohort.log import EARLIEST, EARLIEST_LOCAL, LATEST, MAX_TIMESTAMP, Isolation, PartitionLog
 from kohort.wire.data import (
     ListOffsetsRequest,
     ListOffsetsResponse,
@@ -23,6 +24,9 @@ from kohort.wire.data import (
 LATEST_TIERED = -5
 EARLIEST_PENDING_UPLOAD = -6
 _Listed = ListOffsetsResponse.ListOffsetsPartitionResponse
+NEVER = 1 << 15
+_SINCE = {LATEST: 1, EARLIEST: 1, MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11}
+"""The version from which a special timestamp is known."""
 
 
 def epoch_error(log: PartitionLog, current_leader_epoch: int) -> int:
@@ -38,28 +42,33 @@ def list_offsets(node: Node, request: Request) -> ListOffsetsResponse:
     """An offset and its timestamp for each partition."""
     message = request.message
     isolation = Isolation.READ_COMMITTED if message.isolation_level == 1 else Isolation.READ_UNCOMMITTED
-    return ListOffsetsResponse(
-        topics=[
-            ListOffsetsResponse.ListOffsetsTopicResponse(
-                name=topic.name,
-                partitions=[_list(node, topic.name, part, isolation, request.version) for part in topic.partitions],
-            )
-            for topic in message.topics
+    topics = []
+    for topic in message.topics:
+        asked = {part.partition_index: part for part in topic.partitions}
+        twice = {
+            index for index, times in Counter(part.partition_index for part in topic.partitions).items() if times > 1
+        }
+        answers = [
+            _Listed(partition_index=index, error_code=ErrorCode.INVALID_REQUEST)
+            if index in twice
+            else _list(node, topic.name, part, isolation, request.version)
+            for index, part in asked.items()
         ]
-    )
+        topics.append(ListOffsetsResponse.ListOffsetsTopicResponse(name=topic.name, partitions=answers))
+    return ListOffsetsResponse(topics=topics)
 
 
 def _list(node: Node, topic: str, asked: Any, isolation: Isolation, version: int) -> Any:
     index = asked.partition_index
+    if asked.timestamp < 0 and version < _SINCE.get(asked.timestamp, NEVER):
+        return _Listed(partition_index=index, error_code=ErrorCode.UNSUPPORTED_VERSION)
     log = node.store.get(topic, index)
     error = epoch_error(log, asked.current_leader_epoch) if log else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     if log is None or error:
         return _Listed(partition_index=index, error_code=error)
     timestamp = asked.timestamp
-    if timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
-        if timestamp == LATEST_TIERED:  # nothing is tiered
-            return _Listed(partition_index=index, leader_epoch=-1)
-        return _Listed(partition_index=index, offset=log.log_start_offset, leader_epoch=log.leader_epoch)
+    if timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):  # nothing is tiered
+        return _Listed(partition_index=index, leader_epoch=-1)
     try:
         found = log.offset_for_timestamp(timestamp, isolation)
     except KafkaError as refused:

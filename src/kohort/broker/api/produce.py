@@ -15,6 +15,7 @@ from kohort.broker.node import Node
 from kohort.broker.request import Request
 from kohort.errors import ErrorCode, KafkaError
 from kohort.ids import TopicPartition
+from kohort.wire.batch import TRANSACTIONAL
 from kohort.wire.data import ProduceRequest, ProduceResponse
 
 log = logging.getLogger("kohort.broker")
@@ -22,6 +23,10 @@ log = logging.getLogger("kohort.broker")
 _Partition = ProduceResponse.PartitionProduceResponse
 _Topic = ProduceResponse.TopicProduceResponse
 _NO_ERRORS: list[ProduceResponse.TopicProduceResponse.PartitionProduceResponse.BatchIndexAndErrorMessage] = []
+ABORTABLE_SINCE = 11
+"""The version whose clients know TRANSACTION_ABORTABLE. Source: KIP-890."""
+ATTRIBUTES_AT = 22
+"""Where a batch has the low byte of its attributes."""
 _NO_LEADER = ProduceResponse.LeaderIdAndEpoch()
 """The same for all answers: nobody changes them."""
 
@@ -72,6 +77,11 @@ def _refused(node: Node, request: Request, name: str | None, acks: int) -> int:
     return 0
 
 
+def _is_transactional(records: Any) -> bool:
+    """Whether the first batch says that it is part of a transaction."""
+    return len(records) > ATTRIBUTES_AT and bool(records[ATTRIBUTES_AT] & TRANSACTIONAL)
+
+
 def _append(node: Node, request: Request, name: str | None, part: Any, now_ms: int) -> Any:
     assert name is not None
     index = part.index
@@ -88,12 +98,19 @@ def _append(node: Node, request: Request, name: str | None, part: Any, now_ms: i
         )
     try:
         transactional_id = request.message.transactional_id
-        if transactional_id is not None:
+        if transactional_id is None:
+            if _is_transactional(records):
+                error = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+                return _Partition(index=index, error_code=error, base_offset=-1)
+        else:
             partition = TopicPartition(name, index)
             node.transactions.check_produce(transactional_id, partition, records, adds=request.version >= 12)
         result = target.append(records, now_ms)
     except KafkaError as error:
-        return _Partition(index=index, error_code=error.code, base_offset=-1, error_message=error.message)
+        code = error.code
+        if code is ErrorCode.INVALID_TXN_STATE and request.version >= ABORTABLE_SINCE:
+            code = ErrorCode.TRANSACTION_ABORTABLE
+        return _Partition(index=index, error_code=code, base_offset=-1, error_message=error.message)
     except OSError as error:
         log.error("%s-%d could not be written: %s", name, index, error)
         return _Partition(index=index, error_code=ErrorCode.KAFKA_STORAGE_ERROR, base_offset=-1)

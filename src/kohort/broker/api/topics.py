@@ -193,6 +193,8 @@ def delete_records(node: Node, request: Request) -> DeleteRecordsResponse:
                 result.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             elif node.topics.is_internal(topic.name):
                 result.error_code = ErrorCode.INVALID_TOPIC_EXCEPTION
+            elif not target.config.deletes:
+                result.error_code = ErrorCode.POLICY_VIOLATION
             else:
                 try:
                     result.low_watermark = target.delete_records(part.offset)

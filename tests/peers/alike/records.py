@@ -1,0 +1,226 @@
+"""Produce, Fetch, ListOffsets, DeleteRecords, OffsetForLeaderEpoch: what is told of records that can't be had or taken."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from kohort.wire.batch import BatchRecord, build_batch
+from kohort.wire.data import (
+    DeleteRecordsRequest,
+    FetchRequest,
+    ListOffsetsRequest,
+    OffsetForLeaderEpochRequest,
+    ProduceRequest,
+)
+from tests.peers.alike.harness import Side, scenario
+from tests.peers.alike.transactions import begun
+
+
+def batch(*values: bytes, **facts: Any) -> bytes:
+    return build_batch([BatchRecord(0, 1_700_000_000_000 + n, None, value) for n, value in enumerate(values)], **facts)
+
+
+def producing(side: Side, version: int, parts: list[tuple[str, int, Any]], **fields: Any) -> ProduceRequest:
+    topics: dict[str, list[Any]] = {}
+    for topic, index, records in parts:
+        topics.setdefault(topic, []).append(ProduceRequest.PartitionProduceData(index=index, records=records))
+    make = ProduceRequest.TopicProduceData
+    data = [
+        make(name=name, topic_id=side.id_of(name), partition_data=found)
+        if version >= 13
+        else make(name=name, partition_data=found)
+        for name, found in topics.items()
+    ]
+    return ProduceRequest(topic_data=data, **{"acks": -1, "timeout_ms": 10_000, **fields})
+
+
+def plain(answer: Any) -> None:
+    """Without words, which records are meant, and times."""
+    for topic in answer.responses:
+        for part in topic.partition_responses:
+            part.error_message = None
+            part.record_errors = []
+            part.log_append_time_ms = -1
+            if part.error_code:
+                part.log_start_offset = -1
+
+
+@scenario(ProduceRequest)
+def produces(side: Side, version: int) -> None:
+    topic, missing = side.topic(), side.name("missing")
+    name = side.name("tx")
+    producer, epoch = begun(side, name)
+    good = batch(b"a", b"b")
+    broken = bytearray(good)
+    broken[-1] ^= 1
+    numbered = {"producer_id": 7_000_000 + version, "producer_epoch": 0}
+    transactional = {"producer_id": producer, "producer_epoch": epoch, "base_sequence": 0, "transactional": True}
+    cases: list[tuple[list[tuple[str, int, Any]], dict[str, Any]]] = [
+        ([(topic, 0, good)], {}),
+        ([(topic, 0, good)], {"acks": 1}),
+        ([(topic, 0, good), (topic, 1, good)], {}),
+        ([(topic, 0, good)], {"acks": 5}),
+        ([(topic, 7, good)], {}),
+        ([(topic, 0, bytes(broken))], {}),
+        ([(topic, 0, batch(b"x", base_sequence=0, **numbered))], {}),
+        ([(topic, 0, batch(b"x", base_sequence=0, **numbered))], {}),
+        ([(topic, 0, batch(b"x", base_sequence=5, **numbered))], {}),
+        ([(topic, 0, batch(b"x", **{**numbered, "producer_epoch": 3, "base_sequence": 1}))], {}),
+        ([(topic, 0, batch(b"x", **{**numbered, "producer_epoch": 3, "base_sequence": 0}))], {}),
+        ([(topic, 0, batch(b"x", base_sequence=1, **numbered))], {}),
+        ([(topic, 0, batch(b"x", **transactional))], {}),
+        ([(topic, 0, batch(b"x", **transactional))], {"transactional_id": ""}),
+        ([(topic, 0, batch(b"x", **transactional))], {"transactional_id": side.name("none")}),
+        ([(topic, 0, batch(b"x", **{**transactional, "producer_epoch": epoch + 1}))], {"transactional_id": name}),
+        ([(topic, 0, batch(b"x", **transactional))], {"transactional_id": name}),
+        ([], {}),
+    ]
+    if version < 13:
+        cases += [([(missing, 0, good)], {}), ([("", 0, good)], {}), ([("__consumer_offsets", 0, good)], {})]
+    for parts, fields in cases:
+        side.ask(producing(side, version, parts, **fields), version, keep=plain)
+    side.ask(listing_offsets({topic: [(0, -1), (1, -1)]}), 7)
+    with side.on_purpose("Several batches for a partition are taken"):
+        side.ask(producing(side, version, [(topic, 0, good + good)]), version, keep=plain)
+    with side.on_purpose("A transactional request takes transactional batches"):
+        side.ask(producing(side, version, [(topic, 0, good)], transactional_id=name), version, keep=plain)
+
+
+@scenario(13)
+def produces_by_unknown_id(side: Side, version: int) -> None:
+    part = ProduceRequest.PartitionProduceData(index=0, records=batch(b"a"))
+    for number in (0, 9):
+        data = ProduceRequest.TopicProduceData(topic_id=uuid.UUID(int=number), partition_data=[part])
+        side.ask(ProduceRequest(acks=-1, timeout_ms=1000, topic_data=[data]), version, keep=plain)
+
+
+@scenario(11)
+def produces_that_a_topic_refuses(side: Side, version: int) -> None:
+    compacted = side.topic("compacted", cleanup_policy="compact")
+    small = side.topic("small", max_message_bytes="100")
+    strict = side.topic("strict", message_timestamp_before_max_ms="1000", message_timestamp_after_max_ms="1000")
+    appended = side.topic("appended", message_timestamp_type="LogAppendTime")
+    for topic in (compacted, small, strict, appended):
+        side.ask(producing(side, version, [(topic, 0, batch(b"x" * 200, b"y"))]), version, keep=plain)
+
+
+def listing_offsets(wanted: dict[str, list[tuple[int, int]]], **fields: Any) -> ListOffsetsRequest:
+    make = ListOffsetsRequest.ListOffsetsPartition
+    epoch = fields.pop("epoch", -1)
+    topics = [
+        ListOffsetsRequest.ListOffsetsTopic(
+            name=name,
+            partitions=[make(partition_index=index, timestamp=at, current_leader_epoch=epoch) for index, at in parts],
+        )
+        for name, parts in wanted.items()
+    ]
+    return ListOffsetsRequest(replica_id=-1, topics=topics, **fields)
+
+
+@scenario(ListOffsetsRequest)
+def lists_offsets(side: Side, version: int) -> None:
+    topic, empty = side.topic(), side.topic("empty")
+    side.produce(topic, 0, b"a", b"b", b"c")
+    side.produce(topic, 0, b"d")
+    for at in (-1, -2, -3, -4, -5, -6, -7, 0, 999_999, 1_000_000, 1_000_001, 1_000_002, 2_000_000):
+        side.ask(listing_offsets({topic: [(0, at)], empty: [(0, at)]}), version)
+    side.ask(listing_offsets({topic: [(7, -1)], side.name("missing"): [(0, -1)]}), version)
+    side.ask(listing_offsets({topic: [(0, -1), (0, -2)]}), version, keep=by_offset)
+    for epoch in (0, 1, 7):
+        side.ask(listing_offsets({topic: [(0, -1)]}, epoch=epoch), version)
+    side.ask(listing_offsets({topic: [(0, -1)]}, isolation_level=1), version)
+    side.ask(listing_offsets({}), version)
+
+
+def by_offset(answer: Any) -> None:
+    for topic in answer.topics:
+        topic.partitions.sort(key=lambda part: part.offset)
+
+
+@scenario(DeleteRecordsRequest)
+def deletes_records(side: Side, version: int) -> None:
+    topic, compacted = side.topic(), side.topic("compacted", cleanup_policy="compact")
+    side.produce(topic, 0, b"a", b"b", b"c")
+    make, part = DeleteRecordsRequest.DeleteRecordsTopic, DeleteRecordsRequest.DeleteRecordsTopic.DeleteRecordsPartition
+
+    def deleting(name: str, index: int, offset: int) -> DeleteRecordsRequest:
+        found = [part(partition_index=index, offset=offset)]
+        return DeleteRecordsRequest(topics=[make(name=name, partitions=found)], timeout_ms=10_000)
+
+    for name, index, offset in (
+        (topic, 0, 1),
+        (topic, 0, 1),
+        (topic, 0, 0),
+        (topic, 0, -5),
+        (topic, 0, 9),
+        (topic, 0, -1),
+        (topic, 1, 0),
+        (topic, 7, 0),
+        (side.name("missing"), 0, 0),
+        (compacted, 0, 0),
+        ("__consumer_offsets", 0, 0),
+    ):
+        side.ask(deleting(name, index, offset), version)
+        side.ask(listing_offsets({topic: [(0, -2)]}), 7)
+    side.ask(DeleteRecordsRequest(), version)
+
+
+@scenario(OffsetForLeaderEpochRequest)
+def leader_epochs(side: Side, version: int) -> None:
+    topic, empty = side.topic(), side.topic("empty")
+    side.produce(topic, 0, b"a", b"b", b"c")
+    make, part = OffsetForLeaderEpochRequest.OffsetForLeaderTopic, OffsetForLeaderEpochRequest.OffsetForLeaderPartition
+    for name, index, current, epoch in (
+        (topic, 0, -1, 0),
+        (topic, 0, 0, 0),
+        (topic, 0, 5, 0),
+        (topic, 0, -1, -1),
+        (topic, 0, -1, 7),
+        (topic, 7, -1, 0),
+        (empty, 0, -1, 0),
+        (side.name("missing"), 0, -1, 0),
+    ):
+        asked = [part(partition=index, current_leader_epoch=current, leader_epoch=epoch)]
+        side.ask(OffsetForLeaderEpochRequest(replica_id=-2, topics=[make(topic=name, partitions=asked)]), version)
+
+
+@scenario(FetchRequest)
+def fetches(side: Side, version: int) -> None:
+    topic = side.topic()
+    side.produce(topic, 0, b"a", b"b", b"c")
+    by_id = version >= 13
+    make, part = FetchRequest.FetchTopic, FetchRequest.FetchPartition
+
+    def fetching(name: str, index: int, offset: int, **fields: Any) -> FetchRequest:
+        topic_id = side.id_of(name) if by_id and name == topic else uuid.UUID(int=9)
+        epoch = fields.pop("epoch", -1)
+        wanted = [part(partition=index, fetch_offset=offset, partition_max_bytes=1 << 20, current_leader_epoch=epoch)]
+        asked = make(topic_id=topic_id, partitions=wanted) if by_id else make(topic=name, partitions=wanted)
+        return FetchRequest(topics=[asked], **{"max_wait_ms": 0, "min_bytes": 0, "max_bytes": 1 << 20, **fields})
+
+    for request in (
+        fetching(topic, 0, 0),
+        fetching(topic, 0, 1),
+        fetching(topic, 0, 3),
+        fetching(topic, 0, 4),
+        fetching(topic, 0, -1),
+        fetching(topic, 1, 0),
+        fetching(topic, 7, 0),
+        fetching(side.name("missing"), 0, 0),
+        fetching(topic, 0, 0, epoch=0),
+        fetching(topic, 0, 0, epoch=5),
+        fetching(topic, 0, 0, isolation_level=1),
+        fetching(topic, 0, 0, max_bytes=1),
+        fetching(topic, 0, 0, max_bytes=0),
+        fetching(topic, 0, 0, session_id=12345, session_epoch=1),
+        fetching(topic, 0, 0, session_id=12345, session_epoch=0),
+        fetching(topic, 0, 0, session_id=0, session_epoch=5),
+        fetching(topic, 0, 0, session_id=0, session_epoch=-1),
+        FetchRequest(max_wait_ms=0, min_bytes=0),
+    ):
+        side.ask(request, version, keep=without_session)
+
+
+def without_session(answer: Any) -> None:
+    answer.session_id = min(answer.session_id, 1)
