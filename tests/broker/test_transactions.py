@@ -188,7 +188,7 @@ def test_what_is_refused(client: RawClient, topic: str) -> None:
     producer = Producer(client, f"tx-{topic}")
     assert Producer(client, f"tx-{topic}", timeout_ms=10**9).init() == ErrorCode.INVALID_TRANSACTION_TIMEOUT
     assert producer.init() == 0
-    assert producer.write(topic, 0, b"x") == ErrorCode.INVALID_TXN_STATE
+    assert producer.write(topic, 0, b"x") == ErrorCode.TRANSACTION_ABORTABLE
     assert producer.end(True) == ErrorCode.INVALID_TXN_STATE
     assert producer.add("missing", 0) == [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
     assert producer.add(topic, 0, 7) == [ErrorCode.OPERATION_NOT_ATTEMPTED, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
