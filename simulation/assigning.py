@@ -9,6 +9,9 @@ from kohort.groups.records import TopicPartitions
 from kohort.groups.subscription import read_assignment, read_subscription, write_assignment
 from kohort.ids import TopicId, TopicPartition
 
+EAGER, COOPERATIVE = "range", "cooperative-sticky"
+"""The names of the client's own assignors, so that its members are in one group with the simulated ones."""
+
 Target = frozenset[TopicPartition]
 Claim = tuple[int, frozenset[TopicPartition]]
 

@@ -33,8 +33,8 @@ LONGEST_WAIT_MS = 60_000
 class OwnershipChecker(Checker):
     """No partition is owned by two clients of a group, as the clients see it.
 
-    Two processes with one instance id are one member to the coordinator, and a member that an administrator removed is
-    none: the older, or the removed one, hears of it by its next request, and its commits are refused from the first
+    Two processes with one instance id are one member to the coordinator, and a member that an administrator removed,
+    or whose place in a full group others took while it rebalanced, is none: the older, or the removed one, hears of it by its next request, and its commits are refused from the first
     moment (`FencingChecker`), so they are not watched here.
     """
 
@@ -50,6 +50,15 @@ class OwnershipChecker(Checker):
                     self._removed.update(
                         member.member_id for member in self.members if gone & {member.member_id, member.instance_id}
                     )
+
+        elif isinstance(event, JoinGroup) and event.member_id:
+            refused = (
+                value.error is ErrorCode.GROUP_MAX_SIZE_REACHED
+                for request, value in outcome.replies
+                if request == event.request
+            )
+            if any(refused):
+                self._removed.add(event.member_id)
 
     def on_hold(self, member: Holder) -> None:
         if self._is_superseded(member):

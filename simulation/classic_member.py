@@ -16,7 +16,14 @@ from kohort.groups.events import (
 from kohort.groups.outcome import JoinGroupReply, SyncGroupReply
 from kohort.groups.records import ClassicProtocol
 from kohort.ids import TopicPartition
-from simulation.assigning import assign, decode_assignment, decode_claim, encode_assignment, encode_metadata
+from simulation.assigning import (
+    COOPERATIVE,
+    assign,
+    decode_assignment,
+    decode_claim,
+    encode_assignment,
+    encode_metadata,
+)
 from simulation.checkers import Checkers
 from simulation.client import ASIDE
 from simulation.network import Network
@@ -86,7 +93,7 @@ class ClassicMember(Process):
         self._joining = True
         self.stable = False
         self._round += 1
-        if "cooperative" in self.habits.strategies or not self.held:
+        if COOPERATIVE in self.habits.strategies or not self.held:
             self._send_join()
             return
         if self.habits.commits_on_revocation:
@@ -163,7 +170,7 @@ class ClassicMember(Process):
         partitions = [
             TopicPartition(topic, number) for topic, count in self._wanted_topics().items() for number in range(count)
         ]
-        plan = assign(claims, partitions, cooperative=joined.protocol_name == "cooperative")
+        plan = assign(claims, partitions, cooperative=joined.protocol_name == COOPERATIVE)
         return tuple((member, encode_assignment(taken)) for member, taken in plan.items())
 
     def _on_sync(self, reply: SyncGroupReply, sent_ms: int) -> None:
@@ -185,7 +192,7 @@ class ClassicMember(Process):
         self._alive(sent_ms)
         self._hold(assigned)
         self._fetch_positions(assigned)
-        if revoked and self.strategy == "cooperative":
+        if revoked and self.strategy == COOPERATIVE:
             self._later(0, self._join)
 
     def _beat(self) -> None:

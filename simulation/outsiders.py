@@ -11,6 +11,7 @@ from kohort.groups.events import Client as Sender
 from kohort.groups.events import LeavingMember, OffsetToCommit
 from kohort.groups.records import ClassicProtocol, TopicPartitions
 from kohort.ids import TopicId, TopicPartition
+from simulation.assigning import COOPERATIVE, EAGER
 from simulation.checkers import Checkers
 from simulation.client import Client
 from simulation.network import Network
@@ -163,7 +164,7 @@ class Hostile(Client):
     def _join(self, group_id: str) -> Any:
         chance = self.chance
         member_id = self.own.get(group_id, ("", -1))[0] if chance.likely(0.7) else f"nobody-{chance.getrandbits(16)}"
-        names = chance.choice((("eager",), ("cooperative",), ("eager", "cooperative", "eager"), ("", "x" * 300), ()))
+        names = chance.choice(((EAGER,), (COOPERATIVE,), (EAGER, COOPERATIVE, EAGER), ("", "x" * 300), ()))
         return events.JoinGroup(
             request=0,
             group_id=group_id,
@@ -191,7 +192,7 @@ class Hostile(Client):
             self.chance.choice((plan, plan * 2, ())),
             self._instance(),
             self.chance.choice((None, "consumer", "connect")),
-            self.chance.choice((None, "eager", "nothing")),
+            self.chance.choice((None, EAGER, "nothing")),
         )
 
     def _heartbeat(self, group_id: str) -> Any:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from kohort.groups.config import GroupConfig
+from simulation.assigning import COOPERATIVE, EAGER
 from simulation.network import Weather
 from simulation.process import Habits
 from simulation.world import Chance
@@ -94,9 +95,9 @@ class Scale:
 
 
 SCALES = (
-    Scale(80, groups=1, first=3, living=4, topics=2, partitions=4, every_ms=3_500, faults_ms=60_000),
-    Scale(16, groups=2, first=4, living=8, topics=3, partitions=6, every_ms=2_500, faults_ms=90_000),
-    Scale(4, groups=2, first=8, living=16, topics=3, partitions=12, every_ms=1_500, faults_ms=90_000),
+    Scale(86, groups=1, first=3, living=4, topics=2, partitions=4, every_ms=3_500, faults_ms=60_000),
+    Scale(12, groups=2, first=4, living=8, topics=3, partitions=6, every_ms=2_500, faults_ms=90_000),
+    Scale(2, groups=2, first=8, living=16, topics=3, partitions=12, every_ms=1_500, faults_ms=90_000),
 )
 SHORTEST_FAULTS_MS = 20_000
 
@@ -153,10 +154,11 @@ class Draft:
         }
         self.topics = (*self.partitions, f"t{len(self.partitions)}")
         self.group_ids = [f"g{number}" for number in range(1 + chance.upto(self.scale.groups - 1))]
-        self.manners = {group: chance.choice((("eager",), ("cooperative",))) for group in self.group_ids}
+        self.manners = {group: chance.choice(((EAGER,), (COOPERATIVE,))) for group in self.group_ids}
         self.modern = {group: chance.choice((0.0, 0.5, 1.0)) for group in self.group_ids}
         self.heal_ms = SHORTEST_FAULTS_MS + chance.upto(self.scale.faults_ms - SHORTEST_FAULTS_MS)
         self.only_ours = False
+        self.own_share = chance.choice((0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.7))
         self.living: list[Known] = []
         self.started = 0
         self.steps: list[Step] = []
@@ -206,7 +208,7 @@ class Draft:
             instance_id,
             session_timeout_ms=chance.choice((6_000, 8_000)),
             heartbeat_ms=chance.choice((1_500, 2_500)),
-            commit_ms=chance.choice((1_000, 2_500, 5_000)),
+            commit_ms=chance.choice((1_000, 5_000, 5_000)),
             callback_ms=chance.choice((0, 50, 2_000)),
             requires_known_id=chance.likely(0.8),
             require_stable=chance.likely(0.5),
@@ -217,6 +219,8 @@ class Draft:
             clock_rate=chance.choice((0.985, 1.0, 1.0, 1.015)) if ours else 1.0,
         )
         kind = MODERN if chance.likely(self.modern[group_id]) else CLASSIC
+        if ours and chance.likely(self.own_share):
+            kind = f"Own{kind}"
         known = Known(f"c{self.started}", kind, habits)
         self.living.append(known)
         self.add(at_ms, "start", name=known.name, kind=kind, habits=habits)

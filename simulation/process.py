@@ -11,6 +11,7 @@ from kohort.errors import ErrorCode
 from kohort.groups.events import ConsumerGroupHeartbeat, Heartbeat, OffsetCommit, OffsetFetch, OffsetToCommit
 from kohort.groups.lost import hold_max_ms
 from kohort.ids import NO_TOPIC_ID, TopicId, TopicPartition
+from simulation.assigning import EAGER
 from simulation.checkers import Checkers
 from simulation.client import Client
 from simulation.network import Connection, Network
@@ -28,7 +29,7 @@ class Habits:
 
     group_id: str
     topics: tuple[str, ...]
-    strategies: tuple[str, ...] = ("eager",)
+    strategies: tuple[str, ...] = (EAGER,)
     instance_id: str | None = None
     session_timeout_ms: int = 6_000
     rebalance_timeout_ms: int = 25_000

@@ -17,8 +17,10 @@ from simulation.checkers import ALL, Checkers, unhealthy
 from simulation.classic_member import ClassicMember
 from simulation.consumer_member import ConsumerMember
 from simulation.disk import Disk
+from simulation.gate import Gate
 from simulation.network import Network, Weather
 from simulation.outsiders import Administrator, Hostile, Producer
+from simulation.own_member import OwnClassicMember, OwnConsumerMember, OwnMember
 from simulation.plan import CLASSIC, Draft, Plan, Step
 from simulation.process import Habits, Process
 from simulation.property import Checker, Holder, ViolatedError
@@ -36,7 +38,9 @@ SETTLING_MS = 20_000
 LOOK_MS = 5_000
 LOOKS = 3
 """A world that is whole at so many looks in a row has healed."""
-KINDS: dict[str, type[Process]] = {kind.__name__: kind for kind in (ClassicMember, ConsumerMember)}
+KINDS: dict[str, type[Process]] = {
+    kind.__name__: kind for kind in (ClassicMember, ConsumerMember, OwnClassicMember, OwnConsumerMember)
+}
 
 
 @dataclass
@@ -80,6 +84,7 @@ class Run:
         holders: list[Holder] = self.members  # type: ignore[assignment]
         self.checkers = Checkers(self.world, holders, self.plan.config, kinds)
         self.server = Server(self.world, self.network, self.disk, self.plan.config, self.checkers, mutant)
+        self.gate = Gate(self.world, self.server)
         self._leases_ignored = getattr(mutant, "members_ignore_leases", False)
         self.partitions = dict(self.plan.partitions)
         self._made = dict.fromkeys(self.partitions, 0)
@@ -95,6 +100,9 @@ class Run:
             result.failure, result.checker = str(violated), violated.checker
         except Exception as error:  # noqa: BLE001 - a fault is a finding, and shrinks like one
             result.failure, result.checker = traceback.format_exc(), type(error).__name__
+        for member in self.members:
+            if isinstance(member, OwnMember):
+                member.end()
         result.trace = self.world.trace
         result.events, result.virtual_ms = self.world.happened, self.world.now_ms
         return result
@@ -126,7 +134,9 @@ class Run:
     def do_start(self, name: str, kind: str, habits: Habits) -> None:
         """A member comes to life."""
         member = KINDS[kind](name, habits, self.world, self.network, self.checkers)
-        if isinstance(member, ConsumerMember):
+        if isinstance(member, OwnMember):
+            member.gate = self.gate
+        if isinstance(member, ConsumerMember | OwnConsumerMember):
             member.session_ms = self.server.config.consumer_session_timeout_ms
         if self.plan.config.notice_disconnects != "off" and habits.keeps_lease:
             member.tell_lease(self.plan.config.disconnect_lease_ms, keeps=not self._leases_ignored)

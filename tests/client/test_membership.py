@@ -12,6 +12,7 @@ from kohort.client.group.classic import ClassicMembership
 from kohort.client.group.classic_protocol import encode_assignment
 from kohort.client.group.membership import Membership, MemberState
 from kohort.client.group.subscription import Subscription
+from kohort.client.net.metadata import Metadata, TopicInfo
 from kohort.errors import ErrorCode, FencedError, KafkaError
 from kohort.ids import TopicPartition
 from kohort.wire.groups import (
@@ -386,3 +387,9 @@ def test_a_subscription_of_a_newer_version_is_read_as_far_as_it_is_known() -> No
 
     trial.world.handlers["JoinGroup"] = newer
     assert trial.subscribe("a").assignment.partitions == parts(0, 1, 2, 3)
+
+
+def test_a_pattern_does_not_find_a_topic_that_another_member_names_and_that_is_not_there() -> None:
+    """The leader asks for it, forgets it with the next full metadata, and would rebalance the group each time."""
+    topics = {"a": TopicInfo("a"), "gone": TopicInfo("gone", error=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)}
+    assert Subscription(pattern=".*").resolve(Metadata(topics=topics), exclude_internal=True) == ("a",)

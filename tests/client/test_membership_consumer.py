@@ -119,7 +119,9 @@ def test_what_is_taken_away_is_acknowledged_only_when_the_application_let_go() -
     assert (member.assignment.generation, member.identity().generation) == (2, 2)
 
 
-@pytest.mark.parametrize("code", [ErrorCode.FENCED_MEMBER_EPOCH, ErrorCode.UNKNOWN_MEMBER_ID])
+@pytest.mark.parametrize(
+    "code", [ErrorCode.FENCED_MEMBER_EPOCH, ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.GROUP_ID_NOT_FOUND]
+)
 def test_a_fenced_member_loses_everything_and_joins_afresh(code: ErrorCode) -> None:
     trial = Coordinator()
     member = trial.subscribe("a")
@@ -202,3 +204,21 @@ def test_leaving_says_whether_the_member_will_be_back(instance: str | None, epoc
     trial.world.call(member.leave("closed"))
     assert (trial.beats()[-1].member_epoch, trial.beats()[-1].instance_id) == (epoch, instance)
     assert member.assignment.partitions == ()
+
+
+def test_an_error_that_keeps_a_member_out_takes_what_it_held() -> None:
+    """A coordinator refuses a join that owns partitions, so that it would never get in again."""
+    trial = Coordinator()
+    member = trial.subscribe("a")
+    trial.error = ErrorCode.GROUP_AUTHORIZATION_FAILED
+    trial.world.run(trial.world.runtime.now_ms + 1_500)
+    assert member.take_error() is not None
+    trial.world.run()
+    assert member.revocation is not None and member.revocation.lost
+    trial.error = ErrorCode.NONE
+    member.release()
+    trial.news = parts(2)
+    trial.world.run(trial.world.runtime.now_ms + 1_500)
+    joins = [beat for beat in trial.beats() if beat.member_epoch == 0]
+    assert [owned(join) for join in joins] == [{}, {}]
+    assert member.assignment.partitions == parts(2)

@@ -82,7 +82,9 @@ class ConsumerMembership(Membership):
                 self._fatal(error)
 
     async def _member(self) -> None:
-        """One life of a member: from epoch 0 until it is fenced or gives up."""
+        """One life of a member: from epoch 0 until it is fenced or gives up. It begins with nothing held."""
+        if self.assignment.partitions:
+            await self._lose(ErrorCode.UNKNOWN_MEMBER_ID)
         if not self._member_id:
             self._member_id = self._new_member_id()
         runtime = self.cluster.runtime
@@ -164,8 +166,8 @@ class ConsumerMembership(Membership):
             if code is ErrorCode.UNRELEASED_INSTANCE_ID and sent - self._heard_ms > self.config.session_timeout_ms:
                 self.error = error_for(code, f"group {self.group!r}: {answer.error_message or code.text}")
             self._again(code.text)
-        elif code in _FENCED:
-            self._fence(code)
+        elif code in _FENCED or (code is ErrorCode.GROUP_ID_NOT_FOUND and self.joined):
+            self._fence(code)  # a group that is gone, or of another protocol now, has given its partitions to others
         else:
             self.error = error_for(code, f"group {self.group!r}: {answer.error_message or code.text}")
             self._move()

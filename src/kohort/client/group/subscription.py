@@ -6,7 +6,9 @@ import re
 from dataclasses import dataclass
 
 from kohort.client.net.metadata import Metadata
-from kohort.errors import InvalidInputError
+from kohort.errors import ErrorCode, InvalidInputError
+
+_MISSING = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.INVALID_TOPIC_EXCEPTION)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +35,11 @@ class Subscription:
                 raise InvalidInputError(f"pattern {self.pattern!r}: {error}") from None
 
     def resolve(self, metadata: Metadata, exclude_internal: bool) -> tuple[str, ...]:
-        """The topics meant, sorted."""
+        """The topics meant, sorted. A pattern finds none that metadata knows to be missing, because someone asked for it."""
         if self.pattern is None:
             return tuple(sorted(set(self.topics)))
         found = re.compile(self.pattern).search
-        known = metadata.topics.values()
+        known = [topic for topic in metadata.topics.values() if topic.error not in _MISSING]
         return tuple(
             sorted(topic.name for topic in known if found(topic.name) and not (topic.internal and exclude_internal))
         )

@@ -1,0 +1,144 @@
+"""The coordinator's door for clients that send bytes: frames in, the broker's own handlers, frames out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+from kohort.broker.api import consumer_groups, groups, offsets
+from kohort.errors import ErrorCode
+from kohort.groups.lost import hold_max_ms
+from kohort.groups.notify import Patience
+from kohort.wire import framing
+from kohort.wire.cluster import ApiVersionsRequest, ApiVersionsResponse, MetadataRequest, MetadataResponse
+from kohort.wire.groups import FindCoordinatorRequest, FindCoordinatorResponse
+from simulation.network import Connection
+from simulation.server import Server
+from simulation.world import World
+
+HANDLERS = {**groups.HANDLERS, **consumer_groups.HANDLERS, **offsets.HANDLERS}
+HOST, PORT = "127.0.0.1", 9092
+Respond = Callable[[memoryview], None]
+
+
+@dataclass
+class Asked:
+    """One request as the broker's handlers see it."""
+
+    connection: Any
+    message: Any
+    version: int
+    correlation_id: int
+    client_id: str | None
+    respond: Respond
+
+    def reply(self, message: Any) -> None:
+        """Answer with a message, encoded at the request's version."""
+        parts = framing.encode_response(message, self.version, self.correlation_id)
+        self.respond(memoryview(b"".join(bytes(part) for part in parts))[4:])
+
+
+class Gate:
+    """Stands where the broker's node stands for the handlers of group requests."""
+
+    def __init__(self, world: World, server: Server) -> None:
+        self.world = world
+        self.server = server
+        self.chance = world.stream("gate")
+        self.groups = SimpleNamespace(ask=self._ask, index_of=lambda group: 0)
+        self.store = self
+
+    @property
+    def topics(self) -> Any:
+        """Topics by name."""
+        return self.server.image.topics
+
+    @property
+    def topics_by_id(self) -> Any:
+        """Topics by id."""
+        return {topic.id: topic for topic in self.server.image.topics.values()}
+
+    def token(self) -> int:
+        """The server gives out its own."""
+        return 0
+
+    def hold_ms(self, request: Asked) -> int:
+        """How long a classic heartbeat may be held."""
+        return self.patience(request).hold_ms
+
+    def patience(self, request: Asked) -> Patience:
+        """As the broker's, for kohort's own clients."""
+        lease_ms = request.connection.at.lease_ms
+        return Patience(min(1_200, hold_max_ms(lease_ms)) if lease_ms else 1_200, True)
+
+    def receive(self, connection: Connection, frame: bytes, respond: Respond) -> None:
+        """A frame arrives."""
+        if self.server.machine is None:
+            connection.break_()
+            return
+        header, body = framing.decode_request_header(memoryview(frame)[4:])
+        api = framing.APIS[header.api_key]
+        message = api.request.decode(body, header.api_version)
+        shown = SimpleNamespace(number=connection.id, peer=("10.0.0.3", 1), held={}, at=connection)
+        asked = Asked(shown, message, header.api_version, header.correlation_id, header.client_id, respond)
+        if isinstance(message, ApiVersionsRequest):
+            asked.reply(self._api_versions(connection))
+        elif isinstance(message, MetadataRequest):
+            asked.reply(self._metadata(message))
+        elif isinstance(message, FindCoordinatorRequest):
+            entry = FindCoordinatorResponse.Coordinator(
+                key=message.coordinator_keys[0], node_id=1, host=HOST, port=PORT
+            )
+            asked.reply(FindCoordinatorResponse(coordinators=[entry]))
+        else:
+            answer = HANDLERS[type(message)](self, asked)  # type: ignore[arg-type]
+            if answer is not None:
+                asked.reply(answer)
+
+    def _ask(self, request: Asked, event: Any, answer: Callable[[Any], None]) -> None:
+        if getattr(event, "new_member_id", ""):
+            object.__setattr__(event, "new_member_id", f"{request.client_id}-{self.chance.getrandbits(32):08x}")
+        self.server.receive(request.connection.at, event, answer)
+
+    def _api_versions(self, connection: Connection) -> ApiVersionsResponse:
+        config = self.server.config
+        connection.lease_ms = config.disconnect_lease_ms if config.notice_disconnects != "off" else 0
+        make = ApiVersionsResponse.ApiVersion
+        keys = [make(api_key=api.key, min_version=api.min_version, max_version=api.max_version) for api in API_LIST]
+        return ApiVersionsResponse(api_keys=keys, lease_ms=connection.lease_ms)
+
+    def _metadata(self, message: MetadataRequest) -> MetadataResponse:
+        topic_type = MetadataResponse.MetadataResponseTopic
+        by_id = self.topics_by_id
+        if message.topics is None:
+            wanted = [(name, topic) for name, topic in self.topics.items() if name.startswith("t")]
+        else:
+            found = [
+                (each, by_id.get(each.topic_id) if each.name is None else self.topics.get(each.name))
+                for each in message.topics
+            ]
+            wanted = [(each.name, topic) for each, topic in found if topic is not None]
+        missing = [] if message.topics is None else [each for each, topic in found if topic is None]
+        topics = [
+            topic_type(
+                error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if each.name else ErrorCode.UNKNOWN_TOPIC_ID,
+                name=each.name,
+                topic_id=each.topic_id,
+            )
+            for each in missing
+        ]
+        for _, topic in wanted:
+            parts = [
+                topic_type.MetadataResponsePartition(
+                    partition_index=number, leader_id=1, leader_epoch=0, replica_nodes=[1], isr_nodes=[1]
+                )
+                for number in range(topic.partitions)
+            ]
+            topics.append(topic_type(name=topic.name, topic_id=topic.id, partitions=parts))
+        broker = MetadataResponse.MetadataResponseBroker(node_id=1, host=HOST, port=PORT)
+        return MetadataResponse(brokers=[broker], controller_id=1, topics=topics)
+
+
+API_LIST = tuple(framing.APIS.values())
