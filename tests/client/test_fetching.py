@@ -51,6 +51,16 @@ def test_nothing_is_fetched_ahead_while_enough_is_kept() -> None:
     assert offsets(seen, A0) == list(range(20))
 
 
+def test_what_is_kept_of_a_paused_partition_keeps_nobody_waiting() -> None:
+    log = Log({A0: 1000, A1: 0}, max_poll_records=5)
+    assert len(log.poll(5)) == 5
+    log.core.pause([A0])
+    log.ends[A1] = 30
+    assert offsets(log.poll(5), A1) == [0, 1, 2, 3, 4]
+    log.core.resume([A0])
+    assert offsets(log.poll(100), A0)[:2] == [5, 6]
+
+
 @pytest.mark.parametrize(("prefetch", "ahead"), [("total", []), ("share", [{1: 0}])])
 def test_by_share_a_quiet_partition_is_asked_while_a_busy_one_is_worked_off(
     prefetch: str, ahead: list[dict[int, int]]

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
+from uuid import UUID
 
 from kohort.client.net.cluster import Cluster, Coordinator, Node, Versioned
+from kohort.client.net.metadata import NO_TOPIC_ID
 from kohort.client.net.runtime import Task
 from kohort.client.offset_values import OffsetAndMetadata, OffsetAndTimestamp
 from kohort.errors import CommitFailedError, ErrorCode, KafkaError, error_for
@@ -149,14 +151,30 @@ class GroupIdentity:
         self.instance_id = instance_id
 
 
+def known_ids(cluster: Cluster, partitions: Iterable[TopicPartition]) -> dict[str, UUID]:
+    """The ids of these partitions' topics; empty when one is not known."""
+    ids = {topic: cluster.metadata.topic_id(topic) for topic in {part.topic for part in partitions}}
+    return ids if NO_TOPIC_ID not in ids.values() else {}
+
+
 async def commit_offsets(
     cluster: Cluster,
     group: str,
     offsets: Mapping[TopicPartition, OffsetAndMetadata],
     identity: GroupIdentity,
     timeout_ms: float | None = None,
+    ids: Mapping[str, UUID] | None = None,
 ) -> None:
     """Commit, and try again while the coordinator can't take it for the moment.
+
+    Args:
+        cluster: Where.
+        group: The group.
+        offsets: What to commit.
+        identity: As whom.
+        timeout_ms: None: `default_api_timeout_ms`.
+        ids: Of the topics that the offsets belong to, so that a topic that was deleted and made again gets none of them;
+            None: those known now.
 
     Raises:
         CommitFailedError: the member's generation is over; the partitions may belong to another member.
@@ -164,22 +182,30 @@ async def commit_offsets(
         KafkaError: a partition was refused; names the first.
     """
     coordinator = Coordinator(group)
+    topic_ids = known_ids(cluster, offsets) if ids is None else ids
+    names = {topic_id: topic for topic, topic_id in topic_ids.items()}
 
     def build(version: int) -> OffsetCommitRequest:
         request = OffsetCommitRequest(
             group_id=group,
             generation_id_or_member_epoch=identity.generation,
             member_id=identity.member_id,
-            topics=[_commit_topic(topic, parts, offsets, version) for topic, parts in by_topic(offsets).items()],
+            topics=[
+                _commit_topic(topic, parts, offsets, version, topic_ids) for topic, parts in by_topic(offsets).items()
+            ],
         )
         if version >= 7:
             request.group_instance_id = identity.instance_id
         return request
 
-    async def attempt() -> None:
-        answer = await cluster.send(Versioned(OffsetCommitRequest, build, _TOPIC_IDS_SINCE - 1), coordinator)
+    async def attempt() -> KafkaError | None:
+        highest = None if topic_ids else _TOPIC_IDS_SINCE - 1
+        answer = await cluster.send(Versioned(OffsetCommitRequest, build, highest), coordinator)
         failed = [
-            (TopicPartition(topic.name, part.partition_index), ErrorCode.of(part.error_code))
+            (
+                TopicPartition(topic.name or names.get(topic.topic_id, ""), part.partition_index),
+                ErrorCode.of(part.error_code),
+            )
             for topic in answer.topics
             for part in topic.partitions
             if part.error_code
@@ -188,14 +214,28 @@ async def commit_offsets(
             partition, code = failed[0]
             if code in LOST_COORDINATOR:
                 cluster.forget_coordinator(coordinator)
+            if code is ErrorCode.UNKNOWN_TOPIC_ID and await _is_gone(cluster, partition.topic, topic_ids):
+                return error_for(code, f"commit for group {group!r}: topic {partition.topic!r} was deleted since")
             raise _commit_error(group, partition, code, len(failed))
+        return None
 
-    if offsets:
-        await cluster.retrying(attempt, f"commit for group {group!r}", timeout_ms)
+    refused = await cluster.retrying(attempt, f"commit for group {group!r}", timeout_ms) if offsets else None
+    if refused is not None:
+        raise refused
+
+
+async def _is_gone(cluster: Cluster, topic: str, ids: Mapping[str, UUID]) -> bool:
+    """Whether no topic has this id any more; else the coordinator has not heard of it yet."""
+    await cluster.describe_topics([topic])
+    return cluster.metadata.topic_id(topic) != ids[topic]
 
 
 def _commit_topic(
-    topic: str, parts: list[TopicPartition], offsets: Mapping[TopicPartition, OffsetAndMetadata], version: int
+    topic: str,
+    parts: list[TopicPartition],
+    offsets: Mapping[TopicPartition, OffsetAndMetadata],
+    version: int,
+    ids: Mapping[str, UUID],
 ) -> Any:
     topic_type = OffsetCommitRequest.OffsetCommitRequestTopic
     entries = []
@@ -207,6 +247,8 @@ def _commit_topic(
         if version >= 6:
             entry.committed_leader_epoch = value.leader_epoch
         entries.append(entry)
+    if version >= _TOPIC_IDS_SINCE:
+        return topic_type(topic_id=ids[topic], partitions=entries)
     return topic_type(name=topic, partitions=entries)
 
 
@@ -234,28 +276,33 @@ async def committed_offsets(
     coordinator = Coordinator(group)
 
     async def attempt() -> dict[TopicPartition, OffsetAndMetadata | None]:
+        ids = known_ids(cluster, wanted)
+        names = {topic_id: topic for topic, topic_id in ids.items()}
         request = Versioned(
             OffsetFetchRequest,
-            lambda v: _offset_fetch(group, wanted, identity, require_stable, v),
-            _TOPIC_IDS_SINCE - 1,
+            lambda v: _offset_fetch(group, wanted, identity, require_stable, v, ids),
+            None if ids else _TOPIC_IDS_SINCE - 1,
         )
         answer = await cluster.send(request, coordinator)
         part = answer.groups[0] if answer.groups else answer
         found: dict[TopicPartition, OffsetAndMetadata | None] = dict.fromkeys(wanted)
         codes = [ErrorCode.of(part.error_code)]
         for topic in part.topics:
+            name = topic.name or names.get(topic.topic_id, "")
             for entry in topic.partitions:
                 codes.append(ErrorCode.of(entry.error_code))
                 if entry.committed_offset >= 0:
                     value = OffsetAndMetadata(
                         entry.committed_offset, entry.metadata or "", entry.committed_leader_epoch
                     )
-                    found[TopicPartition(topic.name, entry.partition_index)] = value
+                    found[TopicPartition(name, entry.partition_index)] = value
         for code in codes:
             if code in LOST_COORDINATOR:
                 cluster.forget_coordinator(coordinator)
             if code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                 continue
+            if code is ErrorCode.UNKNOWN_TOPIC_ID:
+                await cluster.describe_topics(ids)
             if code:
                 raise error_for(code, f"committed offsets of group {group!r}: {code.text}")
         return found
@@ -266,7 +313,12 @@ async def committed_offsets(
 
 
 def _offset_fetch(
-    group: str, wanted: list[TopicPartition], identity: GroupIdentity | None, require_stable: bool, version: int
+    group: str,
+    wanted: list[TopicPartition],
+    identity: GroupIdentity | None,
+    require_stable: bool,
+    version: int,
+    ids: Mapping[str, UUID],
 ) -> OffsetFetchRequest:
     topics = by_topic(wanted)
     if version < 8:
@@ -278,14 +330,16 @@ def _offset_fetch(
         request = OffsetFetchRequest(group_id=group, topics=entries)
     else:
         group_type = OffsetFetchRequest.OffsetFetchRequestGroup
+        topic_of = group_type.OffsetFetchRequestTopics
         named = [
-            group_type.OffsetFetchRequestTopics(name=name, partition_indexes=[part.partition for part in parts])
-            for name, parts in topics.items()
+            topic_of(topic_id=ids[name]) if version >= _TOPIC_IDS_SINCE else topic_of(name=name) for name in topics
         ]
-        entry = group_type(group_id=group, topics=named)
+        for entry, parts in zip(named, topics.values(), strict=True):
+            entry.partition_indexes = [part.partition for part in parts]
+        asked = group_type(group_id=group, topics=named)
         if version >= 9 and identity is not None and identity.member_id:
-            entry.member_id, entry.member_epoch = identity.member_id, identity.generation
-        request = OffsetFetchRequest(groups=[entry])
+            asked.member_id, asked.member_epoch = identity.member_id, identity.generation
+        request = OffsetFetchRequest(groups=[asked])
     if version >= 7:
         request.require_stable = require_stable
     return request

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from uuid import UUID
 
 from kohort.client.consumer.subscription import Position
 from kohort.client.group.membership import Membership
 from kohort.client.net.cluster import Cluster
 from kohort.client.net.runtime import Task
 from kohort.client.offset_values import OffsetAndMetadata
-from kohort.client.offsets import GroupIdentity, commit_offsets
+from kohort.client.offsets import GroupIdentity, commit_offsets, known_ids
 from kohort.client.settings import ConsumerConfig
 from kohort.errors import CommitFailedError, ErrorCode, InvalidInputError, KafkaError
 from kohort.ids import TopicPartition
@@ -53,7 +54,8 @@ class Commits:
 
     def start(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], timeout_ms: float | None = None) -> Task[None]:
         """Begin a commit in the background, after all earlier ones."""
-        self._tail = self._cluster.runtime.spawn(self._one(self._tail, dict(offsets), timeout_ms), "commit")
+        ids = known_ids(self._cluster, offsets)
+        self._tail = self._cluster.runtime.spawn(self._one(self._tail, dict(offsets), ids, timeout_ms), "commit")
         return self._tail
 
     def auto(self, positions: Callable[[], Mapping[TopicPartition, Position]]) -> None:
@@ -81,7 +83,11 @@ class Commits:
             await self._cluster.runtime.first(self._tail, timeout_ms=timeout_ms)
 
     async def _one(
-        self, before: Task[None] | None, offsets: dict[TopicPartition, OffsetAndMetadata], timeout_ms: float | None
+        self,
+        before: Task[None] | None,
+        offsets: dict[TopicPartition, OffsetAndMetadata],
+        ids: dict[str, UUID],
+        timeout_ms: float | None,
     ) -> None:
         if before is not None:
             await self._cluster.runtime.first(before)
@@ -90,7 +96,7 @@ class Commits:
         group = self._config.group_id
         if group is None:
             raise InvalidInputError("a commit needs group.id", ErrorCode.INVALID_GROUP_ID)
-        await commit_offsets(self._cluster, group, offsets, self._identity(group), timeout_ms)
+        await commit_offsets(self._cluster, group, offsets, self._identity(group), timeout_ms, ids)
         self.committed.update(offsets)
         self.count += 1
 

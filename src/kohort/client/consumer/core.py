@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
+from uuid import UUID
 
 from kohort.client.consumer.commits import Commits, OnCommit
 from kohort.client.consumer.effects import Await, CallUser, Decode, Script, Wait
@@ -22,6 +23,7 @@ from kohort.client.group.membership import Membership
 from kohort.client.group.protocols import join_group
 from kohort.client.group.subscription import Subscription
 from kohort.client.net.cluster import Cluster
+from kohort.client.net.metadata import NO_TOPIC_ID, Metadata
 from kohort.client.offset_values import GroupMetadata, OffsetAndMetadata, RebalanceListener
 from kohort.client.settings import ConsumerConfig
 from kohort.columns.decoded import Decoded
@@ -89,7 +91,8 @@ class ConsumerCore:
         self._woken = False
         self._closed = False
         cluster.auto_create_topics = config.allow_auto_create_topics
-        cluster.on_metadata(lambda _: self.pump())
+        self._ids: dict[str, UUID] = {}
+        cluster.on_metadata(self._follow_metadata)
 
     # What to read.
 
@@ -146,7 +149,9 @@ class ConsumerCore:
 
     def poll_now(self, limit: int) -> list[Slice]:
         """What `poll` would return, when enough is decoded and nothing else is to be done first; else nothing."""
-        if self.retained.records < limit or self.handing_out.open or self._closed or self._woken or self._group_news():
+        if self.handing_out.open or self._closed or self._woken or self._group_news():
+            return []
+        if self.retained.available() < limit:
             return []
         failing = self.positions.error is not None or self.fetcher.error is not None
         if failing or self.partitions.failed() or not self._owns():
@@ -196,12 +201,26 @@ class ConsumerCore:
         self._woken = True
         self._changed()
 
+    def _follow_metadata(self, metadata: Metadata) -> None:
+        """A topic that was deleted and made again is another one: no position of the old one holds in it."""
+        ids = {topic: metadata.topic_id(topic) for topic in {part.topic for part in self.partitions}}
+        again = {topic for topic, before in self._ids.items() if NO_TOPIC_ID != ids.get(topic, before) != before}
+        self._ids = {topic: each if each != NO_TOPIC_ID else self._ids.get(topic, each) for topic, each in ids.items()}
+        self._ids = {topic: each for topic, each in self._ids.items() if each != NO_TOPIC_ID}
+        for partition in [part for part in self.partitions if part.topic in again]:
+            log.warning("%s: the topic was deleted and made again; its position is looked up anew", partition)
+            self.commits.committed.pop(partition, None)
+            self.partitions.forget(partition, None)
+        if again:
+            self._moved()
+        self.pump()
+
     def pump(self) -> None:
         """Send whatever fetches are due."""
         self.fetcher.pump()
 
     def _wants_more(self, limit: int | None) -> bool:
-        return not self.retained.any_ready() if limit is None else self.retained.records < limit
+        return not self.retained.any_ready() if limit is None else self.retained.available() < limit
 
     def _newer_than(self, seen: int) -> Callable[[], bool]:
         return lambda: self.news != seen or self._has_news()

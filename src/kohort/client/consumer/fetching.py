@@ -120,6 +120,12 @@ class Fetcher:
             return self.retained.count(partition) + self._undecoded[partition]
         return self.retained.records + self._undecoded.total()
 
+    def available_records(self) -> int:
+        """Records here and not returned, of partitions that are not paused."""
+        states = ((self.partitions.get(partition), count) for partition, count in self._undecoded.items())
+        undecoded = sum(count for state, count in states if state is not None and not state.paused)
+        return self.retained.available() + undecoded
+
     def next_ready(self) -> Fetched | None:
         """The oldest answer, without what was revoked or sought away since; None when there is none. The caller decodes it."""
         while self.ready:
@@ -205,7 +211,7 @@ class Fetcher:
         limit = self.config.max_poll_records
         if self.config.prefetch == "share":
             return max(1.0, limit / max(1, len(self.partitions)))
-        return float("inf") if self.kept_records() < limit else None
+        return float("inf") if self.available_records() < limit else None
 
     def _node(self, partition: TopicPartition, state: PartitionState) -> int:
         if (

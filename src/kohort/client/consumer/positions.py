@@ -146,7 +146,7 @@ class PositionFinder:
         self._found()
 
     async def _reset(self) -> bool:
-        wanted = self._partitions.to_reset(self._cluster.runtime.now_ms)
+        wanted = self._partitions.to_reset()
         if not wanted:
             return False
         eras = {part: self._partitions.of(part).era for part in wanted}

@@ -109,6 +109,10 @@ class Retained:
         """Records kept of one partition."""
         return self._counts[partition]
 
+    def available(self) -> int:
+        """Records kept of partitions that are not paused."""
+        return sum(self._counts[partition] for partition in self._rotation if self._ready(partition) is not None)
+
     def any_ready(self) -> bool:
         """Whether `take` would return records or move a position."""
         return any(self._ready(partition) is not None for partition in self._rotation)

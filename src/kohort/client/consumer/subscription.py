@@ -166,9 +166,10 @@ class Partitions:
             if state.position is None and state.reset is None and state.broken is None
         ]
 
-    def to_reset(self, now_ms: float) -> dict[TopicPartition, str | int]:
+    def to_reset(self) -> dict[TopicPartition, str | int]:
+        """Those whose position a policy must find."""
         return {
             part: state.reset
             for part, state in self._states.items()
-            if state.reset is not None and state.broken is None and state.retry_at_ms <= now_ms
+            if state.reset is not None and state.broken is None
         }
