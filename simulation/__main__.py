@@ -7,51 +7,27 @@ shrunk to a small plan that still fails the same checker.
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import os
-import signal
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from simulation.batch import mutant_named, results
 from simulation.mutants import MUTANTS
 from simulation.plan import Draft, Plan
 from simulation.run import Result, Run
 from simulation.shrink import Shrinker
 
-Task = tuple[int, str]
 FAILURES_MAX = 5
 """After so many failures the rest is not played."""
 LINE_S = 30.0
 """Without a terminal, a line of progress this often."""
-
-
-def mutant_named(name: str) -> Any:
-    """The mutant, None for the empty name."""
-    return {kind.__name__: kind for kind in MUTANTS}.get(name)
-
-
-def play(task: Task) -> Result:
-    """One seed, in a process of its own or in this one."""
-    seed, mutant = task
-    return Run(seed, mutant_named(mutant)).play()
-
-
-def results(tasks: list[Task], jobs: int) -> Iterator[Result]:
-    """The results, in the order of the tasks."""
-    if jobs <= 1:
-        yield from map(play, tasks)
-        return
-    with multiprocessing.get_context("spawn").Pool(jobs, signal.signal, (signal.SIGINT, signal.SIG_IGN)) as pool:
-        yield from pool.imap(play, tasks, chunksize=16)
 
 
 def commit() -> str:

@@ -57,3 +57,11 @@ def test_a_seed_repeats_itself_in_any_process() -> None:
     ]
     assert told[0] == told[1]
     assert len(told[0]) > 1_000
+
+
+def test_many_seeds_in_several_processes() -> None:
+    words = [sys.executable, "-m", "simulation", "--seeds", "20", "--start", "3", "--jobs", "2"]
+    ended = subprocess.run(words, capture_output=True, text=True, check=False, timeout=100)
+    assert ended.returncode == 0, ended.stderr
+    assert "seeds 3 to 22: 20 runs" in ended.stdout
+    assert "0 failed" in ended.stdout
