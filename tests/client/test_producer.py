@@ -19,6 +19,7 @@ import pytest
 from kohort import Broker, Producer, TopicPartition
 from kohort.broker.fault import Fault
 from kohort.client.consumer.range_reader import RangeReader
+from kohort.client.net.thread_driver import ClientClosed
 from kohort.columns.encode import ColumnNames, partition_for_key
 from kohort.errors import InvalidInputError, KafkaError, TimedOutError
 
@@ -225,6 +226,16 @@ def use():
     else:
         subprocess.run([sys.executable, "-c", code + "kept = use()"], check=True, timeout=60)
     assert len(read(servers, topic)) == 100
+
+
+def test_a_closed_producer_says_so(own_broker: Broker, topic: str) -> None:
+    producer = Producer(own_broker.bootstrap_servers)
+    producer.send(topic, b"x").result(20)
+    producer.close()
+    producer.close()
+    for call in (lambda: producer.send(topic, b"y"), lambda: producer.send("another", b"y"), producer.flush):
+        with pytest.raises(ClientClosed, match="closed"):
+            call()
 
 
 def test_callbacks_may_fail_but_not_wait(own_broker: Broker, topic: str, caplog: pytest.LogCaptureFixture) -> None:

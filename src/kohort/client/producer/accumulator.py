@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from kohort.client.net.runtime import Promise, Runtime
+from kohort.client.net.thread_driver import ClientClosed
 from kohort.client.producer.batches import Batch, Delivery, PartitionQueue, RecordMetadata
 from kohort.client.producer.settings import ProducerConfig
 from kohort.columns.encode import Chunk
@@ -115,7 +116,7 @@ class Accumulator:
         kick = False
         with self._mutex:
             if self.failure is not None:
-                raise self.failure
+                raise self.failure.with_traceback(None)
             if self.refusal is not None:
                 self.refusal(partition)
             if self.used + size > self._memory:
@@ -161,7 +162,7 @@ class Accumulator:
         """
         with self.lock:
             if self.failure is not None:
-                raise self.failure
+                raise self.failure.with_traceback(None)
             if self.refusal is not None:
                 self.refusal(partition)
             if self.used and self.used + chunk.size > self.config.buffer_memory:
@@ -302,10 +303,7 @@ class Accumulator:
 
     def orphan(self) -> None:
         """In a forked child: nothing that was taken is delivered from here, and nothing more is taken."""
-        error = error_for(
-            ErrorCode.NETWORK_EXCEPTION,
-            "this producer was made before a fork and belongs to the parent process: make a new one",
-        )
+        error = ClientClosed("this producer was made before a fork and belongs to the parent process: make a new one")
         self._mutex = threading.Lock()  # another thread may have held the old one, and there are no other threads here
         self.lock = threading.Condition(self._mutex)
         self.failure = error

@@ -159,7 +159,7 @@ class Delivery:
         """
         error = self.exception(timeout_s)
         if error is not None:
-            raise error
+            raise error.with_traceback(None)  # many records share it
         return self._batch.metadata(self._index, self._timestamp)
 
     def exception(self, timeout_s: float | None = None) -> KafkaError | None:
@@ -211,7 +211,7 @@ class TableDelivery:
         leaves = [leaf for batch in self._batches for leaf in _leaves(batch)]
         for leaf in leaves:
             if leaf.error is not None:
-                raise leaf.error
+                raise leaf.error.with_traceback(None)
         return [(leaf.metadata(0, -1), leaf.count) for leaf in leaves]
 
     def __await__(self) -> Generator[Any, None, list[tuple[RecordMetadata, int]]]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from kohort.client.net.cluster import Cluster
 from kohort.client.net.metadata import Metadata
+from kohort.client.net.thread_driver import ClientClosed
 from kohort.client.offset_values import GroupMetadata
 from kohort.client.producer.accumulator import OVERHEAD, Accumulator, NotYet, monotonic_ms, sized
 from kohort.client.producer.batches import Batch, Delivery, RecordMetadata, TableDelivery
@@ -257,7 +258,7 @@ class ProducerCore:
             await self.accumulator.flush(limit)
         self.sender.closed = True
         self.sender.kick()
-        for batch in self.accumulator.fail(error_for(ErrorCode.NETWORK_EXCEPTION, "the producer is closed")):
+        for batch in self.accumulator.fail(ClientClosed("the producer is closed")):
             batch.tell()
 
     # Inside.
@@ -309,7 +310,7 @@ class ProducerCore:
     def _unknown(self, topic: str, partition: int | None, again: Callable[[], T]) -> NotYet[T]:
         """What to wait for before a record can go to a topic, or to a partition of it, that is not known."""
         if self.accumulator.failure is not None:
-            raise self.accumulator.failure
+            raise self.accumulator.failure.with_traceback(None)
 
         async def wait(until_ms: float) -> None:
             await self._find(topic, until_ms)
