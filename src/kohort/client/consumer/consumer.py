@@ -15,11 +15,11 @@ from kohort.client.consumer.effects import Await, CallUser, Decode, Running, Scr
 from kohort.client.consumer.records import Records, to_batch
 from kohort.client.consumer.retained import Slice
 from kohort.client.consumer.subscription import Position
+from kohort.client.lookups import Lookups
 from kohort.client.net.thread_driver import ThreadClient
-from kohort.client.offset_values import GroupMetadata, OffsetAndMetadata, OffsetAndTimestamp, RebalanceListener
+from kohort.client.offset_values import GroupMetadata, OffsetAndMetadata, RebalanceListener
 from kohort.client.offsets import committed_offsets
 from kohort.client.settings import ConsumerConfig, client_config
-from kohort.client.topic_offsets import beginning_offsets, end_offsets, offsets_for_times, partitions_of
 from kohort.columns import Record, decode
 from kohort.errors import InvalidInputError
 from kohort.ids import TopicPartition
@@ -32,7 +32,7 @@ _ITERATION_POLL_MS = 60_000
 _CLOSE_MS = 5_000
 
 
-class Consumer:
+class Consumer(Lookups):
     """Reads topics, as a member of a group or by itself.
 
         with Consumer("127.0.0.1:9092", group_id="etl", auto_offset_reset="earliest") as consumer:
@@ -59,8 +59,8 @@ class Consumer:
         Raises:
             InvalidInputError: an unknown setting (naming the nearest), or a value that can't be.
         """
-        self.config = client_config(ConsumerConfig, bootstrap_servers, settings)
-        self._client = ThreadClient(self.config)
+        config = client_config(ConsumerConfig, bootstrap_servers, settings)
+        super().__init__(ThreadClient(config), config)
         self._core = ConsumerCore(self._client.cluster, self.config)
         self._user = threading.Lock()
         weakref.finalize(self, _abandon, self._client, self._core)
@@ -175,33 +175,13 @@ class Consumer:
             if value is not None:
                 self.seek(partition, value.offset)
 
-    def offsets_for_times(
-        self, times: Mapping[TopicPartition, int], timeout_ms: float | None = None
-    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        """The first record at or after each time (ms since the epoch); None where there is none."""
-        return self._call(lambda core: offsets_for_times(core.cluster, times, timeout_ms))
-
-    def beginning_offsets(
-        self, partitions: Iterable[TopicPartition], timeout_ms: float | None = None
-    ) -> dict[TopicPartition, int]:
-        """First offsets that can be read."""
-        return self._call(lambda core: beginning_offsets(core.cluster, partitions, timeout_ms))
-
-    def end_offsets(
-        self, partitions: Iterable[TopicPartition], timeout_ms: float | None = None
-    ) -> dict[TopicPartition, int]:
-        """Offsets after the last one that can be read (the last stable one with read_committed)."""
-        committed = self.config.isolation_level == "read_committed"
-        return self._call(lambda core: end_offsets(core.cluster, partitions, timeout_ms, read_committed=committed))
-
     def lag(self, partition: TopicPartition) -> int | None:
         """Records between the position and the partition's end, as the last fetch told it; None before that."""
         return self._do(lambda core: core.lag(partition))
 
     def partitions_for_topic(self, topic: str, timeout_ms: float | None = None) -> set[int]:
         """A topic's partition numbers, asked now; empty when there is no such topic."""
-        found = self._call(lambda core: partitions_of(core.cluster, [topic], timeout_ms))
-        return set(found.get(topic, ()))
+        return set(self.partitions_of([topic], timeout_ms).get(topic, ()))
 
     @property
     def figures(self) -> ConsumerFigures:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 from kohort.client.consumer.fetch_request import FETCH_LANE, MOVED, FetchEntry, fetch_request
 from kohort.client.consumer.subscription import Position
+from kohort.client.lookups import Lookups
 from kohort.client.net.cluster import Cluster, Node
 from kohort.client.net.thread_driver import ThreadClient
-from kohort.client.offset_values import OffsetAndTimestamp
 from kohort.client.settings import ConsumerConfig, client_config
-from kohort.client.topic_offsets import beginning_offsets, end_offsets, offsets_for_times, partitions_of, topic_names
+from kohort.client.topic_offsets import beginning_offsets, end_offsets, topic_names
 from kohort.columns import COLUMNS, DecodeOptions, RecordSet, damage_error, decode_all, extent
 from kohort.errors import ErrorCode, OffsetError, TimedOutError, error_for
 from kohort.ids import TopicPartition
@@ -33,7 +33,7 @@ class _Answer:
     next_offset: int
 
 
-class RangeReader:
+class RangeReader(Lookups):
     """Fetches offsets [start, end) of partitions as Arrow batches.
 
         with RangeReader("127.0.0.1:9092", columns=("key", "value", "offset")) as reader:
@@ -59,14 +59,14 @@ class RangeReader:
             fetch_bytes: Asked for at once from one partition.
             **settings: Of `ConsumerConfig` (isolation_level, check_crcs, security …), by either kind of name.
         """
-        self.config = client_config(ConsumerConfig, bootstrap_servers, settings)
+        config = client_config(ConsumerConfig, bootstrap_servers, settings)
+        super().__init__(ThreadClient(config), config)
         self._options = DecodeOptions(
             columns=COLUMNS if columns is None else tuple(columns),
             read_committed=self.config.isolation_level == "read_committed",
             check_crcs=self.config.check_crcs,
         )
         self._fetch_bytes = fetch_bytes
-        self._client = ThreadClient(self.config)
 
     def read(
         self, partition: TopicPartition, start: int, end: int, *, fail_on_data_loss: bool = True
@@ -160,32 +160,9 @@ class RangeReader:
             )
         return max(first, offset)
 
-    def partitions_of(self, topics: Iterable[str], timeout_ms: float | None = None) -> dict[str, list[int]]:
-        """Partition numbers of topics, asked now; unknown topics are left out."""
-        return self._client.call(partitions_of(self._client.cluster, topics, timeout_ms))
-
     def topics(self, timeout_ms: float | None = None) -> list[str]:
         """All topics, sorted; internal ones left out."""
         return self._client.call(topic_names(self._client.cluster, timeout_ms))
-
-    def beginning_offsets(
-        self, partitions: Iterable[TopicPartition], timeout_ms: float | None = None
-    ) -> dict[TopicPartition, int]:
-        """First offsets that can be read."""
-        return self._client.call(beginning_offsets(self._client.cluster, partitions, timeout_ms))
-
-    def end_offsets(
-        self, partitions: Iterable[TopicPartition], timeout_ms: float | None = None
-    ) -> dict[TopicPartition, int]:
-        """Offsets after the last one that can be read (the last stable one with read_committed)."""
-        committed = self.config.isolation_level == "read_committed"
-        return self._client.call(end_offsets(self._client.cluster, partitions, timeout_ms, read_committed=committed))
-
-    def offsets_for_times(
-        self, times: Mapping[TopicPartition, int], timeout_ms: float | None = None
-    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        """The first record at or after a time (ms since the epoch); None where there is none."""
-        return self._client.call(offsets_for_times(self._client.cluster, times, timeout_ms))
 
     def close(self) -> None:
         """Close the connections."""

@@ -10,16 +10,16 @@ from typing import Any, Self
 from kohort.client.group.membership import Membership
 from kohort.client.group.protocols import join_group
 from kohort.client.group.subscription import Subscription
+from kohort.client.lookups import Lookups
 from kohort.client.net.thread_driver import ThreadClient
-from kohort.client.offset_values import Assignment, OffsetAndMetadata, OffsetAndTimestamp, Revocation
+from kohort.client.offset_values import Assignment, OffsetAndMetadata, Revocation
 from kohort.client.offsets import commit_offsets, committed_offsets
 from kohort.client.settings import ConsumerConfig, client_config
-from kohort.client.topic_offsets import beginning_offsets, end_offsets, offsets_for_times, partitions_of
 from kohort.errors import CommitFailedError, ErrorCode, KafkaError, TimedOutError
 from kohort.ids import TopicPartition
 
 
-class GroupMember:
+class GroupMember(Lookups):
     """Membership alone: joins, holds an assignment, heartbeats in the background, commits any offsets.
 
         member = GroupMember("127.0.0.1:9092", "flights-etl", topics=["flights"], client_id="spark")
@@ -58,9 +58,9 @@ class GroupMember:
             **settings: Of `ConsumerConfig`, by either kind of name.
         """
         subscription = Subscription(tuple(topics or ()), pattern, user_data)
-        self.config = client_config(ConsumerConfig, bootstrap_servers, {**settings, "group_id": group_id})
+        config = client_config(ConsumerConfig, bootstrap_servers, {**settings, "group_id": group_id})
+        super().__init__(ThreadClient(config), config)
         self.group_id = group_id
-        self._client = ThreadClient(self.config)
         self._membership = join_group(self._client.cluster, self.config, poll_bound=False)
         self._seen = 0
         weakref.finalize(self, _abandon, self._client, self._membership)
@@ -167,29 +167,6 @@ class GroupMember:
         return self._client.call(
             committed_offsets(self._client.cluster, self.group_id, partitions, timeout_ms=timeout_ms)
         )
-
-    def partitions_of(self, topics: Iterable[str], timeout_ms: float | None = None) -> dict[str, list[int]]:
-        """Partition numbers of topics, asked now; unknown topics are left out."""
-        return self._client.call(partitions_of(self._client.cluster, topics, timeout_ms))
-
-    def beginning_offsets(
-        self, partitions: Iterable[TopicPartition], timeout_ms: float | None = None
-    ) -> dict[TopicPartition, int]:
-        """First offsets that can be read."""
-        return self._client.call(beginning_offsets(self._client.cluster, partitions, timeout_ms))
-
-    def end_offsets(
-        self, partitions: Iterable[TopicPartition], timeout_ms: float | None = None
-    ) -> dict[TopicPartition, int]:
-        """Offsets after the last one that can be read (the last stable one with read_committed)."""
-        committed = self.config.isolation_level == "read_committed"
-        return self._client.call(end_offsets(self._client.cluster, partitions, timeout_ms, read_committed=committed))
-
-    def offsets_for_times(
-        self, times: Mapping[TopicPartition, int], timeout_ms: float | None = None
-    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        """The first record at or after a time (ms since the epoch); None where there is none."""
-        return self._client.call(offsets_for_times(self._client.cluster, times, timeout_ms))
 
     def close(self, timeout_ms: float = 3_000) -> None:
         """Leave the group at once and end. Does nothing the second time."""
