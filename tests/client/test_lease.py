@@ -71,6 +71,17 @@ def test_heartbeats_keep_it(trial: Trial) -> None:
     assert trial.member.lapses == 0
 
 
+def test_a_lease_that_is_told_while_the_first_heartbeat_is_under_way_delays_no_other() -> None:
+    """A joiner is often given nothing at first, and told to ask again soon."""
+    trial = ConsumerCoordinator()
+    trial.world.lease_ms = LEASE_MS
+    trial.news = ()
+    trial.subscribe("a")
+    count = len(trial.beats())
+    pass_ms(trial, 1_000)
+    assert len(trial.beats()) == count + 1
+
+
 @pytest.mark.parametrize("silence", [PARK, DROP])
 def test_without_an_answer_it_ends_and_the_next_answer_renews_it(trial: Trial, silence: object) -> None:
     handler = trial.world.handlers[beat_name(trial)]

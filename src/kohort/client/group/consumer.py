@@ -64,6 +64,7 @@ class ConsumerMembership(Membership):
         self._beats: list[Task[None]] = []
         self._failures = 0
         self._heard_ms = 0.0
+        self._pause_ms: float = _FIRST_INTERVAL_MS
         self._due_ms = 0.0
         self._urgent = False
 
@@ -122,7 +123,8 @@ class ConsumerMembership(Membership):
     def _beat_if_due(self) -> None:
         if self._may_beat_now():
             self._urgent = False
-            self._due_ms = self.cluster.runtime.now_ms + self._lease.beat_ms(self._interval_ms)
+            self._pause_ms = self._lease.beat_ms(self._interval_ms)
+            self._due_ms = self.cluster.runtime.now_ms + self._pause_ms
             self._beats.append(self.cluster.runtime.spawn(self._beat(), f"heartbeat of {self.group}"))
 
     def _quiet_ms(self) -> float | None:
@@ -181,8 +183,9 @@ class ConsumerMembership(Membership):
 
     def _take_in(self, answer: Any) -> None:
         if answer.heartbeat_interval_ms > 0:
-            before, self._interval_ms = self._interval_ms, answer.heartbeat_interval_ms
-            self._due_ms += self._lease.beat_ms(self._interval_ms) - self._lease.beat_ms(before)
+            self._interval_ms = answer.heartbeat_interval_ms
+            before, self._pause_ms = self._pause_ms, self._lease.beat_ms(self._interval_ms)
+            self._due_ms += self._pause_ms - before
         if answer.member_id:
             self._member_id = answer.member_id
         if answer.member_epoch != self._generation:
