@@ -6,6 +6,7 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import pairwise
 from typing import Any
 
 from rich.console import Console
@@ -27,6 +28,7 @@ def figures(reading: Reading, found: Sequence[Violation]) -> dict[str, Any]:
         "latency_ms": _latency(reading),
         "owned": _owned(reading),
         "standstill_s": _standstill(reading),
+        "takeover_s": _takeover(reading),
         "violations": [asdict(violation) for violation in found],
         "violation_counts": dict(Counter(violation.property for violation in found)),
     }
@@ -125,6 +127,20 @@ def _standstill(reading: Reading) -> dict[str, float]:
     return _spread(gaps)
 
 
+def _takeover(reading: Reading) -> dict[str, dict[str, float]]:
+    """From a kill until another member was given what the killed one had, by its client."""
+    by_partition: dict[str, list[Tenure]] = defaultdict(list)
+    for tenure in sorted(reading.tenures, key=lambda tenure: tenure.since_ns):
+        by_partition[tenure.partition].append(tenure)
+    waits: dict[str, list[float]] = defaultdict(list)
+    for tenures in by_partition.values():
+        for tenure, following in pairwise(tenures):
+            if tenure.how == "killed" and tenure.until_ns == tenure.seen_ns:
+                name = f"{tenure.member.client} {tenure.member.protocol}"
+                waits[name].append((following.since_ns - tenure.until_ns) / 1e9)
+    return {name: _spread(values) for name, values in sorted(waits.items())}
+
+
 def _spread(values: list[float]) -> dict[str, float]:
     if len(values) < 2:
         return {"count": len(values)}
@@ -149,6 +165,8 @@ def show(told: dict[str, Any], title: str, console: Console) -> None:
         f"s without partitions after giving all up {told['standstill_s']}\n"
         f"share of time owned {told['owned']}"
     )
+    for name, waits in told["takeover_s"].items():
+        console.print(f"s from a kill of {name} until its partitions were given to others {waits}")
     for violation in told["violations"][:40]:
         console.print(
             f"[red]{violation['at_s']:9.3f} s  {violation['property']}[/]: {violation['text']}", highlight=False
