@@ -13,7 +13,7 @@ CHURN_ARGS ?=
 BENCH_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo demo test test-cluster check lint types layers sizes docs bench simulate churn lock format clean
+.PHONY: help setup setup-demo demo test test-cluster check lint types layers sizes docs bench fuzz simulate churn lock format clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -70,6 +70,9 @@ simulate: setup ## long simulation on all cores: make simulate SEEDS=100000 STAR
 
 churn: setup ## members of real clients come and go: make churn PLAN=consumer MINUTES=10 CHURN_ARGS=--kafka
 	@$(BIN)/python -m tests.peers.churn $(PLAN) --minutes $(MINUTES) $(CHURN_ARGS)
+
+fuzz: setup ## decoder and encoder against damaged input, built with address and undefined-behaviour sanitizers
+	@KOHORT_EXAMPLES=$${KOHORT_EXAMPLES:-2000} sh tests/columns/sanitize.sh $(PYTEST_ARGS)
 
 # Pins are names, versions and hashes only: no address of a registry gets into the files.
 LOCK := UV_CUSTOM_COMPILE_COMMAND="make lock" $(BIN)/uv pip compile --quiet --universal \
