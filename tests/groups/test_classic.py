@@ -315,6 +315,18 @@ def test_an_administrator_removes_a_static_member_by_its_instance_id() -> None:
     assert state(trial) == "Empty"
 
 
+@pytest.mark.parametrize("timeout_ms", [0, -1])
+def test_static_members_without_a_rebalance_timeout_do_not_keep_the_coordinator_busy(timeout_ms: int) -> None:
+    trial = Trial()
+    static = trial.joined(instance_id="i", rebalance_timeout_ms=timeout_ms)
+    trial.sync(static.member_id, 1, {static.member_id: b"x"}, instance_id="i")
+    trial.join(rebalance_timeout_ms=timeout_ms, requires_known_id=False, connection=9)
+    trial.feed(ConnectionLost(9))
+    trial.pass_time(0)
+    assert state(trial) == "PreparingRebalance"
+    assert trial.heartbeat(static.member_id, 1, instance_id="i") is ErrorCode.REBALANCE_IN_PROGRESS
+
+
 def test_a_static_member_keeps_its_place_through_a_join_phase() -> None:
     trial = Trial()
     trial.stable(1, instance_id="i", rebalance_timeout_ms=1_000)

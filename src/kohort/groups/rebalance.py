@@ -19,6 +19,8 @@ from kohort.groups.outcome import GroupState, JoinedMember, JoinGroupReply, Leve
 from kohort.groups.records import GenerationStarted, GroupSaved
 from kohort.groups.state import ClassicGroup, ClassicMember, Group
 
+LEAST_WAIT_MS = 1_000
+"""Between two looks at a round that no one has joined, however short its members' rebalance timeout is."""
 REBALANCES_FROM = (GroupState.EMPTY, GroupState.COMPLETING_REBALANCE, GroupState.STABLE)
 
 
@@ -226,7 +228,7 @@ def complete_join(kernel: Kernel, group: Group) -> None:
         return
     if not elect_leader(classic):
         kernel.tell(group.group_id, "no member joined; static members keep their places", Level.WARNING)
-        kernel.run(classic.join_phase, classic.rebalance_timeout_ms())
+        kernel.run(classic.join_phase, max(classic.rebalance_timeout_ms(), LEAST_WAIT_MS))
         return
     begin_generation(kernel, group)
 
