@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from kohort.broker.json_file import read_json, write_json
 from kohort.config import Setting, parse_value, settings
 from kohort.errors import ErrorCode, InvalidInputError
 from kohort.groups.config import GroupConfig
@@ -27,9 +26,7 @@ class GroupSettingsFile:
         self._path = folder / FILE
         self._config = config
         self._tell = tell
-        self._by_group: dict[str, dict[str, str]] = {}
-        if self._path.exists():
-            self._by_group = json.loads(self._path.read_text(encoding="utf-8"))
+        self._by_group: dict[str, dict[str, str]] = read_json(self._path)
 
     def known(self) -> dict[str, Setting]:
         """The settings a group may have, with the broker setting that is their default."""
@@ -75,9 +72,7 @@ class GroupSettingsFile:
             self._by_group[group] = dict(configs)
         else:
             self._by_group.pop(group, None)
-        scratch = self._path.with_suffix(".tmp")
-        scratch.write_text(json.dumps(self._by_group, indent=1, sort_keys=True), encoding="utf-8")
-        os.replace(scratch, self._path)
+        write_json(self._path, self._by_group)
         self._tell(GroupSettingsChanged(group, parsed))
 
     def announce(self, of_shard: Callable[[str], bool]) -> None:

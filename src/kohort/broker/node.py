@@ -16,12 +16,14 @@ from kohort.broker.fetch_sessions import FetchSessions
 from kohort.broker.group_settings import GroupSettingsFile
 from kohort.broker.metrics import Metrics
 from kohort.broker.producer_ids import ProducerIds
+from kohort.broker.quotas import Quotas
 from kohort.broker.request import Request
 from kohort.broker.settings import BrokerConfig
 from kohort.broker.shard import GroupShard
 from kohort.broker.shards import GroupShards
 from kohort.broker.topics import OFFSETS_TOPIC, Topics
 from kohort.broker.transactions import TransactionHost, Transactions
+from kohort.broker.users import Users
 from kohort.broker.waits import Waits
 from kohort.groups.config import GroupConfig
 from kohort.groups.events import Event, TopicImage
@@ -38,6 +40,8 @@ MAINTAIN_BUSY_S = 0.05
 """Pause between slices of work while a compaction is under way."""
 OWN_SOFTWARE = "kohort"
 """What our own clients name themselves in ApiVersions."""
+FEATURES = {"group.version": (0, 1), "metadata.version": (7, 30), "transaction.version": (0, 2)}
+"""Features with their lowest and highest levels, the highest being in effect, as of Apache Kafka 4.3."""
 WORKERS = 2
 """Threads for long work of the coordinator: it is bound by the interpreter lock, so more would gain nothing."""
 JOURNAL_CONFIGS = {"cleanup.policy": "compact", "segment.bytes": "4194304", "compression.type": "producer"}
@@ -73,7 +77,9 @@ class Node:
         self.group_settings = GroupSettingsFile(
             data_dir, self.group_config, lambda event: self.groups.of(event.group_id).tell(event)
         )
-        self.features = {"transaction.version": (0, 2)}
+        self.users = Users(data_dir)
+        self.quotas = Quotas(data_dir)
+        self.features = FEATURES
         self.api_keys = api_keys
         self.transactions = Transactions(
             TransactionHost(

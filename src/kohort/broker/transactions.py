@@ -378,9 +378,7 @@ class Transactions:
     def _complete(self, transaction: Transaction) -> bool:
         """All markers are there."""
         commit = transaction.status is Status.PREPARE_COMMIT
-        done = replace(
-            transaction, status=Status.COMPLETE_COMMIT if commit else Status.COMPLETE_ABORT, partitions=()
-        )
+        done = replace(transaction, status=Status.COMPLETE_COMMIT if commit else Status.COMPLETE_ABORT, partitions=())
         if done.next_producer_id != -1:
             done = replace(
                 done,

@@ -436,3 +436,44 @@ class AlterClientQuotasResponse(Message, key=49, versions=(0, 1), flexible=1):
 
     throttle_time_ms: int = int32()
     entries: list[EntryData] = array(EntryData)
+
+
+class AlterReplicaLogDirsRequest(Message, key=34, versions=(1, 2), flexible=2):
+    """Moves replicas to other log folders of the same broker."""
+
+    class AlterReplicaLogDir(Struct):
+        """Part of AlterReplicaLogDirsRequest."""
+
+        class AlterReplicaLogDirTopic(Struct):
+            """Part of AlterReplicaLogDir."""
+
+            name: str = string()
+            partitions: list[int] = array(int32)
+
+        path: str = string()
+        topics: list[AlterReplicaLogDirTopic] = array(AlterReplicaLogDirTopic)
+
+    AlterReplicaLogDirTopic = AlterReplicaLogDir.AlterReplicaLogDirTopic
+
+    dirs: list[AlterReplicaLogDir] = array(AlterReplicaLogDir)
+
+
+class AlterReplicaLogDirsResponse(Message, key=34, versions=(1, 2), flexible=2):
+    """The result for each partition."""
+
+    class AlterReplicaLogDirTopicResult(Struct):
+        """Part of AlterReplicaLogDirsResponse."""
+
+        class AlterReplicaLogDirPartitionResult(Struct):
+            """Part of AlterReplicaLogDirTopicResult."""
+
+            partition_index: int = int32()
+            error_code: int = int16()
+
+        topic_name: str = string()
+        partitions: list[AlterReplicaLogDirPartitionResult] = array(AlterReplicaLogDirPartitionResult)
+
+    AlterReplicaLogDirPartitionResult = AlterReplicaLogDirTopicResult.AlterReplicaLogDirPartitionResult
+
+    throttle_time_ms: int = int32()
+    results: list[AlterReplicaLogDirTopicResult] = array(AlterReplicaLogDirTopicResult)

@@ -222,3 +222,106 @@ class AlterUserScramCredentialsResponse(Message, key=51, versions=(0, 0), flexib
 
     throttle_time_ms: int = int32()
     results: list[AlterUserScramCredentialsResult] = array(AlterUserScramCredentialsResult)
+
+
+class CreateDelegationTokenRequest(Message, key=38, versions=(1, 3), flexible=2):
+    """Asks for a token that stands for a user (KIP-48)."""
+
+    class CreatableRenewers(Struct):
+        """Part of CreateDelegationTokenRequest."""
+
+        principal_type: str = string()
+        principal_name: str = string()
+
+    owner_principal_type: str | None = string(since=3, nullable=True)
+    owner_principal_name: str | None = string(since=3, nullable=True)
+    renewers: list[CreatableRenewers] = array(CreatableRenewers)
+    max_lifetime_ms: int = int64()
+
+
+class CreateDelegationTokenResponse(Message, key=38, versions=(1, 3), flexible=2):
+    """The token, and until when it holds."""
+
+    error_code: int = int16()
+    principal_type: str = string()
+    principal_name: str = string()
+    token_requester_principal_type: str = string(since=3)
+    token_requester_principal_name: str = string(since=3)
+    issue_timestamp_ms: int = int64()
+    expiry_timestamp_ms: int = int64()
+    max_timestamp_ms: int = int64()
+    token_id: str = string()
+    hmac: bytes = binary()
+    throttle_time_ms: int = int32()
+
+
+class RenewDelegationTokenRequest(Message, key=39, versions=(1, 2), flexible=2):
+    """Lets a token hold longer."""
+
+    hmac: bytes = binary()
+    renew_period_ms: int = int64()
+
+
+class RenewDelegationTokenResponse(Message, key=39, versions=(1, 2), flexible=2):
+    """Until when it holds."""
+
+    error_code: int = int16()
+    expiry_timestamp_ms: int = int64()
+    throttle_time_ms: int = int32()
+
+
+class ExpireDelegationTokenRequest(Message, key=40, versions=(1, 2), flexible=2):
+    """Lets a token hold no longer than a time."""
+
+    hmac: bytes = binary()
+    expiry_time_period_ms: int = int64()
+
+
+class ExpireDelegationTokenResponse(Message, key=40, versions=(1, 2), flexible=2):
+    """Until when it holds."""
+
+    error_code: int = int16()
+    expiry_timestamp_ms: int = int64()
+    throttle_time_ms: int = int32()
+
+
+class DescribeDelegationTokenRequest(Message, key=41, versions=(1, 3), flexible=2):
+    """Asks for the tokens of owners; null asks for all."""
+
+    class DescribeDelegationTokenOwner(Struct):
+        """Part of DescribeDelegationTokenRequest."""
+
+        principal_type: str = string()
+        principal_name: str = string()
+
+    owners: list[DescribeDelegationTokenOwner] | None = array(DescribeDelegationTokenOwner, nullable=True)
+
+
+class DescribeDelegationTokenResponse(Message, key=41, versions=(1, 3), flexible=2):
+    """Tokens with their owners and renewers."""
+
+    class DescribedDelegationToken(Struct):
+        """Part of DescribeDelegationTokenResponse."""
+
+        class DescribedDelegationTokenRenewer(Struct):
+            """Part of DescribedDelegationToken."""
+
+            principal_type: str = string()
+            principal_name: str = string()
+
+        principal_type: str = string()
+        principal_name: str = string()
+        token_requester_principal_type: str = string(since=3)
+        token_requester_principal_name: str = string(since=3)
+        issue_timestamp: int = int64()
+        expiry_timestamp: int = int64()
+        max_timestamp: int = int64()
+        token_id: str = string()
+        hmac: bytes = binary()
+        renewers: list[DescribedDelegationTokenRenewer] = array(DescribedDelegationTokenRenewer)
+
+    DescribedDelegationTokenRenewer = DescribedDelegationToken.DescribedDelegationTokenRenewer
+
+    error_code: int = int16()
+    tokens: list[DescribedDelegationToken] = array(DescribedDelegationToken)
+    throttle_time_ms: int = int32()

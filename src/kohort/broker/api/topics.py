@@ -1,13 +1,11 @@
-"""CreateTopics, DeleteTopics, CreatePartitions, DeleteRecords, and what tools ask about logs.
+"""CreateTopics, DeleteTopics, CreatePartitions, DeleteRecords.
 
-Versions: CreateTopics 5 tells partitions and configs back, 7 topic ids; DeleteTopics 6 deletes by id; DescribeLogDirs 3 an
-error on top, 4 volume sizes, 5 cordoned folders.
+Versions: CreateTopics 5 tells partitions and configs back, 7 topic ids; DeleteTopics 6 deletes by id.
 """
 
 from __future__ import annotations
 
 import logging
-import shutil
 import uuid
 from collections import Counter
 from collections.abc import Callable
@@ -26,12 +24,6 @@ from kohort.wire.cluster import (
     DeleteTopicsResponse,
 )
 from kohort.wire.data import DeleteRecordsRequest, DeleteRecordsResponse
-from kohort.wire.operations import (
-    DescribeLogDirsRequest,
-    DescribeLogDirsResponse,
-    ListPartitionReassignmentsRequest,
-    ListPartitionReassignmentsResponse,
-)
 
 log = logging.getLogger("kohort.broker")
 NO_ID = uuid.UUID(int=0)
@@ -206,38 +198,9 @@ def delete_records(node: Node, request: Request) -> DeleteRecordsResponse:
     return DeleteRecordsResponse(topics=topics)
 
 
-def describe_log_dirs(node: Node, request: Request) -> DescribeLogDirsResponse:
-    """The size of partitions in the data folder."""
-    asked = request.message.topics
-    wanted = None if asked is None else {(topic.topic, index) for topic in asked for index in topic.partitions}
-    by_topic: dict[str, list[Any]] = {}
-    make = DescribeLogDirsResponse.DescribeLogDirsPartition
-    for (name, index), part in node.store.partitions():
-        if wanted is None or (name, index) in wanted:
-            by_topic.setdefault(name, []).append(make(partition_index=index, partition_size=part.size_bytes()))
-    usage = shutil.disk_usage(node.data_dir)
-    result = DescribeLogDirsResponse.DescribeLogDirsResult(
-        log_dir=str(node.data_dir),
-        topics=[
-            DescribeLogDirsResponse.DescribeLogDirsTopic(name=name, partitions=parts)
-            for name, parts in by_topic.items()
-        ],
-    )
-    if request.version >= 4:
-        result.total_bytes, result.usable_bytes = usage.total, usage.free
-    return DescribeLogDirsResponse(results=[result])
-
-
-def list_partition_reassignments(_node: Node, _request: Request) -> ListPartitionReassignmentsResponse:
-    """None: there is one broker."""
-    return ListPartitionReassignmentsResponse(topics=[])
-
-
 HANDLERS: dict[type, Callable[[Any, Any], Any]] = {
     CreateTopicsRequest: create_topics,
     DeleteTopicsRequest: delete_topics,
     CreatePartitionsRequest: create_partitions,
     DeleteRecordsRequest: delete_records,
-    DescribeLogDirsRequest: describe_log_dirs,
-    ListPartitionReassignmentsRequest: list_partition_reassignments,
 }

@@ -1,0 +1,97 @@
+"""DescribeClientQuotas and AlterClientQuotas: quotas are kept and told; this broker slows nobody down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from kohort.broker.node import Node
+from kohort.broker.quotas import CLIENT, IP, USER, Entity, check, entity_of
+from kohort.broker.request import Request
+from kohort.errors import ErrorCode, InvalidInputError, KafkaError
+from kohort.wire.operations import (
+    AlterClientQuotasRequest,
+    AlterClientQuotasResponse,
+    DescribeClientQuotasRequest,
+    DescribeClientQuotasResponse,
+)
+
+EXACT, DEFAULT, SPECIFIED = range(3)
+_Described = DescribeClientQuotasResponse.EntryData
+
+
+def describe_quotas(node: Node, request: Request) -> DescribeClientQuotasResponse:
+    """Quotas of the entities that a filter lets through."""
+    message = request.message
+    try:
+        wanted = _filter(message.components)
+    except KafkaError as error:
+        return DescribeClientQuotasResponse(error_code=error.code, error_message=error.message, entries=None)
+    entries = [
+        _Described(
+            entity=[_Described.EntityData(entity_type=kind, entity_name=name) for kind, name in entity],
+            values=[_Described.ValueData(key=key, value=value) for key, value in values.items()],
+        )
+        for entity, values in node.quotas.all().items()
+        if _passes(entity, wanted, message.strict)
+    ]
+    return DescribeClientQuotasResponse(error_message="", entries=entries)
+
+
+def _filter(components: list[Any]) -> dict[str, tuple[int, str | None]]:
+    wanted: dict[str, tuple[int, str | None]] = {}
+    for each in components:
+        kind = each.entity_type
+        if kind not in (USER, CLIENT, IP):
+            raise InvalidInputError(f"there are no quotas for a {kind!r}", ErrorCode.UNSUPPORTED_VERSION)
+        if kind in wanted:
+            raise InvalidInputError(f"{kind} is named twice", ErrorCode.INVALID_REQUEST)
+        if each.match_type not in (EXACT, DEFAULT, SPECIFIED) or (each.match is None) == (each.match_type == EXACT):
+            raise InvalidInputError("what a component matches is not clear", ErrorCode.INVALID_REQUEST)
+        wanted[kind] = (each.match_type, each.match)
+    if IP in wanted and len(wanted) > 1:
+        raise InvalidInputError("an ip has quotas by itself only", ErrorCode.INVALID_REQUEST)
+    return wanted
+
+
+def _passes(entity: Entity, wanted: dict[str, tuple[int, str | None]], strict: bool) -> bool:
+    names = dict(entity)
+    if strict and names.keys() != wanted.keys():
+        return False
+    for kind, (match_type, match) in wanted.items():
+        if kind not in names:
+            return False
+        if match_type != SPECIFIED and names[kind] != (match if match_type == EXACT else None):
+            return False
+    return True
+
+
+def alter_quotas(node: Node, request: Request) -> AlterClientQuotasResponse:
+    """Set quotas or take them away."""
+    make = AlterClientQuotasResponse.EntryData
+    entries = []
+    for entry in request.message.entries:
+        error, text = ErrorCode.NONE, None
+        try:
+            _alter(node, entry, request.message.validate_only)
+        except KafkaError as refused:
+            error, text = refused.code, refused.message
+        asked = [make.EntityData(entity_type=each.entity_type, entity_name=each.entity_name) for each in entry.entity]
+        entries.append(make(error_code=error, error_message=text, entity=asked))
+    return AlterClientQuotasResponse(entries=entries)
+
+
+def _alter(node: Node, entry: Any, validate_only: bool) -> None:
+    entity = entity_of([(each.entity_type, each.entity_name) for each in entry.entity])
+    values: dict[str, float | None] = {}
+    for op in entry.ops:
+        check(entity, op.key, 1.0 if op.remove else op.value)
+        values[op.key] = None if op.remove else op.value
+    if not validate_only:
+        node.quotas.change(entity, values)
+
+
+HANDLERS: dict[type, Callable[[Any, Any], Any]] = {
+    DescribeClientQuotasRequest: describe_quotas,
+    AlterClientQuotasRequest: alter_quotas,
+}
