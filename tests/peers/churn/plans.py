@@ -7,6 +7,9 @@ from dataclasses import dataclass
 CLASSIC, CONSUMER = "classic", "consumer"
 TOPICS = {"orders": 10, "parts": 2}
 """Topics with their numbers of partitions: by range, `orders` has one for every member, `parts` for the first two only."""
+GROWN = "parts", 4
+"""The topic that grows when this share of the time is over, and its partitions then."""
+GROWS_AT = 0.4
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import threading
 import time
 from typing import Any
 
-from confluent_kafka import Producer
+from confluent_kafka import KafkaError, KafkaException, Producer
 
 FLUSH_S = 90
 
@@ -22,6 +22,7 @@ class Stream:
         self.acknowledged: dict[str, dict[int, tuple[int, int]]] = {
             f"{topic}/{number}": {} for topic, count in topics.items() for number in range(count)
         }
+        self._partitions = list(self.acknowledged)
         self._produced_ns: list[int] = []
         self._failed: list[str] = []
         self._per_s = per_s
@@ -33,19 +34,33 @@ class Stream:
                 "linger.ms": 5,
                 "message.timeout.ms": FLUSH_S * 1000,
                 "log_level": 2,
+                "topic.metadata.refresh.interval.ms": 1_000,
             }
         )
         self._thread = threading.Thread(target=self._run, name="churn-producer", daemon=True)
         self._thread.start()
 
+    def grow(self, topic: str, count: int) -> None:
+        """From now on produces to new partitions of a topic too."""
+        for number in range(count):
+            where = f"{topic}/{number}"
+            if where not in self.acknowledged:
+                self.acknowledged[where] = {}
+                self._partitions.append(where)
+
     def _run(self) -> None:
-        partitions = list(self.acknowledged)
         started, sent = time.monotonic(), 0
         while not self._stopping.wait(0.02):
             while sent < (time.monotonic() - started) * self._per_s:
-                topic, partition = partitions[sent % len(partitions)].split("/")
-                self._produced_ns.append(time.monotonic_ns())
-                self._producer.produce(topic, str(sent).encode(), partition=int(partition), on_delivery=self._delivered)
+                topic, partition = self._partitions[sent % len(self._partitions)].split("/")
+                value, now_ns = str(sent).encode(), time.monotonic_ns()
+                try:
+                    self._producer.produce(topic, value, partition=int(partition), on_delivery=self._delivered)
+                except KafkaException as error:
+                    if error.args[0].code() != KafkaError._UNKNOWN_PARTITION:
+                        raise
+                    break  # a new partition that it has not heard of yet
+                self._produced_ns.append(now_ns)
                 sent += 1
             self._producer.poll(0)
 

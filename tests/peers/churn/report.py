@@ -93,21 +93,29 @@ def _latency(reading: Reading) -> dict[str, float]:
 
 
 def _owned(reading: Reading) -> dict[str, float]:
-    """Shares of the time of churn: of partitions that had an owner, and of moments at which all had."""
+    """Shares of the time of churn: of partitions that had an owner, and of moments at which all had.
+
+    A partition counts from its first record on.
+    """
     story = reading.story
-    changes: list[tuple[int, int]] = []
+    changes: list[tuple[int, int, int]] = [(records[0][0], 0, 1) for records in story.produced.values() if records]
     for tenure in reading.tenures:
-        changes += [(tenure.since_ns, 1), (tenure.until_ns, -1)] if tenure.until_ns > tenure.since_ns else []
-    changes.append((story.churned_ns, 0))
-    total, count, last_ns = len(story.produced), 0, story.began_ns
-    owned = whole = 0
-    for at_ns, change in sorted(changes):
-        until_ns = min(at_ns, story.churned_ns)
-        owned += min(count, total) * max(0, until_ns - last_ns)
-        whole += max(0, until_ns - last_ns) if count >= total else 0
-        last_ns, count = max(last_ns, until_ns), count + change
-    length = story.churned_ns - story.began_ns
-    return {"partitions": round(owned / (length * total), 3), "all_at_once": round(whole / length, 3)}
+        if tenure.until_ns > tenure.since_ns:
+            changes += [(tenure.since_ns, 1, 0), (tenure.until_ns, -1, 0)]
+    owners = total = 0
+    owned_ns = total_ns = whole_ns = 0
+    last_ns = story.began_ns
+    for at_ns, owner, partition in [*sorted(changes), (story.churned_ns, 0, 0)]:
+        span_ns = max(0, min(at_ns, story.churned_ns) - last_ns)
+        owned = min(owners, total)
+        owned_ns, total_ns = owned_ns + owned * span_ns, total_ns + total * span_ns
+        whole_ns += span_ns if owned == total else 0
+        last_ns += span_ns
+        owners, total = owners + owner, total + partition
+    return {
+        "partitions": round(owned_ns / max(1, total_ns), 3),
+        "all_at_once": round(whole_ns / (story.churned_ns - story.began_ns), 3),
+    }
 
 
 def _standstill(reading: Reading) -> dict[str, float]:

@@ -19,7 +19,7 @@ from kohort.errors import KafkaError
 from kohort.java import start_tied
 from tests.peers.churn import clients
 from tests.peers.churn.places import Place
-from tests.peers.churn.plans import CLASSIC, CONSUMER, TOPICS, Kind, Plan
+from tests.peers.churn.plans import CLASSIC, CONSUMER, GROWN, GROWS_AT, TOPICS, Kind, Plan
 from tests.peers.churn.producing import Stream
 from tests.peers.churn.story import Member, Outage, Pause, Story, read
 
@@ -111,7 +111,7 @@ class Run:
             admin.create_topics([NewTopic(topic, count) for topic, count in TOPICS.items()]).all()
             stream = Stream(self.place.servers, TOPICS, self.pace.records_per_s)
             try:
-                self._churn()
+                self._churn(admin, stream)
                 story.churned_ns = time.monotonic_ns()
                 for process in self._living:
                     self._wake(process)
@@ -130,8 +130,8 @@ class Run:
 
     # Churn.
 
-    def _churn(self) -> None:
-        started = time.monotonic()
+    def _churn(self, admin: Admin, stream: Stream) -> None:
+        started, grown = time.monotonic(), False
         next_event, next_outage = started, started + (self.pace.outage_every_s or 1e9)
         for kind in self._kinds:
             for _ in range(kind.count):
@@ -144,7 +144,16 @@ class Run:
             elif now >= next_event:
                 self._event((now - started) / self.pace.churn_s)
                 next_event = time.monotonic() + self._random.uniform(*self.pace.event_s)
+            elif not grown and now >= started + GROWS_AT * self.pace.churn_s:
+                grown = self._grow(admin, stream)
             time.sleep(0.02)
+
+    def _grow(self, admin: Admin, stream: Stream) -> bool:
+        """A topic gets more partitions."""
+        admin.create_partitions({GROWN[0]: GROWN[1]}).all()
+        stream.grow(*GROWN)
+        self._note(f"{GROWN[0]} has {GROWN[1]} partitions")
+        return True
 
     def _look(self, now: float) -> None:
         """Wakes who slept enough, and notes who is gone."""

@@ -48,6 +48,7 @@ public final class ChurnMember implements ConsumerRebalanceListener {
         settings.put("enable.auto.commit", "false");
         settings.put("max.poll.interval.ms", orders.get("rebalance"));
         settings.put("max.poll.records", "50");
+        settings.put("metadata.max.age.ms", "3000");
         settings.put("key.deserializer", ByteArrayDeserializer.class.getName());
         settings.put("value.deserializer", ByteArrayDeserializer.class.getName());
         if (orders.get("protocol").equals("classic")) {

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.abc import ConsumerRebalanceListener
 from aiokafka.coordinator.assignors.range import RangePartitionAssignor
-from work import POLL_S, RECORDS, Orders, Partition, Work
+from work import METADATA_MS, POLL_S, RECORDS, Orders, Partition, Work
 
 
 class Listener(ConsumerRebalanceListener):
@@ -42,6 +42,7 @@ async def main() -> None:
         client_id=orders["name"],
         auto_offset_reset="earliest",
         enable_auto_commit=False,
+        metadata_max_age_ms=METADATA_MS,
         session_timeout_ms=orders.number("session"),
         heartbeat_interval_ms=orders.number("heartbeat"),
         max_poll_interval_ms=orders.number("rebalance"),

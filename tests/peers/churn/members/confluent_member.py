@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
-from work import POLL_S, RECONNECT_MS, Orders, Partition, Work
+from work import METADATA_MS, POLL_S, RECONNECT_MS, Orders, Partition, Work
 
 
 def main() -> None:
@@ -17,6 +17,7 @@ def main() -> None:
         "client.id": orders["name"],
         "auto.offset.reset": "earliest",
         "enable.auto.commit": False,
+        "topic.metadata.refresh.interval.ms": METADATA_MS,
         "reconnect.backoff.max.ms": RECONNECT_MS,
         "max.poll.interval.ms": orders.number("rebalance"),
     }

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from kafka import ConsumerRebalanceListener, KafkaConsumer, OffsetAndMetadata, TopicPartition
 from kafka.coordinator.assignors.range import RangePartitionAssignor
-from work import POLL_S, RECONNECT_MS, RECORDS, Orders, Partition, Work
+from work import METADATA_MS, POLL_S, RECONNECT_MS, RECORDS, Orders, Partition, Work
 
 
 class Listener(ConsumerRebalanceListener):
@@ -40,6 +40,7 @@ def main() -> None:
         client_id=orders["name"],
         auto_offset_reset="earliest",
         enable_auto_commit=False,
+        metadata_max_age_ms=METADATA_MS,
         reconnect_backoff_max_ms=RECONNECT_MS,
         session_timeout_ms=orders.number("session"),
         heartbeat_interval_ms=orders.number("heartbeat"),

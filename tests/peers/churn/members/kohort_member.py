@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from work import POLL_S, RECORDS, Orders, Partition, Work
+from work import METADATA_MS, POLL_S, RECORDS, Orders, Partition, Work
 
 from kohort import Consumer, TopicPartition
 from kohort.client.offset_values import RebalanceListener
@@ -50,6 +50,7 @@ def main() -> None:
         session_timeout_ms=orders.number("session"),
         max_poll_interval_ms=orders.number("rebalance"),
         max_poll_records=RECORDS,
+        metadata_max_age_ms=METADATA_MS,
         **settings,
     ) as consumer:
         consumer.subscribe(orders.topics, listener=Listener(consumer, work))

@@ -30,6 +30,8 @@ Partition = tuple[str, int]
 COMMIT_EVERY_S = 0.25
 POLL_S = 0.2
 RECORDS = 50
+METADATA_MS = 3_000
+"""How soon a leader sees that a topic has grown."""
 RECONNECT_MS = 1_000
 """As Java's: a client that waits longer to connect again than its session lasts is put out after an outage."""
 

@@ -23,6 +23,7 @@ const (
 	commitEvery    = 250 * time.Millisecond
 	pollTime       = 200 * time.Millisecond
 	maxRecords     = 50
+	metadataAge    = 3 * time.Second
 	clockMonotonic = 1
 )
 
@@ -223,6 +224,8 @@ func main() {
 		kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()),
 		kgo.DisableAutoCommit(),
 		kgo.BlockRebalanceOnPoll(),
+		kgo.MetadataMaxAge(metadataAge),
+		kgo.MetadataMinAge(metadataAge / 2),
 		kgo.RebalanceTimeout(milliseconds(orders["rebalance"])),
 		kgo.OnPartitionsAssigned(m.assigned),
 		kgo.OnPartitionsRevoked(m.revoked),
