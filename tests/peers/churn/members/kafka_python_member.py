@@ -14,6 +14,10 @@ from kafka.coordinator.assignors.range import RangePartitionAssignor
 from work import METADATA_MS, POLL_S, RECONNECT_MS, RECORDS, Orders, Partition, Work
 
 
+BOOTSTRAP_MS = 120_000
+"""It ends with an error when it is started during an outage that lasts longer."""
+
+
 class Listener(ConsumerRebalanceListener):
     """Tells the log."""
 
@@ -42,6 +46,7 @@ def main() -> None:
         enable_auto_commit=False,
         metadata_max_age_ms=METADATA_MS,
         reconnect_backoff_max_ms=RECONNECT_MS,
+        bootstrap_timeout_ms=BOOTSTRAP_MS,
         session_timeout_ms=orders.number("session"),
         heartbeat_interval_ms=orders.number("heartbeat"),
         max_poll_interval_ms=orders.number("rebalance"),
