@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from kohort.errors import ErrorCode
@@ -165,6 +167,20 @@ def test_a_full_group_refuses_new_members() -> None:
     trial.beat("a")
     assert trial.beat("b").error is ErrorCode.GROUP_MAX_SIZE_REACHED
     assert trial.beat("a", 2).error is ErrorCode.NONE
+
+
+@pytest.mark.parametrize("subscribed", [{"subscribed_topics": ("t",)}, {"subscribed_regex": "t.*"}])
+def test_a_member_that_had_no_answer_is_told_again_what_to_have(subscribed: dict[str, Any]) -> None:
+    """Its heartbeat says all again; the answer that took partitions away may have been the one that was lost."""
+    trial = Trial()
+    trial.set_topics(t=4)
+    epoch = trial.beat("a", **({"subscribed_topics": None} | subscribed)).member_epoch
+    trial.beat("b", **({"subscribed_topics": None} | subscribed))
+    lost = trial.beat("a", epoch)
+    assert len(lost.assignment[0].partitions) == 2
+    assert trial.beat("a", epoch).assignment is None
+    again = trial.beat("a", epoch, rebalance_timeout_ms=60_000, owned=owned("t", 0, 1, 2, 3), **subscribed)
+    assert again.assignment == lost.assignment
 
 
 def test_a_lost_reply_is_forgiven_once_the_member_says_what_it_has() -> None:

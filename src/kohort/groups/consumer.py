@@ -221,10 +221,7 @@ def answer(kernel: Kernel, consumer: ConsumerGroup, event: ConsumerGroupHeartbea
     before = consumer.standing(member_id)
     owned = None if event.owned is None else unpack(event.owned)
     after = step(kernel, event.group_id, consumer, member_id, owned)
-    full = event.member_epoch == 0 or (
-        event.rebalance_timeout_ms != -1 and event.subscribed_topics is not None and event.owned is not None
-    )
-    told = full or after.assigned != before.assigned or after.member_epoch != event.member_epoch
+    told = says_everything(event) or after.assigned != before.assigned or after.member_epoch != event.member_epoch
     settled = after.is_reconciled_to(consumer.epoch)
     presence = consumer.presence(event.group_id, member_id)
     if settled and not told and event.owned is None and event.hold_ms > 0 and hold(kernel, consumer, event, presence):
@@ -246,6 +243,12 @@ def answer(kernel: Kernel, consumer: ConsumerGroup, event: ConsumerGroupHeartbea
             pack(after.assigned) if told else None,
         ),
     )
+
+
+def says_everything(event: ConsumerGroupHeartbeat) -> bool:
+    """Whether a heartbeat is a join, or one of a client that had no answer to the last and so is told all again."""
+    subscribed = event.subscribed_topics is not None or event.subscribed_regex is not None
+    return event.member_epoch == 0 or (event.rebalance_timeout_ms != -1 and subscribed and event.owned is not None)
 
 
 def heartbeat_interval_ms(kernel: Kernel, consumer: ConsumerGroup) -> int:
