@@ -16,8 +16,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from kohort import Broker, Producer, TopicPartition
+from kohort import Admin, Broker, Producer, TopicPartition
 from kohort.broker.fault import Fault
+from kohort.client.admin.values import NewTopic
 from kohort.client.consumer.range_reader import RangeReader
 from kohort.client.net.thread_driver import ClientClosed
 from kohort.columns.encode import ColumnNames, partition_for_key
@@ -226,6 +227,19 @@ def use():
     else:
         subprocess.run([sys.executable, "-c", code + "kept = use()"], check=True, timeout=60)
     assert len(read(servers, topic)) == 100
+
+
+def test_a_topic_that_cannot_be_had_is_asked_for_no_more() -> None:
+    with Broker(config={"auto.create.topics.enable": "false"}) as broker:
+        with Producer(broker.bootstrap_servers, max_block_ms=300) as producer:
+            with pytest.raises(TimedOutError, match=r"misspelt.*no such topic"):
+                producer.send("misspelt", b"x")
+            cluster = producer._client.cluster
+            producer._client.call(cluster.refresh_metadata())
+            assert "misspelt" not in cluster._wanted()
+            with Admin(broker.bootstrap_servers) as admin:
+                admin.create_topics([NewTopic("misspelt", 1)]).all()
+            assert producer.send("misspelt", b"x").result(20).offset == 0
 
 
 def test_a_closed_producer_says_so(own_broker: Broker, topic: str) -> None:

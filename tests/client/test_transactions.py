@@ -257,6 +257,46 @@ def test_failures_on_the_way_are_not_seen(
     assert committed_offset(servers, topic, partition) == 4
 
 
+def test_a_batch_that_is_never_answered_costs_its_transaction_alone(
+    broker: Broker, version: int, topic: str, begun: Started
+) -> None:
+    """It may have been written, or come late: the next transaction is numbered anew under another epoch."""
+    servers = broker.bootstrap_servers
+    producer = begun(servers, request_timeout_ms=150, delivery_timeout_ms=500, linger_ms=0)
+    producer.send(topic, b"undone", partition=0).result(20)
+    epoch = producer.epoch
+    rule = broker.faults.add(Fault("Produce", "drop_reply", times=None))
+    assert isinstance(producer.send(topic, b"undone too", partition=0).exception(20), TimedOutError)
+    with pytest.raises(TimedOutError, match="only be aborted"):
+        producer.send(topic, b"refused", partition=0)
+    rule.remove()
+    producer.abort_transaction()
+    assert producer.epoch > epoch
+    producer.begin_transaction()
+    producer.send(topic, b"kept", partition=0)
+    producer.commit_transaction()
+    assert committed_values(servers, topic) == [b"kept"]
+
+
+def test_an_abort_drops_what_is_sent_again_and_again(broker: Broker, version: int, topic: str, begun: Started) -> None:
+    servers = broker.bootstrap_servers
+    producer = begun(servers, linger_ms=0, retry_backoff_ms=20)
+    producer.send(topic, b"undone", partition=0).result(20)
+    rule = broker.faults.add(Fault("Produce", "fail", error=ErrorCode.NOT_LEADER_OR_FOLLOWER, times=None))
+    waiting = producer.send(topic, b"undone too", partition=0)
+    until(lambda: producer.figures.retries > 1, "the batch is sent again")
+    producer.abort_transaction()
+    error = waiting.exception(20)
+    assert error is not None
+    assert error.code is ErrorCode.TRANSACTION_ABORTABLE
+    rule.remove()
+    for number in range(3):
+        producer.begin_transaction()
+        producer.send(topic, b"kept %d" % number, partition=0)
+        producer.commit_transaction()
+    assert committed_values(servers, topic) == [b"kept 0", b"kept 1", b"kept 2"]
+
+
 @pytest.mark.parametrize("way", ["closed", "left by an error"])
 def test_a_producer_that_is_closed_aborts(servers: str, version: int, topic: str, way: str) -> None:
     """Those who read committed records need not wait for the transaction's timeout."""

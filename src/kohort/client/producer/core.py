@@ -337,7 +337,13 @@ class ProducerCore:
             if code is not ErrorCode.NONE:
                 raise error_for(code, f"topic {topic}: {code.text}")
 
-        await self.cluster.retrying(attempt, f"metadata of topic {topic}", max(0.0, until_ms - monotonic_ms()))
+        try:
+            await self.cluster.retrying(attempt, f"metadata of topic {topic}", max(0.0, until_ms - monotonic_ms()))
+        except KafkaError:
+            if topic not in self._partitions:  # ask for it no more with every refresh
+                self._topics.discard(topic)
+                self.cluster.want_topics(self, self._topics)
+            raise
 
     def _take_metadata(self, metadata: Metadata) -> None:
         """On the client's thread, after every answer."""

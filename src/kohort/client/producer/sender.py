@@ -84,6 +84,7 @@ class Sender:
         in_flight: Requests not answered, by node.
         gate: Set by transactions: whether a partition may be sent to yet.
         implicit: Set by transactions: a Produce takes its partitions into the transaction by itself (KIP-890).
+        aborting: Set by transactions: why nothing is sent again; what is on its way fails or not, once.
         on_lost: Set by transactions: told of every batch that failed for good.
     """
 
@@ -97,6 +98,7 @@ class Sender:
         self.closed = False
         self.gate: Any = None
         self.implicit = False
+        self.aborting: KafkaError | None = None
         self.on_lost: Any = None
         self._codec = CODECS[config.compression_type]
         self._work: Promise[None] = Promise()
@@ -351,6 +353,9 @@ class Sender:
 
     def _failed(self, batch: Batch, error: KafkaError) -> None:
         """Send again, or give up."""
+        if self.aborting is not None:
+            self._lose(batch, self.aborting)
+            return
         now_ms = self.cluster.runtime.now_ms
         code = error.code
         if code in _STALE_METADATA:

@@ -116,6 +116,7 @@ class Transactions:
     def begin(self) -> None:
         """Open a transaction."""
         self._expect(TxnState.READY)
+        self._sender.aborting = None
         self._added.clear()
         self._begun = False
         self.state = TxnState.OPEN
@@ -171,8 +172,9 @@ class Transactions:
         self.state = TxnState.READY
 
     def drop_unsent(self) -> list[Batch]:
-        """For an abort: fail what waits; gives the batches to tell."""
+        """For an abort: fail what waits, and what is on its way unless it gets there; gives the batches to tell."""
         reason = self.cause or error_for(ErrorCode.TRANSACTION_ABORTABLE, "the transaction is aborted")
+        self._sender.aborting = reason
         dropped = self._accumulator.drop_all(reason)
         if any(batch.attempts for batch in dropped):
             self._fresh_epoch = True  # sequence numbers that may have been used are lost with them
