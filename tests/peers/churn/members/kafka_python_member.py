@@ -13,7 +13,6 @@ from kafka import ConsumerRebalanceListener, KafkaConsumer, OffsetAndMetadata, T
 from kafka.coordinator.assignors.range import RangePartitionAssignor
 from work import METADATA_MS, POLL_S, RECONNECT_MS, RECORDS, Orders, Partition, Work
 
-
 BOOTSTRAP_MS = 120_000
 """It ends with an error when it is started during an outage that lasts longer."""
 
