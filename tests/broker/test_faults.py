@@ -15,6 +15,7 @@ import pytest
 from kohort import Broker
 from kohort.broker import Fault
 from kohort.errors import ErrorCode, InvalidInputError
+from kohort.wire.batch import read_records
 from kohort.wire.cluster import MetadataRequest
 from tests.broker.group_member import Member
 from tests.broker.raw import RawClient, batch_of, end_offset, fetch, produce, produce_request
@@ -50,6 +51,20 @@ def test_hold_at_a_barrier_and_release(broker: Broker, client: RawClient, topic:
         fault.release()
         writer.receive()
         assert end_offset(client, topic, 0) == 1
+
+
+def test_what_is_held_is_not_overwritten_by_what_comes_after(broker: Broker, client: RawClient, topic: str) -> None:
+    fault = broker.faults.add(Fault("Produce", "hold"))
+    with RawClient(broker.bootstrap_servers) as writer:
+        writer.send(produce_request(topic, 0, batch_of(b"held" * 100)), 9)
+        fault.wait()
+        for _ in range(3):
+            assert end_offset(client, topic, 0) == 0
+            client.ask(MetadataRequest(topics=[MetadataRequest.MetadataRequestTopic(name="x" * 240)]))
+        fault.release()
+        assert writer.receive().responses[0].partition_responses[0].error_code == 0
+    found = read_records(fetch(client, topic, 0, 0).records)
+    assert [bytes(record.value or b"") for record in found] == [b"held" * 100]
 
 
 def test_drop_a_reply_after_the_work_is_done(broker: Broker, client: RawClient, topic: str) -> None:
