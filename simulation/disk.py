@@ -17,8 +17,11 @@ class Disk:
         fails: probability that an append fails and leaves nothing.
         tears: probability that an append leaves a prefix of its steps, and the process dies. The records of one step are
             one append of the journal: a torn one is cut off whole when the journal is opened again.
-        tears_after: once, when this many records were ever written, the process dies before the reply; -1: never.
+        tears_after: once, the process dies when so many records were ever written; -1: never.
+        loses: it dies before the append that would pass them; otherwise also after one that just reaches them, before its
+            replies are out.
         appended: records ever written.
+        torn: what the last torn write was to hold, and how many of those records are there; None before one.
     """
 
     def __init__(self, world: World) -> None:
@@ -28,7 +31,9 @@ class Disk:
         self.fails = 0.0
         self.tears = 0.0
         self.tears_after = -1
+        self.loses = False
         self.appended = 0
+        self.torn: tuple[list[Record], int] | None = None
 
     def append(self, steps: list[list[Record]]) -> None:
         """Write the records of several steps.
@@ -51,8 +56,9 @@ class Disk:
                 break
             self.records.extend(step)
             self.appended += len(step)
-        if kept <= len(steps) or self.tears_after == self.appended:
+        if kept <= len(steps) or (self.tears_after == self.appended and not self.loses):
             self.tears_after = -1
+            self.torn = [record for step in steps for record in step], sum(map(len, steps[:kept]))
             self.world.tell(f"disk: tore a write of {len(steps)} batches after {min(kept, len(steps))}")
             raise DiskFailedError
 

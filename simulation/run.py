@@ -73,8 +73,16 @@ class Run:
     """
 
     def __init__(
-        self, plan: Plan | int, mutant: Any = None, kinds: Iterable[type[Checker]] = ALL, *, tells: bool = False
+        self,
+        plan: Plan | int,
+        mutant: Any = None,
+        kinds: Iterable[type[Checker]] = ALL,
+        *,
+        tells: bool = False,
+        shortest_ms: int = SHORTEST_MS,
     ) -> None:
+        """Args are a plan or the seed of one, a faulty coordinator, the checkers, and the least virtual time."""
+        self._shortest_ms = shortest_ms
         self.plan = plan if isinstance(plan, Plan) else Draft(plan).plan()
         self.world = World(self.plan.seed, tells=tells)
         self.network = Network(self.world)
@@ -118,7 +126,7 @@ class Run:
         self._heal()
         looks = 0
         while looks < LOOKS and self.world.now_ms < heal_ms + LONGEST_HEALING_MS:
-            start_ms = max(heal_ms + SETTLING_MS, SHORTEST_MS - LOOKS * LOOK_MS)
+            start_ms = max(heal_ms + SETTLING_MS, self._shortest_ms - LOOKS * LOOK_MS)
             self.world.run_until(max(start_ms, self.world.now_ms) + LOOK_MS)
             looks = looks + 1 if unhealthy(self.members, self.partitions) is None else 0
         while self.world.happened < FEWEST_EVENTS and any(not member.dead for member in self.members):

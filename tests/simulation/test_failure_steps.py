@@ -1,0 +1,150 @@
+"""The coordinator fails at each step of a round (spec 3.7), and at every record boundary of a group's life."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+from simulation.assigning import COOPERATIVE, EAGER
+from simulation.plan import Plan, Step
+from simulation.process import Habits, Process
+from simulation.run import Result, Run
+
+from kohort.groups.config import GroupConfig
+from kohort.groups.records import GenerationStarted, GroupSaved, Record
+
+KINDS = ("ClassicMember", "OwnClassicMember", "ConsumerMember", "OwnConsumerMember")
+CLASSIC = KINDS[:2]
+
+
+def life(kind: str, strategy: str) -> Plan:
+    """Three members come, one leaves, one dies; the network and all else is well."""
+    config = GroupConfig(
+        initial_rebalance_delay_ms=500,
+        notice_disconnects="off",
+        consumer_session_timeout_ms=6_000,
+        consumer_heartbeat_interval_ms=1_500,
+    )
+    habits = Habits("g0", ("t0",), (strategy,), commit_ms=9_000, session_timeout_ms=6_000)
+    starts = [
+        Step(number, 100 + 2_500 * number, "start", {"name": f"m{number}", "kind": kind, "habits": habits})
+        for number in range(3)
+    ]
+    ends = [Step(3, 16_000, "leave", {"name": "m1"}), Step(4, 21_000, "crash", {"name": "m2"})]
+    return Plan(1, config, {"t0": 4}, ("g0",), (*starts, *ends), 30_000)
+
+
+class Failure:
+    """One life with a crash after so many records: when they are there, or (`loses`) when more are to be written.
+
+    Attributes:
+        where: the same, for people.
+        torn: records of the write that the crash interrupted.
+        durable: how many of them are on disk.
+        told: what each member knew at the crash: (generation, stable).
+    """
+
+    def __init__(self, kind: str, strategy: str, records: int, loses: bool) -> None:
+        self.run = Run(life(kind, strategy), shortest_ms=0)
+        self.run.disk.tears_after, self.run.disk.loses = records, loses
+        self.where = f"{'after' if loses else 'with'} {records} records"
+        self.told: dict[str, tuple[int, bool]] = {}
+        crash = self.run.server.crash
+
+        def crashed(down_ms: int) -> None:
+            self.told = {member.name: (member.generation, member.stable) for member in self.run.members}
+            crash(down_ms)
+
+        self.run.server.crash = crashed  # type: ignore[method-assign]
+        self.result: Result = self.run.play()
+        self.torn, self.durable = self.run.disk.torn or ([], 0)
+
+    @property
+    def written(self) -> bool:
+        """Whether all of the interrupted write is there, and only the replies are lost."""
+        return self.durable == len(self.torn)
+
+    def has(self, kind: type[Record]) -> bool:  # type: ignore[valid-type]
+        """Whether the interrupted write had a record of this kind; of a group's, one with members."""
+        return any(isinstance(record, kind) and (kind is not GroupSaved or record.members) for record in self.torn)  # type: ignore[union-attr]
+
+    def saved(self) -> list[GroupSaved]:
+        """The group's records on disk, in order."""
+        return [record for record in self.run.disk.records if isinstance(record, GroupSaved) and record.members]
+
+    def started(self) -> list[int]:
+        """Generations on disk, in order."""
+        return [record.generation for record in self.run.disk.records if isinstance(record, GenerationStarted)]
+
+    def living(self) -> list[Process]:
+        """Who is left at the end."""
+        return [member for member in self.run.members if not member.dead]
+
+
+@cache
+def failures(kind: str, strategy: str) -> tuple[Failure, ...]:
+    """A crash at every record boundary of one life."""
+    whole = Run(life(kind, strategy), shortest_ms=0)
+    assert whole.play().failure is None
+    assert whole.disk.appended > 15
+    places = [(records, loses) for records in range(whole.disk.appended) for loses in (False, True)]
+    return tuple(Failure(kind, strategy, records, loses) for records, loses in places)
+
+
+@pytest.mark.parametrize(
+    ("kind", "strategy"), [*((kind, EAGER) for kind in KINDS), *((kind, COOPERATIVE) for kind in CLASSIC)]
+)
+def test_a_crash_at_every_record_boundary_ends_in_a_whole_group(kind: str, strategy: str) -> None:
+    for failure in failures(kind, strategy):
+        assert failure.result.failure is None, f"{failure.where}: {failure.result.failure}"
+        assert failure.run.server.incarnation == 2
+        assert [member.name for member in failure.living()] == ["m0"]
+
+
+@pytest.mark.parametrize("kind", CLASSIC)
+def test_step_1_it_fails_before_the_generation_is_persisted(kind: str) -> None:
+    """All members send their JoinGroup again, and the generation is the one that was lost."""
+    found = [each for each in failures(kind, EAGER) if each.has(GenerationStarted) and not each.written]
+    assert len(found) >= 3
+    for failure in found:
+        lost = next(record.generation for record in failure.torn if isinstance(record, GenerationStarted))
+        assert all(generation < lost for generation, _ in failure.told.values())
+        assert failure.started().count(lost) == 1
+
+
+@pytest.mark.parametrize("kind", CLASSIC)
+def test_step_2_it_fails_before_all_members_have_the_answer_to_their_join(kind: str) -> None:
+    """No one may sync the generation that some may know: everyone joins again, and it is never given out again."""
+    found = [each for each in failures(kind, EAGER) if each.has(GenerationStarted) and each.written]
+    assert len(found) >= 3
+    for failure in found:
+        begun = next(record.generation for record in failure.torn if isinstance(record, GenerationStarted))
+        assert failure.started().count(begun) == 1
+        assert begun not in [record.generation for record in failure.saved()]
+        assert begun + 1 in failure.started()
+
+
+@pytest.mark.parametrize("kind", CLASSIC)
+def test_step_3_it_fails_before_the_synchronization_is_persisted(kind: str) -> None:
+    """The assignment is lost: members that sent their SyncGroup are led into another round."""
+    found = [each for each in failures(kind, EAGER) if each.has(GroupSaved) and not each.written]
+    assert len(found) >= 3
+    for failure in found:
+        lost = next(record.generation for record in failure.torn if isinstance(record, GroupSaved))
+        assert lost not in [record.generation for record in failure.saved()]
+        assert lost + 1 in [record.generation for record in failure.saved()]
+
+
+def test_step_4_it_fails_before_all_members_have_the_answer_to_their_sync() -> None:
+    """They get their assignment when they send their SyncGroup again, as our client does, and no one else is disturbed."""
+    kind = "OwnClassicMember"
+    found = [each for each in failures(kind, EAGER) if each.has(GroupSaved) and each.written]
+    assert len(found) >= 3
+    undisturbed = Run(life(kind, EAGER), shortest_ms=0)
+    undisturbed.play()
+    rounds = sum(isinstance(record, GenerationStarted) for record in undisturbed.disk.records)
+    for failure in found:
+        assert not any(
+            stable for generation, stable in failure.told.values() if generation == failure.saved()[0].generation
+        )
+        assert len(failure.started()) == rounds
