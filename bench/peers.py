@@ -92,9 +92,9 @@ def drop_topic(place: Place, topic: str) -> None:
         admin.delete_topics([topic]).all()
 
 
-def filled_topic(place: Place, records: int, size: int) -> str:
+def filled_topic(place: Place, records: int, size: int, partitions: int = PARTITIONS) -> str:
     """A fresh topic that holds so many records of so many bytes."""
-    topic = new_topic(place)
+    topic = new_topic(place, partitions)
     python_client("produce", "kohort-send-arrow", place, topic, records, str(size))
     return topic
 

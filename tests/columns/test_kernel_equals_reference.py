@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
+from pathlib import Path
 
 import pytest
 from crc32c import crc32c
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from kohort.columns import COMPILED, Decoded, DecodeOptions, RecordSet, reference
 from kohort.columns.record import Record
+from kohort.wire.batch import BatchRecord, build_batch
 from tests.columns.strategies import options, record_sets
 
 if not COMPILED:
@@ -98,6 +100,22 @@ def test_limits_lose_nothing(sets: list[RecordSet], max_records: int, max_bytes:
         rows += [plain(one) for one in part.records()]
         left = part.remaining()
     assert rows == [plain(one) for one in whole.records()]
+
+
+def test_nothing_is_left_behind() -> None:
+    """Of every column, whether it has bytes or not."""
+    batch = build_batch([BatchRecord(at, 0, None, b"x" * 1000) for at in range(1000)], base_offset=0)
+    sets = [RecordSet("t", 0, batch, 0)]
+    for _ in range(20):
+        decoded(_kernel.decode_block, sets, DecodeOptions()).to_arrow()
+    before = _address_space_mb()
+    for _ in range(300):
+        decoded(_kernel.decode_block, sets, DecodeOptions()).to_arrow()
+    assert _address_space_mb() - before < 100
+
+
+def _address_space_mb() -> float:
+    return int(Path("/proc/self/statm").read_text().split()[0]) * 4096 / 1e6
 
 
 @given(st.binary(max_size=9000))

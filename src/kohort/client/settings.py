@@ -235,7 +235,11 @@ class ConsumerConfig(ConnectionConfig):
     )
     fetch_max_wait_ms: int = knob("fetch.max.wait.ms", 500, low=0, unit="ms", why="but at most this long")
     fetch_max_bytes: int = knob(
-        "fetch.max.bytes", 50 * 1024 * 1024, low=1, unit="bytes", why="bounds one answer to a fetch"
+        "fetch.max.bytes",
+        16 * 1024 * 1024,
+        low=1,
+        unit="bytes",
+        why="bounds one answer to a fetch; of each broker about four are in memory at once, as bytes or as columns",
     )
     max_partition_fetch_bytes: int = knob(
         "max.partition.fetch.bytes", 1024 * 1024, low=1, unit="bytes", why="bounds one partition's share of it"

@@ -8,15 +8,21 @@
 
 #define KOHORT_SLACK 64
 
+#if defined(__GNUC__) || defined(__clang__)
+typedef uint64_t kohort_sixteen __attribute__((vector_size(16), aligned(1)));
+#else
+typedef struct {
+    uint64_t low, high;
+} kohort_sixteen;
+#endif
+
 /* `readable` is how many bytes may be read at src; dst must have KOHORT_SLACK bytes beyond n. */
 static inline void kohort_copy(uint8_t *dst, const uint8_t *src, size_t n, size_t readable) {
     if (n <= 256 && readable >= n + 16) {
         for (size_t i = 0; i < n; i += 16) {
-            uint64_t a, b;
-            memcpy(&a, src + i, 8);
-            memcpy(&b, src + i + 8, 8);
-            memcpy(dst + i, &a, 8);
-            memcpy(dst + i + 8, &b, 8);
+            kohort_sixteen part;
+            memcpy(&part, src + i, 16);
+            memcpy(dst + i, &part, 16);
         }
     } else {
         memcpy(dst, src, n);

@@ -232,8 +232,8 @@ cdef class Columns:
             size = len(names[i])
             stop = self.stops[i]
             with nogil:
+                repeat(data.data + used, name, size, stop - row)
                 while row < stop:
-                    memcpy(data.data + used, name, size)
                     used += size
                     row += 1
                     at[row] = <int32_t>used
@@ -276,6 +276,17 @@ cdef class Columns:
             record.headers = self.headers(row)
             found.append(record)
         return found
+
+
+cdef void repeat(uint8_t* data, const uint8_t* name, int64_t size, int64_t count) noexcept nogil:
+    # The same bytes so many times over, what is there already copied behind itself.
+    cdef int64_t have = size, whole = size * count
+    if whole == 0:
+        return
+    memcpy(data, name, size)
+    while have < whole:
+        memcpy(data + have, data, min(have, whole - have))
+        have *= 2
 
 
 cdef void want(Out* out, options):

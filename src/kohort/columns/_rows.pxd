@@ -160,7 +160,10 @@ cdef inline bint reserve_rows(Out* out, int64_t rows) noexcept nogil:
     return True
 
 
-cdef inline bint reserve_entries(Out* out, int64_t entries) noexcept nogil:
+cdef inline bint reserve_entries(Out* out, int64_t entries, int64_t size) noexcept nogil:
+    # Room for so many headers altogether, the new ones of so many bytes.
+    if not grow_data(&out.name, out.marks.name_bytes + size) or not grow_data(&out.content, out.marks.content_bytes + size):
+        return False
     if entries <= out.entry_capacity:
         return True
     if entries < 2 * out.entry_capacity:
@@ -172,16 +175,10 @@ cdef inline bint reserve_entries(Out* out, int64_t entries) noexcept nogil:
 
 
 cdef inline bint reserve_bytes(Out* out, int64_t size) noexcept nogil:
-    # Room for a batch of so many bytes, however they fall on the columns.
+    # Room for a batch of so many bytes, however they fall on key and value.
     if out.wants.key and not grow_data(&out.key, out.marks.key_bytes + size):
         return False
-    if out.wants.value and not grow_data(&out.value, out.marks.value_bytes + size):
-        return False
-    if out.wants.headers:
-        if not grow_data(&out.name, out.marks.name_bytes + size):
-            return False
-        return grow_data(&out.content, out.marks.content_bytes + size)
-    return True
+    return not out.wants.value or grow_data(&out.value, out.marks.value_bytes + size)
 
 
 cdef inline void mark_valid(uint8_t* bits, int64_t row, bint valid) noexcept nogil:
@@ -253,7 +250,7 @@ cdef inline int put_headers(Out* out, int32_t count, const uint8_t** at, const u
     cdef Marks* marks = &out.marks
     cdef int32_t i, size
     cdef int64_t j, start
-    if out.wants.headers and not reserve_entries(out, marks.entries + count):
+    if out.wants.headers and not reserve_entries(out, marks.entries + count, stop - p):
         return NO_MEMORY
     for i in range(count):
         p = varint(p, stop, &size)

@@ -39,7 +39,7 @@ class Decoded:
     """Columns of all record sets of one decode, in the order of the record sets.
 
     Attributes:
-        sets: The record sets as given.
+        sets: The record sets as given; without their bytes after `drop_bytes`.
         options: The options as given.
         ranges: What became of each record set, in their order.
         num_rows: Rows altogether.
@@ -70,6 +70,11 @@ class Decoded:
             for given, part in zip(self.sets, self.ranges, strict=True)
             if not part.finished
         ]
+
+    def drop_bytes(self) -> None:
+        """Let go of the bytes as fetched, which a finished decode needs no more: the columns hold copies."""
+        if self.finished:
+            self.sets = [RecordSet(given.topic, given.partition, b"", given.first_offset) for given in self.sets]
 
     def to_arrow(self, start: int = 0, stop: int | None = None) -> pa.RecordBatch:
         """Rows start to stop (exclusive; None: the last) as an Arrow batch, without copying."""

@@ -249,6 +249,7 @@ class ConsumerCore:
                     self._too_small(partition, rows.next_offset, given.first_offset)
         if not decoded.finished:
             self._keep_rest(fetched, decoded)
+        decoded.drop_bytes()
 
     def _keep_rest(self, fetched: Fetched, decoded: Decoded) -> None:
         """A limit of the decoder ended it within the answer: the rows so far count, the rest is decoded next."""
