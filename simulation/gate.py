@@ -41,11 +41,16 @@ class Asked:
 
 
 class Gate:
-    """Stands where the broker's node stands for the handlers of group requests."""
+    """Stands where the broker's node stands for the handlers of group requests.
 
-    def __init__(self, world: World, server: Server) -> None:
+    Attributes:
+        tells_leases: clients hear of the lease that the coordinator counts on.
+    """
+
+    def __init__(self, world: World, server: Server, *, tells_leases: bool) -> None:
         self.world = world
         self.server = server
+        self.tells_leases = tells_leases
         self.chance = world.stream("gate")
         self.groups = SimpleNamespace(ask=self._ask, index_of=lambda group: 0)
         self.store = self
@@ -107,7 +112,7 @@ class Gate:
         connection.lease_ms = config.disconnect_lease_ms if config.notice_disconnects != "off" else 0
         make = ApiVersionsResponse.ApiVersion
         keys = [make(api_key=api.key, min_version=api.min_version, max_version=api.max_version) for api in API_LIST]
-        return ApiVersionsResponse(api_keys=keys, lease_ms=connection.lease_ms)
+        return ApiVersionsResponse(api_keys=keys, lease_ms=connection.lease_ms if self.tells_leases else 0)
 
     def _metadata(self, message: MetadataRequest) -> MetadataResponse:
         topic_type = MetadataResponse.MetadataResponseTopic

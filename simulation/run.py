@@ -92,8 +92,8 @@ class Run:
         holders: list[Holder] = self.members  # type: ignore[assignment]
         self.checkers = Checkers(self.world, holders, self.plan.config, kinds)
         self.server = Server(self.world, self.network, self.disk, self.plan.config, self.checkers, mutant)
-        self.gate = Gate(self.world, self.server)
         self._leases_ignored = getattr(mutant, "members_ignore_leases", False)
+        self.gate = Gate(self.world, self.server, tells_leases=not self._leases_ignored)
         self.partitions = dict(self.plan.partitions)
         self._made = dict.fromkeys(self.partitions, 0)
         self._hostiles: list[Hostile] = []
