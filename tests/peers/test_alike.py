@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from kohort import Broker
-from tests.peers.alike import classic, consumer, harness, offsets, operations, records, transactions
+from tests.peers.alike import classic, configs, consumer, harness, offsets, operations, records, transactions
 from tests.support.apache_kafka import ApacheKafka
 from tests.support.maven import MavenUnavailable
 
 pytestmark = [pytest.mark.peer, pytest.mark.kafka, pytest.mark.timeout(120)]
-MODULES = (classic, consumer, offsets, operations, records, transactions)
+MODULES = (classic, configs, consumer, offsets, operations, records, transactions)
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "protocol-coverage.md"
 CASES = [(name, version) for name, (_, versions) in harness.SCENARIOS.items() for version in versions]
 

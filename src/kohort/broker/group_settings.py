@@ -52,7 +52,10 @@ class GroupSettingsFile:
         for name, text in configs.items():
             if name not in known:
                 raise InvalidInputError(f"groups have no setting {name}", ErrorCode.INVALID_CONFIG)
-            values[name] = parse_value(known[name], text, name)
+            try:
+                values[name] = parse_value(known[name], text, name)
+            except InvalidInputError as error:
+                raise InvalidInputError(error.message, ErrorCode.INVALID_CONFIG) from error
         limits = self._config
         self._within(
             values, _HEARTBEAT, limits.consumer_min_heartbeat_interval_ms, limits.consumer_max_heartbeat_interval_ms

@@ -65,7 +65,7 @@ class Node:
         self.store = store
         self.config, self.group_config, self.log_config = configs
         self.id = self.config.node_id
-        self.port = 0
+        self.host, self.port = "", 0
         self.metrics = Metrics()
         self.faults = Faults(loop)
         self.waits = Waits(loop)

@@ -52,6 +52,7 @@ class RunningBroker:
         self._server = Server(loop, config, dispatcher.dispatch, self.node.connection_lost)
         self._sock = sock
         self.host, self.node.port = sock.getsockname()[:2]
+        self.node.host = self.host
         self.node.start()
         self._metrics: MetricsServer | None = None
         if config.metrics_listen is not None:

@@ -142,20 +142,25 @@ def parse_listen(listen: str) -> tuple[str, int]:
 
 
 HOUR_MS = 3_600_000
-_LOG_NAMES = {
+LOG_NAMES = {
     "log.cleaner.delete.retention.ms": "delete.retention.ms",
     "log.cleaner.min.cleanable.ratio": "min.cleanable.dirty.ratio",
+    "log.cleaner.max.compaction.lag.ms": "max.compaction.lag.ms",
     "log.cleaner.min.compaction.lag.ms": "min.compaction.lag.ms",
     "log.cleanup.policy": "cleanup.policy",
     "log.flush.interval.messages": "flush.messages",
     "log.flush.interval.ms": "flush.ms",
     "log.index.interval.bytes": "index.interval.bytes",
     "log.index.size.max.bytes": "segment.index.bytes",
+    "log.local.retention.bytes": "local.retention.bytes",
+    "log.local.retention.ms": "local.retention.ms",
     "log.message.timestamp.after.max.ms": "message.timestamp.after.max.ms",
     "log.message.timestamp.before.max.ms": "message.timestamp.before.max.ms",
     "log.message.timestamp.type": "message.timestamp.type",
+    "log.preallocate": "preallocate",
     "log.retention.bytes": "retention.bytes",
     "log.retention.ms": "retention.ms",
+    "log.roll.jitter.ms": "segment.jitter.ms",
     "log.roll.ms": "segment.ms",
     "log.segment.bytes": "segment.bytes",
     "log.segment.delete.delay.ms": "file.delete.delay.ms",
@@ -177,14 +182,14 @@ def broker_configs(properties: Mapping[str, Any]) -> tuple[BrokerConfig, GroupCo
     """
     plain: dict[str, Any] = {}
     for key, value in properties.items():
-        if key in _LOG_NAMES:
-            plain.setdefault(_LOG_NAMES[key], value)
+        if key in LOG_NAMES:
+            plain.setdefault(LOG_NAMES[key], value)
         elif key in _LOG_UNITS:
             name, factor = _LOG_UNITS[key]
             plain.setdefault(name, _scaled(key, value, factor))
         else:
             plain[key] = value
-    known = [*settings(BrokerConfig), *settings(GroupConfig), *settings(LogConfig), *_LOG_NAMES, *_LOG_UNITS]
+    known = [*settings(BrokerConfig), *settings(GroupConfig), *settings(LogConfig), *LOG_NAMES, *_LOG_UNITS]
     unknown = [key for key in plain if key not in known and not _is_alias(key)]
     if unknown:
         raise unknown_key(unknown[0], known)

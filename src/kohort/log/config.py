@@ -73,6 +73,15 @@ class LogConfig:
         "flush.messages", _LONG_MAX, low=1, why="records between two fsyncs; 1 survives a power loss"
     )
     compression_type: str = knob("compression.type", "producer", why="batches stay as the producer made them")
+    compression_gzip_level: int = knob(
+        "compression.gzip.level", -1, low=-1, high=9, why="taken as it is: batches stay as they come"
+    )
+    compression_lz4_level: int = knob(
+        "compression.lz4.level", 9, low=1, high=17, why="taken as it is: batches stay as they come"
+    )
+    compression_zstd_level: int = knob(
+        "compression.zstd.level", 3, low=-131_072, high=22, why="taken as it is: batches stay as they come"
+    )
     min_insync_replicas: int = knob("min.insync.replicas", 1, low=1, why="taken as it is: there is one replica")
     max_compaction_lag_ms: int = knob(
         "max.compaction.lag.ms", _LONG_MAX, low=1, unit="ms", why="records are compacted at the latest after this"
@@ -86,6 +95,21 @@ class LogConfig:
         low=0,
         unit="ms",
         why="a power loss costs no more than this, and the second of a look",
+    )
+    segment_jitter_ms: int = knob(
+        "segment.jitter.ms", 0, low=0, unit="ms", why="taken as it is: few segments end at the same time here"
+    )
+    local_retention_bytes: int = knob(
+        "local.retention.bytes", -2, low=-2, unit="bytes", why="taken as it is: all segments are local"
+    )
+    local_retention_ms: int = knob(
+        "local.retention.ms", -2, low=-2, unit="ms", why="taken as it is: all segments are local"
+    )
+    leader_throttled: tuple[str, ...] = knob(
+        "leader.replication.throttled.replicas", (), why="taken as it is: there is one replica"
+    )
+    follower_throttled: tuple[str, ...] = knob(
+        "follower.replication.throttled.replicas", (), why="taken as it is: there is one replica"
     )
     preallocate: bool = knob("preallocate", False, why="taken as it is: segments grow by appending")
     unclean_leader_election_enable: bool = knob(

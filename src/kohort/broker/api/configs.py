@@ -6,17 +6,15 @@ synonyms, 3 types and documentation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from enum import IntEnum
 from typing import Any
 
+from kohort.broker.config_entries import Entry, broker_entries, cluster_entries, group_entries, topic_entries
 from kohort.broker.node import Node
 from kohort.broker.request import Request
-from kohort.broker.settings import BrokerConfig
-from kohort.config import Setting, format_value, parse_value, settings
+from kohort.config import parse_value, settings
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, NotFoundError
-from kohort.groups.config import GroupConfig
 from kohort.log import LogConfig
 from kohort.wire.cluster import (
     AlterConfigsRequest,
@@ -39,70 +37,8 @@ class Resource(IntEnum):
     GROUP = 32
 
 
-class Source(IntEnum):
-    """Where a value comes from, by the numbers of the protocol."""
-
-    DYNAMIC_TOPIC = 1
-    STATIC_BROKER = 4
-    DEFAULT = 5
-    DYNAMIC_GROUP = 8
-
-
 SET, DELETE, APPEND, SUBTRACT = range(4)
-_TYPES = {bool: 1, str: 2, int: 5, float: 6}
-_LIST_TYPE = 7
-_LONG_TYPE = 5
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One setting of a resource as it is described."""
-
-    name: str
-    value: str | None
-    source: Source
-    read_only: bool
-    setting: Setting
-
-
-def topic_entries(node: Node, name: str, explicit: Mapping[str, str] | None = None) -> list[Entry]:
-    """A topic's settings in effect; `explicit` are the ones set on it (those it has, when it exists)."""
-    if explicit is None:
-        explicit = node.store.topics[name].configs
-    base = node.log_config
-    entries = []
-    for key, setting in settings(LogConfig).items():
-        if key in explicit:
-            value, source = explicit[key], Source.DYNAMIC_TOPIC
-        else:
-            chosen = getattr(base, setting.field)
-            value = format_value(chosen)
-            source = Source.DEFAULT if chosen == setting.default else Source.STATIC_BROKER
-        entries.append(Entry(key, value, source, False, setting))
-    return entries
-
-
-def _broker_entries(node: Node) -> list[Entry]:
-    entries = []
-    for config in (node.config, node.group_config):
-        cls: type = BrokerConfig if config is node.config else GroupConfig
-        for key, setting in settings(cls).items():
-            value = getattr(config, setting.field)
-            source = Source.DEFAULT if value == setting.default else Source.STATIC_BROKER
-            entries.append(Entry(key, None if value is None else format_value(value), source, True, setting))
-    return entries
-
-
-def _group_entries(node: Node, group: str) -> list[Entry]:
-    explicit = node.group_settings.explicit(group)
-    entries = []
-    for key, setting in node.group_settings.known().items():
-        if key in explicit:
-            value, source = explicit[key], Source.DYNAMIC_GROUP
-        else:
-            value, source = format_value(getattr(node.group_config, setting.field)), Source.DEFAULT
-        entries.append(Entry(key, value, source, False, setting))
-    return entries
+_Synonym = DescribeConfigsResponse.DescribeConfigsSynonym
 
 
 def describe_configs(node: Node, request: Request) -> DescribeConfigsResponse:
@@ -111,11 +47,11 @@ def describe_configs(node: Node, request: Request) -> DescribeConfigsResponse:
     results = []
     for resource in message.resources:
         result = DescribeConfigsResponse.DescribeConfigsResult(
-            resource_type=resource.resource_type, resource_name=resource.resource_name, error_message=None
+            resource_type=resource.resource_type, resource_name=resource.resource_name, error_message=""
         )
         try:
             keys = resource.configuration_keys
-            wanted = None if keys is None else set(keys)
+            wanted = set(keys) if keys else None
             result.configs = [
                 _described(entry, version, message.include_synonyms, message.include_documentation)
                 for entry in _entries(node, resource)
@@ -129,16 +65,22 @@ def describe_configs(node: Node, request: Request) -> DescribeConfigsResponse:
 
 def _entries(node: Node, resource: Any) -> list[Entry]:
     kind, name = resource.resource_type, resource.resource_name
+    if kind == Resource.GROUP and not name:
+        raise InvalidInputError("the group's name is empty")
     if kind == Resource.TOPIC:
+        if not name:
+            raise InvalidInputError("the topic's name is empty", ErrorCode.INVALID_TOPIC_EXCEPTION)
         if name not in node.store.topics:
             raise NotFoundError(f"there is no topic {name}", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         return topic_entries(node, name)
     if kind in (Resource.BROKER, Resource.BROKER_LOGGER):
         if name not in ("", str(node.id)):
             raise InvalidInputError(f"this is broker {node.id}, not {name}")
-        return _broker_entries(node) if kind == Resource.BROKER and name else []
+        if kind == Resource.BROKER_LOGGER:
+            return []
+        return broker_entries(node) if name else cluster_entries(node)
     if kind == Resource.GROUP:
-        return _group_entries(node, name)
+        return group_entries(node, name)
     if kind == Resource.CLIENT_METRICS:
         return []
     raise InvalidInputError(f"there are no configurations of kind {kind}")
@@ -150,16 +92,13 @@ def _described(entry: Entry, version: int, synonyms: bool, documentation: bool) 
         value=entry.value,
         read_only=entry.read_only,
         config_source=entry.source,
-        synonyms=[
-            DescribeConfigsResponse.DescribeConfigsSynonym(name=entry.name, value=entry.value, source=entry.source)
-        ]
+        synonyms=[_Synonym(name=each.name, value=each.value, source=each.source) for each in entry.synonyms]
         if synonyms
         else [],
     )
     if version >= 3:
-        kind = entry.setting.type
-        described.config_type = _TYPES.get(kind, _LIST_TYPE if "tuple" in str(kind) else _TYPES[str])
-        described.documentation = entry.setting.knob.why if documentation else None
+        described.config_type = entry.type
+        described.documentation = entry.why if documentation else None
     return described
 
 
@@ -171,7 +110,7 @@ def alter_configs(node: Node, request: Request) -> AlterConfigsResponse:
         configs = {}
         for each in resource.configs:
             if each.value is None:
-                raise InvalidInputError(f"{each.name} is null", ErrorCode.INVALID_CONFIG)
+                raise InvalidInputError(f"{each.name} is null")
             configs[each.name] = each.value
         _store(node, resource, configs, message.validate_only)
 
@@ -195,8 +134,7 @@ def _changed(resource: Any, change: Callable[[Any], None], make: Any) -> Any:
     try:
         change(resource)
     except KafkaError as refused:
-        error = ErrorCode.INVALID_CONFIG if refused.code == InvalidInputError.default_code else refused.code
-        text = refused.message
+        error, text = refused.code, refused.message
     return make(
         error_code=error,
         error_message=text,
@@ -207,6 +145,8 @@ def _changed(resource: Any, change: Callable[[Any], None], make: Any) -> Any:
 
 def _explicit(node: Node, resource: Any) -> dict[str, str]:
     kind, name = resource.resource_type, resource.resource_name
+    if kind in (Resource.GROUP, Resource.TOPIC) and not name:
+        raise InvalidInputError("the name of what is to be altered is empty")
     if kind == Resource.GROUP:
         return dict(node.group_settings.explicit(name))
     if kind != Resource.TOPIC:
@@ -219,18 +159,20 @@ def _explicit(node: Node, resource: Any) -> dict[str, str]:
 
 def _altered(node: Node, resource: Any) -> dict[str, str]:
     configs = _explicit(node, resource)
+    if len({each.name for each in resource.configs}) < len(resource.configs):
+        raise InvalidInputError("a setting is named more than once")
     in_effect = {entry.name: entry.value or "" for entry in _entries(node, resource)}
     for each in resource.configs:
         if each.config_operation == DELETE:
             configs.pop(each.name, None)
             continue
         if each.value is None:
-            raise InvalidInputError(f"{each.name} is null", ErrorCode.INVALID_CONFIG)
+            raise InvalidInputError(f"{each.name} is null")
         if each.config_operation == SET:
             configs[each.name] = each.value
             continue
         if each.config_operation not in (APPEND, SUBTRACT):
-            raise InvalidInputError(f"there is no operation {each.config_operation}", ErrorCode.INVALID_REQUEST)
+            raise InvalidInputError(f"there is no operation {each.config_operation}")
         words = [word for word in configs.get(each.name, in_effect.get(each.name, "")).split(",") if word]
         given = [word.strip() for word in each.value.split(",")]
         if each.config_operation == APPEND:
@@ -252,7 +194,10 @@ def _store(node: Node, resource: Any, configs: dict[str, str], validate_only: bo
     for key, value in configs.items():
         if key not in known:
             raise InvalidInputError(f"topics have no setting {key}", ErrorCode.INVALID_CONFIG)
-        parse_value(known[key], value)
+        try:
+            parse_value(known[key], value)
+        except InvalidInputError as error:
+            raise InvalidInputError(error.message, ErrorCode.INVALID_CONFIG) from error
     if not validate_only:
         node.store.set_configs(resource.resource_name, configs)
 
@@ -260,6 +205,8 @@ def _store(node: Node, resource: Any, configs: dict[str, str], validate_only: bo
 def list_config_resources(node: Node, request: Request) -> ListConfigResourcesResponse:
     """The resources that have settings of their own."""
     types = request.message.resource_types if request.version >= 1 else [Resource.CLIENT_METRICS]
+    if not {*types} <= {*Resource}:
+        return ListConfigResourcesResponse(error_code=ErrorCode.UNSUPPORTED_VERSION)
     wanted = set(types or [Resource.TOPIC, Resource.BROKER, Resource.BROKER_LOGGER, Resource.GROUP])
     names: list[tuple[Resource, str]] = []
     if Resource.TOPIC in wanted:

@@ -95,7 +95,8 @@ def alter_users(node: Node, request: Request) -> AlterUserScramCredentialsRespon
     changes = [*message.deletions, *message.upsertions]
     times = Counter(each.name for each in changes)
     make = AlterUserScramCredentialsResponse.AlterUserScramCredentialsResult
-    results, deletions, upsertions = {}, [], []
+    results: dict[str, Any] = {}
+    deletions, upsertions = [], []
     for each in changes:
         if each.name in results and results[each.name].error_code:
             continue

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from kohort.broker.api.configs import topic_entries
+from kohort.broker.config_entries import topic_entries
 from kohort.broker.node import Node
 from kohort.broker.request import Request
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, NotFoundError
