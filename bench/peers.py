@@ -92,10 +92,12 @@ def drop_topic(place: Place, topic: str) -> None:
         admin.delete_topics([topic]).all()
 
 
-def filled_topic(place: Place, records: int, size: int, partitions: int = PARTITIONS) -> str:
-    """A fresh topic that holds so many records of so many bytes."""
+def filled_topic(
+    place: Place, records: int, size: int, partitions: int = PARTITIONS, client: str = "kohort-send-arrow"
+) -> str:
+    """A fresh topic that holds so many records of so many bytes, as a client of `bench.runners.produce` writes them."""
     topic = new_topic(place, partitions)
-    python_client("produce", "kohort-send-arrow", place, topic, records, str(size))
+    python_client("produce", client, place, topic, records, str(size))
     return topic
 
 

@@ -76,11 +76,11 @@ def _partitions_in(frame: memoryview) -> Iterator[Any]:
     return (part for one in answer.responses for part in one.partitions)
 
 
-def kohort_arrow(servers: str, topic: str, count: int) -> Timed:
+def kohort_arrow(servers: str, topic: str, count: int, **settings: Any) -> Timed:
     """Whole record batches; every column is there. Importing pyarrow is not on the clock."""
     import pyarrow  # noqa: F401
 
-    with _kohort(servers, topic) as consumer:
+    with _kohort(servers, topic, **settings) as consumer:
         start = time.perf_counter()
         seen = size = 0
         while seen < count:
@@ -90,6 +90,11 @@ def kohort_arrow(servers: str, topic: str, count: int) -> Timed:
             seen += batch.num_rows
             size += batch.column("value").nbytes
         return seen, time.perf_counter() - start
+
+
+def kohort_arrow_4(servers: str, topic: str, count: int) -> Timed:
+    """Whole record batches of four columns."""
+    return kohort_arrow(servers, topic, count, columns=("value", "partition", "offset", "timestamp"))
 
 
 def kohort_records(servers: str, topic: str, count: int) -> Timed:
@@ -207,6 +212,7 @@ def _most_resident_mb() -> float:
 CLIENTS: dict[str, Callable[[str, str, int], Timed]] = {
     "raw-receive": raw_receive,
     "kohort-arrow": kohort_arrow,
+    "kohort-arrow-4": kohort_arrow_4,
     "kohort-records": kohort_records,
     "confluent-kafka": confluent_kafka,
     "aiokafka": aiokafka,

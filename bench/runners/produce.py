@@ -11,22 +11,28 @@ import resource
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 Timed = tuple[int, float]
 
 
-def kohort_send(servers: str, topic: str, count: int, size: int) -> Timed:
+def kohort_send(servers: str, topic: str, count: int, size: int, **settings: Any) -> Timed:
     """One call for each record."""
     from kohort import Producer
 
     value = b"x" * size
-    with Producer(servers) as producer:
+    with Producer(servers, **settings) as producer:
         producer.partitions_for(topic)
         start = time.perf_counter()
         for _ in range(count):
             producer.send(topic, value)
         producer.flush()
         return count, time.perf_counter() - start
+
+
+def kohort_small_batches(servers: str, topic: str, count: int, size: int) -> Timed:
+    """One call for each record, of which five fit into a batch."""
+    return kohort_send(servers, topic, count, size, batch_size=100 + 5 * (size + 10))
 
 
 def kohort_async_send(servers: str, topic: str, count: int, size: int) -> Timed:
@@ -125,6 +131,7 @@ def aiokafka(servers: str, topic: str, count: int, size: int) -> Timed:
 
 CLIENTS: dict[str, Callable[[str, str, int, int], Timed]] = {
     "kohort-send": kohort_send,
+    "kohort-small-batches": kohort_small_batches,
     "kohort-async-send": kohort_async_send,
     "kohort-send-arrow": kohort_send_arrow,
     "confluent-kafka": confluent_kafka,
