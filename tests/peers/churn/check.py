@@ -139,8 +139,11 @@ def fenced(reading: Reading) -> Iterator[Violation]:
             text = f"{name} commits {commit.offset} of {commit.partition}, which it does not hold"
             yield Violation("commit without a tenure", at(commit.sent_ns), text, name)
         elif commit.acknowledged:
+            held_ns, sent_ns = commit.held_since_ns, commit.sent_ns
             for other in tenures.get(commit.partition, []):
-                if other.member is not commit.member and commit.held_since_ns < other.since_ns < commit.sent_ns:
+                if other.member is commit.member or other.until_ns == other.since_ns:
+                    continue
+                if held_ns < other.since_ns < sent_ns or other.since_ns < sent_ns < other.until_ns:
                     text = (
                         f"{name}'s commit of {commit.offset} of {commit.partition} was taken, but "
                         f"{other.member.name} had been given it at {at(other.since_ns):.3f}"

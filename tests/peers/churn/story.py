@@ -16,6 +16,10 @@ CONCURRENT = ("kafka-python",)
 and a partition that comes back goes on behind it. What they do counts, but says nothing of tenures."""
 
 
+WITHOUT_LOST = ("aiokafka",)
+"""Clients that say `revoked` also when partitions were taken away."""
+
+
 @dataclass(slots=True)
 class Pause:
     """A SIGSTOP and the SIGCONT after it; None: it never woke."""
@@ -93,8 +97,10 @@ class Tenure:
     """A member holds a partition, from its word to its word or its end.
 
     Attributes:
-        until_ns: the end of ownership: given up, or the end of the session of a member that was paused.
+        until_ns: the end of ownership: given up, or the end of the session of a member that was paused; `since_ns` when
+            it never began.
         seen_ns: when the member itself let go; later than `until_ns` for one that slept through its session's end.
+        unaware: its member may have slept through its session's end without knowing when this began.
         how: `revoked`, `lost`, `closing`, `killed`, `ended` or `held`.
         records: when and what it processed.
     """
@@ -105,6 +111,7 @@ class Tenure:
     until_ns: int = 0
     seen_ns: int = 0
     how: str = "held"
+    unaware: bool = False
     records: list[tuple[int, int, int]] = field(default_factory=list)
 
 
@@ -155,6 +162,7 @@ class _MemberReading:
         self._reading, self._member = reading, member
         self._held: dict[str, Tenure] = {}
         self._asked: dict[int, list[Commit]] = {}
+        self._refused_ns = 0
 
     def run(self) -> None:
         """Reads it all; what is held at the end is held until the process was gone."""
@@ -172,7 +180,7 @@ class _MemberReading:
             if partition in self._held:
                 self._odd("assigned twice", t, partition)
                 continue
-            tenure = Tenure(self._member, partition, t)
+            tenure = Tenure(self._member, partition, t, unaware=self._is_unaware(t))
             self._held[partition] = tenure
             self._reading.tenures.append(tenure)
 
@@ -181,6 +189,7 @@ class _MemberReading:
 
     def _on_lost(self, t: int, event: Event) -> None:
         self._close(event["partitions"], t, "lost")
+        self._refused_ns = t
 
     def _on_closing(self, t: int, event: Event) -> None:
         self._close(list(self._held), t, "closing")
@@ -190,7 +199,7 @@ class _MemberReading:
         if tenure is None:
             if self._member.client not in CONCURRENT:
                 self._odd("processed what it does not hold", t, f"{event['partition']} {event['offsets']}")
-            tenure = Tenure(self._member, event["partition"], t, t, t, "never")
+            tenure = Tenure(self._member, event["partition"], t, t, t, "never")  # of no length
             self._reading.tenures.append(tenure)
         tenure.records += [(t, offset, value) for offset, value in zip(event["offsets"], event["values"], strict=True)]
 
@@ -208,6 +217,7 @@ class _MemberReading:
             commit.answered_ns = t
 
     def _on_refused(self, t: int, event: Event) -> None:
+        self._refused_ns = t
         for commit in self._asked[event["id"]]:
             commit.answered_ns, commit.error = t, event["error"]
 
@@ -217,7 +227,28 @@ class _MemberReading:
             if tenure is not None:
                 tenure.how, tenure.seen_ns = how, t
                 ends = [t, *self._session_ends(tenure, t), *self._superseded()]
-                tenure.until_ns = max(tenure.since_ns, min(ends))
+                taken = how == "lost" or (how == "revoked" and self._member.client in WITHOUT_LOST)
+                never = tenure.unaware and taken
+                tenure.until_ns = tenure.since_ns if never else max(tenure.since_ns, min(ends))
+
+    def _is_unaware(self, t: int) -> bool:
+        """Whether it has just woken after its session's end, and was refused nothing since.
+
+        What it is given now may have been sent to it before; when that is taken away again, it was never its own.
+        """
+        session_ns = self._reading.story.session_ms * 1_000_000
+        return any(
+            pause.until_ns is not None
+            and pause.until_ns - pause.since_ns > self._least_silence_ns()
+            and pause.until_ns < t < pause.until_ns + session_ns
+            and self._refused_ns < pause.until_ns
+            for pause in self._member.pauses
+        )
+
+    def _least_silence_ns(self) -> int:
+        """The shortest pause that may end a session: two heartbeats may have been missing before it."""
+        story = self._reading.story
+        return (story.session_ms - 2 * story.heartbeat_ms) * 1_000_000
 
     def _superseded(self) -> list[int]:
         return [] if self._member.superseded_ns is None else [self._member.superseded_ns]
@@ -230,7 +261,7 @@ class _MemberReading:
         story = self._reading.story
         session_ns, missing_ns = story.session_ms * 1_000_000, 2 * story.heartbeat_ms * 1_000_000
         for pause in self._member.pauses:
-            may_end_ns = pause.since_ns + session_ns - missing_ns
+            may_end_ns = pause.since_ns + self._least_silence_ns()
             for outage in story.outages:
                 if outage.since_ns < pause.since_ns < outage.until_ns + missing_ns:
                     may_end_ns = min(may_end_ns, outage.started_ns + session_ns)

@@ -85,6 +85,16 @@ IN_ORDER: dict[str, Callable[[], Story]] = {
         second(),
         outages=[Outage(10 * SECOND, 14 * SECOND, 16 * SECOND)],
     ),
+    "a sleeper wakes to what it was given before, and learns that it lost it": lambda: story(
+        first(
+            gives_up(4),
+            holds(30.1),
+            *commits(30.3, 3, "refused"),
+            gives_up(30.5, "lost"),
+            pauses=PAUSED,
+        ),
+        second(),
+    ),
     "a sleeper that never woke": lambda: story(
         first(pauses=[Pause(5 * SECOND)], killed=True, ended_ns=40 * SECOND), second()
     ),
@@ -116,6 +126,16 @@ BROKEN: dict[str, tuple[str, Callable[[], Story]]] = {
     "takes the commit of a sleeper": (
         "stale commit taken",
         lambda: story(first(*commits(31, 4), gives_up(32, "lost"), pauses=PAUSED), second()),
+    ),
+    "takes the commit of a sleeper that woke to what it was given before": (
+        "stale commit taken",
+        lambda: story(
+            first(gives_up(4), holds(30.1), *commits(30.3, 4), gives_up(30.5, "lost"), pauses=PAUSED), second()
+        ),
+    ),
+    "given to a sleeper that knows it was put out": (
+        "two owners",
+        lambda: story(first(gives_up(30.1, "lost"), holds(30.2), gives_up(30.5, "lost"), pauses=PAUSED), second()),
     ),
     "commits what it gave up": (
         "commit without a tenure",
