@@ -147,7 +147,7 @@ def test_cooperative_hands_over_in_two_steps(group: Group) -> None:
         assert set(partitions) <= set(second[member])
 
 
-def test_a_claim_of_a_higher_generation_is_believed_and_equal_ones_cancel() -> None:
+def test_scenario_5_a_claim_of_a_higher_generation_is_believed_and_equal_ones_cancel() -> None:
     topics = {"a": TopicInfo(2)}
     one = MemberSubscription(("a",), owned=(TopicPartition("a", 0), TopicPartition("a", 1)), generation=3)
     two = MemberSubscription(("a",), owned=(TopicPartition("a", 0),), generation=4)

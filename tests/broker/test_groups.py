@@ -63,7 +63,7 @@ def when_loaded(client: RawClient, group: str) -> None:
     raise AssertionError("the coordinator does not load")
 
 
-def test_what_was_acknowledged_is_there_after_sigkill(tmp_path: Path) -> None:
+def test_scenario_16_what_was_acknowledged_is_there_after_sigkill(tmp_path: Path) -> None:
     with Broker(tmp_path / "data", {"group.initial.rebalance.delay.ms": 0}) as broker:
         with RawClient(broker.bootstrap_servers) as client:
             create_topic(client, "t", 3)

@@ -1,4 +1,4 @@
-"""A shard's own failures: a fault in the coordinator costs one request, not the shard."""
+"""A shard's own failures: a fault in the coordinator costs one request, not the shard; one that loads answers nothing."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from kohort.broker import shard as shard_module
 from kohort.broker.run import RunningBroker
 from kohort.broker.shard import GroupShard
 from kohort.errors import ErrorCode
-from kohort.groups.events import Heartbeat, ListGroups, OffsetCommit, OffsetToCommit
+from kohort.groups.events import Heartbeat, ListGroups, OffsetCommit, OffsetFetch, OffsetToCommit
+from kohort.ids import TopicPartition
 
 
 async def loaded(shard: GroupShard) -> None:
@@ -51,3 +53,39 @@ def test_a_fault_in_the_coordinator_costs_one_request(tmp_path: Path, caplog: py
     assert [group.group_id for group in listed.groups] == ["g"]
     assert isinstance(faults[0]["exception"], TypeError)
     assert "a fault in the coordinator at Heartbeat" in caplog.text
+
+
+async def ask_while_it_moves(folder: Path) -> list[Any]:
+    """The same question while the coordinator loads, when it has loaded, and when it is gone."""
+    loop = asyncio.get_running_loop()
+    broker = RunningBroker(loop, folder, "127.0.0.1:0", {})
+    broker.listen()
+    shard = next(iter(broker.node.groups))
+    await loaded(shard)
+    broker.node.topics.create("t", 1)
+    answers: list[Any] = []
+    committed: asyncio.Future[Any] = loop.create_future()
+    shard.ask(OffsetCommit(1, "g", "", -1, (OffsetToCommit("t", 0, 7),)), committed.set_result)
+    await committed
+    shard.load()
+    shard.ask(OffsetFetch(2, "g", (TopicPartition("t", 0),)), answers.append)
+    await loaded(shard)
+    fetched: asyncio.Future[Any] = loop.create_future()
+    shard.ask(OffsetFetch(3, "g", (TopicPartition("t", 0),)), fetched.set_result)
+    answers.append((await fetched).offsets[0].offset)
+    shard.ask(OffsetFetch(4, "g", (TopicPartition("t", 0),)), answers.append)
+    shard.close()
+    shard.ask(OffsetFetch(5, "g", (TopicPartition("t", 0),)), answers.append)
+    await broker.close()
+    return answers
+
+
+def test_scenario_10_a_coordinator_that_loads_or_moves_never_says_that_there_is_no_offset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shard_module, "LOAD_SLICE_S", -1.0)
+    loading, offset, closing, closed = asyncio.run(ask_while_it_moves(tmp_path))
+    assert loading is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    assert offset == 7
+    assert closing is ErrorCode.NOT_COORDINATOR
+    assert closed is ErrorCode.COORDINATOR_NOT_AVAILABLE

@@ -196,7 +196,7 @@ def test_a_connection_that_breaks_in_the_middle_of_a_join_is_made_again() -> Non
     assert trial.member.holding
 
 
-def test_a_sync_that_meets_a_new_rebalance_joins_again_and_keeps_no_stale_claim() -> None:
+def test_scenario_4_a_sync_that_meets_a_new_rebalance_joins_again_and_keeps_no_stale_claim() -> None:
     trial = Coordinator("cooperative-sticky")
     trial.sync_errors = [ErrorCode.REBALANCE_IN_PROGRESS]
     member = trial.subscribe("a")

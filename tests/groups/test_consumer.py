@@ -316,18 +316,6 @@ def test_topics_that_came_while_no_one_read_the_pattern_are_found() -> None:
     assert len(trial.beat("b", subscribed_topics=None, subscribed_regex="t.*").assignment) == 3
 
 
-@pytest.mark.parametrize("by", [{"subscribed_topics": ("t",)}, {"subscribed_topics": None, "subscribed_regex": "t"}])
-def test_a_member_whose_reply_was_lost_is_told_again_what_it_has_however_it_subscribes(by: dict[str, Any]) -> None:
-    """Else it would hold on to what it must give up until it is put out for it, while others take it."""
-    trial = make_trial()
-    epoch = trial.beat("a", **by).member_epoch
-    trial.beat("b")
-    lost = trial.beat("a", epoch)
-    assert len(held(lost)) == 2
-    again = trial.beat("a", epoch, rebalance_timeout_ms=10_000, owned=owned("t", 0, 1, 2, 3), **by)
-    assert held(again) == held(lost)
-
-
 def test_the_assignor_that_most_members_wish_for() -> None:
     trial = make_trial()
     trial.beat("a", server_assignor="range")

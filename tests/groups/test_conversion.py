@@ -63,7 +63,7 @@ def assignment(trial: Trial, member: str, generation: int) -> list[int]:
     return [number for _, number in read_assignment(reply.assignment) or ()]
 
 
-def test_a_classic_group_becomes_a_consumer_group_and_no_partition_has_two_owners() -> None:
+def test_scenario_15_a_classic_group_becomes_a_consumer_group_and_no_partition_has_two_owners() -> None:
     trial = make_trial()
     member, generation = make_classic(trial)
     trial.commit(7, member, generation)
@@ -86,7 +86,7 @@ def test_a_classic_group_becomes_a_consumer_group_and_no_partition_has_two_owner
     assert (group.state, sorted(member.member_type for member in group.members)) == ("Stable", [0, 1])
 
 
-def test_the_last_member_of_the_consumer_protocol_leaves_a_classic_group() -> None:
+def test_scenario_15_the_last_member_of_the_consumer_protocol_leaves_a_classic_group() -> None:
     trial = make_trial()
     member, _ = make_classic(trial)
     trial.beat("new")
@@ -114,7 +114,7 @@ def test_a_dying_member_of_the_consumer_protocol_leaves_a_classic_group() -> Non
 
 
 @pytest.mark.parametrize("policy", ["disabled", "downgrade"])
-def test_the_way_up_is_closed(policy: str) -> None:
+def test_scenario_15_the_way_up_is_closed(policy: str) -> None:
     trial = make_trial(consumer_migration_policy=policy)
     member, generation = make_classic(trial)
     before = list(trial.machine.snapshot())

@@ -22,7 +22,7 @@ def is_gone(trial: Trial) -> bool:
     return reply.groups[0].error is ErrorCode.GROUP_ID_NOT_FOUND
 
 
-def test_an_empty_groups_positions_expire_from_the_moment_it_became_empty() -> None:
+def test_scenario_13_an_empty_groups_positions_expire_from_the_moment_it_became_empty() -> None:
     trial = make_trial()
     members, generation = trial.stable(1, session_timeout_ms=10 * HOUR_MS)
     trial.commit(1, members[0], generation)
@@ -38,7 +38,7 @@ def test_an_empty_groups_positions_expire_from_the_moment_it_became_empty() -> N
     assert list(trial.machine.snapshot()) == []
 
 
-def test_a_stable_group_loses_only_positions_of_topics_it_does_not_read() -> None:
+def test_scenario_13_a_stable_group_loses_only_positions_of_topics_it_does_not_read() -> None:
     trial = make_trial()
     members, generation = trial.stable(1, session_timeout_ms=10 * HOUR_MS)
     trial.commit(1, members[0], generation)
@@ -48,7 +48,7 @@ def test_a_stable_group_loses_only_positions_of_topics_it_does_not_read() -> Non
 
 
 @pytest.mark.parametrize("kind", ["rebalancing", "other type", "unreadable"])
-def test_no_position_expires(kind: str) -> None:
+def test_scenario_13_no_position_expires(kind: str) -> None:
     trial = make_trial()
     more: dict[str, object] = {"session_timeout_ms": 10 * HOUR_MS, "rebalance_timeout_ms": 10 * HOUR_MS}
     if kind == "other type":
@@ -63,7 +63,7 @@ def test_no_position_expires(kind: str) -> None:
     assert trial.committed("old") == 2
 
 
-def test_pending_positions_keep_theirs_and_their_group() -> None:
+def test_scenario_13_pending_positions_keep_theirs_and_their_group() -> None:
     trial = make_trial()
     trial.commit(1)
     trial.feed(TxnOffsetCommit(trial.request(), "g", 9, 0, (OffsetToCommit("t", 0, 2),)))

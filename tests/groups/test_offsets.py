@@ -248,7 +248,7 @@ def test_a_group_that_held_offsets_only_does_not_go_with_them_when_it_has_member
     assert trial.reply(waiting).error is ErrorCode.NONE
 
 
-def test_positions_of_a_deleted_topic_go_with_it() -> None:
+def test_scenario_14_positions_of_a_deleted_topic_go_with_it() -> None:
     trial = Trial()
     members, generation = trial.stable(1)
     trial.commit(1, members[0], generation)
