@@ -31,6 +31,7 @@ from enum import Enum
 from typing import Any
 
 from kohort.client.net.cluster import Cluster, Coordinator, Versioned
+from kohort.client.net.runtime import Task
 from kohort.client.offset_values import GroupMetadata
 from kohort.client.producer.accumulator import Accumulator
 from kohort.client.producer.batches import Batch
@@ -93,9 +94,11 @@ class Transactions:
         self._to = coordinator_of(self.id)
         self._added: set[TopicPartition] = set()
         self._adding: set[TopicPartition] = set()
+        self._asked = False
         self._begun = False
         self._fresh_epoch = False
         self._version = 1
+        self._adder: Task[None] | None = None
         accumulator.refusal = self._refuse
         sender.gate = self._may_send
         sender.on_lost = self._batch_lost
@@ -118,7 +121,7 @@ class Transactions:
         self._expect(TxnState.READY)
         self._sender.aborting = None
         self._added.clear()
-        self._begun = False
+        self._asked = self._begun = False
         self.state = TxnState.OPEN
 
     async def send_offsets(self, offsets: Mapping[TopicPartition, Any], group: str | GroupMetadata) -> None:
@@ -152,10 +155,13 @@ class Transactions:
         elif self.state is not ending:
             self._expect(TxnState.OPEN)
         self.state = ending
+        self._stop_adding()
         try:
-            if self._begun:
+            if self._begun or self._asked:
                 await self._asking(lambda: self._end(commit), "end transaction")
-            if self._choose_version() or (self._fresh_epoch and not (self._version >= 2 and self._begun)):
+                self._asked = self._begun = False
+            self._choose_version()
+            if self._fresh_epoch:
                 identity = self._sender.identity
                 await self._new_epoch(identity.producer_id, identity.epoch)
         except RetriableError:
@@ -166,8 +172,6 @@ class Transactions:
                 self.state = TxnState.DEAD
             raise
         self._added.clear()
-        self._adding.clear()
-        self._fresh_epoch = False
         self.cause = None
         self.state = TxnState.READY
 
@@ -195,7 +199,8 @@ class Transactions:
             return True
         if partition not in self._adding:
             self._adding.add(partition)
-            self._cluster.runtime.spawn(self._add_partitions(), "add partitions to transaction")
+            if self._adder is None or self._adder.done:
+                self._adder = self._cluster.runtime.spawn(self._add_partitions(), "add partitions to transaction")
         return False
 
     def _batch_lost(self, error: KafkaError) -> None:
@@ -215,11 +220,18 @@ class Transactions:
         self.cause = error
         self.state = TxnState.DEAD if error.code in _DEADLY else TxnState.FAILED
 
-    def _choose_version(self) -> bool:
-        """Follow the cluster's version for the next transaction; whether that asks for another epoch first."""
+    def _choose_version(self) -> None:
+        """Follow the cluster's version for the next transaction; a higher one than before asks for another epoch."""
         before, self._version = self._version, min(2, self._cluster.links.features.get(FEATURE, 1))
         self._sender.implicit = self._version >= 2
-        return self.state is not TxnState.NEW and before < self._version
+        if before < self._version and self.state is not TxnState.NEW:
+            self._fresh_epoch = True
+
+    def _stop_adding(self) -> None:
+        """What was asked of the coordinator was asked before the end that comes now; nothing is asked after it."""
+        self._adding.clear()
+        if self._adder is not None:
+            self._adder.cancel()
 
     async def _asking(self, attempt: Callable[[], Any], what: str) -> None:
         await self._cluster.retrying(lambda: self._once_free(attempt), what, self._config.max_block_ms)
@@ -246,6 +258,7 @@ class Transactions:
         async def attempt() -> None:
             try:
                 await self._sender.init_producer_id(self._to, Versioned(InitProducerIdRequest, build))
+                self._fresh_epoch = False
             except KafkaError as error:
                 self._look_again(error)
                 raise
@@ -263,46 +276,49 @@ class Transactions:
             raise error
 
     async def _add_partitions(self) -> None:
-        async def attempt() -> None:
-            wanted = sorted(self._adding - self._added)
-            if not wanted:
-                return
-            topics: dict[str, list[int]] = {}
-            for partition in wanted:
-                topics.setdefault(partition.topic, []).append(partition.partition)
-            identity = self._sender.identity
-            named = [
-                AddPartitionsToTxnRequest.AddPartitionsToTxnTopic(name=name, partitions=parts)
-                for name, parts in topics.items()
-            ]
-            request = AddPartitionsToTxnRequest(
-                v3_and_below_transactional_id=self.id,
-                v3_and_below_producer_id=identity.producer_id,
-                v3_and_below_producer_epoch=identity.epoch,
-                v3_and_below_topics=named,
-            )
-            answer = await self._cluster.send(
-                Versioned(AddPartitionsToTxnRequest, lambda _: request, HIGHEST_ADD_PARTITIONS), self._to
-            )
-            for topic in answer.results_by_topic_v3_and_below:
-                for part in topic.results_by_partition:
-                    self._check(part.partition_error_code, f"{topic.name}-{part.partition_index}")
-            self._added.update(wanted)
-            self._begun = True
-
+        """Name partitions to the coordinator until it knows all that are wanted."""
         try:
-            await self._asking(attempt, "add partitions to transaction")
+            while self._adding - self._added:
+                await self._asking(self._add_once, "add partitions to transaction")
+                self._sender.kick()
         except KafkaError as error:
             self._fail(error)
             for batch in self.drop_unsent():
                 batch.tell()
-        self._sender.kick()
+            self._sender.kick()
+
+    async def _add_once(self) -> None:
+        wanted = sorted(self._adding - self._added)
+        topics: dict[str, list[int]] = {}
+        for partition in wanted:
+            topics.setdefault(partition.topic, []).append(partition.partition)
+        identity = self._sender.identity
+        named = [
+            AddPartitionsToTxnRequest.AddPartitionsToTxnTopic(name=name, partitions=parts)
+            for name, parts in topics.items()
+        ]
+        request = AddPartitionsToTxnRequest(
+            v3_and_below_transactional_id=self.id,
+            v3_and_below_producer_id=identity.producer_id,
+            v3_and_below_producer_epoch=identity.epoch,
+            v3_and_below_topics=named,
+        )
+        self._asked = True
+        answer = await self._cluster.send(
+            Versioned(AddPartitionsToTxnRequest, lambda _: request, HIGHEST_ADD_PARTITIONS), self._to
+        )
+        for topic in answer.results_by_topic_v3_and_below:
+            for part in topic.results_by_partition:
+                self._check(part.partition_error_code, f"{topic.name}-{part.partition_index}")
+        self._added.update(wanted)
+        self._begun = True
 
     async def _add_group(self, group_id: str) -> None:
         identity = self._sender.identity
         request = AddOffsetsToTxnRequest(
             transactional_id=self.id, producer_id=identity.producer_id, producer_epoch=identity.epoch, group_id=group_id
         )
+        self._asked = True
         answer = await self._cluster.send(request, self._to)
         self._check(answer.error_code, f"group {group_id}")
 
@@ -366,6 +382,10 @@ class Transactions:
         )
         highest = None if self._version >= 2 else HIGHEST_OF_VERSION_1
         answer = await self._cluster.send(Versioned(EndTxnRequest, lambda _: request, highest), self._to)
+        if answer.error_code == ErrorCode.INVALID_TXN_STATE and not commit and not self._begun:
+            self._fresh_epoch = True  # what was asked has not come to pass; it must not when it comes late either
+            return
         self._check(answer.error_code, "end transaction")
         if answer.producer_id >= 0:
             self._sender.become(answer.producer_id, answer.producer_epoch)
+            self._fresh_epoch = False
