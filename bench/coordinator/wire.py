@@ -9,6 +9,8 @@ from typing import Any, TypeVar, cast
 from kohort.wire import framing
 
 Response = TypeVar("Response")
+RAW = -1
+"""In place of the api key of a response that is not decoded."""
 
 
 class Link(asyncio.Protocol):
@@ -61,7 +63,9 @@ class Link(asyncio.Protocol):
             frame = bytes(self._buffer[4 : 4 + size])
             del self._buffer[: 4 + size]
             _, key, version, future = self._waiting.popleft()
-            if not future.done():
+            if key == RAW:
+                future.set_result(frame)
+            elif not future.done():
                 _, message = framing.decode_response(framing.APIS[key].response, version, frame)
                 future.set_result(message)
 
@@ -74,6 +78,16 @@ class Link(asyncio.Protocol):
         self._next += 1
         self._waiting.append((self._next, request.API_KEY, version, future))
         self._transport.write(framing.encode_request(request, version, self._next, self._client_id))
+        return future
+
+    def repeat(self, frame: bytes) -> asyncio.Future[bytes]:
+        """Send a whole request that was encoded before; the future holds the response's frame as it came."""
+        future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        if self._transport is None:
+            future.set_exception(ConnectionError("connection closed"))
+            return future
+        self._waiting.append((0, RAW, 0, future))
+        self._transport.write(frame)
         return future
 
     def abort(self) -> None:
