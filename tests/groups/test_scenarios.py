@@ -7,6 +7,8 @@ import pytest
 from kohort.errors import ErrorCode
 from kohort.groups.events import ConnectionLost, DescribeGroups
 from kohort.groups.records import GroupSaved
+from kohort.groups.subscription import write_assignment
+from kohort.ids import TopicPartition
 from tests.groups.trial import Trial, protocols
 
 
@@ -145,6 +147,42 @@ def test_scenario_9_a_static_leader_that_was_away_while_partitions_were_added_as
     trial.set_topics(t=3, u=1)
     reply = trial.joined(instance_id="i", can_skip_assignment=True)
     assert (reply.generation, reply.skip_assignment, reply.leader) == (2, False, reply.member_id)
+
+
+def test_scenario_9_the_coordinator_looks_for_a_static_leader_that_can_not_be_told_that_it_leads() -> None:
+    trial = Trial()
+    trial.set_topics(t=2)
+    trial.stable(1, instance_id="i")
+    reply = trial.joined(instance_id="i")
+    assert (reply.generation, reply.leader == reply.member_id) == (1, False)
+    trial.set_topics(t=2, u=1)
+    assert trial.heartbeat(reply.member_id, 1, instance_id="i") is ErrorCode.NONE
+    trial.set_topics(t=3, u=1)
+    assert trial.heartbeat(reply.member_id, 1, instance_id="i") is ErrorCode.REBALANCE_IN_PROGRESS
+    again = trial.joined(reply.member_id, instance_id="i")
+    assert (again.generation, again.leader) == (2, again.member_id)
+
+
+def test_scenario_9_a_leader_that_knows_looks_after_the_topics_itself() -> None:
+    trial = Trial()
+    trial.set_topics(t=2)
+    members, generation = trial.stable(1, instance_id="i")
+    trial.set_topics(t=3)
+    assert trial.heartbeat(members[0], generation, instance_id="i") is ErrorCode.NONE
+
+
+@pytest.mark.parametrize(("assigned", "begins"), [((0, 1, 2), False), ((0, 1), True)])
+def test_scenario_9_partitions_added_while_no_one_looked_are_found_after_a_restart(
+    assigned: tuple[int, ...], begins: bool
+) -> None:
+    trial = Trial()
+    trial.set_topics(t=3)
+    leader = trial.joined(instance_id="i").member_id
+    held = write_assignment(0, [TopicPartition("t", number) for number in assigned])
+    trial.sync(leader, 1, {leader: held}, instance_id="i")
+    trial.restart()
+    expected = ErrorCode.REBALANCE_IN_PROGRESS if begins else ErrorCode.NONE
+    assert trial.heartbeat(leader, 1, instance_id="i") is expected
 
 
 def test_scenario_12_a_zombie_wakes_and_commits() -> None:

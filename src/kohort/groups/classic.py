@@ -6,7 +6,7 @@ Rounds are in `rebalance`. Source: spec 3.1-3.13, KIP-62, KIP-345, KIP-394, KIP-
 from __future__ import annotations
 
 from kohort.errors import ErrorCode
-from kohort.groups import gathering, rebalance
+from kohort.groups import gathering, leader, rebalance
 from kohort.groups.deadlines import Deadline, Timer
 from kohort.groups.events import Heartbeat, JoinGroup, LeaveGroup, LeavingMember, SyncGroup
 from kohort.groups.kernel import Kernel
@@ -21,7 +21,6 @@ from kohort.groups.outcome import (
 )
 from kohort.groups.records import GroupSaved
 from kohort.groups.state import ClassicGroup, ClassicMember, Group, PendingMember
-from kohort.groups.targets import metadata_hash
 
 
 def validate(classic: ClassicGroup, member_id: str, instance_id: str | None) -> ErrorCode:
@@ -225,16 +224,18 @@ def after_replacement(kernel: Kernel, group: Group, new: ClassicMember, event: J
     classic = group.classic
     keeps = classic.select_protocol() == classic.protocol
     if keeps and classic.is_leader(new.member_id):
-        keeps = classic.subscribed is None or classic.topics_hash == topics_hash(kernel, classic)
+        keeps = classic.subscribed is None or classic.topics_hash == leader.topics_hash(kernel, classic)
     if classic.state is GroupState.STABLE and keeps:
         save(kernel, group)
         reply = rebalance.joined(group, new)
         leads = classic.is_leader(new.member_id)
         if not event.can_skip_assignment:
+            classic.leader_unaware |= leads
             reply = JoinGroupReply(
                 ErrorCode.NONE, new.member_id, reply.generation, reply.protocol_type, reply.protocol_name, old_leader
             )
         elif leads:
+            classic.leader_unaware = False
             reply = JoinGroupReply(
                 ErrorCode.NONE,
                 new.member_id,
@@ -248,11 +249,6 @@ def after_replacement(kernel: Kernel, group: Group, new: ClassicMember, event: J
         rebalance.answer_join(kernel, classic, new, reply)
         return
     rebalance.after_change(kernel, group, f"static member {event.instance_id} came back")
-
-
-def topics_hash(kernel: Kernel, classic: ClassicGroup) -> int:
-    """A number for the subscribed topics as they are now."""
-    return metadata_hash(kernel.image, sorted(classic.subscribed or ()))
 
 
 def save(kernel: Kernel, group: Group) -> None:
@@ -334,7 +330,8 @@ def complete_sync(kernel: Kernel, group: Group, assignments: dict[str, bytes]) -
         return
     rebalance.move(classic, GroupState.STABLE)
     save(kernel, group)
-    classic.topics_hash = topics_hash(kernel, classic)
+    classic.topics_hash = leader.topics_hash(kernel, classic)
+    classic.leader_unaware = False
     rebalance.settled(kernel, group)
     for member in classic.members.values():
         if rebalance.answer_sync(kernel, member, assigned(classic, member)):
@@ -465,3 +462,5 @@ def load(kernel: Kernel, group: Group) -> None:
         rebalance.prepare(kernel, group, f"a restart interrupted generation {group.started}")
     elif len(classic.members) > kernel.config.group_max_size:
         rebalance.prepare(kernel, group, f"{len(classic.members)} members are more than group.max.size")
+    else:
+        leader.on_loaded(kernel, group)

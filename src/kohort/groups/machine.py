@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from kohort.groups import admin, classic, consumer, expiry, gathering, lost, mixed, offsets, rebalance, targets
+from kohort.groups import admin, classic, consumer, expiry, gathering, leader, lost, mixed, offsets, rebalance, targets
 from kohort.groups.config import GroupConfig
 from kohort.groups.deadlines import Deadline, Timer
 from kohort.groups.events import (
@@ -55,6 +55,7 @@ def on_topics_changed(kernel: Kernel, event: TopicsChanged) -> None:
     """Take over the new image and look at the groups that read what changed."""
     before, kernel.image = kernel.image, event.image
     targets.on_image(kernel, before)
+    leader.on_image(kernel)
 
 
 def on_join(kernel: Kernel, event: JoinGroup) -> None:

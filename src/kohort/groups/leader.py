@@ -1,0 +1,55 @@
+"""What a classic group's leader must notice, and who notices it for a leader that does not know that it leads.
+
+The leader compares topics and joins again when they changed. A static leader that comes back with JoinGroup below 9 can't
+be told that it leads without being made to assign (KIP-814), so it looks at nothing; after a restart nobody knows whether a
+static leader was told. For both, the coordinator looks itself. Source: KAFKA-13435.
+"""
+
+from __future__ import annotations
+
+from kohort.groups import rebalance
+from kohort.groups.kernel import Kernel
+from kohort.groups.outcome import GroupState
+from kohort.groups.state import ClassicGroup, Group
+from kohort.groups.subscription import read_assignment
+from kohort.groups.targets import metadata_hash
+
+
+def topics_hash(kernel: Kernel, classic: ClassicGroup) -> int:
+    """A number for the subscribed topics as they are now."""
+    return metadata_hash(kernel.image, sorted(classic.subscribed or ()))
+
+
+def on_image(kernel: Kernel) -> None:
+    """The topics changed: groups whose leader may not notice begin a round."""
+    for group in list(kernel.ledger.groups.values()):
+        classic = group.classic
+        if group.consumer is not None or not classic.leader_unaware or classic.state is not GroupState.STABLE:
+            continue
+        now = topics_hash(kernel, classic)
+        if classic.subscribed is not None and classic.topics_hash != now:
+            classic.topics_hash = now
+            rebalance.after_change(kernel, group, "topics changed, and the leader may not look after them")
+
+
+def on_loaded(kernel: Kernel, group: Group) -> None:
+    """A static leader may not know that it leads; what changed while nobody looked shows as partitions of no member."""
+    classic = group.classic
+    leader = classic.members.get(classic.leader or "")
+    if leader is None or leader.instance_id is None:
+        return
+    classic.leader_unaware = True
+    if _leaves_out(kernel, classic):
+        rebalance.prepare(kernel, group, "partitions of subscribed topics are nobody's, and the leader may not look")
+
+
+def _leaves_out(kernel: Kernel, classic: ClassicGroup) -> bool:
+    """Whether a subscribed topic has a partition that is in no member's assignment, as far as assignments can be read."""
+    held: set[tuple[str, int]] = set()
+    for member in classic.members.values():
+        assigned = read_assignment(member.assignment)
+        if assigned is None:
+            return False
+        held.update(assigned)
+    topics = ((name, kernel.image.topics.get(name)) for name in classic.subscribed or ())
+    return any((name, number) not in held for name, topic in topics if topic for number in range(topic.partitions))
