@@ -52,8 +52,9 @@ sizes: setup
 	@$(BIN)/python tools/sizes.py
 	@$(BIN)/python tools/hygiene.py
 
-docs: setup ## rewrite docs/commands.md from the help texts
+docs: setup ## rewrite docs/commands.md from the help texts, and the table of docs/protocol-coverage.md
 	@$(BIN)/python tools/command_docs.py
+	@$(BIN)/python -m tools.protocol_docs
 
 format: setup ## let ruff format and fix what it can
 	@$(BIN)/ruff check --quiet --fix-only .

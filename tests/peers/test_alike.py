@@ -9,18 +9,19 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
+from tools import protocol_docs
 
 from kohort import Broker
+from kohort.wire.cluster import ApiVersionsRequest
+from tests.broker.raw import RawClient
 from tests.peers.alike import classic, configs, consumer, harness, offsets, operations, records, transactions
 from tests.support.apache_kafka import ApacheKafka
 from tests.support.maven import MavenUnavailable
 
-pytestmark = [pytest.mark.peer, pytest.mark.kafka, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.peer, pytest.mark.kafka, pytest.mark.timeout(300)]
 MODULES = (classic, configs, consumer, offsets, operations, records, transactions)
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "protocol-coverage.md"
 CASES = [(name, version) for name, (_, versions) in harness.SCENARIOS.items() for version in versions]
 
 
@@ -50,9 +51,16 @@ def test_answers(name: str, version: int, sides: tuple[str, str]) -> None:
     assert not differences, "\n".join(["", *differences])
 
 
+def test_the_page_knows_what_kafka_serves(sides: tuple[str, str]) -> None:
+    asked = ApiVersionsRequest(client_software_name="alike", client_software_version="1")
+    with RawClient(sides[0]) as client:
+        found = client.ask(asked, 4).api_keys
+    assert {each.api_key: (each.min_version, each.max_version) for each in found} == protocol_docs.KAFKA
+
+
 def test_every_difference_is_explained() -> None:
     """What scenarios call a difference on purpose is a heading of the page, and the other way round."""
     source = "".join(inspect.getsource(module) for module in MODULES)
     named = set(re.findall(r'on_purpose\("([^"]+)"\)', source))
-    explained = set(re.findall(r"^### (.+)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE))
-    assert named <= explained
+    explained = set(re.findall(r"^### (.+)$", protocol_docs.PAGE.read_text(encoding="utf-8"), re.MULTILINE))
+    assert named == explained
