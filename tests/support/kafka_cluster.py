@@ -19,7 +19,7 @@ _OPTIONS = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 
 
 class KafkaNode(ApacheKafka):
-    """One of the three. Topics have three replicas, two of which must have a record before it counts."""
+    """One of the three, each in a rack of its own. Topics have three replicas, two of which must have a record before it counts."""
 
     def __init__(self, number: int, controllers: list[int], cluster: str) -> None:
         self.number = number
@@ -44,6 +44,8 @@ class KafkaNode(ApacheKafka):
             "broker.heartbeat.interval.ms": "500",
             "replica.lag.time.max.ms": "5000",
             "group.initial.rebalance.delay.ms": "100",
+            "broker.rack": f"rack-{self.number}",
+            "replica.selector.class": "org.apache.kafka.common.replica.RackAwareReplicaSelector",
         }
         lines = [line for line in self._properties.read_text().splitlines() if line.split("=")[0] not in changed]
         self._properties.write_text("\n".join([*lines, *(f"{key}={value}" for key, value in changed.items())]) + "\n")

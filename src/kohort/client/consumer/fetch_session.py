@@ -30,6 +30,7 @@ from kohort.client.consumer.fetch_request import (
     by_id_possible,
 )
 from kohort.client.net.cluster import Cluster, Versioned
+from kohort.client.net.metadata import NO_TOPIC_ID
 from kohort.client.settings import ConsumerConfig
 from kohort.errors import ErrorCode
 from kohort.ids import TopicPartition
@@ -74,7 +75,7 @@ class FetchSession:
         by_id = version >= TOPIC_IDS_SINCE
         if by_id != self._by_id:
             self._by_id, self.epoch = by_id, 0
-        wanted = {entry.partition: _facts(cluster, entry) for entry in entries}
+        wanted = _facts(cluster, entries)
         told = self._told if self.epoch else {}
         topics: dict[str, Any] = {}
         for entry in entries:
@@ -111,11 +112,17 @@ class FetchSession:
         return FetchRequest(max_wait_ms=0, min_bytes=0, isolation_level=0, session_id=self.id, session_epoch=_CLOSE)
 
 
-def _facts(cluster: Cluster, entry: FetchEntry) -> tuple[Any, ...]:
-    """What a session holds of a partition; its topic's id is the last, since another one is another partition."""
-    info = cluster.metadata.partition(entry.partition)
-    epoch = -1 if info is None else info.leader_epoch
-    return entry.position, entry.max_bytes, epoch, cluster.metadata.topic_id(entry.partition.topic)
+def _facts(cluster: Cluster, entries: Sequence[FetchEntry]) -> dict[TopicPartition, tuple[Any, ...]]:
+    """What a session holds of each partition; its topic's id is the last, since another one is another partition."""
+    facts: dict[TopicPartition, tuple[Any, ...]] = {}
+    topics = cluster.metadata.topics
+    for entry in entries:
+        partition = entry.partition
+        topic = topics.get(partition.topic)
+        info = None if topic is None else topic.partitions.get(partition.partition)
+        epoch = -1 if info is None else info.leader_epoch
+        facts[partition] = entry.position, entry.max_bytes, epoch, NO_TOPIC_ID if topic is None else topic.topic_id
+    return facts
 
 
 def _forgotten(
@@ -124,7 +131,7 @@ def _forgotten(
     topics: dict[Any, FetchRequest.ForgottenTopic] = {}
     for partition, facts in told.items():
         now = wanted.get(partition)
-        if now is not None and not (by_id and now[-1] != facts[-1]):
+        if now is not None and (not by_id or now[-1] is facts[-1] or now[-1] == facts[-1]):
             continue
         make, topic_id = FetchRequest.ForgottenTopic, facts[-1]
         key = topic_id if by_id else partition.topic

@@ -180,10 +180,11 @@ class Fetcher:
             return
         by_node: dict[int, dict[TopicPartition, _Asked]] = {}
         barred = self._busy | self._full_nodes()
+        bounded = wanted != float("inf")
         now = self.cluster.runtime.now_ms
         for partition in self._ordered():
             state = self.partitions.of(partition)
-            if not _fetchable(state, now) or self.kept_records(partition) >= wanted:
+            if not _fetchable(state, now) or (bounded and self.kept_records(partition) >= wanted):
                 continue
             node = self._node(partition, state)
             if node < 0:
@@ -247,7 +248,7 @@ class Fetcher:
             self._not_fetched(session, asked, error)
         finally:
             self._busy.discard(node)
-        self.pump()
+        self.refill()
 
     def _not_fetched(self, session: FetchSession, asked: dict[TopicPartition, _Asked], error: KafkaError) -> None:
         session.lost()
