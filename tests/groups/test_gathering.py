@@ -292,6 +292,22 @@ def test_a_client_that_times_from_the_reply_is_waited_for_accordingly() -> None:
     assert trial.all_heard() == [TOLD, TOLD]
 
 
+def test_until_a_hold_has_shown_how_a_client_times_it_counts_as_the_later_one() -> None:
+    trial = Trial()
+    (one, other), generation = trial.stable(2)
+    for member in (one, other):
+        assert trial.heartbeat(member, generation, hold_ms=HOLD_MS) is ErrorCode.NONE
+    trial.pass_time(1_000)
+    held = [trial.request(), trial.request()]
+    for member, request in zip((one, other), held, strict=True):
+        assert trial.ask(Heartbeat(request, "g", generation, member, hold_ms=HOLD_MS)) is None
+    trial.feed(ReleaseHeld((held[1],)))
+    trial.join()
+    trial.pass_time(100)
+    trial.feed(ReleaseHeld((held[0],)))  # due in 1,000 ms, or in 900: in time
+    assert trial.reply(held[0]).error is TOLD
+
+
 def test_a_connection_that_ends_while_held_is_held_no_more() -> None:
     trial = Held()
     trial.beat_all()

@@ -50,8 +50,8 @@ def learn(kernel: Kernel, group: Group, member: ClassicMember, event: Heartbeat)
             if now_ms - released_ms > interval * 3 // 2 + LATE_MS:
                 member.never_held = True
                 kernel.count(Meter.HELD_LATE)
-            if (released_ms - before_ms) * 4 > interval:
-                member.times_from_reply = spacing * 4 > interval * 5
+            if (released_ms - before_ms) * 10 > interval * 3:
+                member.times_from_reply = spacing * 10 > interval * 12
             member.interval_ms = interval = min(interval, spacing)
     member.beat_ms = now_ms
     member.released_ms = None

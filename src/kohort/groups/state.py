@@ -52,7 +52,8 @@ class ClassicMember:
         hold: ends it, None as long as none was held.
         released_ms: when the reply to its last heartbeat was released, None when that was answered at once.
         due_ms: when its next heartbeat is due, None when that is not known.
-        times_from_reply: its next heartbeat is due an interval after the last was answered, not after it was sent.
+        times_from_reply: its next heartbeat is due an interval after the last was answered, not after it was sent. Taken
+            for granted until a hold has shown it: to wait for a member that comes later makes a rebalance longer.
         bears_hold: its client bears to be held.
         never_held: it has borne a hold badly.
         stopped_ms: when it gave up its work to join, None while it has an assignment.
@@ -110,7 +111,7 @@ class ClassicMember:
         self.hold: Timer | None = None
         self.released_ms: int | None = None
         self.due_ms: int | None = None
-        self.times_from_reply = False
+        self.times_from_reply = True
         self.bears_hold = False
         self.never_held = False
         self.stopped_ms: int | None = None
