@@ -16,12 +16,12 @@ from tools import protocol_docs
 from kohort import Broker
 from kohort.wire.cluster import ApiVersionsRequest
 from tests.broker.raw import RawClient
-from tests.peers.alike import classic, configs, consumer, harness, offsets, operations, records, transactions
+from tests.peers.alike import classic, cluster, configs, consumer, harness, offsets, operations, records, transactions
 from tests.support.apache_kafka import ApacheKafka
 from tests.support.maven import MavenUnavailable
 
 pytestmark = [pytest.mark.peer, pytest.mark.kafka, pytest.mark.timeout(300)]
-MODULES = (classic, configs, consumer, offsets, operations, records, transactions)
+MODULES = (classic, cluster, configs, consumer, offsets, operations, records, transactions)
 CASES = [(name, version) for name, (_, versions) in harness.SCENARIOS.items() for version in versions]
 
 

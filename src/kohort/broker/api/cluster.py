@@ -91,7 +91,8 @@ def metadata(node: Node, request: Request) -> MetadataResponse:
         response.topics = [_topic(node, name) for name in node.store.topics]
     else:
         create = node.config.auto_create_topics and (request.version < 4 or message.allow_auto_topic_creation)
-        response.topics = [_asked_topic(node, each, create, request.version) for each in asked]
+        once = {(each.name, each.topic_id): each for each in asked}
+        response.topics = [_asked_topic(node, each, create, request.version) for each in once.values()]
     if request.version >= 8 and message.include_topic_authorized_operations:
         for topic in response.topics:
             if not topic.error_code:
@@ -217,8 +218,13 @@ def describe_topic_partitions(node: Node, request: Request) -> DescribeTopicPart
 def _described_topic(node: Node, name: str, start: int, limit: int) -> Any:
     topic = node.store.topics.get(name)
     if topic is None:
+        error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        try:
+            node.store.check_topic(name, 1)
+        except KafkaError as refused:
+            error = refused.code
         return DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponseTopic(
-            error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, name=name
+            error_code=error, name=name, topic_authorized_operations=ON_TOPIC
         )
     make = DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponsePartition
     me = [node.id]
@@ -237,7 +243,11 @@ def _described_topic(node: Node, name: str, start: int, limit: int) -> Any:
             )
         )
     return DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponseTopic(
-        name=name, topic_id=topic.id, is_internal=node.topics.is_internal(name), partitions=partitions
+        name=name,
+        topic_id=topic.id,
+        is_internal=node.topics.is_internal(name),
+        partitions=partitions,
+        topic_authorized_operations=ON_TOPIC,
     )
 
 

@@ -52,7 +52,7 @@ def create_topics(node: Node, request: Request) -> CreateTopicsResponse:
 
 
 def _result(name: str, error: int, text: str | None) -> Any:
-    return CreateTopicsResponse.CreatableTopicResult(name=name, error_code=error, error_message=text, configs=None)
+    return CreateTopicsResponse.CreatableTopicResult(name=name, error_code=error, error_message=text, configs=[])
 
 
 def _create(node: Node, topic: Any, validate_only: bool) -> Any:
@@ -143,10 +143,13 @@ def _delete(node: Node, name: str | None, topic_id: uuid.UUID) -> Any:
 def create_partitions(node: Node, request: Request) -> CreatePartitionsResponse:
     """Give topics more partitions."""
     message = request.message
+    times = Counter(topic.name for topic in message.topics)
     results = []
-    for topic in message.topics:
+    for topic in {topic.name: topic for topic in message.topics}.values():
         error, text = ErrorCode.NONE, None
         try:
+            if times[topic.name] > 1:
+                raise InvalidInputError("the topic is named more than once", ErrorCode.INVALID_REQUEST)
             known = node.store.topics.get(topic.name)
             if known is None:
                 raise NotFoundError(f"there is no topic {topic.name}", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
