@@ -9,7 +9,7 @@ import signal
 import string
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -115,8 +115,12 @@ class Run:
                 story.churned_ns = time.monotonic_ns()
                 for process in self._living:
                     self._wake(process)
+                for kind in self._kinds:
+                    for _ in range(kind.count - self._number_of(kind)):
+                        self._start(kind, 1.0)
+                story.unsettled = self._wait(lambda: self._idle(stream))
                 story.produced = stream.finish()
-                story.unsettled = self._heal(admin)
+                story.unsettled = story.unsettled or self._wait(lambda: self._missing(admin))
                 self._stop_all()
                 story.committed = self._committed(admin)
                 story.ended_ns = time.monotonic_ns()
@@ -309,17 +313,29 @@ class Run:
 
     # Healing.
 
-    def _heal(self, admin: Admin) -> str:
-        """Waits until all is consumed and committed and every partition has one owner; what is missing if it takes too long."""
+    def _wait(self, look: Callable[[], str]) -> str:
+        """Waits until nothing is missing any more; what still is when it takes too long."""
         deadline = time.monotonic() + HEAL_S
         while True:
             self._look(time.monotonic())
-            missing = self._missing(admin)
+            missing = look()
             if not missing or time.monotonic() > deadline:
                 return missing
             time.sleep(0.5)
 
+    def _idle(self, stream: Stream) -> str:
+        """Partitions without exactly one owner, and members that have nothing or have not worked since churn ended."""
+        unowned = self._unowned(list(stream.acknowledged))
+        if unowned:
+            return unowned
+        idle = [process.member.name for process in self._living if process.counts and not self._works(process.member)]
+        return f"without work: {idle}" if idle else ""
+
+    def _works(self, member: Member) -> bool:
+        return any(event["e"] == "records" and event["t"] > self.story.churned_ns for event in member.events)
+
     def _missing(self, admin: Admin) -> str:
+        """What is not consumed and committed, and partitions without exactly one owner."""
         try:
             committed = self._committed(admin)
         except KafkaError as error:
@@ -333,9 +349,9 @@ class Run:
             return f"not committed yet: {behind}"
         if any(not process.counts for process in self._living):
             return "members are still leaving"
-        return self._unowned()
+        return self._unowned(list(self.story.produced))
 
-    def _unowned(self) -> str:
+    def _unowned(self, partitions: Sequence[str]) -> str:
         """Partitions without exactly one owner among the living, by their own word."""
         now_ns = time.monotonic_ns()
         view = Story(self.plan.session_ms, self.plan.heartbeat_ms, ended_ns=now_ns)
@@ -343,7 +359,7 @@ class Run:
             member = process.member
             member.read()
             view.members.append(member)
-        owners: dict[str, list[str]] = {where: [] for where in self.story.produced}
+        owners: dict[str, list[str]] = {where: [] for where in partitions}
         for tenure in read(view).tenures:
             if tenure.how == "held":
                 owners[tenure.partition].append(tenure.member.name)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 from tests.peers.churn import clients
 from tests.peers.churn.check import Violation, violations
 from tests.peers.churn.places import Ours
-from tests.peers.churn.plans import PLANS
+from tests.peers.churn.plans import PLANS, Plan
 from tests.peers.churn.run import Pace, Run
 from tests.peers.churn.story import Reading, read
 from tests.peers.peers import PeerUnavailable
@@ -29,33 +32,35 @@ class Churned:
     unavailable: dict[str, str]
 
 
-@pytest.fixture(scope="module", params=SHORT)
-def churned(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Churned:
-    plan = PLANS[request.param]
+@pytest.fixture(scope="module")
+def churned(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Churned]:
+    """Runs a plan the first time it is asked for."""
+    return functools.cache(lambda name: churn(PLANS[name], tmp_path_factory.mktemp("churn")))
+
+
+def churn(plan: Plan, folder: Path) -> Churned:
+    """One run with every client that can be had here."""
     unavailable = {}
     for kind in plan.kinds:
         try:
             clients.command(kind.client)
         except PeerUnavailable as error:
             unavailable[kind.client] = str(error)
-    folder = tmp_path_factory.mktemp("churn")
     with Ours(folder / "data", plan.broker_settings) as place:
         pace = Pace(CHURN_S, event_s=(0.5, 1.5))
         reading = read(Run(plan, pace, place, folder, unavailable=frozenset(unavailable)).run())
     return Churned(reading, violations(reading), unavailable)
 
 
-def test_no_property_is_violated(churned: Churned) -> None:
-    assert churned.found == []
+@pytest.mark.parametrize("name", SHORT)
+def test_no_property_is_violated(name: str, churned: Callable[[str], Churned]) -> None:
+    assert churned(name).found == []
 
 
-@pytest.mark.parametrize(
-    ("churned", "client"),
-    [(name, kind.client) for name in SHORT for kind in PLANS[name].kinds],
-    indirect=["churned"],
-)
-def test_each_client_takes_part(churned: Churned, client: str) -> None:
-    if client in churned.unavailable:
-        pytest.skip(f"{client}: {churned.unavailable[client]}")
-    assert any(tenure.records for tenure in churned.reading.tenures if tenure.member.client == client)
-    assert any(commit.acknowledged for commit in churned.reading.commits if commit.member.client == client)
+@pytest.mark.parametrize(("name", "client"), [(name, kind.client) for name in SHORT for kind in PLANS[name].kinds])
+def test_each_client_takes_part(name: str, client: str, churned: Callable[[str], Churned]) -> None:
+    run = churned(name)
+    if client in run.unavailable:
+        pytest.skip(f"{client}: {run.unavailable[client]}")
+    assert any(tenure.records for tenure in run.reading.tenures if tenure.member.client == client)
+    assert any(commit.acknowledged for commit in run.reading.commits if commit.member.client == client)
