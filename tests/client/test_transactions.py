@@ -146,7 +146,7 @@ def test_a_fenced_instance_can_write_nothing(servers: str, version: int, topic: 
 
 
 def test_a_transaction_past_its_timeout_is_over(servers: str, version: int, topic: str, begun: Started) -> None:
-    producer = begun(servers, transaction_timeout_ms=300)
+    producer = begun(servers, transaction_timeout_ms=4000)
     delivered = producer.send(topic, b"too slow").result(20)
     partition = TopicPartition(topic, delivered.partition)
     with RangeReader(servers, isolation_level="read_committed") as reader:
