@@ -235,7 +235,7 @@ def heartbeats(side: Side, version: int) -> None:
     side.ask(heartbeat(group, pending.member_id, -1), version)
     side.ask(leave(group, a.member_id), 5)
     side.ask(heartbeat(group, a.member_id, a.generation_id), version)
-    side.ask(describe(group), 6)
+    side.until(lambda: describe(group), 6, lambda answer: answer.groups[0].group_state != "PreparingRebalance")
 
 
 @scenario(LeaveGroupRequest)
