@@ -52,8 +52,9 @@ sizes: setup
 	@$(BIN)/python tools/sizes.py
 	@$(BIN)/python tools/hygiene.py
 
-docs: setup ## rewrite docs/commands.md from the help texts, and the table of docs/protocol-coverage.md
+docs: setup ## rewrite docs/commands.md, docs/states.md, and the table of docs/protocol-coverage.md from the code
 	@$(BIN)/python tools/command_docs.py
+	@$(BIN)/python tools/state_tables.py
 	@$(BIN)/python -m tools.protocol_docs
 
 format: setup ## let ruff format and fix what it can

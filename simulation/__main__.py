@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -155,6 +156,7 @@ def play_all(options: argparse.Namespace) -> int:
     total = options.seeds
     tasks = [(seed, options.mutant) for seed in range(options.start, options.start + total)]
     jobs = options.jobs or os.cpu_count() or 1
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the other processes end with this one
     tally, console = Tally(), Console(stderr=True)
     columns = (
         TextColumn("simulation"),

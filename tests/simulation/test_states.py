@@ -1,0 +1,56 @@
+"""The transition tables say what groups and members really do, and the documents say what the tables say."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+from simulation.recorder import RecordingMachine, Seen
+from simulation.run import Run
+from tools import state_tables
+
+from kohort.groups.transitions import CLASSIC, CLASSIC_GROUP, CONSUMER, CONSUMER_GROUP, CONSUMER_MEMBER, Transition
+
+STARTS = range(0, 240, 40)
+TABLES: dict[str, tuple[Transition, ...]] = {
+    CLASSIC: CLASSIC_GROUP,
+    CONSUMER: CONSUMER_GROUP,
+    "member": CONSUMER_MEMBER,
+}
+
+
+@cache
+def seen(start: int) -> dict[str, set[Seen]]:
+    """What some runs went through."""
+    found: dict[str, set[Seen]] = {kind: set() for kind in TABLES}
+    recording = type("Recording", (RecordingMachine,), {"seen": found})
+    for seed in range(start, start + STARTS.step):
+        Run(seed, recording, (), shortest_ms=0).play()
+    return found
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_every_transition_is_in_its_table(start: int) -> None:
+    for kind, table in TABLES.items():
+        known = {(each.state, each.event, each.to) for each in table}
+        assert sorted(seen(start)[kind] - known) == []
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_every_transition_of_a_table_is_seen_unless_it_is_rare(kind: str) -> None:
+    common = {(each.state, each.event, each.to) for each in TABLES[kind] if not each.rare}
+    for start in STARTS:
+        common -= seen(start)[kind]
+    assert sorted(common) == []
+
+
+@pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
+def test_a_table_names_no_transition_twice(table: tuple[Transition, ...]) -> None:
+    ways = [(each.state, each.event, each.to) for each in table]
+    assert len(ways) == len(set(ways))
+
+
+def test_the_documents_are_drawn_from_the_tables() -> None:
+    assert state_tables.DOC.read_text() == state_tables.document(), "make docs"
+    text = state_tables.ARCHITECTURE.read_text()
+    assert state_tables.architecture(text) == text, "make docs"

@@ -1,0 +1,96 @@
+"""Draws docs/states.md, and the short form in ARCHITECTURE.md, from the transition tables of the group coordinator.
+
+python tools/state_tables.py            # writes both
+python tools/state_tables.py --check    # 1 when one of them is stale
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from kohort.groups.transitions import CLASSIC_GROUP, CONSUMER_GROUP, CONSUMER_MEMBER, NONE, Transition
+
+ROOT = Path(__file__).resolve().parent.parent
+DOC = ROOT / "docs" / "states.md"
+ARCHITECTURE = ROOT / "ARCHITECTURE.md"
+BEGIN, END = "<!-- states: written by tools/state_tables.py -->", "<!-- end of states -->"
+MACHINES = (
+    ("A group under the classic protocol", CLASSIC_GROUP),
+    ("A group under the consumer protocol (KIP-848)", CONSUMER_GROUP),
+    ("A member of a consumer group", CONSUMER_MEMBER),
+)
+HEAD = """# States of groups and members
+
+Drawn from `src/kohort/groups/transitions.py` by `make docs`; the simulation compares the tables with what groups really do
+(`tests/simulation/test_states.py`). An event that is not listed for a state leaves it as it is. A Tick carries every
+deadline: sessions, rebalance timeouts, delays, expiration.
+"""
+
+
+def name(state: str) -> str:
+    """A state's name in a diagram."""
+    return "[*]" if state == NONE else state.replace(" ", "_")
+
+
+def arrows(table: Iterable[Transition]) -> list[str]:
+    """One arrow for each pair of states, with the events that lead along it."""
+    events: dict[tuple[str, str], list[str]] = {}
+    for each in table:
+        events.setdefault((each.state, each.to), []).append(each.event)
+    return [f"    {name(state)} --> {name(to)}: {', '.join(dict.fromkeys(by))}" for (state, to), by in events.items()]
+
+
+def section(title: str, table: tuple[Transition, ...]) -> str:
+    """A machine's diagram and table."""
+    lines = [f"## {title}", "", "```mermaid", "stateDiagram-v2", *arrows(table), "```", ""]
+    lines += ["| state | event | next | when |", "|---|---|---|---|"]
+    states = list(dict.fromkeys(each.state for each in table))
+    ordered = sorted(table, key=lambda each: states.index(each.state))
+    lines += [f"| {each.state} | {each.event} | {each.to} | {each.why} |" for each in ordered]
+    return "\n".join(lines) + "\n"
+
+
+def document() -> str:
+    """docs/states.md."""
+    return "\n".join([HEAD, *(section(title, table) for title, table in MACHINES)])
+
+
+def short() -> str:
+    """What ARCHITECTURE.md shows: for each state, where each event leads."""
+    lines = [BEGIN, "", "| | state | what leads where |", "|---|---|---|"]
+    for title, table in MACHINES:
+        for state in dict.fromkeys(each.state for each in table):
+            ways: dict[str, list[str]] = {}
+            for each in table:
+                if each.state == state:
+                    ways.setdefault(each.to, []).append(each.event)
+            told = "; ".join(f"{', '.join(dict.fromkeys(by))} → **{to}**" for to, by in ways.items())
+            lines.append(f"| {title} | {state} | {told} |")
+            title = ""
+    return "\n".join([*lines, "", END])
+
+
+def architecture(text: str) -> str:
+    """ARCHITECTURE.md with the short form in its place."""
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{short()}{after}"
+
+
+def main() -> int:
+    """Write what differs; with --check only tell."""
+    stale = False
+    for path, wanted in ((DOC, document()), (ARCHITECTURE, architecture(ARCHITECTURE.read_text()))):
+        if not path.exists() or path.read_text() != wanted:
+            stale = True
+            if "--check" in sys.argv[1:]:
+                print(f"{path.name} is stale: make docs")
+            else:
+                path.write_text(wanted)
+    return 1 if stale and "--check" in sys.argv[1:] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
