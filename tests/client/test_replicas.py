@@ -53,14 +53,16 @@ def test_a_position_of_a_leader_whose_records_were_cut_off_goes_back_to_where_hi
         with Admin(servers) as admin:
             admin.create_topics([NewTopic(PART.topic, 1)]).all()
         _write(servers, 50)
+        with Consumer(servers, auto_offset_reset="earliest") as consumer:
+            consumer.assign([PART])
+            assert _read(consumer, 50)[-1] == 49
+            first = _epoch(consumer)
         kafka.kill()
         kafka.start()
         _write(servers, 50)
         with Consumer(servers, auto_offset_reset="earliest") as consumer:
             consumer.assign([PART])
-            assert _read(consumer, 50)[-1] == 49
-            first = _epoch(consumer)
-            assert _read(consumer, 50)[-1] == 99
+            assert _read(consumer, 100)[-1] == 99
             assert _epoch(consumer) > first
             consumer.seek(PART, OffsetAndMetadata(80, "", first))
             assert _read(consumer, 50) == list(range(50, 100))

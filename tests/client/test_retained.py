@@ -27,12 +27,13 @@ class Block:
     runs: list[tuple[TopicPartition, int, int]]
     gap: int = 0
     damaged: bool = False
+    mixed: bool = False
 
     @property
     def ranges(self) -> list[RowRange]:
         rows, at = [], 0
         for _, start, stop in self.runs:
-            rows.append(RowRange(at, at + stop - start, stop + self.gap, leader_epoch=7))
+            rows.append(RowRange(at, at + stop - start, stop + self.gap, leader_epoch=7, one_epoch=not self.mixed))
             at += stop - start
         return rows
 
@@ -115,6 +116,15 @@ def test_offsets_without_records_are_passed_over() -> None:
     fill(retained, partitions, (PARTITIONS[0], 0, 0), gap=8)
     assert retained.take(100) == []
     assert partitions.of(PARTITIONS[0]).position == Position(8, 7)
+
+
+def test_a_position_where_the_leader_epoch_changes_on_the_way_claims_none() -> None:
+    partitions, retained = start(1)
+    fill(retained, partitions, (PARTITIONS[0], 0, 10), mixed=True)
+    retained.take(4)
+    assert partitions.of(PARTITIONS[0]).position == Position(4, -1)
+    retained.take(6)
+    assert partitions.of(PARTITIONS[0]).position == Position(10, 7)
 
 
 def test_damage_is_reported_after_the_rows_before_it_and_keeps_the_position() -> None:

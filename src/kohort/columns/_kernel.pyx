@@ -361,7 +361,7 @@ cdef class Sets:
                 damage = Damage(DamageKind(part.damage), part.damage_offset, part.skip_offset)
             found.append(RowRange(
                 part.start_row, part.stop_row, part.next_offset, part.leader_epoch,
-                bool(part.finished), bool(part.incomplete), damage,
+                bool(part.finished), bool(part.incomplete), damage, not part.mixed,
             ))
         return found
 

@@ -15,6 +15,8 @@ cdef struct Set:
     int64_t stop_row
     int64_t next_offset
     int32_t leader_epoch
+    bint looked
+    bint mixed  # batches of several leader epochs
     bint finished
     bint incomplete
     int damage
@@ -170,6 +172,12 @@ cdef bint dropped(Set* part, Batch* batch, bint read_committed) noexcept nogil:
     return control or (known and (batch.attributes & TRANSACTIONAL) != 0)
 
 
+cdef void saw_epoch(Set* part, int32_t epoch) noexcept nogil:
+    part.mixed = part.mixed or (part.looked and part.leader_epoch != epoch)
+    part.looked = True
+    part.leader_epoch = epoch
+
+
 cdef int read_batch(Set* part, Batch* batch, Out* out, Limits* limits, Inflated inflated) noexcept nogil:
     # Appends a batch's rows. GOOD, or a kind of damage, or AT_END, FULL or NO_MEMORY.
     cdef Window window
@@ -203,7 +211,7 @@ cdef int read_batch(Set* part, Batch* batch, Out* out, Limits* limits, Inflated 
             for row in range(row, out.marks.rows):
                 kinds[row] = (batch.attributes & LOG_APPEND_TIME) != 0
         if status != GOOD:
-            part.leader_epoch = batch.leader_epoch
+            saw_epoch(part, batch.leader_epoch)
             if status == FULL:
                 limits.spent = True
             part.next_offset = max(part.next_offset, part.end_offset if status == AT_END else window.stopped)
@@ -234,7 +242,7 @@ cdef bint read_set(Set* part, Out* out, Limits* limits, Inflated inflated) noexc
                 damaged(part, status, batch.base_offset, batch.last_offset)
                 return True
         if batch.last_offset >= part.first_offset:
-            part.leader_epoch = batch.leader_epoch
+            saw_epoch(part, batch.leader_epoch)
         part.next_offset = max(part.next_offset, min(batch.last_offset + 1, part.end_offset))
     return True
 

@@ -237,7 +237,7 @@ class SetDecoder:
         self.limits = limits
         self.end = INT64_MAX if given.end_offset is None else given.end_offset
         self.next_offset = given.first_offset
-        self.leader_epoch = -1
+        self._epochs: list[int] = []
         self.incomplete = False
         self.damage: Damage | None = None
         self._aborted = sorted(given.aborted, key=lambda entry: entry[1])
@@ -252,10 +252,11 @@ class SetDecoder:
             start,
             len(self.rows.offsets),
             self.next_offset,
-            self.leader_epoch,
+            self._epochs[-1] if self._epochs else -1,
             not self.limits.spent,
             self.incomplete,
             self.damage,
+            len(set(self._epochs)) <= 1,
         )
 
     def _batches(self) -> Iterator[Batch]:
@@ -307,7 +308,7 @@ class SetDecoder:
             if not going_on:
                 return False
         if batch.last_offset >= self.given.first_offset:
-            self.leader_epoch = batch.leader_epoch
+            self._epochs.append(batch.leader_epoch)
         self.next_offset = max(self.next_offset, min(batch.last_offset + 1, self.end))
         return True
 
@@ -346,7 +347,7 @@ class SetDecoder:
         return True
 
     def _stopped(self, batch: Batch, state: int) -> bool:
-        self.leader_epoch = batch.leader_epoch
+        self._epochs.append(batch.leader_epoch)
         if state < 0:
             self.next_offset = max(self.next_offset, self.end)
         else:

@@ -142,6 +142,7 @@ class RowRange:
         incomplete: The buffer ends within a batch. Together with no rows and an unchanged offset:
             fetch again with a higher limit.
         damage: The batch that ended the decode of this record set early, if one did.
+        one_epoch: Whether all batches looked at have that leader epoch.
     """
 
     start: int
@@ -151,6 +152,7 @@ class RowRange:
     finished: bool = True
     incomplete: bool = False
     damage: Damage | None = None
+    one_epoch: bool = True
 
     def __len__(self) -> int:
         return self.stop - self.start

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from kohort.client.consumer.records import apply_deserializers
-from kohort.client.consumer.retained import Slice
+from kohort.client.consumer.retained import Slice, position_at
 from kohort.client.consumer.subscription import Partitions, Position
 from kohort.client.settings import ConsumerConfig
 from kohort.columns import Record
@@ -50,7 +50,8 @@ class HandingOut:
         era = self.open.get(partition)
         if era is None:
             return
-        epoch = _position_in(part, part.stop).leader_epoch
+        rows = part.block.ranges[part.index]
+        epoch = rows.leader_epoch if rows.one_epoch else -1
         for record in part.block.records(part.start, part.stop):
             state = self._partitions.get(partition)
             if state is None or state.era != era:
@@ -80,4 +81,4 @@ class HandingOut:
 
 
 def _position_in(part: Slice, row: int) -> Position:
-    return Position(part.block.position(part.index, row), part.block.ranges[part.index].leader_epoch)
+    return position_at(part.block, part.index, row)

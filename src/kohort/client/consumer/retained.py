@@ -31,6 +31,9 @@ class RangeFacts(Protocol):
     @property
     def leader_epoch(self) -> int: ...
 
+    @property
+    def one_epoch(self) -> bool: ...
+
 
 class Rows(Protocol):
     """Of kohort.columns.Decoded, what is used here."""
@@ -70,6 +73,13 @@ class Slice:
 
     def __len__(self) -> int:
         return self.stop - self.start
+
+
+def position_at(block: Rows, index: int, row: int) -> Position:
+    """Where to go on once the rows of a record set below `row` are returned; without an epoch where it changes on the way."""
+    rows = block.ranges[index]
+    epoch = rows.leader_epoch if rows.one_epoch or row >= rows.stop else -1
+    return Position(block.position(index, row), epoch)
 
 
 class Retained:
@@ -204,8 +214,7 @@ class Retained:
         start, stop = chunk.row, min(chunk.stop, chunk.row + count)
         chunk.row = stop
         self._count(partition, start - stop)
-        epoch = chunk.block.ranges[chunk.index].leader_epoch
-        state.position = Position(chunk.block.position(chunk.index, stop), epoch)
+        state.position = position_at(chunk.block, chunk.index, stop)
         if stop == chunk.stop:
             queue.popleft()
             self._used_up(partition, chunk)
