@@ -89,6 +89,10 @@ CLASSIC_GROUP: tuple[Transition, ...] = (
     Transition(STABLE, "LeaveGroup", EMPTY, _GONE),
     Transition(STABLE, "Tick", PREPARING, "a member was silent for its session, or never synced"),
     Transition(STABLE, "Tick", EMPTY, _GONE),
+    Transition(
+        STABLE, "TopicsChanged", PREPARING, "topics changed that its static leader may not look after", rare=True
+    ),
+    Transition(STABLE, "TopicsChanged", COMPLETING, "the same, and no one else is awaited", rare=True),
     Transition(STABLE, "ConnectionLost", PREPARING, "a new member had not been told its id", rare=True),
     Transition(STABLE, "ConnectionLost", EMPTY, "the only one had not been told its id", rare=True),
     Transition(STABLE, "ConsumerGroupHeartbeat", CONSUMER, "a member of the other protocol, and the way up is open"),
