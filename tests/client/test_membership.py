@@ -45,6 +45,7 @@ class Coordinator:
         self.leader = True
         self.join_errors: list[ErrorCode] = []
         self.sync_errors: list[ErrorCode] = []
+        self.others: dict[str, bytes] = {}
         handlers: dict[str, Callable[[Any, int], Any]] = {
             "JoinGroup": self.join,
             "SyncGroup": self.sync,
@@ -61,14 +62,15 @@ class Coordinator:
             return JoinGroupResponse(error_code=ErrorCode.MEMBER_ID_REQUIRED, protocol_name="", member_id="m-1")
         self.generation += 1
         protocol = message.protocols[0]
-        member = JoinGroupResponse.JoinGroupResponseMember(member_id=message.member_id, metadata=protocol.metadata)
+        members = {message.member_id: protocol.metadata, **self.others}
+        entry = JoinGroupResponse.JoinGroupResponseMember
         return JoinGroupResponse(
             generation_id=self.generation,
             protocol_type="consumer",
             protocol_name=protocol.name,
             leader=message.member_id if self.leader else "other",
             member_id=message.member_id,
-            members=[member] if self.leader else [],
+            members=[entry(member_id=one, metadata=told) for one, told in members.items()] if self.leader else [],
         )
 
     def sync(self, message: Any, version: int) -> Any:
@@ -262,6 +264,45 @@ def test_an_assignor_that_fails_raises_to_the_application_and_the_leader_leaves(
     assert isinstance(error, KafkaError) and "broken" in str(error) and "no racks" in str(error)
     (leave,) = trial.world.sent("LeaveGroup")
     assert leave.message.members[0].reason == "the assignor failed"
+
+
+def test_a_leader_whose_assignor_fails_gives_up_what_it_held_since_nobody_beats_for_it() -> None:
+    class Moody:
+        name, cooperative, fails = "moody", True, False
+
+        def subscription_user_data(self, topics: object) -> bytes | None:
+            return None
+
+        def assign(self, members: Any, topics: Any) -> Any:
+            if self.fails:
+                raise ZeroDivisionError("no racks")
+            return {member: list(parts(0, 1)) for member in members}
+
+        def assignment_user_data(self) -> dict[str, bytes]:
+            return {}
+
+        def on_assignment(self, partitions: object, user_data: object, generation: int) -> None:
+            return
+
+    assignor = Moody()
+    trial = Coordinator(partition_assignment_strategy=[assignor])
+    member = trial.subscribe("a")
+    assert member.assignment.partitions == tuple(parts(0, 1))
+    assignor.fails = True
+    trial.rebalance()
+    revocation = member.revocation
+    assert revocation is not None and revocation.lost and revocation.partitions == tuple(parts(0, 1))
+    assert isinstance(member.take_error(), KafkaError)
+    member.release()
+    assert not member.assignment.partitions
+
+
+@pytest.mark.parametrize("told", [b"", b"\0", b"\xff\xff", b"\0\1\x7f\xff\xff\xff"])
+def test_a_member_whose_subscription_can_not_be_read_gets_nothing_and_stops_nobody(told: bytes) -> None:
+    trial = Coordinator()
+    trial.others["m-2"] = told
+    member = trial.subscribe("a")
+    assert member.assignment.partitions == tuple(parts(0, 1, 2, 3))
 
 
 def test_user_data_travels_both_ways() -> None:

@@ -90,7 +90,7 @@ class ClassicMembership(Membership):
                 log.debug("group %s: %s", self.group, error)
                 failures += 1
             except KafkaError as error:
-                self._fatal(error)
+                await self._fatal(error)
             if failures:
                 await self.cluster.runtime.sleep(self._backoff_ms(failures))
 

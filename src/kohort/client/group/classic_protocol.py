@@ -7,6 +7,7 @@ Source: spec 3.2–3.6, 3.10, 3.13; KIP-429; KIP-792.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -21,6 +22,8 @@ from kohort.client.settings import ConsumerConfig
 from kohort.errors import CorruptDataError, ErrorCode, InvalidInputError, KafkaError, error_for
 from kohort.ids import TopicPartition
 from kohort.wire.groups import ConsumerProtocolAssignment, ConsumerProtocolSubscription
+
+log = logging.getLogger(__name__)
 
 PROTOCOL_TYPE = "consumer"
 _SUBSCRIPTION_VERSION = 3
@@ -213,9 +216,12 @@ def encode_assignment(partitions: Iterable[TopicPartition], user_data: bytes | N
 
 
 def _member_subscription(member: Any) -> MemberSubscription:
-    message = _decode_versioned(
-        ConsumerProtocolSubscription, bytes(member.metadata), f"subscription of member {member.member_id}"
-    )
+    """What a member asks for: nothing, when its bytes can't be read, so that one such member does not stop the group."""
+    try:
+        message = _decode_versioned(ConsumerProtocolSubscription, bytes(member.metadata), "subscription")
+    except CorruptDataError as error:
+        log.warning("member %s gets no partitions: its subscription can't be read: %s", member.member_id, error)
+        return MemberSubscription(topics=(), instance_id=member.group_instance_id)
     return MemberSubscription(
         topics=tuple(message.topics),
         instance_id=member.group_instance_id,

@@ -80,7 +80,7 @@ class ConsumerMembership(Membership):
                 self._failures += 1
                 await self.cluster.runtime.sleep(self._backoff_ms(self._failures))
             except KafkaError as error:
-                self._fatal(error)
+                await self._fatal(error)
 
     async def _member(self) -> None:
         """One life of a member: from epoch 0 until it is fenced or gives up. It begins with nothing held."""

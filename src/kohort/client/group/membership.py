@@ -299,11 +299,13 @@ class Membership(ABC):
         self._fenced = code
         self._move()
 
-    def _fatal(self, error: KafkaError) -> None:
+    async def _fatal(self, error: KafkaError) -> None:
+        """Out of the group until the application has heard why: nobody beats for what is held, so it is lost."""
         self._stop()
         self.state = MemberState.IDLE
         self.error = error
         self._changed()
+        await self._lose(ErrorCode.ILLEGAL_GENERATION)
 
     async def _ask(self, message: Versioned, timeout_ms: float, lane: str = "main") -> Any:
         try:
