@@ -38,6 +38,7 @@ class DurabilityChecker(Checker):
         self._pending: dict[int, dict[Slot, int]] = {}
         self._deleting: dict[str, int] = {}
         self._deleted: dict[str, int] = {}
+        self._gone: dict[str, int] = {}
 
     def on_stepped(self, event: Any, outcome: Outcome, waiting: Waiting) -> None:
         for record in outcome.records:
@@ -45,6 +46,10 @@ class DurabilityChecker(Checker):
                 self._order[record.offset] = len(self._order)
         if isinstance(event, TopicsDeleted):
             self._arm()
+            self._gone.update(
+                dict.fromkeys(event.topics, len(self._order))
+            )  # with commits that were in the queue before
+            self._drop(lambda slot: slot[1] in event.topics)
         elif isinstance(event, DeleteGroups | OffsetDelete):
             for _, value in outcome.replies:
                 self._forget(event, value)
@@ -93,7 +98,7 @@ class DurabilityChecker(Checker):
                     self._check((event.group_id, found.topic, found.partition), found.offset)
 
     def _raise_floor(self, slot: Slot, order: int) -> None:
-        if order >= self._deleting.get(slot[1], 0):
+        if order >= max(self._deleting.get(slot[1], 0), self._gone.get(slot[1], 0)):
             self._floor[slot] = max(self._floor.get(slot, 0), order)
 
     def on_replayed(self, machine: GroupMachine) -> None:
