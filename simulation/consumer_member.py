@@ -140,6 +140,7 @@ class ConsumerMember(Process):
         self._round += 1
         self._hold(frozenset())
         self.target = self._told = None
+        self._revoking = False
         self.generation = 0
         self._full = True
         self.stable = False
@@ -159,8 +160,10 @@ class ConsumerMember(Process):
         number = self._round
 
         def done() -> None:
+            if number != self._round:  # it was put out meanwhile: nothing of that life is left
+                return
             self._revoking = False
-            if number == self._round and self.target is not None:
+            if self.target is not None:
                 self._take()
                 self._again(0)
 
