@@ -163,6 +163,17 @@ def test_scenario_9_the_coordinator_looks_for_a_static_leader_that_can_not_be_to
     assert (again.generation, again.leader) == (2, again.member_id)
 
 
+def test_scenario_9_partitions_added_while_a_static_leader_hears_that_it_leads_are_found() -> None:
+    """It compares topics with what it sees then."""
+    trial = Trial()
+    trial.set_topics(t=2)
+    trial.stable(1, instance_id="i")
+    reply = trial.joined(instance_id="i", can_skip_assignment=True)
+    assert reply.skip_assignment
+    trial.set_topics(t=3)
+    assert trial.heartbeat(reply.member_id, 1, instance_id="i") is ErrorCode.REBALANCE_IN_PROGRESS
+
+
 def test_scenario_9_a_leader_that_knows_looks_after_the_topics_itself() -> None:
     trial = Trial()
     trial.set_topics(t=2)

@@ -229,13 +229,12 @@ def after_replacement(kernel: Kernel, group: Group, new: ClassicMember, event: J
         save(kernel, group)
         reply = rebalance.joined(group, new)
         leads = classic.is_leader(new.member_id)
+        classic.leader_unaware |= leads
         if not event.can_skip_assignment:
-            classic.leader_unaware |= leads
             reply = JoinGroupReply(
                 ErrorCode.NONE, new.member_id, reply.generation, reply.protocol_type, reply.protocol_name, old_leader
             )
         elif leads:
-            classic.leader_unaware = False
             reply = JoinGroupReply(
                 ErrorCode.NONE,
                 new.member_id,

@@ -1,8 +1,9 @@
 """What a classic group's leader must notice, and who notices it for a leader that does not know that it leads.
 
-The leader compares topics and joins again when they changed. A static leader that comes back with JoinGroup below 9 can't
-be told that it leads without being made to assign (KIP-814), so it looks at nothing; after a restart nobody knows whether a
-static leader was told. For both, the coordinator looks itself. Source: KAFKA-13435.
+The leader compares topics with those that it assigned, and joins again when they changed. A static leader that comes back has
+assigned nothing: with JoinGroup below 9 it can't be told that it leads (KIP-814) and looks at nothing; told, it compares with what
+it sees once the answer is there, and misses what changed on the way. After a restart nobody knows which leader came back so.
+Until such a leader assigns, the coordinator looks itself. Source: KAFKA-13435.
 """
 
 from __future__ import annotations

@@ -191,7 +191,7 @@ class ClassicGroup:
         subscribed: topics of all members; None when they can't be known.
         resumed_from: after a restart in mid-round, the generation whose members are still to be led on; -1: none.
         topics_hash: of the subscribed topics when the leader last assigned them; None: not known.
-        leader_unaware: whether the leader may not know that it leads, and so not look at topics.
+        leader_unaware: whether the leader has not assigned yet, and so may miss changes of topics.
         refused_generation: its assignment outgrew the record limit, so that its members are refused; -1: none.
         delay_ms, remaining_ms: of the initial rebalance: this step's and what may still be added.
         newcomer: a member came since the initial rebalance's delay was set.
