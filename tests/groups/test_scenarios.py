@@ -174,6 +174,17 @@ def test_scenario_9_partitions_added_while_a_static_leader_hears_that_it_leads_a
     assert trial.heartbeat(reply.member_id, 1, instance_id="i") is ErrorCode.REBALANCE_IN_PROGRESS
 
 
+def test_a_cooperative_static_member_replaced_before_it_joins_again_leaves_no_partition_to_nobody() -> None:
+    """It gave t-1 up in generation 2 and was to join again so that another gets it; its successor knows nothing of that."""
+    trial = Trial()
+    trial.set_topics(t=2)
+    member = trial.joined(instance_id="i").member_id
+    trial.sync(member, 1, {member: write_assignment(0, [TopicPartition("t", 0)])}, instance_id="i")
+    request = trial.join(instance_id="i", can_skip_assignment=True)
+    assert trial.reply(request).generation == 2
+    assert not trial.reply(request).skip_assignment
+
+
 def test_scenario_9_a_leader_that_knows_looks_after_the_topics_itself() -> None:
     trial = Trial()
     trial.set_topics(t=2)

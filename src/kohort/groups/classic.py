@@ -219,10 +219,11 @@ def after_replacement(kernel: Kernel, group: Group, new: ClassicMember, event: J
     """A stable group keeps its assignment, unless the protocol changes or a leader is back to topics that have changed.
 
     A returning leader compares topics from then on only, so what changed before it came back is compared here
-    (KAFKA-13435); after a restart that is not known. A sync under way begins anew (KAFKA-9801).
+    (KAFKA-13435); after a restart that is not known. A sync under way begins anew (KAFKA-9801). Partitions of nobody mean that
+    a cooperative member gave some up and went before it joined again, as it owed the others.
     """
     classic = group.classic
-    keeps = classic.select_protocol() == classic.protocol
+    keeps = classic.select_protocol() == classic.protocol and not leader.leaves_out(kernel, group)
     if keeps and classic.is_leader(new.member_id):
         keeps = classic.subscribed is None or classic.topics_hash == leader.topics_hash(kernel, classic)
     if classic.state is GroupState.STABLE and keeps:
@@ -330,7 +331,7 @@ def complete_sync(kernel: Kernel, group: Group, assignments: dict[str, bytes]) -
     rebalance.move(classic, GroupState.STABLE)
     save(kernel, group)
     classic.topics_hash = leader.topics_hash(kernel, classic)
-    classic.leader_unaware = False
+    classic.leader_unaware, classic.left_out = False, None
     rebalance.settled(kernel, group)
     for member in classic.members.values():
         if rebalance.answer_sync(kernel, member, assigned(classic, member)):

@@ -40,12 +40,23 @@ def on_loaded(kernel: Kernel, group: Group) -> None:
     if leader is None or leader.instance_id is None:
         return
     classic.leader_unaware = True
-    if _leaves_out(kernel, classic):
+    if leaves_out(kernel, group):
         rebalance.prepare(kernel, group, "partitions of subscribed topics are nobody's, and the leader may not look")
 
 
-def _leaves_out(kernel: Kernel, classic: ClassicGroup) -> bool:
-    """Whether a subscribed topic has a partition that is in no member's assignment, as far as assignments can be read."""
+def leaves_out(kernel: Kernel, group: Group) -> bool:
+    """Whether a subscribed topic has a partition that is in no member's assignment, as far as assignments can be read.
+
+    Looked up once for each generation and image: thousands of static members may come back at once.
+    """
+    classic = group.classic
+    asked = (group.generation, kernel.image.version)
+    if classic.left_out is None or classic.left_out[:2] != asked:
+        classic.left_out = (*asked, _is_anything_left(kernel, classic))
+    return classic.left_out[2]
+
+
+def _is_anything_left(kernel: Kernel, classic: ClassicGroup) -> bool:
     held: set[tuple[str, int]] = set()
     for member in classic.members.values():
         assigned = read_assignment(member.assignment)
