@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,12 @@ from kohort.errors import NotFoundError
 from kohort.zookeeper import ZooKeeper
 from tests.support.apache_kafka import ApacheKafka, KafkaTools
 from tests.support.maven import MavenUnavailable
+
+
+def pytest_configure() -> None:
+    """A run in the background of a shell ignores Ctrl-C, and so would the processes that tests send one to."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
