@@ -11,6 +11,9 @@ from kohort.client.admin.values import NewTopic
 from kohort.spark.membership import Membership
 from kohort.spark.options import parse_options
 
+pytestmark = pytest.mark.filterwarnings("default")
+"""The pipes of Spark's gateway in the tests before are collected, and warned of, while these run."""
+
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 def test_nothing_is_planned_while_the_coordinator_is_silent_for_longer_than_its_lease(protocol: str) -> None:
