@@ -238,8 +238,8 @@ def test_silence_puts_a_member_out() -> None:
     assert held(trial.beat("b")) == [0, 1, 2, 3]
 
 
-def test_a_member_that_does_not_revoke_in_time_is_put_out() -> None:
-    trial = make_trial()
+def make_overdue(trial: Trial) -> None:
+    """Member "a" was told 10 s ago to give half of its partitions to "b", and did not."""
     trial.beat("a", rebalance_timeout_ms=10_000)
     trial.beat("b")
     trial.beat("a", 2)
@@ -248,6 +248,36 @@ def test_a_member_that_does_not_revoke_in_time_is_put_out() -> None:
         trial.beat("b", 3)
         late = trial.beat("a", 2)
     assert late.error is ErrorCode.UNKNOWN_MEMBER_ID
+
+
+def test_a_member_that_does_not_revoke_in_time_must_join_again() -> None:
+    trial = make_trial()
+    make_overdue(trial)
+    again = trial.beat("a")
+    assert (again.error, len(held(again))) == (ErrorCode.NONE, 2)
+    state = settle(trial, "a", "b")
+    assert sorted(state["a"][1] + state["b"][1]) == [0, 1, 2, 3]
+    assert trial.beat("a", again.member_epoch).error is ErrorCode.NONE
+
+
+def test_a_member_that_may_not_have_heard_that_it_must_revoke_keeps_its_partitions_for_its_session() -> None:
+    """Its refused heartbeats are no sign that it hears: neither do they make its session longer, nor end it."""
+    trial = make_trial()
+    make_overdue(trial)  # it was heard 5 s ago
+    for _ in range(7):
+        trial.pass_time(5_000)
+        assert trial.beat("a", 2).error is ErrorCode.UNKNOWN_MEMBER_ID
+        assert trial.beat("b", 3).assignment is None
+    trial.pass_time(5_000)
+    assert held(trial.beat("b")) == [0, 1, 2, 3]
+    assert trial.beat("a", 2).error is ErrorCode.UNKNOWN_MEMBER_ID
+
+
+def test_a_member_that_did_not_revoke_in_time_may_leave() -> None:
+    trial = make_trial()
+    make_overdue(trial)
+    assert trial.beat("a", -1).error is ErrorCode.NONE
+    assert held(trial.beat("b")) == [0, 1, 2, 3]
 
 
 def test_a_static_member_comes_back_to_what_it_had() -> None:

@@ -96,7 +96,7 @@ def beat(kernel: Kernel, event: ConsumerGroupHeartbeat) -> Refusal | None:
         kernel.forget_connection(presence.connection, group_id, member_id)
         kernel.remember_connection(event.connection, group_id, member_id)
         presence.connection = event.connection
-    presence.lost = False
+    presence.lost = presence.overdue = False
     presence.heard_ms = kernel.now.mono_ms
     kernel.run(presence.session, session_timeout_ms(kernel, consumer, member_id))
     let_go(kernel, group_id, consumer, member_id)
@@ -138,6 +138,9 @@ def admit(kernel: Kernel, consumer: ConsumerGroup, event: ConsumerGroupHeartbeat
         return None
     if not known:
         return Refusal(ErrorCode.UNKNOWN_MEMBER_ID, f"Member {member_id} is not a member of group {event.group_id}.")
+    if consumer.presence(event.group_id, member_id).overdue:
+        text = f"Member {member_id} did not give its partitions up within its rebalance timeout and must join again."
+        return Refusal(ErrorCode.UNKNOWN_MEMBER_ID, text)
     return check_epoch(consumer.standing(member_id), event)
 
 
@@ -378,15 +381,24 @@ def drop_untold(kernel: Kernel, group: Group, member_id: str) -> None:
 def on_session_end(kernel: Kernel, group: Group, member_id: str) -> None:
     """A member was silent too long."""
     presence = None if group.consumer is None else group.consumer.presences.get(member_id)
-    if presence is not None and presence.lost:
+    if presence is not None and presence.overdue:
+        put_out(kernel, group, member_id, f"member {member_id} did not revoke in time and did not join again")
+    elif presence is not None and presence.lost:
         put_out(kernel, group, member_id, f"the connection of member {member_id} ended and it did not come back")
     else:
         put_out(kernel, group, member_id, f"member {member_id} was silent for its session timeout")
 
 
 def on_revocation_end(kernel: Kernel, group: Group, member_id: str) -> None:
-    """A member did not give its partitions up within its rebalance timeout."""
-    put_out(kernel, group, member_id, f"member {member_id} did not revoke in time")
+    """A member did not give its partitions up within its rebalance timeout: it must join again.
+
+    It may not have heard that it must give up, nor hear that it is refused now; so its partitions stay its own until it
+    joins again with none, leaves, or its session since its last accepted heartbeat ends, by which time it has stopped.
+    """
+    presence = None if group.consumer is None else group.consumer.presences.get(member_id)
+    if presence is not None and presence.waiting is None:
+        kernel.tell(group.group_id, f"member {member_id} did not revoke in time: it must join again")
+        presence.overdue = True
 
 
 def on_hold_end(kernel: Kernel, group: Group, member_id: str) -> None:

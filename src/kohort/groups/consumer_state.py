@@ -121,6 +121,7 @@ class Presence:
         connection: it was last heard on.
         heard_ms: when its last heartbeat came, or its wait for the reply ended.
         lost: that connection has ended, and it has not been heard since.
+        overdue: it did not give up within its rebalance timeout, and is refused until it joins again.
     """
 
     __slots__ = (
@@ -131,6 +132,7 @@ class Presence:
         "join_phase",
         "joining",
         "lost",
+        "overdue",
         "revocation",
         "session",
         "sync_phase",
@@ -153,6 +155,7 @@ class Presence:
         self.connection = NO_CONNECTION
         self.heard_ms: int | None = None
         self.lost = False
+        self.overdue = False
 
     def cancel(self) -> None:
         """Stop all its timers."""
