@@ -53,6 +53,10 @@ class DurabilityChecker(Checker):
         elif isinstance(event, DeleteGroups | OffsetDelete):
             for _, value in outcome.replies:
                 self._forget(event, value)
+        elif isinstance(event, OffsetFetch):
+            for _, value in outcome.replies:  # decided now: it may be released after a deletion that comes next
+                for found in value.offsets:
+                    self._check_deleted((event.group_id, found.topic, found.partition), found.offset)
 
     def _forget(self, event: DeleteGroups | OffsetDelete, value: Any) -> None:
         """An administrator deleted: what was acknowledged need not be there any more."""
@@ -95,7 +99,7 @@ class DurabilityChecker(Checker):
         elif isinstance(event, OffsetFetch) and value.error is ErrorCode.NONE:
             for found in value.offsets:
                 if found.error is ErrorCode.NONE:
-                    self._check((event.group_id, found.topic, found.partition), found.offset)
+                    self._check_lost((event.group_id, found.topic, found.partition), found.offset)
 
     def _raise_floor(self, slot: Slot, order: int) -> None:
         if order >= max(self._deleting.get(slot[1], 0), self._gone.get(slot[1], 0)):
@@ -108,17 +112,20 @@ class DurabilityChecker(Checker):
             record = group.offsets.get((topic, partition)) if group is not None else None
             slot = (group_id, topic, partition)
             if record is not None or not self._is_pending(slot):
-                self._check(slot, -1 if record is None else record.offset)
+                offset = -1 if record is None else record.offset
+                self._check_lost(slot, offset)
+                self._check_deleted(slot, offset)
 
     def _is_pending(self, slot: Slot) -> bool:
         return any(slot in slots for slots in self._pending.values())
 
-    def _check(self, slot: Slot, offset: int) -> None:
-        name = f"{slot[0]} {slot[1]}-{slot[2]}"
-        order = self._order.get(offset, -1)
-        if order < self._floor.get(slot, 0):
-            self.fail(f"{name} is at {offset}, before the last acknowledged commit")
-        if 0 < order < self._deleted.get(slot[1], 0):
+    def _check_lost(self, slot: Slot, offset: int) -> None:
+        if self._order.get(offset, -1) < self._floor.get(slot, 0):
+            self.fail(f"{slot[0]} {slot[1]}-{slot[2]} is at {offset}, before the last acknowledged commit")
+
+    def _check_deleted(self, slot: Slot, offset: int) -> None:
+        if 0 < self._order.get(offset, -1) < self._deleted.get(slot[1], 0):
+            name = f"{slot[0]} {slot[1]}-{slot[2]}"
             self.fail(f"{name} is at {offset}, which was committed before the topic was deleted")
 
 

@@ -123,8 +123,7 @@ class OwnMember(Process):
             return False
         now_ms = self.world.now_ms
         in_session = now_ms < membership._heard_ms + self.session_ms  # type: ignore[attr-defined]
-
-        return in_session and membership.owns
+        return in_session and membership.owns and partition.topic not in membership.replaced()
 
     # The client's levels, as its application sees them.
 
@@ -171,9 +170,13 @@ class OwnMember(Process):
             self._drive()
 
     async def _commit_held(self, partitions: frozenset[TopicPartition]) -> None:
-        if not partitions or self._cluster is None or self._membership is None:
+        if self._cluster is None or self._membership is None:
             return
-        values = {each: OffsetAndMetadata(self.checkers.fresh_offset()) for each in sorted(partitions)}
+        replaced = self._membership.replaced()  # of those a consumer has no position
+        kept = sorted(each for each in partitions if each.topic not in replaced)
+        if not kept:
+            return
+        values = {each: OffsetAndMetadata(self.checkers.fresh_offset()) for each in kept}
         with suppress(KafkaError):  # the checkers look at what was acknowledged
             await commit_offsets(self._cluster, self.group_id, values, self._membership.identity(), 5_000)
 

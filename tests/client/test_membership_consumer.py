@@ -222,3 +222,30 @@ def test_an_error_that_keeps_a_member_out_takes_what_it_held() -> None:
     joins = [beat for beat in trial.beats() if beat.member_epoch == 0]
     assert [owned(join) for join in joins] == [{}, {}]
     assert member.assignment.partitions == parts(2)
+
+
+def test_partitions_of_a_topic_that_was_made_again_are_given_up_until_the_coordinator_says_whose_they_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trial = Coordinator()
+    trial.news = (*parts(0, 1), *parts(0, topic="b"))
+    member = trial.subscribe("a", "b")
+    old, new = IDS["a"], uuid.UUID(int=0xA2)
+    monkeypatch.setitem(IDS, "a", new)
+    said = len(trial.beats())
+    trial.world.call(trial.world.cluster.describe_topics(["a"]))
+    assert member.replaced() == {"a"}
+    assert member.revocation is not None and member.revocation.partitions == parts(0, 1)
+    trial.world.run(trial.world.runtime.now_ms + 3_000)
+    assert all(new not in (owned(beat) or {}) for beat in trial.beats()[said:])
+    member.release()
+    trial.news = parts(1, 2)
+    trial.world.run(trial.world.runtime.now_ms + 1_500)
+    full = trial.beats()[said:]
+    assert any(owned(beat) == {IDS["b"]: [0]} and beat.subscribed_topic_names == ["a", "b"] for beat in full)
+    assert all(old not in (owned(beat) or {}) for beat in full)
+    assert member.revocation is not None and member.revocation.partitions == parts(0, topic="b")
+    member.release()
+    trial.world.run(trial.world.runtime.now_ms + 1_500)
+    assert member.holding and member.assignment.partitions == parts(1, 2) and member.replaced() == set()
+    assert owned(trial.beats()[-1]) in (None, {new: [1, 2]})

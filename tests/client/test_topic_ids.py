@@ -120,6 +120,39 @@ def test_positions_of_a_topic_that_is_gone_do_not_hold_in_its_successor() -> Non
     assert offsets(log.poll(), A0)[0] == 0
 
 
+def test_no_position_is_looked_for_while_the_group_has_not_said_whose_the_partitions_are() -> None:
+    log = Log({A0: 20, A1: 20})
+    assert log.poll()
+    log.core.partitions.forget(A0, None)
+    log.core.partitions.withhold({"a"})
+    assert log.core.partitions.without_position() == []
+    log.core.partitions.withhold(set())
+    assert A0 in log.core.partitions.without_position()
+
+
+def test_a_group_reads_a_topic_that_was_made_again_from_its_beginning(kohort_broker: Broker) -> None:
+    servers = kohort_broker.bootstrap_servers
+    settings = {
+        "group_id": "g",
+        "group_protocol": "consumer",
+        "auto_offset_reset": "earliest",
+        "metadata_max_age_ms": 500,
+        "allow_auto_create_topics": False,
+    }
+    with Admin(servers) as admin, Consumer(servers, **settings) as consumer:
+        _make(admin, servers, "old", 50)
+        consumer.subscribe(["again"])
+        assert _read(consumer, 50) == ["old"] * 50
+        admin.delete_topics(["again"]).all()
+        _make(admin, servers, "new", 20)
+        assert _read(consumer, 20) == ["new"] * 20
+        consumer.commit()
+        part = TopicPartition("again", 0)
+        assert consumer.assignment() == {part}
+        committed = consumer.committed([part])[part]
+        assert committed is not None and committed.offset == 20
+
+
 def test_a_topic_made_again_is_read_from_its_beginning_and_its_offsets_committed(kohort_broker: Broker) -> None:
     servers = kohort_broker.bootstrap_servers
     part = TopicPartition("again", 0)

@@ -211,6 +211,7 @@ class ConsumerCore:
             log.warning("%s: the topic was deleted and made again; its position is looked up anew", partition)
             self.commits.committed.pop(partition, None)
             self.partitions.forget(partition, None)
+        self.partitions.withhold(set() if self.membership is None else self.membership.replaced())
         if again:
             self._moved()
         self.pump()

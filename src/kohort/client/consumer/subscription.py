@@ -8,7 +8,7 @@ Source: spec 2.5, 2.7.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from kohort.errors import KafkaError, NotFoundError
@@ -41,6 +41,8 @@ class PartitionState:
         high_watermark, log_start, last_stable: What the last fetch told; -1 unknown.
         replica: Where to fetch instead of at the leader (KIP-392), or None.
         broken: Why it can't be read on; raised by the next poll that reaches it.
+        withheld: The topic was made again, and the group has not said yet whose its partitions are: no position is looked
+            for, so that none is committed.
     """
 
     position: Position | None = None
@@ -55,6 +57,7 @@ class PartitionState:
     replica_until_ms: float = 0.0
     broken: KafkaError | None = None
     retry_at_ms: float = 0.0
+    withheld: bool = False
 
 
 class Partitions:
@@ -163,8 +166,13 @@ class Partitions:
         return [
             part
             for part, state in self._states.items()
-            if state.position is None and state.reset is None and state.broken is None
+            if state.position is None and state.reset is None and state.broken is None and not state.withheld
         ]
+
+    def withhold(self, topics: Collection[str]) -> None:
+        """Withhold the partitions of these topics, and no others."""
+        for partition, state in self._states.items():
+            state.withheld = partition.topic in topics
 
     def to_reset(self) -> dict[TopicPartition, str | int]:
         """Those whose position a policy must find."""

@@ -12,6 +12,8 @@ LEFT       closed                                                       -
 ========== ============================================================ =====================================================
 
 A heartbeat carries only what changed since the last one that was answered, and everything after one that failed.
+Partitions are held under the topic's id that the coordinator gave: those of a topic that was deleted and made again are
+given up, since partitions of the same name are another's until the coordinator says whose.
 Source: KIP-848, "Consumer Group Protocol"; spec 3.4, 3.11.
 """
 
@@ -19,7 +21,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from kohort.client.group.membership import LEAVE_MS, Membership, MemberState
@@ -28,7 +30,7 @@ from kohort.client.net.runtime import Task
 from kohort.client.offsets import LOST_COORDINATOR, by_topic
 from kohort.client.settings import ConsumerConfig
 from kohort.errors import ErrorCode, KafkaError, RetriableError, error_for
-from kohort.ids import TopicPartition
+from kohort.ids import NO_TOPIC_ID, TopicPartition
 from kohort.wire.groups import ConsumerGroupHeartbeatRequest
 
 log = logging.getLogger("kohort.client")
@@ -60,6 +62,7 @@ class ConsumerMembership(Membership):
         self._new_member_id = new_member_id
         self._interval_ms: float = _FIRST_INTERVAL_MS
         self._target: dict[uuid.UUID, list[int]] | None = None
+        self._held_ids: dict[str, uuid.UUID] = {}
         self._told: dict[str, Any] = {}
         self._beats: list[Task[None]] = []
         self._failures = 0
@@ -200,9 +203,8 @@ class ConsumerMembership(Membership):
         """What the coordinator must know; told again only when it changes."""
         subscription = self._subscription
         pattern = subscription.pattern if subscription is not None else None
-        metadata = self.cluster.metadata
         owned = {
-            metadata.topic_id(topic): [part.partition for part in parts]
+            self._held_ids[topic]: [part.partition for part in parts]
             for topic, parts in by_topic(self.assignment.partitions).items()
         }
         return {
@@ -246,13 +248,19 @@ class ConsumerMembership(Membership):
     async def _reconcile(self) -> None:
         """Bring what is held in line with the newest target: give up first, then take."""
         target = self._target
-        if target is None or not self.joined:
+        if not self.joined:
+            return
+        if target is None:
+            await self._give_up_replaced(())
             return
         partitions = await self._named(target)
         if partitions is None:
+            await self._give_up_replaced(())
             return
         kept = set(partitions)
         revoked = [part for part in self.assignment.partitions if part not in kept]
+        if await self._give_up_replaced(revoked):
+            return
         if revoked:
             await self._revoke_and_keep_beating(revoked)
             return
@@ -262,14 +270,33 @@ class ConsumerMembership(Membership):
             self.rebalances += 1
             self._urgent = partitions != self.assignment.partitions
             self.state = MemberState.HOLDING
+            names = self.cluster.metadata.topic_names
+            self._held_ids = {names[topic]: topic for topic in target}
             self._hold(partitions, None)
 
-    async def _revoke_and_keep_beating(self, revoked: list[TopicPartition]) -> None:
+    def replaced(self) -> set[str]:
+        """As `Membership.replaced`: the id that a topic had when its partitions were given is not its id any more."""
+        known = self.cluster.metadata.topic_id
+        held = {part.topic for part in self.assignment.partitions}
+        return {topic for topic in held if known(topic) not in (NO_TOPIC_ID, self._held_ids[topic])}
+
+    async def _give_up_replaced(self, also: Iterable[TopicPartition]) -> bool:
+        """Give up the partitions of topics that are others of the same name now; the coordinator is asked for all anew."""
+        replaced = self.replaced()
+        if not replaced:
+            return False
+        gone = {part for part in self.assignment.partitions if part.topic in replaced}
+        await self._revoke_and_keep_beating(gone.union(also), ask_for_all=True)
+        return True
+
+    async def _revoke_and_keep_beating(self, revoked: Iterable[TopicPartition], *, ask_for_all: bool = False) -> None:
         if self.revocation is None:
             waiting = self.cluster.runtime.spawn(self._revoke(revoked), f"revocation of {self.group}")
-            waiting.on_done(lambda _: self._released())
+            waiting.on_done(lambda _: self._released(ask_for_all))
 
-    def _released(self) -> None:
+    def _released(self, ask_for_all: bool) -> None:
+        if ask_for_all:
+            self._told = {}
         self._urgent = True
         self._move()
 

@@ -150,6 +150,10 @@ class Membership(ABC):
             return ()
         return self._subscription.resolve(self.cluster.metadata, self.config.exclude_internal_topics)
 
+    def replaced(self) -> set[str]:
+        """Topics of partitions held that were deleted and made again: who has their partitions now is not known yet."""
+        return set()
+
     @property
     def joined(self) -> bool:
         """Whether the coordinator counts on this member, as far as it knows."""
