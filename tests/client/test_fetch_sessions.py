@@ -184,6 +184,7 @@ class Reading(RuleBasedStateMachine):
         self.paused = set()
         for _ in range(200):
             if all(self.expected[part] >= self.log.ends[part] for part in self.assigned):
+                self.log.world.run()  # the last poll began fetches
                 return
             self.poll(None)
         raise AssertionError(f"stuck at {self.expected} of {self.log.ends}")
