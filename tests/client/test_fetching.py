@@ -51,6 +51,16 @@ def test_nothing_is_fetched_ahead_while_enough_is_kept() -> None:
     assert offsets(seen, A0) == list(range(20))
 
 
+def test_the_next_large_answer_is_asked_for_when_half_of_the_last_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = Log({A0: 1000}, max_poll_records=5)
+    monkeypatch.setattr(fetching, "_LARGE_BYTES", 1)
+    assert len(log.poll(5)) == 5
+    assert len(log.poll(5)) == 5
+    assert len(log.fetches()) == 1
+    assert len(log.poll(5)) == 5
+    assert len(log.fetches()) == 2
+
+
 def test_what_is_kept_of_a_paused_partition_keeps_nobody_waiting() -> None:
     log = Log({A0: 1000, A1: 0}, max_poll_records=5)
     assert len(log.poll(5)) == 5

@@ -187,7 +187,7 @@ class AsyncConsumer:
 
     def paused(self) -> set[TopicPartition]:
         """Partitions that are paused."""
-        return {part for part, state in self._core.partitions.items() if state.paused}
+        return set(self._core.partitions.paused)
 
     # The end.
 

@@ -202,7 +202,7 @@ class Consumer(Lookups):
 
     def paused(self) -> set[TopicPartition]:
         """Partitions that are paused."""
-        return self._do(lambda core: {part for part, state in core.partitions.items() if state.paused})
+        return self._do(lambda core: set(core.partitions.paused))
 
     # The end.
 

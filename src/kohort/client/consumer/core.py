@@ -395,11 +395,11 @@ class ConsumerCore:
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
         for partition in partitions:
-            self.partitions.of(partition).paused = True
+            self.partitions.pause(partition)
 
     def resume(self, partitions: Iterable[TopicPartition]) -> None:
         for partition in partitions:
-            self.partitions.of(partition).paused = False
+            self.partitions.resume(partition)
         self._moved()
 
     def position(self, partition: TopicPartition, deadline_ms: float) -> Script[int]:

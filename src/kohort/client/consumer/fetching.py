@@ -3,6 +3,8 @@
 A broker is asked for what follows its last answer (the batch headers say where that is) as soon as that is here, so that
 the next answer travels while the application decodes and works. At most two answers per broker wait to be decoded, the
 second only behind a small one, and nothing is asked for while `queued_max_bytes` are waiting altogether.
+With a bound on records the next fetch begins when fewer than `max_poll_records` are kept, or half of a large answer: begun with
+the last poll of it, the application would wait.
 Source: spec 2.4 (prefetch heuristics 1 and 2), KIP-74, KIP-227, KIP-320, KIP-392.
 """
 
@@ -27,6 +29,9 @@ from kohort.ids import TopicPartition
 _REPLICA_LEASE_MS = 300_000
 _SMALL_BYTES = 8 * 1024 * 1024
 """Of an answer behind which another may wait: together they take as long to decode as one of usual size to arrive."""
+
+_LARGE_BYTES = 1024 * 1024
+"""Of an answer that takes so long to come that the next is asked for when half of it is left, not only at the last poll."""
 
 
 @dataclass(slots=True)
@@ -84,6 +89,8 @@ class Fetcher:
         self._timer_ms = float("inf")
         self._ask_leaders_ms = float("-inf")
         self._undecoded: Counter[TopicPartition] = Counter()
+        self._undecoded_records = 0
+        self._ahead = 0
         self._closed = False
 
     def on_lost_position(
@@ -118,13 +125,12 @@ class Fetcher:
         """Records here and not returned, decoded or not; of one partition or of all."""
         if partition is not None:
             return self.retained.count(partition) + self._undecoded[partition]
-        return self.retained.records + self._undecoded.total()
+        return self.retained.records + self._undecoded_records
 
     def available_records(self) -> int:
         """Records here and not returned, of partitions that are not paused."""
-        states = ((self.partitions.get(partition), count) for partition, count in self._undecoded.items())
-        undecoded = sum(count for state, count in states if state is not None and not state.paused)
-        return self.retained.available() + undecoded
+        paused = sum(self._undecoded[partition] for partition in self.partitions.paused)
+        return self.retained.available() + self._undecoded_records - paused
 
     def next_ready(self) -> Fetched | None:
         """The oldest answer, without what was revoked or sought away since; None when there is none. The caller decodes it."""
@@ -150,6 +156,7 @@ class Fetcher:
         given = fetched.sets[index]
         partition = TopicPartition(given.topic, given.partition)
         self._undecoded[partition] += sign * fetched.counts[index]
+        self._undecoded_records += sign * fetched.counts[index]
         if not self._undecoded[partition]:
             del self._undecoded[partition]
 
@@ -212,7 +219,7 @@ class Fetcher:
         limit = self.config.max_poll_records
         if self.config.prefetch == "share":
             return max(1.0, limit / max(1, len(self.partitions)))
-        return float("inf") if self.available_records() < limit else None
+        return float("inf") if self.available_records() < max(limit, self._ahead) else None
 
     def _node(self, partition: TopicPartition, state: PartitionState) -> int:
         if (
@@ -279,6 +286,7 @@ class Fetcher:
                     self._take_partition(fetched, partition, entry, state, part)
         if fetched.sets:
             self.fetched_bytes += fetched.bytes
+            self._ahead = sum(fetched.counts) // 2 if fetched.bytes >= _LARGE_BYTES else 0
             self.ready.append(fetched)
         self._changed()
 

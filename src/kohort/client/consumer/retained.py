@@ -94,6 +94,7 @@ class Retained:
         self._queues: dict[TopicPartition, deque[Chunk]] = {}
         self._rotation: deque[TopicPartition] = deque()
         self._counts: Counter[TopicPartition] = Counter()
+        self._voided_seen = -1
         self.records = 0
 
     def add(self, partition: TopicPartition, block: Rows, index: int, era: int) -> None:
@@ -105,6 +106,9 @@ class Retained:
             self._rotation.append(partition)
         queue.append(Chunk(block, index, rows.start, rows.stop, era))
         self._count(partition, rows.stop - rows.start)
+        state = self._partitions.get(partition)
+        if state is None or state.era != era:
+            self._voided_seen = -1
 
     def take(self, limit: int | None, *, proportional: bool = False) -> list[Slice]:
         """Up to `limit` records in fair order; None: those of the oldest decode. Moves positions past them."""
@@ -121,7 +125,8 @@ class Retained:
 
     def available(self) -> int:
         """Records kept of partitions that are not paused."""
-        return sum(self._counts[partition] for partition in self._rotation if self._ready(partition) is not None)
+        self.drop_void()
+        return self.records - sum(self._counts[partition] for partition in self._partitions.paused)
 
     def any_ready(self) -> bool:
         """Whether `take` would return records or move a position."""
@@ -129,6 +134,9 @@ class Retained:
 
     def drop_void(self) -> None:
         """Throw away what belongs to partitions that were given up or sought since."""
+        if self._voided_seen == self._partitions.voided:
+            return
+        self._voided_seen = self._partitions.voided
         for partition in list(self._rotation):
             state = self._partitions.get(partition)
             queue = self._queues[partition]

@@ -65,6 +65,8 @@ class Partitions:
 
     Attributes:
         changes: Grows when the set changes.
+        voided: Grows when something that was fetched becomes void.
+        paused: Those that are paused.
     """
 
     def __init__(self) -> None:
@@ -72,6 +74,8 @@ class Partitions:
         self._broken: dict[TopicPartition, None] = {}
         self._states: dict[TopicPartition, PartitionState] = {}
         self.changes = 0
+        self.voided = 0
+        self.paused: set[TopicPartition] = set()
 
     def __iter__(self) -> Iterator[TopicPartition]:
         return iter(self._states)
@@ -107,11 +111,28 @@ class Partitions:
         if added or removed:
             self._states = {part: self._states.get(part) or PartitionState(era=next(self._eras)) for part in target}
             self.changes += 1
+            self.voided += bool(removed)
+            self.paused.difference_update(removed)
         return added, removed
 
     def remove(self, gone: Iterable[TopicPartition]) -> None:
         dropped = set(gone)
         self.set([part for part in self._states if part not in dropped])
+
+    # What is not to be returned for now.
+
+    def pause(self, partition: TopicPartition) -> None:
+        self.of(partition).paused = True
+        self.paused.add(partition)
+
+    def resume(self, partition: TopicPartition) -> None:
+        self.of(partition).paused = False
+        self.paused.discard(partition)
+
+    def withhold(self, topics: Collection[str]) -> None:
+        """Withhold the partitions of these topics, and no others."""
+        for partition, state in self._states.items():
+            state.withheld = partition.topic in topics
 
     # Positions.
 
@@ -121,7 +142,7 @@ class Partitions:
         state.broken = error
         self._broken[partition] = None
         if void:
-            state.era = next(self._eras)
+            self._begin_era(state)
             state.fetch_position = state.position
 
     def failed(self) -> list[tuple[TopicPartition, KafkaError]]:
@@ -139,7 +160,7 @@ class Partitions:
         """The position becomes known: committed, reset to, or sought. What was fetched before is void."""
         state = self.of(partition)
         state.position = state.fetch_position = position
-        state.era = next(self._eras)
+        self._begin_era(state)
         state.reset = None
         state.broken = None
 
@@ -147,9 +168,13 @@ class Partitions:
         """The position must be found (again) by this policy; None: from the committed offset."""
         state = self.of(partition)
         state.position = state.fetch_position = None
-        state.era = next(self._eras)
+        self._begin_era(state)
         state.reset = reset
         state.broken = None
+
+    def _begin_era(self, state: PartitionState) -> None:
+        state.era = next(self._eras)
+        self.voided += 1
 
     def consumed(self, partition: TopicPartition, position: Position) -> None:
         """Records up to here were returned."""
@@ -168,11 +193,6 @@ class Partitions:
             for part, state in self._states.items()
             if state.position is None and state.reset is None and state.broken is None and not state.withheld
         ]
-
-    def withhold(self, topics: Collection[str]) -> None:
-        """Withhold the partitions of these topics, and no others."""
-        for partition, state in self._states.items():
-            state.withheld = partition.topic in topics
 
     def to_reset(self) -> dict[TopicPartition, str | int]:
         """Those whose position a policy must find."""
