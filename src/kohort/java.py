@@ -32,6 +32,23 @@ if os.getppid() != parent:
 os.execvp(sys.argv[2], sys.argv[2:])
 """
 
+_LOG_SETTINGS = """
+appenders = console
+appender.console.type = Console
+appender.console.name = console
+appender.console.target = SYSTEM_ERR
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %d{ISO8601} %p %c{1}: %m%n
+rootLogger.level = LEVEL
+rootLogger.appenderRefs = console
+rootLogger.appenderRef.console.ref = console
+"""
+
+
+def log_settings(level: str = "warn") -> str:
+    """Properties of Log4j 2 with which a program logs to standard error, from this level on."""
+    return _LOG_SETTINGS.replace("LEVEL", level)
+
 
 def java_path() -> Path:
     """The `java` that Spark and Kafka would use: JAVA_HOME's, then PATH's.

@@ -10,19 +10,9 @@ from pathlib import Path
 from types import TracebackType
 
 from kohort.errors import NotFoundError
-from kohort.java import JavaProgram, JavaServer
+from kohort.java import JavaProgram, JavaServer, log_settings
 
 _START_TIMEOUT_MS = 30_000
-_LOG_SETTINGS = """
-appenders = console
-appender.console.type = Console
-appender.console.name = console
-appender.console.layout.type = PatternLayout
-appender.console.layout.pattern = %d{ISO8601} %p %c{1}: %m%n
-rootLogger.level = warn
-rootLogger.appenderRefs = console
-rootLogger.appenderRef.console.ref = console
-"""
 
 
 def spark_jars() -> Path:
@@ -67,7 +57,7 @@ class ZooKeeper:
         self._temporary = Path(tempfile.mkdtemp(prefix="kohort-zookeeper-")) if data_dir is None else None
         self.folder = data_dir or self._temporary or Path()
         self.folder.mkdir(parents=True, exist_ok=True)
-        (self.folder / "log4j2.properties").write_text(_LOG_SETTINGS)
+        (self.folder / "log4j2.properties").write_text(log_settings())
         program = JavaProgram(
             "org.apache.zookeeper.server.quorum.QuorumPeerMain",
             classpath,

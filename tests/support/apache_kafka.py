@@ -13,22 +13,11 @@ from pathlib import Path
 from types import TracebackType
 
 from kohort.errors import NotFoundError
-from kohort.java import JavaProgram, JavaServer, java_path, start_tied
+from kohort.java import JavaProgram, JavaServer, java_path, log_settings, start_tied
 from kohort.zookeeper import free_port
 from tests.support import maven
 
 _START_TIMEOUT_MS = 90_000
-_LOG_SETTINGS = """
-appenders = console
-appender.console.type = Console
-appender.console.name = console
-appender.console.target = SYSTEM_ERR
-appender.console.layout.type = PatternLayout
-appender.console.layout.pattern = %d{ISO8601} %p %c{1}: %m%n
-rootLogger.level = LEVEL
-rootLogger.appenderRefs = console
-rootLogger.appenderRef.console.ref = console
-"""
 _SERVER_OPTIONS = ("-Xmx1g", "-Xms256m", "-XX:+UseG1GC", "-XX:MaxDirectMemorySize=512m")
 _TOOL_OPTIONS = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 
@@ -65,7 +54,7 @@ class KafkaTools:
         self.folder = folder
         self.classpath = f"{kafka_jars()}/*"
         self._log_settings = folder / "tools-log4j2.properties"
-        self._log_settings.write_text(_LOG_SETTINGS.replace("LEVEL", "warn"))
+        self._log_settings.write_text(log_settings())
 
     def program(self, main: str, args: Sequence[str], options: Sequence[str] = _TOOL_OPTIONS) -> JavaProgram:
         logging = f"-Dlog4j2.configurationFile={self._log_settings}"
@@ -120,7 +109,7 @@ class ApacheKafka:
         self._properties = self.folder / "server.properties"
         lines = {**_node_settings(self.folder, self._port, controller), **(settings or {})}
         self._properties.write_text("".join(f"{key}={value}\n" for key, value in lines.items()))
-        (self.folder / "log4j2.properties").write_text(_LOG_SETTINGS.replace("LEVEL", "warn"))
+        (self.folder / "log4j2.properties").write_text(log_settings())
         try:
             self._format()
             self.start()

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kohort.errors import NotFoundError
-from kohort.java import java_path
+from kohort.java import java_path, log_settings
 from tests.peers.peers import CACHE, PeerUnavailable, build, digest
 from tests.support.apache_kafka import kafka_jars
 from tests.support.maven import MavenUnavailable
@@ -47,21 +47,8 @@ def _java() -> list[str]:
     if not (classes / "ChurnMember.class").exists():
         classes.mkdir(parents=True, exist_ok=True)
         build([compiler, "-d", str(classes), "-cp", f"{jars}/*", str(source)], MEMBERS, "javac")
-    (classes / "log4j2.properties").write_text(_JAVA_LOG)
+    (classes / "log4j2.properties").write_text(log_settings("info"))
     return [str(java), *_JAVA_OPTIONS, "-cp", f"{classes}:{jars}/*", "ChurnMember"]
-
-
-_JAVA_LOG = """
-appenders = console
-appender.console.type = Console
-appender.console.name = console
-appender.console.target = SYSTEM_ERR
-appender.console.layout.type = PatternLayout
-appender.console.layout.pattern = %d{ISO8601} %p %c{1}: %m%n
-rootLogger.level = info
-rootLogger.appenderRefs = console
-rootLogger.appenderRef.console.ref = console
-"""
 
 
 def _franz_go() -> list[str]:
