@@ -129,7 +129,8 @@ class Run:
             start_ms = max(heal_ms + SETTLING_MS, self._shortest_ms - LOOKS * LOOK_MS)
             self.world.run_until(max(start_ms, self.world.now_ms) + LOOK_MS)
             looks = looks + 1 if unhealthy(self.members, self.partitions) is None else 0
-        while self.world.happened < FEWEST_EVENTS and any(not member.dead for member in self.members):
+        while self.world.happened < FEWEST_EVENTS:
+            self._people_groups()
             self.world.run_until(self.world.now_ms + LOOK_MS)
         self.checkers.at_end(self.server.waiting, self.partitions)
 
@@ -265,6 +266,11 @@ class Run:
         for member in self.members:
             member.wake()
             member.learn_topics(self.partitions)
+        self._people_groups()
+
+    def _people_groups(self) -> None:
+        """A group whose members have all gone gets another."""
         for group_id in self.plan.group_ids:
-            if not any(member.group_id == group_id and not member.dead for member in self.members):
-                self.do_start(f"last-{group_id}", CLASSIC, Habits(group_id, tuple(self.partitions)))
+            mine = [member for member in self.members if member.group_id == group_id]
+            if all(member.dead for member in mine):
+                self.do_start(f"last-{group_id}-{len(mine)}", CLASSIC, Habits(group_id, tuple(self.partitions)))
