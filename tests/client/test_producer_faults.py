@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import pyarrow as pa
@@ -11,6 +12,8 @@ from kohort import Admin, Broker, Producer, TopicPartition
 from kohort.broker.fault import Fault
 from kohort.client.admin.values import NewTopic
 from kohort.client.consumer.range_reader import RangeReader
+from kohort.client.producer.batches import Batch, PartitionQueue
+from kohort.columns.encode import Chunk
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, TimedOutError
 
 
@@ -47,6 +50,8 @@ def values(broker: Broker, topic: str) -> list[int]:
         Fault("Produce", "drop_reply", skip=1),
         Fault("Produce", "drop", skip=2),
         Fault("Produce", "fail", error=ErrorCode.NOT_LEADER_OR_FOLLOWER, skip=1, times=2),
+        Fault("Produce", "fail", error=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+        Fault("Produce", "drop"),
         Fault("Produce", "fail", error=ErrorCode.UNKNOWN_PRODUCER_ID, skip=1),
         Fault("Produce", "fail", error=ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, skip=3),
         Fault("InitProducerId", "fail", error=ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, times=2),
@@ -153,3 +158,20 @@ def test_fatal_refusal_of_a_producer_id(broker: Broker, topic: str) -> None:
         assert error.code is ErrorCode.CLUSTER_AUTHORIZATION_FAILED
         with pytest.raises(KafkaError):
             producer.send(topic, "1")
+
+
+def test_a_batch_is_first_when_nothing_sent_before_it_is_unsettled() -> None:
+    """A gap before the first of its partition has no innocent cause: it must be numbered anew, not sent again for ever."""
+    partition = TopicPartition("t", 0)
+    lock = threading.Condition()
+    batches = [Batch(partition, Chunk(1000), lock, 0.0) for _ in range(3)]
+    for number, batch in enumerate(batches):
+        batch.sequence, batch.attempts = number * 10, 1
+    queue = PartitionQueue(partition)
+    queue.in_flight = batches[1:]
+    queue.put_back(batches[0])
+    queue.mended = True
+    assert queue.is_first(batches[0])
+    assert not queue.is_first(batches[1])
+    queue.waiting.clear()
+    assert queue.is_first(batches[1]) and not queue.is_first(batches[2])

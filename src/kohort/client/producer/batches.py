@@ -251,9 +251,11 @@ class PartitionQueue:
         in_flight: Sent and not answered, in order.
         next_sequence: Of the next record that gets one.
         mended: Set when a batch has to be sent again: until all of `in_flight` is answered nothing else is sent.
+        begun: Whether the broker took a batch under this producer id. Before, it knows no sequences and would take any as the
+            first one: a second batch that is on its way must not come before the first.
     """
 
-    __slots__ = ("in_flight", "mended", "next_sequence", "open", "partition", "waiting")
+    __slots__ = ("begun", "in_flight", "mended", "next_sequence", "open", "partition", "waiting")
 
     def __init__(self, partition: TopicPartition) -> None:
         self.partition = partition
@@ -262,6 +264,7 @@ class PartitionQueue:
         self.in_flight: list[Batch] = []
         self.next_sequence = 0
         self.mended = False
+        self.begun = False
 
     @property
     def idle(self) -> bool:
@@ -273,15 +276,20 @@ class PartitionQueue:
             self.waiting.append(self.open)
             self.open = None
 
+    def is_first(self, batch: Batch) -> bool:
+        """Whether no batch that was sent before this one is still on its way or to be sent again."""
+        sent = [one for one in (*self.in_flight, *self.waiting) if one is not batch and one.attempts]
+        return not any(before(one, batch) for one in sent)
+
     def put_back(self, batch: Batch) -> None:
         """A batch that has to be sent again goes before those with higher sequences (or sent later)."""
         at = 0
-        while at < len(self.waiting) and self.waiting[at].attempts and _before(self.waiting[at], batch):
+        while at < len(self.waiting) and self.waiting[at].attempts and before(self.waiting[at], batch):
             at += 1
         self.waiting.insert(at, batch)
 
 
-def _before(one: Batch, other: Batch) -> bool:
+def before(one: Batch, other: Batch) -> bool:
     """Whether one was sequenced before the other; sequences wrap at 2^31."""
     if one.sequence < 0 or other.sequence < 0:
         return one.created_ms <= other.created_ms

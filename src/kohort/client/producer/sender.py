@@ -1,7 +1,8 @@
 """Takes batches out of the accumulator and brings them to their leaders, on the client's thread.
 
 Order and uniqueness: each batch of an idempotent producer gets the next sequence numbers of its partition when it is first
-sent, and keeps them for every further attempt, so that a broker can tell a repetition from something new. When a batch must be
+sent, and keeps them for every further attempt, so that a broker can tell a repetition from something new. Nothing follows
+the first batch of a partition before it is taken: a broker that knows no sequence takes any. When a batch must be
 sent again, its partition sends nothing new until all that is on its way is answered; then the batches go in the order
 of their sequences. When a sequence is lost for good (a batch failed after it was sent), no later one would be taken: the producer waits for
 what is on its way, raises its epoch and numbers everything from 0.
@@ -159,6 +160,10 @@ class Sender:
 
     def become(self, producer_id: int, epoch: int) -> None:
         """Go on under this identity, and number everything from 0."""
+        if producer_id != self.identity.producer_id:
+            with self.accumulator.lock:
+                for queue in self.accumulator.queues.values():
+                    queue.begun = False
         self.identity = Identity(producer_id, epoch)
         self._renumber_all()
 
@@ -217,6 +222,8 @@ class Sender:
             return 60_000.0
         batch = queue.waiting[0]
         limit = batch.created_ms + self.config.delivery_timeout_ms - now_ms
+        if queue.in_flight and not queue.begun and self.config.enable_idempotence:
+            return limit
         if queue.mended:
             if queue.in_flight:
                 return limit
@@ -349,6 +356,7 @@ class Sender:
         batch.append_time_ms = append_time_ms
         self.figures.records_sent += batch.count
         with self.accumulator.lock:
+            self.accumulator.queues[batch.partition].begun = True
             self._settle(batch, None)
 
     def _failed(self, batch: Batch, error: KafkaError) -> None:
@@ -403,8 +411,7 @@ class Sender:
 
     def _behind_another(self, batch: Batch) -> bool:
         """Whether an earlier batch of the partition is to be sent again: then a gap is no wonder."""
-        queue = self.accumulator.queues[batch.partition]
-        return queue.mended or (bool(queue.in_flight) and queue.in_flight[0] is not batch)
+        return not self.accumulator.queues[batch.partition].is_first(batch)
 
     def _lose(self, batch: Batch, error: KafkaError) -> None:
         """A batch that was sent is given up; its sequences are used or not, no one knows."""
