@@ -51,13 +51,12 @@ def test_nothing_is_fetched_ahead_while_enough_is_kept() -> None:
     assert offsets(seen, A0) == list(range(20))
 
 
-def test_the_next_large_answer_is_asked_for_when_half_of_the_last_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    log = Log({A0: 1000}, max_poll_records=5)
+def test_the_next_large_answer_is_asked_for_when_an_eighth_of_the_last_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = Log({A0: 1000}, max_poll_records=2)
     monkeypatch.setattr(fetching, "_LARGE_BYTES", 1)
-    assert len(log.poll(5)) == 5
-    assert len(log.poll(5)) == 5
+    assert len(log.poll(2)) == 2
     assert len(log.fetches()) == 1
-    assert len(log.poll(5)) == 5
+    assert len(log.poll(2)) == 2
     assert len(log.fetches()) == 2
 
 

@@ -253,12 +253,22 @@ class Consumer(Lookups):
         if limit is not None:
             self._enter()
             try:
-                taken = self._do(lambda core: core.poll_now(limit))
+                taken = self._poll_now(limit)
             finally:
                 self._user.release()
             if taken:
                 return taken
         return self._run(self._core.poll(limit, self._deadline(timeout_ms)))
+
+    def _poll_now(self, limit: int) -> list[Slice]:
+        client = self._client
+        with client.lock:
+            client.check()
+            client.cluster.runtime.set_time(time.monotonic() * 1000)
+            try:
+                return self._core.poll_now(limit)
+            finally:
+                client.send_now()
 
     def _run(self, script: Script[T]) -> T:
         """Carry out a script's effects, blocking."""

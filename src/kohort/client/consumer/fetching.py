@@ -3,8 +3,8 @@
 A broker is asked for what follows its last answer (the batch headers say where that is) as soon as that is here, so that
 the next answer travels while the application decodes and works. At most two answers per broker wait to be decoded, the
 second only behind a small one, and nothing is asked for while `queued_max_bytes` are waiting altogether.
-With a bound on records the next fetch begins when fewer than `max_poll_records` are kept, or half of a large answer: begun with
-the last poll of it, the application would wait.
+With a bound on records the next fetch begins when fewer than `max_poll_records` are kept, or an eighth of a large answer is used
+up: begun with the last poll of it, the application would wait as long as the answer is on its way.
 Source: spec 2.4 (prefetch heuristics 1 and 2), KIP-74, KIP-227, KIP-320, KIP-392.
 """
 
@@ -31,7 +31,7 @@ _SMALL_BYTES = 8 * 1024 * 1024
 """Of an answer behind which another may wait: together they take as long to decode as one of usual size to arrive."""
 
 _LARGE_BYTES = 1024 * 1024
-"""Of an answer that takes so long to come that the next is asked for when half of it is left, not only at the last poll."""
+"""Of an answer that takes so long to come that the next is asked for when an eighth of it is used, not only at the last poll."""
 
 
 @dataclass(slots=True)
@@ -286,7 +286,7 @@ class Fetcher:
                     self._take_partition(fetched, partition, entry, state, part)
         if fetched.sets:
             self.fetched_bytes += fetched.bytes
-            self._ahead = sum(fetched.counts) // 2 if fetched.bytes >= _LARGE_BYTES else 0
+            self._ahead = sum(fetched.counts) * 7 // 8 if fetched.bytes >= _LARGE_BYTES else 0
             self.ready.append(fetched)
         self._changed()
 

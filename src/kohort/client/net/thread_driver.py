@@ -112,6 +112,16 @@ class ThreadClient:
             if self.cluster.runtime.busy:
                 self.wake()
 
+    def send_now(self) -> None:
+        """`wake_if_busy`, but requests leave by the calling thread where that can be.
+
+        A program that works on records in Python holds the interpreter, and the client's thread may wait for it for as long as
+        the interpreter's switch interval: an answer can be on its way meanwhile.
+        """
+        with self.lock:
+            if self.cluster.runtime.busy and (self._io is None or not self._io.send_now()):
+                self.wake()
+
     def notify(self) -> None:
         """Wake those in `wait`; for state that changed without a step of the core."""
         with self._changed:
@@ -224,6 +234,8 @@ class _IoThread:
         self._selector.register(self._wakened, selectors.EVENT_READ, None)
         self._awake = False
         self._ended = False
+        self._left: deque[Command] = deque()
+        self._sleeps_until_ms = float("inf")
         self.thread = threading.Thread(target=self._run, name="kohort-client", daemon=True)
         self.thread.start()
 
@@ -233,6 +245,27 @@ class _IoThread:
         self._awake = True
         with contextlib.suppress(BlockingIOError, OSError):
             self._waker.send(b"\0")
+
+    def send_now(self) -> bool:
+        """Step the core and send, on another thread, under the lock; False when something is left for the thread itself.
+
+        Sockets are closed by the thread alone, which may be reading from them, and TLS is not for two threads at a time.
+        """
+        runtime = self._cluster.runtime
+        if self._tls is not None:
+            return False
+        runtime.advance(time.monotonic() * 1000)
+        self._left.extend(self._cluster.links.take_commands())
+        while self._left and isinstance(self._left[0], SendFrame):
+            channel = self._channels.get(self._left[0].link)
+            if channel is not None:
+                try:
+                    channel.send(self._left[0].parts)
+                except OSError:
+                    return False  # the thread tries again, and says what is wrong
+            self._left.popleft()
+        deadline = runtime.next_deadline_ms()
+        return not self._left and (deadline is None or deadline >= self._sleeps_until_ms)
 
     def _run(self) -> None:
         try:
@@ -262,6 +295,7 @@ class _IoThread:
                 return False
             self._changed.notify_all()
             deadline = self._cluster.runtime.next_deadline_ms()
+            self._sleeps_until_ms = float("inf") if deadline is None else deadline
         del client
         wait = 60.0 if deadline is None else max(0.0, deadline / 1000 - time.monotonic())
         for key, mask in self._selector.select(min(wait, 60.0)):
@@ -277,10 +311,12 @@ class _IoThread:
         self._carry_out()
 
     def _carry_out(self) -> None:
-        while commands := self._cluster.links.take_commands():
-            for command in commands:
-                self._do(command)
+        self._left.extend(self._cluster.links.take_commands())
+        while self._left:
+            while self._left:
+                self._do(self._left.popleft())
             self._cluster.runtime.advance(time.monotonic() * 1000)
+            self._left.extend(self._cluster.links.take_commands())
 
     def _do(self, command: Command) -> None:
         if isinstance(command, OpenLink):
