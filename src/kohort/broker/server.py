@@ -87,6 +87,12 @@ class Server:
         """
         host, port = sock.getsockname()[:2]
         try:
+            if (
+                self._config.receive_buffer_bytes >= 0
+            ):  # connections inherit it, and the window that is agreed on follows
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._config.receive_buffer_bytes)
+            if self._config.send_buffer_bytes >= 0:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self._config.send_buffer_bytes)
             sock.listen(self._config.listen_backlog)
         except OSError as error:
             raise KafkaError(_bind_text(host, port, error)) from None
