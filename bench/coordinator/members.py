@@ -355,6 +355,7 @@ class ConsumerMember(Member):
         self.member_id = str(uuid.uuid4())
         self.told_ms = plan.heartbeat_ms
         self._acknowledged = True
+        self._settled = False
 
     async def _live(self, link: Link) -> None:
         self.epoch = max(self.epoch, 0)
@@ -366,7 +367,14 @@ class ConsumerMember(Member):
             if full:
                 await asyncio.sleep(RETRY_PAUSE_S)
             elif not changed:
-                await link.idle(sent + self.told_ms / 1000 - time.monotonic())
+                await link.idle(sent + self._pause_s() - time.monotonic())
+
+    def _pause_s(self) -> float:
+        """Until the next heartbeat; the first whole interval is a part of one, so that members spread over it."""
+        if self._settled or self.told_ms < self.plan.heartbeat_ms:
+            return self.told_ms / 1000
+        self._settled = True
+        return random.random() * self.told_ms / 1000
 
     async def _beat(self, link: Link, full: bool) -> bool:
         """One heartbeat; True when the member has something to acknowledge at once."""
@@ -386,6 +394,7 @@ class ConsumerMember(Member):
             self.note(code.name)
             if code in (ErrorCode.FENCED_MEMBER_EPOCH, ErrorCode.UNKNOWN_MEMBER_ID):
                 self.epoch = 0
+                self._settled = False
                 self._stop_work()
             else:
                 await asyncio.sleep(RETRY_PAUSE_S)
