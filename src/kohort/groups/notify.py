@@ -37,9 +37,7 @@ CONSUMER_CLIENTS = {
 """Members of consumer groups (KIP-848), by the software name of ApiVersions 3 and up."""
 
 
-CLASSIC_CLIENTS = frozenset(
-    ("apache-kafka-java", "librdkafka", "confluent-kafka-python", "kafka-python", "franz-go", "kgo", "kohort")
-)
+CLASSIC_CLIENTS = frozenset(("apache-kafka-java", "librdkafka", "confluent-kafka-python", "kafka-python", "kohort"))
 """Members of classic groups that bear to be held for nine tenths of their interval. See docs/notification.md."""
 NEVER_HELD = frozenset(("sarama",))
 CLASSIC_HOLD_MS = 30_000

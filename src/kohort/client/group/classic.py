@@ -24,7 +24,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kohort.client.group.classic_protocol import ClassicProtocol
-from kohort.client.group.membership import LEAVE_MS, Membership, MemberState
+from kohort.client.group.membership import LEAVE_MS, Membership, MemberState, Revocation
 from kohort.client.net.cluster import Cluster, Versioned
 from kohort.client.net.runtime import Task
 from kohort.client.offsets import LOST_COORDINATOR
@@ -98,9 +98,10 @@ class ClassicMembership(Membership):
         """One rebalance as this member sees it: give up, join, sync, take."""
         reason, self._rejoin_reason = self._rejoin_reason or "", None
         await self._give_up_before_joining()
-        if not (self.assignment.partitions and self._lease.length_ms is not None):
+        if not self.assignment.partitions:
             self._stop_beating()
         self.state = MemberState.JOINING
+        sent_ms = self.cluster.runtime.now_ms
         try:
             joined = await self._join(reason)
         except Exception:
@@ -109,7 +110,7 @@ class ClassicMembership(Membership):
         self._generation, self.chosen_protocol = joined.generation_id, joined.protocol_name or ""
         self._member_id = joined.member_id
         self._fenced = None
-        self._heard_ms = self.cluster.runtime.now_ms
+        self._heard_ms = max(self._heard_ms, sent_ms) if self.assignment.partitions else self.cluster.runtime.now_ms
         self.state = MemberState.SYNCING
         self._start_beating()
         content = await self._sync(joined)
@@ -193,7 +194,7 @@ class ClassicMembership(Membership):
         deadline = self.cluster.runtime.now_ms + self.config.max_poll_interval_ms
         failures = 0
         while True:
-            sent = self.cluster.runtime.elapsed_ms()
+            sent, sent_ms = self.cluster.runtime.elapsed_ms(), self.cluster.runtime.now_ms
             try:
                 self._awaiting_sync = True
                 try:
@@ -204,6 +205,9 @@ class ClassicMembership(Membership):
                 if code in (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION):
                     raise _Rejoin(code, reset=True)
                 self._raise_for(code, "sync")
+                self._heard_ms = max(self._heard_ms, sent_ms)
+                if self._session_left_ms() <= 0:  # what the answer gives may be others' by now
+                    raise _Rejoin(ErrorCode.ILLEGAL_GENERATION, reset=True)
                 self._renew(sent)
                 return bytes(answer.assignment)
             except RetriableError:
@@ -213,6 +217,7 @@ class ClassicMembership(Membership):
                 await self.cluster.runtime.sleep(self._backoff_ms(failures))
 
     async def _take(self, content: bytes) -> None:
+        await self._until(lambda: self.revocation is None)
         partitions, user_data = self.protocol.decode_assignment(content)
         self.protocol.assigned(self.chosen_protocol, partitions, user_data, self._generation)
         kept = set(partitions)
@@ -261,12 +266,13 @@ class ClassicMembership(Membership):
             await runtime.sleep(max(0.0, due - runtime.now_ms))
             sent, sent_elapsed = runtime.now_ms, runtime.elapsed_ms()
             due = sent + self._lease.beat_ms(config.heartbeat_interval_ms)
-            if self._awaiting_sync or self.state is MemberState.JOINING:  # the coordinator knows that this member waits
-                self._heard_ms = sent
-                if self._lease.length_ms is not None and not await self._beat_aside(sent_elapsed):
+            session_left = self._session_left_ms()
+            if self._awaiting_sync or self.state is MemberState.JOINING:
+                if session_left <= 0 and self.assignment.partitions:
+                    await self._lose_held()
+                if not await self._beat_aside(sent, sent_elapsed):
                     due = min(due, runtime.now_ms + config.retry_backoff_ms)
                 continue
-            session_left = self._heard_ms + config.session_timeout_ms - sent
             if session_left <= 0:
                 self._fence(ErrorCode.UNKNOWN_MEMBER_ID)
                 return
@@ -290,16 +296,32 @@ class ClassicMembership(Membership):
                 self._fence(ErrorCode.UNKNOWN_MEMBER_ID)
                 return
 
-    async def _beat_aside(self, sent_elapsed: float) -> bool:
-        """Renew the lease on a connection of its own, while a join or sync waits on the usual one.
+    def _session_left_ms(self) -> float:
+        """Until the session may be over: it runs from the last request that was sent and answered."""
+        return self._heard_ms + self.config.session_timeout_ms - self.cluster.runtime.now_ms
 
-        What went wrong is told by the answer to that join or sync. False: the coordinator was not reached.
+    async def _lose_held(self) -> None:
+        """What is held while a join or sync waits may be others' by now; the answer will say what is this member's."""
+        log.warning(
+            "group %s: the coordinator was not heard for a session: this member lost its partitions", self.group
+        )
+        self.revocation = Revocation(self.assignment.partitions, self.cluster.runtime.now_ms, lost=True)
+        self._changed()
+        await self._until(lambda: self.revocation is None)
+
+    async def _beat_aside(self, sent: float, sent_elapsed: float) -> bool:
+        """A sign of life on a connection of its own, while a join or sync waits on the usual one.
+
+        The coordinator keeps a member that waits, but not one whose answer is on its way for a session or gets lost. What
+        went wrong is told by the answer to that join or sync. False: the coordinator was not reached.
         """
+        limit = min(self.config.request_timeout_ms, max(self.config.retry_backoff_ms, self._session_left_ms()))
         try:
-            code = await self._heartbeat(self.config.request_timeout_ms, f"beat:{self.group}")
+            code = await self._heartbeat(limit, f"beat:{self.group}")
         except KafkaError:
             return False
         if code in (ErrorCode.NONE, ErrorCode.REBALANCE_IN_PROGRESS):
+            self._heard_ms = max(self._heard_ms, sent)
             self._renew(sent_elapsed)
         return True
 
