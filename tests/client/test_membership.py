@@ -223,6 +223,54 @@ def test_a_sync_whose_answer_is_lost_is_asked_again() -> None:
     assert len(trial.world.sent("SyncGroup")) == 2
 
 
+def joining(**settings: Any) -> Coordinator:
+    """A cooperative member that holds four partitions and whose second join is not answered."""
+    trial = Coordinator("cooperative-sticky", session_timeout_ms=6000, **settings)
+    trial.subscribe("a")
+    trial.world.handlers["JoinGroup"] = lambda message, version: PARK
+    trial.rebalance(*parts(0, 1))
+    assert trial.member.state is MemberState.JOINING and trial.member.assignment.partitions == parts(0, 1, 2, 3)
+    return trial
+
+
+def test_what_is_held_while_a_join_waits_is_kept_as_long_as_heartbeats_are_answered() -> None:
+    trial = joining()
+    trial.heartbeat = ErrorCode.REBALANCE_IN_PROGRESS
+    trial.world.run(trial.world.runtime.now_ms + 30_000)
+    assert trial.member.revocation is None and trial.member.assignment.partitions == parts(0, 1, 2, 3)
+
+
+def test_what_is_held_while_a_join_waits_is_lost_when_nothing_is_answered_for_a_session() -> None:
+    trial = joining()
+    trial.world.handlers["Heartbeat"] = lambda message, version: PARK
+    trial.world.run(trial.world.runtime.now_ms + 4_000)
+    assert trial.member.revocation is None
+    trial.world.run(trial.world.runtime.now_ms + 4_000)
+    revocation = trial.member.revocation
+    assert revocation is not None and revocation.lost and revocation.partitions == parts(0, 1, 2, 3)
+    trial.member.release()
+    assert trial.member.assignment.partitions == ()
+
+
+def test_an_assignment_that_comes_after_its_session_is_not_taken() -> None:
+    """The coordinator has put the member out since it answered: what the answer gives may be others' by now."""
+    trial = Coordinator(session_timeout_ms=6000)
+    answer, beat = trial.world.handlers["SyncGroup"], trial.world.handlers["Heartbeat"]
+    trial.world.handlers["SyncGroup"] = trial.world.handlers["Heartbeat"] = lambda message, version: PARK
+    trial.subscribe("a")
+    trial.world.run(7_000)
+    (late,) = trial.world.parked_named("SyncGroup")
+    trial.world.handlers["SyncGroup"] = lambda message, version: PARK
+    trial.world.answer(late, answer(late.message, late.version))
+    assert trial.member.assignment.partitions == ()
+    trial.world.run(trial.world.runtime.now_ms + 1_000)
+    assert trial.generation == 2
+    trial.world.handlers |= {"SyncGroup": answer, "Heartbeat": beat}
+    again = trial.world.parked_named("SyncGroup")[-1]
+    trial.world.answer(again, answer(again.message, again.version))
+    assert trial.member.holding and trial.member.assignment.partitions == parts(0, 1, 2, 3)
+
+
 def test_a_group_that_cannot_be_joined_is_an_error_for_the_application_and_then_tried_again() -> None:
     trial = Coordinator()
     trial.join_errors = [ErrorCode.GROUP_AUTHORIZATION_FAILED]

@@ -24,9 +24,10 @@ from collections.abc import Callable
 from typing import Any
 
 from kohort.client.group.classic_protocol import ClassicProtocol
-from kohort.client.group.membership import LEAVE_MS, Membership, MemberState, Revocation
+from kohort.client.group.membership import LEAVE_MS, Membership, MemberState
 from kohort.client.net.cluster import Cluster, Versioned
 from kohort.client.net.runtime import Task
+from kohort.client.offset_values import Revocation
 from kohort.client.offsets import LOST_COORDINATOR
 from kohort.client.settings import ConsumerConfig
 from kohort.errors import ErrorCode, KafkaError, RetriableError, error_for
