@@ -1,4 +1,4 @@
-"""Fails when a tracked file names a machine's path, a package registry's host or a generated file."""
+"""Fails when a tracked file names a machine's path or a package registry's host, was generated, or has a merge's marks."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ _HOSTS = (
 FORBIDDEN = {
     "a path of one machine": re.compile(r"(?<![\w.])/(?:work|root|home/\w+|Users/\w+)/"),
     "the host of a package registry": re.compile("|".join(re.escape(host) for host in _HOSTS)),
+    "what a merge left": re.compile(r"^(?:<{7}|>{7}|\|{7})(?: |$)"),
 }
 GENERATED = (".so", ".c", ".pyc", ".jar", ".class", ".egg-info")
 
