@@ -9,11 +9,12 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from kohort.client.net.buffers import BufferPool, FrameReader
+from kohort.client.net.channel import describe
 from kohort.client.net.cluster import Cluster
 from kohort.client.net.links import CloseLink, Command, OpenLink, SendFrame
 from kohort.client.net.runtime import Cancelled, Promise
 from kohort.client.net.security import fetched_mechanism, tls_context
-from kohort.client.net.thread_driver import ClientClosed, describe, elapsed_ms
+from kohort.client.net.thread_driver import ClientClosed, elapsed_ms
 from kohort.client.settings import ConnectionConfig
 from kohort.errors import KafkaError
 

@@ -8,7 +8,6 @@ import os
 import selectors
 import socket
 import ssl
-import struct
 import threading
 import time
 import weakref
@@ -18,6 +17,7 @@ from concurrent.futures import Future
 from typing import Any, TypeAlias, TypeVar
 
 from kohort.client.net.buffers import BufferPool, FrameReader
+from kohort.client.net.channel import Channel, connect, describe
 from kohort.client.net.cluster import Cluster
 from kohort.client.net.links import Address, CloseLink, Command, OpenLink, SendFrame
 from kohort.client.net.runtime import Cancelled, Promise, Task
@@ -29,8 +29,6 @@ T = TypeVar("T")
 log = logging.getLogger("kohort.client")
 Arrived: TypeAlias = tuple[int, socket.socket | None, SaslMechanism | str | None]
 """A link, its socket, and its SASL exchange; or no socket, and why not."""
-_LARGE_WAIT_US = 20_000
-_FRAMES_A_TURN = 64
 
 
 class ClientClosed(KafkaError):
@@ -226,7 +224,7 @@ class _IoThread:
         self._tls = tls
         self._selector = selectors.DefaultSelector()
         self._pool = BufferPool()
-        self._channels: dict[int, _Channel] = {}
+        self._channels: dict[int, Channel] = {}
         self._arrived: deque[Arrived] = deque()
         self._waker, self._wakened = socket.socketpair()
         for end in (self._waker, self._wakened):
@@ -357,7 +355,7 @@ class _IoThread:
             if sock is None:
                 self._cluster.links.closed(link, str(told))
                 continue
-            channel = _Channel(link, sock, FrameReader(self._pool, self._cluster.config.response_max_bytes))
+            channel = Channel(link, sock, FrameReader(self._pool, self._cluster.config.response_max_bytes))
             self._channels[link] = channel
             self._selector.register(sock, selectors.EVENT_READ, channel)
             channel.selector = self._selector
@@ -365,7 +363,7 @@ class _IoThread:
             if not self._cluster.links.opened(link, mechanism):
                 self._drop(channel)
 
-    def _serve(self, channel: _Channel, mask: int) -> None:
+    def _serve(self, channel: Channel, mask: int) -> None:
         try:
             if mask & selectors.EVENT_WRITE:
                 with self._lock:
@@ -378,11 +376,11 @@ class _IoThread:
             with self._lock:
                 self._lost(channel, describe(error))
 
-    def _lost(self, channel: _Channel, reason: str) -> None:
+    def _lost(self, channel: Channel, reason: str) -> None:
         self._drop(channel)
         self._cluster.links.closed(channel.link, reason)
 
-    def _drop(self, channel: _Channel) -> None:
+    def _drop(self, channel: Channel) -> None:
         if self._channels.pop(channel.link, None) is not None:
             self._selector.unregister(channel.sock)
             channel.close()
@@ -395,121 +393,7 @@ class _IoThread:
             pass
 
 
-class _Channel:
-    """One socket, what waits to be sent on it, and the frame being received."""
-
-    def __init__(self, link: int, sock: socket.socket, reader: FrameReader) -> None:
-        self.link = link
-        self.sock = sock
-        self.selector: selectors.BaseSelector | None = None
-        self._tls = isinstance(sock, ssl.SSLSocket)
-        self._reader = reader
-        self._out: deque[memoryview] = deque()
-        if self._tls:
-            sock.setblocking(False)
-        else:
-            # The descriptor stays blocking: small reads pass MSG_DONTWAIT, large ones wait a little for the whole frame.
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", 0, _LARGE_WAIT_US))
-
-    def send(self, parts: list[Any]) -> None:
-        idle = not self._out
-        self._out.extend(memoryview(part).cast("B") for part in parts if len(part))
-        if idle:
-            self.flush()
-
-    def flush(self) -> None:
-        """Write what the socket takes now; the rest when it can be written to."""
-        try:
-            while self._out:
-                if self._tls:
-                    sent = self.sock.send(self._out[0])
-                else:
-                    batch = [self._out[i] for i in range(min(len(self._out), 64))]
-                    sent = self.sock.sendmsg(batch, [], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-                self._sent(sent)
-        except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
-            pass
-        if self.selector is not None:
-            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._out else 0)
-            if self.selector.get_key(self.sock).events != events:
-                self.selector.modify(self.sock, events, self)
-
-    def _sent(self, count: int) -> None:
-        while count:
-            head = self._out.popleft()
-            if count < len(head):
-                self._out.appendleft(head[count:])
-                return
-            count -= len(head)
-
-    def receive(self) -> Any:
-        """Frames that are whole, until the socket has nothing more for now."""
-        for _ in range(_FRAMES_A_TURN):
-            target = self._reader.target()
-            try:
-                if self._tls:
-                    count = self.sock.recv_into(target)
-                else:
-                    flags = socket.MSG_WAITALL if self._reader.large else socket.MSG_DONTWAIT
-                    count = self.sock.recv_into(target, 0, flags)
-            except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
-                return
-            if count == 0:
-                raise ConnectionResetError("the broker closed the connection")
-            whole = False
-            for frame in self._reader.filled(count):
-                whole = True
-                yield frame
-            if not self._tls and count < len(target) and not self._reader.large:
-                return
-            if whole and not self._tls:
-                return
-
-    def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self.sock.close()
-
-
-def connect(address: Address, config: ConnectionConfig, tls: ssl.SSLContext | None) -> socket.socket:
-    """A connected blocking socket, after the TLS handshake where one is configured.
-
-    Raises:
-        OSError: with a reason for people.
-    """
-    timeout = config.socket_connection_setup_timeout_ms / 1000
-    sock = socket.create_connection((address.host, address.port), timeout)
-    try:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if config.receive_buffer_bytes > 0:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, config.receive_buffer_bytes)
-        if config.send_buffer_bytes > 0:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, config.send_buffer_bytes)
-        if tls is not None:
-            sock = tls.wrap_socket(sock, server_hostname=address.host)
-        sock.settimeout(None)
-    except OSError:
-        sock.close()
-        raise
-    return sock
-
-
 def elapsed_ms() -> float:
     """Now, by a clock that also runs while the machine sleeps where there is one: `time.monotonic` stands still on Linux."""
     clock = getattr(time, "CLOCK_BOOTTIME", None)
     return (time.monotonic() if clock is None else time.clock_gettime(clock)) * 1000
-
-
-def describe(error: BaseException) -> str:
-    """What went wrong on a socket, in words."""
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return f"the broker's certificate is not trusted: {error.verify_message}"
-    if isinstance(error, ssl.SSLError):
-        return f"TLS failed: {error.reason or error}"
-    if isinstance(error, TimeoutError):
-        return "no answer to the connection attempt"
-    if isinstance(error, socket.gaierror):
-        return f"the name can't be resolved: {error.strerror}"
-    if isinstance(error, OSError) and error.errno:
-        reason = os.strerror(error.errno)
-        return reason[0].lower() + reason[1:]
-    return str(error) or type(error).__name__

@@ -1,0 +1,133 @@
+"""One socket of a client that a thread drives: how it comes up, what is sent and received on it, what went wrong in words."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import socket
+import ssl
+import struct
+from collections import deque
+from typing import Any
+
+from kohort.client.net.buffers import FrameReader
+from kohort.client.net.links import Address
+from kohort.client.settings import ConnectionConfig
+
+_LARGE_WAIT_US = 20_000
+_FRAMES_A_TURN = 64
+
+
+class Channel:
+    """One socket, what waits to be sent on it, and the frame being received."""
+
+    def __init__(self, link: int, sock: socket.socket, reader: FrameReader) -> None:
+        self.link = link
+        self.sock = sock
+        self.selector: selectors.BaseSelector | None = None
+        self._tls = isinstance(sock, ssl.SSLSocket)
+        self._reader = reader
+        self._out: deque[memoryview] = deque()
+        if self._tls:
+            sock.setblocking(False)
+        else:
+            # The descriptor stays blocking: small reads pass MSG_DONTWAIT, large ones wait a little for the whole frame.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", 0, _LARGE_WAIT_US))
+
+    def send(self, parts: list[Any]) -> None:
+        idle = not self._out
+        self._out.extend(memoryview(part).cast("B") for part in parts if len(part))
+        if idle:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what the socket takes now; the rest when it can be written to."""
+        try:
+            while self._out:
+                if self._tls:
+                    sent = self.sock.send(self._out[0])
+                else:
+                    batch = [self._out[i] for i in range(min(len(self._out), 64))]
+                    sent = self.sock.sendmsg(batch, [], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+                self._sent(sent)
+        except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
+            pass
+        if self.selector is not None:
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._out else 0)
+            if self.selector.get_key(self.sock).events != events:
+                self.selector.modify(self.sock, events, self)
+
+    def _sent(self, count: int) -> None:
+        while count:
+            head = self._out.popleft()
+            if count < len(head):
+                self._out.appendleft(head[count:])
+                return
+            count -= len(head)
+
+    def receive(self) -> Any:
+        """Frames that are whole, until the socket has nothing more for now."""
+        for _ in range(_FRAMES_A_TURN):
+            target = self._reader.target()
+            try:
+                if self._tls:
+                    count = self.sock.recv_into(target)
+                else:
+                    flags = socket.MSG_WAITALL if self._reader.large else socket.MSG_DONTWAIT
+                    count = self.sock.recv_into(target, 0, flags)
+            except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                return
+            if count == 0:
+                raise ConnectionResetError("the broker closed the connection")
+            whole = False
+            for frame in self._reader.filled(count):
+                whole = True
+                yield frame
+            if not self._tls and count < len(target) and not self._reader.large:
+                return
+            if whole and not self._tls:
+                return
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self.sock.close()
+
+
+def connect(address: Address, config: ConnectionConfig, tls: ssl.SSLContext | None) -> socket.socket:
+    """A connected blocking socket, after the TLS handshake where one is configured.
+
+    Raises:
+        OSError: with a reason for people.
+    """
+    timeout = config.socket_connection_setup_timeout_ms / 1000
+    sock = socket.create_connection((address.host, address.port), timeout)
+    try:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if config.receive_buffer_bytes > 0:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, config.receive_buffer_bytes)
+        if config.send_buffer_bytes > 0:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, config.send_buffer_bytes)
+        if tls is not None:
+            sock = tls.wrap_socket(sock, server_hostname=address.host)
+        sock.settimeout(None)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def describe(error: BaseException) -> str:
+    """What went wrong on a socket, in words."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"the broker's certificate is not trusted: {error.verify_message}"
+    if isinstance(error, ssl.SSLError):
+        return f"TLS failed: {error.reason or error}"
+    if isinstance(error, TimeoutError):
+        return "no answer to the connection attempt"
+    if isinstance(error, socket.gaierror):
+        return f"the name can't be resolved: {error.strerror}"
+    if isinstance(error, OSError) and error.errno:
+        reason = os.strerror(error.errno)
+        return reason[0].lower() + reason[1:]
+    return str(error) or type(error).__name__
