@@ -247,22 +247,18 @@ class ConsumerMembership(Membership):
 
     async def _reconcile(self) -> None:
         """Bring what is held in line with the newest target: give up first, then take."""
-        target = self._target
         if not self.joined:
             return
-        if target is None:
-            await self._give_up_replaced(())
-            return
-        partitions = await self._named(target)
-        if partitions is None:
-            await self._give_up_replaced(())
-            return
-        kept = set(partitions)
-        revoked = [part for part in self.assignment.partitions if part not in kept]
-        if await self._give_up_replaced(revoked):
-            return
+        target = self._target
+        partitions = None if target is None else await self._named(target)
+        replaced = self.replaced()
+        held = self.assignment.partitions
+        kept = set(held if partitions is None else partitions)
+        revoked = [part for part in held if part not in kept or part.topic in replaced]
         if revoked:
-            await self._revoke_and_keep_beating(revoked)
+            await self._revoke_and_keep_beating(revoked, ask_for_all=bool(replaced))
+            return
+        if target is None or partitions is None:
             return
         if target is self._target:
             self._target = None
@@ -279,15 +275,6 @@ class ConsumerMembership(Membership):
         known = self.cluster.metadata.topic_id
         held = {part.topic for part in self.assignment.partitions}
         return {topic for topic in held if known(topic) not in (NO_TOPIC_ID, self._held_ids[topic])}
-
-    async def _give_up_replaced(self, also: Iterable[TopicPartition]) -> bool:
-        """Give up the partitions of topics that are others of the same name now; the coordinator is asked for all anew."""
-        replaced = self.replaced()
-        if not replaced:
-            return False
-        gone = {part for part in self.assignment.partitions if part.topic in replaced}
-        await self._revoke_and_keep_beating(gone.union(also), ask_for_all=True)
-        return True
 
     async def _revoke_and_keep_beating(self, revoked: Iterable[TopicPartition], *, ask_for_all: bool = False) -> None:
         if self.revocation is None:
