@@ -252,6 +252,25 @@ def test_what_is_held_while_a_join_waits_is_lost_when_nothing_is_answered_for_a_
     assert trial.member.assignment.partitions == ()
 
 
+def test_a_member_that_lost_what_its_join_claims_joins_again() -> None:
+    """Who assigns waits for partitions that were claimed and are to move; only another join says that they are free."""
+    trial = joining()
+    trial.world.handlers["Heartbeat"] = lambda message, version: PARK
+    trial.world.run(trial.world.runtime.now_ms + 8_000)
+    trial.member.release()
+    trial.world.handlers["JoinGroup"] = trial.join
+    trial.world.handlers["Heartbeat"] = lambda message, version: HeartbeatResponse()
+    (waiting,) = trial.world.parked_named("JoinGroup")
+    trial.world.answer(waiting, trial.join(waiting.message, waiting.version))
+    trial.world.run(trial.world.runtime.now_ms + 1_000)
+    claims = [
+        ConsumerProtocolSubscription.decode(bytes(request.message.protocols[0].metadata)[2:], 3).owned_partitions
+        for request in trial.world.sent("JoinGroup")[-2:]
+    ]
+    assert [claim[0].partitions for claim in claims] == [[0, 1, 2, 3], [0, 1]]
+    assert trial.member.holding and trial.member.assignment.partitions == parts(0, 1)
+
+
 def test_an_assignment_that_comes_after_its_session_is_not_taken() -> None:
     """The coordinator has put the member out since it answered: what the answer gives may be others' by now."""
     trial = Coordinator(session_timeout_ms=6000)

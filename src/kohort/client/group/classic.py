@@ -302,10 +302,14 @@ class ClassicMembership(Membership):
         return self._heard_ms + self.config.session_timeout_ms - self.cluster.runtime.now_ms
 
     async def _lose_held(self) -> None:
-        """What is held while a join or sync waits may be others' by now; the answer will say what is this member's."""
+        """What is held while a join or sync waits may be others' by now; the answer will say what is this member's.
+
+        The join claimed it, and who assigns may wait until it is given up: only another join says that it was.
+        """
         log.warning(
             "group %s: the coordinator was not heard for a session: this member lost its partitions", self.group
         )
+        self.request_rejoin("partitions were lost while it joined")
         self.revocation = Revocation(self.assignment.partitions, self.cluster.runtime.now_ms, lost=True)
         self._changed()
         await self._until(lambda: self.revocation is None)
