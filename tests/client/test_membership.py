@@ -271,6 +271,24 @@ def test_a_member_that_lost_what_its_join_claims_joins_again() -> None:
     assert trial.member.holding and trial.member.assignment.partitions == parts(0, 1)
 
 
+def test_a_new_join_claims_nothing_that_is_being_lost() -> None:
+    trial = joining()
+    trial.world.handlers["Heartbeat"] = lambda message, version: PARK
+    trial.world.run(trial.world.runtime.now_ms + 8_000)
+    assert trial.member.revocation is not None and trial.member.revocation.lost
+    said = len(trial.world.sent("JoinGroup"))
+    trial.world.handlers["JoinGroup"] = trial.join
+    trial.world.handlers["Heartbeat"] = lambda message, version: HeartbeatResponse()
+    trial.world.cut()
+    trial.world.run(trial.world.runtime.now_ms + 3_000)
+    assert len(trial.world.sent("JoinGroup")) == said
+    trial.member.release()
+    trial.world.run(trial.world.runtime.now_ms + 1_000)
+    again = trial.world.sent("JoinGroup")[said].message.protocols[0].metadata
+    assert ConsumerProtocolSubscription.decode(bytes(again)[2:], 3).owned_partitions == []
+    assert trial.member.holding
+
+
 def test_an_assignment_that_comes_after_its_session_is_not_taken() -> None:
     """The coordinator has put the member out since it answered: what the answer gives may be others' by now."""
     trial = Coordinator(session_timeout_ms=6000)

@@ -135,12 +135,19 @@ class Side:
         self.send(message, version, by)
         return self.receive(by, keep)
 
-    def until(self, make: Callable[[], Any], version: int | None, done: Callable[[Any], bool], by: str = "main") -> Any:
+    def until(
+        self,
+        make: Callable[[], Any],
+        version: int | None,
+        done: Callable[[Any], bool],
+        by: str = "main",
+        keep: Callable[[Any], None] | None = None,
+    ) -> Any:
         """Ask until the answer is as wanted; only that one is compared."""
 
         def check() -> bool:
             before = len(self.said)
-            answer = self.ask(make(), version, by)
+            answer = self.ask(make(), version, by, keep)
             if done(answer):
                 return True
             del self.said[before:]

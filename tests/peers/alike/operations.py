@@ -157,9 +157,18 @@ def acls(side: Side, version: int) -> None:
 def users(side: Side, version: int) -> None:
     name, other = side.name("user"), side.name("other")
 
-    def described(*names: str) -> None:
-        asked = [DescribeUserScramCredentialsRequest.UserName(name=each) for each in names]
-        side.ask(DescribeUserScramCredentialsRequest(users=asked), 0, keep=without_words)
+    def described(*names: str, known: tuple[int, ...] | None = None) -> None:
+        """`known`: how many credentials each has by now, which Kafka's brokers hear of after the change is acknowledged."""
+
+        def asked() -> DescribeUserScramCredentialsRequest:
+            users = [DescribeUserScramCredentialsRequest.UserName(name=each) for each in names]
+            return DescribeUserScramCredentialsRequest(users=users)
+
+        def is_known(answer: Any) -> bool:
+            found = {result.user: len(result.credential_infos) for result in answer.results}
+            return known is None or tuple(found[each] for each in names) == known
+
+        side.until(asked, 0, is_known, keep=without_words)
 
     def altered(deletions: list[tuple[str, int]], upsertions: list[tuple[str, int, int]]) -> None:
         side.ask(
@@ -192,7 +201,7 @@ def users(side: Side, version: int) -> None:
     altered([(name, 1)], [(name, 1, 5000)])
     altered([(name, 9)], [])
     altered([(name, 1)], [(other, 2, 4096)])
-    described(name, other)
+    described(name, other, known=(0, 1))
     altered([(name, 2), (other, 2)], [])
     described(name)
     altered([], [])

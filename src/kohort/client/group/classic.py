@@ -97,6 +97,7 @@ class ClassicMembership(Membership):
 
     async def _round(self) -> None:
         """One rebalance as this member sees it: give up, join, sync, take."""
+        await self._until(lambda: self.revocation is None)  # nothing is claimed that is being lost
         reason, self._rejoin_reason = self._rejoin_reason or "", None
         await self._give_up_before_joining()
         if not self.assignment.partitions:
