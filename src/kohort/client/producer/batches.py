@@ -279,17 +279,17 @@ class PartitionQueue:
     def is_first(self, batch: Batch) -> bool:
         """Whether no batch that was sent before this one is still on its way or to be sent again."""
         sent = [one for one in (*self.in_flight, *self.waiting) if one is not batch and one.attempts]
-        return not any(before(one, batch) for one in sent)
+        return not any(_before(one, batch) for one in sent)
 
     def put_back(self, batch: Batch) -> None:
         """A batch that has to be sent again goes before those with higher sequences (or sent later)."""
         at = 0
-        while at < len(self.waiting) and self.waiting[at].attempts and before(self.waiting[at], batch):
+        while at < len(self.waiting) and self.waiting[at].attempts and _before(self.waiting[at], batch):
             at += 1
         self.waiting.insert(at, batch)
 
 
-def before(one: Batch, other: Batch) -> bool:
+def _before(one: Batch, other: Batch) -> bool:
     """Whether one was sequenced before the other; sequences wrap at 2^31."""
     if one.sequence < 0 or other.sequence < 0:
         return one.created_ms <= other.created_ms
