@@ -284,8 +284,8 @@ class Run:
 
     def _wake(self, process: _Process) -> None:
         if process.paused:
+            process.member.pauses[-1].until_ns = time.monotonic_ns()  # first: it may speak before we run again
             os.kill(process.process.pid, signal.SIGCONT)
-            process.member.pauses[-1].until_ns = time.monotonic_ns()
             process.wake_at = 0.0
             self._note(f"wake {process.member.name}")
 

@@ -240,7 +240,7 @@ class _MemberReading:
         return any(
             pause.until_ns is not None
             and pause.until_ns - pause.since_ns > self._least_silence_ns()
-            and pause.until_ns < t < pause.until_ns + session_ns
+            and pause.until_ns <= t < pause.until_ns + session_ns
             and self._refused_ns < pause.until_ns
             for pause in self._member.pauses
         )

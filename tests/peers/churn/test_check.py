@@ -95,6 +95,10 @@ IN_ORDER: dict[str, Callable[[], Story]] = {
         ),
         second(),
     ),
+    "a sleeper speaks the moment it wakes": lambda: story(
+        first(gives_up(4), holds(30), gives_up(30.5, "lost"), pauses=PAUSED),
+        second(),
+    ),
     "a sleeper that never woke": lambda: story(
         first(pauses=[Pause(5 * SECOND)], killed=True, ended_ns=40 * SECOND), second()
     ),
