@@ -39,7 +39,9 @@ class Client:
         """Die without a word."""
         self.world.tell(f"{self.name}: crashes")
         self.dead = True
+        same_machine = self.chance.random() < 0.5
         for connection in self._lanes.values():
+            connection.ended = same_machine
             connection.break_()
 
     def cut(self) -> None:

@@ -35,6 +35,7 @@ class Connection:
         open: messages still pass.
         heard: the coordinator's end still takes what is on its way up.
         lease_ms: the lease that its client was told to keep, 0: none.
+        ended: its client's process has ended, and the coordinator's machine knows of it.
     """
 
     def __init__(self, network: Network, on_closed: Callable[[], None], chance: Chance) -> None:
@@ -43,6 +44,7 @@ class Connection:
         self.open = True
         self.heard = True
         self.lease_ms = 0
+        self.ended = False
         self._network = network
         self._chance = chance
         self._on_closed = on_closed

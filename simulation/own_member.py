@@ -259,7 +259,9 @@ class OwnMember(Process):
         if not self.dead:
             self.world.tell(f"{self.name}: {'is gone' if self.leaving else 'crashes'}")
         self.dead = True
+        same_machine = self.chance.random() < 0.5
         for connection in list(self._sockets.values()):
+            connection.ended = same_machine
             connection.break_()
         self.end()
 

@@ -17,6 +17,7 @@ from kohort import Admin, AsyncConsumer, Broker, Consumer, Producer, TopicPartit
 from kohort.broker.fault import Fault
 from kohort.client.admin.values import NewTopic
 from kohort.client.group.member import GroupMember
+from kohort.processes import own_name
 from tests.support.waiting import until
 
 PARTITIONS = 4
@@ -170,6 +171,29 @@ def test_what_a_killed_process_held_is_taken_over_long_before_its_session_ends(
             until(lambda: len(survivor.held) == PARTITIONS, "the survivor took over", SESSION_MS / 2_000)
         until(lambda: all(survivor.first(one, killed) for one in lost), "it is handed what the victim held")
         assert survivor.lapses == 0
+
+
+@pytest.mark.skipif(not own_name(), reason="processes have no names here: /proc is needed")
+def test_what_a_killed_process_of_this_machine_held_is_taken_over_before_its_lease_ends(protocol: str) -> None:
+    settings = {"group_id": "g", "group_protocol": protocol, "session_timeout_ms": SESSION_MS}
+    config = {
+        "group.initial.rebalance.delay.ms": 0,
+        "group.consumer.session.timeout.ms": SESSION_MS,
+        "group.disconnect.lease.ms": SESSION_MS,
+    }
+    with Broker(config=config) as broker, Admin(broker.bootstrap_servers) as admin:
+        admin.create_topics([NewTopic("numbers", PARTITIONS)]).all()
+        command = [sys.executable, "-c", MEMBER, broker.bootstrap_servers, "g", protocol, str(SESSION_MS)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as victim:
+            try:
+                assert victim.stdout is not None
+                while int(victim.stdout.readline()) != PARTITIONS:
+                    pass
+            finally:
+                victim.kill()
+        with Consumer(broker.bootstrap_servers, **settings) as survivor:  # type: ignore[arg-type]
+            survivor.subscribe(["numbers"])
+            until(lambda: survivor.poll(50) is not None and len(survivor.assignment()) == PARTITIONS, "it has everything")
 
 
 def test_a_member_that_is_cut_off_from_its_coordinator_hands_out_nothing_when_others_do(

@@ -208,3 +208,34 @@ def test_a_lease_of_a_consumer_member_runs_since_its_last_heartbeat_held_or_not(
 
 def test_two_held_answers_in_a_row_leave_a_part_of_the_lease() -> None:
     assert 2 * hold_max_ms(LEASE_MS) == LEASE_MS * 3 / 4
+
+
+@pytest.mark.parametrize("heard_before_ms", [0, 1_000])
+def test_a_classic_member_whose_process_ended_is_put_out_at_once(heard_before_ms: int) -> None:
+    trial, members, generation = classic()
+    trial.pass_time(heard_before_ms)
+    trial.feed(ConnectionLost(2, noticed=True, lease_ms=LEASE_MS, ended=True))
+    trial.pass_time(0)
+    assert members[1] not in trial.machine.kernel.ledger.groups["g"].classic.members
+    assert members[0] in trial.machine.kernel.ledger.groups["g"].classic.members
+    assert trial.heartbeat(members[1], generation) is ErrorCode.UNKNOWN_MEMBER_ID
+
+
+def test_a_consumer_member_whose_process_ended_is_put_out_at_once_though_its_heartbeat_is_held() -> None:
+    trial = Trial()
+    trial.set_topics(t=4)
+    epoch = trial.beat("a", connection=1).member_epoch
+    trial.beat("a", epoch, connection=1)
+    assert trial.beat("a", epoch, connection=1, hold_ms=1_800) is None
+    trial.feed(ConnectionLost(1, noticed=True, lease_ms=LEASE_MS, ended=True))
+    trial.pass_time(0)
+    assert not trial.machine.kernel.ledger.groups["g"].consumer.members
+    assert trial.beat("a", epoch, connection=2).error is ErrorCode.UNKNOWN_MEMBER_ID
+
+
+def test_a_member_that_is_heard_on_another_connection_outlives_the_end_of_a_process_on_its_old_one() -> None:
+    trial, members, generation = classic()
+    assert trial.heartbeat(members[1], generation, connection=3) is ErrorCode.NONE
+    trial.feed(ConnectionLost(2, noticed=True, lease_ms=LEASE_MS, ended=True))
+    trial.pass_time(0)
+    assert trial.heartbeat(members[1], generation, connection=3) is ErrorCode.NONE

@@ -86,6 +86,7 @@ class Connection:
         number: tells connections apart in events of the group coordinator.
         software: name and version that the client gave in ApiVersions 3 and up.
         lease_ms: the lease that the client was told to keep, 0: none.
+        process: what the client says of its process, "": nothing. See `kohort.processes`.
         shards: the group shards this connection has asked, to be told of its end.
         held: heartbeats whose answers a shard may hold back, token to shard: the next request releases them.
         waits: its parked fetches.
@@ -117,6 +118,7 @@ class Connection:
         "number",
         "peer",
         "pending",
+        "process",
         "shards",
         "software",
         "waits",
@@ -155,6 +157,7 @@ class Connection:
         self.number = 0
         self.software: tuple[str, str] | None = None
         self.lease_ms = 0
+        self.process = ""
         self.shards: set[int] = set()
         self.held: dict[int, int] = {}
         self.waits: set[Any] = set()

@@ -31,10 +31,13 @@ from kohort.groups.lost import hold_max_ms
 from kohort.groups.notify import Patience, classic_hold_ms, patience
 from kohort.groups.outcome import Counted, Push, Rebalanced, Work
 from kohort.log import LogConfig, LogJournal, LogStore
+from kohort.processes import has_ended
 from kohort.wire.cluster import ApiVersionsResponse
 
 log = logging.getLogger("kohort.broker")
 
+ENDING_LOOKS_S = (0.001, 0.005, 0.02, 0.1)
+"""When a connection has ended: pauses between looks at its client's process, which closes its sockets before it is gone."""
 MAINTAIN_S = 1.0
 MAINTAIN_BUSY_S = 0.05
 """Pause between slices of work while a compaction is under way."""
@@ -171,8 +174,17 @@ class Node:
         for wait in connection.waits:
             self.waits.cancel(wait)
         connection.waits.clear()
-        noticed = connection.lease_ms > 0 or self.group_config.notice_disconnects == "all"
-        self.groups.connection_lost(connection, noticed=noticed)
+        if connection.shards:
+            noticed = connection.lease_ms > 0 or self.group_config.notice_disconnects == "all"
+            self._tell_lost(connection, noticed, ENDING_LOOKS_S if noticed and connection.process else ())
+
+    def _tell_lost(self, connection: Connection, noticed: bool, looks_s: tuple[float, ...]) -> None:
+        """Tell the coordinators, once it is known whether the client's process has ended too or will not soon."""
+        ended = bool(looks_s) and has_ended(connection.process)
+        if looks_s and not ended:
+            self.loop.call_later(looks_s[0], self._tell_lost, connection, noticed, looks_s[1:])
+        else:
+            self.groups.connection_lost(connection, noticed=noticed, ended=ended)
 
     @staticmethod
     def _bearable_ms(connection: Connection, hold_ms: int) -> int:

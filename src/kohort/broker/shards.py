@@ -115,7 +115,7 @@ class GroupShards:
             self._shards[index].tell(ReleaseHeld((token,)))
         held.clear()
 
-    def connection_lost(self, connection: Connection, *, noticed: bool) -> None:
-        """A connection has ended; whether that puts its members out before their session."""
+    def connection_lost(self, connection: Connection, *, noticed: bool, ended: bool) -> None:
+        """A connection has ended; whether that puts its members out before their session, and whether they are dead."""
         for index in connection.shards:
-            self._shards[index].tell(ConnectionLost(connection.number, noticed, connection.lease_ms))
+            self._shards[index].tell(ConnectionLost(connection.number, noticed, connection.lease_ms, ended))

@@ -340,11 +340,13 @@ class ConnectionLost:
     Attributes:
         noticed: its members are put out unless they come back soon; False: their sessions run on.
         lease_ms: the lease that the client on it keeps, 0: none. See `lost`.
+        ended: the client's process is known to have ended.
     """
 
     connection: int
     noticed: bool = False
     lease_ms: int = 0
+    ended: bool = False
 
 
 @dataclass(frozen=True, slots=True)

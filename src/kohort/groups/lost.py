@@ -9,6 +9,7 @@ shell's to say (`ConnectionLost`):
   passed since it *sent* the last request that was answered (`kohort.client.group.lease`). It is put out so long after the
   coordinator *received* the last one. Sent is before received, and a request that came after the connection ended is a
   sign of life, so that a member that lives on behind a broken connection has stopped before its partitions are others'.
+- **Clients whose process has ended**, by the word of the kernel that both it and the broker run on: at once.
 - **Others, where the operator asked for it.** The grace is a little more than the interval at which the member has been
   heard. A member that lives on does not know of it: its commits are refused, but it may work on records of others.
 """
@@ -41,20 +42,20 @@ def on_connection_lost(kernel: Kernel, event: ConnectionLost) -> None:
                 continue
             gathering.on_disconnect(kernel, member)
             if event.noticed:
-                lose_classic(kernel, member, event.lease_ms)
+                lose_classic(kernel, member, event)
         else:
             consumer.drop_untold(kernel, group, member_id)
             if event.noticed:
                 lose_consumer(kernel, group.consumer, member_id, event)
 
 
-def lose_classic(kernel: Kernel, member: ClassicMember, lease_ms: int) -> None:
+def lose_classic(kernel: Kernel, member: ClassicMember, event: ConnectionLost) -> None:
     """A classic member has its grace from now on."""
     if member.instance_id is None:
         member.connection = NO_CONNECTION
         member.lost = True
         interval_ms = member.interval_ms or member.session_timeout_ms // 3
-        shorten(kernel, member.session, grace_end_ms(kernel, lease_ms, member.heard_ms, interval_ms))
+        shorten(kernel, member.session, grace_end_ms(kernel, event, member.heard_ms, interval_ms))
 
 
 def lose_consumer(kernel: Kernel, group: ConsumerGroup, member_id: str, event: ConnectionLost) -> None:
@@ -66,14 +67,16 @@ def lose_consumer(kernel: Kernel, group: ConsumerGroup, member_id: str, event: C
     presence.lost = True
     if presence.held is not None:
         consumer.let_go(kernel, presence.session.group_id, group, member_id)
-    shorten(kernel, presence.session, grace_end_ms(kernel, event.lease_ms, presence.heard_ms, presence.told_ms))
+    shorten(kernel, presence.session, grace_end_ms(kernel, event, presence.heard_ms, presence.told_ms))
 
 
-def grace_end_ms(kernel: Kernel, lease_ms: int, heard_ms: int | None, interval_ms: int) -> int:
-    """When a member's grace ends: its lease runs since it was heard, and time to connect again is left in any case."""
+def grace_end_ms(kernel: Kernel, event: ConnectionLost, heard_ms: int | None, interval_ms: int) -> int:
+    """When a member's grace ends: its lease runs since it was heard, and the living have time to connect again."""
     now_ms = kernel.now.mono_ms
-    if lease_ms:
-        lease_end_ms = (now_ms if heard_ms is None else heard_ms) + lease_ms
+    if event.ended:
+        return now_ms
+    if event.lease_ms:
+        lease_end_ms = (now_ms if heard_ms is None else heard_ms) + event.lease_ms
         return max(lease_end_ms, now_ms + LEAST_INTERVAL_MS + ADDED_MS)
     return now_ms + max(interval_ms, LEAST_INTERVAL_MS) * 5 // 4 + ADDED_MS
 

@@ -70,10 +70,15 @@ class MetadataResponse(Message, key=3, versions=(0, 13), flexible=9):
 
 
 class ApiVersionsRequest(Message, key=18, versions=(0, 4), flexible=3):
-    """The first request of most clients: which APIs, in which versions?"""
+    """The first request of most clients: which APIs, in which versions?
+
+    `client_process` is not Kafka's: kohort's clients send it to brokers on their own machine (`kohort.processes`). Its tag
+    is far above those that Kafka gives out, one by one, and spells "kp"; brokers skip tags that they don't know.
+    """
 
     client_software_name: str = string(since=3, ignorable=True)
     client_software_version: str = string(since=3, ignorable=True)
+    client_process: str = string(since=3, tag=0x6B70, ignorable=True)
 
 
 class ApiVersionsResponse(Message, key=18, versions=(0, 4), flexible=3):

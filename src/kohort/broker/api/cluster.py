@@ -16,6 +16,7 @@ from kohort.broker.node import Node
 from kohort.broker.permitted import ON_CLUSTER, ON_TOPIC, permitted
 from kohort.broker.request import Request
 from kohort.errors import ErrorCode, KafkaError
+from kohort.processes import NAME_MAX_LENGTH
 from kohort.wire.cluster import (
     ApiVersionsRequest,
     ApiVersionsResponse,
@@ -46,6 +47,7 @@ def api_versions(node: Node, request: Request) -> ApiVersionsResponse:
             return ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST)
         request.connection.software = (name, version)
         request.connection.lease_ms = node.lease_ms(name)
+        request.connection.process = message.client_process[: NAME_MAX_LENGTH + 1]
     response = ApiVersionsResponse(api_keys=node.api_keys)
     if request.version >= 3:
         response.lease_ms = request.connection.lease_ms

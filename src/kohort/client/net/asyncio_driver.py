@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from kohort.client.net.buffers import BufferPool, FrameReader
-from kohort.client.net.channel import describe
+from kohort.client.net.channel import describe, told_process
 from kohort.client.net.cluster import Cluster
 from kohort.client.net.links import CloseLink, Command, OpenLink, SendFrame
 from kohort.client.net.runtime import Cancelled, Promise
@@ -148,7 +148,7 @@ class AsyncClient:
         host, port = command.address.host, command.address.port
         reader = FrameReader(self._pool, self.cluster.config.response_max_bytes)
         try:
-            _, channel = await self._loop.create_connection(
+            transport, channel = await self._loop.create_connection(
                 lambda: _Channel(self, command.link, reader),
                 host,
                 port,
@@ -162,7 +162,8 @@ class AsyncClient:
         except (OSError, ssl.SSLError) as error:
             self.cluster.links.closed(command.link, describe(error))
         else:
-            if not self.cluster.links.opened(command.link, mechanism) and command.link in self._channels:
+            process = told_process(transport.get_extra_info("socket"))
+            if not self.cluster.links.opened(command.link, mechanism, process) and command.link in self._channels:
                 self._channels.pop(command.link).close()
         finally:
             self._connecting.pop(command.link, None)

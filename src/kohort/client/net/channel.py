@@ -14,6 +14,7 @@ from typing import Any
 from kohort.client.net.buffers import FrameReader
 from kohort.client.net.links import Address
 from kohort.client.settings import ConnectionConfig
+from kohort.processes import own_name
 
 _LARGE_WAIT_US = 20_000
 _FRAMES_A_TURN = 64
@@ -115,6 +116,15 @@ def connect(address: Address, config: ConnectionConfig, tls: ssl.SSLContext | No
         sock.close()
         raise
     return sock
+
+
+def told_process(sock: socket.socket) -> str:
+    """What the broker behind a connected socket is told of this process: its name if it is on this machine, else nothing."""
+    try:
+        here = sock.getpeername()[0] == sock.getsockname()[0]
+    except OSError:
+        return ""
+    return own_name() if here else ""
 
 
 def describe(error: BaseException) -> str:

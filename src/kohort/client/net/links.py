@@ -119,6 +119,7 @@ class Link:
     Attributes:
         renew_ms: When it is replaced by another at the next moment without a request in flight, since the broker ends it
             soon: a login lasts only so long (KIP-368).
+        process: What the broker is told of this process.
     """
 
     id: int
@@ -132,6 +133,7 @@ class Link:
     next_correlation: int = 1
     last_used_ms: float = 0.0
     renew_ms: float = float("inf")
+    process: str = ""
 
 
 class Links:
@@ -166,17 +168,19 @@ class Links:
         commands, self._commands = self._commands, []
         return commands
 
-    def opened(self, link_id: int, mechanism: SaslMechanism | None = None) -> bool:
+    def opened(self, link_id: int, mechanism: SaslMechanism | None = None, process: str = "") -> bool:
         """The connection stands; False when it is not wanted any more and the driver must close it.
 
         Args:
             link_id: Which.
             mechanism: What `sasl_mechanism` gave, fetched; None: it is made when it is needed.
+            process: What the broker is told of this process (`kohort.processes`).
         """
         link = self._links.get(link_id)
         if link is None or link.state is not LinkState.CONNECTING:
             return False
         link.state = LinkState.HANDSHAKE
+        link.process = process
         self.runtime.spawn(self._handshake(link, mechanism), f"handshake with {link.address}")
         return True
 
@@ -369,7 +373,11 @@ class Links:
         version = min(ApiVersionsRequest.MAX_VERSION, 4)
         while True:
             hello = (
-                ApiVersionsRequest(client_software_name=SOFTWARE_NAME, client_software_version=SOFTWARE_VERSION)
+                ApiVersionsRequest(
+                    client_software_name=SOFTWARE_NAME,
+                    client_software_version=SOFTWARE_VERSION,
+                    client_process=link.process,
+                )
                 if version >= 3
                 else ApiVersionsRequest()
             )

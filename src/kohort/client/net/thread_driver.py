@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from typing import Any, TypeAlias, TypeVar
 
 from kohort.client.net.buffers import BufferPool, FrameReader
-from kohort.client.net.channel import Channel, connect, describe
+from kohort.client.net.channel import Channel, connect, describe, told_process
 from kohort.client.net.cluster import Cluster
 from kohort.client.net.links import Address, CloseLink, Command, OpenLink, SendFrame
 from kohort.client.net.runtime import Cancelled, Promise, Task
@@ -360,7 +360,7 @@ class _IoThread:
             self._selector.register(sock, selectors.EVENT_READ, channel)
             channel.selector = self._selector
             mechanism = told if isinstance(told, SaslMechanism) else None
-            if not self._cluster.links.opened(link, mechanism):
+            if not self._cluster.links.opened(link, mechanism, told_process(sock)):
                 self._drop(channel)
 
     def _serve(self, channel: Channel, mask: int) -> None:

@@ -1,0 +1,100 @@
+"""Which process a client is, in words that others on the same machine can check, and whether it has ended.
+
+A process is named by the machine's boot, its PID namespace, its PID and when it started; no two are ever named alike. Only
+who shares that boot and that namespace can say anything of it, and says that it has ended only where the kernel is sure:
+no such PID, another process that has it now, or a zombie without a living thread. Linux; elsewhere nothing has a name.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+NAME_MAX_LENGTH = 120
+_PROC = Path("/proc")
+_STATE, _STARTED = 0, 19
+"""Places in /proc/PID/stat behind the program's name. Source: proc_pid_stat(5), fields 3 and 22."""
+_GONE = "ZXx"
+
+_own: tuple[int, str] = -1, ""
+
+
+class _Named(NamedTuple):
+    boot: str
+    namespace: str
+    pid: int
+    started: str
+
+
+def own_name() -> str:
+    """This process's name, "" where it can't have one. A forked child has its own."""
+    global _own
+    pid = os.getpid()
+    if _own[0] != pid:
+        _own = pid, _name(pid)
+    return _own[1]
+
+
+def has_ended(name: str) -> bool:
+    """Whether the process of this name is gone, for certain. False: it lives, or that can't be told from here.
+
+    Args:
+        name: from `own_name`, of whoever; anything else is a process that nothing can be told of.
+    """
+    mine, other = _parse(own_name()), _parse(name)
+    if mine is None or other is None or (mine.boot, mine.namespace) != (other.boot, other.namespace):
+        return False
+    try:
+        os.kill(other.pid, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:  # it exists, and is another user's
+        pass
+    stat = _stat(other.pid)
+    if stat is None:
+        return False  # gone this moment, or hidden
+    if stat[_STARTED] != other.started:
+        return True
+    return stat[_STATE] in _GONE and _threads(other.pid) <= 1
+
+
+def _name(pid: int) -> str:
+    try:
+        boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
+        namespace = (_PROC / "self/ns/pid").readlink().name
+        seen_as = (_PROC / "self").readlink().name
+    except OSError:
+        return ""
+    stat = _stat(pid)
+    if stat is None or seen_as != str(pid):  # /proc may be another namespace's
+        return ""
+    return "/".join((boot, namespace, str(pid), stat[_STARTED]))
+
+
+def _parse(name: str) -> _Named | None:
+    words = name.split("/")
+    if len(name) > NAME_MAX_LENGTH or len(words) != len(_Named._fields) or not all(words):
+        return None
+    boot, namespace, pid, started = words
+    if not (pid.isascii() and pid.isdecimal() and 0 < int(pid) < 2**31):
+        return None
+    return _Named(boot, namespace, int(pid), started)
+
+
+def _stat(pid: int) -> list[str] | None:
+    """The fields behind the program's name, which may contain anything."""
+    try:
+        text = (_PROC / str(pid) / "stat").read_text(errors="replace")
+    except OSError:
+        return None
+    fields = text.rpartition(")")[2].split()
+    return fields if len(fields) > _STARTED else None
+
+
+def _threads(pid: int) -> int:
+    """A process whose first thread has ended is shown as a zombie while others live on."""
+    try:
+        return len(os.listdir(_PROC / str(pid) / "task"))
+    except OSError:
+        return 2
