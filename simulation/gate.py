@@ -9,7 +9,7 @@ from typing import Any
 
 from kohort.broker.api import consumer_groups, groups, offsets
 from kohort.errors import ErrorCode
-from kohort.groups.lost import hold_max_ms
+from kohort.groups.lost import beat_ms, hold_max_ms
 from kohort.groups.notify import Patience
 from kohort.wire import framing
 from kohort.wire.cluster import ApiVersionsRequest, ApiVersionsResponse, MetadataRequest, MetadataResponse
@@ -72,6 +72,10 @@ class Gate:
     def hold_ms(self, request: Asked) -> int:
         """How long a classic heartbeat may be held."""
         return self.patience(request).hold_ms
+
+    def interval_ms(self, request: Asked) -> int:
+        """At which interval it sends them."""
+        return beat_ms(request.connection.at.lease_ms)
 
     def patience(self, request: Asked) -> Patience:
         """As the broker's, for kohort's own clients."""

@@ -76,7 +76,9 @@ def test_nothing_is_known_of_another_machine_or_namespace(place: int, other: sub
     assert has_ended(name) and not has_ended("/".join(words))
 
 
-@pytest.mark.parametrize("change", ["", "x", "{0}/{1}/0/{3}", "{0}/{1}/-1/{3}", "{0}/{1}/99999999999/{3}", "{0}/{1}/x/{3}"])
+@pytest.mark.parametrize(
+    "change", ["", "x", "{0}/{1}/0/{3}", "{0}/{1}/-1/{3}", "{0}/{1}/99999999999/{3}", "{0}/{1}/x/{3}"]
+)
 def test_what_is_no_name_says_nothing(change: str) -> None:
     assert not has_ended(change.format(*own_name().split("/")))
 

@@ -317,6 +317,7 @@ async def make_load(options: argparse.Namespace) -> Load:
         id_length=options.client_id_length,
         commit_ms=options.commit_ms,
         from_reply=options.from_reply,
+        processes=options.client == "kohort" and options.churn_s > 0,
     )
     load = Load(plan, options.protocol, options.groups, run)
     names = list(load.groups)

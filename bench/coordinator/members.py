@@ -1,7 +1,7 @@
 """Members of both protocols, without data: they join, hold an assignment, heartbeat and leave.
 
-They act as Java's clients do, or (`rdkafka`, for KIP-848) as librdkafka's, which wait for an answer no longer than the
-interval that they were told. The first heartbeat after a join comes at a random point of its interval, as among clients
+They act as Java's clients do, or as librdkafka's (KIP-848), which wait for an answer no longer than the interval that they
+were told, or as kohort's, which keep a lease. The first heartbeat after a join comes at a random point of its interval, as among clients
 that started at different times. A lost connection is noticed at once, as by clients that watch their sockets, and the
 first heartbeat on the next one comes without delay, so that a restart is measured by what the coordinator makes of a
 storm and not by the interval. What they hold is written down at the moment they would process it, so that standstill is
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import subprocess
 import time
 import uuid
 from collections.abc import Callable
@@ -22,6 +23,8 @@ from typing import Any
 from bench.coordinator.book import Book
 from bench.coordinator.wire import Link
 from kohort.errors import ErrorCode
+from kohort.groups.lost import beat_ms
+from kohort.processes import name_of
 from kohort.wire.cluster import ApiVersionsRequest
 from kohort.wire.groups import (
     ConsumerGroupHeartbeatRequest,
@@ -53,6 +56,7 @@ class Plan:
         id_length: client ids are padded to so many characters.
         commit_ms: classic members commit this often, 0: never.
         from_reply: the next heartbeat is due an interval after the last was answered, not after it was sent.
+        processes: each member says that it is a process of its own, which sleeps until the member crashes or is gone.
     """
 
     topic: str
@@ -67,6 +71,7 @@ class Plan:
     id_length: int = 0
     commit_ms: int = 0
     from_reply: bool = False
+    processes: bool = False
 
 
 @dataclass
@@ -90,7 +95,9 @@ class Member:
         self.epoch = -1
         self.owned: frozenset[int] = frozenset()
         self.stable = False
+        self.lease_ms = 0
         self.heard = Heard()
+        self._process: subprocess.Popen[bytes] | None = None
         self._link: Link | None = None
         self._task: asyncio.Task[None] | None = None
         self._working = False
@@ -133,8 +140,13 @@ class Member:
         return taken
 
     def _gone(self) -> None:
+        if self._process is not None:
+            self._process.kill()
         if self._link is not None:
             self._link.abort()
+        if self._process is not None:
+            self._process.communicate()
+            self._process = None
         self.stable = False
         self._hold(frozenset())
 
@@ -148,10 +160,21 @@ class Member:
         if self._link is None:
             link = await Link.open(*self.plan.address(), self.name)
             if self.plan.software:
-                said = ApiVersionsRequest(client_software_name=self.plan.software, client_software_version="1")
-                await link.ask(said, 3)
+                said = ApiVersionsRequest(
+                    client_software_name=self.plan.software,
+                    client_software_version="1",
+                    client_process=self._process_name(),
+                )
+                self.lease_ms = (await link.ask(said, 3)).lease_ms
             self._link = link
         return self._link
+
+    def _process_name(self) -> str:
+        if not self.plan.processes:
+            return ""
+        if self._process is None:
+            self._process = subprocess.Popen(["cat"], stdin=subprocess.PIPE)  # ends with this one at the latest
+        return name_of(self._process.pid)
 
     async def _run(self) -> None:
         while True:
@@ -249,13 +272,16 @@ class ClassicMember(Member):
             if not self._working and not await self._join(link):
                 await asyncio.sleep(RETRY_PAUSE_S)
                 continue
-            due = time.monotonic() + random.random() * self.plan.heartbeat_ms / 1000
+            interval = self.plan.heartbeat_ms / 1000
+            due = time.monotonic() + random.random() * interval
+            if self.lease_ms:  # as kohort's clients: at once, since the answer comes when there is something to say
+                due, interval = 0.0, min(interval, beat_ms(self.lease_ms) / 1000)
             while self._working:
                 await link.idle(due - time.monotonic())
-                due = time.monotonic() + self.plan.heartbeat_ms / 1000
+                due = time.monotonic() + interval
                 await self._beat(link)
                 if self.plan.from_reply:
-                    due = time.monotonic() + self.plan.heartbeat_ms / 1000
+                    due = time.monotonic() + interval
 
     async def _beat(self, link: Link) -> None:
         request = HeartbeatRequest(group_id=self.group, generation_id=self.epoch, member_id=self.member_id)

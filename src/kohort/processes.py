@@ -32,8 +32,22 @@ def own_name() -> str:
     global _own
     pid = os.getpid()
     if _own[0] != pid:
-        _own = pid, _name(pid)
+        _own = pid, name_of(pid)
     return _own[1]
+
+
+def name_of(pid: int) -> str:
+    """The name of a process in this one's namespace, "" where it can't have one or is gone."""
+    try:
+        boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
+        namespace = (_PROC / "self/ns/pid").readlink().name
+        seen_as = (_PROC / "self").readlink().name
+    except OSError:
+        return ""
+    stat = _stat(pid)
+    if stat is None or seen_as != str(os.getpid()):  # /proc may be another namespace's
+        return ""
+    return "/".join((boot, namespace, str(pid), stat[_STARTED]))
 
 
 def has_ended(name: str) -> bool:
@@ -57,19 +71,6 @@ def has_ended(name: str) -> bool:
     if stat[_STARTED] != other.started:
         return True
     return stat[_STATE] in _GONE and _threads(other.pid) <= 1
-
-
-def _name(pid: int) -> str:
-    try:
-        boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
-        namespace = (_PROC / "self/ns/pid").readlink().name
-        seen_as = (_PROC / "self").readlink().name
-    except OSError:
-        return ""
-    stat = _stat(pid)
-    if stat is None or seen_as != str(pid):  # /proc may be another namespace's
-        return ""
-    return "/".join((boot, namespace, str(pid), stat[_STARTED]))
 
 
 def _parse(name: str) -> _Named | None:

@@ -193,7 +193,9 @@ def test_what_a_killed_process_of_this_machine_held_is_taken_over_before_its_lea
                 victim.kill()
         with Consumer(broker.bootstrap_servers, **settings) as survivor:  # type: ignore[arg-type]
             survivor.subscribe(["numbers"])
-            until(lambda: survivor.poll(50) is not None and len(survivor.assignment()) == PARTITIONS, "it has everything")
+            until(
+                lambda: survivor.poll(50) is not None and len(survivor.assignment()) == PARTITIONS, "it has everything"
+            )
 
 
 def test_a_member_that_is_cut_off_from_its_coordinator_hands_out_nothing_when_others_do(

@@ -27,7 +27,7 @@ from kohort.broker.users import Users
 from kohort.broker.waits import Waits
 from kohort.groups.config import GroupConfig
 from kohort.groups.events import Event, TopicImage
-from kohort.groups.lost import hold_max_ms
+from kohort.groups.lost import beat_ms, hold_max_ms
 from kohort.groups.notify import Patience, classic_hold_ms, patience
 from kohort.groups.outcome import Counted, Push, Rebalanced, Work
 from kohort.log import LogConfig, LogJournal, LogStore
@@ -130,6 +130,10 @@ class Node:
         software = connection.software
         hold_ms = classic_hold_ms(self.group_config.notify_at_once, None if software is None else software[0])
         return self._bearable_ms(connection, hold_ms)
+
+    def interval_ms(self, request: Request) -> int:
+        """At which interval this client is known to send classic heartbeats, 0: not known."""
+        return beat_ms(request.connection.lease_ms)
 
     def patience(self, request: Request) -> Patience:
         """How this client bears to wait for the reply to the heartbeat of a consumer group's member."""

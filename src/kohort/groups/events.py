@@ -76,6 +76,7 @@ class Heartbeat(NamedTuple):
 
     Attributes:
         hold_ms: how long the client bears to wait for the reply; 0: answer now.
+        interval_ms: at which the client is known to send its heartbeats; 0: not known.
     """
 
     request: int
@@ -85,6 +86,7 @@ class Heartbeat(NamedTuple):
     instance_id: str | None = None
     hold_ms: int = 0
     connection: int = NO_CONNECTION
+    interval_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)

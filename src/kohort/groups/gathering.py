@@ -42,7 +42,10 @@ def learn(kernel: Kernel, group: Group, member: ClassicMember, event: Heartbeat)
         release(kernel, group, member)
     now_ms, before_ms, released_ms = kernel.now.mono_ms, member.beat_ms, member.released_ms
     interval = member.interval_ms
-    if before_ms is not None:
+    if event.interval_ms:
+        member.interval_ms = interval = event.interval_ms
+        member.times_from_reply = False
+    elif before_ms is not None:
         spacing = now_ms - before_ms
         if released_ms is None:
             member.interval_ms = interval = max(spacing, interval - (interval >> 3))

@@ -76,7 +76,9 @@ CLASSIC_GROUP: tuple[Transition, ...] = (
     ),
     Transition(COMPLETING, "LeaveGroup", PREPARING, _CHANGED),
     Transition(COMPLETING, "LeaveGroup", EMPTY, _GONE),
-    Transition(COMPLETING, "Tick", PREPARING, "a member was silent, or did not sync within the rebalance timeout"),
+    Transition(
+        COMPLETING, "Tick", PREPARING, "a member was silent, or did not sync within the rebalance timeout", rare=True
+    ),
     Transition(COMPLETING, "Tick", EMPTY, _GONE),
     Transition(COMPLETING, "ConnectionLost", PREPARING, "a new member had not been told its id", rare=True),
     Transition(COMPLETING, "ConnectionLost", EMPTY, "the only one had not been told its id", rare=True),

@@ -153,6 +153,7 @@ def heartbeat(node: Node, request: Request) -> HeartbeatResponse | None:
         instance_id=message.group_instance_id,
         hold_ms=node.hold_ms(request),
         connection=request.connection.number,
+        interval_ms=node.interval_ms(request),
     )
 
     def answer(value: Any) -> None:

@@ -26,8 +26,7 @@ from typing import Any
 from kohort.client.group.classic_protocol import ClassicProtocol
 from kohort.client.group.membership import LEAVE_MS, Membership, MemberState
 from kohort.client.net.cluster import Cluster, Versioned
-from kohort.client.net.runtime import Task
-from kohort.client.offset_values import Revocation
+from kohort.client.net.runtime import Promise, Task
 from kohort.client.offsets import LOST_COORDINATOR
 from kohort.client.settings import ConsumerConfig
 from kohort.errors import ErrorCode, KafkaError, RetriableError, error_for
@@ -68,6 +67,7 @@ class ClassicMembership(Membership):
         self._awaiting_sync = False
         self._heard_ms = 0.0
         self._beating: Task[None] | None = None
+        self._beat_now: Promise[None] = Promise()
 
     def request_rejoin(self, reason: str) -> None:
         """Rebalance the group."""
@@ -233,6 +233,8 @@ class ClassicMembership(Membership):
         self.rebalances += 1
         self.state = MemberState.HOLDING
         self._hold(tuple(sorted(partitions)), user_data)
+        if self._lease.length_ms is not None and self._rejoin_reason is None:
+            self._beat_now.resolve(None)  # a broker that tells a lease answers when there is something to say
 
     async def _holding(self) -> None:
         """Until there is a reason to join again."""
@@ -265,13 +267,16 @@ class ClassicMembership(Membership):
         runtime, config = self.cluster.runtime, self.config
         due = runtime.now_ms + self._lease.beat_ms(config.heartbeat_interval_ms)
         while True:
-            await runtime.sleep(max(0.0, due - runtime.now_ms))
+            if await runtime.first(self._beat_now, timeout_ms=max(0.0, due - runtime.now_ms)) is not None:
+                self._beat_now = Promise()
             sent, sent_elapsed = runtime.now_ms, runtime.elapsed_ms()
             due = sent + self._lease.beat_ms(config.heartbeat_interval_ms)
             session_left = self._session_left_ms()
             if self._awaiting_sync or self.state is MemberState.JOINING:
                 if session_left <= 0 and self.assignment.partitions:
-                    await self._lose_held()
+                    # Its join claimed them, and who assigns may wait until they are given up: only another says they were.
+                    self.request_rejoin("partitions were lost while it joined")
+                    await self._lose_held("the coordinator was not heard for a session")
                 if not await self._beat_aside(sent, sent_elapsed):
                     due = min(due, runtime.now_ms + config.retry_backoff_ms)
                 continue
@@ -301,19 +306,6 @@ class ClassicMembership(Membership):
     def _session_left_ms(self) -> float:
         """Until the session may be over: it runs from the last request that was sent and answered."""
         return self._heard_ms + self.config.session_timeout_ms - self.cluster.runtime.now_ms
-
-    async def _lose_held(self) -> None:
-        """What is held while a join or sync waits may be others' by now; the answer will say what is this member's.
-
-        The join claimed it, and who assigns may wait until it is given up: only another join says that it was.
-        """
-        log.warning(
-            "group %s: the coordinator was not heard for a session: this member lost its partitions", self.group
-        )
-        self.request_rejoin("partitions were lost while it joined")
-        self.revocation = Revocation(self.assignment.partitions, self.cluster.runtime.now_ms, lost=True)
-        self._changed()
-        await self._until(lambda: self.revocation is None)
 
     async def _beat_aside(self, sent: float, sent_elapsed: float) -> bool:
         """A sign of life on a connection of its own, while a join or sync waits on the usual one.

@@ -228,15 +228,19 @@ class Membership(ABC):
         self._fenced = None
         self._generation = self.NOT_JOINED
         if self.assignment.partitions:
-            log.warning("group %s: this member lost its partitions: %s", self.group, code.text)
-            self.revocation = Revocation(self.assignment.partitions, self.cluster.runtime.now_ms, lost=True)
-            self._changed()
-            await self._until(lambda: self.revocation is None)
+            await self._lose_held(code.text)
         if code is ErrorCode.FENCED_INSTANCE_ID:
             instance = self.config.group_instance_id
             raise FencedError(
                 f"group {self.group!r}: another member with group.instance.id {instance!r} took over", code
             )
+
+    async def _lose_held(self, why: str) -> None:
+        """What is held may be others' by now: tell the application and wait until it has heard."""
+        log.warning("group %s: this member lost its partitions: %s", self.group, why)
+        self.revocation = Revocation(self.assignment.partitions, self.cluster.runtime.now_ms, lost=True)
+        self._changed()
+        await self._until(lambda: self.revocation is None)
 
     async def _poll_overdue(self) -> None:
         """The application has not polled in time: leave, and come back with its next poll."""
