@@ -112,7 +112,7 @@ class ClassicMember(Process):
             group_id=habits.group_id,
             member_id=self.member_id,
             new_member_id=f"{self.name}-{self.chance.getrandbits(32):08x}",
-            client=Client(self.name, "/10.0.0.1"),
+            client=Client(self.name, "/10.0.0.1", self.process),
             protocol_type="consumer",
             protocols=tuple(ClassicProtocol(name, metadata) for name in habits.strategies),
             session_timeout_ms=habits.session_timeout_ms,

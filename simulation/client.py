@@ -19,6 +19,7 @@ class Client:
     Attributes:
         paused: its process is stopped; it does nothing until it wakes.
         dead: it will never act again.
+        process: its process's name, "" when it runs on another machine than the coordinator.
         join_patience_ms: how long it waits for the answer to a JoinGroup.
     """
 
@@ -27,6 +28,7 @@ class Client:
         self.world = world
         self.network = network
         self.chance = world.stream(name)
+        self.process = name if world.stream(f"machine of {name}").random() < 0.5 else ""
         self.paused = False
         self.dead = False
         self.join_patience_ms = PATIENCE_MS
@@ -39,9 +41,8 @@ class Client:
         """Die without a word."""
         self.world.tell(f"{self.name}: crashes")
         self.dead = True
-        same_machine = self.chance.random() < 0.5
         for connection in self._lanes.values():
-            connection.ended = same_machine
+            connection.ended = True
             connection.break_()
 
     def cut(self) -> None:
@@ -64,7 +65,7 @@ class Client:
         """The connection for a kind of requests, a new one when the last is gone."""
         connection = self._lanes.get(lane)
         if connection is None or not connection.open:
-            connection = self._lanes[lane] = self.network.connect(self._on_closed, self.chance)
+            connection = self._lanes[lane] = self.network.connect(self._on_closed, self.chance, self.process)
         return connection
 
     def _patience_ms(self, event: Any) -> float:

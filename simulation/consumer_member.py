@@ -49,7 +49,7 @@ class ConsumerMember(Process):
                 self.member_id,
                 "",
                 epoch,
-                Client(self.name, "/10.0.0.2"),
+                Client(self.name, "/10.0.0.2", self.process),
                 self.habits.instance_id,
             )
             self._ask(event, lambda reply: None, self._nothing)
@@ -75,7 +75,7 @@ class ConsumerMember(Process):
             member_id=self.member_id,
             new_member_id="",
             member_epoch=self.generation,
-            client=Client(self.name, "/10.0.0.2"),
+            client=Client(self.name, "/10.0.0.2", self.process),
             instance_id=habits.instance_id,
             rebalance_timeout_ms=habits.rebalance_timeout_ms if full else -1,
             subscribed_topics=(() if uses_regex else habits.topics) if full else None,

@@ -90,7 +90,9 @@ class Gate:
         header, body = framing.decode_request_header(memoryview(frame)[4:])
         api = framing.APIS[header.api_key]
         message = api.request.decode(body, header.api_version)
-        shown = SimpleNamespace(number=connection.id, peer=("10.0.0.3", 1), held={}, at=connection)
+        shown = SimpleNamespace(
+            number=connection.id, peer=("10.0.0.3", 1), held={}, at=connection, process=connection.process
+        )
         asked = Asked(shown, message, header.api_version, header.correlation_id, header.client_id, respond)
         if isinstance(message, ApiVersionsRequest):
             asked.reply(self._api_versions(connection))

@@ -35,7 +35,8 @@ class Connection:
         open: messages still pass.
         heard: the coordinator's end still takes what is on its way up.
         lease_ms: the lease that its client was told to keep, 0: none.
-        ended: its client's process has ended, and the coordinator's machine knows of it.
+        process: its client's process by name, "" on another machine.
+        ended: that process has ended.
     """
 
     def __init__(self, network: Network, on_closed: Callable[[], None], chance: Chance) -> None:
@@ -44,6 +45,7 @@ class Connection:
         self.open = True
         self.heard = True
         self.lease_ms = 0
+        self.process = ""
         self.ended = False
         self._network = network
         self._chance = chance
@@ -117,9 +119,11 @@ class Network:
         self.receive: Callable[[Connection, Any, Callable[[Any], None]], None]
         self.server_sees_close: Callable[[int], None]
 
-    def connect(self, on_closed: Callable[[], None], chance: Chance) -> Connection:
-        """A new connection; `on_closed` is called when the client's end learns of its end."""
-        return Connection(self, on_closed, chance)
+    def connect(self, on_closed: Callable[[], None], chance: Chance, process: str) -> Connection:
+        """A new connection of this process; `on_closed` is called when the client's end learns of its end."""
+        connection = Connection(self, on_closed, chance)
+        connection.process = process
+        return connection
 
     def ask(self, connection: Connection, event: Any, on_reply: Callable[[Any], None]) -> None:
         """Send a request; `on_reply` gets the answer, if it comes."""

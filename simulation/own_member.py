@@ -218,7 +218,9 @@ class OwnMember(Process):
     def _do(self, command: Any) -> None:
         if isinstance(command, OpenLink):
             link = command.link
-            connection = self._sockets[link] = self.network.connect(partial(self._link_closed, link), self.chance)
+            connection = self._sockets[link] = self.network.connect(
+                partial(self._link_closed, link), self.chance, self.process
+            )
             self.world.after(
                 self.chance.upto(self.network.weather.delay_ms), partial(self._link_opened, link, connection)
             )
@@ -259,9 +261,8 @@ class OwnMember(Process):
         if not self.dead:
             self.world.tell(f"{self.name}: {'is gone' if self.leaving else 'crashes'}")
         self.dead = True
-        same_machine = self.chance.random() < 0.5
         for connection in list(self._sockets.values()):
-            connection.ended = same_machine
+            connection.ended = True
             connection.break_()
         self.end()
 

@@ -154,7 +154,8 @@ class Server:
                     self._holding.pop(token, None)
             lease_ms = connection.lease_ms
             noticed = lease_ms > 0 or self.config.notice_disconnects == "all"
-            self._put(ConnectionLost(connection_id, noticed, lease_ms, noticed and connection.ended))
+            ended = connection.process if noticed and connection.ended else ""
+            self._put(ConnectionLost(connection_id, noticed, lease_ms, ended))
 
     def change_topics(self, image: TopicImage, deleted: str | None = None) -> None:
         """Topics were made, grew, or one was deleted."""

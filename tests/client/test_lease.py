@@ -164,3 +164,16 @@ def test_a_sync_that_waits_for_the_leader_is_no_silence() -> None:
     (waiting,) = trial.world.parked_named("SyncGroup")
     trial.world.answer(waiting, sync(waiting.message, waiting.version))
     assert member.holding and member.owns
+
+
+@pytest.mark.parametrize(("lease_ms", "after_ms"), [(0, 3_000), (LEASE_MS, 0)])
+def test_a_broker_that_tells_a_lease_hears_of_a_member_as_soon_as_it_has_synced(lease_ms: int, after_ms: int) -> None:
+    trial = member_of("classic", lease_ms)
+    assert isinstance(trial, ClassicCoordinator)
+    trial.given, trial.heartbeat = parts(0, 1), ErrorCode.REBALANCE_IN_PROGRESS
+    pass_ms(trial, 3_100)
+    trial.heartbeat = ErrorCode.NONE
+    trial.member.release()
+    pass_ms(trial, 3_000)
+    (synced,) = [request.at_ms for request in trial.world.sent("SyncGroup")][1:]
+    assert min(beat.at_ms for beat in trial.world.sent("Heartbeat") if beat.at_ms >= synced) - synced == after_ms

@@ -63,6 +63,28 @@ def test_a_heartbeat_is_held_once_the_interval_is_known() -> None:
     assert trial.ask(held) is None
 
 
+def test_the_first_heartbeat_is_held_of_a_client_whose_interval_is_known() -> None:
+    trial = Trial()
+    members, generation = trial.stable(2)
+    beats = [
+        Heartbeat(trial.request(), "g", generation, member, hold_ms=750, connection=number, interval_ms=800)
+        for number, member in enumerate(members, 1)
+    ]
+    assert [trial.ask(beat) for beat in beats] == [None, None]
+    trial.join(connection=3)
+    assert [trial.reply(beat.request).error for beat in beats] == [TOLD, TOLD], "nobody is waited for"
+
+
+def test_a_known_interval_is_not_learned_from_a_heartbeat_that_comes_early() -> None:
+    trial = Trial()
+    (member,), generation = trial.stable(1)
+    for _ in range(4):
+        beat = Heartbeat(trial.request(), "g", generation, member, hold_ms=750, connection=1, interval_ms=800)
+        assert trial.ask(beat) is None
+        trial.feed(ReleaseHeld((beat.request,)))
+        trial.pass_time(20)
+
+
 def test_a_hold_ends_before_the_next_heartbeat_is_due() -> None:
     trial = Held()
     trial.beat_all()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kohort.errors import ErrorCode
-from kohort.groups.events import ConnectionLost
+from kohort.groups.events import Client, ConnectionLost
 from kohort.groups.lost import hold_max_ms
 from tests.groups.trial import Trial, protocols
 
@@ -210,32 +210,57 @@ def test_two_held_answers_in_a_row_leave_a_part_of_the_lease() -> None:
     assert 2 * hold_max_ms(LEASE_MS) == LEASE_MS * 3 / 4
 
 
-@pytest.mark.parametrize("heard_before_ms", [0, 1_000])
-def test_a_classic_member_whose_process_ended_is_put_out_at_once(heard_before_ms: int) -> None:
-    trial, members, generation = classic()
-    trial.pass_time(heard_before_ms)
-    trial.feed(ConnectionLost(2, noticed=True, lease_ms=LEASE_MS, ended=True))
+def ended(connection: int, process: str) -> ConnectionLost:
+    return ConnectionLost(connection, noticed=True, lease_ms=LEASE_MS, ended=process)
+
+
+def of_process(name: str) -> Client:
+    return Client("client", "/127.0.0.1", name)
+
+
+def test_a_classic_member_whose_process_ended_is_put_out_at_once() -> None:
+    trial = Trial()
+    (member,), generation = trial.stable(1, connection=1, client=of_process("p1"))
+    assert trial.heartbeat(member, generation, connection=1) is ErrorCode.NONE
+    trial.feed(ended(1, "p1"))
     trial.pass_time(0)
-    assert members[1] not in trial.machine.kernel.ledger.groups["g"].classic.members
-    assert members[0] in trial.machine.kernel.ledger.groups["g"].classic.members
-    assert trial.heartbeat(members[1], generation) is ErrorCode.UNKNOWN_MEMBER_ID
+    assert trial.heartbeat(member, generation) is ErrorCode.UNKNOWN_MEMBER_ID
 
 
 def test_a_consumer_member_whose_process_ended_is_put_out_at_once_though_its_heartbeat_is_held() -> None:
     trial = Trial()
     trial.set_topics(t=4)
-    epoch = trial.beat("a", connection=1).member_epoch
+    epoch = trial.beat("a", connection=1, client=of_process("p1")).member_epoch
     trial.beat("a", epoch, connection=1)
     assert trial.beat("a", epoch, connection=1, hold_ms=1_800) is None
-    trial.feed(ConnectionLost(1, noticed=True, lease_ms=LEASE_MS, ended=True))
+    trial.feed(ended(1, "p1"))
     trial.pass_time(0)
-    assert not trial.machine.kernel.ledger.groups["g"].consumer.members
     assert trial.beat("a", epoch, connection=2).error is ErrorCode.UNKNOWN_MEMBER_ID
 
 
-def test_a_member_that_is_heard_on_another_connection_outlives_the_end_of_a_process_on_its_old_one() -> None:
-    trial, members, generation = classic()
-    assert trial.heartbeat(members[1], generation, connection=3) is ErrorCode.NONE
-    trial.feed(ConnectionLost(2, noticed=True, lease_ms=LEASE_MS, ended=True))
+def test_a_member_outlives_a_process_that_only_spoke_for_it() -> None:
+    trial = Trial()
+    (member,), generation = trial.stable(1, connection=1, client=of_process("p1"))
+    assert trial.heartbeat(member, generation, connection=2) is ErrorCode.NONE
+    trial.feed(ended(2, "p2"))
+    trial.pass_time(LEASE_MS - 1)
+    assert trial.heartbeat(member, generation, connection=1) is ErrorCode.NONE
+
+
+def test_a_consumer_member_outlives_a_process_that_only_spoke_for_it() -> None:
+    trial = Trial()
+    trial.set_topics(t=4)
+    epoch = trial.beat("a", connection=1, client=of_process("p1")).member_epoch
+    trial.beat("a", epoch, connection=2, client=of_process("p2"))
+    trial.feed(ended(2, "p2"))
+    trial.pass_time(LEASE_MS - 1)
+    assert trial.beat("a", epoch, connection=1).error is ErrorCode.NONE
+
+
+def test_a_member_that_is_heard_on_another_connection_outlives_the_end_of_its_old_one() -> None:
+    trial = Trial()
+    (member,), generation = trial.stable(1, connection=1, client=of_process("p1"))
+    assert trial.heartbeat(member, generation, connection=3) is ErrorCode.NONE
+    trial.feed(ended(1, "p1"))
     trial.pass_time(0)
-    assert trial.heartbeat(members[1], generation, connection=3) is ErrorCode.NONE
+    assert trial.heartbeat(member, generation, connection=3) is ErrorCode.NONE

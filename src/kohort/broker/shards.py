@@ -116,6 +116,7 @@ class GroupShards:
         held.clear()
 
     def connection_lost(self, connection: Connection, *, noticed: bool, ended: bool) -> None:
-        """A connection has ended; whether that puts its members out before their session, and whether they are dead."""
+        """A connection has ended; whether that puts its members out before their session, and if its process ended too."""
+        process = connection.process if ended else ""
         for index in connection.shards:
-            self._shards[index].tell(ConnectionLost(connection.number, noticed, connection.lease_ms, ended))
+            self._shards[index].tell(ConnectionLost(connection.number, noticed, connection.lease_ms, process))

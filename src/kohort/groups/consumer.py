@@ -96,6 +96,8 @@ def beat(kernel: Kernel, event: ConsumerGroupHeartbeat) -> Refusal | None:
         kernel.forget_connection(presence.connection, group_id, member_id)
         kernel.remember_connection(event.connection, group_id, member_id)
         presence.connection = event.connection
+    if event.member_epoch == 0:
+        presence.process = event.client.process
     presence.lost = presence.overdue = False
     presence.heard_ms = kernel.now.mono_ms
     kernel.run(presence.session, session_timeout_ms(kernel, consumer, member_id))

@@ -119,6 +119,7 @@ class Presence:
         held: a heartbeat that is answered when there is something to say.
         told_ms: the heartbeat interval it was told last, 0 before the first reply.
         connection: it was last heard on.
+        process: it joined from, "": not known.
         heard_ms: when its last heartbeat came, or its wait for the reply ended.
         lost: that connection has ended, and it has not been heard since.
         overdue: it did not give up within its rebalance timeout, and is refused until it joins again.
@@ -133,6 +134,7 @@ class Presence:
         "joining",
         "lost",
         "overdue",
+        "process",
         "revocation",
         "session",
         "sync_phase",
@@ -153,6 +155,7 @@ class Presence:
         self.held: ConsumerGroupHeartbeat | None = None
         self.told_ms = 0
         self.connection = NO_CONNECTION
+        self.process = ""
         self.heard_ms: int | None = None
         self.lost = False
         self.overdue = False

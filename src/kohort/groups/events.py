@@ -21,10 +21,14 @@ NO_CONNECTION = -1
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """Who sent a request: the header's client id and the socket's peer as Kafka prints it ("/127.0.0.1")."""
+    """Who sent a request: the header's client id and the socket's peer as Kafka prints it ("/127.0.0.1").
+
+    `process` is the client's own word of which process it is, "" where there is none.
+    """
 
     id: str
     host: str
+    process: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,13 +346,13 @@ class ConnectionLost:
     Attributes:
         noticed: its members are put out unless they come back soon; False: their sessions run on.
         lease_ms: the lease that the client on it keeps, 0: none. See `lost`.
-        ended: the client's process is known to have ended.
+        ended: the client's process if that is known to have ended, else "".
     """
 
     connection: int
     noticed: bool = False
     lease_ms: int = 0
-    ended: bool = False
+    ended: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ shell's to say (`ConnectionLost`):
   passed since it *sent* the last request that was answered (`kohort.client.group.lease`). It is put out so long after the
   coordinator *received* the last one. Sent is before received, and a request that came after the connection ended is a
   sign of life, so that a member that lives on behind a broken connection has stopped before its partitions are others'.
-- **Clients whose process has ended**, by the word of the kernel that both it and the broker run on: at once.
+- **Members that joined from a process that has ended**, by the word of the kernel that it and the broker run on: at once.
 - **Others, where the operator asked for it.** The grace is a little more than the interval at which the member has been
   heard. A member that lives on does not know of it: its commits are refused, but it may work on records of others.
 """
@@ -55,7 +55,8 @@ def lose_classic(kernel: Kernel, member: ClassicMember, event: ConnectionLost) -
         member.connection = NO_CONNECTION
         member.lost = True
         interval_ms = member.interval_ms or member.session_timeout_ms // 3
-        shorten(kernel, member.session, grace_end_ms(kernel, event, member.heard_ms, interval_ms))
+        end_ms = grace_end_ms(kernel, event, member.heard_ms, interval_ms)
+        shorten(kernel, member.session, kernel.now.mono_ms if is_dead(event, member.client.process) else end_ms)
 
 
 def lose_consumer(kernel: Kernel, group: ConsumerGroup, member_id: str, event: ConnectionLost) -> None:
@@ -67,14 +68,18 @@ def lose_consumer(kernel: Kernel, group: ConsumerGroup, member_id: str, event: C
     presence.lost = True
     if presence.held is not None:
         consumer.let_go(kernel, presence.session.group_id, group, member_id)
-    shorten(kernel, presence.session, grace_end_ms(kernel, event, presence.heard_ms, presence.told_ms))
+    end_ms = grace_end_ms(kernel, event, presence.heard_ms, presence.told_ms)
+    shorten(kernel, presence.session, kernel.now.mono_ms if is_dead(event, presence.process) else end_ms)
+
+
+def is_dead(event: ConnectionLost, process: str) -> bool:
+    """Whether a member has ended with its process: the one that it joined from, not one that only spoke for it since."""
+    return event.ended != "" and event.ended == process
 
 
 def grace_end_ms(kernel: Kernel, event: ConnectionLost, heard_ms: int | None, interval_ms: int) -> int:
-    """When a member's grace ends: its lease runs since it was heard, and the living have time to connect again."""
+    """When a member's grace ends: its lease runs since it was heard, and time to connect again is left in any case."""
     now_ms = kernel.now.mono_ms
-    if event.ended:
-        return now_ms
     if event.lease_ms:
         lease_end_ms = (now_ms if heard_ms is None else heard_ms) + event.lease_ms
         return max(lease_end_ms, now_ms + LEAST_INTERVAL_MS + ADDED_MS)

@@ -38,7 +38,8 @@ from kohort.wire.groups import (
 
 def client_of(request: Request) -> events.Client:
     """Who sent a request, as the coordinator's records name it."""
-    return events.Client(request.client_id or "", "/" + request.connection.peer[0])
+    connection = request.connection
+    return events.Client(request.client_id or "", "/" + connection.peer[0], connection.process)
 
 
 def fresh_member_id(request: Request) -> str:
