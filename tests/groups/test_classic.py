@@ -308,6 +308,31 @@ def test_a_static_member_with_another_strategy_begins_a_round() -> None:
     assert (reply.generation, reply.protocol_name) == (2, "sticky")
 
 
+def test_a_static_leader_that_comes_back_to_read_other_topics_assigns_anew() -> None:
+    trial = Trial()
+    trial.stable(1, instance_id="i")
+    reply = trial.joined(instance_id="i", protocols=protocols("range", topics=("t", "u")), can_skip_assignment=True)
+    assert (reply.generation, reply.leader, reply.skip_assignment) == (2, reply.member_id, False)
+
+
+def test_a_static_follower_that_comes_back_to_read_other_topics_begins_a_round() -> None:
+    trial = Trial()
+    (leader,), _ = trial.stable(1)
+    follower = trial.join(instance_id="i")
+    generation = trial.joined(leader).generation
+    trial.sync(leader, generation, {leader: b"x", trial.reply(follower).member_id: b"y"})
+    assert state(trial) == "Stable"
+    trial.join(instance_id="i", protocols=protocols("range", topics=("u",)))
+    assert trial.heartbeat(leader, generation) is ErrorCode.REBALANCE_IN_PROGRESS
+
+
+def test_a_static_member_that_comes_back_to_the_same_topics_in_another_order_does_not() -> None:
+    trial = Trial()
+    trial.stable(1, instance_id="i", protocols=protocols("range", topics=("t", "u")))
+    reply = trial.joined(instance_id="i", protocols=protocols("range", topics=("u", "t")))
+    assert (reply.generation, state(trial)) == (1, "Stable")
+
+
 def test_an_administrator_removes_a_static_member_by_its_instance_id() -> None:
     trial = Trial()
     trial.stable(1, instance_id="i")

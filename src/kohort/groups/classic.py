@@ -21,6 +21,7 @@ from kohort.groups.outcome import (
 )
 from kohort.groups.records import GroupSaved
 from kohort.groups.state import ClassicGroup, ClassicMember, Group, PendingMember
+from kohort.groups.subscription import read_topics
 
 
 def validate(classic: ClassicGroup, member_id: str, instance_id: str | None) -> ErrorCode:
@@ -212,7 +213,16 @@ def replace_static(kernel: Kernel, group: Group, old: ClassicMember, event: Join
     update(kernel, classic, new, event)
     rebalance.touch(kernel, new)
     kernel.tell(group.group_id, f"static member {event.instance_id} is {new.member_id} now, was {old.member_id}")
-    after_replacement(kernel, group, new, event, old_leader)
+    if reads_as(classic, old, new):
+        after_replacement(kernel, group, new, event, old_leader)
+    else:
+        rebalance.after_change(kernel, group, f"static member {event.instance_id} came back to read other topics")
+
+
+def reads_as(classic: ClassicGroup, old: ClassicMember, new: ClassicMember) -> bool:
+    """Whether two members are subscribed to the same topics, as far as their metadata can be read."""
+    before, after = (read_topics(member.metadata(classic.protocol)) for member in (old, new))
+    return before is None or after is None or set(before) == set(after)
 
 
 def after_replacement(kernel: Kernel, group: Group, new: ClassicMember, event: JoinGroup, old_leader: str) -> None:
