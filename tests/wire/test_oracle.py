@@ -20,7 +20,7 @@ from kohort.wire.message import Message
 from kohort.wire.schema import Struct
 from tests.wire.values import Values
 
-STYLES = ("defaults", "nulls", "small", "small", "large")
+STYLES = ("defaults", "nulls", "small", "small", "large", "plain")
 OWN_TAGS = 10_000
 """Tagged fields from this number on are kohort's own, which Kafka's schemas do not have."""
 

@@ -14,6 +14,7 @@ from kohort.wire.data import FetchResponse, ProduceRequest
 from kohort.wire.framing import decode_response, encode_request, encode_request_parts, encode_response
 from kohort.wire.groups import HeartbeatRequest, JoinGroupRequest, JoinGroupResponse
 from kohort.wire.message import Message
+from kohort.wire.offsets import OffsetCommitRequest
 from kohort.wire.schema import ZERO_UUID, Struct, WireError, array, int32, string, struct
 
 
@@ -141,3 +142,45 @@ def test_the_api_versions_response_never_has_a_flexible_header() -> None:
 def test_uuids_are_read_as_written() -> None:
     one = FetchResponse(responses=[FetchResponse.FetchableTopicResponse(topic_id=UUID(int=(7 << 100) + 1))])
     assert FetchResponse.decode(one.encode(13), 13) == one
+
+
+PLAIN_COUNT = 20
+
+
+@pytest.mark.parametrize("odd", [None, 0, 7, PLAIN_COUNT - 1])
+@pytest.mark.parametrize("metadata", ["", None, "m", "x" * 200])
+def test_an_element_that_is_not_like_the_others_is_read_as_it_is(odd: int | None, metadata: str | None) -> None:
+    part = OffsetCommitRequest.OffsetCommitRequestPartition
+    parts = [part(partition_index=n, committed_offset=n << 40, committed_metadata="") for n in range(PLAIN_COUNT)]
+    if odd is not None:
+        parts[odd].committed_metadata = metadata
+    topic = OffsetCommitRequest.OffsetCommitRequestTopic(name="t", partitions=parts)
+    message = OffsetCommitRequest(group_id="g", topics=[topic, topic])
+    for version in (7, 9):
+        assert OffsetCommitRequest.decode(message.encode(version), version) == message
+
+
+def test_a_tagged_field_in_one_of_many_elements_is_skipped_and_a_null_that_may_not_be_is_refused() -> None:
+    def many(text: bytes, tags: bytes) -> bytes:
+        plain = b"\0\0\0\7" + b"\1" + b"\0"
+        return bytes([PLAIN_COUNT + 1]) + plain * (PLAIN_COUNT - 1) + b"\0\0\0\7" + text + tags + b"\0"
+
+    plain = Many.decode(many(b"\1", b"\0"), 0)
+    assert [each.text for each in plain.items] == [""] * PLAIN_COUNT
+    assert Many.decode(many(b"\1", b"\1\5\2ab"), 0) == plain
+    with pytest.raises(WireError):
+        Many.decode(many(b"\0", b"\0"), 0)
+    with pytest.raises(WireError):
+        Many.decode(many(b"\1", b"\0")[:-2], 0)
+
+
+class Many(Message, key=-1, versions=(0, 0), flexible=0):
+    """Twenty structures with a text that may not be null."""
+
+    class Item(Struct):
+        """One of them."""
+
+        number: int = int32()
+        text: str = string()
+
+    items: list[Item] = array(Item)

@@ -15,7 +15,7 @@ _SIZES = (0, 0, 1, 1, 2, 3, 127, 130)
 
 
 class Values:
-    """Makes instances; `style` is "defaults", "nulls", "small" or "large"."""
+    """Makes instances; `style` is "defaults", "nulls", "small", "large", or "plain": long arrays, hardly any text in them."""
 
     def __init__(self, seed: str, version: int, style: str) -> None:
         self.random = random.Random(seed)
@@ -52,6 +52,8 @@ class Values:
         if field.kind == "float64":
             return pick.choice((0.0, 1.5, -2.25, 1e300))
         if field.kind == "string":
+            if self.style == "plain":
+                return "" if pick.random() < 0.99 else "seldom"
             return pick.choice(_TEXTS if self.style == "large" else _TEXTS[:4])
         if field.kind in ("bytes", "records"):
             return pick.randbytes(pick.choice((0, 1, 20, 127, 128, 5000) if self.style == "large" else (0, 1, 20)))
@@ -59,6 +61,9 @@ class Values:
             return pick.choice((uuid.UUID(int=0), uuid.UUID(int=pick.getrandbits(128))))
         if field.kind == "array":
             assert field.element is not None
+            if self.style == "plain":
+                size = pick.choice((7, 8, 9, 40) if self.depth < 3 else (1, 8))
+                return [self.value(field.element) for _ in range(size)]
             size = pick.choice(_SIZES if self.style == "large" and self.depth < 2 else _SIZES[:6])
             return [self.value(field.element) for _ in range(size)]
         assert field.struct is not None

@@ -25,6 +25,9 @@ from kohort.wire.codec import (
 )
 from kohort.wire.schema import Buffer, Field, Struct
 
+PLAIN_ARRAYS = 8
+"""Arrays of structures with fewer elements are not worth a look at all of them first."""
+
 
 class Decoder(Source):
     """The source of one decoder while it is written."""
@@ -211,7 +214,8 @@ class Decoder(Source):
         else:
             items, item = self.name("l"), self.name("x")
             self.put(f"{items} = []")
-            self.put(f"for _ in range({number}):")
+            plain = None if element.struct is None else self.plain_elements(element.struct, number, items)
+            self.put(f"for _ in range({number}):" if plain is None else f"for _ in range(0 if {plain} else {number}):")
             self.depth += 1
             if element.struct is not None:
                 self.structure(element.struct, item)
@@ -223,6 +227,48 @@ class Decoder(Source):
             self.put(f"{here} = {items}")
         self.depth -= 1
         self.null(field, number, here)
+
+    def plain_elements(self, cls: type[Struct], number: str, items: str) -> str | None:
+        """Read a long array whose elements all have empty strings and no tagged fields in one go: they are of one size.
+
+        Offsets are committed a hundred at a time with empty metadata. Returns the name of whether that was the case; None:
+        such elements are not of one size in any case.
+        """
+        fields = [field for field in cls.FIELDS if field.present(self.version)]
+        if not self.flexible or self.views or not all(_is_plain(field) for field in fields):
+            return None
+        layout = "".join(FIXED.get(field.kind, "B") for field in fields) + "B"
+        size = packing.calcsize(">" + layout)
+        sizes = [packing.calcsize(">" + layout[:place]) for place in range(len(layout))]
+        plain, block, item = self.name("plain"), self.name("b"), self.name("x")
+        names = [self.name("v") for _ in fields]
+        tests = [f"{block}[{sizes[-1]}::{size}].count(0) == {number}"]
+        for field, place in zip(fields, sizes, strict=False):
+            if field.kind == "string":
+                allowed = b"\0\1" if field.null_since <= self.version else b"\1"
+                tests.append(f"not {block}[{place}::{size}].strip({allowed!r})")
+        self.put(f"{plain} = False")
+        self.put(f"if {number} >= {PLAIN_ARRAYS}:")
+        self.depth += 1
+        self.put(f"{block} = buf[p:p + {number} * {size}]")
+        self.put(f"{plain} = {' and '.join(tests)}")
+        self.put(f"if {plain}:")
+        self.depth += 1
+        self.put(f"p += {number} * {size}")
+        self.put(f"for {', '.join(names)}, _ in {self.packer(layout, 'iter_unpack')}({block}):")
+        self.depth += 1
+        self.put(f"{item} = new({self.constant('C_' + cls.__name__, cls)})")
+        values = dict(zip((field.name for field in fields), names, strict=True))
+        for field in cls.FIELDS:
+            here = f"{item}.{field.name}"
+            if field.name not in values:
+                self.default(field, here)
+            else:
+                value = values[field.name]
+                self.put(f"{here} = '' if {value} else None" if field.kind == "string" else f"{here} = {value}")
+        self.put(f"{items}.append({item})")
+        self.depth -= 3
+        return plain
 
     def nullable_struct(self, field: Field, here: str) -> None:
         """A structure behind a byte that is negative for null, or, in a tagged field, zero."""
@@ -262,3 +308,8 @@ class Decoder(Source):
         self.put(f"else: p = {stop}")
         self.put(f"if p != {stop}: raise bad_length({self.owner + ' tagged field'!r}, {size})")
         self.depth -= 1
+
+
+def _is_plain(field: Field) -> bool:
+    """Whether a field takes the same number of bytes in every element where strings are empty."""
+    return field.tag is None and (field.kind in FIXED or field.kind == "string")
