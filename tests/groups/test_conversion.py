@@ -254,6 +254,22 @@ def test_a_static_member_goes_from_one_protocol_to_the_other_and_back() -> None:
     assert [member.instance_id for member in reply.members] == ["i"]
 
 
+def test_a_round_that_is_under_way_goes_on_when_a_static_member_turns_its_group_into_a_consumer_group() -> None:
+    """The one that takes its place changes nothing, and what a member left behind has no other owner."""
+    trial = make_trial()
+    first = trial.join(protocols=offer(), instance_id="i")
+    second = trial.join(protocols=offer())
+    while trial.reply(second) is None or trial.reply(first).generation < trial.reply(second).generation:
+        first = trial.join(trial.reply(first).member_id, protocols=offer(), instance_id="i")
+    (one, two), generation = (trial.reply(each).member_id for each in (first, second)), trial.reply(second).generation
+    trial.sync(one, generation, {one: plan(0, 1), two: plan(2, 3)}, instance_id="i")
+    assert trial.leave(two) is ErrorCode.NONE
+    trial.beat("new", instance_id="i")
+    consumer = trial.machine.kernel.ledger.consumer("g")
+    assert list(consumer.members) == ["new"]
+    assert sorted(number for _, number in consumer.targets["new"]) == [0, 1, 2, 3]
+
+
 def test_subscriptions_of_every_version_are_read() -> None:
     raw = classic_metadata(1, 2, rack="a")
     assert read_subscription(raw) == Subscription(3, ("t",), (TopicPartition("t", 1), TopicPartition("t", 2)), "a")

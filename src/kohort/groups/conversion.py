@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from kohort.errors import ErrorCode
-from kohort.groups import expiry, gathering, rebalance
+from kohort.groups import expiry, gathering, leader, rebalance, targets
 from kohort.groups.consumer_state import ConsumerGroup, Current, Pairs, pack
 from kohort.groups.events import Client
 from kohort.groups.kernel import Kernel
@@ -69,7 +69,10 @@ def reset_classic(group: Group) -> None:
 
 
 def upgrade(kernel: Kernel, group: Group) -> bool:
-    """Make a classic group with members a consumer group; False, and nothing changed, when that may not be."""
+    """Make a classic group with members a consumer group; False, and nothing changed, when that may not be.
+
+    A round that was under way goes on as a new epoch, whoever joined: what a member left behind has no other owner.
+    """
     classic = group.classic
     open_way = kernel.config.consumer_migration_policy in ("upgrade", "bidirectional")
     fits = len(classic.members) < kernel.config.consumer_max_size
@@ -80,6 +83,7 @@ def upgrade(kernel: Kernel, group: Group) -> bool:
     if len(members) < len(converted):
         kernel.tell(group.group_id, "can't become a consumer group: a member's bytes are malformed", Level.WARNING)
         return False
+    unsettled = classic.state is not GroupState.STABLE or leader.leaves_out(kernel, group)
     for member in classic.members.values():
         again = JoinGroupReply(ErrorCode.REBALANCE_IN_PROGRESS, member_id=member.member_id)
         rebalance.answer_join(kernel, classic, member, again)
@@ -88,6 +92,8 @@ def upgrade(kernel: Kernel, group: Group) -> bool:
     generation = group.generation
     write_consumer_group(kernel, group, generation, share_out(members))
     kernel.tell(group.group_id, f"is a consumer group now, from generation {generation} on")
+    if unsettled:
+        targets.bump(kernel, group.group_id, "it was rebalancing when it became a consumer group")
     return True
 
 
