@@ -235,8 +235,8 @@ class Consumer(Lookups):
         limit = self.config.default_api_timeout_ms if timeout_ms is None else timeout_ms
         return time.monotonic() * 1000 + limit
 
-    def _do(self, action: Callable[[ConsumerCore], T]) -> T:
-        """Something that needs no waiting."""
+    def _do(self, action: Callable[[ConsumerCore], T], *, sends: bool = False) -> T:
+        """Something that needs no waiting; `sends`: what it has to send leaves on this thread."""
         client = self._client
         with client.lock:
             client.check()
@@ -244,7 +244,10 @@ class Consumer(Lookups):
             try:
                 return action(self._core)
             finally:
-                client.wake_if_busy()
+                if sends:
+                    client.send_now()
+                else:
+                    client.wake_if_busy()
 
     def _call(self, make: Callable[[ConsumerCore], Coroutine[Any, Any, T]]) -> T:
         return self._client.call(make(self._core))
@@ -253,22 +256,12 @@ class Consumer(Lookups):
         if limit is not None:
             self._enter()
             try:
-                taken = self._poll_now(limit)
+                taken = self._do(lambda core: core.poll_now(limit), sends=True)
             finally:
                 self._user.release()
             if taken:
                 return taken
         return self._run(self._core.poll(limit, self._deadline(timeout_ms)))
-
-    def _poll_now(self, limit: int) -> list[Slice]:
-        client = self._client
-        with client.lock:
-            client.check()
-            client.cluster.runtime.set_time(time.monotonic() * 1000)
-            try:
-                return self._core.poll_now(limit)
-            finally:
-                client.send_now()
 
     def _run(self, script: Script[T]) -> T:
         """Carry out a script's effects, blocking."""
