@@ -21,14 +21,14 @@ from kohort.ids import TopicPartition
 from tests.groups.trial import Trial, owned, subscription
 
 
-def classic_metadata(*partitions: int, rack: str | None = None) -> bytes:
+def classic_metadata(*partitions: int, rack: str | None = None, generation: int = -1) -> bytes:
     """A subscription of version 3 to topic t by a member that has these partitions."""
     raw = subscription("t", version=3)
     if partitions:
         raw += struct.pack(">ih", 1, 1) + b"t" + struct.pack(f">i{len(partitions)}i", len(partitions), *partitions)
     else:
         raw += struct.pack(">i", 0)
-    raw += struct.pack(">i", -1)
+    raw += struct.pack(">i", generation)
     return raw + (struct.pack(">h", -1) if rack is None else struct.pack(">h", len(rack)) + rack.encode())
 
 
@@ -325,3 +325,75 @@ def test_a_commit_is_a_sign_of_life_of_a_classic_member_whatever_its_group_is() 
     assert trial.commit(1, joined.member_id, joined.generation) is ErrorCode.NONE
     trial.pass_time(9_000)
     assert trial.heartbeat(joined.member_id, joined.generation) is not ErrorCode.UNKNOWN_MEMBER_ID
+
+
+def mixed_pair(trial: Trial) -> tuple[str, int, list[int]]:
+    """A classic member beside one of the consumer protocol, settled; its id, its epoch, and what it has: a half."""
+    member, _ = make_classic(trial)
+    trial.beat("new")
+    joined = trial.reply(trial.join(member, protocols=offer(0, 1, 2, 3)))
+    kept = assignment(trial, member, joined.generation)
+    joined = trial.reply(trial.join(member, protocols=offer(*kept)))
+    assert assignment(trial, member, joined.generation) == kept
+    trial.beat("new", joined.generation)
+    return member, joined.generation, kept
+
+
+def has(trial: Trial, member: str) -> list[int]:
+    """The partitions that a member of the consumer group has not given up, as the coordinator knows."""
+    holders = trial.machine.kernel.ledger.consumer("g").holders
+    return sorted(number for (_, number), holder in holders.items() if holder == member)
+
+
+def test_a_join_that_comes_again_and_late_is_not_waited_for_to_sync() -> None:
+    trial = make_trial()
+    member, generation, kept = mixed_pair(trial)
+    trial.join(member, protocols=offer(*kept))
+    for _ in range(40):
+        trial.pass_time(2_000)
+        assert trial.heartbeat(member, generation) is ErrorCode.NONE
+        trial.beat("new", generation)
+    assert has(trial, member) == kept
+
+
+@pytest.mark.parametrize(("said", "left"), [(1, 2), (2, 1), (0, 1), (-1, 1)])
+def test_a_join_of_an_older_epoch_gives_nothing_up(said: int, left: int) -> None:
+    """It left before the member had what it has now. One that names no generation is taken at its word."""
+    trial = make_trial()
+    member, generation, kept = mixed_pair(trial)
+    assert (generation, len(kept)) == (2, 2)
+    trial.beat("third")
+    trial.beat("fourth")
+    trial.join(member, protocols=(ClassicProtocol("range", classic_metadata(generation=said)),))
+    assert len(has(trial, member)) == left
+
+
+@pytest.mark.parametrize("beats", [True, False])
+def test_a_classic_member_that_does_not_join_in_time_keeps_its_partitions_for_its_session(beats: bool) -> None:
+    trial = make_trial(consumer_session_timeout_ms=200_000)
+    member, generation, kept = mixed_pair(trial)
+    trial.beat("third")
+    for _ in range(13):  # its rebalance timeout, since it heard that it is to join
+        trial.pass_time(5_000)
+        last = trial.heartbeat(member, generation)
+    assert last is ErrorCode.UNKNOWN_MEMBER_ID
+    for _ in range(4):
+        trial.pass_time(1_000)
+        if beats:
+            assert trial.heartbeat(member, generation) is ErrorCode.UNKNOWN_MEMBER_ID
+            assert trial.commit(5, member, generation, topic="t", partition=kept[0]) is ErrorCode.NONE
+    assert has(trial, member) == kept
+    trial.pass_time(1_000)
+    assert has(trial, member) == []
+
+
+def test_a_classic_member_that_was_too_late_goes_on_when_it_joins() -> None:
+    trial = make_trial(consumer_session_timeout_ms=200_000)
+    member, generation, kept = mixed_pair(trial)
+    trial.beat("third")
+    for _ in range(13):
+        trial.pass_time(5_000)
+        trial.heartbeat(member, generation)
+    joined = trial.reply(trial.join(member, protocols=offer(*kept)))
+    assert joined.error is ErrorCode.NONE
+    assert trial.heartbeat(member, joined.generation) is not ErrorCode.UNKNOWN_MEMBER_ID

@@ -384,22 +384,22 @@ def on_session_end(kernel: Kernel, group: Group, member_id: str) -> None:
     """A member was silent too long."""
     presence = None if group.consumer is None else group.consumer.presences.get(member_id)
     if presence is not None and presence.overdue:
-        put_out(kernel, group, member_id, f"member {member_id} did not revoke in time and did not join again")
+        put_out(kernel, group, member_id, f"member {member_id} did not move in time and did not join again")
     elif presence is not None and presence.lost:
         put_out(kernel, group, member_id, f"the connection of member {member_id} ended and it did not come back")
     else:
         put_out(kernel, group, member_id, f"member {member_id} was silent for its session timeout")
 
 
-def on_revocation_end(kernel: Kernel, group: Group, member_id: str) -> None:
-    """A member did not give its partitions up within its rebalance timeout: it must join again.
+def on_move_end(kernel: Kernel, group: Group, member_id: str, what: str) -> None:
+    """A member did not give its partitions up, join or sync within its rebalance timeout: it must join again.
 
-    It may not have heard that it must give up, nor hear that it is refused now; so its partitions stay its own until it
-    joins again with none, leaves, or its session since its last accepted heartbeat ends, by which time it has stopped.
+    It may not have heard that it must move, nor hear that it is refused now; so its partitions stay its own until it
+    joins again, leaves, or its session since it was last accepted ends, by which time it has stopped.
     """
     presence = None if group.consumer is None else group.consumer.presences.get(member_id)
-    if presence is not None and presence.waiting is None:
-        kernel.tell(group.group_id, f"member {member_id} did not revoke in time: it must join again")
+    if presence is not None and presence.waiting is None and presence.joining is None:
+        kernel.tell(group.group_id, f"member {member_id} did not {what} in time: it must join again")
         presence.overdue = True
 
 

@@ -122,7 +122,7 @@ class Presence:
         process: it joined from, "": not known.
         heard_ms: when its last heartbeat came, or its wait for the reply ended.
         lost: that connection has ended, and it has not been heard since.
-        overdue: it did not give up within its rebalance timeout, and is refused until it joins again.
+        overdue: it did not move within its rebalance timeout, and is refused until it joins again.
     """
 
     __slots__ = (

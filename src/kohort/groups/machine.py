@@ -208,11 +208,11 @@ class GroupMachine:
         elif timer.kind is Deadline.PENDING_MEMBER and group.consumer is not None:
             group.consumer.given_ids.pop(member_id, None)
         elif timer.kind is Deadline.REVOCATION:
-            consumer.on_revocation_end(kernel, group, member_id)
+            consumer.on_move_end(kernel, group, member_id, "revoke")
         elif timer.kind is Deadline.HELD:
             consumer.on_hold_end(kernel, group, member_id)
         elif timer.kind in (Deadline.JOIN_PHASE, Deadline.SYNC_PHASE):
-            consumer.put_out(kernel, group, member_id, f"classic member {member_id} did not join or sync in time")
+            consumer.on_move_end(kernel, group, member_id, "join or sync")
 
     def _due_classic(self, group: Group, timer: Timer) -> None:
         kernel = self.kernel

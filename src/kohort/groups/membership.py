@@ -87,7 +87,9 @@ def committed(kernel: Kernel, group_id: str, consumer: ConsumerGroup, member_id:
     """A classic member's commit is a sign of life, as it is in a classic group: its client need not know where it is."""
     member = consumer.members.get(member_id)
     if member is not None and member.classic_protocols is not None:
-        kernel.run(consumer.presence(group_id, member_id).session, member.classic_session_timeout_ms)
+        presence = consumer.presence(group_id, member_id)
+        if not presence.overdue:
+            kernel.run(presence.session, member.classic_session_timeout_ms)
 
 
 def take_place(kernel: Kernel, group_id: str, consumer: ConsumerGroup, old_id: str, new_id: str) -> None:

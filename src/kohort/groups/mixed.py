@@ -138,6 +138,7 @@ def wait(kernel: Kernel, consumer: ConsumerGroup, event: JoinGroup, member_id: s
     presence = consumer.presence(event.group_id, member_id)
     membership.turn_away(kernel, presence, member_id, ErrorCode.UNKNOWN_MEMBER_ID)
     presence.joining, presence.waits_for = event, consumer.epoch
+    presence.overdue = False
     presence.join_phase.cancel()
     kernel.run(presence.session, event.session_timeout_ms)
     if consumer.epoch <= consumer.target_epoch:
@@ -166,11 +167,13 @@ def complete_join(kernel: Kernel, consumer: ConsumerGroup, member_id: str) -> No
     if event is None:
         return
     presence.joining = None
+    before = consumer.standing(member_id)
     subscription = read_subscription(event.protocols[0].metadata)
-    owned = owned_ids(kernel, subscription)
+    owned = None if is_behind(subscription, before.member_epoch) else owned_ids(kernel, subscription)
     current = membership.step(kernel, event.group_id, consumer, member_id, owned)
     kernel.run(presence.session, event.session_timeout_ms)
-    kernel.run(presence.sync_phase, event.rebalance_timeout_ms)
+    if current != before:  # else it has its assignment or is waited for already: a join may come again, and late
+        kernel.run(presence.sync_phase, event.rebalance_timeout_ms)
     kernel.reply(
         event.request,
         JoinGroupReply(
@@ -181,6 +184,15 @@ def complete_join(kernel: Kernel, consumer: ConsumerGroup, member_id: str) -> No
             protocol_name=event.protocols[0].name,
         ),
     )
+
+
+def is_behind(subscription: Subscription | None, member_epoch: int) -> bool:
+    """Whether a member that says what it has speaks of an older epoch than its own.
+
+    Such a join was sent before the member had what it has now, and came late or again after its answer was lost: what it leaves
+    out is not given up. Members that name no generation are taken at their word.
+    """
+    return subscription is not None and 0 < subscription.generation < member_epoch
 
 
 def owned_ids(kernel: Kernel, subscription: Subscription | None) -> Pairs:
@@ -200,6 +212,9 @@ def validate(consumer: ConsumerGroup, member_id: str, instance_id: str | None, g
             return ErrorCode.FENCED_INSTANCE_ID
     member = consumer.members.get(member_id)
     if member is None or member.classic_protocols is None:
+        return ErrorCode.UNKNOWN_MEMBER_ID
+    presence = consumer.presences.get(member_id)
+    if generation is not None and presence is not None and presence.overdue:
         return ErrorCode.UNKNOWN_MEMBER_ID
     if generation is not None and generation != consumer.standing(member_id).member_epoch:
         return ErrorCode.ILLEGAL_GENERATION
