@@ -151,7 +151,8 @@ def test_leader_epochs(tmp_path: Path) -> None:
         assert each.leader_epoch == 4
         assert each.end_offset_for_epoch(4) == (4, 4)
         assert each.end_offset_for_epoch(3) == each.end_offset_for_epoch(1) == (1, 2)
-        assert each.end_offset_for_epoch(0) == each.end_offset_for_epoch(5) == (-1, -1)
+        assert each.end_offset_for_epoch(0) == (0, 0)
+        assert each.end_offset_for_epoch(5) == (-1, -1)
     with pytest.raises(FencedError) as caught:
         log.advance_leader_epoch(3)
     assert caught.value.code is ErrorCode.FENCED_LEADER_EPOCH

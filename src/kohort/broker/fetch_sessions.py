@@ -33,15 +33,18 @@ class Fetched:
 
     Attributes:
         key: topic name, or id from version 13 on, and partition.
+        epoch: the leader's, as the client knows it; -1: it does not say.
+        read_epoch: of the last batch that the client has read; -1: it does not say.
     """
 
-    __slots__ = ("epoch", "high_watermark", "key", "log_start", "max_bytes", "offset", "told_error")
+    __slots__ = ("epoch", "high_watermark", "key", "log_start", "max_bytes", "offset", "read_epoch", "told_error")
 
-    def __init__(self, key: Key, offset: int, max_bytes: int, epoch: int) -> None:
+    def __init__(self, key: Key, offset: int, max_bytes: int, epoch: int, read_epoch: int = -1) -> None:
         self.key = key
         self.offset = offset
         self.max_bytes = max_bytes
         self.epoch = epoch
+        self.read_epoch = read_epoch
         self.high_watermark = -1
         self.log_start = -1
         self.told_error = False
@@ -50,11 +53,12 @@ class Fetched:
         """Whether there is nothing to read and nothing the client was not told; most partitions of most fetches."""
         return self.offset == end_offset == self.high_watermark and log_start == self.log_start and not self.told_error
 
-    def update(self, offset: int, max_bytes: int, epoch: int) -> None:
+    def update(self, said: Fetched) -> None:
         """Take over what a request says anew."""
-        self.offset = offset
-        self.max_bytes = max_bytes
-        self.epoch = epoch
+        if said.read_epoch != self.read_epoch:
+            self.high_watermark = -1  # not quiet: it is to be looked whether the client has read what is there
+        self.offset, self.max_bytes = said.offset, said.max_bytes
+        self.epoch, self.read_epoch = said.epoch, said.read_epoch
 
 
 class FetchSession:

@@ -99,6 +99,8 @@ class PartitionLog:
         if checkpoints.LEADER_EPOCHS in names:
             log._epochs = recovery.load_epochs(path, log.segments)
         log.leader_epoch = log._epochs[-1][0] if log._epochs else 0
+        if not options.clean and options.verified_offset is not None:
+            log.advance_leader_epoch(log.leader_epoch + 1)  # what was lost may have been read: its readers must find out
         log.cleaned_offset = options.cleaned_offset
         log.flushed_offset = log.end_offset if options.clean else min(options.verified_offset or 0, log.end_offset)
         return log
@@ -328,14 +330,17 @@ class PartitionLog:
     # -- leader epochs
 
     def end_offset_for_epoch(self, leader_epoch: int) -> tuple[int, int]:
-        """`(epoch, end_offset)` of the largest epoch not above the one asked for; (-1, -1) if unknown."""
+        """`(epoch, end_offset)` of the largest epoch not above the one asked for; (-1, -1) for one still to come.
+
+        One before the first that is known ended where that began.
+        """
         if leader_epoch == self.leader_epoch:
             return leader_epoch, self.end_offset
         if leader_epoch > self.leader_epoch or not self._epochs:
             return -1, -1
         number = bisect_right(self._epochs, (leader_epoch, self.end_offset)) - 1
         if number < 0:
-            return -1, -1
+            return leader_epoch, self._epochs[0][1]
         following = self._epochs[number + 1][1] if number + 1 < len(self._epochs) else self.end_offset
         return self._epochs[number][0], following
 

@@ -1,6 +1,6 @@
 """Fetch: batches leave as they lie in the log.
 
-Versions: 4 read_committed, 7 sessions, 9 leader epochs, 12 the leader in errors, 13 topic ids, 15 the replica's state,
+Versions: 4 read_committed, 7 sessions, 9 leader epochs, 12 the epoch read last and the leader in errors, 13 topic ids, 15 the replica's state,
 16 endpoints of leaders, 17 directory ids, 18 the high watermark of a replica (both of no concern here).
 """
 
@@ -95,6 +95,10 @@ class Fetch:
                 found.append((part, _failed(index, error, known=source is not None), 0))
                 continue
             logs.append(source)
+            if (cut_off := _cut_off(source, part)) is not None:
+                urgent = True
+                found.append((part, cut_off, 0))
+                continue
             if incremental and part.quiet(source.end_offset, source.log_start_offset):
                 continue
             answer, size = self._read_one(source, part, max(0, min(part.max_bytes, left)), total == 0)
@@ -168,6 +172,28 @@ def _news(entry: tuple[Fetched, Any, int]) -> bool:
     return news
 
 
+def _cut_off(source: PartitionLog, part: Fetched) -> Any:
+    """The answer to a client that has read what is not in the log any more, None to any other. Source: KIP-320, KIP-595.
+
+    What the leader of that time had written may have been lost with its machine; other records have those offsets now.
+    """
+    if part.read_epoch < 0:
+        return None
+    epoch, end = source.end_offset_for_epoch(part.read_epoch)
+    if epoch < 0 or part.offset < source.log_start_offset:
+        return _failed(part.key[1], ErrorCode.OFFSET_OUT_OF_RANGE)
+    if epoch >= part.read_epoch and end >= part.offset:
+        return None
+    return _Partition(
+        partition_index=part.key[1],
+        high_watermark=source.end_offset,
+        last_stable_offset=source.last_stable_offset,
+        log_start_offset=source.log_start_offset,
+        records=b"",
+        diverging_epoch=_Partition.EpochEndOffset(epoch=epoch, end_offset=end),
+    )
+
+
 def _find(node: Node, topic: Any, index: int) -> tuple[PartitionLog | None, int]:
     if type(topic) is str:
         return node.store.get(topic, index), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -189,7 +215,9 @@ def _wanted(message: Any, by_id: bool) -> dict[Key, Fetched]:
         name = topic.topic_id if by_id else topic.topic
         for part in topic.partitions:
             key = (name, part.partition)
-            wanted[key] = Fetched(key, part.fetch_offset, part.partition_max_bytes, part.current_leader_epoch)
+            wanted[key] = Fetched(
+                key, part.fetch_offset, part.partition_max_bytes, part.current_leader_epoch, part.last_fetched_epoch
+            )
     return wanted
 
 
@@ -226,7 +254,7 @@ def _fetch_on(node: Node, request: Request, session_id: int, epoch: int, by_id: 
         if known is None:
             session.partitions[key] = part
         else:
-            known.update(part.offset, part.max_bytes, part.epoch)
+            known.update(part)
     session.next_epoch()
     return Fetch(node, request, session.partitions.values(), session).start()
 
