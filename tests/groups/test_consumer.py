@@ -572,3 +572,18 @@ def test_a_thousand_members_join_at_once_and_are_stable() -> None:
             state[member] = (reply.member_epoch, held(reply) if reply.assignment is not None else have)
     assert describe(trial).state == "Stable"  # type: ignore[attr-defined]
     assert sorted(number for _, have in state.values() for number in have) == list(range(2_000))
+
+
+def test_members_of_a_large_group_are_heard_one_after_the_other() -> None:
+    trial = Trial()
+    trial.set_topics(t=1)
+    trial.works_at_once = False
+    joins = {f"m{number}": trial.consumer_event(f"m{number}") for number in range(600)}
+    for event in joins.values():
+        trial.feed(event)
+    while any(trial.reply(event.request) is None for event in joins.values()):
+        trial.do_work()
+    _, *told = [trial.reply(event.request).heartbeat_interval_ms for event in joins.values()]
+    assert 2_500 < min(told) < 3_000 and 4_500 < max(told) <= 5_000
+    epochs = {name: trial.reply(event.request).member_epoch for name, event in joins.items() if name != "m0"}
+    assert {trial.beat(name, epoch).heartbeat_interval_ms for name, epoch in epochs.items()} == {5_000}

@@ -7,6 +7,7 @@ others are told a short interval; a settled member's reply may be held until the
 from __future__ import annotations
 
 from dataclasses import replace
+from zlib import crc32
 
 from kohort.errors import ErrorCode
 from kohort.groups import conversion, mixed, notify, targets
@@ -19,6 +20,8 @@ from kohort.groups.records import MemberSaved, MemberState
 from kohort.groups.state import Group
 
 LEAVES = -1
+SPREAD_FROM = 500
+"""In groups of so many members the first whole interval is a part of one, so that they are heard one after the other."""
 MEMBERS_PER_MS = 5
 """How many unsettled members may ask in one ms, which bounds what their short interval costs."""
 
@@ -236,6 +239,8 @@ def answer(kernel: Kernel, consumer: ConsumerGroup, event: ConsumerGroupHeartbea
         interval = unsettled_interval_ms(kernel, consumer, interval)
     elif event.short_interval:
         interval = min(interval, kernel.config.unsettled_interval_ms)
+    elif presence.told_ms < interval // 2 and len(consumer.members) >= SPREAD_FROM:
+        interval = spread(interval, member_id)
     presence.told_ms = interval
     kernel.reply(
         event.request,
@@ -266,6 +271,14 @@ def unsettled_interval_ms(kernel: Kernel, consumer: ConsumerGroup, settled_ms: i
     if kernel.config.notify_at_once == "off":
         return settled_ms
     return min(settled_ms, max(kernel.config.unsettled_interval_ms, len(consumer.members) // MEMBERS_PER_MS))
+
+
+def spread(interval_ms: int, member_id: str) -> int:
+    """A part of the interval, from a half on, by the member's id.
+
+    Members of a large group settle within moments of each other, and would all be heard at one moment ever after.
+    """
+    return interval_ms - crc32(member_id.encode()) % max(1, interval_ms // 2)
 
 
 def hold(kernel: Kernel, consumer: ConsumerGroup, event: ConsumerGroupHeartbeat, presence: Presence) -> bool:
