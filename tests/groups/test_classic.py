@@ -333,6 +333,14 @@ def test_a_static_member_that_comes_back_to_the_same_topics_in_another_order_doe
     assert (reply.generation, state(trial)) == (1, "Stable")
 
 
+def test_an_empty_instance_id_is_not_that_of_every_dynamic_member() -> None:
+    trial = Trial(group_max_size=2, initial_rebalance_delay_ms=1_000)
+    trial.join(instance_id="")
+    trial.join(requires_known_id=False)
+    refused = trial.reply(trial.join(requires_known_id=False))
+    assert refused is not None and refused.error is ErrorCode.GROUP_MAX_SIZE_REACHED
+
+
 def test_an_administrator_removes_a_static_member_by_its_instance_id() -> None:
     trial = Trial()
     trial.stable(1, instance_id="i")

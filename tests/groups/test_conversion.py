@@ -397,3 +397,11 @@ def test_a_classic_member_that_was_too_late_goes_on_when_it_joins() -> None:
     joined = trial.reply(trial.join(member, protocols=offer(*kept)))
     assert joined.error is ErrorCode.NONE
     assert trial.heartbeat(member, joined.generation) is not ErrorCode.UNKNOWN_MEMBER_ID
+
+
+def test_a_dynamic_member_does_not_take_the_place_of_one_with_an_empty_instance_id() -> None:
+    trial = make_trial()
+    trial.beat("new")
+    static = trial.reply(trial.join(protocols=offer(), instance_id="")).member_id
+    dynamic = trial.reply(trial.join(protocols=offer(), requires_known_id=False)).member_id
+    assert {"new", static, dynamic} == set(trial.machine.kernel.ledger.consumer("g").members)

@@ -87,7 +87,7 @@ def join_or_error(kernel: Kernel, event: JoinGroup) -> ErrorCode:
 def has_room(kernel: Kernel, classic: ClassicGroup, event: JoinGroup) -> bool:
     """Whether group.max.size lets this member in; while a round is prepared, the first to come have the places."""
     limit = kernel.config.group_max_size
-    member_id = event.member_id or classic.static_ids.get(event.instance_id or "", "")
+    member_id = event.member_id or classic.static_ids.get(event.instance_id, "")
     member = classic.members.get(member_id)
     if classic.state is GroupState.EMPTY:
         return True
@@ -204,7 +204,7 @@ def replace_static(kernel: Kernel, group: Group, old: ClassicMember, event: Join
     old.session.cancel()
     del classic.members[old.member_id]
     classic.members[new.member_id] = new
-    classic.static_ids[event.instance_id or ""] = new.member_id
+    classic.static_ids[event.instance_id] = new.member_id
     if classic.leader == old.member_id:
         classic.leader = new.member_id
     if classic.pending_sync.pop(old.member_id, "") is None:

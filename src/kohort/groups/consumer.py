@@ -116,7 +116,7 @@ def beat(kernel: Kernel, event: ConsumerGroupHeartbeat) -> Refusal | None:
 
 def not_found(group: Group | None, event: ConsumerGroupHeartbeat) -> Refusal:
     """There is no such consumer group; a static member whose place a classic one has taken must not fight for it."""
-    holder = None if group is None else group.classic.static_ids.get(event.instance_id or "")
+    holder = None if group is None else group.classic.static_ids.get(event.instance_id)
     if holder is not None and holder != event.member_id:
         text = f"Static member {event.member_id} with instance id {event.instance_id} was fenced by member {holder}."
         return Refusal(ErrorCode.FENCED_INSTANCE_ID, text)

@@ -178,7 +178,7 @@ class ConsumerGroup:
         targets: what each member is to have.
         current: where each member stands; a member without is at epoch 0 and has nothing.
         regexes: resolved regular expressions, by pattern.
-        static_ids: instance id to member id.
+        static_ids: instance id to member id; None, of dynamic members, is never in it, and may be looked up.
         holders: partition to the member that has it or has not given it up yet.
         presences: soft state by member id.
         began_ms: when the rebalance under way began, None when there is none.
@@ -199,7 +199,7 @@ class ConsumerGroup:
     targets: dict[str, Pairs] = field(default_factory=dict)
     current: dict[str, Current] = field(default_factory=dict)
     regexes: dict[str, RegexResolved] = field(default_factory=dict)
-    static_ids: dict[str, str] = field(default_factory=dict)
+    static_ids: dict[str | None, str] = field(default_factory=dict)
     holders: dict[Pair, str] = field(default_factory=dict)
     presences: dict[str, Presence] = field(default_factory=dict)
     began_ms: int | None = None

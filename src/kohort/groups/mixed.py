@@ -36,7 +36,7 @@ def join(kernel: Kernel, group: Group, consumer: ConsumerGroup, event: JoinGroup
 def join_or_error(kernel: Kernel, group: Group, consumer: ConsumerGroup, event: JoinGroup) -> ErrorCode:
     """Take a JoinGroup in, or say why not."""
     member_id = event.member_id or event.new_member_id
-    replaced = consumer.static_ids.get(event.instance_id or "")
+    replaced = consumer.static_ids.get(event.instance_id)
     is_new = event.member_id not in consumer.members and replaced is None
     if is_new and len(consumer.members) >= kernel.config.consumer_max_size:
         return ErrorCode.GROUP_MAX_SIZE_REACHED

@@ -183,7 +183,7 @@ class ClassicGroup:
     Attributes:
         previous_state: before the current one; Empty tells an initial rebalance.
         members: by member id, in the order they came.
-        static_ids: instance id to member id.
+        static_ids: instance id to member id; None, of dynamic members, is never in it, and may be looked up.
         pending: member ids given out and awaited.
         votes: protocol name to the number of members that support it.
         awaiting_join: how many members wait on a JoinGroup.
@@ -208,7 +208,7 @@ class ClassicGroup:
         self.protocol: str | None = None
         self.leader: str | None = None
         self.members: dict[str, ClassicMember] = {}
-        self.static_ids: dict[str, str] = {}
+        self.static_ids: dict[str | None, str] = {}
         self.pending: dict[str, PendingMember] = {}
         self.votes: dict[str, int] = {}
         self.awaiting_join = 0
