@@ -109,7 +109,8 @@ class FencingChecker(Checker):
             for topic, partition in decode_assignment(value.assignment):
                 self._told[event.group_id, topic, partition] = event.member_id
         elif isinstance(event, ConsumerGroupHeartbeat) and value.error is ErrorCode.NONE and value.assignment:
-            for topic, partition in to_names(value.assignment):
+            of_today = [entry for entry in value.assignment if entry.topic_id in self.world.topic_ids.values()]
+            for topic, partition in to_names(tuple(of_today)):
                 self._told[event.group_id, topic, partition] = value.member_id
         elif isinstance(event, OffsetCommit | TxnOffsetCommit) and event.generation >= 0:
             for offset, error in zip(event.offsets, value.errors, strict=True):
