@@ -19,7 +19,7 @@ from kohort.groups.events import (
 )
 from kohort.groups.machine import GroupMachine
 from kohort.groups.outcome import GroupState, LeaveGroupReply, Now, Outcome
-from kohort.groups.records import Kind, OffsetCommitted, Record, Tombstone
+from kohort.groups.records import Kind, MemberSaved, OffsetCommitted, Record, Tombstone
 from kohort.groups.state import Group
 from kohort.ids import NO_TOPIC_ID, TopicPartition
 from simulation.assigning import decode_assignment, to_names
@@ -41,8 +41,12 @@ class OwnershipChecker(Checker):
     def __init__(self, world: World, members: list[Holder], config: GroupConfig) -> None:
         super().__init__(world, members, config)
         self._removed: set[str] = set()
+        self._placed: dict[tuple[str, str | None], str] = {}
 
     def on_stepped(self, event: Any, outcome: Outcome, waiting: Waiting) -> None:
+        for record in outcome.records:
+            if isinstance(record, MemberSaved):
+                self._placed[record.group_id, record.instance_id] = record.member_id
         if isinstance(event, LeaveGroup):
             for _, value in outcome.replies:
                 if isinstance(value, LeaveGroupReply):
@@ -74,8 +78,14 @@ class OwnershipChecker(Checker):
                     self.fail(f"{partition} of {member.group_id} is owned by {member.name} and {other.name}")
 
     def _is_superseded(self, member: Holder) -> bool:
-        """Whether another process has, or had later, the same instance id, or the member was removed."""
+        """Whether another process has, or had later, the same instance id, or the member was removed.
+
+        Also when that process is dead, and began before: its join may arrive late and take the place of a newer one.
+        """
         if member.member_id in self._removed:
+            return True
+        placed = self._placed.get((member.group_id, member.instance_id), member.member_id)
+        if member.instance_id is not None and placed != member.member_id:
             return True
         return member.instance_id is not None and any(
             other is not member

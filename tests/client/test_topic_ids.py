@@ -130,11 +130,15 @@ def test_no_position_is_looked_for_while_the_group_has_not_said_whose_the_partit
     assert A0 in log.core.partitions.without_position()
 
 
-def test_a_group_reads_a_topic_that_was_made_again_from_its_beginning(kohort_broker: Broker) -> None:
+@pytest.mark.parametrize("count", [20, 80], ids=["fewer", "more"])
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_a_group_reads_a_topic_that_was_made_again_from_its_beginning(
+    kohort_broker: Broker, protocol: str, count: int
+) -> None:
     servers = kohort_broker.bootstrap_servers
     settings = {
-        "group_id": "g",
-        "group_protocol": "consumer",
+        "group_id": f"g-{protocol}-{count}",
+        "group_protocol": protocol,
         "auto_offset_reset": "earliest",
         "metadata_max_age_ms": 500,
         "allow_auto_create_topics": False,
@@ -144,16 +148,19 @@ def test_a_group_reads_a_topic_that_was_made_again_from_its_beginning(kohort_bro
         consumer.subscribe(["again"])
         assert _read(consumer, 50) == ["old"] * 50
         admin.delete_topics(["again"]).all()
-        _make(admin, servers, "new", 20)
-        assert _read(consumer, 20) == ["new"] * 20
+        _make(admin, servers, "new", count)
+        assert _read(consumer, count) == ["new"] * count
         consumer.commit()
         part = TopicPartition("again", 0)
         assert consumer.assignment() == {part}
         committed = consumer.committed([part])[part]
-        assert committed is not None and committed.offset == 20
+        assert committed is not None and committed.offset == count
 
 
-def test_a_topic_made_again_is_read_from_its_beginning_and_its_offsets_committed(kohort_broker: Broker) -> None:
+@pytest.mark.parametrize("count", [20, 80], ids=["fewer", "more"])
+def test_a_topic_made_again_is_read_from_its_beginning_and_its_offsets_committed(
+    kohort_broker: Broker, count: int
+) -> None:
     servers = kohort_broker.bootstrap_servers
     part = TopicPartition("again", 0)
     with (
@@ -172,11 +179,11 @@ def test_a_topic_made_again_is_read_from_its_beginning_and_its_offsets_committed
         assert _read(consumer, 50) == ["old"] * 50
         consumer.commit()
         admin.delete_topics(["again"]).all()
-        _make(admin, servers, "new", 20)
-        assert _read(consumer, 20) == ["new"] * 20
+        _make(admin, servers, "new", count)
+        assert _read(consumer, count) == ["new"] * count
         consumer.commit()
         committed = consumer.committed([part])[part]
-        assert committed is not None and committed.offset == 20
+        assert committed is not None and committed.offset == count
 
 
 def _make(admin: Admin, servers: str, text: str, count: int) -> None:

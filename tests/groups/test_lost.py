@@ -7,6 +7,7 @@ import pytest
 from kohort.errors import ErrorCode
 from kohort.groups.events import Client, ConnectionLost
 from kohort.groups.lost import hold_max_ms
+from tests.groups.test_conversion import make_classic, make_trial
 from tests.groups.trial import Trial, protocols
 
 
@@ -264,3 +265,13 @@ def test_a_member_that_is_heard_on_another_connection_outlives_the_end_of_its_ol
     trial.feed(ended(1, "p1"))
     trial.pass_time(0)
     assert trial.heartbeat(member, generation, connection=3) is ErrorCode.NONE
+
+
+def test_a_member_without_an_id_yet_that_goes_turns_its_group_classic_again() -> None:
+    trial = make_trial()
+    member, generation = make_classic(trial)
+    trial.works_at_once = False
+    assert trial.beat("", connection=3) is None
+    trial.feed(lost(3))
+    assert trial.machine.kernel.ledger.groups["g"].consumer is None
+    assert trial.heartbeat(member, generation + 1, connection=1) is ErrorCode.REBALANCE_IN_PROGRESS

@@ -30,6 +30,7 @@ from kohort.groups.events import (
 from kohort.groups.machine import GroupMachine
 from kohort.groups.outcome import Counted, JoinGroupReply, Meter, Now, Outcome, ReplyValue, ResolveRegexes, Work
 from kohort.groups.records import ClassicProtocol, Record, TopicPartitions
+from kohort.groups.subscription import write_assignment
 from kohort.ids import TopicPartition
 
 CLIENT = Client("client", "/127.0.0.1")
@@ -204,6 +205,13 @@ class Trial:
             plan = {name: b"a-" + name.encode() for name in members} if member == leader else None
             self.sync(member, generation, plan)
         return members, generation
+
+    def stable_with(self, instance_id: str, **partitions: int) -> None:
+        """A stable group of one static member that has so many partitions of these topics, and is subscribed to them."""
+        joined = self.joined(instance_id=instance_id, protocols=protocols("range", topics=partitions))
+        held = [TopicPartition(topic, number) for topic, count in partitions.items() for number in range(count)]
+        assignment = {joined.member_id: write_assignment(1, held)}
+        self.sync(joined.member_id, joined.generation, assignment, instance_id=instance_id)
 
     def _rejoin_all(self, requests: list[int], more: dict[str, Any]) -> None:
         """Members that were answered before the last came join again."""

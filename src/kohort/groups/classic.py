@@ -213,16 +213,8 @@ def replace_static(kernel: Kernel, group: Group, old: ClassicMember, event: Join
     update(kernel, classic, new, event)
     rebalance.touch(kernel, new)
     kernel.tell(group.group_id, f"static member {event.instance_id} is {new.member_id} now, was {old.member_id}")
-    if reads_as(classic, old, new):
-        after_replacement(kernel, group, new, event, old_leader)
-    else:
-        rebalance.after_change(kernel, group, f"static member {event.instance_id} came back to read other topics")
-
-
-def reads_as(classic: ClassicGroup, old: ClassicMember, new: ClassicMember) -> bool:
-    """Whether two members are subscribed to the same topics, as far as their metadata can be read."""
-    before, after = (read_topics(member.metadata(classic.protocol)) for member in (old, new))
-    return before is None or after is None or set(before) == set(after)
+    classic.owes_look |= read_topics(old.metadata(classic.protocol)) != read_topics(new.metadata(classic.protocol))
+    after_replacement(kernel, group, new, event, old_leader)
 
 
 def after_replacement(kernel: Kernel, group: Group, new: ClassicMember, event: JoinGroup, old_leader: str) -> None:
@@ -372,6 +364,8 @@ def heartbeat(kernel: Kernel, event: Heartbeat) -> None:
         return
     error = heartbeat_error(group, event)
     if error is ErrorCode.NONE:
+        if group.classic.owes_look:
+            leader.look(kernel, group)
         member = group.classic.members[event.member_id]
         if member.connection != event.connection or member.lost:
             rebalance.heard(kernel, member, event.connection)

@@ -37,10 +37,21 @@ def on_loaded(kernel: Kernel, group: Group) -> None:
     """A static leader may not know that it leads; what changed while nobody looked shows as partitions of no member."""
     classic = group.classic
     leader = classic.members.get(classic.leader or "")
-    if leader is None or leader.instance_id is None:
-        return
-    classic.leader_unaware = True
-    if leaves_out(kernel, group):
+    if leader is not None and leader.instance_id is not None:
+        classic.leader_unaware = True
+    if classic.static_ids:
+        look(kernel, group)
+
+
+def look(kernel: Kernel, group: Group) -> None:
+    """Begin a round if partitions are nobody's that members read.
+
+    A static member that comes back with another subscription gets its old assignment, as from Apache Kafka. There the topics
+    that only it reads stay nobody's until something else happens; here the group's next heartbeat begins a round.
+    """
+    classic = group.classic
+    classic.owes_look, classic.left_out = False, None
+    if classic.state is GroupState.STABLE and leaves_out(kernel, group):
         rebalance.prepare(kernel, group, "partitions of subscribed topics are nobody's, and the leader may not look")
 
 

@@ -45,7 +45,7 @@ def on_connection_lost(kernel: Kernel, event: ConnectionLost) -> None:
                 lose_classic(kernel, member, event)
         else:
             consumer.drop_untold(kernel, group, member_id)
-            if event.noticed:
+            if event.noticed and group.consumer is not None:  # it may have been the last of the consumer protocol
                 lose_consumer(kernel, group.consumer, member_id, event)
 
 

@@ -192,6 +192,7 @@ class ClassicGroup:
         resumed_from: after a restart in mid-round, the generation whose members are still to be led on; -1: none.
         topics_hash: of the subscribed topics when the leader last assigned them; None: not known.
         leader_unaware: whether the leader has not assigned yet, and so may miss changes of topics.
+        owes_look: a static member is back that may read other topics, of which partitions may be nobody's.
         left_out: a generation, the image's version then, and whether its assignment leaves partitions to nobody.
         refused_generation: its assignment outgrew the record limit, so that its members are refused; -1: none.
         delay_ms, remaining_ms: of the initial rebalance: this step's and what may still be added.
@@ -217,6 +218,7 @@ class ClassicGroup:
         self.resumed_from = -1
         self.topics_hash: int | None = None
         self.leader_unaware = False
+        self.owes_look = False
         self.left_out: tuple[int, int, bool] | None = None
         self.refused_generation = -1
         self.join_phase = Timer(Deadline.JOIN_PHASE, group_id)

@@ -87,6 +87,7 @@ CLASSIC_GROUP: tuple[Transition, ...] = (
     ),
     Transition(STABLE, "JoinGroup", PREPARING, "a member comes, joins with something new, or the leader joins again"),
     Transition(STABLE, "JoinGroup", COMPLETING, "the same, and no one else is awaited"),
+    Transition(STABLE, "Heartbeat", PREPARING, "a static member came back to read topics that nobody has", rare=True),
     Transition(STABLE, "LeaveGroup", PREPARING, _CHANGED),
     Transition(STABLE, "LeaveGroup", EMPTY, _GONE),
     Transition(STABLE, "Tick", PREPARING, "a member was silent for its session, or never synced"),

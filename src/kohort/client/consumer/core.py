@@ -72,7 +72,7 @@ class ConsumerCore:
         self.positions = PositionFinder(cluster, config, self.partitions, self.pump, self._changed)
         self.fetcher.on_lost_position(self.positions.out_of_range, self.positions.truncated)
         self.membership: Membership | None = None
-        self.commits = Commits(cluster, config, lambda: self.membership)
+        self.commits = Commits(cluster, config, lambda: self.membership, self._ids_of)
         self.listener = RebalanceListener()
         self.polls = 0
         self.returned = 0
@@ -91,7 +91,6 @@ class ConsumerCore:
         self._woken = False
         self._closed = False
         cluster.auto_create_topics = config.allow_auto_create_topics
-        self._ids: dict[str, UUID] = {}
         cluster.on_metadata(self._follow_metadata)
 
     # What to read.
@@ -130,6 +129,7 @@ class ConsumerCore:
         wanted = [TopicPartition(*partition) for partition in partitions]
         self._manual = bool(wanted)
         self.partitions.set(wanted)
+        self.partitions.note_ids(self.cluster.metadata.topic_id)
         self.cluster.want_topics(self, {part.topic for part in wanted})
         self._moved()
 
@@ -203,18 +203,20 @@ class ConsumerCore:
 
     def _follow_metadata(self, metadata: Metadata) -> None:
         """A topic that was deleted and made again is another one: no position of the old one holds in it."""
-        ids = {topic: metadata.topic_id(topic) for topic in {part.topic for part in self.partitions}}
-        again = {topic for topic, before in self._ids.items() if NO_TOPIC_ID != ids.get(topic, before) != before}
-        self._ids = {topic: each if each != NO_TOPIC_ID else self._ids.get(topic, each) for topic, each in ids.items()}
-        self._ids = {topic: each for topic, each in self._ids.items() if each != NO_TOPIC_ID}
+        held = self.partitions.ids.items()
+        again = {topic for topic, known in held if metadata.topic_id(topic) not in (NO_TOPIC_ID, known)}
         for partition in [part for part in self.partitions if part.topic in again]:
             log.warning("%s: the topic was deleted and made again; its position is looked up anew", partition)
             self.commits.committed.pop(partition, None)
             self.partitions.forget(partition, None)
+        self.partitions.note_ids(metadata.topic_id, again)
         self.partitions.withhold(set() if self.membership is None else self.membership.replaced())
         if again:
             self._moved()
         self.pump()
+
+    def _ids_of(self, partitions: Iterable[TopicPartition]) -> dict[str, UUID]:
+        return self.partitions.ids_of(partitions, self.cluster.metadata.topic_id)
 
     def pump(self) -> None:
         """Send whatever fetches are due."""
@@ -310,6 +312,7 @@ class ConsumerCore:
             if set(member.assignment.partitions) != set(self.partitions) or member.rebalances != self._rebalances_seen:
                 self._rebalances_seen = member.rebalances
                 added, _ = self.partitions.set(member.assignment.partitions)
+                self.partitions.note_ids(self.cluster.metadata.topic_id)
                 self.cluster.want_topics(self, {part.topic for part in member.assignment.partitions})
                 self._moved()
                 if member.holding:

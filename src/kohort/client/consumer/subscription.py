@@ -8,11 +8,12 @@ Source: spec 2.5, 2.7.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
+from uuid import UUID
 
 from kohort.errors import KafkaError, NotFoundError
-from kohort.ids import TopicPartition
+from kohort.ids import NO_TOPIC_ID, TopicPartition
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,7 @@ class Partitions:
         changes: Grows when the set changes.
         voided: Grows when something that was fetched becomes void.
         paused: Those that are paused.
+        ids: The ids under which topics are held, where they are known: positions are of those, and of no others.
     """
 
     def __init__(self) -> None:
@@ -76,6 +78,7 @@ class Partitions:
         self.changes = 0
         self.voided = 0
         self.paused: set[TopicPartition] = set()
+        self.ids: dict[str, UUID] = {}
 
     def __iter__(self) -> Iterator[TopicPartition]:
         return iter(self._states)
@@ -113,6 +116,8 @@ class Partitions:
             self.changes += 1
             self.voided += bool(removed)
             self.paused.difference_update(removed)
+            topics = {part.topic for part in target}
+            self.ids = {topic: held for topic, held in self.ids.items() if topic in topics}
         return added, removed
 
     def remove(self, gone: Iterable[TopicPartition]) -> None:
@@ -133,6 +138,19 @@ class Partitions:
         """Withhold the partitions of these topics, and no others."""
         for partition, state in self._states.items():
             state.withheld = partition.topic in topics
+
+    # Topics that are made again.
+
+    def note_ids(self, known: Callable[[str], UUID], again: Collection[str] = ()) -> None:
+        """Keep the ids that metadata had when topics came, and has now of those that were made again."""
+        topics = {partition.topic for partition in self._states}
+        ids = {topic: known(topic) if topic in again else self.ids.get(topic, known(topic)) for topic in topics}
+        self.ids = {topic: held for topic, held in ids.items() if held != NO_TOPIC_ID}
+
+    def ids_of(self, partitions: Iterable[TopicPartition], known: Callable[[str], UUID]) -> dict[str, UUID]:
+        """The ids that offsets of these are of, by metadata where they are not held; empty when one is not known."""
+        ids = {topic: self.ids.get(topic, known(topic)) for topic in {partition.topic for partition in partitions}}
+        return ids if NO_TOPIC_ID not in ids.values() else {}
 
     # Positions.
 
