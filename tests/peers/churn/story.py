@@ -162,7 +162,7 @@ class _MemberReading:
         self._reading, self._member = reading, member
         self._held: dict[str, Tenure] = {}
         self._asked: dict[int, list[Commit]] = {}
-        self._refused_ns = 0
+        self._lost_ns = 0
 
     def run(self) -> None:
         """Reads it all; what is held at the end is held until the process was gone."""
@@ -189,7 +189,7 @@ class _MemberReading:
 
     def _on_lost(self, t: int, event: Event) -> None:
         self._close(event["partitions"], t, "lost")
-        self._refused_ns = t
+        self._lost_ns = t
 
     def _on_closing(self, t: int, event: Event) -> None:
         self._close(list(self._held), t, "closing")
@@ -217,7 +217,6 @@ class _MemberReading:
             commit.answered_ns = t
 
     def _on_refused(self, t: int, event: Event) -> None:
-        self._refused_ns = t
         for commit in self._asked[event["id"]]:
             commit.answered_ns, commit.error = t, event["error"]
 
@@ -232,16 +231,17 @@ class _MemberReading:
                 tenure.until_ns = tenure.since_ns if never else max(tenure.since_ns, min(ends))
 
     def _is_unaware(self, t: int) -> bool:
-        """Whether it has just woken after its session's end, and was refused nothing since.
+        """Whether it has just woken after its session's end, and has not lost anything since.
 
-        What it is given now may have been sent to it before; when that is taken away again, it was never its own.
+        What it is given now may have been sent to it before; when that is taken away again, it was never its own. Its commits
+        may have been refused meanwhile: Java's client learns from its heartbeats alone.
         """
         session_ns = self._reading.story.session_ms * 1_000_000
         return any(
             pause.until_ns is not None
             and pause.until_ns - pause.since_ns > self._least_silence_ns()
             and pause.until_ns <= t < pause.until_ns + session_ns
-            and self._refused_ns < pause.until_ns
+            and self._lost_ns < pause.until_ns
             for pause in self._member.pauses
         )
 

@@ -99,6 +99,10 @@ IN_ORDER: dict[str, Callable[[], Story]] = {
         first(gives_up(4), holds(30), gives_up(30.5, "lost"), pauses=PAUSED),
         second(),
     ),
+    "a sleeper is refused a commit before it is given what it was told of before": lambda: story(
+        first(*commits(30.1, 3, "refused"), gives_up(30.1), holds(30.2), gives_up(30.5, "lost"), pauses=PAUSED),
+        second(),
+    ),
     "a sleeper that never woke": lambda: story(
         first(pauses=[Pause(5 * SECOND)], killed=True, ended_ns=40 * SECOND), second()
     ),

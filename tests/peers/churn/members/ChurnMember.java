@@ -16,6 +16,9 @@ import org.apache.kafka.clients.consumer.ConsumerRecords;
 import org.apache.kafka.clients.consumer.KafkaConsumer;
 import org.apache.kafka.clients.consumer.OffsetAndMetadata;
 import org.apache.kafka.common.TopicPartition;
+import org.apache.kafka.common.errors.FencedMemberEpochException;
+import org.apache.kafka.common.errors.StaleMemberEpochException;
+import org.apache.kafka.common.errors.UnknownMemberIdException;
 import org.apache.kafka.common.serialization.ByteArrayDeserializer;
 
 /** A member of a churning group on Java's KafkaConsumer; its orders and log as `work.py` says. */
@@ -83,7 +86,12 @@ public final class ChurnMember implements ConsumerRebalanceListener {
     private void run(List<String> topics) {
         consumer.subscribe(topics, this);
         while (!stopping) {
-            ConsumerRecords<byte[], byte[]> records = consumer.poll(POLL);
+            ConsumerRecords<byte[], byte[]> records;
+            try {
+                records = consumer.poll(POLL);
+            } catch (UnknownMemberIdException | FencedMemberEpochException | StaleMemberEpochException fenced) {
+                continue; // asked for a position before it heard that it is no member any more; it joins again by itself
+            }
             for (TopicPartition partition : records.partitions()) {
                 process(partition, records.records(partition));
             }
