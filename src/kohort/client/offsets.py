@@ -151,9 +151,12 @@ class GroupIdentity:
         self.instance_id = instance_id
 
 
-def known_ids(cluster: Cluster, partitions: Iterable[TopicPartition]) -> dict[str, UUID]:
-    """The ids of these partitions' topics; empty when one is not known."""
-    ids = {topic: cluster.metadata.topic_id(topic) for topic in {part.topic for part in partitions}}
+def known_ids(
+    cluster: Cluster, partitions: Iterable[TopicPartition], held: Mapping[str, UUID] | None = None
+) -> dict[str, UUID]:
+    """The ids of these partitions' topics, by metadata where they are not held under one; empty when one is not known."""
+    known = cluster.metadata.topic_id
+    ids = {topic: (held or {}).get(topic, known(topic)) for topic in {part.topic for part in partitions}}
     return ids if NO_TOPIC_ID not in ids.values() else {}
 
 

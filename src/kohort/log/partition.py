@@ -100,9 +100,7 @@ class PartitionLog:
             log._epochs = recovery.load_epochs(path, log.segments)
         log.leader_epoch = log._epochs[-1][0] if log._epochs else 0
         if not options.clean and options.verified_offset is not None:
-            log.advance_leader_epoch(
-                log.leader_epoch + 1
-            )  # what was lost may have been read: its readers must find out
+            log.advance_leader_epoch(log.leader_epoch + 1)  # who has read what is lost must find out
         log.cleaned_offset = options.cleaned_offset
         log.flushed_offset = log.end_offset if options.clean else min(options.verified_offset or 0, log.end_offset)
         return log

@@ -6,15 +6,15 @@ Source: spec 2.5; scenario 16 (a close waits for the commit in flight).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from uuid import UUID
 
-from kohort.client.consumer.subscription import Position
+from kohort.client.consumer.subscription import Partitions, Position
 from kohort.client.group.membership import Membership
 from kohort.client.net.cluster import Cluster
 from kohort.client.net.runtime import Task
 from kohort.client.offset_values import OffsetAndMetadata
-from kohort.client.offsets import GroupIdentity, commit_offsets
+from kohort.client.offsets import GroupIdentity, commit_offsets, known_ids
 from kohort.client.settings import ConsumerConfig
 from kohort.errors import CommitFailedError, ErrorCode, InvalidInputError, KafkaError
 from kohort.ids import TopicPartition
@@ -36,14 +36,14 @@ class Commits:
         cluster: Cluster,
         config: ConsumerConfig,
         membership: Callable[[], Membership | None],
-        ids_of: Callable[[Iterable[TopicPartition]], dict[str, UUID]],
+        partitions: Partitions,
     ) -> None:
         self.committed: dict[TopicPartition, OffsetAndMetadata] = {}
         self.count = 0
         self._cluster = cluster
         self._config = config
         self._membership = membership
-        self._ids_of = ids_of
+        self._partitions = partitions
         self._tail: Task[None] | None = None
         self._auto_due_ms = cluster.runtime.now_ms + config.auto_commit_interval_ms
         self._auto: Task[None] | None = None
@@ -61,7 +61,7 @@ class Commits:
 
     def start(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], timeout_ms: float | None = None) -> Task[None]:
         """Begin a commit in the background, after all earlier ones."""
-        ids = self._ids_of(offsets)
+        ids = known_ids(self._cluster, offsets, self._partitions.ids)
         self._tail = self._cluster.runtime.spawn(self._one(self._tail, dict(offsets), ids, timeout_ms), "commit")
         return self._tail
 

@@ -10,7 +10,6 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
-from uuid import UUID
 
 from kohort.client.consumer.commits import Commits, OnCommit
 from kohort.client.consumer.effects import Await, CallUser, Decode, Script, Wait
@@ -72,7 +71,7 @@ class ConsumerCore:
         self.positions = PositionFinder(cluster, config, self.partitions, self.pump, self._changed)
         self.fetcher.on_lost_position(self.positions.out_of_range, self.positions.truncated)
         self.membership: Membership | None = None
-        self.commits = Commits(cluster, config, lambda: self.membership, self._ids_of)
+        self.commits = Commits(cluster, config, lambda: self.membership, self.partitions)
         self.listener = RebalanceListener()
         self.polls = 0
         self.returned = 0
@@ -214,9 +213,6 @@ class ConsumerCore:
         if again:
             self._moved()
         self.pump()
-
-    def _ids_of(self, partitions: Iterable[TopicPartition]) -> dict[str, UUID]:
-        return self.partitions.ids_of(partitions, self.cluster.metadata.topic_id)
 
     def pump(self) -> None:
         """Send whatever fetches are due."""

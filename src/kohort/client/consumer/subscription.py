@@ -147,11 +147,6 @@ class Partitions:
         ids = {topic: known(topic) if topic in again else self.ids.get(topic, known(topic)) for topic in topics}
         self.ids = {topic: held for topic, held in ids.items() if held != NO_TOPIC_ID}
 
-    def ids_of(self, partitions: Iterable[TopicPartition], known: Callable[[str], UUID]) -> dict[str, UUID]:
-        """The ids that offsets of these are of, by metadata where they are not held; empty when one is not known."""
-        ids = {topic: self.ids.get(topic, known(topic)) for topic in {partition.topic for partition in partitions}}
-        return ids if NO_TOPIC_ID not in ids.values() else {}
-
     # Positions.
 
     def fail(self, partition: TopicPartition, error: KafkaError, *, void: bool = False) -> None:
