@@ -206,20 +206,116 @@ def test_who_was_told_joins_and_the_round_is_as_ever() -> None:
     assert len(next(reply for reply in replies if reply.members).members) == 4
 
 
-def test_a_silent_member_is_waited_for_until_it_is_due() -> None:
-    trial = Held()
+def fall_silent(trial: Held) -> None:
+    """The first member's heartbeat is due in 2,500 ms, and does not come; a fourth wants to join. Its session ends in 9,500 ms."""
     trial.send(trial.members[0])
     trial.pass_time(500)
     trial.send(trial.members[1])
     trial.send(trial.members[2])
-    trial.release(trial.members[0])  # due in 2,500 ms
+    trial.release(trial.members[0])
     trial.join()
     trial.pass_time(2_599)
     assert trial.all_heard() == [ErrorCode.NONE, None, None]
+
+
+def beat_on(trial: Held, ms: int) -> None:
+    """The other two go on, and are held."""
+    for _ in range(ms // 1_000):
+        trial.pass_time(1_000)
+        for member in trial.members[1:]:
+            trial.send(member)
+
+
+def test_nobody_stands_still_for_a_silent_member_until_it_is_out() -> None:
+    trial = Held()
+    fall_silent(trial)
+    beat_on(trial, 7_000)
+    assert trial.all_heard() == [ErrorCode.NONE, None, None], "it is overdue, and the round can't end without it"
+    assert trial.commit(7, trial.members[1], trial.generation) is ErrorCode.NONE
+    trial.pass_time(400)
+    trial.send(trial.members[1])
     trial.pass_time(1)
-    assert trial.all_heard() == [ErrorCode.NONE, TOLD, TOLD]
+    assert trial.all_heard() == [ErrorCode.NONE, TOLD, TOLD], "its session is over"
+    assert trial.heartbeat(trial.members[0], trial.generation) is ErrorCode.UNKNOWN_MEMBER_ID
+    joins = [trial.join(member) for member in trial.members[1:]]
+    assert {trial.reply(request).generation for request in joins} == {trial.generation + 1}
+
+
+def test_all_are_told_when_a_silent_member_is_heard_again() -> None:
+    trial = Held()
+    fall_silent(trial)
+    beat_on(trial, 3_000)
+    assert trial.all_heard() == [ErrorCode.NONE, None, None]
     trial.send(trial.members[0])
-    assert trial.heard(trial.members[0]) is TOLD
+    assert trial.all_heard() == [TOLD] * 3
+
+
+def test_when_a_silent_member_is_heard_again_others_are_awaited_that_are_due_soon() -> None:
+    trial = Held()
+    fall_silent(trial)
+    beat_on(trial, 3_000)
+    trial.release(trial.members[2])  # due in 1,000 ms, as it was heard every 1,000 ms
+    trial.send(trial.members[0])
+    assert trial.all_heard() == [TOLD, None, ErrorCode.NONE], "its next heartbeat would be too late"
+    trial.pass_time(800)
+    trial.send(trial.members[2])
+    assert trial.all_heard() == [TOLD] * 3
+
+
+def test_all_are_told_when_a_silent_member_joins_or_leaves() -> None:
+    for how in ("join", "leave"):
+        trial = Held()
+        fall_silent(trial)
+        beat_on(trial, 3_000)
+        getattr(trial, how)(trial.members[0])
+        assert trial.all_heard() == [ErrorCode.NONE, TOLD, TOLD]
+
+
+def test_a_member_whose_connection_has_ended_is_silent_at_once() -> None:
+    trial = Held()
+    trial.beat_all()
+    trial.feed(ConnectionLost(1))
+    trial.join()
+    beat_on(trial, 9_000)
+    assert trial.all_heard()[1:] == [None, None]
+    trial.send(trial.members[0], connection=8)
+    assert trial.all_heard()[1:] == [TOLD, TOLD]
+
+
+def test_who_is_late_only_is_no_longer_silent_in_the_next_change() -> None:
+    trial = Held()
+    trial.feed(ConnectionLost(1))
+    trial.beats[trial.members[0]] = trial.request()
+    trial.feed(
+        Heartbeat(trial.beats[trial.members[0]], "g", trial.generation, trial.members[0], hold_ms=0, connection=9)
+    )
+    trial.send(trial.members[1])
+    trial.send(trial.members[2])
+    trial.join()
+    trial.pass_time(1_000)
+    trial.send(trial.members[0], connection=9, hold_ms=0)
+    assert trial.all_heard() == [TOLD] * 3
+
+
+def test_for_the_silent_half_of_the_rebalance_timeout_is_spent_at_most_and_all_of_it_is_left() -> None:
+    trial = Held(rebalance_timeout_ms=12_000)
+    trial.beat_all()
+    trial.feed(ConnectionLost(1))
+    trial.join(rebalance_timeout_ms=12_000)
+    beat_on(trial, 5_000)
+    trial.pass_time(950)
+    for member in trial.members[1:]:
+        trial.send(member)
+    assert TOLD not in trial.all_heard()
+    trial.pass_time(50)
+    assert trial.all_heard()[1:] == [TOLD, TOLD]
+    trial.join(trial.members[1], rebalance_timeout_ms=12_000)
+    beats = 0
+    while trial.heartbeat(trial.members[2], trial.generation, connection=3) is TOLD:
+        trial.pass_time(1_000)
+        trial.heartbeat(trial.members[0], trial.generation, connection=4)
+        beats += 1
+    assert beats == 12
 
 
 def test_whom_a_commit_releases_is_told_only_if_it_would_come_too_late() -> None:

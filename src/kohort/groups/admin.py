@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kohort.errors import ErrorCode
-from kohort.groups import expiry, offsets, targets
+from kohort.groups import expiry, offsets
 from kohort.groups.consumer_state import Pairs, pack
 from kohort.groups.events import ConsumerGroupDescribe, DeleteGroups, DescribeGroups, ListGroups
 from kohort.groups.kernel import Kernel
@@ -117,7 +117,7 @@ def describe_consumer_group(kernel: Kernel, group_id: str) -> DescribedConsumerG
         consumer.state(),
         consumer.epoch,
         consumer.target_epoch,
-        targets.preferred_assignor(kernel, consumer),
+        consumer.assignor(kernel.config.consumer_assignors[0]),
         tuple(members),
     )
 

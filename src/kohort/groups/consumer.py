@@ -10,7 +10,7 @@ from dataclasses import replace
 from zlib import crc32
 
 from kohort.errors import ErrorCode
-from kohort.groups import conversion, mixed, notify, targets
+from kohort.groups import conversion, mixed, notify, silence, targets
 from kohort.groups.consumer_state import LEFT_FOR_A_WHILE, ConsumerGroup, Current, Presence, pack, unpack
 from kohort.groups.events import AssignmentComputed, ConsumerGroupHeartbeat, GroupSettingsChanged
 from kohort.groups.kernel import Kernel
@@ -92,8 +92,11 @@ def beat(kernel: Kernel, event: ConsumerGroupHeartbeat) -> Refusal | None:
     refusal = admit(kernel, consumer, event, member_id)
     if refusal is not None:
         return refusal
+    back = silence.heard(kernel, consumer, member_id)
     if save(kernel, consumer, event, member_id):
         targets.bump(kernel, group_id, f"member {member_id} joined or changed its subscription")
+    elif back:
+        targets.bump(kernel, group_id, f"member {member_id} is heard again")
     presence = consumer.presence(group_id, member_id)
     if presence.connection != event.connection:
         kernel.forget_connection(presence.connection, group_id, member_id)
@@ -102,6 +105,7 @@ def beat(kernel: Kernel, event: ConsumerGroupHeartbeat) -> Refusal | None:
     if event.member_epoch == 0:
         presence.process = event.client.process
     presence.lost = presence.overdue = False
+    presence.gone_ms = None
     presence.heard_ms = kernel.now.mono_ms
     kernel.run(presence.session, session_timeout_ms(kernel, consumer, member_id))
     let_go(kernel, group_id, consumer, member_id)
@@ -338,6 +342,7 @@ def on_computed(kernel: Kernel, event: AssignmentComputed) -> None:
     mixed.on_target(kernel, event.group_id, consumer, event.failure)
     if taken:
         release_all(kernel, event.group_id, consumer)
+        silence.watch(kernel, event.group_id, consumer)
         targets.request(kernel, event.group_id)
 
 
@@ -422,6 +427,18 @@ def on_hold_end(kernel: Kernel, group: Group, member_id: str) -> None:
         let_go(kernel, group.group_id, group.consumer, member_id)
 
 
+def on_watch(kernel: Kernel, group: Group) -> None:
+    """Someone may be waited for who is silent: then the group gets a target that is made without it."""
+    consumer = group.consumer
+    if consumer is None:
+        return
+    silent = silence.silent_of(kernel, consumer, silence.unmoved(consumer))
+    if silent and silence.applies(kernel, consumer):
+        targets.bump(kernel, group.group_id, f"no one waits for silent members: {', '.join(silent)}")
+    else:
+        silence.watch(kernel, group.group_id, consumer)
+
+
 def on_settings(kernel: Kernel, event: GroupSettingsChanged) -> None:
     """A group has timeouts of its own now."""
     kernel.settings[event.group_id] = event.settings
@@ -442,11 +459,14 @@ def load(kernel: Kernel, group: Group) -> None:
     for member_id, member in consumer.members.items():
         presence = consumer.presence(group.group_id, member_id)
         kernel.run(presence.session, session_timeout_ms(kernel, consumer, member_id))
+        presence.heard_ms = kernel.now.mono_ms
         unrevoked = consumer.standing(member_id).state is MemberState.UNREVOKED_PARTITIONS
         if unrevoked and member.classic_protocols is None:
             kernel.run(presence.revocation, member.rebalance_timeout_ms)
     if consumer.members:
         targets.resolve_if_needed(kernel, group.group_id, again=True)
         targets.look_at_topics(kernel, group.group_id, consumer)
+        if consumer.epoch == consumer.target_epoch and silence.is_uneven(kernel, consumer):
+            targets.bump(kernel, group.group_id, "shares are not even")
         targets.request(kernel, group.group_id)
     kernel.tell(group.group_id, f"loaded with {len(consumer.members)} members at epoch {consumer.epoch}", Level.DEBUG)

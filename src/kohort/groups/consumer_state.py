@@ -118,15 +118,18 @@ class Presence:
         joining: a classic member's JoinGroup that waits likewise.
         held: a heartbeat that is answered when there is something to say.
         told_ms: the heartbeat interval it was told last, 0 before the first reply.
+        slowest_ms: how long it once took to be heard, of a member that was taken for silent.
         connection: it was last heard on.
         process: it joined from, "": not known.
         heard_ms: when its last heartbeat came, or its wait for the reply ended.
-        lost: that connection has ended, and it has not been heard since.
+        gone_ms: when that connection ended, None if it has not, or the member has been heard since.
+        lost: it is gone, and that counts.
         overdue: it did not move within its rebalance timeout, and is refused until it joins again.
     """
 
     __slots__ = (
         "connection",
+        "gone_ms",
         "heard_ms",
         "held",
         "hold",
@@ -137,6 +140,7 @@ class Presence:
         "process",
         "revocation",
         "session",
+        "slowest_ms",
         "sync_phase",
         "told_ms",
         "waiting",
@@ -154,9 +158,11 @@ class Presence:
         self.waits_for = 0
         self.held: ConsumerGroupHeartbeat | None = None
         self.told_ms = 0
+        self.slowest_ms = 0
         self.connection = NO_CONNECTION
         self.process = ""
         self.heard_ms: int | None = None
+        self.gone_ms: int | None = None
         self.lost = False
         self.overdue = False
 
@@ -185,6 +191,8 @@ class ConsumerGroup:
         stopped: partitions no one has in this rebalance, since when (ms).
         still: how long partitions stood still in it that are given again.
         settling: members of `settling_epoch` not yet seen to have all of its target, at least one that has not at the end.
+        spared: members that the newest target, or that under way, is made without, as they were silent.
+        watch: when members that have to move are looked at, None before the first time.
         computing: the ticket of the target that is being computed, -1: none.
         resolving: the ticket of the regular expressions that are being matched, -1: none.
         given_ids: ids given to classic members that have not come back with them, until the timer ends.
@@ -207,6 +215,8 @@ class ConsumerGroup:
     still: list[int] = field(default_factory=list)
     settling: list[str] = field(default_factory=list)
     settling_epoch: int = -1
+    spared: dict[str, None] = field(default_factory=dict)
+    watch: Timer | None = None
     computing: int = -1
     resolving: int = -1
     given_ids: dict[str, Timer] = field(default_factory=dict)
@@ -233,6 +243,14 @@ class ConsumerGroup:
             if resolved is not None:
                 names.update(resolved.topics)
         return sorted(names)
+
+    def assignor(self, default: str) -> str:
+        """The one that most members wish for; `default` when none wishes."""
+        votes: dict[str, int] = {}
+        for member in self.members.values():
+            if member.server_assignor is not None:
+                votes[member.server_assignor] = votes.get(member.server_assignor, 0) + 1
+        return max(votes, key=lambda name: votes[name]) if votes else default
 
     def is_subscribed(self, topic: str) -> bool:
         """Whether a member reads this topic."""

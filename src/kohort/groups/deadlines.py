@@ -21,6 +21,7 @@ class Deadline(enum.Enum):
     REVOCATION = enum.auto()
     HELD = enum.auto()
     GATHERING = enum.auto()
+    SILENCE = enum.auto()
     EXPIRY = enum.auto()
     REFRESH = enum.auto()
 

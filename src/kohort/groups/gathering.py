@@ -10,6 +10,9 @@ enough) is told then only if its next heartbeat is due after that moment: it wou
 cooperative groups keep their work while they rebalance and are told at once. docs/notification.md has what a simulation
 and real clients showed of both.
 
+Nor does anyone stand still for a member that is silent: whose heartbeat is overdue, or whose connection has ended. A
+round can't end before it is back or its session is over, so that moment is when all are told.
+
 | a heartbeat | while the group is stable | while it gathers | once all are told |
 |---|---|---|---|
 | arrives | held | held; the last one ends the gathering | REBALANCE_IN_PROGRESS |
@@ -32,6 +35,8 @@ HELD_TENTHS = 9
 """Of its interval a member is held at most so much: its next heartbeat should find no other one outstanding."""
 LATE_MS = 100
 """A heartbeat may come so much later than it is due."""
+USUAL_PART, LONGEST_PART = 4, 2
+"""Parts of the rebalance timeout that a gathering may take, with a silent member the larger one."""
 COOPERATIVE = "cooperative"
 """Strategies with this in their names keep their members at work."""
 
@@ -60,6 +65,10 @@ def learn(kernel: Kernel, group: Group, member: ClassicMember, event: Heartbeat)
     member.released_ms = None
     member.due_ms = now_ms + interval if interval else None
     member.bears_hold = event.hold_ms > 0
+    gathering = group.classic.gathering
+    if gathering is not None and member.member_id in gathering.silent:
+        forget_awaited(gathering, member.member_id)
+        tell_if_all_held(kernel, group)
 
 
 def hold(kernel: Kernel, group: Group, member: ClassicMember, event: Heartbeat) -> bool:
@@ -83,7 +92,7 @@ def hold(kernel: Kernel, group: Group, member: ClassicMember, event: Heartbeat) 
         member.hold = Timer(Deadline.HELD, group.group_id, member.member_id)
     kernel.run(member.hold, limit)
     if classic.gathering is not None:
-        classic.gathering.awaited.pop(member.member_id, None)
+        forget_awaited(classic.gathering, member.member_id)
         tell_if_all_held(kernel, group)
     return True
 
@@ -147,22 +156,51 @@ def begin(kernel: Kernel, group: Group) -> None:
     """A stable group has begun a rebalance: gather, or tell at once all whose replies are held."""
     classic = group.classic
     end(classic)
-    now_ms = kernel.now.mono_ms
-    interval = longest_interval_ms(classic)
-    if not interval or COOPERATIVE in (classic.protocol or ""):
+    if not longest_interval_ms(classic) or COOPERATIVE in (classic.protocol or ""):
         tell_all(kernel, group)
         return
-    last_ms = now_ms + min(interval, classic.rebalance_timeout_ms() // 4)
-    until_ms = now_ms
-    awaited: dict[str, None] = {}
-    for member in classic.members.values():
-        if member.held is None and member.join_request is None and member.member_id not in classic.pending_sync:
-            awaited[member.member_id] = None
-            until_ms = max(until_ms, last_ms if member.due_ms is None else member.due_ms)
-    until_ms = min(until_ms + LATE_MS, last_ms)
-    classic.gathering = Gathering(awaited, until_ms, Timer(Deadline.GATHERING, group.group_id))
-    kernel.deadlines.set(classic.gathering.timer, until_ms)
+    awaited = dict.fromkeys(
+        member.member_id
+        for member in classic.members.values()
+        if member.held is None and member.join_request is None and member.member_id not in classic.pending_sync
+    )
+    classic.gathering = Gathering(awaited, kernel.now.mono_ms, Timer(Deadline.GATHERING, group.group_id))
+    set_until(kernel, group, classic.gathering)
     tell_if_all_held(kernel, group)
+
+
+def set_until(kernel: Kernel, group: Group, gathering: Gathering) -> None:
+    """Say when all are told: when the last one is due, but not before the silent are back or out."""
+    classic, now_ms = group.classic, kernel.now.mono_ms
+    awaited = [classic.members[member_id] for member_id in gathering.awaited]
+    silent = [member for member in awaited if is_silent(member, now_ms)]
+    gathering.silent = dict.fromkeys(member.member_id for member in silent)
+    if silent:
+        ends_ms = max(member.session.due_ms or now_ms for member in silent)
+        gathering.until_ms = min(ends_ms, gathering.began_ms + classic.rebalance_timeout_ms() // LONGEST_PART)
+        gathering.spares = True
+    else:
+        last_ms = now_ms + min(longest_interval_ms(classic), classic.rebalance_timeout_ms() // USUAL_PART)
+        due_ms = max((last_ms if member.due_ms is None else member.due_ms for member in awaited), default=now_ms)
+        gathering.until_ms = min(due_ms + LATE_MS, last_ms)
+        gathering.spares = False
+    kernel.deadlines.set(gathering.timer, gathering.until_ms)
+
+
+def is_silent(member: ClassicMember, now_ms: int) -> bool:
+    """Whether a member that should have been heard was not, or can't be heard where it was heard last."""
+    return member.is_gone or (member.due_ms is not None and member.due_ms + LATE_MS <= now_ms)
+
+
+def on_deadline(kernel: Kernel, group: Group) -> None:
+    """The last one was due: tell all, unless someone has fallen silent meanwhile."""
+    gathering = group.classic.gathering
+    if gathering is None:
+        return
+    if not gathering.spares:
+        set_until(kernel, group, gathering)
+    if not gathering.spares or gathering.until_ms <= kernel.now.mono_ms:
+        tell_all(kernel, group)
 
 
 def longest_interval_ms(classic: ClassicGroup) -> int:
@@ -171,15 +209,26 @@ def longest_interval_ms(classic: ClassicGroup) -> int:
 
 
 def tell_if_all_held(kernel: Kernel, group: Group) -> None:
-    """End the gathering when no one is awaited any more."""
+    """End the gathering when no one is awaited any more; when no one is silent any more, look when the last one is due."""
     gathering = group.classic.gathering
-    if gathering is not None and not gathering.awaited:
+    if gathering is None:
+        return
+    if not gathering.awaited:
         tell_all(kernel, group)
+    elif gathering.spares and not gathering.silent:
+        set_until(kernel, group, gathering)
 
 
 def tell_all(kernel: Kernel, group: Group) -> None:
-    """Tell everyone whose reply is held that the group rebalances; others hear it with their next heartbeat."""
-    end(group.classic)
+    """Tell everyone whose reply is held that the group rebalances; others hear it with their next heartbeat.
+
+    Where that was put off for the silent, they have their whole time to join from now on.
+    """
+    classic, gathering = group.classic, group.classic.gathering
+    timeout_ms = classic.rebalance_timeout_ms()
+    if gathering is not None and kernel.now.mono_ms - gathering.began_ms > timeout_ms // USUAL_PART:
+        kernel.run(classic.join_phase, timeout_ms)
+    end(classic)
     told = [member for member in group.classic.members.values() if member.held is not None]
     for member in told:
         release(kernel, group, member)
@@ -197,4 +246,10 @@ def forget(kernel: Kernel, classic: ClassicGroup, member: ClassicMember, error: 
     """A member joins, goes, or is replaced: its held heartbeat is answered, and it is awaited no more."""
     reply(kernel, member, error)
     if classic.gathering is not None:
-        classic.gathering.awaited.pop(member.member_id, None)
+        forget_awaited(classic.gathering, member.member_id)
+
+
+def forget_awaited(gathering: Gathering, member_id: str) -> None:
+    """Wait for this member no more."""
+    gathering.awaited.pop(member_id, None)
+    gathering.silent.pop(member_id, None)

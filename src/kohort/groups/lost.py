@@ -40,12 +40,13 @@ def on_connection_lost(kernel: Kernel, event: ConnectionLost) -> None:
             member = group.classic.members.get(member_id)
             if member is None or member.connection != event.connection:
                 continue
+            member.is_gone = True
             gathering.on_disconnect(kernel, member)
             if event.noticed:
                 lose_classic(kernel, member, event)
         else:
             consumer.drop_untold(kernel, group, member_id)
-            if event.noticed and group.consumer is not None:  # it may have been the last of the consumer protocol
+            if group.consumer is not None:  # it may have been the last of the consumer protocol
                 lose_consumer(kernel, group.consumer, member_id, event)
 
 
@@ -60,16 +61,19 @@ def lose_classic(kernel: Kernel, member: ClassicMember, event: ConnectionLost) -
 
 
 def lose_consumer(kernel: Kernel, group: ConsumerGroup, member_id: str, event: ConnectionLost) -> None:
-    """As `lose_classic`; a held heartbeat is answered, to no one."""
+    """As `lose_classic`, if it counts; a held heartbeat is answered, to no one."""
     presence, member = group.presences.get(member_id), group.members.get(member_id)
-    if presence is None or presence.connection != event.connection or member is None or member.instance_id is not None:
+    if presence is None or presence.connection != event.connection or member is None:
         return
-    presence.connection = NO_CONNECTION
-    presence.lost = True
+    presence.gone_ms = kernel.now.mono_ms
+    if event.noticed and member.instance_id is None:
+        presence.connection = NO_CONNECTION
+        presence.lost = True
     if presence.held is not None:
         consumer.let_go(kernel, presence.session.group_id, group, member_id)
-    end_ms = grace_end_ms(kernel, event, presence.heard_ms, presence.told_ms)
-    shorten(kernel, presence.session, kernel.now.mono_ms if is_dead(event, presence.process) else end_ms)
+    if presence.lost:
+        end_ms = grace_end_ms(kernel, event, presence.heard_ms, presence.told_ms)
+        shorten(kernel, presence.session, kernel.now.mono_ms if is_dead(event, presence.process) else end_ms)
 
 
 def is_dead(event: ConnectionLost, process: str) -> bool:

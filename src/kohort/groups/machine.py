@@ -211,6 +211,8 @@ class GroupMachine:
             consumer.on_move_end(kernel, group, member_id, "revoke")
         elif timer.kind is Deadline.HELD:
             consumer.on_hold_end(kernel, group, member_id)
+        elif timer.kind is Deadline.SILENCE:
+            consumer.on_watch(kernel, group)
         elif timer.kind in (Deadline.JOIN_PHASE, Deadline.SYNC_PHASE):
             consumer.on_move_end(kernel, group, member_id, "join or sync")
 
@@ -227,4 +229,4 @@ class GroupMachine:
         elif timer.kind is Deadline.HELD:
             gathering.on_hold_end(kernel, group, timer.subject)
         elif timer.kind is Deadline.GATHERING:
-            gathering.tell_all(kernel, group)
+            gathering.on_deadline(kernel, group)

@@ -66,7 +66,8 @@ def note_settled(kernel: Kernel, group_id: str, consumer: ConsumerGroup) -> None
         consumer.settling, consumer.settling_epoch = list(consumer.members), consumer.epoch
     left = consumer.settling
     while left:
-        if left[-1] in consumer.members and not consumer.standing(left[-1]).is_reconciled_to(consumer.epoch):
+        awaited = left[-1] in consumer.members and left[-1] not in consumer.spared
+        if awaited and not consumer.standing(left[-1]).is_reconciled_to(consumer.epoch):
             return
         left.pop()
     kernel.rebalanced(group_id, "consumer", consumer.began_ms, consumer.still, len(consumer.members))
@@ -96,6 +97,8 @@ def take_place(kernel: Kernel, group_id: str, consumer: ConsumerGroup, old_id: s
     """Write that a static member goes on under a new id, with what the old one has."""
     old, target = consumer.members[old_id], consumer.targets.get(old_id)
     before = consumer.standing(old_id)
+    if old_id in consumer.spared:
+        consumer.spared[new_id] = None
     dismiss(kernel, consumer, old_id, ErrorCode.FENCED_INSTANCE_ID)
     remove(kernel, group_id, consumer, old_id)
     kernel.emit(replace(old, member_id=new_id))
@@ -107,6 +110,7 @@ def take_place(kernel: Kernel, group_id: str, consumer: ConsumerGroup, old_id: s
 def remove(kernel: Kernel, group_id: str, consumer: ConsumerGroup, member_id: str) -> None:
     """Write that a member is gone."""
     dismiss(kernel, consumer, member_id)
+    consumer.spared.pop(member_id, None)
     if member_id in consumer.current:
         note_moved(kernel, consumer, consumer.current[member_id].assigned, frozenset())
         kernel.emit(Tombstone((Kind.CURRENT, group_id, member_id)))

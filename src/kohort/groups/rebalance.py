@@ -108,6 +108,7 @@ def heard(kernel: Kernel, member: ClassicMember, connection: int) -> None:
         kernel.forget_connection(member.connection, session.group_id, member.member_id)
         kernel.remember_connection(connection, session.group_id, member.member_id)
         member.connection = connection
+        member.is_gone = False
     if member.lost:
         alive(kernel, member)
 

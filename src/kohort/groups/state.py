@@ -44,7 +44,8 @@ class ClassicMember:
         told: a reply has named its id, so that its client can come back with it.
         size: its share of the group's record in bytes, as last counted.
         connection: it was last heard on.
-        lost: that connection has ended, and it has not been heard since.
+        is_gone: that connection has ended, and it has not been heard since.
+        lost: it is gone, and that counts.
         heard_ms: when it was last heard, or its wait for a reply ended; None before the first time.
         beat_ms: when its last heartbeat came, None at first and after each join.
         interval_ms: the longest recent time between two heartbeats that were answered at once, 0 while it is not known.
@@ -71,6 +72,7 @@ class ClassicMember:
         "hold",
         "instance_id",
         "interval_ms",
+        "is_gone",
         "is_new",
         "join_request",
         "lost",
@@ -103,6 +105,7 @@ class ClassicMember:
         self.told = True
         self.connection = NO_CONNECTION
         self.size = 0
+        self.is_gone = False
         self.lost = False
         self.heard_ms: int | None = None
         self.beat_ms: int | None = None
@@ -169,12 +172,19 @@ class Gathering:
 
     Attributes:
         awaited: members that work on and whose next heartbeat is due in time.
+        began_ms: when the rebalance began.
+        timer: ends it.
         until_ms: when all are told at the latest.
+        silent: those awaited that were not heard when they should have been.
+        spares: `until_ms` is put off for the silent.
     """
 
     awaited: dict[str, None]
-    until_ms: int
+    began_ms: int
     timer: Timer
+    until_ms: int = 0
+    silent: dict[str, None] = field(default_factory=dict)
+    spares: bool = False
 
 
 class ClassicGroup:

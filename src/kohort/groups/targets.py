@@ -7,10 +7,11 @@ is computed: with members joining all the time, a group would otherwise never ge
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from kohort.assignors import MemberSubscription, TopicInfo, server_assignor
-from kohort.groups.consumer_state import NOTHING, ConsumerGroup, pack, unpack
+from kohort.groups import silence
+from kohort.groups.consumer_state import NOTHING, ConsumerGroup, Pairs, pack, unpack
 from kohort.groups.events import AssignmentComputed, RegexesResolved, Topic, TopicImage
 from kohort.groups.kernel import Kernel
 from kohort.groups.outcome import ComputeAssignment, Level, ResolveRegexes
@@ -21,7 +22,6 @@ from kohort.groups.records import (
     TargetAssigned,
     TargetEpochSet,
     Tombstone,
-    TopicPartitions,
 )
 from kohort.ids import TopicPartition
 
@@ -67,27 +67,26 @@ def request(kernel: Kernel, group_id: str) -> None:
     subscribed = {member_id: consumer.topics_of(member) for member_id, member in sorted(consumer.members.items())}
     names = {name for topics in subscribed.values() for name in topics}
     topics = {name: kernel.image.topics[name] for name in sorted(names) if name in kernel.image.topics}
+    spared = silence.spare(kernel, consumer)
     kernel.out.work.append(
         ComputeAssignment(
             group_id=group_id,
             ticket=consumer.computing,
             epoch=consumer.epoch,
-            assignor=preferred_assignor(kernel, consumer),
+            assignor=consumer.assignor(kernel.config.consumer_assignors[0]),
             members=dict(consumer.members),
             subscribed=subscribed,
             current={member_id: pack(consumer.targets.get(member_id, NOTHING)) for member_id in subscribed},
             topics=topics,
+            spared={member_id: pack(existing(pairs, topics)) for member_id, pairs in spared.items()},
         )
     )
 
 
-def preferred_assignor(kernel: Kernel, consumer: ConsumerGroup) -> str:
-    """The assignor that most members wish for; the configured first when none wishes."""
-    votes: dict[str, int] = {}
-    for member in consumer.members.values():
-        if member.server_assignor is not None:
-            votes[member.server_assignor] = votes.get(member.server_assignor, 0) + 1
-    return max(votes, key=lambda name: votes[name]) if votes else kernel.config.consumer_assignors[0]
+def existing(pairs: Pairs, topics: Mapping[str, Topic]) -> Pairs:
+    """Those that are of one of these topics."""
+    sizes = {topic.id: topic.partitions for topic in topics.values()}
+    return frozenset((topic_id, number) for topic_id, number in pairs if number < sizes.get(topic_id, 0))
 
 
 def resolve_if_needed(kernel: Kernel, group_id: str, *, again: bool = False) -> bool:
@@ -168,41 +167,48 @@ def take(kernel: Kernel, event: AssignmentComputed) -> bool:
 
 
 def compute(work: ComputeAssignment) -> AssignmentComputed:
-    """Carry out a `ComputeAssignment`; pure, for any thread or process."""
-    names = {topic.id: topic.name for topic in work.topics.values()}
+    """Carry out a `ComputeAssignment`; pure, for any thread or process.
+
+    The assignor sees the partitions that are left by members that are spared, each topic's numbered from 0.
+    """
+    kept = {(entry.topic_id, number) for held in work.spared.values() for entry in held for number in entry.partitions}
+    left = {
+        name: [number for number in range(topic.partitions) if (topic.id, number) not in kept]
+        for name, topic in work.topics.items()
+    }
+    places = {
+        (topic.id, number): TopicPartition(name, place)
+        for name, topic in work.topics.items()
+        for place, number in enumerate(left[name])
+    }
     members = {
         member_id: MemberSubscription(
             topics=work.subscribed[member_id],
             instance_id=member.instance_id,
             rack=member.rack_id,
             owned=tuple(
-                TopicPartition(names[entry.topic_id], number)
+                place
                 for entry in work.current[member_id]
-                if entry.topic_id in names
                 for number in entry.partitions
+                if (place := places.get((entry.topic_id, number))) is not None
             ),
             generation=work.epoch - 1,
         )
         for member_id, member in work.members.items()
+        if member_id not in work.spared
     }
-    infos = {name: topic_info(topic) for name, topic in work.topics.items()}
+    infos = {name: topic_info(topic, left[name]) for name, topic in work.topics.items()}
     assigned = server_assignor(work.assignor).assign(members, infos)
-    return AssignmentComputed(
-        work.group_id,
-        work.ticket,
-        work.epoch,
-        {member_id: by_id(assigned.get(member_id, ()), work.topics) for member_id in work.members},
-    )
+    shares = {
+        member_id: pack((work.topics[topic].id, left[topic][place]) for topic, place in assigned.get(member_id, ()))
+        for member_id in members
+    }
+    return AssignmentComputed(work.group_id, work.ticket, work.epoch, {**shares, **work.spared})
 
 
-def topic_info(topic: Topic) -> TopicInfo:
-    """A topic as the assignors see it."""
-    return TopicInfo(topic.partitions, tuple(frozenset(racks) for racks in topic.racks))
-
-
-def by_id(partitions: Iterable[TopicPartition], topics: Mapping[str, Topic]) -> tuple[TopicPartitions, ...]:
-    """Named partitions as records have them."""
-    return pack((topics[topic].id, number) for topic, number in partitions)
+def topic_info(topic: Topic, left: Sequence[int]) -> TopicInfo:
+    """These partitions of a topic as the assignors see them, numbered anew."""
+    return TopicInfo(len(left), tuple(frozenset(topic.racks[number]) for number in left if number < len(topic.racks)))
 
 
 def resolve(work: ResolveRegexes, matcher: Matcher) -> RegexesResolved:
