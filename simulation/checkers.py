@@ -352,6 +352,28 @@ def unhealthy(members: Sequence[Holder], partitions: Mapping[str, int]) -> str |
     return None
 
 
+class EvennessChecker(Checker):
+    """In the end all members of a consumer group have equal shares, also those that were taken for silent."""
+
+    def __init__(self, world: World, members: list[Holder], config: GroupConfig) -> None:
+        super().__init__(world, members, config)
+        self._machine: GroupMachine | None = None
+
+    def on_durable(self, machine: GroupMachine, records: list[Record], waiting: Waiting) -> None:
+        self._machine = machine
+
+    def at_end(self, waiting: Waiting, partitions: Mapping[str, int]) -> None:
+        groups = {} if self._machine is None else self._machine.kernel.ledger.groups
+        for group_id, group in groups.items():
+            consumer = group.consumer
+            if consumer is None or consumer.assignor(self.config.consumer_assignors[0]) != "uniform":
+                continue
+            shares = {member_id: len(consumer.targets[member_id]) for member_id in consumer.members}
+            alike = len({consumer.topics_of(member) for member in consumer.members.values()}) == 1
+            if alike and max(shares.values()) - min(shares.values()) > 1:
+                self.fail(f"shares of {group_id} are {shares}")
+
+
 ALL: tuple[type[Checker], ...] = (
     OwnershipChecker,
     DurabilityChecker,
@@ -364,6 +386,7 @@ ALL: tuple[type[Checker], ...] = (
     AnswerChecker,
     InvariantChecker,
     LivenessChecker,
+    EvennessChecker,
 )
 
 

@@ -17,6 +17,7 @@ from kohort.groups.state import Group
 from simulation.checkers import (
     AnswerChecker,
     EpochChecker,
+    EvennessChecker,
     FencingChecker,
     GenerationChecker,
     InvariantChecker,
@@ -180,6 +181,18 @@ class IgnoresMaxSize(GroupMachine):
         super().__init__(replace(config, group_max_size=1_000, consumer_max_size=1_000))
 
 
+class ForgetsWhomItSpared(GroupMachine):
+    """Does not know any more that a target was made without a member when it is heard again."""
+
+    def step(self, event: Any, now: Now) -> Outcome:
+        """As the real one, but it forgets."""
+        outcome = super().step(event, now)
+        for group in self.kernel.ledger.groups.values():
+            if group.consumer is not None and group.consumer.target_epoch == group.consumer.epoch:
+                group.consumer.spared.clear()
+        return outcome
+
+
 MUTANTS: dict[type[GroupMachine], type[Checker]] = {
     EndsSessionsEarly: OwnershipChecker,
     LeasesIgnored: OwnershipChecker,
@@ -194,4 +207,5 @@ MUTANTS: dict[type[GroupMachine], type[Checker]] = {
     ForgetsParkedSyncs: AnswerChecker,
     MiscountsJoiners: InvariantChecker,
     NeverEndsSessions: LivenessChecker,
+    ForgetsWhomItSpared: EvennessChecker,
 }
