@@ -48,9 +48,9 @@ def seconds_of(*path: str) -> Callable[[Result], tuple[float, float]]:
     return read
 
 
-def stable_share(result: Result) -> tuple[float, float]:
-    """A reader of the share of time that a group was stable; never 0, so that others can be compared with it."""
-    return max(result["churn"]["stable_share"], 1e-4), 1.0
+def churn_share(name: str) -> Callable[[Result], tuple[float, float]]:
+    """A reader of a share of the time of a churn; never 0, so that others can be compared with it."""
+    return lambda result: (max(result["churn"][name], 1e-4), 1.0)
 
 
 def p99(result: Result) -> tuple[float, float]:
@@ -66,8 +66,14 @@ def scenarios() -> Iterator[Scenario]:
         yield Scenario(f"{protocol}: 100 members, one joins", "1/s", one, seconds_of("join", "whole_s"))
         many = f"{said} --members 1000"
         yield Scenario(f"{protocol}: 1,000 join at once", "1/s", many, seconds_of("join_all_s"))
-        churn = f"{said} --members 100 --churn-s 45 --client kohort"
-        yield Scenario(f"{protocol}: churn, share of time wholly stable", "share", churn, stable_share)
+        churn = f"{said} --members 100 --churn-s 45"
+        title = f"{protocol}: churn, share of time"
+        yield Scenario(f"{title} wholly stable", "share", f"{churn} --client kohort", churn_share("stable_share"))
+        zombies = f"{churn} --churn-kinds leave,crash,pause"
+        yield Scenario(
+            f"{title} the living are stable, zombies too", "share", zombies, churn_share("living_stable_share")
+        )
+        yield Scenario(f"{title} a partition is held, zombies too", "share", zombies, churn_share("held_share"))
         kept = f"{said} --members 1000 --offsets 100000"
         whole = seconds_of("restart", "whole_s")
         yield Scenario(f"{protocol}: SIGKILL with 1,000 members, 100,000 offsets", "1/s", kept, whole, restarts=True)
@@ -81,6 +87,9 @@ def scenarios() -> Iterator[Scenario]:
     for commits in ("", " --commit-ms 5000"):
         title = f"classic: 100 members{commits and ' that commit each 5 s'}, median standstill of a join"
         yield Scenario(title, "1/s", f"--members 100 --events join{commits}", stands)
+        title = f"{title.removesuffix('join')}crash with a join in its place"
+        replaced = seconds_of("replace", "standstill_median_s")
+        yield Scenario(title, "1/s", f"--members 100 --events replace{commits}", replaced)
     rdkafka = "--protocol consumer --client librdkafka --members 100 --events join,leave"
     yield Scenario("consumer: 100 as librdkafka, one joins", "1/s", rdkafka, seconds_of("join", "whole_s"))
     long_ids = "--members 5000 --client-id-length 200"

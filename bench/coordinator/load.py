@@ -90,10 +90,12 @@ class Load:
         return member
 
     def group_stable(self, group: str) -> bool:
+        return len(self.books[group].holders) == self.plan.partitions and self.living_stable(group)
+
+    def living_stable(self, group: str) -> bool:
+        """Whether all members that live have what they are to have, whoever has the rest."""
         members = self.groups[group]
-        if not members or len(self.books[group].holders) != self.plan.partitions:
-            return False
-        return all(member.stable for member in members) and len({member.epoch for member in members}) == 1
+        return bool(members) and all(each.stable for each in members) and len({each.epoch for each in members}) == 1
 
     def stable(self) -> bool:
         return all(self.group_stable(group) for group in self.groups)
@@ -111,10 +113,13 @@ class Load:
 
     async def until_stable(self) -> float:
         """Seconds until all groups are stable; raises TimeoutError with what is missing."""
+        return await self._until(self.stable)
+
+    async def _until(self, reached: Callable[[], bool]) -> float:
         started = time.monotonic()
         while True:
             before = time.monotonic()
-            if self.stable():
+            if reached():
                 return time.monotonic() - started
             if before - started > STABLE_WITHIN_S:
                 unstable = [group for group in self.groups if not self.group_stable(group)]
@@ -122,9 +127,9 @@ class Load:
             await asyncio.sleep(max(LOOK_S, LOOK_SHARE * (time.monotonic() - before)))
 
     async def event(self, name: str) -> dict[str, float]:
-        """One join, leave or crash in the first group: whole time and standstill, in seconds.
+        """One join, leave or crash in the first group, or a crash and a join in its place: times in seconds.
 
-        Standstill is that of members which gave all up (classic), else that of partitions that changed hands.
+        The joiner waits until it has work. Standstill is that of members which gave all up (classic), else that of partitions that changed hands.
         """
         group = next(iter(self.groups))
         members, book = self.groups[group], self.books[group]
@@ -132,16 +137,17 @@ class Load:
             member.heard.stood_still.clear()
         book.still.clear()
         started = time.monotonic()
-        if name == "join":
-            self.add(group)
-        else:
+        if name != "join":
             gone = members.pop(len(members) // 2)
             await (gone.leave() if name == "leave" else gone.crash())
+        joiner = self.add(group) if name in ("join", "replace") else None
+        waited = await self._until(lambda: joiner is None or bool(joiner.owned))
         await self.until_stable()
         whole = time.monotonic() - started
         still = [value for member in members for value in member.heard.stood_still] or book.still
         return {
             "whole_s": round(whole, 3),
+            **({} if joiner is None else {"joiner_waits_s": round(waited, 3)}),
             "standstill_median_s": round(statistics.median(still), 3) if still else 0.0,
             "standstill_max_s": round(max(still), 3) if still else 0.0,
         }
@@ -165,7 +171,8 @@ class Load:
         """
         group = next(iter(self.groups))
         members, chance = self.groups[group], random.Random(1)
-        overlaps, stable, looked, stale = self.overlaps(), 0, 0, 0
+        overlaps, stable, living, looked, stale = self.overlaps(), 0, 0, 0, 0
+        held = 0.0
         zombies: set[asyncio.Task[bool]] = set()
         did = dict.fromkeys(("join", "leave", "crash", "pause"), 0)
         started = time.monotonic()
@@ -181,10 +188,14 @@ class Load:
                     await self._lose(members.pop(chance.randrange(len(members))), name, zombies)
             looked += 1
             stable += self.group_stable(group)
+            living += self.living_stable(group)
+            held += len(self.books[group].holders) / self.plan.partitions
             await asyncio.sleep(LOOK_S)
         stale = sum(await asyncio.gather(*zombies))
         return {
             "stable_share": round(stable / looked, 4),
+            "living_stable_share": round(living / looked, 4),
+            "held_share": round(held / looked, 4),
             "overlaps": self.overlaps() - overlaps,
             "stale_commits_taken": stale,
             "stale_commits": did["pause"],
@@ -380,7 +391,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument(
         "--from-reply", action="store_true", help="heartbeats are due an interval after the last answer"
     )
-    parser.add_argument("--events", default="", help="of join,leave,crash, in this order")
+    parser.add_argument("--events", default="", help="of join,leave,crash,replace, in this order")
     parser.add_argument("--quiet-s", type=float, default=0.0, help="watch heartbeats so long")
     parser.add_argument("--commits", default="", help="partitions per commit, such as 1,10,100")
     parser.add_argument("--commit-s", type=float, default=5.0)

@@ -409,3 +409,16 @@ def test_a_protocol_that_a_member_names_twice_counts_once() -> None:
     trial = Trial()
     reply = trial.joined(protocols=protocols("range", "range"))
     assert reply.protocol_name == "range"
+
+
+@pytest.mark.parametrize(
+    ("strategy", "expected"), [("range", ErrorCode.REBALANCE_IN_PROGRESS), ("cooperative-sticky", ErrorCode.NONE)]
+)
+def test_a_commit_behind_its_members_join_group(strategy: str, expected: ErrorCode) -> None:
+    """Eager members have given up what they had; of cooperative ones it is theirs still."""
+    trial = Trial()
+    (a, b), generation = trial.stable(2, protocols=protocols(strategy))
+    trial.join(a, connection=1, protocols=protocols(strategy))
+    assert trial.commit(1, a, generation, connection=1) is expected
+    assert trial.commit(2, a, generation, connection=2) is ErrorCode.NONE, "as by Kafka"
+    assert trial.commit(3, b, generation, connection=1) is ErrorCode.NONE

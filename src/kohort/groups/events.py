@@ -141,6 +141,7 @@ class OffsetCommit:
     instance_id: str | None = None
     retention_ms: int = -1
     knows_stale_epoch: bool = True
+    connection: int = NO_CONNECTION
 
 
 @dataclass(frozen=True, slots=True)

@@ -197,8 +197,7 @@ def on_deadline(kernel: Kernel, group: Group) -> None:
     gathering = group.classic.gathering
     if gathering is None:
         return
-    if not gathering.spares:
-        set_until(kernel, group, gathering)
+    set_until(kernel, group, gathering)
     if not gathering.spares or gathering.until_ms <= kernel.now.mono_ms:
         tell_all(kernel, group)
 

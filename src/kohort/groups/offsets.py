@@ -12,10 +12,11 @@ from operator import itemgetter
 from typing import Any, Final
 
 from kohort.errors import ErrorCode
-from kohort.groups import membership, rebalance
+from kohort.groups import gathering, membership, rebalance
 from kohort.groups.classic import is_current, validate
 from kohort.groups.consumer_state import ConsumerGroup
 from kohort.groups.events import (
+    NO_CONNECTION,
     OffsetCommit,
     OffsetDelete,
     OffsetFetch,
@@ -35,7 +36,7 @@ from kohort.groups.outcome import (
     TransactionEndedReply,
 )
 from kohort.groups.records import Kind, OffsetCommitted, Tombstone, TransactionMarked
-from kohort.groups.state import Group, Partition
+from kohort.groups.state import ClassicGroup, Group, Partition
 from kohort.groups.subscription import CONSUMER_PROTOCOL_TYPE
 from kohort.ids import TopicPartition
 
@@ -100,6 +101,8 @@ def committing_group(kernel: Kernel, event: OffsetCommit) -> tuple[ErrorCode, Gr
         error = may_commit_consumer(kernel, group.consumer, event, event.knows_stale_epoch)
     else:
         error = may_commit(group, event.member_id, event.instance_id, event.generation, transactional=False)
+        if error is ErrorCode.NONE and has_given_up(group.classic, event):
+            error = ErrorCode.REBALANCE_IN_PROGRESS
     return error, (group if error is ErrorCode.NONE else None)
 
 
@@ -121,6 +124,18 @@ def may_commit(
     if not transactional and classic.state is GroupState.COMPLETING_REBALANCE:
         return ErrorCode.REBALANCE_IN_PROGRESS
     return ErrorCode.NONE
+
+
+def has_given_up(classic: ClassicGroup, event: OffsetCommit) -> bool:
+    """Whether a commit comes behind its member's JoinGroup, before which an eager one gives up what it had.
+
+    Kafka takes the requests of a connection one after the other, so that it looks at such a commit when the round is over,
+    and refuses it. A process that slept while it waited to join can't commit here what others may have had since.
+    """
+    member = classic.members.get(event.member_id)
+    if member is None or member.join_request is None or event.connection == NO_CONNECTION:
+        return False
+    return event.connection == member.connection and gathering.COOPERATIVE not in (classic.protocol or "")
 
 
 def may_commit_consumer(

@@ -121,6 +121,7 @@ def offset_commit(node: Node, request: Request) -> None:
         instance_id=message.group_instance_id,
         retention_ms=message.retention_time_ms if version <= 4 else -1,
         knows_stale_epoch=version >= 9,
+        connection=request.connection.number,
     )
     node.groups.ask(request, event, answer)
 
