@@ -15,7 +15,7 @@ from simulation.run import FEWEST_EVENTS, SHORTEST_MS, Run
 from kohort.groups.machine import GroupMachine
 
 SEEDS = 300
-PATIENCE = 400
+PATIENCE = 1_000
 
 
 @pytest.mark.parametrize("start", range(0, SEEDS, 50))

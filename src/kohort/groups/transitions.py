@@ -127,7 +127,12 @@ CONSUMER_GROUP: tuple[Transition, ...] = (
     Transition(RECONCILING, "JoinGroup", CLASSIC, "a classic member takes the place of the last other one", rare=True),
     Transition(RECONCILING, "LeaveGroup", ASSIGNING, _CHANGED),
     Transition(RECONCILING, "LeaveGroup", EMPTY, _GONE, rare=True),
-    Transition(RECONCILING, "Tick", ASSIGNING, "a member was silent, or did not give up, join or sync in time"),
+    Transition(
+        RECONCILING,
+        "Tick",
+        ASSIGNING,
+        "a member was silent, or waited for one that is, or did not join or sync in time",
+    ),
     Transition(RECONCILING, "Tick", EMPTY, _GONE),
     Transition(RECONCILING, "Tick", CLASSIC, _DOWN),
     Transition(RECONCILING, "ConsumerGroupHeartbeat", EMPTY, "the last member leaves", rare=True),
