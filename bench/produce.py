@@ -16,6 +16,7 @@ _RECORDS = {
     "kohort-send": 1_000_000,
     "kohort-async-send": 500_000,
     "kohort-send-arrow": 8_000_000,
+    "kohort-send-arrow-4": 8_000_000,
     "confluent-kafka": 1_000_000,
     "aiokafka": 200_000,
     "kafka-python": 200_000,
@@ -25,6 +26,7 @@ _TITLES = {
     "kohort-send": "kohort send",
     "kohort-async-send": "kohort send, asyncio",
     "kohort-send-arrow": "kohort send_arrow",
+    "kohort-send-arrow-4": "kohort send_arrow, 4 connections",
 }
 
 

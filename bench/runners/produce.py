@@ -11,6 +11,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 Timed = tuple[int, float]
@@ -53,7 +54,7 @@ def kohort_async_send(servers: str, topic: str, count: int, size: int) -> Timed:
     return asyncio.run(write())
 
 
-def kohort_send_arrow(servers: str, topic: str, count: int, size: int) -> Timed:
+def kohort_send_arrow(servers: str, topic: str, count: int, size: int, connections: int = 1) -> Timed:
     """Arrow batches of 100,000 rows."""
     import pyarrow as pa
 
@@ -61,7 +62,7 @@ def kohort_send_arrow(servers: str, topic: str, count: int, size: int) -> Timed:
 
     rows = 100_000
     batch = pa.record_batch({"value": pa.array([b"x" * size] * min(rows, count), pa.binary())})
-    with Producer(servers) as producer:
+    with Producer(servers, connections_per_broker=connections) as producer:
         producer.partitions_for(topic)
         start = time.perf_counter()
         sent = 0
@@ -134,6 +135,7 @@ CLIENTS: dict[str, Callable[[str, str, int, int], Timed]] = {
     "kohort-small-batches": kohort_small_batches,
     "kohort-async-send": kohort_async_send,
     "kohort-send-arrow": kohort_send_arrow,
+    "kohort-send-arrow-4": partial(kohort_send_arrow, connections=4),
     "confluent-kafka": confluent_kafka,
     "aiokafka": aiokafka,
     "kafka-python": kafka_python,

@@ -34,8 +34,8 @@ def topic(request: pytest.FixtureRequest) -> str:
     return "".join(letter if letter.isalnum() else "-" for letter in request.node.name)
 
 
-def values(broker: Broker, topic: str) -> list[int]:
-    partition = TopicPartition(topic, 0)
+def values(broker: Broker, topic: str, number: int = 0) -> list[int]:
+    partition = TopicPartition(topic, number)
     with RangeReader(broker.bootstrap_servers, columns=("value",)) as reader:
         end = reader.end_offsets([partition])[partition]
         return [int(value) for batch in reader.read(partition, 0, end) for value in batch.column(0).to_pylist()]
@@ -68,6 +68,23 @@ def test_once_and_in_order(broker: Broker, topic: str, fault: Fault) -> None:
         offsets = [one.result(0).offset for one in sent]
     assert values(broker, topic) == list(range(400))
     assert offsets == list(range(400))
+
+
+@pytest.mark.parametrize("action", ["", "close", "close_after", "drop_reply"])
+def test_partitions_are_spread_over_connections(broker: Broker, topic: str, action: str) -> None:
+    """Each partition stays on one of them, so that its order is kept."""
+    with Admin(broker.bootstrap_servers) as admin:
+        admin.create_topics([NewTopic(topic, 6)])
+    before = broker.metrics()["connections"]
+    if action:
+        broker.faults.add(Fault("Produce", action, skip=4, times=3))
+    settings = {"batch_size": 300, "linger_ms": 0, "request_timeout_ms": 700, "delivery_timeout_ms": 20_000}
+    with Producer(broker.bootstrap_servers, connections_per_broker=3, **settings) as producer:
+        for i in range(1_200):
+            producer.send(topic, str(i), partition=i % 6)
+        producer.flush(30)
+        assert broker.metrics()["connections"] - before in (3, 4)  # the first look at metadata may have had its own
+    assert [values(broker, topic, number) for number in range(6)] == [list(range(n, 1_200, 6)) for n in range(6)]
 
 
 def test_broker_killed_and_restarted(topic: str) -> None:

@@ -67,11 +67,15 @@ class Figures:
     failures: int = 0
 
 
+Way = tuple[int, str]
+"""A broker, and the lane of the connection to it."""
+
+
 @dataclass(slots=True)
 class Parcel:
     """What goes to one broker in one request."""
 
-    node: int
+    way: Way
     batches: list[Batch] = field(default_factory=list)
     size: int = 0
 
@@ -82,7 +86,7 @@ class Sender:
     Attributes:
         identity: Producer id and epoch.
         figures: Counters.
-        in_flight: Requests not answered, by node.
+        in_flight: Requests not answered, by the way they went.
         gate: Set by transactions: whether a partition may be sent to yet.
         implicit: Set by transactions: a Produce takes its partitions into the transaction by itself (KIP-890).
         aborting: Set by transactions: why nothing is sent again; what is on its way fails or not, once.
@@ -95,7 +99,7 @@ class Sender:
         self.config = config
         self.identity = Identity()
         self.figures = Figures()
-        self.in_flight: dict[int, int] = {}
+        self.in_flight: dict[Way, int] = {}
         self.closed = False
         self.gate: Any = None
         self.implicit = False
@@ -198,7 +202,7 @@ class Sender:
         if self.config.enable_idempotence and self.identity.producer_id < 0:
             return float(self.config.retry_backoff_ms)
         while True:
-            parcels: dict[int, Parcel] = {}
+            parcels: dict[Way, Parcel] = {}
             wait = 60_000.0
             with self.accumulator.lock:
                 for queue in self.accumulator.queues.values():
@@ -209,7 +213,7 @@ class Sender:
             for parcel in parcels.values():
                 self._dispatch(parcel)
 
-    def _collect(self, queue: PartitionQueue, parcels: dict[int, Parcel], now_ms: float) -> float:
+    def _collect(self, queue: PartitionQueue, parcels: dict[Way, Parcel], now_ms: float) -> float:
         """Put a queue's next batch into its leader's parcel. Gives the milliseconds until the queue has to be looked at again."""
         hurry = self.accumulator.flushing or self.accumulator.waiting or self.closed
         if queue.open is not None:
@@ -236,11 +240,13 @@ class Sender:
         if node < 0:
             self.cluster.request_metadata()
             return self.config.retry_backoff_ms
-        if self.in_flight.get(node, 0) >= self.config.max_in_flight_requests_per_connection:
+        lane = queue.partition.partition % self.config.connections_per_broker
+        way = node, f"produce-{lane}" if lane else "main"
+        if self.in_flight.get(way, 0) >= self.config.max_in_flight_requests_per_connection:
             return limit
-        parcel = parcels.get(node)
+        parcel = parcels.get(way)
         if parcel is None:
-            parcel = parcels[node] = Parcel(node)
+            parcel = parcels[way] = Parcel(way)
         elif parcel.size + batch.size > self.config.max_request_size:
             return limit
         queue.waiting.popleft()
@@ -254,9 +260,9 @@ class Sender:
             self._seal(batch)
             self.figures.retries += batch.attempts > 0
             batch.attempts += 1
-        self.in_flight[parcel.node] = self.in_flight.get(parcel.node, 0) + 1
+        self.in_flight[parcel.way] = self.in_flight.get(parcel.way, 0) + 1
         self.figures.requests += 1
-        self.cluster.runtime.spawn(self._deliver(parcel), f"produce to {parcel.node}")
+        self.cluster.runtime.spawn(self._deliver(parcel), f"produce to {parcel.way[0]}")
 
     def _seal(self, batch: Batch) -> None:
         if batch.sealed is not None:
@@ -282,8 +288,9 @@ class Sender:
         try:
             answer = await self.cluster.send(
                 Versioned(ProduceRequest, lambda version: self._request(parcel, version), self._highest(parcel)),
-                Node(parcel.node),
+                Node(parcel.way[0]),
                 timeout_ms=self.config.request_timeout_ms,
+                lane=parcel.way[1],
                 answered=acks != 0,
             )
         except KafkaError as error:
@@ -297,7 +304,7 @@ class Sender:
             else:
                 self._answered(parcel, answer)
         finally:
-            self.in_flight[parcel.node] -= 1
+            self.in_flight[parcel.way] -= 1
         told, self._answer = self._answer, []
         self.accumulator.notify()
         self._tell(told)

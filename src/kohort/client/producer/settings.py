@@ -68,7 +68,14 @@ class ProducerConfig(ConnectionConfig):
         "max.request.size", 1024 * 1024, low=128, unit="bytes", why="bounds one request, and so one record"
     )
     max_in_flight_requests_per_connection: int = knob(
-        "max.in.flight.requests.per.connection", 5, low=1, why="requests to one broker that are not answered yet"
+        "max.in.flight.requests.per.connection", 5, low=1, why="requests on one connection that are not answered yet"
+    )
+    connections_per_broker: int = knob(
+        "connections.per.broker",
+        1,
+        low=1,
+        high=16,
+        why="partitions are spread over so many connections; a broker takes the requests of one connection one by one",
     )
     delivery_timeout_ms: int = knob(
         "delivery.timeout.ms",
