@@ -2,7 +2,8 @@
 
 `python -m bench.coordinator.notification` runs three members of every client (those of `make churn`) in classic eager
 groups of their own, all at once, against kohort with `group.notify.at.once` off and known, and against Apache Kafka. A
-member without a name of its own joins and leaves each group over and over, so that every trigger's moment is known.
+member without a name of its own joins and leaves each group over and over, or (`--replace`) crashes and another joins at
+that moment, so that every trigger's moment is known.
 Members that are told together send their heartbeats in step from then on; so after each rebalance every member's process
 is paused for a random part of the interval, as if the group had lived for a while. What happens during it is not measured.
 
@@ -163,6 +164,21 @@ class Group:
             leaves = guest.leave()
             await self.trigger(lambda leaves=leaves: asyncio.ensure_future(leaves), lambda count: count == PARTITIONS)
 
+    async def play_replacements(self, triggers: int, plan: Plan, chance: random.Random) -> None:
+        """A fourth member crashes and a new one takes its place, again and again."""
+        await self.assigned(0, lambda count: count == PARTITIONS)
+        guest = ClassicMember(plan, self.name, "guest", Book())
+        began = time.monotonic_ns()
+        guest.start()
+        await self.assigned(began, lambda count: count < PARTITIONS)
+        for _ in range(triggers):
+            await self.settle(chance)
+            newcomer = ClassicMember(plan, self.name, "guest", Book())
+            swap = replace(guest, newcomer)
+            await self.trigger(lambda swap=swap: asyncio.ensure_future(swap), lambda count: count < PARTITIONS)
+            guest = newcomer
+        await guest.leave()
+
     async def settle(self, chance: random.Random) -> None:
         """Bring the members out of step, and let their coordinator learn their interval."""
         await asyncio.sleep(chance.random() * HEARTBEAT_MS / 1000)
@@ -227,6 +243,12 @@ class Group:
                     self.figures.record += [(at - value) / NS for value in line["values"] if value > given]
 
 
+async def replace(guest: ClassicMember, newcomer: ClassicMember) -> None:
+    """One crashes, and another joins at that moment."""
+    await guest.crash()
+    newcomer.start()
+
+
 async def pause(process: subprocess.Popen[bytes], seconds: float) -> None:
     """Stop a process for a while: its next heartbeat, and all after it, come so much later."""
     os.kill(process.pid, signal.SIGSTOP)
@@ -277,7 +299,8 @@ async def measure(
     try:
         await asyncio.sleep(QUIET_S)
         chance = random.Random(options.seed)
-        await asyncio.gather(*(group.play(options.triggers, plan, chance) for group, plan in groups))
+        plays = [(group.play_replacements if options.replace else group.play, plan) for group, plan in groups]
+        await asyncio.gather(*(play(options.triggers, plan, chance) for play, plan in plays))
         await asyncio.sleep(HEARTBEAT_MS / 1000 * 1.5)
     finally:
         if producing is not None:
@@ -306,6 +329,7 @@ def main() -> None:
     parser.add_argument("--places", default=",".join(PLACES))
     parser.add_argument("--members", type=int, default=MEMBERS)
     parser.add_argument("--triggers", type=int, default=4, help="joins, and as many leaves")
+    parser.add_argument("--replace", action="store_true", help="a member crashes and another joins in its place")
     parser.add_argument("--produce-s", type=float, default=5.0, help="a record and so a commit this often; 0: none")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true")
