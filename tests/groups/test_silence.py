@@ -228,3 +228,13 @@ def test_shares_are_even_again_after_a_restart() -> None:
     club.restart()
     club.go_on("a", "b", "c", "d")
     assert club.epoch == before, "and nothing is done where they are"
+
+
+def test_who_died_while_no_coordinator_looked_is_waited_for_no_longer() -> None:
+    club = Club("a", "b")
+    club.enter("c")
+    club.restart()
+    club.go_on("a", "c", ms=6_000)
+    assert club.shares("a", "c") == [4, 2]
+    club.go_on("a", "c", ms=4_000)
+    assert club.shares("a", "c") == [3, 3]

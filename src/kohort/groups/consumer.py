@@ -469,4 +469,5 @@ def load(kernel: Kernel, group: Group) -> None:
         if consumer.epoch == consumer.target_epoch and silence.is_uneven(kernel, consumer):
             targets.bump(kernel, group.group_id, "shares are not even")
         targets.request(kernel, group.group_id)
+        silence.watch(kernel, group.group_id, consumer)
     kernel.tell(group.group_id, f"loaded with {len(consumer.members)} members at epoch {consumer.epoch}", Level.DEBUG)
