@@ -271,6 +271,25 @@ def test_all_are_told_when_a_silent_member_joins_or_leaves() -> None:
         assert trial.all_heard() == [ErrorCode.NONE, TOLD, TOLD]
 
 
+def test_who_falls_silent_after_another_is_not_worked_on_for() -> None:
+    trial = Held(4)
+    for member in trial.members:
+        trial.send(member)
+    trial.feed(ConnectionLost(1))
+    trial.join()
+    trial.pass_time(5_000)
+    trial.feed(ConnectionLost(2))
+    for member in trial.members[2:]:
+        trial.send(member)
+    trial.pass_time(2_500)
+    for member in trial.members[2:]:
+        trial.send(member)
+    trial.pass_time(2_499)
+    assert TOLD not in trial.all_heard()
+    trial.pass_time(1)
+    assert trial.all_heard()[2:] == [TOLD, TOLD], "one session after the change"
+
+
 def test_a_member_whose_connection_has_ended_is_silent_at_once() -> None:
     trial = Held()
     trial.beat_all()

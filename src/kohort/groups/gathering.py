@@ -170,14 +170,20 @@ def begin(kernel: Kernel, group: Group) -> None:
 
 
 def set_until(kernel: Kernel, group: Group, gathering: Gathering) -> None:
-    """Say when all are told: when the last one is due, but not before the silent are back or out."""
+    """Say when all are told: when the last one is due, but not before the silent are back or out.
+
+    For one session at most, however many fall silent one after the other: some wait without work, and partitions of the
+    dead are read by nobody. Who falls silent once all are told and have joined keeps no round from ending.
+    """
     classic, now_ms = group.classic, kernel.now.mono_ms
     awaited = [classic.members[member_id] for member_id in gathering.awaited]
     silent = [member for member in awaited if is_silent(member, now_ms)]
     gathering.silent = dict.fromkeys(member.member_id for member in silent)
     if silent:
         ends_ms = max(member.session.due_ms or now_ms for member in silent)
-        gathering.until_ms = min(ends_ms, gathering.began_ms + classic.rebalance_timeout_ms() // LONGEST_PART)
+        longest_ms = max(member.session_timeout_ms for member in silent)
+        longest_ms = min(longest_ms, classic.rebalance_timeout_ms() // LONGEST_PART)
+        gathering.until_ms = min(ends_ms, gathering.began_ms + longest_ms)
         gathering.spares = True
     else:
         last_ms = now_ms + min(longest_interval_ms(classic), classic.rebalance_timeout_ms() // USUAL_PART)
@@ -193,11 +199,12 @@ def is_silent(member: ClassicMember, now_ms: int) -> bool:
 
 
 def on_deadline(kernel: Kernel, group: Group) -> None:
-    """The last one was due: tell all, unless someone has fallen silent meanwhile."""
+    """The last one was due: tell all, unless it did not come and is silent now."""
     gathering = group.classic.gathering
     if gathering is None:
         return
-    set_until(kernel, group, gathering)
+    if not gathering.spares:
+        set_until(kernel, group, gathering)
     if not gathering.spares or gathering.until_ms <= kernel.now.mono_ms:
         tell_all(kernel, group)
 
