@@ -39,6 +39,7 @@ class DurabilityChecker(Checker):
         self._deleting: dict[str, int] = {}
         self._deleted: dict[str, int] = {}
         self._gone: dict[str, int] = {}
+        self._cleared: dict[str | Slot, int] = {}
 
     def on_stepped(self, event: Any, outcome: Outcome, waiting: Waiting) -> None:
         for record in outcome.records:
@@ -59,13 +60,15 @@ class DurabilityChecker(Checker):
                     self._check_deleted((event.group_id, found.topic, found.partition), found.offset)
 
     def _forget(self, event: DeleteGroups | OffsetDelete, value: Any) -> None:
-        """An administrator deleted: what was acknowledged need not be there any more."""
+        """An administrator deleted: what was taken in before need not be there any more, acknowledged by now or not."""
         if isinstance(event, DeleteGroups):
             gone = {group for group, error in zip(event.group_ids, value.errors, strict=True) if not error}
+            self._cleared.update(dict.fromkeys(gone, len(self._order)))
             self._drop(lambda slot: slot[0] in gone)
         elif not value.error:
             paired = zip(event.partitions, value.errors, strict=True)
             slots = {(event.group_id, one.topic, one.partition) for one, error in paired if not error}
+            self._cleared.update(dict.fromkeys(slots, len(self._order)))
             self._drop(lambda slot: slot in slots)
 
     def _drop(self, goes: Any) -> None:
@@ -102,7 +105,8 @@ class DurabilityChecker(Checker):
                     self._check_lost((event.group_id, found.topic, found.partition), found.offset)
 
     def _raise_floor(self, slot: Slot, order: int) -> None:
-        if order >= max(self._deleting.get(slot[1], 0), self._gone.get(slot[1], 0)):
+        deleted = max(self._deleting.get(slot[1], 0), self._gone.get(slot[1], 0))
+        if order >= max(deleted, self._cleared.get(slot[0], 0), self._cleared.get(slot, 0)):
             self._floor[slot] = max(self._floor.get(slot, 0), order)
 
     def on_replayed(self, machine: GroupMachine) -> None:
