@@ -20,8 +20,10 @@ TOLD = ErrorCode.REBALANCE_IN_PROGRESS
 class Held(Trial):
     """Three stable members whose clients bear to be held, heard every 3 s, each on a connection of its own number."""
 
-    def __init__(self, count: int = 3, hold_ms: int = HOLD_MS, **more: Any) -> None:
-        super().__init__()
+    def __init__(
+        self, count: int = 3, hold_ms: int = HOLD_MS, config: dict[str, Any] | None = None, **more: Any
+    ) -> None:
+        super().__init__(**(config or {}))
         self.members, self.generation = self.stable(count, **more)
         self.hold_ms = hold_ms
         self.beats: dict[str, int] = {}
@@ -367,6 +369,34 @@ def test_a_client_that_does_not_bear_it_is_told_when_it_comes() -> None:
     assert trial.all_heard() == [None, None, ErrorCode.NONE]
     trial.send(trial.members[2], hold_ms=0)
     assert trial.all_heard() == [TOLD] * 3
+
+
+def test_clients_that_bear_no_hold_work_on_too_until_the_silent_one_is_out() -> None:
+    trial = Held(hold_ms=0)
+    trial.feed(ConnectionLost(1))  # it was heard 3 s ago
+    trial.join()
+    for _ in range(2):
+        for member in trial.members[1:]:
+            trial.send(member)
+        assert trial.all_heard()[1:] == [ErrorCode.NONE, ErrorCode.NONE]
+        trial.pass_time(2_500)
+    for member in trial.members[1:]:
+        trial.send(member)
+    assert trial.all_heard()[1:] == [TOLD, TOLD], "their next heartbeats would be too late"
+    joins = [trial.join(member) for member in trial.members[1:]]
+    trial.pass_time(1_999)
+    assert [trial.reply(request) for request in joins] == [None, None]
+    trial.pass_time(1)
+    assert {trial.reply(request).generation for request in joins} == {trial.generation + 1}
+
+
+def test_where_it_is_off_all_are_told_as_by_kafka() -> None:
+    trial = Held(hold_ms=0, config={"notify_at_once": "off"})
+    trial.feed(ConnectionLost(1))
+    trial.join()
+    for member in trial.members[1:]:
+        trial.send(member)
+    assert trial.all_heard()[1:] == [TOLD, TOLD]
 
 
 def test_clients_that_bear_nothing_are_told_as_by_kafka() -> None:

@@ -153,10 +153,15 @@ def on_disconnect(kernel: Kernel, member: ClassicMember) -> None:
 
 
 def begin(kernel: Kernel, group: Group) -> None:
-    """A stable group has begun a rebalance: gather, or tell at once all whose replies are held."""
-    classic = group.classic
+    """A stable group has begun a rebalance: gather, or tell at once all whose replies are held.
+
+    Members whose clients bear no hold are told with their next heartbeat, unless someone is silent already: that takes no
+    hold, only an answer that says nothing yet.
+    """
+    classic, now_ms = group.classic, kernel.now.mono_ms
     end(classic)
-    if not longest_interval_ms(classic) or COOPERATIVE in (classic.protocol or ""):
+    gathers = longest_interval_ms(classic) or any(is_silent(member, now_ms) for member in classic.members.values())
+    if not gathers or COOPERATIVE in (classic.protocol or "") or kernel.config.notify_at_once == "off":
         tell_all(kernel, group)
         return
     awaited = dict.fromkeys(
@@ -164,7 +169,7 @@ def begin(kernel: Kernel, group: Group) -> None:
         for member in classic.members.values()
         if member.held is None and member.join_request is None and member.member_id not in classic.pending_sync
     )
-    classic.gathering = Gathering(awaited, kernel.now.mono_ms, Timer(Deadline.GATHERING, group.group_id))
+    classic.gathering = Gathering(awaited, now_ms, Timer(Deadline.GATHERING, group.group_id))
     set_until(kernel, group, classic.gathering)
     tell_if_all_held(kernel, group)
 
