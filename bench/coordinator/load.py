@@ -174,6 +174,7 @@ class Load:
         overlaps, stable, living, looked, stale = self.overlaps(), 0, 0, 0, 0
         held = 0.0
         zombies: set[asyncio.Task[bool]] = set()
+        going: set[asyncio.Task[None]] = set()
         did = dict.fromkeys(("join", "leave", "crash", "pause"), 0)
         started = time.monotonic()
         due = started
@@ -185,12 +186,14 @@ class Load:
                 if name == "join":
                     self.add(group)
                 else:
-                    await self._lose(members.pop(chance.randrange(len(members))), name, zombies)
+                    losing = self._lose(members.pop(chance.randrange(len(members))), name, zombies)
+                    going.add(asyncio.create_task(losing))  # a leave may wait for the round that its member has joined
             looked += 1
             stable += self.group_stable(group)
             living += self.living_stable(group)
             held += len(self.books[group].holders) / self.plan.partitions
             await asyncio.sleep(LOOK_S)
+        await asyncio.gather(*going)
         stale = sum(await asyncio.gather(*zombies))
         return {
             "stable_share": round(stable / looked, 4),
