@@ -18,6 +18,7 @@ from kohort.groups.events import (
     TxnOffsetCommit,
 )
 from kohort.groups.machine import GroupMachine
+from kohort.groups.membership import preferred_assignor
 from kohort.groups.outcome import GroupState, LeaveGroupReply, Now, Outcome
 from kohort.groups.records import Kind, MemberSaved, OffsetCommitted, Record, Tombstone
 from kohort.groups.state import Group
@@ -363,10 +364,12 @@ class EvennessChecker(Checker):
         self._machine = machine
 
     def at_end(self, waiting: Waiting, partitions: Mapping[str, int]) -> None:
-        groups = {} if self._machine is None else self._machine.kernel.ledger.groups
-        for group_id, group in groups.items():
+        if self._machine is None:
+            return
+        kernel = self._machine.kernel
+        for group_id, group in kernel.ledger.groups.items():
             consumer = group.consumer
-            if consumer is None or consumer.assignor(self.config.consumer_assignors[0]) != "uniform":
+            if consumer is None or preferred_assignor(kernel, consumer) != "uniform":
                 continue
             shares = {member_id: len(consumer.targets[member_id]) for member_id in consumer.members}
             alike = len({consumer.topics_of(member) for member in consumer.members.values()}) == 1

@@ -7,6 +7,7 @@ from kohort.groups import expiry, offsets
 from kohort.groups.consumer_state import Pairs, pack
 from kohort.groups.events import ConsumerGroupDescribe, DeleteGroups, DescribeGroups, ListGroups
 from kohort.groups.kernel import Kernel
+from kohort.groups.membership import preferred_assignor
 from kohort.groups.outcome import (
     ConsumerGroupDescribeReply,
     DeleteGroupsReply,
@@ -117,7 +118,7 @@ def describe_consumer_group(kernel: Kernel, group_id: str) -> DescribedConsumerG
         consumer.state(),
         consumer.epoch,
         consumer.target_epoch,
-        consumer.assignor(kernel.config.consumer_assignors[0]),
+        preferred_assignor(kernel, consumer),
         tuple(members),
     )
 

@@ -14,7 +14,16 @@ from kohort.groups import conversion, mixed, notify, silence, targets
 from kohort.groups.consumer_state import LEFT_FOR_A_WHILE, ConsumerGroup, Current, Presence, pack, unpack
 from kohort.groups.events import AssignmentComputed, ConsumerGroupHeartbeat, GroupSettingsChanged
 from kohort.groups.kernel import Kernel
-from kohort.groups.membership import Refusal, dismiss, refuse, remove, session_timeout_ms, step, take_place
+from kohort.groups.membership import (
+    Refusal,
+    dismiss,
+    heartbeat_interval_ms,
+    refuse,
+    remove,
+    session_timeout_ms,
+    step,
+    take_place,
+)
 from kohort.groups.outcome import ConsumerGroupHeartbeatReply, Level
 from kohort.groups.records import MemberSaved, MemberState
 from kohort.groups.state import Group
@@ -263,11 +272,6 @@ def says_everything(event: ConsumerGroupHeartbeat) -> bool:
     """Whether a heartbeat is a join, or one of a client that had no answer to the last and so is told all again."""
     subscribed = event.subscribed_topics is not None or event.subscribed_regex is not None
     return event.member_epoch == 0 or (event.rebalance_timeout_ms != -1 and subscribed and event.owned is not None)
-
-
-def heartbeat_interval_ms(kernel: Kernel, consumer: ConsumerGroup) -> int:
-    """What settled members are told."""
-    return consumer.settings.heartbeat_interval_ms or kernel.config.consumer_heartbeat_interval_ms
 
 
 def unsettled_interval_ms(kernel: Kernel, consumer: ConsumerGroup, settled_ms: int) -> int:

@@ -244,14 +244,6 @@ class ConsumerGroup:
                 names.update(resolved.topics)
         return sorted(names)
 
-    def assignor(self, default: str) -> str:
-        """The one that most members wish for; `default` when none wishes."""
-        votes: dict[str, int] = {}
-        for member in self.members.values():
-            if member.server_assignor is not None:
-                votes[member.server_assignor] = votes.get(member.server_assignor, 0) + 1
-        return max(votes, key=lambda name: votes[name]) if votes else default
-
     def is_subscribed(self, topic: str) -> bool:
         """Whether a member reads this topic."""
         return any(topic in self.topics_of(member) for member in self.members.values())

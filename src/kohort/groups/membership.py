@@ -84,6 +84,20 @@ def session_timeout_ms(kernel: Kernel, consumer: ConsumerGroup, member_id: str) 
     return consumer.settings.session_timeout_ms or kernel.config.consumer_session_timeout_ms
 
 
+def heartbeat_interval_ms(kernel: Kernel, consumer: ConsumerGroup) -> int:
+    """What settled members are told."""
+    return consumer.settings.heartbeat_interval_ms or kernel.config.consumer_heartbeat_interval_ms
+
+
+def preferred_assignor(kernel: Kernel, consumer: ConsumerGroup) -> str:
+    """The assignor that most members wish for; the configured first when none wishes."""
+    votes: dict[str, int] = {}
+    for member in consumer.members.values():
+        if member.server_assignor is not None:
+            votes[member.server_assignor] = votes.get(member.server_assignor, 0) + 1
+    return max(votes, key=lambda name: votes[name]) if votes else kernel.config.consumer_assignors[0]
+
+
 def committed(kernel: Kernel, group_id: str, consumer: ConsumerGroup, member_id: str) -> None:
     """A classic member's commit is a sign of life, as it is in a classic group: its client need not know where it is."""
     member = consumer.members.get(member_id)

@@ -18,6 +18,7 @@ from collections.abc import Iterable
 from kohort.groups.consumer_state import LEFT_FOR_A_WHILE, ConsumerGroup, Pairs
 from kohort.groups.deadlines import Deadline, Timer
 from kohort.groups.kernel import Kernel
+from kohort.groups.membership import heartbeat_interval_ms, preferred_assignor
 
 SLACK_MS = 500
 """A heartbeat may be so much late beside half its interval, and a client takes so long to connect again."""
@@ -35,8 +36,8 @@ def silent_from_ms(kernel: Kernel, consumer: ConsumerGroup, member_id: str) -> i
         return None
     if presence.gone_ms is not None:
         return presence.gone_ms + SLACK_MS
-    settled_ms = consumer.settings.heartbeat_interval_ms or kernel.config.consumer_heartbeat_interval_ms
-    return presence.heard_ms + max(presence.told_ms or settled_ms, presence.slowest_ms) * 3 // 2 + SLACK_MS
+    told_ms = presence.told_ms or heartbeat_interval_ms(kernel, consumer)
+    return presence.heard_ms + max(told_ms, presence.slowest_ms) * 3 // 2 + SLACK_MS
 
 
 def is_silent(kernel: Kernel, consumer: ConsumerGroup, member_id: str) -> bool:
@@ -47,8 +48,7 @@ def is_silent(kernel: Kernel, consumer: ConsumerGroup, member_id: str) -> bool:
 
 def applies(kernel: Kernel, consumer: ConsumerGroup) -> bool:
     """Whether targets may be made without some of the members."""
-    config = kernel.config
-    return config.notify_at_once != "off" and consumer.assignor(config.consumer_assignors[0]) == ASSIGNOR
+    return kernel.config.notify_at_once != "off" and preferred_assignor(kernel, consumer) == ASSIGNOR
 
 
 def spare(kernel: Kernel, consumer: ConsumerGroup) -> dict[str, Pairs]:

@@ -14,6 +14,7 @@ from kohort.groups import silence
 from kohort.groups.consumer_state import NOTHING, ConsumerGroup, Pairs, pack, unpack
 from kohort.groups.events import AssignmentComputed, RegexesResolved, Topic, TopicImage
 from kohort.groups.kernel import Kernel
+from kohort.groups.membership import preferred_assignor
 from kohort.groups.outcome import ComputeAssignment, Level, ResolveRegexes
 from kohort.groups.records import (
     EpochBumped,
@@ -73,7 +74,7 @@ def request(kernel: Kernel, group_id: str) -> None:
             group_id=group_id,
             ticket=consumer.computing,
             epoch=consumer.epoch,
-            assignor=consumer.assignor(kernel.config.consumer_assignors[0]),
+            assignor=preferred_assignor(kernel, consumer),
             members=dict(consumer.members),
             subscribed=subscribed,
             current={member_id: pack(consumer.targets.get(member_id, NOTHING)) for member_id in subscribed},
