@@ -54,7 +54,7 @@ def kohort_async_send(servers: str, topic: str, count: int, size: int) -> Timed:
     return asyncio.run(write())
 
 
-def kohort_send_arrow(servers: str, topic: str, count: int, size: int, connections: int = 1) -> Timed:
+def kohort_send_arrow(servers: str, topic: str, count: int, size: int, connections: int = 2) -> Timed:
     """Arrow batches of 100,000 rows."""
     import pyarrow as pa
 
@@ -135,7 +135,7 @@ CLIENTS: dict[str, Callable[[str, str, int, int], Timed]] = {
     "kohort-small-batches": kohort_small_batches,
     "kohort-async-send": kohort_async_send,
     "kohort-send-arrow": kohort_send_arrow,
-    "kohort-send-arrow-4": partial(kohort_send_arrow, connections=4),
+    "kohort-send-arrow-1": partial(kohort_send_arrow, connections=1),
     "confluent-kafka": confluent_kafka,
     "aiokafka": aiokafka,
     "kafka-python": kafka_python,

@@ -43,11 +43,11 @@ class ProducerConfig(ConnectionConfig):
     compression_level: int | None = knob("compression.level", None, why="the codec's own level; None: its default")
     batch_size: int = knob(
         "batch.size",
-        131_072,
+        480 * 1024,
         low=128,
         high=INT32_MAX,
         unit="bytes",
-        why="a batch goes out when it is this full; memory is taken as it fills, so a larger one costs a slow producer nothing",
+        why="a batch goes out when it is this full; memory is taken as it fills, so a larger one costs a slow producer nothing, and two fit in a request",
     )
     linger_ms: int = knob("linger.ms", 5, low=0, unit="ms", why="or when it is this old")
     buffer_memory: int = knob(
@@ -72,7 +72,7 @@ class ProducerConfig(ConnectionConfig):
     )
     connections_per_broker: int = knob(
         "connections.per.broker",
-        1,
+        2,
         low=1,
         high=16,
         why="partitions are spread over so many connections; a broker takes the requests of one connection one by one",
