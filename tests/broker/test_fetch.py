@@ -124,6 +124,29 @@ def test_an_incremental_session(client: RawClient, name: str) -> None:
     assert session_fetch(client, session, 5).error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
 
 
+def test_a_full_answer_leaves_the_rest_of_its_session_to_the_next(client: RawClient, name: str) -> None:
+    """Partitions that did not fit, and what is to be told of them, come first in the fetch after it."""
+    create_topic(client, name, 6)
+    topic = topic_id(client, name)
+    session = session_fetch(client, 0, 0, *((topic, number, 0) for number in range(6))).session_id
+    for number in range(5):
+        produce(client, name, number, batch_of(b"x" * 400))
+    asked = [(topic, 5, 7)]  # beyond its end
+    epoch, served, errors = 1, [], []
+    while len(served) < 5 and epoch < 20:
+        answer = session_fetch(client, session, epoch, *asked, max_bytes=1000)
+        parts = [part for each in answer.responses for part in each.partitions]
+        brought = [part.partition_index for part in parts if part.records]
+        assert 1 <= len(brought) <= 2
+        served += brought
+        errors += [(part.partition_index, part.error_code) for part in parts if part.error_code]
+        asked = [(topic, number, 1) for number in brought]
+        epoch += 1
+    assert served == [0, 1, 2, 3, 4]
+    assert errors[:1] == [(5, ErrorCode.OFFSET_OUT_OF_RANGE)]
+    assert epoch == 4
+
+
 def test_an_unknown_topic_id(client: RawClient, topic: str) -> None:
     import uuid
 

@@ -81,11 +81,13 @@ class Fetch:
         node, message = self._node, self._request.message
         left = min(message.max_bytes, node.config.fetch_bytes_max)
         total = 0
-        urgent = False
+        urgent = full = False
         logs: list[PartitionLog] = []
         found = []
         incremental = self._session is not None and self._session.epoch > 1
         for part in self._parts:
+            if full and incremental:
+                break  # those left are served, and told of, by the next fetch, in which they come first
             topic, index = part.key
             source, error = _find(node, topic, index)
             if source is not None:
@@ -101,12 +103,14 @@ class Fetch:
                 continue
             if incremental and part.quiet(source.end_offset, source.log_start_offset):
                 continue
-            answer, size = self._read_one(source, part, max(0, min(part.max_bytes, left)), total == 0)
+            limit = max(0, min(part.max_bytes, left))
+            answer, size = self._read_one(source, part, limit, total == 0)
             urgent = urgent or answer.error_code != 0
             total += size
             left -= size
+            full = total > 0 and not size and part.offset < answer.last_stable_offset and limit < part.max_bytes
             found.append((part, answer, size))
-        return found, total, urgent, logs
+        return found, total, urgent or full, logs
 
     def _read_one(self, source: PartitionLog, part: Fetched, limit: int, first: bool) -> tuple[Any, int]:
         index = part.key[1]
