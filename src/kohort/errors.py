@@ -9,7 +9,9 @@ Source: Kafka 4.3, the Errors enumeration, for numbers, names and which ones may
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import IntEnum
+from types import MappingProxyType
 from typing import Final, Self
 
 
@@ -235,6 +237,32 @@ class InvalidInputError(KafkaError, ValueError):
     """A configuration, argument or request that can't work as given: the caller must change it."""
 
     default_code = ErrorCode.INVALID_REQUEST
+
+
+class RecordsRefusedError(InvalidInputError):
+    """Records of a batch were refused, and so the whole batch. Source: KIP-467.
+
+    Attributes:
+        records: why, by the index in the batch of each record that was refused.
+    """
+
+    default_code = ErrorCode.INVALID_RECORD
+
+    def __init__(
+        self, message: str = "", code: ErrorCode | None = None, records: Mapping[int, str] = MappingProxyType({})
+    ) -> None:
+        super().__init__(message, code)
+        self.records = dict(records)
+
+    def of(self, index: int) -> InvalidInputError:
+        """What the record with this index failed of: itself, or another one of its batch."""
+        if index in self.records:
+            return InvalidInputError(self.records[index], self.code)
+        return InvalidInputError(f"not written, as other records of its batch were refused: {self.message}", self.code)
+
+    def __reduce__(self) -> tuple[type[KafkaError], tuple[str, ErrorCode, dict[int, str]]]:  # type: ignore[override]
+        """Keep the records too."""
+        return type(self), (self.message, self.code, self.records)
 
 
 class NotFoundError(KafkaError):

@@ -22,7 +22,7 @@ from kohort.client.admin.values import NewTopic
 from kohort.client.consumer.range_reader import RangeReader
 from kohort.client.net.thread_driver import ClientClosed
 from kohort.columns.encode import ColumnNames, partition_for_key
-from kohort.errors import InvalidInputError, KafkaError, TimedOutError
+from kohort.errors import ErrorCode, InvalidInputError, KafkaError, TimedOutError
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +52,19 @@ def read(servers: str, topic: str, **settings: Any) -> list[dict[str, Any]]:
             for batch in reader.read(partition, 0, end):
                 rows += batch.to_pylist()
         return rows
+
+
+def test_a_refused_record_is_told_from_the_others_of_its_batch(servers: str, topic: str) -> None:
+    """Source: KIP-467: the answer names the records without a key that a compacted topic refuses the batch for."""
+    with Admin(servers) as admin:
+        admin.create_topics([NewTopic(topic, 1, configs={"cleanup.policy": "compact"})]).all()
+    with Producer(servers, linger_ms=1000) as producer:
+        sent = [producer.send(topic, "v", key=None if number in (1, 3) else "k") for number in range(5)]
+        producer.flush(30)
+        failed = [one.exception(10) for one in sent]
+        assert {error.code for error in failed if error is not None} == {ErrorCode.INVALID_RECORD}
+        assert ["other records" in str(error) for error in failed] == [True, False, True, False, True]
+        assert producer.send(topic, "v", key="k").result(30).offset == 0
 
 
 @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])

@@ -9,7 +9,7 @@ from pathlib import Path
 import crc32c
 import pytest
 
-from kohort.errors import ErrorCode, FencedError, InvalidInputError, KafkaError, OffsetError
+from kohort.errors import ErrorCode, FencedError, InvalidInputError, KafkaError, OffsetError, RecordsRefusedError
 from kohort.log import EARLIEST, EARLIEST_LOCAL, LATEST, MAX_TIMESTAMP, LogConfig, OpenOptions, PartitionLog
 from kohort.log.files import FileCache
 from kohort.log.retention import enforce
@@ -73,11 +73,25 @@ def test_old_timestamps_are_refused_where_the_topic_says_so(tmp_path: Path) -> N
         log.append(batch(b"old", at=NOW - 2000), NOW)
 
 
+def test_refused_records_are_named(tmp_path: Path) -> None:
+    """Source: KIP-467."""
+    log = PartitionLog.open(tmp_path / "t-0", LogConfig(message_timestamp_before_max_ms=1000))
+    stamps = (NOW - 2000, NOW, NOW + 4_000_000, NOW - 1000)
+    with pytest.raises(RecordsRefusedError) as caught:
+        log.append(build_batch([BatchRecord(0, at, None, b"v") for at in stamps]), NOW)
+    assert (caught.value.code, set(caught.value.records)) == (ErrorCode.INVALID_TIMESTAMP, {0, 2})
+    with pytest.raises(RecordsRefusedError) as caught:
+        log.append(build_batch([BatchRecord(0, at, None, b"v") for at in stamps[:2]]), NOW)
+    assert set(caught.value.records) == {0}
+    assert log.end_offset == 0
+
+
 def test_a_compacted_topic_needs_keys(tmp_path: Path) -> None:
     log = PartitionLog.open(tmp_path / "t-0", LogConfig(cleanup_policy=("compact",)))
-    with pytest.raises(KafkaError) as caught:
-        log.append(build_batch([BatchRecord(0, NOW, None, b"v")]), NOW)
-    assert caught.value.code is ErrorCode.INVALID_RECORD
+    with pytest.raises(RecordsRefusedError) as caught:
+        log.append(build_batch([BatchRecord(0, NOW, key, b"v") for key in (None, b"k", None)]), NOW)
+    assert (caught.value.code, set(caught.value.records)) == (ErrorCode.INVALID_RECORD, {0, 2})
+    assert log.end_offset == 0
 
 
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview, lambda b: memoryview(bytearray(b))])

@@ -7,17 +7,18 @@ from collections.abc import Sequence
 
 import crc32c
 
-from kohort.errors import CorruptDataError, ErrorCode, KafkaError, error_for
+from kohort.errors import CorruptDataError, ErrorCode, KafkaError, RecordsRefusedError, error_for
 from kohort.log.config import LogConfig
 from kohort.log.pairs import read_pairs
 from kohort.log.segment import ReadBuffer
-from kohort.wire.batch import CONTROL, LOG_APPEND_TIME, BatchHeader, parse_header, patch
+from kohort.wire.batch import CONTROL, LOG_APPEND_TIME, BatchHeader, parse_header, patch, read_records
 
 _PREFIX = struct.Struct(">qii")
 _PREFIX_SIZE = 16
 _LENGTH_OVERHEAD = 12
 _CRC_FROM = 21
 """The checksum covers a batch from here."""
+_NO_KEY = "a compacted topic takes no record without a key"
 _PARTS_MAX = 512
 """More pieces than this are copied together: the kernel takes 1,024 in one write."""
 
@@ -43,7 +44,7 @@ class Intake:
             KafkaError: any of it is not acceptable; then none of it is.
         """
         header = parse_header(batches)
-        _, length, _, _, crc, attributes, delta, _, latest, producer, epoch, sequence, count = header
+        _, length, _, _, crc, attributes, delta, first, latest, producer, epoch, sequence, count = header
         size = length + _LENGTH_OVERHEAD
         if size != len(batches):
             return self._admit_each(batches, now_ms)
@@ -55,11 +56,15 @@ class Intake:
             or count <= 0
             or attributes & self._unwanted
             or (producer >= 0 and (sequence < 0 or epoch < 0))
-            or (not self._append_time and (latest > now_ms + self._ahead or 0 <= latest < now_ms - self._behind))
+            or (
+                not self._append_time
+                and (latest > now_ms + self._ahead or 0 <= min(first, latest) < now_ms - self._behind)
+            )
         ):
-            raise self._refusal(header, now_ms)
-        if self._keys and any(key is None for key, _, _ in read_pairs(batches, header)):
-            raise self._error(ErrorCode.INVALID_RECORD, "a compacted topic takes no record without a key")
+            raise self._refusal(batches, header, now_ms)
+        if self._keys:
+            keys = enumerate(key for key, _, _ in read_pairs(batches, header))
+            self._refuse_records(ErrorCode.INVALID_RECORD, [(i, _NO_KEY) for i, key in keys if key is None], count)
         return (header,)
 
     def _admit_each(self, batches: ReadBuffer, now_ms: int) -> Sequence[BatchHeader]:
@@ -83,9 +88,9 @@ class Intake:
             at += header.size
         return headers
 
-    def _refusal(self, header: BatchHeader, now_ms: int) -> KafkaError:
+    def _refusal(self, batch: ReadBuffer, header: BatchHeader, now_ms: int) -> KafkaError:
         """Which of the checks in `admit` failed."""
-        count, latest = header.records_count, header.max_timestamp
+        count = header.records_count
         if header.size > self._largest:
             text = f"a batch of {header.size} bytes, the limit (max.message.bytes) is {self._largest}"
             return self._error(ErrorCode.MESSAGE_TOO_LARGE, text)
@@ -96,8 +101,18 @@ class Intake:
             return self._error(ErrorCode.INVALID_RECORD, "a producer can't send control batches or append times")
         if header.producer_id >= 0 and (header.base_sequence < 0 or header.producer_epoch < 0):
             return self._error(ErrorCode.INVALID_RECORD, "an idempotent batch without sequence or epoch")
-        text = f"timestamp {latest} is outside what the topic accepts (message.timestamp.*.max.ms), now {now_ms}"
-        return self._error(ErrorCode.INVALID_TIMESTAMP, text)
+        oldest, newest = now_ms - self._behind, now_ms + self._ahead
+        text = f"is outside what the topic accepts (message.timestamp.*.max.ms), {oldest} to {newest}"
+        stamps = enumerate(record.timestamp for record in read_records(batch))
+        wrong = [(i, f"timestamp {at} {text}") for i, at in stamps if at > newest or 0 <= at < oldest]
+        self._refuse_records(ErrorCode.INVALID_TIMESTAMP, wrong, count)
+        return self._error(ErrorCode.INVALID_TIMESTAMP, f"timestamp {header.max_timestamp} {text}")
+
+    def _refuse_records(self, code: ErrorCode, wrong: Sequence[tuple[int, str]], count: int) -> None:
+        """Raises RecordsRefusedError if there is a record to be refused."""
+        if wrong:
+            text = f"{self._name}: {len(wrong)} of {count} records were refused, the first: {wrong[0][1]}"
+            raise RecordsRefusedError(text, code, dict(wrong))
 
     def _error(self, code: ErrorCode, text: str) -> KafkaError:
         return error_for(code, f"{self._name}: {text}")

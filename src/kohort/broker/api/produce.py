@@ -13,7 +13,7 @@ from typing import Any
 
 from kohort.broker.node import Node
 from kohort.broker.request import Request
-from kohort.errors import ErrorCode, KafkaError
+from kohort.errors import ErrorCode, KafkaError, RecordsRefusedError
 from kohort.ids import TopicPartition
 from kohort.wire.batch import TRANSACTIONAL
 from kohort.wire.data import ProduceRequest, ProduceResponse
@@ -106,6 +106,17 @@ def _append(node: Node, request: Request, name: str | None, part: Any, now_ms: i
             partition = TopicPartition(name, index)
             node.transactions.check_produce(transactional_id, partition, records, adds=request.version >= 12)
         result = target.append(records, now_ms)
+    except RecordsRefusedError as error:
+        return _Partition(
+            index=index,
+            error_code=error.code,
+            base_offset=-1,
+            record_errors=[
+                _Partition.BatchIndexAndErrorMessage(batch_index=at, batch_index_error_message=why)
+                for at, why in error.records.items()
+            ],
+            error_message=error.message,
+        )
     except KafkaError as error:
         code = error.code
         if code is ErrorCode.INVALID_TXN_STATE and request.version >= ABORTABLE_SINCE:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from kohort.columns.encode import Chunk
-from kohort.errors import KafkaError, TimedOutError
+from kohort.errors import KafkaError, RecordsRefusedError, TimedOutError
 from kohort.ids import TopicPartition
 
 log = logging.getLogger("kohort.client")
@@ -105,7 +105,7 @@ class Batch:
     def failure(self, index: int) -> KafkaError | None:
         """Why the record with this index was not delivered."""
         if not self.parts:
-            return self.error
+            return self.error.of(index) if isinstance(self.error, RecordsRefusedError) else self.error
         part, at = self._part(index)
         return part.failure(at)
 

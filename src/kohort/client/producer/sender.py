@@ -21,7 +21,15 @@ from kohort.client.producer.batches import Batch, PartitionQueue
 from kohort.client.producer.settings import ProducerConfig
 from kohort.client.producer.split import split
 from kohort.columns.encode import restamp
-from kohort.errors import ErrorCode, FencedError, KafkaError, RetriableError, TimedOutError, error_for
+from kohort.errors import (
+    ErrorCode,
+    FencedError,
+    KafkaError,
+    RecordsRefusedError,
+    RetriableError,
+    TimedOutError,
+    error_for,
+)
 from kohort.ids import TopicPartition
 from kohort.wire.compression import CODECS
 from kohort.wire.data import ProduceRequest
@@ -356,7 +364,7 @@ class Sender:
                 self._delivered(batch, part.base_offset, part.log_append_time_ms)
             else:
                 text = part.error_message or f"{batch.partition}: {ErrorCode.of(part.error_code).text}"
-                self._failed(batch, error_for(part.error_code, text))
+                self._failed(batch, _error_of(part, text))
 
     def _delivered(self, batch: Batch, base_offset: int, append_time_ms: int) -> None:
         batch.base_offset = base_offset
@@ -471,6 +479,13 @@ class Sender:
     def _tell(self, batches: list[Batch]) -> None:
         for batch in batches:
             batch.tell()
+
+
+def _error_of(part: Any, text: str) -> KafkaError:
+    if part.record_errors:
+        whys = {each.batch_index: each.batch_index_error_message or text for each in part.record_errors}
+        return RecordsRefusedError(text, ErrorCode.of(part.error_code), whys)
+    return error_for(part.error_code, text)
 
 
 def coordinator_of(transactional_id: str) -> Coordinator:
