@@ -167,12 +167,13 @@ class Load:
     async def churn(self, seconds: float, events_s: float, count: int, kinds: list[str]) -> dict[str, float]:
         """Joins and losses of these kinds (leave, crash, pause beyond the session), in the first group of `count`.
 
-        A paused member wakes after its session and commits with its old epoch, which must be refused.
+        A paused member wakes after its session and commits with its old epoch, which must be refused. `possible_share` is
+        the most that `stable_share` can be where the partitions of who is silent go to nobody before its session ends.
         """
         group = next(iter(self.groups))
         members, chance = self.groups[group], random.Random(1)
         overlaps, stable, living, looked, stale = self.overlaps(), 0, 0, 0, 0
-        held = 0.0
+        held, possible, missed_until = 0.0, 0, 0.0
         zombies: set[asyncio.Task[bool]] = set()
         going: set[asyncio.Task[None]] = set()
         did = dict.fromkeys(("join", "leave", "crash", "pause"), 0)
@@ -186,17 +187,22 @@ class Load:
                 if name == "join":
                     self.add(group)
                 else:
-                    losing = self._lose(members.pop(chance.randrange(len(members))), name, zombies)
+                    lost = members.pop(chance.randrange(len(members)))
+                    if name != "leave" and lost.owned:
+                        missed_until = now + (self.plan.session_ms - self.plan.heartbeat_ms) / 1000
+                    losing = self._lose(lost, name, zombies)
                     going.add(asyncio.create_task(losing))  # a leave may wait for the round that its member has joined
             looked += 1
             stable += self.group_stable(group)
             living += self.living_stable(group)
+            possible += now >= missed_until
             held += len(self.books[group].holders) / self.plan.partitions
             await asyncio.sleep(LOOK_S)
         await asyncio.gather(*going)
         stale = sum(await asyncio.gather(*zombies))
         return {
             "stable_share": round(stable / looked, 4),
+            "possible_share": round(possible / looked, 4),
             "living_stable_share": round(living / looked, 4),
             "held_share": round(held / looked, 4),
             "overlaps": self.overlaps() - overlaps,
