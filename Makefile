@@ -9,11 +9,12 @@ START ?= 0
 PYTEST_ARGS ?=
 PLAN ?= classic-range
 MINUTES ?= 10
+SUITES ?=
 CHURN_ARGS ?=
 BENCH_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo demo test test-cluster check lint types layers sizes docs bench fuzz simulate churn lock format clean
+.PHONY: help setup setup-demo demo test test-cluster check lint types layers sizes docs bench fuzz simulate churn suites lock format clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -72,6 +73,9 @@ simulate: setup ## long simulation on all cores: make simulate SEEDS=100000 STAR
 
 churn: setup ## members of real clients come and go: make churn PLAN=consumer MINUTES=10 CHURN_ARGS=--kafka
 	@$(BIN)/python -m tests.peers.churn $(PLAN) --minutes $(MINUTES) $(CHURN_ARGS)
+
+suites: setup ## tests that other projects wrote for their clients, against our broker: make suites SUITES=franz-go
+	@$(BIN)/python -m tests.peers.suites $(SUITES)
 
 fuzz: setup ## decoder and encoder against damaged input, built with address and undefined-behaviour sanitizers
 	@KOHORT_EXAMPLES=$${KOHORT_EXAMPLES:-2000} sh tests/columns/sanitize.sh $(PYTEST_ARGS)

@@ -1,0 +1,164 @@
+"""Runs a suite against a broker of its own, and counts what came of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kohort import Broker
+from tests.peers.peers import CACHE, PeerUnavailable, build
+from tests.peers.suites.suites import Suite
+
+_TIMEOUT_S = 1500
+_SAID_MAX = 40
+"""Lines of a failed test that are kept."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What came of a suite's tests, by their names; subtests count as tests.
+
+    Attributes:
+        failed: with the last lines that each printed.
+        whole: whether it ran to its end.
+    """
+
+    suite: Suite
+    passed: list[str] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    failed: dict[str, list[str]] = field(default_factory=dict)
+    whole: bool = False
+
+    @property
+    def unexpected(self) -> dict[str, list[str]]:
+        """Failures that no reason is known of; a test fails with its subtests, which speak for it."""
+        known = self.suite.expected
+        above = {name.rpartition("/")[0] for name in self.failed}
+        return {
+            name: said
+            for name, said in self.failed.items()
+            if name not in above and not any(name == each or name.startswith(f"{each}/") for each in known)
+        }
+
+
+def run(suite: Suite, tell: Callable[[str], None] = lambda _: None, *, short: bool = False) -> Outcome:
+    """One run of a suite, or of its short form.
+
+    Args:
+        tell: is called with the name of each test that is done.
+
+    Raises:
+        PeerUnavailable: it can't be had or run here.
+    """
+    program = _program(suite)
+    with tempfile.TemporaryDirectory(prefix="kohort-suite-") as folder:
+        with Broker(Path(folder), dict(suite.settings), listen=f"127.0.0.1:{_port(suite)}") as broker:
+            environment = {**os.environ, **suite.environment}
+            if suite.servers_variable:
+                environment[suite.servers_variable] = broker.bootstrap_servers
+            return _follow(suite, _command(suite, program, short), environment, folder, tell)
+
+
+def _port(suite: Suite) -> int:
+    if suite.port:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", suite.port))
+            except OSError as error:
+                raise PeerUnavailable(f"its tests want port {suite.port}, which is taken") from error
+    return suite.port
+
+
+def _program(suite: Suite) -> Path:
+    """The suite's tests, compiled; built once for each version."""
+    go = shutil.which("go")
+    if go is None:
+        raise PeerUnavailable("go is not installed")
+    program = CACHE / f"{suite.name}-tests-{suite.version}"
+    if program.exists():
+        return program
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="kohort-suite-") as folder:
+        source = Path(folder) / "module"
+        shutil.copytree(_module(go, suite), source, copy_function=shutil.copyfile)
+        for path in (source, *source.rglob("*")):
+            path.chmod(0o755 if path.is_dir() else 0o644)
+        build([go, "mod", "tidy"], source, "go mod tidy")
+        made = Path(folder) / program.name
+        build([go, "test", "-c", "-o", str(made), f"./{suite.package}"], source, "go test -c")
+        files = CACHE / f"{program.name}-files"
+        shutil.rmtree(files, ignore_errors=True)
+        shutil.copytree(source / suite.package, files)
+        shutil.move(made, program)
+    return program
+
+
+def _module(go: str, suite: Suite) -> Path:
+    command = [go, "mod", "download", "-json", f"{suite.module}@{suite.version}"]
+    with tempfile.TemporaryDirectory(prefix="kohort-suite-") as folder:
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+    if done.returncode != 0:
+        raise PeerUnavailable(f"go mod download failed: {' '.join((done.stdout + done.stderr).split())[-300:]}")
+    return Path(json.loads(done.stdout)["Dir"])
+
+
+def _command(suite: Suite, program: Path, short: bool) -> list[str]:
+    tests = [str(program), "-test.v=test2json", f"-test.timeout={_TIMEOUT_S}s"]
+    if short:
+        tests.append(f"-test.run={suite.short}")
+    if suite.left_out:
+        names = "|".join(f"^{name.replace('/', '$/^')}$" for name in suite.left_out)
+        tests.append(f"-test.skip={names}")
+    go = shutil.which("go")
+    assert go is not None
+    return [go, "tool", "test2json", *tests]
+
+
+def _follow(
+    suite: Suite, command: list[str], environment: dict[str, str], folder: str, tell: Callable[[str], None]
+) -> Outcome:
+    outcome = Outcome(suite)
+    said: dict[str, list[str]] = {}
+    files = CACHE / f"{suite.name}-tests-{suite.version}-files"
+    with (
+        (Path(folder) / "stderr.txt").open("w") as errors,
+        subprocess.Popen(
+            command, cwd=files, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True
+        ) as process,
+    ):
+        for event in _events(process):
+            _take(outcome, said, event, tell)
+    return outcome
+
+
+def _events(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("{"):
+            yield json.loads(line)
+
+
+def _take(outcome: Outcome, said: dict[str, list[str]], event: dict[str, Any], tell: Callable[[str], None]) -> None:
+    test, action = event.get("Test", ""), event["Action"]
+    if not test:
+        outcome.whole |= action in ("pass", "fail")
+    elif action == "output":
+        lines = said.setdefault(test, [])
+        lines.append(event["Output"].rstrip())
+        del lines[:-_SAID_MAX]
+    elif action in ("pass", "fail", "skip"):
+        tell(test)
+        lines = said.pop(test, [])
+        if action == "fail":
+            outcome.failed[test] = lines
+        else:
+            (outcome.passed if action == "pass" else outcome.skipped).append(test)
