@@ -133,7 +133,14 @@ def test_a_batch_too_large_for_the_topic_is_split(broker: Broker, topic: str) ->
         assert [one.result(0).offset for one in sent] == list(range(400)) == told
         assert isinstance(alone.exception(0), InvalidInputError)
         assert sum(count for _, count in table.result(0)) == 200
-    assert values(broker, topic) == list(range(600))
+        split = producer.figures.retries
+        assert split > 0
+        for i in range(600, 1000):
+            producer.send(topic, f"{i:050}")
+        producer.send_arrow(topic, pa.record_batch({"value": [f"{i:050}" for i in range(1000, 1200)]}))
+        producer.flush(30)
+        assert producer.figures.retries == split  # the producer has learned what the topic takes
+    assert values(broker, topic) == list(range(1200))
 
 
 def test_delivery_timeout(broker: Broker, topic: str) -> None:

@@ -22,6 +22,8 @@ from kohort.ids import TopicPartition
 T = TypeVar("T")
 OVERHEAD = 96
 """Generous bytes that a record takes beyond key, value and headers, for checks before it is encoded."""
+_BATCH_LEAST = 128
+"""No batch is limited to less; a larger record is a batch of its own."""
 
 
 class NotYet(Exception, Generic[T]):
@@ -84,14 +86,19 @@ class Accumulator:
         self._progress: Promise[None] = Promise()
         self._memory = config.buffer_memory
         self._limit = min(config.batch_size, config.max_request_size)
+        self._limits: dict[str, int] = {}
         self._sticky: dict[str, int] = {}
         self._sticky_queues: dict[str, PartitionQueue] = {}
         _OF_THIS_PROCESS.add(self)
 
-    @property
-    def batch_limit(self) -> int:
-        """Bytes of a batch, header and all."""
-        return self._limit
+    def batch_limit(self, topic: str) -> int:
+        """Bytes of a batch for this topic, header and all, before compression."""
+        return self._limits.get(topic, self._limit)
+
+    def too_large(self, batch: Batch) -> None:
+        """The broker takes no batch as large as this: the next ones of its topic are half as large."""
+        topic = batch.partition.topic
+        self._limits[topic] = max(_BATCH_LEAST, min(self.batch_limit(topic), batch.size // 2))
 
     # Senders.
 
@@ -204,7 +211,7 @@ class Accumulator:
     def _open_batch(self, queue: PartitionQueue) -> tuple[Batch, bool]:
         """A new open batch, and whether the sender would look too late for it."""
         now = monotonic_ms()
-        batch = queue.open = Batch(queue.partition, Chunk(self._limit), self.lock, now)
+        batch = queue.open = Batch(queue.partition, Chunk(self.batch_limit(queue.partition.topic)), self.lock, now)
         self.incomplete.add(batch)
         return batch, now + self.config.linger_ms < self.wake_ms
 

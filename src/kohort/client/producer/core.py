@@ -149,11 +149,10 @@ class ProducerCore:
     def _chunks(
         self, topic: str, batch: pa.RecordBatch | pa.Table, names: ColumnNames, count: int
     ) -> Iterator[tuple[int, Chunk]]:
-        limit = self.accumulator.batch_limit
         for part in batch.to_batches() if hasattr(batch, "to_batches") else [batch]:
             for start in range(0, len(part), _ROWS_AT_ONCE):
                 rows = part.slice(start, _ROWS_AT_ONCE)
-                now = int(time.time() * 1000)
+                now, limit = int(time.time() * 1000), self.accumulator.batch_limit(topic)
                 for to, chunk in encode_arrow(rows, names, count, lambda: self._pick_sticky(topic), now, limit):
                     if chunk.size > self.config.max_request_size:
                         self._too_large(chunk.size)

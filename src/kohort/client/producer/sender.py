@@ -411,6 +411,7 @@ class Sender:
         with self.accumulator.lock:
             queue = self.accumulator.queues[batch.partition]
             queue.in_flight.remove(batch)
+            self.accumulator.too_large(batch)
             for part in split(batch, self.accumulator):
                 part.attempts = batch.attempts
                 queue.put_back(part)

@@ -23,7 +23,7 @@ def split(batch: Batch, accumulator: Accumulator) -> list[Batch]:
     half = len(records) // 2
     parts = []
     for stretch in (records[:half], records[half:]):
-        chunk = Chunk(accumulator.batch_limit)
+        chunk = Chunk(2 * batch.size)
         for record in stretch:
             if not chunk.append(record.timestamp, record.key, record.value, record.headers):
                 raise AssertionError("half of a batch is larger than the batch")
