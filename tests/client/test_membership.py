@@ -252,6 +252,28 @@ def test_what_is_held_while_a_join_waits_is_lost_when_nothing_is_answered_for_a_
     assert trial.member.assignment.partitions == ()
 
 
+@pytest.mark.parametrize("code", [ErrorCode.ILLEGAL_GENERATION, ErrorCode.UNKNOWN_MEMBER_ID])
+def test_heartbeats_go_on_after_one_that_was_refused_while_a_join_was_on_its_way(code: ErrorCode) -> None:
+    """The group went on meanwhile; whether the member is in it is told by the answer to the join."""
+    trial = Coordinator("cooperative-sticky", session_timeout_ms=6000)
+    trial.subscribe("a")
+    beat = trial.world.handlers["Heartbeat"]
+    trial.world.handlers["Heartbeat"] = lambda message, version: PARK
+    trial.world.run(1_500)
+    (waiting,) = trial.world.parked_named("Heartbeat")
+    trial.member.request_rejoin("a test")
+    trial.world.handlers["JoinGroup"] = lambda message, version: PARK
+    trial.world.run(1_600)
+    trial.world.answer(waiting, HeartbeatResponse(error_code=code))
+    trial.world.handlers["Heartbeat"], trial.world.handlers["JoinGroup"] = beat, trial.join
+    (join,) = trial.world.parked_named("JoinGroup")
+    trial.world.answer(join, trial.join(join.message, join.version))
+    before = len(trial.world.sent("Heartbeat"))
+    trial.world.run(trial.world.runtime.now_ms + 5_000)
+    assert trial.member.state is MemberState.HOLDING and trial.member.assignment.partitions == parts(0, 1, 2, 3)
+    assert len(trial.world.sent("Heartbeat")) - before in (4, 5)
+
+
 def test_a_member_that_lost_what_its_join_claims_joins_again() -> None:
     """Who assigns waits for partitions that were claimed and are to move; only another join says that they are free."""
     trial = joining()

@@ -255,7 +255,7 @@ class ClassicMembership(Membership):
     # Heartbeats.
 
     def _start_beating(self) -> None:
-        if self.joined and self._beating is None:
+        if self.joined and (self._beating is None or self._beating.done):  # done: fenced while a join was on its way
             self._beating = self.cluster.runtime.spawn(self._beat(), f"heartbeats of {self.group}")
 
     def _stop_beating(self) -> None:
