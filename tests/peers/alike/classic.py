@@ -7,15 +7,23 @@ from typing import Any
 from kohort.errors import ErrorCode
 from kohort.wire.groups import HeartbeatRequest, JoinGroupRequest, LeaveGroupRequest, SyncGroupRequest
 from tests.peers.alike.harness import Side, scenario
-from tests.peers.alike.making import assignment, describe, heartbeat, join, leave, subscription, sync
+from tests.peers.alike.making import assignment, describe, heartbeat, join, known, leave, subscription, sync
 
 JOIN = 9
 """The version that members join with where the scenario is about another request."""
 
 
+def first_join(side: Side, group: str, version: int, by: str, **fields: Any) -> Any:
+    """The first join of a group; returns the answer, once the group can be seen if one was made."""
+    answer = side.ask(join(group, **fields), version, by)
+    if answer and answer.error_code in (ErrorCode.NONE, ErrorCode.MEMBER_ID_REQUIRED):
+        known(side, group)
+    return answer
+
+
 def joined(side: Side, group: str, version: int = JOIN, by: str = "a", **fields: Any) -> Any:
     """A first member joins, however many requests that takes; returns the answer."""
-    answer = side.ask(join(group, **fields), version, by)
+    answer = first_join(side, group, version, by, **fields)
     if answer and answer.error_code == ErrorCode.MEMBER_ID_REQUIRED:
         side.call(answer.member_id, by)
         answer = side.ask(join(group, answer.member_id, **fields), version, by)
@@ -78,7 +86,7 @@ def join_refused(side: Side, version: int) -> None:
 def join_odd_instances(side: Side, version: int) -> None:
     for number, instance in enumerate(("", ".", "..", "a b", "x" * 249, "x" * 250)):
         group = side.name(f"group-{number}")
-        answer = side.ask(join(group, instance=instance), version, f"m{number}")
+        answer = first_join(side, group, version, f"m{number}", instance=instance)
         side.call(answer.member_id if answer else "", f"m{number}")
         side.ask(describe(group), 6)
 

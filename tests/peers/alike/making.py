@@ -18,6 +18,7 @@ from kohort.wire.groups import (
 )
 from kohort.wire.offsets import OffsetCommitRequest, OffsetDeleteRequest, OffsetFetchRequest
 from tests.peers.alike.harness import Side
+from tests.support.waiting import until
 
 SESSION_MS = 30_000
 
@@ -79,6 +80,19 @@ def leave(group: str, *members: tuple[str, str | None] | str) -> LeaveGroupReque
 
 def describe(*groups: str, operations: bool = False) -> DescribeGroupsRequest:
     return DescribeGroupsRequest(groups=list(groups), include_authorized_operations=operations)
+
+
+def known(side: Side, group: str) -> None:
+    """Wait until a group that was just made can be described and listed.
+
+    Apache Kafka answers the join that makes a classic group before the group's record is committed, and describes only
+    what is: a request that follows at once may miss the group.
+    """
+
+    def found() -> bool:
+        return side.silently(describe(group), 5).groups[0].group_state != "Dead"
+
+    until(found, f"{group} is known")
 
 
 def commit(side: Side, group: str, parts: Iterable[tuple[Any, ...]], version: int, **fields: Any) -> Any:
