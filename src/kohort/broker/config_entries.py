@@ -1,25 +1,27 @@
 """Settings as DescribeConfigs shows them: of topics, of this broker, of groups, each with where its value comes from.
 
-A broker's settings are given at its start. Those of Kafka's that mean nothing here (controllers, replicas, TLS …) are not shown.
+Those of Kafka's that mean nothing here (controllers, replicas, TLS …) are not shown.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum
 
+from kohort.broker.live_settings import ALL, OF_TOPICS_ONLY, alterable
 from kohort.broker.node import MAINTAIN_S, Node
-from kohort.broker.settings import LOG_NAMES, BrokerConfig
+from kohort.broker.settings import BROKER_NAMES, BrokerConfig
 from kohort.config import Setting, format_value, settings
 from kohort.groups.config import GroupConfig
-from kohort.log import LogConfig
+from kohort.log import FLUSH_NEVER_MS, LogConfig
 
 
 class Source(IntEnum):
     """Where a value comes from, by the numbers of the protocol."""
 
     DYNAMIC_TOPIC = 1
+    DYNAMIC_BROKER = 2
     DYNAMIC_DEFAULT_BROKER = 3
     STATIC_BROKER = 4
     DEFAULT = 5
@@ -41,23 +43,19 @@ class Type(IntEnum):
 LONGS = frozenset(
     {
         "connections.max.idle.ms", "delete.retention.ms", "file.delete.delay.ms", "flush.messages", "flush.ms",
-        "local.retention.bytes", "local.retention.ms", "max.compaction.lag.ms", "message.timestamp.after.max.ms",
+        "local.retention.bytes", "local.retention.ms", "log.cleaner.dedupe.buffer.size", "max.compaction.lag.ms", "message.timestamp.after.max.ms",
         "message.timestamp.before.max.ms", "min.compaction.lag.ms", "offsets.retention.check.interval.ms",
         "retention.bytes", "retention.ms", "segment.jitter.ms", "segment.ms",
     }
 )  # fmt: skip
 """Settings that Kafka holds in 64 bits; other whole numbers have 32."""
-BROKER_NAMES = {topic: broker for broker, topic in LOG_NAMES.items()}
-"""What the broker calls the default of a topic's setting, where that is another name."""
-CLUSTER_WIDE = "min.insync.replicas"
-"""What Kafka keeps as a default of all brokers since a new cluster has it."""
-UNSET = frozenset(
-    {
-        "flush.ms", "follower.replication.throttled.replicas", "leader.replication.throttled.replicas", "retention.ms",
-        "segment.jitter.ms", "segment.ms",
-    }
-)  # fmt: skip
-"""The broker has no default of these under one name: Kafka derives times from settings in hours."""
+UNSET = {
+    "log.flush.interval.ms": ("log.flush.scheduler.interval.ms", str(FLUSH_NEVER_MS)),
+    "log.retention.ms": ("log.retention.hours", "168"),
+    "log.roll.jitter.ms": ("log.roll.jitter.hours", "0"),
+    "log.roll.ms": ("log.roll.hours", "168"),
+}
+"""Settings without a value of their own until they are given one, with what Kafka takes their default from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,53 +94,45 @@ def topic_entries(node: Node, name: str, explicit: Mapping[str, str] | None = No
         explicit = node.store.topics[name].configs
     entries = []
     for key, setting in settings(LogConfig).items():
-        chosen = getattr(node.log_config, setting.field)
-        known_as = BROKER_NAMES.get(key, key)
-        synonyms = []
+        layers = _layers(node, BROKER_NAMES.get(key, key), setting, node.live.given[2])
         if key in explicit:
-            synonyms.append(Synonym(key, explicit[key], Source.DYNAMIC_TOPIC))
-        if chosen != setting.default:
-            synonyms.append(Synonym(known_as, format_value(chosen), Source.STATIC_BROKER))
-        if key == CLUSTER_WIDE:
-            synonyms.append(Synonym(key, format_value(chosen), Source.DYNAMIC_DEFAULT_BROKER))
-        default = Synonym(known_as, format_value(setting.default), Source.DEFAULT)
-        first = synonyms[0] if synonyms else default
-        if key not in UNSET:
-            synonyms.append(default)
-        entries.append(
-            Entry(key, first.value, first.source, type_of(key, setting), setting.knob.why, False, tuple(synonyms))
-        )
+            layers.insert(0, Synonym(key, explicit[key], Source.DYNAMIC_TOPIC))
+        first = layers[0] if layers else Synonym(key, format_value(setting.default), Source.DEFAULT)
+        kind = type_of(key, setting)
+        entries.append(Entry(key, first.value, first.source, kind, setting.knob.why, False, tuple(layers)))
     return entries
 
 
 def broker_entries(node: Node) -> list[Entry]:
     """This broker's settings: its own, the groups', and the topics' defaults under the broker's names."""
     entries = []
-    for config in (node.config, node.group_config):
-        cls: type = BrokerConfig if config is node.config else GroupConfig
+    for cls, given in zip((BrokerConfig, GroupConfig, LogConfig), node.live.given, strict=True):
         for key, setting in settings(cls).items():
-            chosen = getattr(config, setting.field)
-            entries.append(_static(key, chosen, setting.default, type_of(key, setting), setting.knob.why))
-    for key, setting in settings(LogConfig).items():
-        chosen, default = getattr(node.log_config, setting.field), setting.default
-        if key in UNSET:
-            chosen, default = (None if chosen == default else chosen), None
-        entries.append(_static(BROKER_NAMES.get(key, key), chosen, default, type_of(key, setting), setting.knob.why))
-    (wide,) = cluster_entries(node)
-    default = Synonym(CLUSTER_WIDE, format_value(settings(LogConfig)[CLUSTER_WIDE].default), Source.DEFAULT)
-    wide = replace(wide, synonyms=(*wide.synonyms, default))
-    return [entry for entry in entries if entry.name != CLUSTER_WIDE] + [wide, *_facts(node)]
+            if key in OF_TOPICS_ONLY:
+                continue
+            name = BROKER_NAMES.get(key, key)
+            layers = _layers(node, name, setting, given)
+            first = layers[0] if layers else Synonym(name, None, Source.DEFAULT)
+            why, fixed = setting.knob.why, name not in alterable()
+            entries.append(Entry(name, first.value, first.source, type_of(key, setting), why, fixed, tuple(layers)))
+    return [*entries, *_facts(node)]
 
 
-def _static(name: str, chosen: object, default: object, kind: Type, why: str) -> Entry:
-    value = None if chosen is None else format_value(chosen)
-    synonyms = []
-    if chosen != default:
-        synonyms.append(Synonym(name, value, Source.STATIC_BROKER))
-    if default is not None:
-        synonyms.append(Synonym(name, format_value(default), Source.DEFAULT))
-    source = Source.DEFAULT if chosen == default else Source.STATIC_BROKER
-    return Entry(name, value, source, kind, why, synonyms=tuple(synonyms))
+def _layers(node: Node, name: str, setting: Setting, given: object) -> list[Synonym]:
+    """Where a setting of the broker has values, the one in effect first."""
+    layers = []
+    for altered, source in ((str(node.id), Source.DYNAMIC_BROKER), (ALL, Source.DYNAMIC_DEFAULT_BROKER)):
+        values = node.live.altered(altered)
+        if name in values:
+            layers.append(Synonym(name, values[name], source))
+    chosen = getattr(given, setting.field)
+    if chosen != setting.default:
+        layers.append(Synonym(name, format_value(chosen), Source.STATIC_BROKER))
+    if name in UNSET:
+        layers += [Synonym(*UNSET[name], Source.DEFAULT)] if layers else []
+    elif setting.default is not None and name not in OF_TOPICS_ONLY:
+        layers.append(Synonym(name, format_value(setting.default), Source.DEFAULT))
+    return layers
 
 
 def _facts(node: Node) -> list[Entry]:
@@ -174,10 +164,13 @@ def _facts(node: Node) -> list[Entry]:
 
 
 def cluster_entries(node: Node) -> list[Entry]:
-    """What Kafka shows as the default of all brokers: the in-sync replicas that a new cluster is made with."""
-    name, value = CLUSTER_WIDE, format_value(node.log_config.min_insync_replicas)
-    source = Source.DYNAMIC_DEFAULT_BROKER
-    return [Entry(name, value, source, Type.INT, read_only=False, synonyms=(Synonym(name, value, source),))]
+    """What was altered for all brokers."""
+    source, entries = Source.DYNAMIC_DEFAULT_BROKER, []
+    for name, value in sorted(node.live.altered(ALL).items()):
+        setting, synonyms = alterable()[name], (Synonym(name, value, source),)
+        kind = type_of(setting.knob.name, setting)
+        entries.append(Entry(name, value, source, kind, setting.knob.why, False, synonyms))
+    return entries
 
 
 def group_entries(node: Node, group: str) -> list[Entry]:

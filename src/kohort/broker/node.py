@@ -14,6 +14,7 @@ from kohort.broker.connection import Connection
 from kohort.broker.faults import Faults
 from kohort.broker.fetch_sessions import FetchSessions
 from kohort.broker.group_settings import GroupSettingsFile
+from kohort.broker.live_settings import LiveSettings
 from kohort.broker.metrics import Metrics
 from kohort.broker.producer_ids import ProducerIds
 from kohort.broker.quotas import Quotas
@@ -25,12 +26,11 @@ from kohort.broker.topics import OFFSETS_TOPIC, Topics
 from kohort.broker.transactions import TransactionHost, Transactions
 from kohort.broker.users import Users
 from kohort.broker.waits import Waits
-from kohort.groups.config import GroupConfig
 from kohort.groups.events import Event, TopicImage
 from kohort.groups.lost import beat_ms, hold_max_ms
 from kohort.groups.notify import Patience, classic_hold_ms, patience
 from kohort.groups.outcome import Counted, Push, Rebalanced, Work
-from kohort.log import LogConfig, LogJournal, LogStore
+from kohort.log import LogJournal, LogStore
 from kohort.processes import has_ended
 from kohort.wire.cluster import ApiVersionsResponse
 
@@ -60,13 +60,15 @@ class Node:
         loop: asyncio.AbstractEventLoop,
         data_dir: Path,
         store: LogStore,
-        configs: tuple[BrokerConfig, GroupConfig, LogConfig],
+        live: LiveSettings,
         api_keys: list[ApiVersionsResponse.ApiVersion],
     ) -> None:
         self.loop = loop
         self.data_dir = data_dir
         self.store = store
-        self.config, self.group_config, self.log_config = configs
+        self.live = live
+        live.listeners.append(self._settings_changed)
+        self.group_config = live.groups
         self.id = self.config.node_id
         self.host, self.port = "", 0
         self.metrics = Metrics()
@@ -92,6 +94,14 @@ class Node:
         self._workers = ThreadPoolExecutor(WORKERS, "kohort-work")
         self._work: set[asyncio.Future[Event]] = set()
         self._maintenance: asyncio.TimerHandle | None = None
+
+    @property
+    def config(self) -> BrokerConfig:
+        """The broker's own settings, as they are now."""
+        return self.live.broker
+
+    def _settings_changed(self) -> None:
+        self.store.set_defaults(self.live.log, self.config.producer_id_expiration_ms)
 
     def start(self) -> None:
         """Make the internal topics and begin to load the coordinators."""

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kohort.broker.dispatch import Dispatcher, api_keys
+from kohort.broker.live_settings import LiveSettings
 from kohort.broker.node import Node
 from kohort.broker.routes import ROUTES, unknown_api_versions
 from kohort.broker.server import Server, listening_socket
 from kohort.broker.settings import broker_configs, parse_listen
 from kohort.errors import KafkaError
-from kohort.log import LogStore
+from kohort.log import LogStore, StoreLimits
 
 if TYPE_CHECKING:
     from kohort.broker.prometheus import MetricsServer
@@ -37,19 +38,22 @@ class RunningBroker:
     """A broker on a running loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, data_dir: Path, listen: str, properties: Mapping[str, Any]):
-        configs = broker_configs(properties)
-        config = configs[0]
+        live = LiveSettings(data_dir, broker_configs(properties))
+        config, limits = live.broker, StoreLimits(producer_id_expiration_ms=live.broker.producer_id_expiration_ms)
         sock = listening_socket(*parse_listen(listen))
         try:
-            store = LogStore(data_dir, defaults=configs[2], node_id=config.node_id, cluster_id=config.cluster_id)
+            store = LogStore(
+                data_dir, defaults=live.log, limits=limits, node_id=config.node_id, cluster_id=config.cluster_id
+            )
         except BaseException:
             sock.close()
             raise
         self._loop = loop
         self._grace_s = config.shutdown_ms / 1000
-        self.node = Node(loop, data_dir, store, configs, api_keys(ROUTES))
+        self.node = Node(loop, data_dir, store, live, api_keys(ROUTES))
         dispatcher = Dispatcher(self.node, ROUTES, unknown_api_versions)
         self._server = Server(loop, config, dispatcher.dispatch, self.node.connection_lost)
+        live.listeners.append(lambda: self._server.reconfigure(live.broker))
         self._sock = sock
         self.host, self.node.port = sock.getsockname()[:2]
         self.node.host = self.host

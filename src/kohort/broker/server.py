@@ -64,7 +64,6 @@ class Server:
         on_closed: Callable[[Connection], None],
     ) -> None:
         self._loop = loop
-        self._config = config
         self.on_frame = on_frame
         self._on_closed = on_closed
         self._sock: socket.socket | None = None
@@ -72,12 +71,17 @@ class Server:
         self._connections: set[Connection] = set()
         self._by_host: dict[str, int] = {}
         self._dirty: list[Connection] = []
-        self._limit = min(config.connections_max, max(16, open_file_limit() - RESERVED_FILES))
         self._refused = 0
         self._next_number = 0
+        self.reconfigure(config)
 
     def __len__(self) -> int:
         return len(self._connections)
+
+    def reconfigure(self, config: BrokerConfig) -> None:
+        """Take other settings: connections that are there keep theirs, and stay when fewer are allowed."""
+        self._config = config
+        self._limit = min(config.connections_max, max(16, open_file_limit() - RESERVED_FILES))
 
     def listen(self, sock: socket.socket) -> tuple[str, int]:
         """Let clients in; returns the address.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from kohort.config import from_properties_many, knob, settings, unknown_key
@@ -17,6 +18,8 @@ from kohort.log import LogConfig
 
 MIB = 1 << 20
 DAY_MS = 86_400_000
+_ONE_LOOP = "taken as it is: one thread serves all"
+_CLEANER = "taken as it is: compaction reads a segment at a time"
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +144,36 @@ class BrokerConfig:
     shutdown_ms: int = knob(
         "shutdown.grace.ms", 5_000, low=0, unit="ms", why="answers under way get this long when the broker ends"
     )
+    producer_id_expiration_ms: int = knob(
+        "producer.id.expiration.ms",
+        DAY_MS,
+        low=1,
+        high=2**31 - 1,
+        unit="ms",
+        why="the sequences of a producer that has been silent for so long are forgotten",
+    )
+
+    background_threads: int = knob("background.threads", 10, low=1, why=_ONE_LOOP)
+    io_threads: int = knob("num.io.threads", 8, low=1, why=_ONE_LOOP)
+    network_threads: int = knob("num.network.threads", 3, low=1, why=_ONE_LOOP)
+    recovery_threads: int = knob(
+        "num.recovery.threads.per.data.dir", 2, low=1, why="taken as it is: logs are opened one after the other"
+    )
+    replica_fetchers: int = knob("num.replica.fetchers", 1, low=1, why="taken as it is: there is one replica")
+    cleaner_dedupe_bytes: int = knob("log.cleaner.dedupe.buffer.size", 128 * MIB, low=1, unit="bytes", why=_CLEANER)
+    cleaner_load_factor: float = knob("log.cleaner.io.buffer.load.factor", 0.9, low=0.0, why=_CLEANER)
+    cleaner_io_bytes: int = knob("log.cleaner.io.buffer.size", 512 << 10, low=0, unit="bytes", why=_CLEANER)
+    assignment_interval_ms: int = knob(
+        "group.consumer.assignment.interval.ms",
+        1_000,
+        low=0,
+        high=15_000,
+        unit="ms",
+        why="taken as it is: a target is made when it is needed",
+    )
+    verify_transactions: bool = knob(
+        "transaction.partition.verification.enable", True, why="taken as it is: the coordinator is in the same process"
+    )
 
 
 def parse_listen(listen: str) -> tuple[str, int]:
@@ -183,6 +216,8 @@ LOG_NAMES = {
     "message.max.bytes": "max.message.bytes",
 }
 """Kafka's broker names of what topics start from."""
+BROKER_NAMES = {topic: broker for broker, topic in LOG_NAMES.items()}
+"""What the broker calls the default of a topic's setting, where that is another name."""
 _LOG_UNITS = {
     "log.retention.hours": ("retention.ms", HOUR_MS),
     "log.retention.minutes": ("retention.ms", 60_000),
@@ -205,12 +240,17 @@ def broker_configs(properties: Mapping[str, Any]) -> tuple[BrokerConfig, GroupCo
             plain.setdefault(name, _scaled(key, value, factor))
         else:
             plain[key] = value
-    known = [*settings(BrokerConfig), *settings(GroupConfig), *settings(LogConfig), *LOG_NAMES, *_LOG_UNITS]
-    unknown = [key for key in plain if key not in known and not _is_alias(key)]
+    unknown = [key for key in plain if key not in known_names() and not _is_alias(key)]
     if unknown:
-        raise unknown_key(unknown[0], known)
+        raise unknown_key(unknown[0], known_names())
     broker, groups, log = from_properties_many((BrokerConfig, GroupConfig, LogConfig), plain)
     return broker, groups, log
+
+
+@cache
+def known_names() -> tuple[str, ...]:
+    """Every property that a broker can be started with, without aliases."""
+    return (*settings(BrokerConfig), *settings(GroupConfig), *settings(LogConfig), *LOG_NAMES, *_LOG_UNITS)
 
 
 def _is_alias(key: str) -> bool:

@@ -5,7 +5,7 @@ One thread owns a `LogStore` and everything below it; only `ReadResult.bytes()` 
 
 from kohort.log.catalog import Topic
 from kohort.log.compaction import Compaction, compact_now
-from kohort.log.config import LogConfig, StoreLimits
+from kohort.log.config import FLUSH_NEVER_MS, LogConfig, StoreLimits
 from kohort.log.journal import Journal, LogJournal
 from kohort.log.markers import Marker
 from kohort.log.partition import EARLIEST, EARLIEST_LOCAL, LATEST, MAX_TIMESTAMP, PartitionLog
@@ -24,6 +24,7 @@ from kohort.log.store import LogStore
 __all__ = [
     "EARLIEST",
     "EARLIEST_LOCAL",
+    "FLUSH_NEVER_MS",
     "LATEST",
     "MAX_TIMESTAMP",
     "AbortedTransaction",

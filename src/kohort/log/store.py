@@ -8,6 +8,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
@@ -278,6 +279,15 @@ class LogStore:
         for number in range(topic.partitions):
             self._logs[name, number].reconfigure(config)
         return changed
+
+    def set_defaults(self, defaults: LogConfig, producer_id_expiration_ms: int) -> None:
+        """Replace what topics have where they have no configs of their own, at once."""
+        self.defaults = defaults
+        self.limits = replace(self.limits, producer_id_expiration_ms=producer_id_expiration_ms)
+        for topic in self.topics.values():
+            config = effective_config(defaults, topic.configs)
+            for number in range(topic.partitions):
+                self._logs[topic.name, number].reconfigure(config)
 
     # -- upkeep and end
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from kohort.wire.cluster import AlterConfigsRequest, DescribeConfigsRequest, IncrementalAlterConfigsRequest
@@ -149,3 +150,79 @@ def lists(side: Side, version: int) -> None:
     for types in ([TOPIC], [GROUP], [BROKER], [LOGGER], [TOPIC, GROUP], [], [77]):
         side.ask(ListConfigResourcesRequest(resource_types=types), version, keep=of_this_run)
     side.ask(changing(GROUP, group, [("consumer.heartbeat.interval.ms", DELETE, None)]), 1)
+
+
+ALTERED = (
+    "log.flush.interval.messages",
+    "log.retention.ms",
+    "log.cleanup.policy",
+    "max.connections.per.ip",
+    "num.io.threads",
+)
+
+
+@scenario(IncrementalAlterConfigsRequest)
+def changes_of_the_broker(side: Side, version: int) -> None:
+    topic = side.topic()
+    for name in ("1", ""):
+        for request in (
+            changing(BROKER, name, [("log.flush.interval.messages", SET, "1234"), ("num.io.threads", SET, "9")]),
+            changing(BROKER, name, [("log.retention.ms", SET, "86400001")]),
+            changing(BROKER, name, [("log.cleanup.policy", APPEND, "compact")]),
+            changing(BROKER, name, [("log.cleanup.policy", SUBTRACT, "delete")]),
+            changing(BROKER, name, [("log.cleanup.policy", SET, "sometimes")]),
+            changing(BROKER, name, [("log.retention.ms", APPEND, "1")]),
+            changing(BROKER, name, [("log.retention.ms", SET, "many")]),
+            changing(BROKER, name, [("log.retention.ms", SET, None)]),
+            changing(BROKER, name, [("message.max.bytes", SET, "-5")]),
+            changing(BROKER, name, [("max.connections.per.ip", SET, "100")], validate_only=True),
+            changing(BROKER, name, [("num.partitions", SET, "3")]),
+            changing(BROKER, name, [("num.partitions", DELETE, None)]),
+            changing(BROKER, name, [("offsets.retention.minutes", SET, "3")]),
+            changing(BROKER, name, [("log.retention.hours", SET, "3")]),
+            changing(BROKER, name, [("log.retention.ms", SET, "1"), ("log.retention.ms", SET, "2")]),
+            changing(BROKER, name, [("unheard", DELETE, None)]),
+            changing(BROKER, name, []),
+        ):
+            side.ask(request, version, keep=words_apart)
+        with side.on_purpose("A setting of the broker that it does not know is refused"):
+            side.ask(changing(BROKER, name, [("unheard", SET, "1")]), version, keep=words_apart)
+        side.until(lambda name=name: describing(BROKER, name, [*ALTERED]), 4, has("compact"), keep=known_here)
+        side.until(lambda: describing(TOPIC, topic), 4, has("86400001"), keep=known_here)
+    side.ask(changing(BROKER, "1", [("min.insync.replicas", SET, "2")]), version, keep=words_apart)
+    side.ask(changing(BROKER, "1", [("min.insync.replicas", DELETE, None)]), version, keep=words_apart)
+    side.ask(changing(BROKER, "", [("min.insync.replicas", SET, "2")]), version, keep=words_apart)
+    side.until(lambda: describing(BROKER, "", ["min.insync.replicas"]), 4, has("2"), keep=known_here)
+    side.ask(changing(BROKER, "", [("min.insync.replicas", DELETE, None)]), version, keep=words_apart)
+    side.ask(changing(BROKER, "", [("min.insync.replicas", SET, "1")]), version, keep=words_apart)
+    for name in ("1", ""):
+        side.ask(changing(BROKER, name, [(key, DELETE, None) for key in (*ALTERED, "unheard")]), version)
+    side.until(lambda: describing(TOPIC, topic), 4, lambda answer: not has("86400001")(answer), keep=known_here)
+
+
+@scenario(AlterConfigsRequest)
+def replaces_of_the_broker(side: Side, version: int) -> None:
+    topic = side.topic()
+    for request in (
+        altering(BROKER, "1", {"log.retention.ms": "86400002", "log.flush.interval.messages": "77"}),
+        altering(BROKER, "1", {"log.retention.ms": "86400003"}),
+        altering(BROKER, "1", {"log.retention.ms": "86400004"}, validate_only=True),
+        altering(BROKER, "1", {"log.retention.ms": None}),
+        altering(BROKER, "1", {"min.insync.replicas": "1"}),
+        altering(BROKER, "7", {"log.retention.ms": "1"}),
+        altering(BROKER, "x", {"log.retention.ms": "1"}),
+        altering(BROKER, "", {"log.retention.ms": "1"}),
+        altering(BROKER, "", {}),
+    ):
+        side.ask(request, version, keep=words_apart)
+    side.until(lambda: describing(BROKER, "1", [*ALTERED]), 4, has("86400003"), keep=known_here)
+    side.until(lambda: describing(TOPIC, topic), 4, has("86400003"), keep=known_here)
+    side.ask(altering(BROKER, "1", {}), version, keep=words_apart)
+    side.until(
+        lambda: describing(BROKER, "1", [*ALTERED]), 4, lambda answer: not has("86400003")(answer), keep=known_here
+    )
+
+
+def has(value: str) -> Callable[[Any], bool]:
+    """Whether a description has a setting of this value: Kafka's broker learns of a change a moment later."""
+    return lambda answer: value in {each.value for each in answer.results[0].configs}

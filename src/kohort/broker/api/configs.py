@@ -1,6 +1,6 @@
 """DescribeConfigs, AlterConfigs, IncrementalAlterConfigs, ListConfigResources.
 
-Topics and groups can be altered; the broker's settings can be read. Versions: DescribeConfigs 1 names sources and
+Topics, groups and the broker can be altered, of the broker's settings those that Kafka can alter too. Versions: DescribeConfigs 1 names sources and
 synonyms, 3 types and documentation.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from enum import IntEnum
 from typing import Any
 
-from kohort.broker.config_entries import Entry, broker_entries, cluster_entries, group_entries, topic_entries
+from kohort.broker.config_entries import Entry, Type, broker_entries, cluster_entries, group_entries, topic_entries
 from kohort.broker.node import Node
 from kohort.broker.request import Request
 from kohort.config import parse_value, settings
@@ -74,8 +74,7 @@ def _entries(node: Node, resource: Any) -> list[Entry]:
             raise NotFoundError(f"there is no topic {name}", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         return topic_entries(node, name)
     if kind in (Resource.BROKER, Resource.BROKER_LOGGER):
-        if name not in ("", str(node.id)):
-            raise InvalidInputError(f"this is broker {node.id}, not {name}")
+        node.live.altered(name)
         if kind == Resource.BROKER_LOGGER:
             return []
         return broker_entries(node) if name else cluster_entries(node)
@@ -149,8 +148,10 @@ def _explicit(node: Node, resource: Any) -> dict[str, str]:
         raise InvalidInputError("the name of what is to be altered is empty")
     if kind == Resource.GROUP:
         return dict(node.group_settings.explicit(name))
+    if kind == Resource.BROKER:
+        return dict(node.live.altered(name))
     if kind != Resource.TOPIC:
-        raise InvalidInputError("only settings of topics and groups can be altered; a broker's are given at its start")
+        raise InvalidInputError("only settings of topics, groups and brokers can be altered")
     topic = node.store.topics.get(name)
     if topic is None:
         raise NotFoundError(f"there is no topic {name}", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
@@ -161,8 +162,12 @@ def _altered(node: Node, resource: Any) -> dict[str, str]:
     configs = _explicit(node, resource)
     if len({each.name for each in resource.configs}) < len(resource.configs):
         raise InvalidInputError("a setting is named more than once")
-    in_effect = {entry.name: entry.value or "" for entry in _entries(node, resource)}
+    of_broker = resource.resource_type == Resource.BROKER
+    entries = broker_entries(node) if of_broker else _entries(node, resource)
+    in_effect = {entry.name: entry for entry in entries}
     for each in resource.configs:
+        if of_broker:
+            node.live.check_key(resource.resource_name, each.name)
         if each.config_operation == DELETE:
             configs.pop(each.name, None)
             continue
@@ -173,7 +178,10 @@ def _altered(node: Node, resource: Any) -> dict[str, str]:
             continue
         if each.config_operation not in (APPEND, SUBTRACT):
             raise InvalidInputError(f"there is no operation {each.config_operation}")
-        words = [word for word in configs.get(each.name, in_effect.get(each.name, "")).split(",") if word]
+        entry = in_effect.get(each.name)
+        if entry is not None and entry.type != Type.LIST:
+            raise InvalidInputError(f"{each.name} is no list", ErrorCode.INVALID_CONFIG)
+        words = [word for word in configs.get(each.name, (entry and entry.value) or "").split(",") if word]
         given = [word.strip() for word in each.value.split(",")]
         if each.config_operation == APPEND:
             words += [word for word in given if word not in words]
@@ -189,6 +197,11 @@ def _store(node: Node, resource: Any, configs: dict[str, str], validate_only: bo
         node.group_settings.check(configs)
         if not validate_only:
             node.group_settings.set(resource.resource_name, configs)
+        return
+    if resource.resource_type == Resource.BROKER:
+        node.live.check(resource.resource_name, configs)
+        if not validate_only:
+            node.live.set(resource.resource_name, configs)
         return
     known = settings(LogConfig)
     for key, value in configs.items():
