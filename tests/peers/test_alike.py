@@ -28,11 +28,13 @@ CASES = [(name, version) for name, (_, versions) in harness.SCENARIOS.items() fo
 @pytest.fixture(scope="module")
 def sides(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
     """The addresses of Apache Kafka and of our broker, both without what makes answers depend on time."""
+    at_once = {"group.consumer.assignment.interval.ms": "0"}
     try:
-        kafka = ApacheKafka({"group.consumer.assignment.interval.ms": "0"})
+        kafka = ApacheKafka(at_once)
     except MavenUnavailable as error:
         pytest.skip(f"Apache Kafka can't run here: {error}")
     settings = {
+        **at_once,
         "num.partitions": 4,
         "offsets.topic.num.partitions": 4,
         "group.initial.rebalance.delay.ms": 0,

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from kohort.broker.live_settings import ALL, OF_TOPICS_ONLY, alterable
-from kohort.broker.node import MAINTAIN_S, Node
+from kohort.broker.node import Node
 from kohort.broker.settings import BROKER_NAMES, BrokerConfig
 from kohort.config import Setting, format_value, settings
 from kohort.groups.config import GroupConfig
-from kohort.log import FLUSH_NEVER_MS, LogConfig
+from kohort.log import FLUSH_NEVER_MS, RETENTION_CHECK_MS, LogConfig
 
 
 class Source(IntEnum):
@@ -43,7 +43,8 @@ class Type(IntEnum):
 LONGS = frozenset(
     {
         "connections.max.idle.ms", "delete.retention.ms", "file.delete.delay.ms", "flush.messages", "flush.ms",
-        "local.retention.bytes", "local.retention.ms", "log.cleaner.dedupe.buffer.size", "max.compaction.lag.ms", "message.timestamp.after.max.ms",
+        "local.retention.bytes", "local.retention.ms", "log.cleaner.backoff.ms",
+        "log.cleaner.dedupe.buffer.size", "max.compaction.lag.ms", "message.timestamp.after.max.ms",
         "message.timestamp.before.max.ms", "min.compaction.lag.ms", "offsets.retention.check.interval.ms",
         "retention.bytes", "retention.ms", "segment.jitter.ms", "segment.ms",
     }
@@ -139,7 +140,6 @@ def _facts(node: Node) -> list[Entry]:
     """What is so in this broker, under the names of Kafka's settings that would say it."""
     listener = f"PLAINTEXT://{node.host}:{node.port}"
     advertised = f"PLAINTEXT://{node.config.advertised_host or node.host}:{node.config.advertised_port or node.port}"
-    pause_ms = str(int(MAINTAIN_S * 1000))
     facts = (
         ("listeners", listener, Type.LIST),
         ("advertised.listeners", advertised, Type.LIST),
@@ -147,9 +147,7 @@ def _facts(node: Node) -> list[Entry]:
         ("log.dirs", str(node.data_dir), Type.LIST),
         ("broker.id", str(node.id), Type.INT),
         ("log.cleaner.enable", "true", Type.BOOLEAN),
-        ("log.cleaner.threads", "1", Type.INT),
-        ("log.cleaner.backoff.ms", pause_ms, Type.LONG),
-        ("log.retention.check.interval.ms", pause_ms, Type.LONG),
+        ("log.retention.check.interval.ms", str(RETENTION_CHECK_MS), Type.LONG),
         ("log.retention.hours", "168", Type.INT),
         ("log.roll.hours", "168", Type.INT),
         ("offsets.topic.replication.factor", "1", Type.SHORT),

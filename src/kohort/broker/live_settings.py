@@ -27,8 +27,9 @@ ALL = ""
 CLUSTER_WIDE = "min.insync.replicas"
 """What every cluster has a default of for all its brokers, and no broker a value of its own (Source: KIP-966)."""
 _OF_BROKERS = (
-    "background.threads", "group.consumer.assignment.interval.ms", "log.cleaner.dedupe.buffer.size",
-    "log.cleaner.io.buffer.load.factor", "log.cleaner.io.buffer.size", "max.connections", "max.connections.per.ip",
+    "background.threads", "group.consumer.assignment.interval.ms", "log.cleaner.backoff.ms",
+    "log.cleaner.dedupe.buffer.size", "log.cleaner.io.buffer.load.factor", "log.cleaner.io.buffer.size",
+    "log.cleaner.io.max.bytes.per.second", "log.cleaner.threads", "max.connections", "max.connections.per.ip",
     "num.io.threads", "num.network.threads", "num.recovery.threads.per.data.dir", "num.replica.fetchers",
     "producer.id.expiration.ms", "transaction.partition.verification.enable",
 )  # fmt: skip

@@ -6,6 +6,7 @@ the properties of all three in one mapping (`broker_configs`).
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -160,6 +161,13 @@ class BrokerConfig:
         "num.recovery.threads.per.data.dir", 2, low=1, why="taken as it is: logs are opened one after the other"
     )
     replica_fetchers: int = knob("num.replica.fetchers", 1, low=1, why="taken as it is: there is one replica")
+    cleaner_threads: int = knob("log.cleaner.threads", 1, low=0, why=_ONE_LOOP)
+    cleaner_backoff_ms: int = knob(
+        "log.cleaner.backoff.ms", 15_000, low=0, unit="ms", why="taken as it is: the logs are looked at every 5 s"
+    )
+    cleaner_rate: float = knob(
+        "log.cleaner.io.max.bytes.per.second", sys.float_info.max, unit="bytes", why="taken as it is: by slices of time"
+    )
     cleaner_dedupe_bytes: int = knob("log.cleaner.dedupe.buffer.size", 128 * MIB, low=1, unit="bytes", why=_CLEANER)
     cleaner_load_factor: float = knob("log.cleaner.io.buffer.load.factor", 0.9, low=0.0, why=_CLEANER)
     cleaner_io_bytes: int = knob("log.cleaner.io.buffer.size", 512 << 10, low=0, unit="bytes", why=_CLEANER)

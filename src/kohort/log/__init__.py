@@ -19,7 +19,7 @@ from kohort.log.results import (
     RecoveryReport,
     TimestampOffset,
 )
-from kohort.log.store import LogStore
+from kohort.log.store import RETENTION_CHECK_MS, LogStore
 
 __all__ = [
     "EARLIEST",
@@ -27,6 +27,7 @@ __all__ = [
     "FLUSH_NEVER_MS",
     "LATEST",
     "MAX_TIMESTAMP",
+    "RETENTION_CHECK_MS",
     "AbortedTransaction",
     "AppendResult",
     "Compaction",

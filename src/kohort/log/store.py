@@ -30,7 +30,7 @@ CLEANED = "cleaner-offset-checkpoint"
 _DELETED = "-delete"
 _SLICE_S = 0.01
 _ROUND_MS = 5_000
-_RETENTION_MS = 300_000
+RETENTION_CHECK_MS = 300_000
 """Kafka's own interval (`log.retention.check.interval.ms`): records stamped long ago may be read this long."""
 
 
@@ -324,7 +324,7 @@ class LogStore:
                 del self._unflushed[tp]
 
     def _round(self, now_ms: int) -> Iterator[None]:
-        aged = now_ms - self._retention_ms >= _RETENTION_MS
+        aged = now_ms - self._retention_ms >= RETENTION_CHECK_MS
         if aged:
             self._retention_ms = now_ms
         for tp, partition in self.partitions():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from kohort.broker.live_settings import alterable
 from kohort.wire.cluster import AlterConfigsRequest, DescribeConfigsRequest, IncrementalAlterConfigsRequest
 from kohort.wire.operations import ListConfigResourcesRequest
 from tests.peers.alike.harness import Side, scenario
@@ -14,6 +15,10 @@ TOPIC, BROKER, LOGGER, METRICS, GROUP = 2, 4, 8, 16, 32
 SET, DELETE, APPEND, SUBTRACT = range(4)
 NOT_HERE = ("remote.", "share.", "streams.", "consumer.assignment.")
 """Beginnings of settings for what there is not: tiered storage, share and streams groups, paced assignments."""
+
+OTHERWISE = {"max.connections", "log.cleaner.dedupe.buffer.size", "log.cleaner.io.max.bytes.per.second"}
+"""Settings with a limit of our own, another value in the test's Apache Kafka, and a number that Java writes otherwise."""
+SAME_OF_BROKERS = sorted(alterable().keys() - OTHERWISE)
 
 
 def describing(kind: int, name: str, keys: list[str] | None = None, **fields: Any) -> DescribeConfigsRequest:
@@ -49,6 +54,7 @@ def describes(side: Side, version: int) -> None:
     side.ask(describing(BROKER, "7"), version, keep=known_here)
     side.ask(describing(BROKER, "x"), version, keep=known_here)
     side.ask(describing(BROKER, "1", ["min.insync.replicas", "auto.create.topics.enable"]), version, keep=known_here)
+    side.ask(describing(BROKER, "1", [*SAME_OF_BROKERS]), version, keep=known_here)
     side.ask(describing(77, "x"), version, keep=known_here)
 
 

@@ -58,13 +58,13 @@ def run(suite: Suite, tell: Callable[[str], None] = lambda _: None, *, short: bo
     Raises:
         PeerUnavailable: it can't be had or run here.
     """
-    program = _program(suite)
+    tests = _compiled(_go(), suite)
     with tempfile.TemporaryDirectory(prefix="kohort-suite-") as folder:
         with Broker(Path(folder), dict(suite.settings), listen=f"127.0.0.1:{_port(suite)}") as broker:
             environment = {**os.environ, **suite.environment}
             if suite.servers_variable:
                 environment[suite.servers_variable] = broker.bootstrap_servers
-            return _follow(suite, _command(suite, program, short), environment, folder, tell)
+            return _follow(tests, short, environment, folder, tell)
 
 
 def _port(suite: Suite) -> int:
@@ -78,14 +78,39 @@ def _port(suite: Suite) -> int:
     return suite.port
 
 
-def _program(suite: Suite) -> Path:
-    """The suite's tests, compiled; built once for each version."""
+@dataclass(frozen=True, slots=True)
+class _Tests:
+    """A suite's tests, compiled, and the folder that they run in."""
+
+    suite: Suite
+    go: str
+    program: Path
+    files: Path
+
+    def command(self, short: bool) -> list[str]:
+        """What runs them, and prints their events."""
+        runs = [self.go, "tool", "test2json", str(self.program), "-test.v=test2json", f"-test.timeout={_TIMEOUT_S}s"]
+        if short:
+            runs.append(f"-test.run={self.suite.short}")
+        if self.suite.left_out:
+            names = "|".join(f"^{name.replace('/', '$/^')}$" for name in self.suite.left_out)
+            runs.append(f"-test.skip={names}")
+        return runs
+
+
+def _go() -> str:
     go = shutil.which("go")
     if go is None:
         raise PeerUnavailable("go is not installed")
+    return go
+
+
+def _compiled(go: str, suite: Suite) -> _Tests:
+    """The suite's tests, built once for each version."""
     program = CACHE / f"{suite.name}-tests-{suite.version}"
+    tests = _Tests(suite, go, program, CACHE / f"{program.name}-files")
     if program.exists():
-        return program
+        return tests
     CACHE.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="kohort-suite-") as folder:
         source = Path(folder) / "module"
@@ -95,11 +120,10 @@ def _program(suite: Suite) -> Path:
         build([go, "mod", "tidy"], source, "go mod tidy")
         made = Path(folder) / program.name
         build([go, "test", "-c", "-o", str(made), f"./{suite.package}"], source, "go test -c")
-        files = CACHE / f"{program.name}-files"
-        shutil.rmtree(files, ignore_errors=True)
-        shutil.copytree(source / suite.package, files)
+        shutil.rmtree(tests.files, ignore_errors=True)
+        shutil.copytree(source / suite.package, tests.files)
         shutil.move(made, program)
-    return program
+    return tests
 
 
 def _module(go: str, suite: Suite) -> Path:
@@ -111,28 +135,16 @@ def _module(go: str, suite: Suite) -> Path:
     return Path(json.loads(done.stdout)["Dir"])
 
 
-def _command(suite: Suite, program: Path, short: bool) -> list[str]:
-    tests = [str(program), "-test.v=test2json", f"-test.timeout={_TIMEOUT_S}s"]
-    if short:
-        tests.append(f"-test.run={suite.short}")
-    if suite.left_out:
-        names = "|".join(f"^{name.replace('/', '$/^')}$" for name in suite.left_out)
-        tests.append(f"-test.skip={names}")
-    go = shutil.which("go")
-    assert go is not None
-    return [go, "tool", "test2json", *tests]
-
-
 def _follow(
-    suite: Suite, command: list[str], environment: dict[str, str], folder: str, tell: Callable[[str], None]
+    tests: _Tests, short: bool, environment: dict[str, str], folder: str, tell: Callable[[str], None]
 ) -> Outcome:
-    outcome = Outcome(suite)
+    outcome = Outcome(tests.suite)
+    command = tests.command(short)
     said: dict[str, list[str]] = {}
-    files = CACHE / f"{suite.name}-tests-{suite.version}-files"
     with (
         (Path(folder) / "stderr.txt").open("w") as errors,
         subprocess.Popen(
-            command, cwd=files, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True
+            command, cwd=tests.files, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True
         ) as process,
     ):
         for event in _events(process):

@@ -50,12 +50,12 @@ def describe_configs(node: Node, request: Request) -> DescribeConfigsResponse:
             resource_type=resource.resource_type, resource_name=resource.resource_name, error_message=""
         )
         try:
-            keys = resource.configuration_keys
-            wanted = set(keys) if keys else None
+            found = _entries(node, resource)
+            if resource.configuration_keys:
+                named = {entry.name: entry for entry in found}
+                found = [named[key] for key in dict.fromkeys(resource.configuration_keys) if key in named]
             result.configs = [
-                _described(entry, version, message.include_synonyms, message.include_documentation)
-                for entry in _entries(node, resource)
-                if wanted is None or entry.name in wanted
+                _described(entry, version, message.include_synonyms, message.include_documentation) for entry in found
             ]
         except KafkaError as error:
             result.error_code, result.error_message = error.code, error.message
