@@ -38,6 +38,21 @@ def metadata(side: Side, version: int) -> None:
         side.ask(asking(uuid.UUID(int=9)), version)
 
 
+@scenario(*range(4, 14))
+def topics_made_on_use(side: Side, version: int) -> None:
+    missing, bad = side.name("missing"), side.name("bad,name")
+
+    def led(answer: Any) -> bool:
+        for topic in answer.topics:
+            side.call(topic.topic_id, f"id of {topic.name}")
+        return not answer.topics[0].error_code and all(part.leader_id >= 0 for part in answer.topics[0].partitions)
+
+    with side.on_purpose("A topic that is made on use is there at once"):
+        side.ask(asking(missing, bad, allow_auto_topic_creation=True), version)
+    side.until(lambda: asking(missing), version, led)
+    side.ask(asking(bad, allow_auto_topic_creation=True), version)
+
+
 @scenario(DescribeClusterRequest)
 def clusters(side: Side, version: int) -> None:
     for fields in (
