@@ -12,7 +12,7 @@ from kohort import Admin, Broker, Producer
 from kohort.broker.live_settings import ALL, FILE, LiveSettings
 from kohort.broker.settings import broker_configs
 from kohort.client.admin.values import ConfigResource, NewTopic, ResourceType
-from kohort.errors import ErrorCode, InvalidInputError, KafkaError
+from kohort.errors import CorruptDataError, ErrorCode, InvalidInputError, KafkaError
 from kohort.wire.cluster import MetadataRequest
 from tests.broker.raw import RawClient, create_topic
 
@@ -116,3 +116,10 @@ def test_nothing_changes_when_it_can_not_be_kept(tmp_path: Path, monkeypatch: py
         live.set("2", SMALL)
     live.set("1", SMALL)
     assert live.log.max_message_bytes == 1000 and len(told) == 1
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"1": \xff}'])
+def test_a_file_that_can_not_be_read_says_what_to_do(tmp_path: Path, content: str) -> None:
+    (tmp_path / FILE).write_bytes(content.encode("latin-1"))
+    with pytest.raises(CorruptDataError, match=f"{FILE}.*; mend it"):
+        LiveSettings(tmp_path, broker_configs({}))

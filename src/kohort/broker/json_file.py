@@ -7,12 +7,23 @@ import os
 from pathlib import Path
 from typing import Any
 
+from kohort.errors import CorruptDataError
+
 
 def read_json(path: Path) -> dict[str, Any]:
-    """What the file holds; nothing when there is none."""
-    if not path.exists():
+    """What the file holds; nothing when there is none.
+
+    Raises:
+        CorruptDataError: it can't be read, or it holds something else.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
         return {}
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CorruptDataError(f"{path} can't be read: {error}; mend it, or remove it with what it holds") from None
+    if not isinstance(found, dict):
+        raise CorruptDataError(f"{path} holds no settings by name; mend it, or remove it")
     return found
 
 
