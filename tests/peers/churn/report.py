@@ -12,13 +12,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tests.peers.churn.check import Violation, put_out
+from tests.peers.churn.check import Seconds, Violation, put_out
 from tests.peers.churn.story import Reading, Tenure
 
 
 def figures(reading: Reading, found: Sequence[Violation]) -> dict[str, Any]:
     """Everything that is reported."""
-    story = reading.story
+    story, at = reading.story, Seconds(reading.story)
     return {
         "seconds": round((story.churned_ns - story.began_ns) / 1e9, 1),
         "heal_seconds": round((story.ended_ns - story.churned_ns) / 1e9, 1),
@@ -29,6 +29,7 @@ def figures(reading: Reading, found: Sequence[Violation]) -> dict[str, Any]:
         "owned": _owned(reading),
         "standstill_s": _standstill(reading),
         "takeover_s": _takeover(reading),
+        "put_out": [{"member": member.name, "at_s": at(at_ns)} for member, at_ns in put_out(reading)],
         "violations": [asdict(violation) for violation in found],
         "violation_counts": dict(Counter(violation.property for violation in found)),
     }
@@ -175,6 +176,8 @@ def show(told: dict[str, Any], title: str, console: Console) -> None:
     )
     for name, waits in told["takeover_s"].items():
         console.print(f"s from a kill of {name} until its partitions were given to others {waits}")
+    for each in told["put_out"][:40]:
+        console.print(f"{each['at_s']:9.3f} s  {each['member']} was put out, and was neither paused nor killed")
     for violation in told["violations"][:40]:
         console.print(
             f"[red]{violation['at_s']:9.3f} s  {violation['property']}[/]: {violation['text']}", highlight=False
