@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -256,3 +259,34 @@ def test_a_member_that_does_not_read_waits_for_its_coordinator_to_answer(
         broker.faults.clear()
         member.wait_assignment(20_000)
         assert member.owns()
+
+
+def test_members_come_back_as_who_they_were_when_it_was_the_broker_that_was_silent(protocol: str) -> None:
+    """They let go by their own clocks. A coordinator that was stopped has put nobody out, and must not wait for ghosts."""
+    config = {"group.initial.rebalance.delay.ms": 0, "group.consumer.session.timeout.ms": SESSION_MS}
+    settings: dict[str, Any] = {"group_id": "g", "group_protocol": protocol, "session_timeout_ms": 6_000}
+    with Broker(config=config) as broker, contextlib.ExitStack() as open_ones:
+        with Admin(broker.bootstrap_servers) as admin:
+            admin.create_topics([NewTopic("numbers", PARTITIONS)]).all()
+        members = []
+        for _ in range(2):
+            members.append(Consumer(broker.bootstrap_servers, **settings))
+            open_ones.enter_context(members[-1]).subscribe(["numbers"])
+
+        def each_holds(count: int) -> bool:
+            for member in members:
+                member.poll(timeout_ms=20)
+            return all(len(member.assignment()) == count for member in members)
+
+        until(lambda: each_holds(PARTITIONS // 2), "both hold a half")
+        names = [member.group_metadata().member_id for member in members]
+        os.kill(broker.pid, signal.SIGSTOP)
+        try:
+            until(lambda: each_holds(0), "both let go")
+        finally:
+            os.kill(broker.pid, signal.SIGCONT)
+        until(lambda: each_holds(PARTITIONS // 2), "both hold a half again")
+        assert [member.group_metadata().member_id for member in members] == names
+        with Admin(broker.bootstrap_servers) as admin:
+            described = admin.describe_consumer_groups(["g"]).result("g").members
+        assert sorted(member.member_id for member in described) == sorted(names)

@@ -115,6 +115,10 @@ class Stage:
         return {key: str(value) for key, value in (given | more).items() if value is not None}
 
 
+LONG_SESSION = {"kafka.session.timeout.ms": "120000"}
+"""What a test would wait for, longer than it waits, if a member's end were noticed by nothing else."""
+
+
 @pytest.fixture
 def stage(kohort_shared_broker: Any, tmp_path: Path) -> Iterator[Stage]:
     name = uuid.uuid4().hex[:8]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.spark.conftest import Sink, Stage
+from tests.spark.conftest import LONG_SESSION, Sink, Stage
 from tests.support.waiting import until
 
 from kohort.client.group.member import GroupMember
@@ -100,9 +100,9 @@ def test_a_batch_that_outlives_the_rebalance_timeout(run: Callable[..., Any], st
     assert set(sink.values()) == set(range(40))
 
 
-def member(stage: Stage, name: str, events: queue.Queue[tuple[str, dict[str, Any]]]) -> MemberProcess:
+def member(stage: Stage, name: str, events: queue.Queue[tuple[str, dict[str, Any]]], **more: str) -> MemberProcess:
     """A Spark application of its own that counts flights; the topic's records need not be any."""
-    options = stage.options(**{"kafka.client.id": name, "columns": None})
+    options = stage.options(**{"kafka.client.id": name, "columns": None, **more})
     return MemberProcess(MemberSettings(name, str(stage.folder), options, 0.3), events)
 
 
@@ -115,13 +115,11 @@ def java_of(process: MemberProcess) -> int:
 
 def test_the_death_of_the_jvm_alone_ends_the_source_and_its_membership(stage: Stage) -> None:
     events: queue.Queue[tuple[str, dict[str, Any]]] = queue.Queue()
-    process = member(stage, "lonely", events)
+    process = member(stage, "lonely", events, **LONG_SESSION)
     try:
         until(lambda: stage.members().get("lonely") == (0, 1, 2, 3), "it is a member", WAIT_S)
         os.kill(java_of(process), signal.SIGKILL)
-        started = time.monotonic()
-        until(lambda: not stage.members(), "the group is told at once, not by the session's end", 5)
-        assert time.monotonic() - started < 5
+        until(lambda: not stage.members(), "the group is told, long before the session's end", 30)
 
         def sources() -> bool:
             listed = subprocess.run(["ps", "-eo", "sid,args"], capture_output=True, text=True, check=True).stdout

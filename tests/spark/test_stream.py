@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.spark.conftest import Sink, Stage
+from tests.spark.conftest import LONG_SESSION, Sink, Stage
 from tests.support.waiting import until
 
 from kohort.client.group.member import GroupMember
@@ -59,15 +59,15 @@ def test_available_now_reads_all_once_in_fair_batches_and_commits_the_last(
 def test_the_end_of_a_query_is_noticed_by_its_group_at_once(run: Callable[..., Any], stage: Stage) -> None:
     stage.produce(10)
     sink = Sink()
-    query = run(sink)
+    query = run(sink, **LONG_SESSION)
     until(lambda: sink.values() == list(range(10)), "the records arrive", WAIT_S)
     until(lambda: stage.lag() == 0, "the finished batch is committed", WAIT_S)
     assert list(stage.members().values()) == [(0, 1, 2, 3)]
     progress = json.loads(query.lastProgress["sources"][0]["latestOffset"])
     assert progress["lag"] == 0
     query.stop()
-    until(lambda: not stage.members(), "the member leaves", 4)
-    until(lambda: not source_processes(), "its process ends", 10)
+    until(lambda: not stage.members(), "the member leaves, long before its session would end", 30)
+    until(lambda: not source_processes(), "its process ends", 30)
 
 
 def test_an_unfinished_batch_is_read_again_exactly(run: Callable[..., Any], stage: Stage) -> None:

@@ -135,7 +135,7 @@ class Node:
     def hold_ms(self, request: Request) -> int:
         """How long this client bears to wait for the reply to a classic heartbeat; 0 while others are under way."""
         connection = request.connection
-        if len(connection.pending) > 1:
+        if len(connection.pending) > 1 or is_first(connection):
             return 0
         software = connection.software
         hold_ms = classic_hold_ms(self.group_config.notify_at_once, None if software is None else software[0])
@@ -150,7 +150,7 @@ class Node:
         connection = request.connection
         software = connection.software
         found = patience(self.group_config.notify_at_once, None if software is None else software[0])
-        return found._replace(hold_ms=self._bearable_ms(connection, found.hold_ms))
+        return found._replace(hold_ms=0 if is_first(connection) else self._bearable_ms(connection, found.hold_ms))
 
     def lease_ms(self, software: str) -> int:
         """The lease that a client of this name is told to keep; 0: none."""
@@ -226,3 +226,8 @@ class Node:
         self.faults.clear()
         self._workers.shutdown(wait=False, cancel_futures=True)
         self.store.close()
+
+
+def is_first(connection: Connection) -> bool:
+    """Whether nothing of a group has come on a connection yet: who comes back on a new one has waited for an answer already."""
+    return not connection.shards

@@ -86,6 +86,7 @@ class GroupShard:
         self._times = host.metrics
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0
+        self._ticking = False
         self._closed = False
         self.records_written = 0
 
@@ -246,6 +247,8 @@ class GroupShard:
 
     def _set_timer(self) -> None:
         machine = self._machine
+        if self._ticking:
+            return
         due = machine.next_deadline_ms() if machine is not None and not self._closed else None
         timer = self._timer
         if timer is not None:
@@ -258,7 +261,15 @@ class GroupShard:
             self._timer = self._loop.call_later(max(0.0, due / 1000 - time.monotonic()), self._on_timer)
 
     def _on_timer(self) -> None:
+        """Tick once the loop has looked at its sockets: who spoke while the broker stood still was not silent."""
         self._timer = None
+        self._ticking = True
+        self._loop.call_soon(
+            self._loop.call_soon, self._tick
+        )  # the first call may come before the look, the second not
+
+    def _tick(self) -> None:
+        self._ticking = False
         machine = self._machine
         if machine is None or self._closed:
             return

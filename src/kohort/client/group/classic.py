@@ -24,7 +24,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kohort.client.group.classic_protocol import ClassicProtocol
-from kohort.client.group.membership import LEAVE_MS, Membership, MemberState
+from kohort.client.group.membership import LEAVE_MS, NOT_HEARD, Membership, MemberState
 from kohort.client.net.cluster import Cluster, Versioned
 from kohort.client.net.runtime import Promise, Task
 from kohort.client.offsets import LOST_COORDINATOR
@@ -276,12 +276,12 @@ class ClassicMembership(Membership):
                 if session_left <= 0 and self.assignment.partitions:
                     # Its join claimed them, and who assigns may wait until they are given up: only another says they were.
                     self.request_rejoin("partitions were lost while it joined")
-                    await self._lose_held("the coordinator was not heard for a session")
+                    await self._lose_held(NOT_HEARD)
                 if not await self._beat_aside(sent, sent_elapsed):
                     due = min(due, runtime.now_ms + config.retry_backoff_ms)
                 continue
-            if session_left <= 0:
-                self._fence(ErrorCode.UNKNOWN_MEMBER_ID)
+            if session_left <= 0:  # it keeps its id: a coordinator that was silent itself may know it still
+                self._fence(ErrorCode.ILLEGAL_GENERATION, NOT_HEARD)
                 return
             try:
                 code = await self._heartbeat(min(config.request_timeout_ms, session_left))

@@ -24,7 +24,7 @@ import uuid
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from kohort.client.group.membership import LEAVE_MS, Membership, MemberState
+from kohort.client.group.membership import LEAVE_MS, NOT_HEARD, Membership, MemberState
 from kohort.client.net.cluster import Cluster, Versioned
 from kohort.client.net.runtime import Task
 from kohort.client.offsets import LOST_COORDINATOR, by_topic
@@ -103,7 +103,7 @@ class ConsumerMembership(Membership):
                 await self._lose(code)
                 return
             if runtime.now_ms - self._heard_ms > self.config.session_timeout_ms and self.joined:
-                self._fence(ErrorCode.UNKNOWN_MEMBER_ID)
+                self._fence(ErrorCode.FENCED_MEMBER_EPOCH, NOT_HEARD)  # under its id: it may be known still
                 continue
             poll_left = self._poll_time_left_ms()
             if poll_left is not None and poll_left <= 0:

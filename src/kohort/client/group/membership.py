@@ -29,6 +29,8 @@ from kohort.ids import TopicPartition
 
 log = logging.getLogger("kohort.client")
 LEAVE_MS = 3_000
+NOT_HEARD = "the coordinator was not heard for a session"
+"""Why a member lets go by its own clock. Whether it was put out only the coordinator knows, so it comes back under its id."""
 
 
 class MemberState(Enum):
@@ -96,6 +98,7 @@ class Membership(ABC):
         self._member_id = ""
         self._generation = self.NOT_JOINED
         self._fenced: ErrorCode | None = None
+        self._fenced_why = ""
         self._overdue = False
         self._moved: Promise[None] = Promise()
         self._main: Task[None] | None = None
@@ -225,10 +228,10 @@ class Membership(ABC):
         """Everything held is lost: tell the application and wait until it has heard."""
         self._stop()
         self._end_lease()
-        self._fenced = None
+        why, self._fenced, self._fenced_why = self._fenced_why or code.text, None, ""
         self._generation = self.NOT_JOINED
         if self.assignment.partitions:
-            await self._lose_held(code.text)
+            await self._lose_held(why)
         if code is ErrorCode.FENCED_INSTANCE_ID:
             instance = self.config.group_instance_id
             raise FencedError(
@@ -303,8 +306,8 @@ class Membership(ABC):
             self._lease_watch.cancel()
             self._lease_watch = None
 
-    def _fence(self, code: ErrorCode) -> None:
-        self._fenced = code
+    def _fence(self, code: ErrorCode, why: str = "") -> None:
+        self._fenced, self._fenced_why = code, why
         self._move()
 
     async def _fatal(self, error: KafkaError) -> None:
