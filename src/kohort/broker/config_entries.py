@@ -94,8 +94,9 @@ def topic_entries(node: Node, name: str, explicit: Mapping[str, str] | None = No
     if explicit is None:
         explicit = node.store.topics[name].configs
     entries = []
+    _, _, given = node.live.given
     for key, setting in settings(LogConfig).items():
-        layers = _layers(node, BROKER_NAMES.get(key, key), setting, node.live.given[2])
+        layers = _layers(node, BROKER_NAMES.get(key, key), setting, given)
         if key in explicit:
             layers.insert(0, Synonym(key, explicit[key], Source.DYNAMIC_TOPIC))
         first = layers[0] if layers else Synonym(key, format_value(setting.default), Source.DEFAULT)

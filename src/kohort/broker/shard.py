@@ -264,9 +264,8 @@ class GroupShard:
         """Tick once the loop has looked at its sockets: who spoke while the broker stood still was not silent."""
         self._timer = None
         self._ticking = True
-        self._loop.call_soon(
-            self._loop.call_soon, self._tick
-        )  # the first call may come before the look, the second not
+        # The loop may make the first call before it looks, but not the second.
+        self._loop.call_soon(self._loop.call_soon, self._tick)
 
     def _tick(self) -> None:
         self._ticking = False

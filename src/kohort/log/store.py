@@ -276,8 +276,7 @@ class LogStore:
         config = effective_config(self.defaults, configs)
         changed = Topic(name, topic.id, topic.partitions, dict(configs))
         self._change(changed)
-        for number in range(topic.partitions):
-            self._logs[name, number].reconfigure(config)
+        self._reconfigure(changed, config)
         return changed
 
     def set_defaults(self, defaults: LogConfig, producer_id_expiration_ms: int) -> None:
@@ -285,9 +284,11 @@ class LogStore:
         self.defaults = defaults
         self.limits = replace(self.limits, producer_id_expiration_ms=producer_id_expiration_ms)
         for topic in self.topics.values():
-            config = effective_config(defaults, topic.configs)
-            for number in range(topic.partitions):
-                self._logs[topic.name, number].reconfigure(config)
+            self._reconfigure(topic, effective_config(defaults, topic.configs))
+
+    def _reconfigure(self, topic: Topic, config: LogConfig) -> None:
+        for number in range(topic.partitions):
+            self._logs[topic.name, number].reconfigure(config)
 
     # -- upkeep and end
 

@@ -199,9 +199,7 @@ def _store(node: Node, resource: Any, configs: dict[str, str], validate_only: bo
             node.group_settings.set(resource.resource_name, configs)
         return
     if resource.resource_type == Resource.BROKER:
-        node.live.check(resource.resource_name, configs)
-        if not validate_only:
-            node.live.set(resource.resource_name, configs)
+        (node.live.check if validate_only else node.live.set)(resource.resource_name, configs)
         return
     known = settings(LogConfig)
     for key, value in configs.items():
