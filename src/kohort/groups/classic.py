@@ -72,7 +72,7 @@ def join_or_error(kernel: Kernel, event: JoinGroup) -> ErrorCode:
     if not has_room(kernel, classic, event):
         if event.member_id in classic.members:
             rebalance.put_out(kernel, group, event.member_id, f"no room for member {event.member_id}")
-        rebalance.drop_pending(classic, event.member_id)
+        rebalance.drop_pending(kernel, classic, event.member_id)
         return ErrorCode.GROUP_MAX_SIZE_REACHED
     if len(event.protocols) > config.protocols_max or not classic.supports(event.protocol_type, event.protocols):
         return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
@@ -128,8 +128,6 @@ def join_new(kernel: Kernel, group: Group, event: JoinGroup) -> None:
         kernel.remember_connection(event.connection, group.group_id, event.new_member_id)
         kernel.reply(event.request, JoinGroupReply(ErrorCode.MEMBER_ID_REQUIRED, member_id=event.new_member_id))
         return
-    else:
-        kernel.remember_connection(event.connection, group.group_id, event.new_member_id)
     add(kernel, group, event, event.new_member_id, told=event.instance_id is not None)
 
 
@@ -140,7 +138,6 @@ def add(kernel: Kernel, group: Group, event: JoinGroup, member_id: str, *, told:
     member.protocols = event.protocols
     member.session_timeout_ms = event.session_timeout_ms
     member.rebalance_timeout_ms = event.rebalance_timeout_ms
-    member.connection = event.connection
     member.is_new = True
     member.told = told
     if not classic.members:
@@ -148,7 +145,7 @@ def add(kernel: Kernel, group: Group, event: JoinGroup, member_id: str, *, told:
     if classic.state is GroupState.PREPARING_REBALANCE and classic.previous_state is GroupState.EMPTY:
         classic.newcomer = True
     rebalance.add_member(kernel, classic, member, event.request)
-    kernel.remember_connection(event.connection, group.group_id, member_id)
+    rebalance.bind(kernel, member, event.connection)
     kernel.run(member.session, kernel.config.new_member_timeout_ms)
     rebalance.after_change(kernel, group, f"member {member_id} joined; its reason: {event.reason or 'not given'}")
 
@@ -185,7 +182,6 @@ def update(kernel: Kernel, classic: ClassicGroup, member: ClassicMember, event: 
     member.protocols = event.protocols
     member.session_timeout_ms = event.session_timeout_ms
     member.rebalance_timeout_ms = event.rebalance_timeout_ms
-    member.connection = event.connection
     classic.count(member, 1)
     rebalance.await_join(kernel, classic, member, event.request)
 
@@ -202,6 +198,7 @@ def replace_static(kernel: Kernel, group: Group, old: ClassicMember, event: Join
     gathering.forget(kernel, classic, old, ErrorCode.FENCED_INSTANCE_ID)
     classic.count(old, -1)
     old.session.cancel()
+    kernel.forget_connection(old.connection, group.group_id, old.member_id)
     del classic.members[old.member_id]
     classic.members[new.member_id] = new
     classic.static_ids[event.instance_id] = new.member_id
@@ -210,6 +207,7 @@ def replace_static(kernel: Kernel, group: Group, old: ClassicMember, event: Join
     if classic.pending_sync.pop(old.member_id, "") is None:
         classic.pending_sync[new.member_id] = None
     classic.count(new, 1)
+    rebalance.bind(kernel, new, event.connection)
     update(kernel, classic, new, event)
     rebalance.touch(kernel, new)
     kernel.tell(group.group_id, f"static member {event.instance_id} is {new.member_id} now, was {old.member_id}")
@@ -427,7 +425,7 @@ def leave_one(kernel: Kernel, group: Group, leaving: LeavingMember) -> ErrorCode
 
 def on_pending_deadline(kernel: Kernel, group: Group, member_id: str) -> None:
     """A member id was given out and never came back."""
-    if group.classic.pending.pop(member_id, None) is not None:
+    if rebalance.drop_pending(kernel, group.classic, member_id):
         rebalance.complete_if_all_joined(kernel, group)
 
 

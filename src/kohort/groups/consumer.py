@@ -16,13 +16,18 @@ from kohort.groups.events import AssignmentComputed, ConsumerGroupHeartbeat, Gro
 from kohort.groups.kernel import Kernel
 from kohort.groups.membership import (
     Refusal,
+    change_protocol,
+    come_back,
     dismiss,
+    heard,
     heartbeat_interval_ms,
+    leave_for_a_while,
     refuse,
     remove,
     session_timeout_ms,
     step,
     take_place,
+    touch,
 )
 from kohort.groups.outcome import ConsumerGroupHeartbeatReply, Level
 from kohort.groups.records import MemberSaved, MemberState
@@ -102,25 +107,23 @@ def beat(kernel: Kernel, event: ConsumerGroupHeartbeat) -> Refusal | None:
     if refusal is not None:
         return refusal
     back = silence.heard(kernel, consumer, member_id)
+    joins, before = event.member_epoch == 0, consumer.members.get(member_id)
+    if joins:
+        come_back(kernel, group_id, consumer, member_id)
     if save(kernel, consumer, event, member_id):
         targets.bump(kernel, group_id, f"member {member_id} joined or changed its subscription")
     elif back:
         targets.bump(kernel, group_id, f"member {member_id} is heard again")
-    presence = consumer.presence(group_id, member_id)
-    if presence.connection != event.connection:
-        kernel.forget_connection(presence.connection, group_id, member_id)
-        kernel.remember_connection(event.connection, group_id, member_id)
-        presence.connection = event.connection
-    if event.member_epoch == 0:
+    presence = heard(kernel, group_id, consumer, member_id, event.connection)
+    presence.overdue = False
+    if joins:
         presence.process = event.client.process
-    presence.lost = presence.overdue = False
-    presence.gone_ms = None
-    presence.heard_ms = kernel.now.mono_ms
-    kernel.run(presence.session, session_timeout_ms(kernel, consumer, member_id))
+    if before is not None and before.classic_protocols is not None:
+        change_protocol(kernel, presence, member_id)
     let_go(kernel, group_id, consumer, member_id)
     if consumer.epoch > consumer.target_epoch:
         targets.request(kernel, group_id)
-        if event.member_epoch == 0:
+        if joins:
             presence.waiting, presence.waits_for = event, consumer.epoch
             return None
     answer(kernel, consumer, event, member_id)
@@ -191,7 +194,7 @@ def replace_static(
         text = f"Static member {new_id} with instance id {event.instance_id} was fenced by member {old_id}."
         return Refusal(ErrorCode.FENCED_INSTANCE_ID, text)
     old = consumer.members[old_id]
-    if old.classic_protocols is None and consumer.standing(old_id).member_epoch != LEFT_FOR_A_WHILE:
+    if old.classic_protocols is None and not consumer.standing(old_id).is_away:
         text = (
             f"Static member {new_id} with instance id {event.instance_id} cannot join the group because the instance "
             f"id is owned by {old_id} member."
@@ -315,9 +318,7 @@ def let_go(kernel: Kernel, group_id: str, consumer: ConsumerGroup, member_id: st
         if event is not None:
             presence.waiting = presence.held = None
             kernel.held.pop(event.request, None)
-            if not presence.lost:
-                presence.heard_ms = kernel.now.mono_ms
-                kernel.run(presence.session, session_timeout_ms(kernel, consumer, member_id))
+            touch(kernel, consumer, presence, member_id)
             answer(kernel, consumer, replace(event, hold_ms=0), member_id)
 
 
@@ -367,12 +368,7 @@ def leave(kernel: Kernel, event: ConsumerGroupHeartbeat) -> Refusal | None:
     elif member_id not in consumer.members:
         return Refusal(ErrorCode.UNKNOWN_MEMBER_ID, f"Member {member_id} is not a member of group {event.group_id}.")
     if event.member_epoch == LEFT_FOR_A_WHILE:
-        current = consumer.standing(member_id)
-        away = Current(
-            LEFT_FOR_A_WHILE, current.previous_epoch, MemberState.STABLE, current.assigned, since=current.since
-        )
-        kernel.emit(away.record(event.group_id, member_id))
-        consumer.presence(event.group_id, member_id).revocation.cancel()
+        leave_for_a_while(kernel, event.group_id, consumer, member_id)
     else:
         put_out(kernel, group, member_id, f"member {member_id} left")
     kernel.reply(
@@ -398,7 +394,11 @@ def put_out(kernel: Kernel, group: Group, member_id: str, reason: str) -> None:
 def drop_untold(kernel: Kernel, group: Group, member_id: str) -> None:
     """The connection of a new member ended before a reply told its id."""
     presence = None if group.consumer is None else group.consumer.presences.get(member_id)
-    if presence is not None and presence.waiting is not None and not presence.waiting.member_id:
+    if presence is None:
+        return
+    first, joining = presence.waiting, presence.joining
+    untold = joining is not None and not joining.member_id and joining.instance_id is None
+    if untold or (first is not None and not first.member_id):
         put_out(kernel, group, member_id, f"the connection of new member {member_id} ended")
 
 

@@ -97,6 +97,20 @@ class Current:
             for entry in pack(pairs)
         )
 
+    def afresh(self) -> Current:
+        """Of a member that joins again in its place: what it has, and no epoch yet."""
+        return Current(assigned=self.assigned, since=self.since)
+
+    def away(self) -> Current:
+        """Of a static member that leaves for a while: it has given everything up, and what it had stays its own."""
+        assigned, since = self.assigned, self.since
+        return Current(LEFT_FOR_A_WHILE, self.previous_epoch, MemberState.STABLE, assigned, since=since)
+
+    @property
+    def is_away(self) -> bool:
+        """Whether the member left for a while and has not joined since."""
+        return self.member_epoch == LEFT_FOR_A_WHILE
+
     def covers(self, epoch: int, pair: Pair) -> bool:
         """Whether the member had this partition at this epoch of its own and has it still, or has yet to give it up."""
         since = self.since.get(pair)
@@ -168,8 +182,14 @@ class Presence:
 
     def cancel(self) -> None:
         """Stop all its timers."""
-        for timer in (self.session, self.revocation, self.join_phase, self.sync_phase, self.hold):
+        self.session.cancel()
+        self.expect_nothing()
+
+    def expect_nothing(self) -> None:
+        """Stop the timers of what it was to do, and of its held heartbeat; its session goes on."""
+        for timer in (self.revocation, self.join_phase, self.sync_phase, self.hold):
             timer.cancel()
+        self.overdue = False
 
 
 @dataclass(slots=True)

@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from kohort.errors import ErrorCode
-from kohort.groups import expiry, gathering, leader, rebalance, targets
+from kohort.groups import expiry, gathering, leader, membership, rebalance, targets
 from kohort.groups.consumer_state import ConsumerGroup, Current, Pairs, pack
+from kohort.groups.deadlines import Timer
 from kohort.groups.events import Client
 from kohort.groups.kernel import Kernel
 from kohort.groups.outcome import GroupState, JoinGroupReply, Level, SyncGroupReply
@@ -150,7 +151,8 @@ def write_consumer_group(
     kernel: Kernel, group: Group, generation: int, members: list[tuple[MemberSaved, Pairs]]
 ) -> None:
     """Write the group anew, every member settled with what it holds."""
-    group_id = group.group_id
+    group_id, before = group.group_id, group.classic.members
+    ends_ms = {member_id: member.session.due_ms for member_id, member in before.items()}
     reset_classic(group)
     expiry.remove(kernel, group)
     for saved, _ in members:
@@ -163,8 +165,18 @@ def write_consumer_group(
     consumer = kernel.ledger.consumer(group_id)
     for saved, held in members:
         kernel.emit(Current(generation, generation, assigned=held).record(group_id, saved.member_id))
-        presence = consumer.presence(group_id, saved.member_id)
-        kernel.run(presence.session, saved.classic_session_timeout_ms)
+        presence, member = consumer.presence(group_id, saved.member_id), before[saved.member_id]
+        presence.connection, presence.process = member.connection, member.client.process
+        presence.gone_ms = kernel.now.mono_ms if member.is_gone else None
+        presence.lost, presence.heard_ms = member.lost, member.heard_ms
+        membership.touch(kernel, consumer, presence, saved.member_id)
+        go_on(kernel, presence.session, ends_ms[saved.member_id])
+
+
+def go_on(kernel: Kernel, session: Timer, ends_ms: int | None) -> None:
+    """A member whose connection has ended is given no new session by its group's conversion: the old one goes on."""
+    if session.due_ms is None and ends_ms is not None:
+        kernel.deadlines.set(session, ends_ms)
 
 
 def turns_classic(kernel: Kernel, consumer: ConsumerGroup, without: str) -> bool:
@@ -198,6 +210,7 @@ def make_classic_group(kernel: Kernel, group: Group, leaving: str | None = None)
     classic.protocol = classic.select_protocol()
     classic.leader = next(iter(classic.members), None)
     joining = {name: presence.joining for name, presence in consumer.presences.items() if presence.joining is not None}
+    ends_ms = {name: presence.session.due_ms for name, presence in consumer.presences.items()}
     for presence in consumer.presences.values():
         presence.cancel()
     expiry.write_tombstones(kernel, group_id, consumer)
@@ -214,6 +227,7 @@ def make_classic_group(kernel: Kernel, group: Group, leaving: str | None = None)
     classic.subscribed = classic.read_subscriptions()
     for member in classic.members.values():
         rebalance.touch(kernel, member)
+        go_on(kernel, member.session, ends_ms.get(member.member_id))
         if (event := joining.get(member.member_id)) is not None:
             rebalance.await_join(kernel, classic, member, event.request)
     kernel.tell(group_id, f"is a classic group again, from generation {epoch} on")
@@ -222,8 +236,11 @@ def make_classic_group(kernel: Kernel, group: Group, leaving: str | None = None)
 
 def convert_back(consumer: ConsumerGroup, saved: MemberSaved, names: dict[TopicId, str]) -> ClassicMember:
     """A classic member of a consumer group as a classic group has it."""
-    client = Client(saved.client_id, saved.client_host)
+    presence = consumer.presence(saved.group_id, saved.member_id)
+    client = Client(saved.client_id, saved.client_host, presence.process)
     member = ClassicMember(saved.group_id, saved.member_id, saved.instance_id, client)
+    member.connection, member.is_gone = presence.connection, presence.gone_ms is not None
+    member.lost, member.heard_ms = presence.lost, presence.heard_ms
     member.rebalance_timeout_ms = saved.rebalance_timeout_ms
     member.session_timeout_ms = saved.classic_session_timeout_ms
     member.protocols = saved.classic_protocols or ()

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kohort.groups.consumer_state import ConsumerGroup, Pair
+from kohort.groups.consumer_state import ConsumerGroup, Pair, Presence
+from kohort.groups.events import NO_CONNECTION
 from kohort.groups.kernel import Kernel
 from kohort.groups.outcome import GroupState
 from kohort.groups.state import ClassicGroup, Group
@@ -24,7 +25,7 @@ def check(kernel: Kernel) -> None:
         BrokenInvariantError: naming the group and everything that is wrong with it.
     """
     for group in kernel.ledger.groups.values():
-        broken = list(broken_in(group))
+        broken = [*broken_in(group), *unbound_in(kernel, group)]
         if broken:
             raise BrokenInvariantError(f"{group.group_id}: {'; '.join(broken)}")
     for producer_id, group_ids in kernel.ledger.open_transactions.items():
@@ -43,6 +44,18 @@ def broken_in(group: Group) -> Iterator[str]:
         yield from broken_in_consumer(group.consumer)
         return
     yield from broken_in_classic(group, group.classic)
+
+
+def unbound_in(kernel: Kernel, group: Group) -> Iterator[str]:
+    """Members whose connection may end unnoticed: it has not ended, and no one knows that they are on it."""
+    places = [(member.member_id, member.connection, member.is_gone) for member in group.classic.members.values()]
+    if group.consumer is not None:
+        presences = group.consumer.presences.items()
+        places = [(member_id, each.connection, each.gone_ms is not None) for member_id, each in presences]
+    for member_id, connection, is_gone in places:
+        bound = connection == NO_CONNECTION or (group.group_id, member_id) in kernel.connections.get(connection, ())
+        if not is_gone and not bound:
+            yield f"{member_id} is not bound to its connection {connection}"
 
 
 def broken_in_classic(group: Group, classic: ClassicGroup) -> Iterator[str]:
@@ -99,6 +112,8 @@ def broken_in_consumer(consumer: ConsumerGroup) -> Iterator[str]:
     statics = {m.instance_id: m.member_id for m in consumer.members.values() if m.instance_id is not None}
     if consumer.static_ids != statics:
         yield f"static_ids are {consumer.static_ids}"
+    for member_id, presence in consumer.presences.items():
+        yield from broken_waits(consumer, member_id, presence)
     holders: dict[Pair, str] = {}
     for member_id, current in consumer.current.items():
         if current.member_epoch > consumer.epoch:
@@ -109,3 +124,17 @@ def broken_in_consumer(consumer: ConsumerGroup) -> Iterator[str]:
             holders[pair] = member_id
     if holders != consumer.holders:
         yield "holders differ from what members stand for"
+
+
+def broken_waits(consumer: ConsumerGroup, member_id: str, presence: Presence) -> Iterator[str]:
+    """What a member waits for that its protocol, or its being away, does not let it wait for."""
+    member = consumer.members.get(member_id)
+    if member is None:
+        return
+    beats, joins = presence.waiting is not None or presence.held is not None, presence.joining is not None
+    if beats and member.classic_protocols is not None:
+        yield f"{member_id} speaks the classic protocol and waits for the answer to a heartbeat of the other"
+    if joins and member.classic_protocols is None:
+        yield f"{member_id} speaks the consumer protocol and waits for the answer to a JoinGroup"
+    if (beats or joins) and consumer.standing(member_id).is_away:
+        yield f"{member_id} is away and waits for an answer"

@@ -72,7 +72,8 @@ def lose_consumer(kernel: Kernel, group: ConsumerGroup, member_id: str, event: C
     if presence.held is not None:
         consumer.let_go(kernel, presence.session.group_id, group, member_id)
     if presence.lost:
-        end_ms = grace_end_ms(kernel, event, presence.heard_ms, presence.told_ms)
+        classic_ms = 0 if member.classic_protocols is None else member.classic_session_timeout_ms // 3
+        end_ms = grace_end_ms(kernel, event, presence.heard_ms, presence.told_ms or classic_ms)
         shorten(kernel, presence.session, kernel.now.mono_ms if is_dead(event, presence.process) else end_ms)
 
 

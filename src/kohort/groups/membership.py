@@ -98,13 +98,63 @@ def preferred_assignor(kernel: Kernel, consumer: ConsumerGroup) -> str:
     return max(votes, key=lambda name: votes[name]) if votes else kernel.config.consumer_assignors[0]
 
 
+def heard(kernel: Kernel, group_id: str, consumer: ConsumerGroup, member_id: str, connection: int) -> Presence:
+    """A member spoke: what it was heard on before no longer matters, nor that it has ended, and its session is whole."""
+    presence = consumer.presence(group_id, member_id)
+    if presence.connection != connection:
+        kernel.forget_connection(presence.connection, group_id, member_id)
+        kernel.remember_connection(connection, group_id, member_id)
+        presence.connection = connection
+    presence.gone_ms = None
+    alive(kernel, consumer, presence, member_id)
+    return presence
+
+
+def alive(kernel: Kernel, consumer: ConsumerGroup, presence: Presence, member_id: str) -> None:
+    """A member was heard, on whatever connection: its session is whole again."""
+    presence.lost = False
+    touch(kernel, consumer, presence, member_id)
+
+
+def touch(kernel: Kernel, consumer: ConsumerGroup, presence: Presence, member_id: str) -> None:
+    """A sign of life, or the end of a wait: its session starts again, unless its connection has ended."""
+    if not presence.lost:
+        presence.heard_ms = kernel.now.mono_ms
+        kernel.run(presence.session, session_timeout_ms(kernel, consumer, member_id))
+
+
 def committed(kernel: Kernel, group_id: str, consumer: ConsumerGroup, member_id: str) -> None:
     """A classic member's commit is a sign of life, as it is in a classic group: its client need not know where it is."""
     member = consumer.members.get(member_id)
     if member is not None and member.classic_protocols is not None:
         presence = consumer.presence(group_id, member_id)
         if not presence.overdue:
-            kernel.run(presence.session, member.classic_session_timeout_ms)
+            alive(kernel, consumer, presence, member_id)
+
+
+def leave_for_a_while(kernel: Kernel, group_id: str, consumer: ConsumerGroup, member_id: str) -> None:
+    """Write that a static member has gone and may be back; what it has is its own for the rest of its session.
+
+    It waits for nothing any more: a heartbeat that is answered later would move it on, back into the group.
+    """
+    presence = consumer.presence(group_id, member_id)
+    presence.expect_nothing()
+    gone = Refusal(ErrorCode.FENCED_MEMBER_EPOCH, f"Member {member_id} has left the group for a while.")
+    turn_away(kernel, presence, gone)
+    kernel.emit(consumer.standing(member_id).away().record(group_id, member_id))
+
+
+def change_protocol(kernel: Kernel, presence: Presence, member_id: str) -> None:
+    """A member speaks another protocol from now on: what it was to do in the one before is expected no more."""
+    presence.expect_nothing()
+    turn_away(kernel, presence, Refusal(ErrorCode.UNKNOWN_MEMBER_ID, f"Member {member_id} speaks another protocol."))
+
+
+def come_back(kernel: Kernel, group_id: str, consumer: ConsumerGroup, member_id: str) -> None:
+    """A member joins under its own id: if it was away, it has its place again."""
+    current = consumer.standing(member_id)
+    if current.is_away:
+        kernel.emit(current.afresh().record(group_id, member_id))
 
 
 def take_place(kernel: Kernel, group_id: str, consumer: ConsumerGroup, old_id: str, new_id: str) -> None:
@@ -118,7 +168,7 @@ def take_place(kernel: Kernel, group_id: str, consumer: ConsumerGroup, old_id: s
     kernel.emit(replace(old, member_id=new_id))
     if target is not None:
         kernel.emit(TargetAssigned(group_id, new_id, pack(target)))
-    kernel.emit(Current(assigned=before.assigned, since=before.since).record(group_id, new_id))
+    kernel.emit(before.afresh().record(group_id, new_id))
 
 
 def remove(kernel: Kernel, group_id: str, consumer: ConsumerGroup, member_id: str) -> None:
@@ -141,15 +191,17 @@ def dismiss(
     if presence is not None:
         presence.cancel()
         kernel.forget_connection(presence.connection, presence.session.group_id, member_id)
-        turn_away(kernel, presence, member_id, error)
+        turn_away(kernel, presence, Refusal(error, f"Member {member_id} was removed."))
 
 
-def turn_away(kernel: Kernel, presence: Presence, member_id: str, error: ErrorCode) -> None:
+def turn_away(kernel: Kernel, presence: Presence, refusal: Refusal) -> None:
     """Answer everything a member waits for: it is not, or no more, who asked."""
     for event in (presence.waiting, presence.held):
         if event is not None:
             kernel.held.pop(event.request, None)
-            refuse(kernel, event, Refusal(error, f"Member {member_id} was removed."))
+            refuse(kernel, event, refusal)
     if presence.joining is not None:
+        is_new = refusal.error is ErrorCode.FENCED_MEMBER_EPOCH  # classic clients do not know it
+        error = ErrorCode.UNKNOWN_MEMBER_ID if is_new else refusal.error
         kernel.reply(presence.joining.request, JoinGroupReply(error))
     presence.waiting = presence.held = presence.joining = None

@@ -58,8 +58,15 @@ def join_or_error(kernel: Kernel, group: Group, consumer: ConsumerGroup, event: 
         goes_down = conversion.turns_classic(kernel, consumer, without=replaced) or len(consumer.members) == 1
         goes_down = goes_down and consumer.members[replaced].classic_protocols is None
         membership.take_place(kernel, event.group_id, consumer, replaced, member_id)
+    else:
+        membership.come_back(kernel, event.group_id, consumer, member_id)
+    before = consumer.members.get(member_id)
     if save(kernel, consumer, event, member_id, subscription):
         targets.bump(kernel, event.group_id, f"classic member {member_id} joined or changed its subscription")
+    presence = membership.heard(kernel, event.group_id, consumer, member_id, event.connection)
+    presence.process = event.client.process
+    if before is not None and before.classic_protocols is None:
+        membership.change_protocol(kernel, presence, member_id)
     if goes_down and kernel.config.consumer_migration_policy in ("downgrade", "bidirectional"):
         conversion.make_classic_group(kernel, group)
         join_classic(kernel, event, member_id)
@@ -136,11 +143,11 @@ def save(kernel: Kernel, consumer: ConsumerGroup, event: JoinGroup, member_id: s
 def wait(kernel: Kernel, consumer: ConsumerGroup, event: JoinGroup, member_id: str) -> None:
     """Answer the join when there is a target for it."""
     presence = consumer.presence(event.group_id, member_id)
-    membership.turn_away(kernel, presence, member_id, ErrorCode.UNKNOWN_MEMBER_ID)
+    again = membership.Refusal(ErrorCode.UNKNOWN_MEMBER_ID, f"Member {member_id} has sent another JoinGroup.")
+    membership.turn_away(kernel, presence, again)
     presence.joining, presence.waits_for = event, consumer.epoch
     presence.overdue = False
     presence.join_phase.cancel()
-    kernel.run(presence.session, event.session_timeout_ms)
     if consumer.epoch <= consumer.target_epoch:
         complete_join(kernel, consumer, member_id)
     else:
@@ -171,7 +178,7 @@ def complete_join(kernel: Kernel, consumer: ConsumerGroup, member_id: str) -> No
     subscription = read_subscription(event.protocols[0].metadata)
     owned = None if is_behind(subscription, before.member_epoch) else owned_ids(kernel, subscription)
     current = membership.step(kernel, event.group_id, consumer, member_id, owned)
-    kernel.run(presence.session, event.session_timeout_ms)
+    membership.touch(kernel, consumer, presence, member_id)
     if current != before:  # else it has its assignment or is waited for already: a join may come again, and late
         kernel.run(presence.sync_phase, event.rebalance_timeout_ms)
     kernel.reply(
@@ -230,9 +237,8 @@ def sync(kernel: Kernel, consumer: ConsumerGroup, event: SyncGroup) -> None:
         kernel.reply(event.request, SyncGroupReply(error))
         return
     member = consumer.members[event.member_id]
-    presence = consumer.presence(event.group_id, event.member_id)
+    presence = membership.heard(kernel, event.group_id, consumer, event.member_id, event.connection)
     presence.sync_phase.cancel()
-    kernel.run(presence.session, member.classic_session_timeout_ms)
     names = {topic.id: topic.name for topic in kernel.image.topics.values()}
     assignment = conversion.assignment_bytes(consumer, member, names)
     reply = SyncGroupReply(ErrorCode.NONE, assignment, event.protocol_type, event.protocol_name)
@@ -265,7 +271,7 @@ def heartbeat(kernel: Kernel, consumer: ConsumerGroup, event: Heartbeat) -> None
     error = validate(consumer, event.member_id, event.instance_id, event.generation)
     if error is ErrorCode.NONE:
         member = consumer.members[event.member_id]
-        kernel.run(consumer.presence(event.group_id, event.member_id).session, member.classic_session_timeout_ms)
+        membership.heard(kernel, event.group_id, consumer, event.member_id, event.connection)
         current = consumer.standing(event.member_id)
         freed = current.state is MemberState.UNRELEASED_PARTITIONS and not waits_for_others(consumer, event.member_id)
         if current.member_epoch < consumer.epoch or current.state is MemberState.UNREVOKED_PARTITIONS or freed:

@@ -33,7 +33,7 @@ def add_member(kernel: Kernel, classic: ClassicGroup, member: ClassicMember, req
     classic.members[member.member_id] = member
     classic.count(member, 1)
     await_join(kernel, classic, member, request)
-    drop_pending(classic, member.member_id)
+    drop_pending(kernel, classic, member.member_id)
 
 
 def await_join(kernel: Kernel, classic: ClassicGroup, member: ClassicMember, request: int) -> None:
@@ -83,15 +83,18 @@ def remove_member(kernel: Kernel, classic: ClassicGroup, member_id: str) -> None
         kernel.forget_connection(member.connection, member.session.group_id, member_id)
     if classic.leader == member_id:
         classic.leader = next(iter(classic.members), None)
-    drop_pending(classic, member_id)
+    drop_pending(kernel, classic, member_id)
     classic.pending_sync.pop(member_id, None)
 
 
-def drop_pending(classic: ClassicGroup, member_id: str) -> None:
-    """Forget that this id was given out."""
+def drop_pending(kernel: Kernel, classic: ClassicGroup, member_id: str) -> bool:
+    """Forget that this id was given out; False when it was not, or has come back."""
     pending = classic.pending.pop(member_id, None)
-    if pending is not None:
-        pending.timer.cancel()
+    if pending is None:
+        return False
+    pending.timer.cancel()
+    kernel.forget_connection(pending.connection, pending.timer.group_id, member_id)
+    return True
 
 
 def touch(kernel: Kernel, member: ClassicMember) -> None:
@@ -104,13 +107,18 @@ def touch(kernel: Kernel, member: ClassicMember) -> None:
 def heard(kernel: Kernel, member: ClassicMember, connection: int) -> None:
     """A member spoke: what it was heard on before no longer matters, nor that it has ended."""
     if connection != member.connection:
-        session = member.session
-        kernel.forget_connection(member.connection, session.group_id, member.member_id)
-        kernel.remember_connection(connection, session.group_id, member.member_id)
-        member.connection = connection
-        member.is_gone = False
+        bind(kernel, member, connection)
     if member.lost:
         alive(kernel, member)
+
+
+def bind(kernel: Kernel, member: ClassicMember, connection: int) -> None:
+    """It is this connection's end, and no other's, that says something of the member."""
+    session = member.session
+    kernel.forget_connection(member.connection, session.group_id, member.member_id)
+    kernel.remember_connection(connection, session.group_id, member.member_id)
+    member.connection = connection
+    member.is_gone = False
 
 
 def alive(kernel: Kernel, member: ClassicMember) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kohort.groups.consumer_state import LEFT_FOR_A_WHILE, ConsumerGroup, Pairs
+from kohort.groups.consumer_state import ConsumerGroup, Pairs
 from kohort.groups.deadlines import Deadline, Timer
 from kohort.groups.kernel import Kernel
 from kohort.groups.membership import heartbeat_interval_ms, preferred_assignor
@@ -29,7 +29,7 @@ def silent_from_ms(kernel: Kernel, consumer: ConsumerGroup, member_id: str) -> i
     """When a member counts as silent if it is not heard before; None while a request of it waits, and if it speaks classic."""
     if consumer.members[member_id].classic_protocols is not None:
         return None
-    if consumer.standing(member_id).member_epoch == LEFT_FOR_A_WHILE:
+    if consumer.standing(member_id).is_away:
         return kernel.now.mono_ms
     presence = consumer.presences.get(member_id)
     if presence is None or presence.heard_ms is None or presence.waiting is not None or presence.held is not None:
