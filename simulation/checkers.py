@@ -24,6 +24,7 @@ from kohort.groups.records import Kind, MemberSaved, OffsetCommitted, Record, To
 from kohort.groups.state import Group
 from kohort.ids import NO_TOPIC_ID, TopicPartition
 from simulation.assigning import decode_assignment, to_names
+from simulation.away_checker import AwayChecker
 from simulation.offset_checkers import DurabilityChecker, TransactionChecker
 from simulation.property import Checker, Holder, Waiting
 from simulation.world import World
@@ -390,6 +391,7 @@ ALL: tuple[type[Checker], ...] = (
     InvariantChecker,
     LivenessChecker,
     EvennessChecker,
+    AwayChecker,
 )
 
 

@@ -56,7 +56,7 @@ class ClassicMember(Process):
             leaving = LeaveGroup(0, self.habits.group_id, (LeavingMember(self.member_id),))
             self._ask(leaving, lambda reply: None, self._nothing)
         self._hold(frozenset())
-        self.dead = True
+        self._close()
 
     def learn_topics(self, partitions: dict[str, int]) -> None:
         """Fresh metadata; a leader whose partitions changed asks for a new round."""

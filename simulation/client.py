@@ -11,6 +11,8 @@ from simulation.world import Happening, World
 
 PATIENCE_MS = 3_000
 MAIN, ASIDE = "main", "aside"
+FAREWELL_MS = 3_000
+"""A client that is closed stays up to so long, for its leave to get through; its other connections stay open meanwhile."""
 
 
 class Client:
@@ -41,6 +43,15 @@ class Client:
         """Die without a word."""
         self.world.tell(f"{self.name}: crashes")
         self.dead = True
+        self._disconnect()
+
+    def _close(self) -> None:
+        """Do nothing more; its process ends soon."""
+        self.dead = True
+        self.world.after(self.chance.upto(FAREWELL_MS), self._disconnect)
+
+    def _disconnect(self) -> None:
+        """Its process has ended, and its connections with it."""
         for connection in self._lanes.values():
             connection.ended = True
             connection.break_()

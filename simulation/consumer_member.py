@@ -6,6 +6,7 @@ from kohort.errors import ErrorCode
 from kohort.groups.events import Client, ConsumerGroupHeartbeat
 from kohort.groups.outcome import ConsumerGroupHeartbeatReply
 from simulation.assigning import Target, to_ids, to_names, topic_name
+from simulation.client import ASIDE
 from simulation.process import Process
 from simulation.world import Happening
 
@@ -38,7 +39,10 @@ class ConsumerMember(Process):
         self._beat()
 
     def leave(self) -> None:
-        """Give everything up and go; a static member says that it will be back."""
+        """Give everything up and go; a static member says that it will be back.
+
+        As kohort's client does it: on another connection than that of its heartbeats, of which one may be held.
+        """
         self.world.tell(f"{self.name}: leaves")
         epoch = -1 if self.habits.instance_id is None else -2
         self._commit(self.held)
@@ -52,9 +56,9 @@ class ConsumerMember(Process):
                 Client(self.name, "/10.0.0.2", self.process),
                 self.habits.instance_id,
             )
-            self._ask(event, lambda reply: None, self._nothing)
+            self._ask(event, lambda reply: None, self._nothing, ASIDE)
         self._hold(frozenset())
-        self.dead = True
+        self._close()
 
     def learn_topics(self, partitions: dict[str, int]) -> None:
         """The coordinator looks after the topics."""

@@ -6,14 +6,17 @@ from dataclasses import replace
 from typing import Any
 
 from kohort.errors import ErrorCode
+from kohort.groups import consumer
 from kohort.groups.config import GroupConfig
+from kohort.groups.consumer_state import LEFT_FOR_A_WHILE
 from kohort.groups.deadlines import Deadline, Deadlines, Timer
-from kohort.groups.events import JoinGroup, OffsetCommit, TransactionEnded
+from kohort.groups.events import ConsumerGroupHeartbeat, JoinGroup, OffsetCommit, TransactionEnded
 from kohort.groups.kernel import Kernel
 from kohort.groups.machine import GroupMachine
 from kohort.groups.outcome import JoinGroupReply, Now, OffsetCommitReply, Outcome, SyncGroupReply
 from kohort.groups.records import EpochBumped, GenerationStarted, OffsetCommitted, TargetEpochSet
 from kohort.groups.state import Group
+from simulation.away_checker import AwayChecker
 from simulation.checkers import (
     AnswerChecker,
     EpochChecker,
@@ -193,6 +196,38 @@ class ForgetsWhomItSpared(GroupMachine):
         return outcome
 
 
+class WakesTheAway(GroupMachine):
+    """Leaves alone what a member that leaves for a while has waiting, and moves it on when that is answered."""
+
+    def __init__(self, config: GroupConfig) -> None:
+        super().__init__(config)
+        self._handlers[ConsumerGroupHeartbeat] = self._heartbeat
+
+    @staticmethod
+    def _heartbeat(kernel: Kernel, event: ConsumerGroupHeartbeat) -> None:
+        group = kernel.find(event.group_id)
+        presences = {} if group is None or group.consumer is None else group.consumer.presences
+        presence = presences.get(event.member_id) if event.member_epoch == LEFT_FOR_A_WHILE else None
+        held = None if presence is None else presence.held
+        if presence is not None:
+            presence.held = None
+        consumer.heartbeat(kernel, event)
+        if presence is not None and held is not None:
+            presence.held = held
+            kernel.run(presence.hold, held.hold_ms)
+
+
+class LosesTheReturned(GroupMachine):
+    """Does not know on which connection a classic static member is that took its predecessor's place."""
+
+    def step(self, event: Any, now: Now) -> Outcome:
+        """As the real one, but it forgets the connection of a first join."""
+        outcome = super().step(event, now)
+        if isinstance(event, JoinGroup) and event.instance_id is not None and not event.member_id:
+            self.kernel.forget_connection(event.connection, event.group_id, event.new_member_id)
+        return outcome
+
+
 MUTANTS: dict[type[GroupMachine], type[Checker]] = {
     EndsSessionsEarly: OwnershipChecker,
     LeasesIgnored: OwnershipChecker,
@@ -206,6 +241,8 @@ MUTANTS: dict[type[GroupMachine], type[Checker]] = {
     WritesBesideRecords: ReplayChecker,
     ForgetsParkedSyncs: AnswerChecker,
     MiscountsJoiners: InvariantChecker,
+    LosesTheReturned: InvariantChecker,
     NeverEndsSessions: LivenessChecker,
     ForgetsWhomItSpared: EvennessChecker,
+    WakesTheAway: AwayChecker,
 }

@@ -21,13 +21,11 @@ from kohort.client.settings import ConsumerConfig, client_config
 from kohort.errors import ErrorCode, FencedError, KafkaError
 from kohort.ids import TopicPartition
 from simulation.checkers import Checkers
+from simulation.client import FAREWELL_MS
 from simulation.gate import HOST, PORT, Gate
 from simulation.network import Connection, Network
 from simulation.process import Habits, Process
 from simulation.world import Happening, World
-
-FAREWELL_MS = 3_000
-"""A client that is closed stays so long, for its leave to get through."""
 
 logging.getLogger("kohort.client").addHandler(logging.NullHandler())
 

@@ -100,6 +100,9 @@ SCALES = (
     Scale(2, groups=2, first=8, living=16, topics=3, partitions=12, every_ms=1_500, faults_ms=90_000),
 )
 SHORTEST_FAULTS_MS = 20_000
+RETURNS = 0.7
+"""So often a static member that was closed is started again, after one of these times."""
+AWAY_MS = (200, 2_000, 5_000)
 
 
 @dataclass(frozen=True)
@@ -295,3 +298,6 @@ class Draft:
             self.add(at_ms, what, name=one.name)
             if what in ("crash", "leave"):
                 self.living.remove(one)
+            if what == "leave" and one.habits.instance_id is not None and self.chance.likely(RETURNS):
+                back_ms = at_ms + self.chance.choice(AWAY_MS)
+                self.add_member(back_ms, one.habits.group_id, one.habits.instance_id)
