@@ -11,6 +11,7 @@ import pytest
 
 from kohort import Broker
 from kohort.errors import ErrorCode
+from kohort.wire.cluster import ApiVersionsRequest
 from kohort.wire.groups import ConsumerGroupDescribeRequest, ConsumerGroupHeartbeatRequest
 from tests.broker.raw import RawClient, create_topic, topic_id
 from tests.broker.test_groups import when_loaded
@@ -71,9 +72,8 @@ class Member:
         joining = {"subscribed_topic_names": [self.topic], "rebalance_timeout_ms": 10_000, "topic_partitions": []}
         asked = ConsumerGroupHeartbeatRequest(
             group_id=self.group,
-            member_id="member",
             member_epoch=self.epoch,
-            **{**(joining if self.epoch == 0 else {}), **fields},
+            **{"member_id": "member", **(joining if self.epoch == 0 else {}), **fields},
         )
         answer = self.client.ask(asked)
         if answer.error_code == 0:
@@ -103,6 +103,66 @@ def test_a_member_keeps_its_epoch_across_sigkill(tmp_path: Path) -> None:
             assert member.heartbeat() == 0
             member.epoch += 7
             assert member.heartbeat() == ErrorCode.FENCED_MEMBER_EPOCH
+
+
+class StaticMember(Member):
+    """One with an instance id, of a client that is held and, as many do, leaves on another connection."""
+
+    def __init__(self, client: RawClient, member_id: str, topic: str) -> None:
+        super().__init__(client, topic, topic)
+        self.facts = {"member_id": member_id, "instance_id": "one"}
+        said = ApiVersionsRequest(client_software_name="apache-kafka-java", client_software_version="4")
+        assert client.ask(said, 3).error_code == 0
+
+    def heartbeat(self, **fields: Any) -> int:
+        return super().heartbeat(**self.facts, **fields)
+
+    def hold(self) -> None:
+        """Send a heartbeat whose answer is held."""
+        self.client.send(ConsumerGroupHeartbeatRequest(group_id=self.group, member_epoch=self.epoch, **self.facts))
+
+    def leave(self, aside: RawClient) -> None:
+        left = aside.ask(ConsumerGroupHeartbeatRequest(group_id=self.group, member_epoch=-2, **self.facts))
+        assert (left.error_code, left.member_epoch) == (0, -2)
+
+
+def test_a_static_member_that_left_while_a_heartbeat_was_held_makes_room_for_its_successor(
+    broker: Broker, client: RawClient, topic: str
+) -> None:
+    with RawClient(broker.bootstrap_servers) as main, RawClient(broker.bootstrap_servers) as other:
+        first = StaticMember(main, "first", topic)
+        until(lambda: first.heartbeat() == 0 and bool(first.owned))
+        assert first.heartbeat(topic_partitions=first.owned) == 0
+        first.hold()
+        first.leave(client)
+        assert main.receive().error_code == ErrorCode.FENCED_MEMBER_EPOCH, "the answer to what was held"
+        second = StaticMember(other, "second", topic)
+        assert second.heartbeat() == 0
+        assert second.owned == first.owned
+        group = client.ask(ConsumerGroupDescribeRequest(group_ids=[topic])).groups[0]
+        assert [member.member_id for member in group.members] == ["second"]
+
+
+@pytest.mark.peer
+def test_a_static_member_of_librdkafka_that_restarts_has_its_place_at_once(broker: Broker, topic: str) -> None:
+    """Within `WITHIN_S`, and not after its session of 45 s."""
+    confluent = pytest.importorskip("confluent_kafka")
+    config = {
+        "bootstrap.servers": broker.bootstrap_servers,
+        "group.id": topic,
+        "group.protocol": "consumer",
+        "group.instance.id": "one",
+    }
+
+    def assigned(member: Any) -> bool:
+        member.consume(1, 0.05)
+        return len(member.assignment()) == 1
+
+    for _ in range(2):
+        member = confluent.Consumer(config)
+        member.subscribe([topic])
+        until(lambda member=member: assigned(member))
+        member.close()
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,11 @@ from kohort import Broker
 from kohort.errors import ErrorCode
 from kohort.groups.config import GroupConfig
 from kohort.wire.cluster import ApiVersionsRequest
+from kohort.wire.groups import ConsumerGroupDescribeRequest
 from tests.broker.group_member import Member
 from tests.broker.raw import RawClient
+from tests.broker.test_consumer_protocol import Member as Modern
+from tests.support.waiting import until
 
 SESSION_MS = 12_000
 GRACE_S = SESSION_MS / 3 * 1.25 / 1_000 + 0.25
@@ -58,6 +61,27 @@ def test_an_option_says_whose_connections_count(notice: str, software: str, put_
     with Broker(config=config) as broker:
         waited = seconds_until_put_out(broker, "g", software, GRACE_S + 1.5)
     assert (waited < GRACE_S + 1.5) is put_out
+
+
+def test_a_classic_member_of_a_consumer_group_is_put_out_before_its_session_ends(
+    broker: Broker, client: RawClient, topic: str
+) -> None:
+    """Within 20 s, and not after its session of 60 s."""
+    stays = Modern(client, topic, topic)
+    until(lambda: stays.heartbeat() == 0 and bool(stays.owned), "the first has its assignment")
+    with RawClient(broker.bootstrap_servers) as leaving:
+        said = ApiVersionsRequest(client_software_name="kohort", client_software_version="1")
+        assert leaving.ask(said, 3).error_code == 0
+        goes = Member(leaving, topic, topic, session_ms=60_000)
+        assert goes.join().error_code == 0
+        assert goes.sync().error_code == 0
+    asked = ConsumerGroupDescribeRequest(group_ids=[topic])
+
+    def alone() -> bool:
+        assert stays.heartbeat(topic_partitions=stays.owned) == 0
+        return [member.member_id for member in client.ask(asked).groups[0].members] == ["member"]
+
+    until(alone, "the one whose connection ended is put out")
 
 
 @pytest.mark.parametrize(

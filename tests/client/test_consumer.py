@@ -312,8 +312,10 @@ def test_partitions_that_are_added_are_taken_in(servers: str, topic: str) -> Non
         assert len(poll_until_share(consumer, 6)) == 6
 
 
-def test_a_static_member_that_restarts_moves_nothing(servers: str, topic: str) -> None:
-    settings = {"group_id": topic, "session_timeout_ms": 10_000, **QUICK}
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_a_static_member_that_restarts_moves_nothing(servers: str, topic: str, protocol: str) -> None:
+    settings = {"group_id": topic, "group_protocol": protocol, "session_timeout_ms": 10_000, **QUICK}
+    settings["enable_auto_commit"] = False  # a commit on closing would release the heartbeat that is held
     log = Log()
     with Consumer(servers, group_instance_id="one", **settings) as first:
         first.subscribe([topic], listener=log)
@@ -322,8 +324,17 @@ def test_a_static_member_that_restarts_moves_nothing(servers: str, topic: str) -
         with ThreadPoolExecutor() as pool:
             both = [pool.submit(poll_until_share, consumer, 2) for consumer in (first, second)]
             shares = [one.result(30) for one in both]
-        second.close()
-        events = len(log.events)
+        with Admin(servers) as admin:
+            until(lambda: admin.describe_consumer_groups([topic]).all()[topic].state == "Stable", "both have settled")
+            for consumer in (first, second):  # until a heartbeat is held, where they are
+                consumer.poll(500)
+            second.close()
+            events = len(log.events)
+            first.poll(1000)  # while the broker hears that the connections of the other have ended
+            members = admin.describe_consumer_groups([topic]).all()[topic].members
+        (away,) = [member for member in members if member.group_instance_id == "two"]
+        assert away.epoch == (None if protocol == "classic" else -2)
+        assert set(away.assignment or ()) == shares[1]
         with Consumer(servers, group_instance_id="two", **settings) as again:
             again.subscribe([topic])
             assert poll_until_share(again, 2) == shares[1]
