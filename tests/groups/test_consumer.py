@@ -24,6 +24,7 @@ from kohort.groups.events import (
 from kohort.groups.outcome import ListedGroup
 from kohort.groups.records import EpochBumped, MemberState
 from kohort.ids import TopicPartition
+from tests.groups.test_conversion import offer
 from tests.groups.trial import Trial, owned
 
 
@@ -417,10 +418,35 @@ def test_switched_off_unsettled_members_are_told_the_plain_interval() -> None:
 
 def test_a_groups_own_settings() -> None:
     trial = make_trial()
-    trial.feed(GroupSettingsChanged("g", GroupSettings(50_000, 7_000)))
     trial.beat("a")
     trial.feed(GroupSettingsChanged("g", GroupSettings(50_000, 7_000)))
     assert trial.beat("a", 2).heartbeat_interval_ms == 7_000
+    trial.restart()
+    trial.set_topics(t=4)
+    assert trial.beat("a", 2).heartbeat_interval_ms == 5_000, "the shell tells a new coordinator"
+    trial.feed(GroupSettingsChanged("g", GroupSettings()))
+    assert trial.beat("a", 2).heartbeat_interval_ms == 5_000
+
+
+@pytest.mark.parametrize("before", ["nothing", "an empty classic group", "a classic group", "a deleted group"])
+def test_a_groups_own_settings_may_come_before_it(before: str) -> None:
+    trial = make_trial()
+    trial.feed(GroupSettingsChanged("g", GroupSettings(50_000, 7_000)))
+    if before == "an empty classic group":
+        trial.commit(1)
+    elif before == "a classic group":
+        classic = trial.joined(protocols=offer())
+    elif before == "a deleted group":
+        trial.beat("a")
+        trial.beat("a", -1)
+        assert trial.ask(DeleteGroups(trial.request(), ("g",))).errors == (ErrorCode.NONE,)
+    epoch = trial.beat("a").member_epoch
+    if before == "a classic group":
+        assert trial.leave(classic.member_id) is ErrorCode.NONE
+        epoch = settle(trial, "a")["a"][0]
+    assert trial.beat("a", epoch).heartbeat_interval_ms == 7_000
+    trial.pass_time(49_999)
+    assert trial.beat("a", epoch).error is ErrorCode.NONE
 
 
 def test_a_joiner_without_an_id_whose_connection_ends_is_dropped() -> None:

@@ -16,19 +16,30 @@ from tools import protocol_docs
 from kohort import Broker
 from kohort.wire.cluster import ApiVersionsRequest
 from tests.broker.raw import RawClient
-from tests.peers.alike import classic, cluster, configs, consumer, harness, offsets, operations, records, transactions
+from tests.peers.alike import (
+    away,
+    classic,
+    cluster,
+    configs,
+    consumer,
+    harness,
+    offsets,
+    operations,
+    records,
+    transactions,
+)
 from tests.support.apache_kafka import ApacheKafka
 from tests.support.maven import MavenUnavailable
 
 pytestmark = [pytest.mark.peer, pytest.mark.kafka, pytest.mark.timeout(300)]
-MODULES = (classic, cluster, configs, consumer, offsets, operations, records, transactions)
+MODULES = (away, classic, cluster, configs, consumer, offsets, operations, records, transactions)
 CASES = [(name, version) for name, (_, versions) in harness.SCENARIOS.items() for version in versions]
 
 
 @pytest.fixture(scope="module")
 def sides(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
     """The addresses of Apache Kafka and of our broker, both without what makes answers depend on time."""
-    at_once = {"group.consumer.assignment.interval.ms": "0"}
+    at_once = {"group.consumer.assignment.interval.ms": "0", "group.consumer.min.session.timeout.ms": "6000"}
     try:
         kafka = ApacheKafka(at_once)
     except MavenUnavailable as error:

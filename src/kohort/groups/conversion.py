@@ -43,17 +43,24 @@ def make_consumer_group(kernel: Kernel, group_id: str) -> bool:
     if group is None:
         if len(kernel.ledger.groups) >= kernel.config.groups_max:
             return False
-        kernel.emit(EpochBumped(group_id, FIRST_EPOCH))
+        begin_consumer_group(kernel, group_id)
         return True
     if group.consumer is not None:
         return True
     if group.classic.state is GroupState.EMPTY:
         if group.saved is not None or group.started:
             expiry.remove(kernel, group)
-        kernel.emit(EpochBumped(group_id, FIRST_EPOCH))
+        begin_consumer_group(kernel, group_id)
         reset_classic(kernel.ledger.group(group_id))
         return True
     return upgrade(kernel, group)
+
+
+def begin_consumer_group(kernel: Kernel, group_id: str, epoch: int = FIRST_EPOCH) -> None:
+    """Write that there is a consumer group; it has the timeouts of its own that were set before it was there."""
+    kernel.emit(EpochBumped(group_id, epoch))
+    consumer = kernel.ledger.consumer(group_id)
+    consumer.settings = kernel.settings.get(group_id, consumer.settings)
 
 
 def reset_classic(group: Group) -> None:
@@ -158,7 +165,7 @@ def write_consumer_group(
     for saved, _ in members:
         fields = {name: getattr(saved, name) for name in saved.__slots__} | {"group_id": group_id}
         kernel.emit(MemberSaved(**fields))
-    kernel.emit(EpochBumped(group_id, generation))
+    begin_consumer_group(kernel, group_id, generation)
     for saved, held in members:
         kernel.emit(TargetAssigned(group_id, saved.member_id, pack(held)))
     kernel.emit(TargetEpochSet(group_id, generation, kernel.now.wall_ms))
