@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator, Sequence
 from typing import Final, Protocol
 
@@ -31,7 +32,8 @@ class Journal(Protocol):
 
         Raises:
             FencedError: a later term has begun.
-            OSError: nothing was written; throw the state machine away and replay.
+            OSError: not durable, perhaps there all the same; throw the state machine away and replay.
+            KafkaError: records that can't be written (too many bytes, RECORD_LIST_TOO_LARGE): nothing was.
         """
 
     def begin(self, term: int) -> None:
@@ -82,7 +84,10 @@ class LogJournal:
         self._check(term)
         if not records:
             return self._log.end_offset - 1
-        data = bytearray().join(sealed(records, now_ms))
+        try:
+            data = bytearray().join(sealed(records, now_ms))
+        except struct.error as error:
+            raise InvalidInputError(f"a group record can't be encoded: {error}", ErrorCode.INVALID_RECORD) from error
         if len(data) > APPEND_BYTES_MAX:
             raise InvalidInputError(
                 f"{len(data)} bytes of group records in one append, the limit is {APPEND_BYTES_MAX}",

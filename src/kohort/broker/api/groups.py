@@ -35,6 +35,9 @@ from kohort.wire.groups import (
     SyncGroupResponse,
 )
 
+CLIENT_SHOWN = 8_000
+"""Characters of a client's name in the member ids that it is given."""
+
 
 def client_of(request: Request) -> events.Client:
     """Who sent a request, as the coordinator's records name it."""
@@ -43,8 +46,8 @@ def client_of(request: Request) -> events.Client:
 
 
 def fresh_member_id(request: Request) -> str:
-    """A member id that no one had before, in Kafka's form."""
-    return f"{request.client_id or ''}-{uuid.uuid4()}"
+    """A member id that no one had before, in Kafka's form; a record must hold it, however long the client's name is."""
+    return f"{(request.client_id or '')[:CLIENT_SHOWN]}-{uuid.uuid4()}"
 
 
 def join_group(node: Node, request: Request) -> JoinGroupResponse | None:
