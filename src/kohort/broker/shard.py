@@ -182,7 +182,7 @@ class GroupShard:
         except FencedError as error:
             self._fenced(error)
         except OSError as error:
-            self._failed(f"the journal can't be read ({error})")
+            self._failed(f"the journal can't be loaded ({error})")
         except CorruptDataError as error:
             log.error("shard %d: its groups are not served: %s", self.index, error.message)
             self._unload(Phase.DAMAGED, ErrorCode.CORRUPT_MESSAGE)
