@@ -4,8 +4,19 @@ One thread owns a `LogStore` and everything below it; only `ReadResult.bytes()` 
 """
 
 from kohort.log.catalog import Topic
+from kohort.log.checked import (
+    ON_CORRUPTION,
+    UNREADABLE,
+    WHAT_TO_DO,
+    Checked,
+    Survey,
+    checked_batches,
+    damage_of,
+    tell_cut_off,
+)
 from kohort.log.compaction import Compaction, compact_now
 from kohort.log.config import FLUSH_NEVER_MS, LogConfig, StoreLimits
+from kohort.log.damage import Damage, DamagedError
 from kohort.log.journal import Journal, LogJournal
 from kohort.log.markers import Marker
 from kohort.log.partition import EARLIEST, EARLIEST_LOCAL, LATEST, MAX_TIMESTAMP, PartitionLog
@@ -27,10 +38,16 @@ __all__ = [
     "FLUSH_NEVER_MS",
     "LATEST",
     "MAX_TIMESTAMP",
+    "ON_CORRUPTION",
     "RETENTION_CHECK_MS",
+    "UNREADABLE",
+    "WHAT_TO_DO",
     "AbortedTransaction",
     "AppendResult",
+    "Checked",
     "Compaction",
+    "Damage",
+    "DamagedError",
     "FileRange",
     "Isolation",
     "Journal",
@@ -43,7 +60,11 @@ __all__ = [
     "ReadResult",
     "RecoveryReport",
     "StoreLimits",
+    "Survey",
     "TimestampOffset",
     "Topic",
+    "checked_batches",
     "compact_now",
+    "damage_of",
+    "tell_cut_off",
 ]
