@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol, TypeAlias
 
 from kohort.broker.metrics import Metrics
-from kohort.errors import CorruptDataError, ErrorCode, FencedError, KafkaError
+from kohort.errors import ErrorCode, FencedError, KafkaError
 from kohort.groups.config import GroupConfig
 from kohort.groups.events import Event, Tick, TopicImage, TopicsDeleted
 from kohort.groups.machine import GroupMachine
@@ -183,7 +183,7 @@ class GroupShard:
             self._fenced(error)
         except OSError as error:
             self._failed(f"the journal can't be loaded ({error})")
-        except CorruptDataError as error:
+        except KafkaError as error:
             log.error("shard %d: its groups are not served: %s", self.index, error.message)
             self._unload(Phase.DAMAGED, ErrorCode.CORRUPT_MESSAGE)
         except Exception as fault:  # noqa: BLE001  # a fault of ours, which is logged

@@ -141,13 +141,15 @@ class TransactionLog:
         for each in checked_batches(source, source.log_start_offset, READ_BYTES):
             if isinstance(each, Damage):
                 whole = False
-            elif not each.header.is_control:
+                continue
+            position, header, batch = each
+            if not header.is_control:
                 known = len(found)
                 try:
-                    found += map(_decode, read_records(each.batch))
+                    found += map(_decode, read_records(batch))
                 except (*UNREADABLE, ValueError) as error:
                     del found[known:]
-                    log.error("%s", damage_of(source, each.position, each.header, str(error)).sentence())
+                    log.error("%s", damage_of(source, position, header, str(error)).sentence())
                     whole = False
         if not whole:
             survey = Survey(source, _id_of, "transactional id")

@@ -10,13 +10,15 @@ import logging
 import struct
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
+
+from crc32c import crc32c
 
 from kohort.errors import CorruptDataError
 from kohort.log.damage import Damage, DamagedError
 from kohort.log.pairs import read_pairs
 from kohort.log.partition import PartitionLog
-from kohort.wire.batch import BatchHeader, crc_ok, parse_header
+from kohort.wire.batch import BatchHeader, parse_header
 
 NameOf: TypeAlias = Callable[[bytes], str | None]
 """Whose record has this key: a group's, a transactional id's; None: nobody's."""
@@ -29,6 +31,10 @@ WHAT_TO_DO: Final = (
 )
 UNREADABLE: Final = (CorruptDataError, struct.error, UnicodeDecodeError)
 """What reading records fails with that are not what they should be."""
+_LENGTH, _CRC = map(BatchHeader._fields.index, ("batch_length", "crc"))
+_LENGTH_OVERHEAD: Final = 12
+_CRC_FROM: Final = 21
+"""The checksum covers a batch from here."""
 _NAMES_SHOWN: Final = 10
 _NAME_SHOWN: Final = 80
 _TAIL_OFFSETS: Final = 1_000
@@ -38,12 +44,8 @@ _STEP_BYTES: Final = 256 << 10
 log = logging.getLogger("kohort.log")
 
 
-class Checked(NamedTuple):
-    """A batch whose checksum is right, and where it lies in its file."""
-
-    position: int
-    header: BatchHeader
-    batch: memoryview
+Checked: TypeAlias = tuple[int, BatchHeader, memoryview]
+"""A batch whose checksum is right: where it lies in its file, its header, its bytes."""
 
 
 def checked_batches(source: PartitionLog, offset: int, max_bytes: int) -> Iterator[Checked | Damage]:
@@ -61,15 +63,16 @@ def checked_batches(source: PartitionLog, offset: int, max_bytes: int) -> Iterat
         if not result.ranges:
             return
         (found,) = result.ranges
-        view, position = memoryview(found.bytes()), found.position
-        while view:
-            header = parse_header(view)
-            size = header.size
-            if crc_ok(view, header):
-                yield Checked(position, header, view[:size])
+        view = memoryview(found.bytes())
+        at, end, position = 0, len(view), found.position
+        while at < end:
+            header = parse_header(view, at)
+            stop = at + header[_LENGTH] + _LENGTH_OVERHEAD
+            if crc32c(view[at + _CRC_FROM : stop]) == header[_CRC] and stop <= end:
+                yield position + at, header, view[at:stop]
             else:
-                yield damage_of(source, position, header, "its checksum does not fit")
-            view, position = view[size:], position + size
+                yield damage_of(source, position + at, header, "the checksum does not fit")
+            at = stop
         offset = result.next_offset
 
 
@@ -101,12 +104,13 @@ class Survey:
             if isinstance(found, Damage):
                 self.damages.append(found)
                 continue
-            if not found.header.is_control:
+            position, header, batch = found
+            if not header.is_control:
                 try:
-                    last.update((key, offset) for key, _, offset in read_pairs(found.batch, found.header) if key)
+                    last.update((key, offset) for key, _, offset in read_pairs(batch, header) if key)
                 except UNREADABLE as error:
-                    self.damages.append(damage_of(source, found.position, found.header, str(error)))
-            done += found.header.size
+                    self.damages.append(damage_of(source, position, header, str(error)))
+            done += header.size
             if done >= _STEP_BYTES:
                 done = 0
                 yield
@@ -165,15 +169,8 @@ def tell_cut_off(source: PartitionLog, name_of: NameOf, noun: str) -> None:
     size = source.recovery.truncated_bytes
     if not size:
         return
-    last: dict[str, int] = {}
     first = max(source.log_start_offset, source.end_offset - _TAIL_OFFSETS)
-    for found in checked_batches(source, first, _STEP_BYTES):
-        if isinstance(found, Checked) and not found.header.is_control:
-            try:
-                pairs = list(read_pairs(found.batch, found.header))
-            except UNREADABLE:
-                continue
-            last.update((name, offset) for key, _, offset in pairs if key and (name := name_of(key)) is not None)
+    last = newest_of(source, first, name_of)
     shown = [f"{name} (offset {offset})" for name, offset in newest_first(last)]
     log.warning(
         "%s: %d bytes were cut off behind offset %d: what was being written when the broker ended, which nobody was told is "
@@ -184,6 +181,20 @@ def tell_cut_off(source: PartitionLog, name_of: NameOf, noun: str) -> None:
         noun.capitalize(),
         _some(shown) or "none",
     )
+
+
+def newest_of(source: PartitionLog, offset: int, name_of: NameOf) -> dict[str, int]:
+    """Whose records lie at or after an offset, with the newest offset of each."""
+    newest: dict[str, int] = {}
+    for found in checked_batches(source, offset, _STEP_BYTES):
+        if isinstance(found, Damage) or found[1].is_control:
+            continue
+        try:
+            pairs = list(read_pairs(found[2], found[1]))
+        except UNREADABLE:
+            continue
+        newest.update((name, at) for key, _, at in pairs if key and (name := name_of(key)) is not None)
+    return newest
 
 
 def newest_first(offsets: dict[str, int]) -> Iterable[tuple[str, int]]:

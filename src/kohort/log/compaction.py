@@ -18,7 +18,7 @@ from kohort.log.pairs import read_pairs
 from kohort.log.partition import PartitionLog
 from kohort.log.recovery import finish_swap
 from kohort.log.segment import Located, Segment
-from kohort.wire.batch import BatchHeader, BatchRecord, append_record, crc_ok, read_records, seal_batch
+from kohort.wire.batch import BatchHeader, BatchRecord, append_record, read_records, seal_batch
 from kohort.wire.compression import CODECS
 
 _CODEC_NAMES = {number: name for name, number in CODECS.items()}
@@ -69,10 +69,7 @@ class Compaction:
                 header = batch.header
                 if header.is_control or self._is_aborted(header):
                     continue
-                data = segment.read_batch(batch)
-                if not crc_ok(data, header):
-                    continue
-                for key, _, offset in read_pairs(data, header):
+                for key, _, offset in read_pairs(segment.read_batch(batch), header):
                     if key is not None:
                         self._last[key] = offset
                 done += header.size
@@ -126,8 +123,6 @@ class Compaction:
         if self._is_aborted(header):
             return b""
         data = segment.read_batch(batch)
-        if not crc_ok(data, header):
-            return data  # as it is: written anew, what is damaged would have a right checksum
         old = header.base_offset < self._cleaned and header.max_timestamp < self._tombstones_before_ms
         if header.is_control:
             return b"" if old else data

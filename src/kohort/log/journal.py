@@ -12,11 +12,11 @@ from kohort.groups.records import Record, TransactionMarked
 from kohort.log.checked import (
     UNREADABLE,
     WHAT_TO_DO,
-    Checked,
     Survey,
     checked_batches,
     damage_of,
     newest_first,
+    newest_of,
     tell_cut_off,
 )
 from kohort.log.compaction import compact_now
@@ -128,10 +128,10 @@ class LogJournal:
         records: list[Record] = []
         size = 0
         for found in checked_batches(self._log, self._log.log_start_offset, _READ_BYTES):
-            if type(found) is not Checked:
+            if isinstance(found, Damage):
                 yield from self._damaged(found)
                 continue
-            _, header, batch = found
+            position, header, batch = found
             if header.is_control:
                 marker = parse_marker(header, batch)
                 if marker is not None:
@@ -142,7 +142,7 @@ class LogJournal:
                     cut = self._read_batch(batch, header, records)
                 except UNREADABLE as error:
                     del records[known:]
-                    yield from self._damaged(damage_of(self._log, found.position, header, str(error)))
+                    yield from self._damaged(damage_of(self._log, position, header, str(error)))
                     continue
                 if cut is not None:
                     self._cut_off(cut)
@@ -172,11 +172,7 @@ class LogJournal:
 
     def _cut_off(self, offset: int) -> None:
         """Cut off an append that a crash left unfinished."""
-        groups: dict[str, int] = {}
-        for found in checked_batches(self._log, offset, _READ_BYTES):
-            if isinstance(found, Checked) and not found.header.is_control:
-                pairs = read_pairs(found.batch, found.header)
-                groups.update((name, at) for key, _, at in pairs if key and (name := group_of(key)) is not None)
+        groups = newest_of(self._log, offset, group_of)
         log.warning(
             "%s: an append that the end of the broker left unfinished is cut off, offsets %d to %d; nobody was told that it is "
             "durable. Groups in it: %s",
