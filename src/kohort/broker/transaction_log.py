@@ -19,10 +19,9 @@ from kohort.log import (
     PartitionLog,
     Survey,
     checked_batches,
-    damage_of,
     tell_cut_off,
 )
-from kohort.wire.batch import BatchRecord, build_batch, read_records
+from kohort.wire.batch import BatchHeader, BatchRecord, build_batch, read_records
 from kohort.wire.journal import TransactionLogKey, TransactionLogValue
 
 log = logging.getLogger("kohort.transactions")
@@ -142,17 +141,14 @@ class TransactionLog:
             if isinstance(each, Damage):
                 whole = False
                 continue
-            position, header, batch = each
+            _, header, batch = each
             if not header.is_control:
-                known = len(found)
                 try:
-                    found += map(_decode, read_records(batch))
-                except (*UNREADABLE, ValueError) as error:
-                    del found[known:]
-                    log.error("%s", damage_of(source, position, header, str(error)).sentence())
+                    found += _read_batch(header, batch)
+                except UNREADABLE:
                     whole = False
         if not whole:
-            survey = Survey(source, _id_of, "transactional id")
+            survey = Survey(source, _read_batch, _id_of, "transactional id")
             for _ in survey.steps():
                 pass
             for sentence in survey.sentences():
@@ -162,6 +158,14 @@ class TransactionLog:
     def serves(self, transactional_id: str) -> bool:
         """Whether an id's partition could be read."""
         return not self._refused or java_hash(transactional_id) % self.partitions not in self._refused
+
+
+def _read_batch(_header: BatchHeader, batch: memoryview) -> list[tuple[str, Transaction | None]]:
+    """The states in a batch."""
+    try:
+        return [_decode(record) for record in read_records(batch)]
+    except ValueError as error:
+        raise CorruptDataError(f"no state of a transaction: {error}") from error
 
 
 def _id_of(key: bytes) -> str | None:

@@ -10,7 +10,6 @@ from kohort.log.checked import (
     WHAT_TO_DO,
     Survey,
     checked_batches,
-    damage_of,
     tell_cut_off,
 )
 from kohort.log.compaction import Compaction, compact_now
@@ -63,6 +62,5 @@ __all__ = [
     "Topic",
     "checked_batches",
     "compact_now",
-    "damage_of",
     "tell_cut_off",
 ]

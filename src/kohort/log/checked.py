@@ -22,6 +22,8 @@ from kohort.wire.batch import BatchHeader, parse_header
 
 NameOf: TypeAlias = Callable[[bytes], str | None]
 """Whose record has this key: a group's, a transactional id's; None: nobody's."""
+ReadBatch: TypeAlias = Callable[[BatchHeader, memoryview], object]
+"""Reads what a batch holds; fails with one of `UNREADABLE` where that is not what it should be."""
 
 ON_CORRUPTION: Final = "offsets.load.on.corruption"
 """The setting that says what becomes of a damaged journal."""
@@ -71,6 +73,8 @@ def checked_batches(source: PartitionLog, offset: int, max_bytes: int) -> Iterat
             if crc32c(view[at + _CRC_FROM : stop]) == header[_CRC] and stop <= end:
                 yield position + at, header, view[at:stop]
             else:
+                following = parse_header(view, stop).base_offset if stop < end else result.next_offset
+                header = header._replace(last_offset_delta=max(0, following - 1 - header.base_offset))
                 yield damage_of(source, position + at, header, "the checksum does not fit")
             at = stop
         offset = result.next_offset
@@ -90,8 +94,9 @@ class Survey:
         damages: in order.
     """
 
-    def __init__(self, source: PartitionLog, name_of: NameOf, noun: str) -> None:
+    def __init__(self, source: PartitionLog, read: ReadBatch, name_of: NameOf, noun: str) -> None:
         self._source = source
+        self._read = read
         self._name_of = name_of
         self._noun = noun
         self._last: dict[bytes, int] = {}
@@ -107,6 +112,7 @@ class Survey:
             position, header, batch = found
             if not header.is_control:
                 try:
+                    self._read(header, batch)
                     last.update((key, offset) for key, _, offset in read_pairs(batch, header) if key)
                 except UNREADABLE as error:
                     self.damages.append(damage_of(source, position, header, str(error)))

@@ -162,7 +162,7 @@ class LogJournal:
         """
         if not self._told_damage:
             self._told_damage = True
-            survey = Survey(self._log, group_of, "group")
+            survey = Survey(self._log, lambda header, batch: self._read_batch(batch, header, []), group_of, "group")
             for _ in survey.steps():
                 yield ()
             for sentence in survey.sentences():
