@@ -229,6 +229,15 @@ def test_an_append_beyond_all_bounds_is_refused(log: PartitionLog, monkeypatch: 
     assert log.end_offset == 0
 
 
+@pytest.mark.parametrize("record", [RECORDS[0]._replace(group_id="g" * 40_000), r.GenerationStarted("g" * 40_000, 1)])
+def test_a_name_that_no_record_holds_is_refused(log: PartitionLog, record: r.Record) -> None:
+    writer = LogJournal(log)
+    writer.begin(1)
+    with pytest.raises(InvalidInputError, match="can't be encoded"):
+        writer.append(1, [RECORDS[0], record], NOW)
+    assert log.end_offset == 0
+
+
 def test_the_journal_does_not_grow_for_ever(log: PartitionLog, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sealing, "BATCH_BYTES_MAX", 2000)
     writer = LogJournal(log)

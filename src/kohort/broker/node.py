@@ -112,7 +112,8 @@ class Node:
             part = self.store.get(OFFSETS_TOPIC, index)
             assert part is not None
             term = part.leader_epoch + 1
-            shards.append(GroupShard(index, self.loop, LogJournal(part), term, self.group_config, self))
+            journal = LogJournal(part, older_values=self.config.older_values)
+            shards.append(GroupShard(index, self.loop, journal, term, self.group_config, self))
         self.groups.set(shards)
         for shard in shards:
             shard.load()

@@ -15,7 +15,7 @@ from typing import Any
 from kohort.config import from_properties_many, knob, settings, unknown_key
 from kohort.errors import InvalidInputError
 from kohort.groups.config import GroupConfig
-from kohort.log import LogConfig
+from kohort.log import ON_CORRUPTION, LogConfig
 
 MIB = 1 << 20
 DAY_MS = 86_400_000
@@ -118,6 +118,14 @@ class BrokerConfig:
         unit="partitions",
         why="group shards of a new data folder (Kafka: 50; one process gains nothing from more)",
     )
+    offsets_load_on_corruption: str = knob(
+        ON_CORRUPTION,
+        "refuse",
+        choices=("refuse", "older"),
+        why="what becomes of a partition of __consumer_offsets or __transaction_state that is damaged: its groups or "
+        "transactional ids are not served (CORRUPT_MESSAGE), or what can be read of it is, older values where newer ones are "
+        "lost; the log says which (Kafka: not served)",
+    )
     transaction_partitions: int = knob(
         "transaction.state.log.num.partitions",
         4,
@@ -182,6 +190,11 @@ class BrokerConfig:
     verify_transactions: bool = knob(
         "transaction.partition.verification.enable", True, why="taken as it is: the coordinator is in the same process"
     )
+
+    @property
+    def older_values(self) -> bool:
+        """Whether a damaged journal is served as far as it can be read."""
+        return self.offsets_load_on_corruption == "older"
 
 
 def parse_listen(listen: str) -> tuple[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
@@ -10,11 +11,23 @@ from kohort.broker.shards import java_hash
 from kohort.broker.topics import TRANSACTIONS_TOPIC
 from kohort.errors import CorruptDataError
 from kohort.ids import TopicPartition
-from kohort.log import LogStore, PartitionLog
-from kohort.wire.batch import BatchRecord, build_batch, iter_headers, read_records
+from kohort.log import (
+    UNREADABLE,
+    WHAT_TO_DO,
+    Damage,
+    LogStore,
+    PartitionLog,
+    Survey,
+    checked_batches,
+    tell_cut_off,
+)
+from kohort.wire.batch import BatchHeader, BatchRecord, build_batch, read_records
 from kohort.wire.journal import TransactionLogKey, TransactionLogValue
 
+log = logging.getLogger("kohort.transactions")
+
 READ_BYTES = 1 << 20
+_KEY_VERSION = b"\0\0"
 VALUE_VERSION = 1
 """1 carries the producer id's history (KIP-890)."""
 
@@ -77,8 +90,16 @@ class Transaction:
 class TransactionLog:
     """Writes and reads the topic's partitions."""
 
-    def __init__(self, store: LogStore) -> None:
+    def __init__(self, store: LogStore, *, older_values: bool = False) -> None:
+        """Stand on the topic's partitions.
+
+        Args:
+            store: has them.
+            older_values: go on without what is damaged; otherwise a damaged partition is not served.
+        """
         self._store = store
+        self._older_values = older_values
+        self._refused: set[int] = set()
 
     @property
     def partitions(self) -> int:
@@ -97,25 +118,59 @@ class TransactionLog:
         self._append(transactional_id, None, now_ms)
 
     def _append(self, transactional_id: str, value: bytes | None, now_ms: int) -> None:
-        key = b"\0\0" + TransactionLogKey(transactional_id=transactional_id).encode(0)
+        key = _KEY_VERSION + TransactionLogKey(transactional_id=transactional_id).encode(0)
         batch = build_batch([BatchRecord(0, now_ms, key, value)])
         self._log(java_hash(transactional_id) % self.partitions).append(bytearray(batch), now_ms, from_client=False)
 
     def read(self) -> Iterator[tuple[str, Transaction | None]]:
-        """Every state written, oldest first; None: the id was forgotten."""
+        """Every state written, oldest first; None: the id was forgotten. None at all of a partition that is not served."""
         for index in range(self.partitions):
-            log = self._log(index)
-            offset = log.log_start_offset
-            while offset < log.end_offset:
-                result = log.read(offset, READ_BYTES)
-                data = result.bytes()
-                for position, header in iter_headers(data):
-                    if not header.is_control:
-                        for record in read_records(memoryview(data)[position:]):
-                            yield _decode(record)
-                if result.next_offset <= offset:
-                    break
-                offset = result.next_offset
+            source = self._log(index)
+            tell_cut_off(source, _id_of, "transactional id")
+            found: list[tuple[str, Transaction | None]] = []
+            if self._read_partition(source, found) or self._older_values:
+                yield from found
+            else:
+                self._refused.add(index)
+                log.error("%s: its transactional ids are not served. %s", source.path.name, WHAT_TO_DO)
+
+    def _read_partition(self, source: PartitionLog, found: list[tuple[str, Transaction | None]]) -> bool:
+        """Add what a partition says; whether all of it can be read. What can't is told."""
+        whole = True
+        for each in checked_batches(source, source.log_start_offset, READ_BYTES):
+            if isinstance(each, Damage):
+                whole = False
+                continue
+            _, header, batch = each
+            if not header.is_control:
+                try:
+                    found += _read_batch(header, batch)
+                except UNREADABLE:
+                    whole = False
+        if not whole:
+            survey = Survey(source, _read_batch, _id_of, "transactional id")
+            for _ in survey.steps():
+                pass
+            for sentence in survey.sentences():
+                log.error("%s%s", sentence, "; the older values are served" if self._older_values else "")
+        return whole
+
+    def serves(self, transactional_id: str) -> bool:
+        """Whether an id's partition could be read."""
+        return not self._refused or java_hash(transactional_id) % self.partitions not in self._refused
+
+
+def _read_batch(_header: BatchHeader, batch: memoryview) -> list[tuple[str, Transaction | None]]:
+    """The states in a batch."""
+    try:
+        return [_decode(record) for record in read_records(batch)]
+    except ValueError as error:
+        raise CorruptDataError(f"no state of a transaction: {error}") from error
+
+
+def _id_of(key: bytes) -> str | None:
+    """Whose record has this key."""
+    return TransactionLogKey.decode(key[2:], 0).transactional_id if key[:2] == _KEY_VERSION else None
 
 
 def _encode(transaction: Transaction) -> bytes:
@@ -142,7 +197,7 @@ def _encode(transaction: Transaction) -> bytes:
 
 
 def _decode(record: BatchRecord) -> tuple[str, Transaction | None]:
-    if record.key is None or bytes(record.key[:2]) != b"\0\0":
+    if record.key is None or bytes(record.key[:2]) != _KEY_VERSION:
         raise CorruptDataError("the transaction log holds a record that is none of its own")
     transactional_id = TransactionLogKey.decode(record.key[2:], 0).transactional_id
     if record.value is None:

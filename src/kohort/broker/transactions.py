@@ -67,7 +67,7 @@ class Transactions:
 
     def __init__(self, host: TransactionHost) -> None:
         self._host = host
-        self._log = TransactionLog(host.store)
+        self._log = TransactionLog(host.store, older_values=host.config.older_values)
         self._known: dict[str, Transaction] = {}
         self._unmarked: dict[str, set[TopicPartition]] = {}
         self._waiting: dict[str, list[Callable[[], None]]] = {}
@@ -99,6 +99,10 @@ class Transactions:
         """One id's state."""
         return self._known.get(transactional_id)
 
+    def serves(self, transactional_id: str) -> bool:
+        """Whether anything can be said of an id: not where its partition of the log is damaged."""
+        return self._log.serves(transactional_id)
+
     def _save(self, transaction: Transaction) -> Transaction:
         """Make a state durable and current. Raises OSError."""
         if TRANSACTIONS_TOPIC not in self._host.store.topics:
@@ -122,6 +126,9 @@ class Transactions:
         """
         if not 0 < timeout_ms <= self._host.config.transaction_timeout_max_ms:
             done(ErrorCode.INVALID_TRANSACTION_TIMEOUT, -1, -1)
+            return
+        if not self.serves(transactional_id):
+            done(ErrorCode.CORRUPT_MESSAGE, -1, -1)
             return
         known = self._known.get(transactional_id)
         if known is None:
@@ -224,6 +231,8 @@ class Transactions:
         known = self._known.get(transactional_id)
         if not transactional_id:
             return None, ErrorCode.INVALID_REQUEST
+        if known is None and not self.serves(transactional_id):
+            return None, ErrorCode.CORRUPT_MESSAGE
         if known is None or known.producer_id != producer[0]:
             return None, ErrorCode.INVALID_PRODUCER_ID_MAPPING
         if known.epoch != producer[1]:
@@ -247,6 +256,8 @@ class Transactions:
         known = self._known.get(transactional_id)
         if known is None or producer[0] not in (known.producer_id, known.previous_producer_id):
             error = ErrorCode.INVALID_PRODUCER_ID_MAPPING if transactional_id else ErrorCode.INVALID_REQUEST
+            if not self.serves(transactional_id):
+                error = ErrorCode.CORRUPT_MESSAGE
             done(error, -1, -1)
             return
         outcome = (

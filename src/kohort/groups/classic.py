@@ -6,7 +6,7 @@ Rounds are in `rebalance`. Source: spec 3.1-3.13, KIP-62, KIP-345, KIP-394, KIP-
 from __future__ import annotations
 
 from kohort.errors import ErrorCode
-from kohort.groups import gathering, leader, rebalance
+from kohort.groups import gathering, leader, rebalance, sizes
 from kohort.groups.deadlines import Deadline, Timer
 from kohort.groups.events import Heartbeat, JoinGroup, LeaveGroup, LeavingMember, SyncGroup
 from kohort.groups.kernel import Kernel
@@ -55,8 +55,10 @@ def join(kernel: Kernel, event: JoinGroup) -> None:
 def join_or_error(kernel: Kernel, event: JoinGroup) -> ErrorCode:
     """Take a JoinGroup in, or say why not."""
     config = kernel.config
-    if not event.group_id:
+    if not event.group_id or not sizes.fits(event.group_id):
         return ErrorCode.INVALID_GROUP_ID
+    if not sizes.fits(event.new_member_id, event.instance_id, event.protocol_type, *(p.name for p in event.protocols)):
+        return ErrorCode.INVALID_REQUEST
     if not config.min_session_timeout_ms <= event.session_timeout_ms <= config.max_session_timeout_ms:
         return ErrorCode.INVALID_SESSION_TIMEOUT
     group = kernel.find(event.group_id)

@@ -42,8 +42,10 @@ class GroupConfig:
         "group.record.max.bytes",
         16 * MIB,
         low=1024,
+        high=256 * MIB,
         unit="bytes",
-        why="a classic group is one record; a join that could outgrow it is refused (Kafka: message.max.bytes, found at sync)",
+        why="a classic group is one record, as is a consumer group's member; a join that could outgrow it is refused (Kafka: "
+        "message.max.bytes, found at sync)",
     )
     groups_max: int = knob(
         "group.coordinator.max.groups",
@@ -57,7 +59,12 @@ class GroupConfig:
     )
 
     offset_metadata_bytes_max: int = knob(
-        "offset.metadata.max.bytes", 4_096, low=0, unit="bytes", why="bounds the note that a commit may carry"
+        "offset.metadata.max.bytes",
+        4_096,
+        low=0,
+        high=32_767,
+        unit="bytes",
+        why="bounds the note that a commit may carry; a record holds no longer one",
     )
     offsets_retention_minutes: int = knob(
         "offsets.retention.minutes", 10_080, low=1, unit="minutes", why="how long offsets that no member reads are kept"

@@ -10,7 +10,7 @@ from dataclasses import replace
 from zlib import crc32
 
 from kohort.errors import ErrorCode
-from kohort.groups import conversion, mixed, notify, silence, targets
+from kohort.groups import conversion, mixed, notify, silence, sizes, targets
 from kohort.groups.consumer_state import LEFT_FOR_A_WHILE, ConsumerGroup, Current, Presence, pack, unpack
 from kohort.groups.events import AssignmentComputed, ConsumerGroupHeartbeat, GroupSettingsChanged
 from kohort.groups.kernel import Kernel
@@ -68,6 +68,8 @@ def check(kernel: Kernel, event: ConsumerGroupHeartbeat) -> Refusal | None:
         message = "InstanceId can't be null."
     elif event.member_epoch < LEFT_FOR_A_WHILE:
         message = "MemberEpoch is invalid."
+    if message is None and (event.member_epoch == 0 or event.subscribed_topics or event.subscribed_regex):
+        message = check_sizes(kernel, event)
     if message is not None:
         return Refusal(ErrorCode.INVALID_REQUEST, message)
     if event.server_assignor is not None and event.server_assignor not in kernel.config.consumer_assignors:
@@ -80,6 +82,18 @@ def check(kernel: Kernel, event: ConsumerGroupHeartbeat) -> Refusal | None:
 def is_blank(name: str | None) -> bool:
     """Whether a name is given but says nothing."""
     return name is not None and not name.strip()
+
+
+def check_sizes(kernel: Kernel, event: ConsumerGroupHeartbeat) -> str | None:
+    """What no record could hold."""
+    if not sizes.fits(event.group_id):
+        return f"GroupId can't be longer than {sizes.NAME_BYTES_MAX} bytes."
+    if not sizes.fits(event.member_id, event.new_member_id, event.instance_id, event.rack_id, event.subscribed_regex):
+        return f"No id, rack or regular expression can be longer than {sizes.NAME_BYTES_MAX} bytes."
+    limit = kernel.config.group_record_bytes_max
+    if event.subscribed_topics and sum(map(len, event.subscribed_topics)) > limit:
+        return f"The subscription takes more than {limit} bytes (group.record.max.bytes)."
+    return None
 
 
 def check_join(event: ConsumerGroupHeartbeat) -> str | None:

@@ -12,7 +12,7 @@ from operator import itemgetter
 from typing import Any, Final
 
 from kohort.errors import ErrorCode
-from kohort.groups import gathering, membership, rebalance
+from kohort.groups import gathering, membership, rebalance, sizes
 from kohort.groups.classic import is_current, validate
 from kohort.groups.consumer_state import ConsumerGroup
 from kohort.groups.events import (
@@ -60,8 +60,8 @@ def commit(kernel: Kernel, event: OffsetCommit) -> None:
     expire_ms = -1 if event.retention_ms < 0 else kernel.now.wall_ms + event.retention_ms
     limit = kernel.config.offset_metadata_bytes_max
     taken = event.offsets
-    if max(map(len, map(METADATA, taken)), default=0) > limit:
-        taken = tuple(offset for offset in taken if len(offset.metadata) <= limit)
+    if max(map(len, map(METADATA, taken)), default=0) > sizes.metadata_bound(limit):
+        taken = tuple(offset for offset in taken if sizes.metadata_fits(offset.metadata, limit))
     records = offsets_committed(event.group_id, taken, kernel.now.wall_ms, expire_ms)
     kernel.ledger.take_commit(group, records)
     kernel.out.records.extend(records)
@@ -70,7 +70,7 @@ def commit(kernel: Kernel, event: OffsetCommit) -> None:
         errors = (ErrorCode.NONE,) * len(records)
     else:
         errors = tuple(
-            ErrorCode.NONE if len(offset.metadata) <= limit else ErrorCode.OFFSET_METADATA_TOO_LARGE
+            ErrorCode.NONE if sizes.metadata_fits(offset.metadata, limit) else ErrorCode.OFFSET_METADATA_TOO_LARGE
             for offset in event.offsets
         )
     kernel.reply(event.request, OffsetCommitReply(errors))
@@ -90,8 +90,12 @@ def offsets_committed(
 
 def committing_group(kernel: Kernel, event: OffsetCommit) -> tuple[ErrorCode, Group | None]:
     """The group that takes this commit, or why none does. A commit without generation makes its group."""
+    if not sizes.commit_fits(event.group_id, event.offsets):
+        return ErrorCode.INVALID_COMMIT_OFFSET_SIZE, None
     group = kernel.find(event.group_id)
     if group is None:
+        if not sizes.fits(event.group_id):
+            return ErrorCode.INVALID_GROUP_ID, None
         if event.generation >= 0:
             return (ErrorCode.GROUP_ID_NOT_FOUND if event.knows_stale_epoch else ErrorCode.ILLEGAL_GENERATION), None
         group = kernel.create(event.group_id)
@@ -169,7 +173,11 @@ def commit_transactional(kernel: Kernel, event: TxnOffsetCommit) -> None:
     """Positions that count when the producer's transaction commits."""
     group = kernel.find(event.group_id)
     error = ErrorCode.NONE
-    if group is None and event.generation >= 0:
+    if not sizes.commit_fits(event.group_id, event.offsets):
+        error = ErrorCode.INVALID_COMMIT_OFFSET_SIZE
+    elif group is None and not sizes.fits(event.group_id):
+        error = ErrorCode.INVALID_GROUP_ID
+    elif group is None and event.generation >= 0:
         error = ErrorCode.ILLEGAL_GENERATION
     elif group is None:
         error = ErrorCode.NONE if kernel.create(event.group_id) else ErrorCode.POLICY_VIOLATION
@@ -190,7 +198,7 @@ def commit_transactional(kernel: Kernel, event: TxnOffsetCommit) -> None:
 
 def commit_pending(kernel: Kernel, event: TxnOffsetCommit, offset: OffsetToCommit) -> ErrorCode:
     """One position of a transaction."""
-    if len(offset.metadata) > kernel.config.offset_metadata_bytes_max:
+    if not sizes.metadata_fits(offset.metadata, kernel.config.offset_metadata_bytes_max):
         return ErrorCode.OFFSET_METADATA_TOO_LARGE
     kernel.emit(
         OffsetCommitted(

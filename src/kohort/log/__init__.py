@@ -4,8 +4,17 @@ One thread owns a `LogStore` and everything below it; only `ReadResult.bytes()` 
 """
 
 from kohort.log.catalog import Topic
+from kohort.log.checked import (
+    ON_CORRUPTION,
+    UNREADABLE,
+    WHAT_TO_DO,
+    Survey,
+    checked_batches,
+    tell_cut_off,
+)
 from kohort.log.compaction import Compaction, compact_now
 from kohort.log.config import FLUSH_NEVER_MS, LogConfig, StoreLimits
+from kohort.log.damage import Damage, DamagedError
 from kohort.log.journal import Journal, LogJournal
 from kohort.log.markers import Marker
 from kohort.log.partition import EARLIEST, EARLIEST_LOCAL, LATEST, MAX_TIMESTAMP, PartitionLog
@@ -27,10 +36,15 @@ __all__ = [
     "FLUSH_NEVER_MS",
     "LATEST",
     "MAX_TIMESTAMP",
+    "ON_CORRUPTION",
     "RETENTION_CHECK_MS",
+    "UNREADABLE",
+    "WHAT_TO_DO",
     "AbortedTransaction",
     "AppendResult",
     "Compaction",
+    "Damage",
+    "DamagedError",
     "FileRange",
     "Isolation",
     "Journal",
@@ -43,7 +57,10 @@ __all__ = [
     "ReadResult",
     "RecoveryReport",
     "StoreLimits",
+    "Survey",
     "TimestampOffset",
     "Topic",
+    "checked_batches",
     "compact_now",
+    "tell_cut_off",
 ]

@@ -94,6 +94,15 @@ def appended_offsets(key: bytes, value: bytes | None) -> int | None:
     return AppendStartedValue.decode(value[2:], 0).offsets
 
 
+def group_of(key: bytes) -> str | None:
+    """Whose record has this key; None for one that is no group's. All of Kafka's kinds begin with the group's name."""
+    if len(key) < 4:
+        return None
+    kind, size = _SHORTS.unpack_from(key)
+    known = kind in (0, 1) or kind in _KEYS
+    return key[4 : 4 + size].decode() if known and 0 <= size <= len(key) - 4 else None
+
+
 # -- to bytes
 
 

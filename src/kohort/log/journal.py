@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
+import logging
+import struct
 from collections.abc import Iterator, Sequence
 from typing import Final, Protocol
 
 from kohort.errors import ErrorCode, FencedError, InvalidInputError
 from kohort.groups.records import Record, TransactionMarked
+from kohort.log.checked import (
+    UNREADABLE,
+    WHAT_TO_DO,
+    Survey,
+    checked_batches,
+    damage_of,
+    newest_first,
+    newest_of,
+    tell_cut_off,
+)
 from kohort.log.compaction import compact_now
-from kohort.log.group_records import GroupRecordReader, appended_offsets
+from kohort.log.damage import Damage, DamagedError
+from kohort.log.group_records import GroupRecordReader, appended_offsets, group_of
 from kohort.log.markers import parse_marker
 from kohort.log.pairs import read_pairs
 from kohort.log.partition import PartitionLog
 from kohort.log.sealing import sealed
-from kohort.wire.batch import BatchHeader, parse_header
+from kohort.wire.batch import BatchHeader
 
 APPEND_BYTES_MAX: Final = 512 << 20
 """One append goes into one segment, and what a step writes in one go must be bounded."""
 _READ_BYTES: Final = 256 << 10
+
+log = logging.getLogger("kohort.log")
 
 
 class Journal(Protocol):
@@ -31,14 +46,19 @@ class Journal(Protocol):
 
         Raises:
             FencedError: a later term has begun.
-            OSError: nothing was written; throw the state machine away and replay.
+            OSError: not durable, perhaps there all the same; throw the state machine away and replay.
+            KafkaError: records that can't be written (too many bytes, RECORD_LIST_TOO_LARGE): nothing was.
         """
 
     def begin(self, term: int) -> None:
         """Begin a term: every append of an earlier one is refused from now on."""
 
     def replay(self) -> Iterator[Sequence[Record]]:
-        """Every committed record that is still current or not yet compacted away, oldest first, in lists."""
+        """Every committed record that is still current or not yet compacted away, oldest first, in lists.
+
+        Raises:
+            CorruptDataError: it is damaged, and is not to be gone on without what can't be read.
+        """
 
     def barrier(self, term: int) -> int:
         """The last token, if `term` is still the current one: what an authoritative read must wait for.
@@ -59,9 +79,16 @@ class LogJournal:
     they span, and `replay` cuts off an append that a crash left unfinished.
     """
 
-    def __init__(self, log: PartitionLog) -> None:
+    def __init__(self, log: PartitionLog, *, older_values: bool = False) -> None:
+        """Stand on a partition's log.
+
+        Args:
+            older_values: go on without what is damaged; otherwise a damaged journal can't be replayed.
+        """
         self._log = log
+        self._older_values = older_values
         self._reader = GroupRecordReader()
+        self._told_cut = self._told_damage = False
 
     def begin(self, term: int) -> None:
         """Begin a term. Raises FencedError for one that is over."""
@@ -82,7 +109,10 @@ class LogJournal:
         self._check(term)
         if not records:
             return self._log.end_offset - 1
-        data = bytearray().join(sealed(records, now_ms))
+        try:
+            data = bytearray().join(sealed(records, now_ms))
+        except struct.error as error:
+            raise InvalidInputError(f"a group record can't be encoded: {error}", ErrorCode.INVALID_RECORD) from error
         if len(data) > APPEND_BYTES_MAX:
             raise InvalidInputError(
                 f"{len(data)} bytes of group records in one append, the limit is {APPEND_BYTES_MAX}",
@@ -92,29 +122,70 @@ class LogJournal:
 
     def replay(self) -> Iterator[Sequence[Record]]:
         """See `Journal`. Cuts off an append that is not there in full."""
-        found: list[Record] = []
+        if not self._told_cut:
+            self._told_cut = True
+            tell_cut_off(self._log, group_of, "group")
+        records: list[Record] = []
         size = 0
-        for batch in self._log.batches(self._log.log_start_offset, _READ_BYTES):
-            header = parse_header(batch)
+        for found in checked_batches(self._log, self._log.log_start_offset, _READ_BYTES):
+            if isinstance(found, Damage):
+                yield from self._damaged(found)
+                continue
+            position, header, batch = found
             if header.is_control:
                 marker = parse_marker(header, batch)
                 if marker is not None:
-                    found.append(TransactionMarked(marker.producer_id, marker.producer_epoch, marker.commit))
+                    records.append(TransactionMarked(marker.producer_id, marker.producer_epoch, marker.commit))
             else:
-                producer_id = header.producer_id if header.is_transactional else -1
-                cut = self._read_batch(batch, header, producer_id, found)
+                known = len(records)
+                try:
+                    cut = self._read_batch(batch, header, records)
+                except UNREADABLE as error:
+                    del records[known:]
+                    yield from self._damaged(damage_of(self._log, position, header, str(error)))
+                    continue
                 if cut is not None:
-                    self._log.truncate_to(cut)
+                    self._cut_off(cut)
                     break
             size += header.size
             if size >= _READ_BYTES:
-                yield found
-                found, size = [], 0
-        if found:
-            yield found
+                yield records
+                records, size = [], 0
+        if records:
+            yield records
 
-    def _read_batch(self, batch: memoryview, header: BatchHeader, producer_id: int, found: list[Record]) -> int | None:
+    def _damaged(self, damage: Damage) -> Iterator[Sequence[Record]]:
+        """Say what is damaged, once, with all else that is; empty lists while that is found out.
+
+        Raises:
+            DamagedError: unless it is to be gone on without.
+        """
+        if not self._told_damage:
+            self._told_damage = True
+            survey = Survey(self._log, lambda header, batch: self._read_batch(batch, header, []), group_of, "group")
+            for _ in survey.steps():
+                yield ()
+            for sentence in survey.sentences():
+                log.error("%s%s", sentence, "; the older values are served" if self._older_values else "")
+        if not self._older_values:
+            raise DamagedError(damage, f"{damage.sentence()}. {WHAT_TO_DO}")
+
+    def _cut_off(self, offset: int) -> None:
+        """Cut off an append that a crash left unfinished."""
+        groups = newest_of(self._log, offset, group_of)
+        log.warning(
+            "%s: an append that the end of the broker left unfinished is cut off, offsets %d to %d; nobody was told that it is "
+            "durable. Groups in it: %s",
+            self._log.path.name,
+            offset,
+            self._log.end_offset - 1,
+            ", ".join(name for name, _ in newest_first(groups)) or "none",
+        )
+        self._log.truncate_to(offset)
+
+    def _read_batch(self, batch: memoryview, header: BatchHeader, found: list[Record]) -> int | None:
         """Add a batch's records; the offset of an append that is not there in full, else None."""
+        producer_id = header.producer_id if header.is_transactional else -1
         reader = self._reader
         read_offset, add = reader.read_offset, found.append
         epoch = header.producer_epoch if producer_id >= 0 else -1

@@ -35,6 +35,9 @@ from kohort.wire.groups import (
     SyncGroupResponse,
 )
 
+CLIENT_SHOWN = 8_000
+"""Characters of a client's name in the member ids that it is given."""
+
 
 def client_of(request: Request) -> events.Client:
     """Who sent a request, as the coordinator's records name it."""
@@ -43,8 +46,8 @@ def client_of(request: Request) -> events.Client:
 
 
 def fresh_member_id(request: Request) -> str:
-    """A member id that no one had before, in Kafka's form."""
-    return f"{request.client_id or ''}-{uuid.uuid4()}"
+    """A member id that no one had before, in Kafka's form; a record must hold it, however long the client's name is."""
+    return f"{(request.client_id or '')[:CLIENT_SHOWN]}-{uuid.uuid4()}"
 
 
 def join_group(node: Node, request: Request) -> JoinGroupResponse | None:
@@ -256,6 +259,7 @@ def list_groups(node: Node, request: Request) -> None:
     types = tuple(message.types_filter) if version >= 5 else ()
 
     def answer(values: list[Any]) -> None:
+        values = [value for value in values if value is not ErrorCode.CORRUPT_MESSAGE]  # a damaged shard hides no other
         error = next((value for value in values if isinstance(value, ErrorCode)), ErrorCode.NONE)
         make = ListGroupsResponse.ListedGroup
         groups = []

@@ -1,0 +1,46 @@
+"""What fits into the records of a group: a request that would make a record that can't be written is refused before it counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from kohort.groups.events import OffsetToCommit
+
+NAME_BYTES_MAX: Final = 32_767
+"""Kafka's records tell a name's length in 16 bits."""
+_ALWAYS_FITS: Final = NAME_BYTES_MAX // 4
+"""So many characters fit, whatever they are."""
+COMMIT_BYTES_MAX: Final = 128 << 20
+"""All records of one commit; each holds the names of its group and topic, so that a small request can ask for many bytes."""
+_SURELY_SMALL: Final = 500
+"""So few positions are below that, whatever they say."""
+_RECORD_BYTES: Final = 64
+"""What the record of a position takes beside its names and its metadata at most."""
+
+
+def fits(*names: str | None) -> bool:
+    """Whether a record can hold each of these names."""
+    return all(name is None or len(name) <= _ALWAYS_FITS or len(name.encode()) <= NAME_BYTES_MAX for name in names)
+
+
+def metadata_bound(limit: int) -> int:
+    """How many characters of metadata need no closer look."""
+    return min(limit, _ALWAYS_FITS)
+
+
+def metadata_fits(metadata: str, limit: int) -> bool:
+    """Whether a position's metadata is within the limit (characters, as Kafka counts), and fits into its record."""
+    return len(metadata) <= limit and fits(metadata)
+
+
+def commit_fits(group_id: str, offsets: Sequence[OffsetToCommit]) -> bool:
+    """Whether the records of a commit can be written in one append."""
+    if len(offsets) <= _SURELY_SMALL:
+        return True
+    each = _bytes_of((group_id,)) + _RECORD_BYTES
+    return len(offsets) * each + sum(_bytes_of((one.topic, one.metadata)) for one in offsets) <= COMMIT_BYTES_MAX
+
+
+def _bytes_of(names: Iterable[str]) -> int:
+    return sum(len(name) if name.isascii() else len(name.encode()) for name in names)

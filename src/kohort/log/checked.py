@@ -1,0 +1,214 @@
+"""What coordinators load their state from: every batch of a log with its checksum looked at, and what damage may concern.
+
+A batch whose checksum is wrong is never interpreted: one flipped bit makes another committed offset of it.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import struct
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, TypeAlias
+
+from crc32c import crc32c
+
+from kohort.errors import CorruptDataError
+from kohort.log.damage import Damage, DamagedError
+from kohort.log.pairs import read_pairs
+from kohort.log.partition import PartitionLog
+from kohort.wire.batch import BatchHeader, parse_header
+
+NameOf: TypeAlias = Callable[[bytes], str | None]
+"""Whose record has this key: a group's, a transactional id's; None: nobody's."""
+ReadBatch: TypeAlias = Callable[[BatchHeader, memoryview], object]
+"""Reads what a batch holds; fails with one of `UNREADABLE` where that is not what it should be."""
+
+ON_CORRUPTION: Final = "offsets.load.on.corruption"
+"""The setting that says what becomes of a damaged journal."""
+WHAT_TO_DO: Final = (
+    "Put the file back from a copy, or start with --set "
+    f"{ON_CORRUPTION}=older, which serves what can be read: older values, where newer ones are lost"
+)
+UNREADABLE: Final = (CorruptDataError, struct.error, UnicodeDecodeError)
+"""What reading records fails with that are not what they should be."""
+_LENGTH, _CRC = map(BatchHeader._fields.index, ("batch_length", "crc"))
+_LENGTH_OVERHEAD: Final = 12
+_CRC_FROM: Final = 21
+"""The checksum covers a batch from here."""
+_NAMES_SHOWN: Final = 10
+_NAME_SHOWN: Final = 80
+_TAIL_OFFSETS: Final = 1_000
+"""Who wrote last is looked for in so many offsets."""
+_STEP_BYTES: Final = 256 << 10
+
+log = logging.getLogger("kohort.log")
+
+
+Checked: TypeAlias = tuple[int, BatchHeader, memoryview]
+"""A batch whose checksum is right: where it lies in its file, its header, its bytes."""
+
+
+def checked_batches(source: PartitionLog, offset: int, max_bytes: int) -> Iterator[Checked | Damage]:
+    """Every batch from `offset` on in order, with damage in the places of those that can't be read."""
+    while offset < source.end_offset:
+        try:
+            result = source.read(offset, max_bytes)
+        except DamagedError as error:
+            yield error.damage
+            following = error.damage.next_offset
+            if following is None or following <= offset:
+                return
+            offset = following
+            continue
+        if not result.ranges:
+            return
+        (found,) = result.ranges
+        view = memoryview(found.bytes())
+        at, end, position = 0, len(view), found.position
+        while at < end:
+            header = parse_header(view, at)
+            stop = at + header[_LENGTH] + _LENGTH_OVERHEAD
+            if crc32c(view[at + _CRC_FROM : stop]) == header[_CRC] and stop <= end:
+                yield position + at, header, view[at:stop]
+            else:
+                following = parse_header(view, stop).base_offset if stop < end else result.next_offset
+                header = header._replace(last_offset_delta=max(0, following - 1 - header.base_offset))
+                yield damage_of(source, position + at, header, "the checksum does not fit")
+            at = stop
+        offset = result.next_offset
+
+
+def damage_of(source: PartitionLog, position: int, header: BatchHeader, reason: str) -> Damage:
+    """A whole batch that can't be read."""
+    bases = [segment.base_offset for segment in source.segments]
+    segment = source.segments[max(0, bisect_right(bases, header.base_offset) - 1)]
+    return Damage(segment.path, position, header.size, header.base_offset, header.next_offset, reason)
+
+
+class Survey:
+    """A look at a whole log that is damaged: all of its damages, and whose newest records may be among what is lost.
+
+    Attributes:
+        damages: in order.
+    """
+
+    def __init__(self, source: PartitionLog, read: ReadBatch, name_of: NameOf, noun: str) -> None:
+        self._source = source
+        self._read = read
+        self._name_of = name_of
+        self._noun = noun
+        self._last: dict[bytes, int] = {}
+        self.damages: list[Damage] = []
+
+    def steps(self) -> Iterator[None]:
+        """Look, in steps of some milliseconds."""
+        source, done, last = self._source, 0, self._last
+        for found in checked_batches(source, source.log_start_offset, _STEP_BYTES):
+            if isinstance(found, Damage):
+                self.damages.append(found)
+                continue
+            position, header, batch = found
+            if not header.is_control:
+                try:
+                    self._read(header, batch)
+                    last.update((key, offset) for key, _, offset in read_pairs(batch, header) if key)
+                except UNREADABLE as error:
+                    self.damages.append(damage_of(source, position, header, str(error)))
+            done += header.size
+            if done >= _STEP_BYTES:
+                done = 0
+                yield
+
+    def sentences(self) -> Iterator[str]:
+        """Of each damage, where it is and whom it may concern."""
+        for damage in self.damages:
+            parts = [damage.sentence()]
+            named = sorted(self._made_out(damage))
+            if named:
+                parts.append(f"names that can be made out in it: {_some(named)}")
+            older = self._before(damage.first_offset)
+            noun = self._noun
+            if older:
+                shown = [f"{name} (offset {offset})" for name, offset in newest_first(older)]
+                parts.append(
+                    f"{len(older)} {noun}s have records whose last readable version lies before it, and may have lost "
+                    f"newer ones: {_some(shown)}"
+                )
+            else:
+                parts.append(f"no {noun} that can be read has a record whose last version lies before it")
+            yield "; ".join(parts)
+
+    def _before(self, offset: int) -> dict[str, int]:
+        """Who has a record whose last readable version lies before an offset, with the newest of those offsets."""
+        found: dict[str, int] = {}
+        for key, last in self._last.items():
+            if last < offset and (name := self._name(key)) is not None:
+                found[name] = max(last, found.get(name, -1))
+        return found
+
+    def _name(self, key: bytes) -> str | None:
+        try:
+            return self._name_of(key)
+        except UNREADABLE:
+            return None
+
+    def _made_out(self, damage: Damage) -> set[str]:
+        """Names in the damaged bytes, as far as they still look like records: a hint, no more."""
+        names: set[str] = set()
+        try:
+            with damage.path.open("rb") as file:
+                file.seek(damage.position)
+                data = file.read(damage.length or 0)
+            for key, _, _ in read_pairs(data, parse_header(data)):
+                name = None if key is None else self._name(key)
+                if name and name.isprintable():
+                    names.add(name)
+        except (*UNREADABLE, OSError):
+            pass
+        return names
+
+
+def tell_cut_off(source: PartitionLog, name_of: NameOf, noun: str) -> None:
+    """Log whom a torn end may concern that was cut off when the log was opened."""
+    size = source.recovery.truncated_bytes
+    if not size:
+        return
+    first = max(source.log_start_offset, source.end_offset - _TAIL_OFFSETS)
+    last = newest_of(source, first, name_of)
+    shown = [f"{name} (offset {offset})" for name, offset in newest_first(last)]
+    log.warning(
+        "%s: %d bytes were cut off behind offset %d: what was being written when the broker ended, which nobody was told is "
+        "durable; after a failure of the machine, perhaps more. %ss that wrote last before it: %s",
+        source.path.name,
+        size,
+        source.end_offset - 1,
+        noun.capitalize(),
+        _some(shown) or "none",
+    )
+
+
+def newest_of(source: PartitionLog, offset: int, name_of: NameOf) -> dict[str, int]:
+    """Whose records lie at or after an offset, with the newest offset of each."""
+    newest: dict[str, int] = {}
+    for found in checked_batches(source, offset, _STEP_BYTES):
+        if isinstance(found, Damage) or found[1].is_control:
+            continue
+        try:
+            pairs = list(read_pairs(found[2], found[1]))
+        except UNREADABLE:
+            continue
+        newest.update((name, at) for key, _, at in pairs if key and (name := name_of(key)) is not None)
+    return newest
+
+
+def newest_first(offsets: dict[str, int]) -> Iterable[tuple[str, int]]:
+    """Names with their offsets, those to be shown."""
+    ordered = heapq.nlargest(_NAMES_SHOWN + 1, offsets.items(), key=lambda entry: entry[1])
+    return [(name[:_NAME_SHOWN], offset) for name, offset in ordered]
+
+
+def _some(names: list[str]) -> str:
+    more = " …" if len(names) > _NAMES_SHOWN else ""
+    return ", ".join(name[: _NAME_SHOWN + 40] for name in names[:_NAMES_SHOWN]) + more

@@ -1,0 +1,254 @@
+"""One shard over a real journal that fails when told to, driven by hand: events in, turns, answers and the journal's state out.
+
+Nothing here looks into the shard: `Driven` is the only place that knows how one is made and given its turns.
+"""
+
+from __future__ import annotations
+
+import errno
+import heapq
+import itertools
+import resource
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from kohort.broker.metrics import Metrics
+from kohort.broker.shard import GroupShard
+from kohort.errors import ErrorCode, InvalidInputError
+from kohort.groups.config import GroupConfig
+from kohort.groups.events import Event, OffsetCommit, OffsetFetch, OffsetToCommit, Topic, TopicImage
+from kohort.groups.machine import GroupMachine
+from kohort.groups.outcome import Push, Work
+from kohort.groups.records import OffsetCommitted, Record
+from kohort.ids import TopicPartition
+from kohort.log import LogJournal, OpenOptions, PartitionLog
+from tests.log.making import small
+
+TERM = 1
+TOPIC = "t"
+IMAGE = TopicImage(1, {TOPIC: Topic(TOPIC, UUID(int=1), 4)})
+LONG_S = 60.0
+"""Longer than any pause of a shard: what is due by then is done."""
+
+
+class Turns:
+    """A loop whose turns are given by hand, and whose time passes when it is told to."""
+
+    def __init__(self) -> None:
+        self._soon: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
+        self._later: list[tuple[float, int, Timer]] = []
+        self._count = itertools.count()
+        self._time = 0.0
+
+    def call_soon(self, call: Callable[..., Any], *args: Any) -> None:
+        self._soon.append((call, args))
+
+    def call_later(self, delay_s: float, call: Callable[..., Any], *args: Any) -> Timer:
+        timer = Timer(call, args)
+        heapq.heappush(self._later, (self._time + delay_s, next(self._count), timer))
+        return timer
+
+    def turn(self) -> None:
+        """What is to be called now; what is asked for meanwhile has the next turn."""
+        soon, self._soon = self._soon, []
+        for call, args in soon:
+            call(*args)
+
+    def settle(self) -> None:
+        """Turns until there is nothing left to do now."""
+        while self._soon:
+            self.turn()
+
+    def pass_time(self, seconds: float) -> None:
+        """Let time pass with all that becomes due in it."""
+        end = self._time + seconds
+        self.settle()
+        while self._later and self._later[0][0] <= end:
+            self._time, _, timer = heapq.heappop(self._later)
+            if not timer.cancelled:
+                self._soon.append((timer.call, timer.args))
+            self.settle()
+        self._time = end
+
+
+class Timer:
+    """Something that will be called, unless it is cancelled."""
+
+    def __init__(self, call: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        self.call, self.args = call, args
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+Failure = Callable[["FailingJournal", Sequence[Record], int], None]
+"""What goes wrong in an append, instead of it or after it."""
+
+
+def no_space(journal: FailingJournal, records: Sequence[Record], now_ms: int) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def broken_disk(journal: FailingJournal, records: Sequence[Record], now_ms: int) -> None:
+    raise OSError(errno.EIO, "Input/output error")
+
+
+def short_write(journal: FailingJournal, records: Sequence[Record], now_ms: int) -> None:
+    """The kernel takes the first bytes of the append and refuses the rest."""
+    with files_up_to(journal.log.active.size + 20):
+        journal.real.append(TERM, records, now_ms)
+
+
+def fenced(journal: FailingJournal, records: Sequence[Record], now_ms: int) -> None:
+    """Another coordinator has begun a later term."""
+    LogJournal(journal.log).begin(TERM + 1)
+    journal.real.append(TERM, records, now_ms)
+    raise AssertionError("a deposed coordinator has written")
+
+
+def too_large(journal: FailingJournal, records: Sequence[Record], now_ms: int) -> None:
+    raise InvalidInputError("too many bytes of group records in one append", ErrorCode.RECORD_LIST_TOO_LARGE)
+
+
+def unexpected(journal: FailingJournal, records: Sequence[Record], now_ms: int) -> None:
+    raise ZeroDivisionError("a fault in the journal")
+
+
+def written_all_the_same(journal: FailingJournal, records: Sequence[Record], now_ms: int) -> None:
+    """The records are there, but what comes after the write fails, as a flush may."""
+    journal.real.append(TERM, records, now_ms)
+    raise OSError(errno.EIO, "Input/output error")
+
+
+@contextmanager
+def files_up_to(size: int) -> Iterator[None]:
+    """No file of this process can grow beyond a size."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+class FailingJournal:
+    """A real journal whose appends fail when told to.
+
+    Attributes:
+        loads: how often a load has begun.
+        appends: the records of each append that was asked for.
+        fails: what goes wrong in the appends to come, first to last; None: nothing.
+        too_large_for: an append that holds a record of this group is refused as too large, each time.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.log = PartitionLog.open(folder / "__consumer_offsets-0", small(), OpenOptions())
+        self.real = LogJournal(self.log)
+        self.loads = 0
+        self.appends: list[list[Record]] = []
+        self.fails: list[Failure | None] = []
+        self.unreadable: list[BaseException] = []
+        self.too_large_for = ""
+
+    def begin(self, term: int) -> None:
+        self.loads += 1
+        self.real.begin(term)
+
+    def barrier(self, term: int) -> int:
+        return self.real.barrier(term)
+
+    def compact(self, now_ms: int) -> int:
+        return self.real.compact(now_ms)
+
+    def append(self, term: int, records: Sequence[Record], now_ms: int) -> int:
+        self.appends.append(list(records))
+        if self.too_large_for and any(self.too_large_for in record.key for record in records):
+            too_large(self, records, now_ms)
+        failure = self.fails.pop(0) if self.fails else None
+        if failure is not None:
+            failure(self, records, now_ms)
+        return self.real.append(term, records, now_ms)
+
+    def replay(self) -> Iterator[Sequence[Record]]:
+        if self.unreadable:
+            raise self.unreadable.pop(0)
+        yield from self.real.replay()
+
+
+class Driven:
+    """A shard, its journal, and what it answered."""
+
+    def __init__(self, folder: Path) -> None:
+        self.journal = FailingJournal(folder)
+        self.turns = Turns()
+        self.answers: dict[int, list[Any]] = {}
+        self.announced = 0
+        self._numbers = itertools.count(1)
+        self.metrics = Metrics()
+        self.image = IMAGE
+        self.shard = GroupShard(0, self.turns, self.journal, TERM, GroupConfig(), self)  # type: ignore[arg-type]
+
+    # -- what a shard needs of the broker
+
+    def topic_image(self) -> TopicImage:
+        return self.image
+
+    def shard_loaded(self, index: int) -> None:
+        self.announced += 1
+
+    def run_work(self, work: Work, done: Callable[[Event], None]) -> None:
+        raise AssertionError("no work in these tests")
+
+    def push(self, push: Push) -> None:
+        raise AssertionError("nothing is pushed in these tests")
+
+    def note(self, note: Any) -> None:
+        pass
+
+    # -- driving
+
+    def load(self) -> None:
+        """Load, and do what follows at once."""
+        self.shard.load()
+        self.turns.settle()
+
+    def ask(self, make: Callable[[int], Any]) -> int:
+        """Hand in a request's event; returns its number."""
+        number = next(self._numbers)
+        answers = self.answers[number] = []
+        self.shard.ask(make(number), answers.append)
+        return number
+
+    def commit(self, group: str, offset: int) -> int:
+        """Ask for a commit by someone who assigns partitions to itself."""
+        return self.ask(lambda number: OffsetCommit(number, group, "", -1, (OffsetToCommit(TOPIC, 0, offset),)))
+
+    def fetch(self, group: str) -> int:
+        """Ask for what is committed."""
+        return self.ask(lambda number: OffsetFetch(number, group, (TopicPartition(TOPIC, 0),)))
+
+    def answer(self, number: int) -> Any:
+        """The one answer to a request: a code, or of a commit its error, of a fetch its offset."""
+        (value,) = self.answers[number]
+        if isinstance(value, ErrorCode):
+            return value
+        return value.errors[0] if hasattr(value, "errors") else value.offsets[0].offset
+
+    def each_answered_once(self) -> bool:
+        """Whether every request so far has exactly one answer."""
+        return all(len(answers) == 1 for answers in self.answers.values())
+
+    # -- what is durable
+
+    def written(self) -> dict[str, int]:
+        """The offset of each group as another coordinator would find it in the files."""
+        again = PartitionLog.open(self.journal.log.path, self.journal.log.config, OpenOptions(clean=False))
+        machine = GroupMachine(GroupConfig())
+        for records in LogJournal(again).replay():
+            for record in records:
+                machine.apply(record)
+        return {record.group_id: record.offset for record in machine.snapshot() if isinstance(record, OffsetCommitted)}
