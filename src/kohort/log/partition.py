@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
@@ -36,6 +37,8 @@ LATEST = -1
 EARLIEST = -2
 MAX_TIMESTAMP = -3
 EARLIEST_LOCAL = -4
+
+_log = logging.getLogger("kohort.log")
 
 _SNAPSHOT_EVERY_BYTES = 16 << 20
 _INT_MAX = 2**31 - 1
@@ -96,7 +99,9 @@ class PartitionLog:
             log._restart_at(log.log_start_offset)
         if log.end_offset or recovery.snapshot_offsets(names):
             log._snapshot_offset = recovery.load_producers(path, log.segments, log.producers, now_ms)
-        if checkpoints.LEADER_EPOCHS in names:
+        for damage in log.recovery.damages:
+            _log.error("%s", damage.sentence())
+        if checkpoints.LEADER_EPOCHS in names or log.active.epochs.known is None and log.end_offset:
             log._epochs = recovery.load_epochs(path, log.segments)
         log.leader_epoch = log._epochs[-1][0] if log._epochs else 0
         if not options.clean and options.verified_offset is not None:
@@ -394,7 +399,10 @@ class PartitionLog:
         self.segments[kept - 1].truncate_to(offset)
         self.set_segments(self.segments[:kept])
         self.flushed_offset = min(self.flushed_offset, self.end_offset)
-        self._epochs = [entry for entry in self._epochs if entry[1] <= self.end_offset]
+        if self._epochs and self._epochs[-1][1] > self.end_offset:
+            self._epochs = [entry for entry in self._epochs if entry[1] < self.end_offset]
+            self._epochs.append((self.leader_epoch, self.end_offset))
+            checkpoints.write_epochs(self.path, self._epochs)
         self._snapshot_offset = recovery.load_producers(self.path, self.segments, self.producers, 0)
 
     def _restart_at(self, offset: int) -> None:
