@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from kohort.log import LogConfig, OpenOptions, PartitionLog, compact_now
 from kohort.log.damage import Damage, DamagedError
-from kohort.wire.batch import HEADER_SIZE, crc_ok, parse_header, read_records
+from kohort.wire.batch import crc_ok, parse_header, read_records
 from tests.log.making import CRASHED, NOW, POWER_LOST, batch, copy_folder, keyed, small
 
 FIELDS = {
@@ -38,6 +38,10 @@ class Made(NamedTuple):
     config: LogConfig
     batches: list[tuple[Path, int, int, int, list[tuple[int, bytes]]]]
     end: int
+    cleaned: int
+
+    def __repr__(self) -> str:
+        return f"a log of {len(self.batches)} batches"
 
 
 def _batches(log: PartitionLog) -> list[tuple[Path, int, int, int, list[tuple[int, bytes]]]]:
@@ -65,7 +69,7 @@ def _make(folder: Path, *, compacted: bool) -> Made:
     if compacted:
         compact_now(log, NOW)
     log.close()
-    return Made(folder, config, _batches(log), log.end_offset)
+    return Made(folder, config, _batches(log), log.end_offset, log.cleaned_offset)
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +131,7 @@ def test_a_flipped_byte(
 ) -> None:
     whole = made[compacted]
     number %= len(whole.batches)
-    path, position, first, following, _ = whole.batches[number]
+    path, position, first, _following, _ = whole.batches[number]
     spot = FIELDS[field][within % len(FIELDS[field])]
     scratch = Path(tempfile.mkdtemp(prefix="kohort-damage-"))
     try:
@@ -143,7 +147,7 @@ def test_a_flipped_byte(
             for file in folder.glob("*.snapshot"):
                 file.unlink()
         if options.clean:
-            options = OpenOptions(known_end=whole.end, cleaned_offset=whole.end if compacted else 0)
+            options = OpenOptions(known_end=whole.end, cleaned_offset=whole.cleaned)
         log = PartitionLog.open(folder, whole.config, options)
         _check(log, whole, number, opening, indexed or not compacted)
         end = log.end_offset
@@ -162,7 +166,7 @@ def test_a_flipped_byte(
 def _check(log: PartitionLog, whole: Made, number: int, opening: str, certain: bool) -> None:
     """Nothing wrong was seen, nothing was skipped without an error, all else was there."""
     wanted = {(first, following): None for _, _, first, following, _ in whole.batches}
-    _, _, damaged, behind, records = whole.batches[number]
+    _, _, damaged, behind, _records = whole.batches[number]
     seen, met = _read_all(log)
     sound = [(base, following) for base, following, data in seen if crc_ok(data, parse_header(data))]
     unsound = [(base, following) for base, following, data in seen if not crc_ok(data, parse_header(data))]

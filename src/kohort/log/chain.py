@@ -31,6 +31,8 @@ _CRC_FROM: Final = 21
 _COUNT: Final = struct.Struct(">i")
 _COUNT_AT: Final = 57
 _ANY_EPOCH: Final = 2**31 - 1
+_SPAN_MAX: Final = 2**31 - 1
+"""Offsets that a segment can hold: its indexes count them from its base in 32 bits."""
 _FAR: Final = 2**63 - 1
 
 
@@ -252,7 +254,7 @@ class _Survey:
             return batch, f"a last offset delta of {header.last_offset_delta}"
         if expected is not None and (base < expected or (base > expected and not self.rules.gaps)):
             return batch, f"base offset {base} where {expected} comes next"
-        if base < self.rules.base_offset:
+        if base < self.rules.base_offset or header.last_offset - self.rules.base_offset > _SPAN_MAX:
             return batch, f"base offset {base} in a segment that begins at {self.rules.base_offset}"
         limit = self.rules.limit
         if limit is not None and header.next_offset > limit:
@@ -330,7 +332,7 @@ class _Survey:
         limit = self.rules.limit
         if magic != MAGIC or length < _LENGTH_MIN or delta < 0 or end > self.size or base < offset:
             return None
-        if following - self.rules.base_offset > 2**31 or (limit is not None and following > limit):
+        if following - self.rules.base_offset > _SPAN_MAX or (limit is not None and following > limit):
             return None
         low, high, _ = self.rules.epochs.bounds(base)
         if not low <= epoch <= high:

@@ -8,7 +8,7 @@ import os
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Self
+from typing import ClassVar, Self
 
 from kohort.errors import ErrorCode, FencedError, error_for
 from kohort.log import checkpoints, recovery
@@ -57,7 +57,10 @@ class PartitionLog:
         leader_epoch: carried by appended batches.
         flushed_offset: everything before it was fsynced.
         recovery: what opening found.
+        readable: its files could be opened.
     """
+
+    readable: ClassVar[bool] = True
 
     __slots__ = (
         "_bases", "_config", "_epochs", "_intake", "_persist", "_since_snapshot", "_snapshot_offset", "active", "cleaned_offset", "end_offset", "files",
@@ -101,7 +104,7 @@ class PartitionLog:
             log._snapshot_offset = recovery.load_producers(path, log.segments, log.producers, now_ms)
         for damage in log.recovery.damages:
             _log.error("%s", damage.sentence())
-        if checkpoints.LEADER_EPOCHS in names or log.active.epochs.known is None and log.end_offset:
+        if checkpoints.LEADER_EPOCHS in names or (log.active.epochs.known is None and log.end_offset):
             log._epochs = recovery.load_epochs(path, log.segments)
         log.leader_epoch = log._epochs[-1][0] if log._epochs else 0
         if not options.clean and options.verified_offset is not None:

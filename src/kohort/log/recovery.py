@@ -93,7 +93,7 @@ def open_segments(
         closed = segment is not segments[-1]
         segment.gaps = segment.base_offset < options.cleaned_offset or (closed and options.cleaned_offset > 0)
         segment.gaps = segment.gaps or (closed and (config.compacts or options.cleaned_unknown))
-    torn = _open_each(path, segments, options, report)
+    torn = _open_each(path, segments, options, known_end, report)
     if options.verified_offset is not None and not options.clean:
         _drop_unread(segments, torn, known_end, report)
     last = segments[-1]
@@ -109,7 +109,9 @@ def open_segments(
     return _end_at(segments, torn[len(segments) - 1], known_end, report, config, files)
 
 
-def _open_each(path: Path, segments: list[Segment], options: OpenOptions, report: RecoveryReport) -> list[bool]:
+def _open_each(
+    path: Path, segments: list[Segment], options: OpenOptions, known_end: int, report: RecoveryReport
+) -> list[bool]:
     """Take over each; returns which of them end in bytes that are no batch."""
     verify = None if options.clean else _EVERYTHING if options.verified_offset is None else options.verified_offset
     torn = []
@@ -118,9 +120,7 @@ def _open_each(path: Path, segments: list[Segment], options: OpenOptions, report
         if following is not None and (verify is None or following <= verify):
             found, is_torn = opening.adopt(segment, following), False
         else:
-            found, is_torn = opening.load(segment, verify, following)
-            if following is not None:
-                segment.finish()
+            found, is_torn = _load(segment, verify, following, known_end)
         torn.append(is_torn)
         report.scanned_bytes += found.scanned_bytes
         report.rebuilt_indexes += found.rebuilt_indexes
@@ -128,6 +128,22 @@ def _open_each(path: Path, segments: list[Segment], options: OpenOptions, report
         if segment.path.with_suffix(".txnindex").name in found.rebuilt_indexes:
             _forget_snapshots_after(path, segment.base_offset)
     return torn
+
+
+def _load(segment: Segment, verify: int | None, following: int | None, known_end: int) -> tuple[RecoveryReport, bool]:
+    """Take over a segment's end. Raises OSError: its file can't be opened, and nobody knows where it ended."""
+    try:
+        found = opening.load(segment, verify, following)
+    except opening.UNUSABLE as error:
+        segment.end_offset = known_end if following is None else following
+        if segment.end_offset <= segment.base_offset:
+            raise
+        report = RecoveryReport()
+        opening.refuse(segment, error, report)
+        return report, False
+    if following is not None:
+        segment.finish()
+    return found
 
 
 def _drop_unread(segments: list[Segment], torn: list[bool], known_end: int, report: RecoveryReport) -> None:
@@ -151,11 +167,12 @@ def _end_at(
 ) -> list[Segment]:
     """Have the last segment end where it does: cut off what is torn; behind damage that took known records, begin another."""
     last = segments[-1]
-    if last.end_offset >= known_end:
-        if torn:
-            opening.cut(last, report)
-        return segments
-    opening.keep_end(last, known_end, report)
+    if last.readable:
+        if last.end_offset >= known_end:
+            if torn:
+                opening.cut(last, report)
+            return segments
+        opening.keep_end(last, known_end, report)
     fresh = Segment(last.path.parent, known_end, files, config.index_interval_bytes)
     fresh.epochs = last.epochs
     fresh.create()
