@@ -6,6 +6,7 @@ One thread owns a `LogStore` and everything below it; only `ReadResult.bytes()` 
 from kohort.log.catalog import Topic
 from kohort.log.compaction import Compaction, compact_now
 from kohort.log.config import FLUSH_NEVER_MS, LogConfig, StoreLimits
+from kohort.log.damage import Damage, DamagedError
 from kohort.log.journal import Journal, LogJournal
 from kohort.log.markers import Marker
 from kohort.log.partition import EARLIEST, EARLIEST_LOCAL, LATEST, MAX_TIMESTAMP, PartitionLog
@@ -31,6 +32,8 @@ __all__ = [
     "AbortedTransaction",
     "AppendResult",
     "Compaction",
+    "Damage",
+    "DamagedError",
     "FileRange",
     "Isolation",
     "Journal",
