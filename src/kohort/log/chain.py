@@ -10,8 +10,8 @@ import os
 import struct
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Container, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -84,6 +84,7 @@ class Rules:
         limit: the offset that follows the segment; None while that is not known.
         gaps: offsets may be missing between batches: compaction has been here.
         epochs: which leader epochs there may be.
+        least: the offset that its batches reach at least, as far as the indexes know.
     """
 
     path: Path
@@ -91,10 +92,7 @@ class Rules:
     limit: int | None
     gaps: bool
     epochs: Epochs
-
-    def without_end(self) -> Rules:
-        """The same for a stretch that does not reach the end."""
-        return replace(self, limit=None)
+    least: int = 0
 
 
 class Pins(NamedTuple):
@@ -145,7 +143,7 @@ def holds(fd: int, begin: int, stop: int, rules: Rules, pins: Pins, whole_end: b
     if position != stop:
         return False
     limit = rules.limit
-    return limit is None or expected == limit or (rules.gaps and expected < limit)
+    return limit is None or expected == limit or (rules.gaps and rules.least <= expected < limit)
 
 
 def survey(fd: int, size: int, rules: Rules, begin: int = 0, *, crc: bool = False) -> Iterator[Located | Damage]:
@@ -348,6 +346,24 @@ class _Survey:
 def _ended(size: int, limit: int) -> str:
     what = f"the file ends after {size} bytes" if size else "the file is empty"
     return f"{what}, and the next segment begins at {limit}"
+
+
+def shortened(
+    rules: Rules, size: int, end_offset: int, claim: tuple[int, int] | None, timestamps: Container[int]
+) -> Damage | None:
+    """What is missing at the end of a compacted file, where nothing but its time index tells.
+
+    Args:
+        end_offset: the offset after the last batch in the file.
+        claim: the time index's last entry: a timestamp, and the offset of its batch relative to the base.
+        timestamps: the largest ones of the batches found: if the entry's is among them, the index is wrong, not the file.
+    """
+    if claim is None or rules.limit is None or not end_offset <= rules.base_offset + claim[1] < rules.limit:
+        return None
+    if claim[0] in timestamps:
+        return None
+    reason = f"the file ends after {size} bytes, its time index goes on"
+    return Damage(rules.path, size, 0, end_offset, rules.limit, reason)
 
 
 def whole_end(fd: int, position: int, size: int, offset: int, *, whole_writes: bool) -> int | None:

@@ -30,8 +30,10 @@ from kohort.log.segment import Segment
 from kohort.wire.batch import HEADER_SIZE, parse_header
 
 _EVERYTHING = 2**63 - 1
+ASIDE = ".damaged"
+"""How the names of files end in which a repair put what was damaged."""
 _LEFTOVERS = (".tmp", ".cleaned", ".deleted")
-_SEGMENT_FILE = re.compile(r"[0-9]{20}\.(log|index|timeindex|txnindex)")
+SEGMENT_FILE = re.compile(r"[0-9]{20}\.(log|index|timeindex|txnindex)")
 _FILES_OF_EMPTY = 1 + len(checkpoints.OF_PARTITION)
 
 _RECALLED_BYTES = 128 << 10
@@ -77,7 +79,7 @@ def open_segments(
     Raises:
         OSError: the last segment's file can't be opened.
     """
-    known_end = _known_end(path, names, options)
+    known_end = known_end_of(path, names, options)
     empty = _empty_segment(path, names, files, config) if len(names) <= _FILES_OF_EMPTY else None
     if empty is not None and known_end <= empty.base_offset:
         return [empty]
@@ -86,7 +88,7 @@ def open_segments(
         first = Segment(path, options.log_start_offset or 0, files, config.index_interval_bytes)
         first.create()
         bases = [first.base_offset]
-    epochs = _known_epochs(path, names, bases, options)
+    epochs = known_epochs(path, names, bases, options)
     segments = [Segment(path, base, files, config.index_interval_bytes) for base in sorted([*bases, *missing])]
     for segment in segments:
         segment.epochs = epochs
@@ -179,7 +181,7 @@ def _end_at(
     return [*segments, fresh]
 
 
-def _known_end(path: Path, names: list[str], options: OpenOptions) -> int:
+def known_end_of(path: Path, names: list[str], options: OpenOptions) -> int:
     """Records up to here were in the log for certain."""
     known = options.known_end
     if options.clean or options.verified_offset is None:
@@ -191,7 +193,7 @@ def _known_end(path: Path, names: list[str], options: OpenOptions) -> int:
     return known
 
 
-def _known_epochs(path: Path, names: list[str], bases: list[int], options: OpenOptions) -> Epochs:
+def known_epochs(path: Path, names: list[str], bases: list[int], options: OpenOptions) -> Epochs:
     """The leader epochs as the checkpoint has them. After the machine died, later ones may have begun."""
     complete = options.clean or options.verified_offset is None
     if checkpoints.LEADER_EPOCHS not in names:
@@ -243,12 +245,12 @@ def _tidy(path: Path, names: list[str], files: FileCache, config: LogConfig) -> 
     for name in swaps:
         finish_swap(path, path / name, files, config)
     present = os.listdir(path) if swaps else names
-    bases = sorted({int(name[:20]) for name in present if _SEGMENT_FILE.fullmatch(name) and name.endswith(".log")})
+    bases = sorted({int(name[:20]) for name in present if SEGMENT_FILE.fullmatch(name) and name.endswith(".log")})
     missing: set[int] = set()
     for name in present:
-        if name in checkpoints.OF_PARTITION or name.endswith((".snapshot", ".log.swap", *_LEFTOVERS)):
+        if name in checkpoints.OF_PARTITION or name.endswith((".snapshot", ".log.swap", ASIDE, *_LEFTOVERS)):
             continue
-        if not _SEGMENT_FILE.fullmatch(name):
+        if not SEGMENT_FILE.fullmatch(name):
             log.warning("%s: %s is no file of a log, and is left alone", path.name, name)
         elif int(name[:20]) not in bases:
             if bases and bases[0] < int(name[:20]) < bases[-1] and not name.endswith(".txnindex"):

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from kohort.errors import CorruptDataError, ErrorCode, NotFoundError
-from kohort.log.chain import CHUNK, Epochs, Located, Pins, Rules, holds, survey
+from kohort.log.chain import CHUNK, Epochs, Located, Pins, Rules, holds, shortened, survey
 from kohort.log.damage import Damage, DamagedError
 from kohort.log.files import FileCache
 from kohort.log.index import OffsetIndex, TimeIndex, TransactionIndex
@@ -217,7 +217,12 @@ class SegmentFile:
 
     def rules(self, limit: int | None) -> Rules:
         """What its batches must be like; `limit`: the offset that follows them all, None if it is not known."""
-        return Rules(self.path, self.base_offset, limit, self.gaps, self.epochs)
+        least = 0
+        if self.gaps and limit is not None:
+            claim = self.time_index.last_in_file()
+            reached = self.base_offset if claim is None else self.base_offset + claim[1] + 1
+            least = reached if reached <= limit else 0
+        return Rules(self.path, self.base_offset, limit, self.gaps, self.epochs, least)
 
     def look_at(self, offset: int) -> None:
         """Look through the stretch that an offset is in, by the index."""
@@ -275,13 +280,16 @@ class SegmentFile:
         self.sealed = False
         size, end_offset = self.size, self.end_offset
         inherited = self.inherited = Inherited(size, closed=True)
-        claim = self.time_index.last_in_file()
+        rules, claim = self.rules(end_offset), self.time_index.last_in_file()
         self.index.reset()
         self.time_index.reset()
         self.restart(0)
-        self.take_over(survey(self.open().fd, size, self.rules(end_offset)), -1, inherited)
-        if self.gaps and claim is not None and self.end_offset <= self.base_offset + claim[1] < end_offset:
-            self._note_missing(inherited, claim[0], size, end_offset)
+        findings = list(survey(self.open().fd, size, rules))
+        last = self.take_over(iter(findings), -1, inherited)
+        if self.gaps and last is None:
+            stamps = {found.header.max_timestamp for found in findings if isinstance(found, Located)}
+            missing = shortened(rules, size, self.end_offset, claim, stamps)
+            inherited.damages += [] if missing is None else [missing]
         self.size, self.end_offset = size, end_offset
         self.finish()
         inherited.add(0, size)
@@ -289,12 +297,6 @@ class SegmentFile:
             log.error("%s", damage.sentence())
         if inherited.done:
             self.inherited = None
-
-    def _note_missing(self, inherited: Inherited, timestamp: int, size: int, end_offset: int) -> None:
-        """Its time index tells of a batch that the file has not: unless the index is wrong, the file was longer."""
-        if all(batch.header.max_timestamp != timestamp for batch in self.headers(0, self.size)):
-            reason = f"the file ends after {size} bytes, its time index goes on"
-            inherited.damages.append(Damage(self.path, size, 0, self.end_offset, end_offset, reason))
 
     def restart(self, position: int) -> None:
         """Set the end to the batch at `position`, which the last index entry (or the file's start) names."""
