@@ -284,10 +284,10 @@ class SegmentFile:
         self.index.reset()
         self.time_index.reset()
         self.restart(0)
-        findings = list(survey(self.open().fd, size, rules))
-        last = self.take_over(iter(findings), -1, inherited)
+        stamps: set[int] = set()
+        findings = survey(self.open().fd, size, rules)
+        last = self.take_over(_noting(findings, stamps) if self.gaps else findings, -1, inherited)
         if self.gaps and last is None:
-            stamps = {found.header.max_timestamp for found in findings if isinstance(found, Located)}
             missing = shortened(rules, size, self.end_offset, claim, stamps)
             inherited.damages += [] if missing is None else [missing]
         self.size, self.end_offset = size, end_offset
@@ -378,3 +378,11 @@ class SegmentFile:
         self.give_up()
         for suffix in (".log", ".index", ".timeindex", ".txnindex", ".snapshot"):
             self.path.with_suffix(suffix).unlink(missing_ok=True)
+
+
+def _noting(findings: Iterator[Located | Damage], timestamps: set[int]) -> Iterator[Located | Damage]:
+    """The same findings; the batches' largest timestamps are noted on the way."""
+    for found in findings:
+        if isinstance(found, Located):
+            timestamps.add(found.header.max_timestamp)
+        yield found
