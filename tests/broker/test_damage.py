@@ -9,58 +9,18 @@ from pathlib import Path
 import confluent_kafka
 import pytest
 
-from kohort import Admin, Broker, Consumer, Producer, TopicPartition
+from kohort import Admin, Broker, Consumer, Producer
 from kohort.client.consumer.range_reader import RangeReader
 from kohort.errors import CorruptDataError, ErrorCode, KafkaError
-from kohort.log import LogStore
 from kohort.wire.data import FetchRequest
 from tests.broker.raw import RawClient
-from tests.log.making import NOW, batch
-
-COUNT = 3_000
-BATCH = 10
-PART = TopicPartition("t", 0)
-OTHER = TopicPartition("other", 0)
+from tests.support.damaged import BATCH, COUNT, OTHER, PART, make_folder, offsets, place_of, put
 
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """A folder that was closed in order: a topic of 3,000 records in segments, and one of 10."""
-    with LogStore(tmp_path / "data") as store:
-        store.create_topic("t", 1, {"segment.bytes": "200000"})
-        store.create_topic("other", 1)
-        log = store.partition(PART)
-        for first in range(0, COUNT, BATCH):
-            log.append(batch(*[b"%d" % (first + i) * 50 for i in range(BATCH)], at=NOW + first), NOW)
-        store.partition(OTHER).append(batch(*[b"x"] * BATCH), NOW)
-    return tmp_path / "data"
-
-
-def place_of(data: Path, offset: int) -> tuple[Path, int]:
-    """The file and the position of the batch at an offset."""
-    for path in sorted((data / "t-0").glob("*.log"), reverse=True):
-        if int(path.stem) <= offset:
-            content, position = path.read_bytes(), 0
-            while int.from_bytes(content[position : position + 8], "big") != offset:
-                position += 12 + int.from_bytes(content[position + 8 : position + 12], "big")
-            return path, position
-    raise AssertionError(offset)
-
-
-def put(path: Path, position: int, value: bytes) -> None:
-    with path.open("r+b") as file:
-        file.seek(position)
-        file.write(value)
-
-
-def offsets(consumer: Consumer, count: int) -> list[int]:
-    """Offsets of the next records."""
-    seen: list[int] = []
-    while len(seen) < count:
-        records = consumer.poll(10_000)
-        assert records, f"nothing more after {len(seen)}"
-        seen += [record.offset for record in records]
-    return seen
+    """A folder that was closed in order."""
+    return make_folder(tmp_path / "data")
 
 
 @pytest.fixture(params=["length", "base offset", "leader epoch", "magic"])
