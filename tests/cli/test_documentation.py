@@ -9,7 +9,7 @@ from tools import command_docs
 EXPECTED = {
     "demo", "broker", "topics list", "topics describe", "topics create", "topics delete", "topics alter", "produce",
     "consume", "groups list", "groups describe", "groups members", "groups lag", "groups reset-offsets",
-    "groups delete-offsets", "groups delete", "groups clone", "groups watch", "zookeeper", "doctor",
+    "groups delete-offsets", "groups delete", "groups clone", "groups watch", "log check", "zookeeper", "doctor",
 }  # fmt: skip
 
 

@@ -14,6 +14,7 @@ import pytest
 from kohort.errors import KafkaError
 from kohort.log import LogConfig, LogStore, OpenOptions, PartitionLog
 from kohort.log.compaction import Compaction
+from kohort.log.damage import DamagedError
 from kohort.wire.batch import read_records
 from tests.log.making import CRASHED, NOW, POWER_LOST, batch, copy_folder, keyed, small, values
 
@@ -50,24 +51,38 @@ def test_damage_after_a_power_loss_is_found_by_checksum_from_the_recovery_point(
     data = bytearray(log.active.path.read_bytes())
     data[5 * size + 80] ^= 1
     log.active.path.write_bytes(data)
-    for verified, end in ((0, 10), (10, 10), (13, 24)):
+    for verified, damaged in ((0, [(10, 12)]), (10, [(10, 12)]), (13, [])):
         copy = copy_folder(tmp_path / "t-0", tmp_path / f"from{verified}-0")
-        options = OpenOptions(clean=False, verified_offset=verified)
-        assert PartitionLog.open(copy, config, options).end_offset == end
+        again = PartitionLog.open(copy, config, OpenOptions(clean=False, verified_offset=verified))
+        assert again.end_offset == 24
+        assert [(each.first_offset, each.next_offset) for each in again.recovery.damages] == damaged
+        assert again.recovery.truncated_bytes == 0
 
 
-def test_damage_in_an_older_segment_ends_the_log_there(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "options", [OpenOptions(), CRASHED, POWER_LOST], ids=["closed", "process died", "machine died"]
+)
+def test_damage_in_an_older_segment_is_kept_and_what_follows_is_served(tmp_path: Path, options: OpenOptions) -> None:
     log = _fill(tmp_path / "t-0", 60)
-    assert len(log.segments) > 3
+    wanted, count = values(log), len(log.segments)
+    assert count > 3
+    log.close()
     damaged = log.segments[1]
     data = bytearray(damaged.path.read_bytes())
-    data[-5] ^= 1
+    last = damaged.end_offset - 2
+    position = damaged.locate(last).position  # type: ignore[union-attr]
+    data[position + 8] = 0xFF
     damaged.path.write_bytes(data)
-    again = PartitionLog.open(tmp_path / "t-0", small(), POWER_LOST)
-    assert len(again.segments) == 2
-    assert damaged.base_offset < again.end_offset < log.segments[2].base_offset
-    assert sorted(p.name for p in (tmp_path / "t-0").glob("*.log")) == [s.path.name for s in again.segments]
+    again = PartitionLog.open(tmp_path / "t-0", small(), options)
+    assert again.end_offset == 120
+    assert len(again.segments) == count
+    assert damaged.path.read_bytes() == data
+    assert values(again, damaged.end_offset) == wanted[damaged.end_offset :]
+    with pytest.raises(DamagedError) as met:
+        values(again)
+    assert (met.value.damage.first_offset, met.value.damage.next_offset) == (last, damaged.end_offset)
     again.append(batch(b"goes on"), NOW)
+    assert values(again, damaged.end_offset) == [*wanted[damaged.end_offset :], (120, b"goes on")]
 
 
 @pytest.mark.parametrize("clean", [True, False])
@@ -108,7 +123,6 @@ def test_leftovers_of_interrupted_work_are_removed(tmp_path: Path) -> None:
     leftovers = [
         "00000000000000000000.log.cleaned",
         "00000000000000000009.index",
-        "x.timeindex",
         "00000000000000000000.log.deleted",
     ]
     for name in leftovers:

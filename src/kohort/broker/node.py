@@ -153,6 +153,10 @@ class Node:
         found = patience(self.group_config.notify_at_once, None if software is None else software[0])
         return found._replace(hold_ms=0 if is_first(connection) else self._bearable_ms(connection, found.hold_ms))
 
+    def is_own(self, connection: Connection) -> bool:
+        """Whether kohort's own client is at the other end."""
+        return connection.software is not None and connection.software[0] == OWN_SOFTWARE
+
     def lease_ms(self, software: str) -> int:
         """The lease that a client of this name is told to keep; 0: none."""
         keeps_one = self.group_config.notice_disconnects != "off" and software == OWN_SOFTWARE

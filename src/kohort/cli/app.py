@@ -31,6 +31,7 @@ _COMMANDS = {
     "produce": ("kohort.cli.produce:produce", "Write lines to a topic."),
     "consume": ("kohort.cli.consume:consume", "Read records of a topic."),
     "groups": ("kohort.cli.groups:app", "List and describe groups, their lag, and change their offsets."),
+    "log": ("kohort.cli.logs:app", "Look at what a stopped broker keeps on the disk."),
     "zookeeper": ("kohort.cli.zookeeper:zookeeper", "A real ZooKeeper for trying things."),
     "doctor": ("kohort.cli.doctor:doctor", "Say what is missing on this machine, and how to get it."),
 }
@@ -83,7 +84,7 @@ def _command_of(tokens: Sequence[str]) -> str:
     for token in tokens[:2]:
         if token.startswith("-") or (not words and token not in _COMMANDS):
             break
-        if words and words[0] not in ("topics", "groups"):
+        if words and words[0] not in ("topics", "groups", "log"):
             break
         words.append(token)
     return "".join(f"{word} " for word in words)

@@ -14,11 +14,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
+from kohort.log.damage import Damage, DamagedError
 from kohort.log.pairs import read_pairs
 from kohort.log.partition import PartitionLog
 from kohort.log.recovery import finish_swap
 from kohort.log.segment import Located, Segment
-from kohort.wire.batch import BatchHeader, BatchRecord, append_record, read_records, seal_batch
+from kohort.wire.batch import BatchHeader, BatchRecord, append_record, crc_ok, read_records, seal_batch
 from kohort.wire.compression import CODECS
 
 _CODEC_NAMES = {number: name for name, number in CODECS.items()}
@@ -69,7 +70,7 @@ class Compaction:
                 header = batch.header
                 if header.is_control or self._is_aborted(header):
                     continue
-                for key, _, offset in read_pairs(segment.read_batch(batch), header):
+                for key, _, offset in read_pairs(_sound(segment, batch), header):
                     if key is not None:
                         self._last[key] = offset
                 done += header.size
@@ -122,7 +123,7 @@ class Compaction:
         header = batch.header
         if self._is_aborted(header):
             return b""
-        data = segment.read_batch(batch)
+        data = _sound(segment, batch)
         old = header.base_offset < self._cleaned and header.max_timestamp < self._tombstones_before_ms
         if header.is_control:
             return b"" if old else data
@@ -159,6 +160,23 @@ class Compaction:
             log.set_segments([*log.segments[:first], merged, *log.segments[first + len(group) :]])
         log.cleaned_offset = max(log.cleaned_offset, self._upto)
         return before - log.size_bytes()
+
+
+def _sound(segment: Segment, batch: Located) -> bytes:
+    """A batch's bytes. Raises DamagedError: a new checksum would hide that the old one does not fit."""
+    data, header = segment.read_batch(batch), batch.header
+    if crc_ok(data, header):
+        return data
+    raise DamagedError(
+        Damage(
+            segment.path,
+            batch.position,
+            header.size,
+            header.base_offset,
+            header.next_offset,
+            "the checksum does not fit",
+        )
+    )
 
 
 def _cleanable(log: PartitionLog, now_ms: int) -> list[Segment]:

@@ -23,16 +23,34 @@ _TXN_ENTRY = struct.Struct(">hqqqq")
 
 
 def _read(path: str) -> bytes:
+    """The file; nothing if there is none, and one byte, which no index has, if it can't be read."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        with open(path, "rb") as file:
+            return file.read()
     except FileNotFoundError:
         return b""
-    with os.fdopen(fd, "rb") as file:
-        return file.read()
+    except (PermissionError, IsADirectoryError):
+        return b"?"
 
 
 def _empty_file(path: str) -> None:
+    try:
+        _create(path)
+    except PermissionError:
+        os.unlink(path)
+        _create(path)
+    except IsADirectoryError:
+        _set_aside(path)
+        _create(path)
+
+
+def _create(path: str) -> None:
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644))
+
+
+def _set_aside(path: str) -> None:
+    """A folder in the place of an index: it is not ours, so it is kept under another name."""
+    os.rename(path, f"{path}.stray")
 
 
 def append_to_file(path: str, data: bytes) -> None:
@@ -85,7 +103,7 @@ class OffsetIndex:
         """Position of the last entry at or below `offset`, without loading the file; 0 if there is none."""
         try:
             fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
+        except (FileNotFoundError, PermissionError):
             return 0
         try:
             low, high, found = 0, os.fstat(fd).st_size // _OFFSET_ENTRY.size, 0
@@ -97,6 +115,8 @@ class OffsetIndex:
                 else:
                     high = middle
             return found
+        except IsADirectoryError:
+            return 0
         finally:
             os.close(fd)
 
@@ -176,7 +196,7 @@ class TimeIndex:
                 file.seek(size - _TIME_ENTRY.size)
                 timestamp, offset = _TIME_ENTRY.unpack(file.read(_TIME_ENTRY.size))
                 return timestamp, offset
-        except FileNotFoundError:
+        except (FileNotFoundError, PermissionError, IsADirectoryError):
             return None
 
     def append(self, timestamp: int, offset: int) -> None:
@@ -271,8 +291,12 @@ class TransactionIndex:
         """Forget everything, and the file."""
         self.entries = []
         self._flushed = 0
-        with contextlib.suppress(FileNotFoundError):
+        try:
             os.unlink(self._path)
+        except FileNotFoundError:
+            pass
+        except IsADirectoryError:
+            _set_aside(self._path)
 
 
 def _increases(values: array[int]) -> bool:

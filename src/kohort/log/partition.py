@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Self
+from typing import ClassVar, Self
 
 from kohort.errors import ErrorCode, FencedError, error_for
 from kohort.log import checkpoints, recovery
@@ -37,6 +38,8 @@ EARLIEST = -2
 MAX_TIMESTAMP = -3
 EARLIEST_LOCAL = -4
 
+_log = logging.getLogger("kohort.log")
+
 _SNAPSHOT_EVERY_BYTES = 16 << 20
 _INT_MAX = 2**31 - 1
 
@@ -54,7 +57,10 @@ class PartitionLog:
         leader_epoch: carried by appended batches.
         flushed_offset: everything before it was fsynced.
         recovery: what opening found.
+        readable: its files could be opened.
     """
+
+    readable: ClassVar[bool] = True
 
     __slots__ = (
         "_bases", "_config", "_epochs", "_intake", "_persist", "_since_snapshot", "_snapshot_offset", "active", "cleaned_offset", "end_offset", "files",
@@ -96,7 +102,9 @@ class PartitionLog:
             log._restart_at(log.log_start_offset)
         if log.end_offset or recovery.snapshot_offsets(names):
             log._snapshot_offset = recovery.load_producers(path, log.segments, log.producers, now_ms)
-        if checkpoints.LEADER_EPOCHS in names:
+        for damage in log.recovery.damages:
+            _log.error("%s", damage.sentence())
+        if checkpoints.LEADER_EPOCHS in names or (log.active.epochs.known is None and log.end_offset):
             log._epochs = recovery.load_epochs(path, log.segments)
         log.leader_epoch = log._epochs[-1][0] if log._epochs else 0
         if not options.clean and options.verified_offset is not None:
@@ -394,7 +402,10 @@ class PartitionLog:
         self.segments[kept - 1].truncate_to(offset)
         self.set_segments(self.segments[:kept])
         self.flushed_offset = min(self.flushed_offset, self.end_offset)
-        self._epochs = [entry for entry in self._epochs if entry[1] <= self.end_offset]
+        if self._epochs and self._epochs[-1][1] > self.end_offset:
+            self._epochs = [entry for entry in self._epochs if entry[1] < self.end_offset]
+            self._epochs.append((self.leader_epoch, self.end_offset))
+            checkpoints.write_epochs(self.path, self._epochs)
         self._snapshot_offset = recovery.load_producers(self.path, self.segments, self.producers, 0)
 
     def _restart_at(self, offset: int) -> None:

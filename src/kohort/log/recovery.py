@@ -3,28 +3,37 @@
 What an unclean end can leave behind depends on what ended. When only the process died, everything it wrote is still
 with the kernel: the last write may be torn, no more. When the machine died, anything after the last fsync may be
 missing or garbage, so that part is read again and checked by CRC.
+
+Only an end with nothing readable behind it is taken for torn and cut off, and only where no checkpoint or snapshot says
+that there were records. Everything else that can't be read is damage: it stays, and is refused where it is read.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import re
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from kohort.errors import CorruptDataError
-from kohort.log import checkpoints
+from kohort.log import checkpoints, opening
+from kohort.log.chain import Epochs, Located, whole_end
 from kohort.log.config import LogConfig, StoreLimits
 from kohort.log.files import FileCache
-from kohort.log.markers import apply_marker, parse_marker
+from kohort.log.markers import Marker, apply_marker, parse_marker
 from kohort.log.producers import Producers
 from kohort.log.results import RecoveryReport
 from kohort.log.segment import Segment
+from kohort.wire.batch import HEADER_SIZE, parse_header
 
 _EVERYTHING = 2**63 - 1
+ASIDE = ".damaged"
+"""How the names of files end in which a repair put what was damaged."""
 _LEFTOVERS = (".tmp", ".cleaned", ".deleted")
+SEGMENT_FILE = re.compile(r"[0-9]{20}\.(log|index|timeindex|txnindex)")
 _FILES_OF_EMPTY = 1 + len(checkpoints.OF_PARTITION)
 
 _RECALLED_BYTES = 128 << 10
@@ -45,6 +54,8 @@ class OpenOptions:
         cleaned_offset: from the store's checkpoint: compaction has been through everything before it.
         persist: called when the log start has moved; must have made it durable when it returns.
         files: shared cache of open files.
+        cleaned_unknown: `cleaned_offset` could not be told.
+        known_end: the log had every offset below this one.
         topic_id: written to `partition.metadata` when given and not there yet.
     """
 
@@ -52,6 +63,8 @@ class OpenOptions:
     verified_offset: int | None = None
     log_start_offset: int | None = None
     cleaned_offset: int = 0
+    cleaned_unknown: bool = False
+    known_end: int = 0
     persist: Callable[[], None] | None = None
     files: FileCache | None = None
     limits: StoreLimits = field(default_factory=StoreLimits)
@@ -61,37 +74,135 @@ class OpenOptions:
 def open_segments(
     path: Path, names: list[str], files: FileCache, config: LogConfig, options: OpenOptions, report: RecoveryReport
 ) -> list[Segment]:
-    """The segments of a folder with these files, at least one, in order; the last is ready for appends."""
-    if len(names) <= _FILES_OF_EMPTY and (empty := _empty_segment(path, names, files, config)) is not None:
+    """The segments of a folder with these files, at least one, in order; the last is ready for appends.
+
+    Raises:
+        OSError: the last segment's file can't be opened.
+    """
+    known_end = known_end_of(path, names, options)
+    empty = _empty_segment(path, names, files, config) if len(names) <= _FILES_OF_EMPTY else None
+    if empty is not None and known_end <= empty.base_offset:
         return [empty]
-    bases = _tidy(path, names, files, config)
+    bases, missing = _tidy(path, names, files, config)
     if not bases:
         first = Segment(path, options.log_start_offset or 0, files, config.index_interval_bytes)
         first.create()
-        return [first]
+        bases = [first.base_offset]
+    epochs = known_epochs(path, names, bases, options)
+    segments = [Segment(path, base, files, config.index_interval_bytes) for base in sorted([*bases, *missing])]
+    for segment in segments:
+        segment.epochs = epochs
+        closed = segment is not segments[-1]
+        segment.gaps = segment.base_offset < options.cleaned_offset or (closed and options.cleaned_offset > 0)
+        segment.gaps = segment.gaps or (closed and (config.compacts or options.cleaned_unknown))
+    torn = _open_each(path, segments, options, known_end, report)
+    if options.verified_offset is not None and not options.clean:
+        _drop_unread(segments, torn, known_end, report)
+    last = segments[-1]
+    if torn[len(segments) - 1]:
+        whole = whole_end(
+            last.open().fd,
+            last.size,
+            os.stat(last.path).st_size,
+            last.end_offset,
+            whole_writes=options.clean or options.verified_offset is None,
+        )
+        known_end = max(known_end, whole or 0)
+    return _end_at(segments, torn[len(segments) - 1], known_end, report, config, files)
+
+
+def _open_each(
+    path: Path, segments: list[Segment], options: OpenOptions, known_end: int, report: RecoveryReport
+) -> list[bool]:
+    """Take over each; returns which of them end in bytes that are no batch."""
     verify = None if options.clean else _EVERYTHING if options.verified_offset is None else options.verified_offset
-    segments = [Segment(path, base, files, config.index_interval_bytes) for base in bases]
+    torn = []
     for number, segment in enumerate(segments):
-        following = bases[number + 1] if number + 1 < len(bases) else None
-        closed = following is not None and (verify is None or following <= verify)
-        found = segment.adopt(following or 0) if closed else segment.load(verify)
+        following = segments[number + 1].base_offset if number + 1 < len(segments) else None
+        if following is not None and (verify is None or following <= verify):
+            found, is_torn = opening.adopt(segment, following), False
+        else:
+            found, is_torn = _load(segment, verify, following, known_end)
+        torn.append(is_torn)
         report.scanned_bytes += found.scanned_bytes
-        report.truncated_bytes += found.truncated_bytes
         report.rebuilt_indexes += found.rebuilt_indexes
+        report.damages += found.damages
         if segment.path.with_suffix(".txnindex").name in found.rebuilt_indexes:
             _forget_snapshots_after(path, segment.base_offset)
-        if closed:
-            continue
-        if following is None:
-            break
-        if found.truncated_bytes:
-            for lost in segments[number + 1 :]:
-                report.truncated_bytes += lost.path.stat().st_size
-                lost.delete()
-            return segments[: number + 1]
+    return torn
+
+
+def _load(segment: Segment, verify: int | None, following: int | None, known_end: int) -> tuple[RecoveryReport, bool]:
+    """Take over a segment's end. Raises OSError: its file can't be opened, and nobody knows where it ended."""
+    try:
+        found = opening.load(segment, verify, following)
+    except opening.UNUSABLE as error:
+        segment.end_offset = known_end if following is None else following
+        if segment.end_offset <= segment.base_offset:
+            raise
+        report = RecoveryReport()
+        opening.refuse(segment, error, report)
+        return report, False
+    if following is not None:
         segment.finish()
-        segment.end_offset = following
-    return segments
+    return found
+
+
+def _drop_unread(segments: list[Segment], torn: list[bool], known_end: int, report: RecoveryReport) -> None:
+    """After the machine died: segments at the end without a batch, behind one with a torn end, are part of what was lost."""
+    while len(segments) > 1 and torn[len(segments) - 2]:
+        before, last = segments[-2:]
+        if last.size or before.end_offset < known_end:
+            break
+        report.truncated_bytes += os.stat(last.path).st_size
+        report.damages = [damage for damage in report.damages if damage.path != last.path]
+        last.delete()
+        segments.pop()
+    for segment, is_torn in zip(segments[:-1], torn, strict=False):
+        following = segments[segments.index(segment) + 1].base_offset
+        if is_torn or segment.end_offset != following:
+            segment.size, segment.end_offset = os.stat(segment.path).st_size, following
+
+
+def _end_at(
+    segments: list[Segment], torn: bool, known_end: int, report: RecoveryReport, config: LogConfig, files: FileCache
+) -> list[Segment]:
+    """Have the last segment end where it does: cut off what is torn; behind damage that took known records, begin another."""
+    last = segments[-1]
+    if last.readable:
+        if last.end_offset >= known_end:
+            if torn:
+                opening.cut(last, report)
+            return segments
+        opening.keep_end(last, known_end, report)
+    fresh = Segment(last.path.parent, known_end, files, config.index_interval_bytes)
+    fresh.epochs = last.epochs
+    fresh.create()
+    return [*segments, fresh]
+
+
+def known_end_of(path: Path, names: list[str], options: OpenOptions) -> int:
+    """Records up to here were in the log for certain."""
+    known = options.known_end
+    if options.clean or options.verified_offset is None:
+        for offset in snapshot_offsets(names):
+            if offset > known and Producers(path.name, options.limits.producers).load_snapshot(
+                snapshot_path(path, offset), 0
+            ):
+                known = offset
+    return known
+
+
+def known_epochs(path: Path, names: list[str], bases: list[int], options: OpenOptions) -> Epochs:
+    """The leader epochs as the checkpoint has them. After the machine died, later ones may have begun."""
+    complete = options.clean or options.verified_offset is None
+    if checkpoints.LEADER_EPOCHS not in names:
+        lost = any(_first_epoch(path / f"{base:020d}.log") > 0 for base in bases[-2:])
+        return Epochs() if lost else Epochs((), complete)
+    try:
+        return Epochs(tuple(checkpoints.read_epochs(path)), complete)
+    except (CorruptDataError, ValueError):
+        return Epochs()
 
 
 def _empty_segment(path: Path, names: list[str], files: FileCache, config: LogConfig) -> Segment | None:
@@ -102,7 +213,9 @@ def _empty_segment(path: Path, names: list[str], files: FileCache, config: LogCo
     base = logs[0].removesuffix(".log")
     if not base.isdecimal() or os.stat(f"{path}{os.sep}{logs[0]}").st_size:
         return None
-    return Segment(path, int(base), files, config.index_interval_bytes)
+    segment = Segment(path, int(base), files, config.index_interval_bytes)
+    segment.epochs = Epochs(())
+    return segment
 
 
 def _forget_snapshots_after(path: Path, offset: int) -> None:
@@ -123,22 +236,28 @@ def snapshot_offsets(names: Iterable[str]) -> list[int]:
     return sorted(int(stem) for stem in stems if stem.isdecimal())
 
 
-def _tidy(path: Path, names: list[str], files: FileCache, config: LogConfig) -> list[int]:
-    """Finish or undo what a crash interrupted; the base offsets of the segments left."""
+def _tidy(path: Path, names: list[str], files: FileCache, config: LogConfig) -> tuple[list[int], list[int]]:
+    """Finish or undo what a crash interrupted; the base offsets of the segments left, and of those whose file is gone."""
     for name in names:
         if name.endswith(_LEFTOVERS):
             (path / name).unlink()
     swaps = sorted(name for name in names if name.endswith(".log.swap"))
     for name in swaps:
         finish_swap(path, path / name, files, config)
-    stems = [name.partition(".") for name in (os.listdir(path) if swaps else names)]
-    bases = sorted(int(stem) for stem, _, suffix in stems if suffix == "log" and stem.isdecimal())
-    known = set(bases)
-    for stem, _, suffix in stems:
-        orphan = suffix in ("index", "timeindex", "txnindex")
-        if orphan and not (stem.isdecimal() and int(stem) in known):
-            (path / f"{stem}.{suffix}").unlink()
-    return bases
+    present = os.listdir(path) if swaps else names
+    bases = sorted({int(name[:20]) for name in present if SEGMENT_FILE.fullmatch(name) and name.endswith(".log")})
+    missing: set[int] = set()
+    for name in present:
+        if name in checkpoints.OF_PARTITION or name.endswith((".snapshot", ".log.swap", ASIDE, *_LEFTOVERS)):
+            continue
+        if not SEGMENT_FILE.fullmatch(name):
+            log.warning("%s: %s is no file of a log, and is left alone", path.name, name)
+        elif int(name[:20]) not in bases:
+            if bases and bases[0] < int(name[:20]) < bases[-1] and not name.endswith(".txnindex"):
+                missing.add(int(name[:20]))
+            else:
+                (path / name).unlink()
+    return bases, sorted(missing)
 
 
 def finish_swap(path: Path, swap: Path, files: FileCache, config: LogConfig) -> Segment:
@@ -151,8 +270,9 @@ def finish_swap(path: Path, swap: Path, files: FileCache, config: LogConfig) -> 
         if file.suffix in (".log", ".index", ".timeindex") and file.stem.isdecimal() and base <= int(file.stem) < end:
             file.unlink()
     segment = Segment(path, base, files, config.index_interval_bytes)
+    segment.gaps = True
     swap.replace(segment.path)
-    segment.load(None)
+    opening.load(segment, None, end, crc=False)
     segment.end_offset = end
     segment.finish()
     return segment
@@ -173,18 +293,26 @@ def load_producers(path: Path, segments: Sequence[Segment], producers: Producers
     for segment in segments:
         if segment.end_offset <= start or not segment.size:
             continue
-        first = segment.locate(start) if start > segment.base_offset else None
-        for batch in segment.scan(first.position if first else 0):
+        for batch in segment.sound_from(start):
             header = batch.header
             if header.producer_id < 0 or header.base_offset < start:
                 continue
             if not header.is_control:
                 producers.note(header, header.base_offset, now_ms)
                 continue
-            marker = parse_marker(header, segment.read_batch(batch))
+            marker = _marker(segment, batch)
             if marker is not None:
                 apply_marker(producers, segment, marker, header.base_offset, now_ms)
     return start
+
+
+def _marker(segment: Segment, batch: Located) -> Marker | None:
+    """A transaction's marker; None if it can't be read."""
+    try:
+        return parse_marker(batch.header, segment.read_batch(batch))
+    except CorruptDataError as error:
+        log.error("%s: the marker at offset %d can't be read: %s", segment.name, batch.header.base_offset, error)
+        return None
 
 
 def _recall(segments: Sequence[Segment], producers: Producers, snapshot: int) -> None:
@@ -194,28 +322,39 @@ def _recall(segments: Sequence[Segment], producers: Producers, snapshot: int) ->
     for segment in reversed(segments):
         if segment.base_offset >= snapshot or not segment.size:
             continue
-        end = segment.locate(snapshot)
+        end = next(segment.sound_from(snapshot), None)
         stop = end.position if end is not None else segment.size
         found.append((segment, segment.boundary_before(stop - room), stop))
         room -= stop
         if room <= 0:
             break
     for segment, first, stop in reversed(found):
-        for batch in segment.scan(first, stop):
+        for batch in segment.scan(first, stop, skip=True):
             if batch.header.base_sequence >= 0:
                 producers.recall(batch.header)
 
 
+def _first_epoch(path: Path) -> int:
+    """The leader epoch of a file's first batch, -1 if there is none."""
+    try:
+        with path.open("rb") as file:
+            return parse_header(file.read(HEADER_SIZE)).partition_leader_epoch
+    except (OSError, CorruptDataError):
+        return -1
+
+
 def load_epochs(path: Path, segments: Sequence[Segment]) -> list[tuple[int, int]]:
-    """The leader epochs and their first offsets; read from the batches again if the file is damaged."""
+    """The leader epochs and their first offsets; read from the batches again if the file is damaged or lost."""
     end_offset = segments[-1].end_offset
     try:
+        if not (path / checkpoints.LEADER_EPOCHS).exists():
+            raise CorruptDataError("the file is gone")
         return [entry for entry in checkpoints.read_epochs(path) if entry[1] <= end_offset]
     except (CorruptDataError, ValueError) as error:
         log.warning("%s: its leader epochs are read from its batches again (%s)", path.name, error)
     found: list[tuple[int, int]] = []
     for segment in segments:
-        for batch in segment.scan(0):
+        for batch in segment.scan(0, skip=True):
             epoch = batch.header.partition_leader_epoch
             if epoch > (found[-1][0] if found else -1):
                 found.append((epoch, batch.header.base_offset))

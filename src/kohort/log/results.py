@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple
 
+from kohort.log.damage import Damage
+
 
 class Isolation(IntEnum):
     """Which records a reader may see; the values are the wire's `isolation_level`."""
@@ -121,8 +123,10 @@ class RecoveryReport:
         scanned_bytes: log bytes read again.
         truncated_bytes: torn or damaged bytes cut off the end.
         rebuilt_indexes: names of index files that were wrong or missing.
+        damages: what can't be read, as far as it was looked at.
     """
 
     scanned_bytes: int = 0
     truncated_bytes: int = 0
     rebuilt_indexes: list[str] = field(default_factory=list)
+    damages: list[Damage] = field(default_factory=list)

@@ -19,8 +19,10 @@ from kohort.log.catalog import Topic, check_name, effective_config, read_catalog
 from kohort.log.compaction import Compaction
 from kohort.log.config import FLUSH_NEVER_MS, LogConfig, StoreLimits
 from kohort.log.files import FileCache
+from kohort.log.opening import FILES_OWN
 from kohort.log.partition import PartitionLog
 from kohort.log.recovery import OpenOptions
+from kohort.log.unreadable import UnreadableLog
 
 log = logging.getLogger("kohort.log")
 
@@ -28,6 +30,7 @@ RECOVERY_POINTS = "recovery-point-offset-checkpoint"
 LOG_STARTS = "log-start-offset-checkpoint"
 CLEANED = "cleaner-offset-checkpoint"
 _DELETED = "-delete"
+_STRAY = "-stray"
 _SLICE_S = 0.01
 _ROUND_MS = 5_000
 RETENTION_CHECK_MS = 300_000
@@ -72,6 +75,8 @@ class LogStore:
         self._round_ms = 0
         self._retention_ms = int(time.time() * 1000)
         self._closed = False
+        self._told: set[str] = set()
+        self._not_compacted: set[TopicPartition] = set()
         try:
             self._open_all()
         except BaseException:
@@ -91,20 +96,35 @@ class LogStore:
         self.topics = topics
         self.topics_by_id = {topic.id: topic for topic in topics.values()}
         ids = self._remove_strays()
-        points = checkpoints.read_offsets(self.path / RECOVERY_POINTS)
-        starts = checkpoints.read_offsets(self.path / LOG_STARTS)
-        cleaned = checkpoints.read_offsets(self.path / CLEANED)
+        points = self._read_checkpoint(RECOVERY_POINTS)
+        starts = self._read_checkpoint(LOG_STARTS)
+        cleaned = self._read_checkpoint(CLEANED)
+        self._told = {tp.topic for file in (points, starts, cleaned) for tp in file or () if tp.topic not in topics}
         began = time.monotonic()
         for topic in topics.values():
             config = effective_config(self.defaults, topic.configs)
             for number in range(topic.partitions):
                 tp = TopicPartition(topic.name, number)
-                verified = None if self._owned.same_boot else points.get(tp, 0)
-                unknown = None if ids.get(str(tp)) == topic.id else topic.id
-                self._open(tp, unknown, config, verified, starts.get(tp), cleaned.get(tp, 0))
+                known = OpenOptions(
+                    verified_offset=None if self._owned.same_boot else (points or {}).get(tp, 0),
+                    known_end=(points or {}).get(tp, 0),
+                    log_start_offset=(starts or {}).get(tp),
+                    cleaned_offset=(cleaned or {}).get(tp, 0),
+                    cleaned_unknown=cleaned is None,
+                    topic_id=None if ids.get(str(tp)) == topic.id else topic.id,
+                )
+                self._open(tp, config, known)
         owned = self._owned
         how = "new" if owned.fresh else "closed in order" if owned.clean else "recovered after an unclean end"
         log.info("%s: %d logs open, %s, %.0f ms", self.path, len(self._logs), how, 1000 * (time.monotonic() - began))
+
+    def _read_checkpoint(self, name: str) -> dict[TopicPartition, int] | None:
+        """Offsets by partition; None if the file is damaged: then the logs are opened without."""
+        try:
+            return checkpoints.read_offsets(self.path / name)
+        except (CorruptDataError, ValueError) as error:
+            log.error("%s: %s can't be read (%s); the logs are opened without it", self.path, name, error)
+            return None
 
     def _remove_strays(self) -> dict[str, uuid.UUID]:
         """Remove what an interrupted deletion left; the topic ids in the other partitions' folders, by folder."""
@@ -118,33 +138,37 @@ class LogStore:
             elif dash and number.isdecimal():
                 topic = self.topics.get(name)
                 topic_id = checkpoints.read_partition_metadata(entry.path)
-                if topic is None or (topic_id is not None and topic_id != topic.id) or int(number) >= topic.partitions:
-                    log.warning("%s: removing %s, which belongs to no topic of the catalog", self.path, entry.name)
-                    shutil.rmtree(entry.path)
-                elif topic_id is not None:
+                ours = topic is not None and int(number) < topic.partitions and topic_id in (None, topic.id)
+                if ours and topic_id is not None:
                     ids[entry.name] = topic_id
+                elif not ours and topic_id is not None and topic_id not in self.topics_by_id:
+                    log.warning("%s: removing %s, whose topic was deleted", self.path, entry.name)
+                    shutil.rmtree(entry.path)
+                elif not ours:
+                    self._leave(entry.name, in_the_way=topic is not None)
         return ids
 
-    def _open(
-        self,
-        tp: TopicPartition,
-        topic_id: uuid.UUID | None,
-        config: LogConfig,
-        verified: int | None = None,
-        start: int | None = None,
-        cleaned: int = 0,
-    ) -> None:
-        options = OpenOptions(
-            clean=self._owned.clean,
-            verified_offset=verified,
-            log_start_offset=start,
-            cleaned_offset=cleaned,
-            persist=self._write_starts,
-            files=self._files,
-            limits=self.limits,
-            topic_id=topic_id,
+    def _leave(self, name: str, *, in_the_way: bool) -> None:
+        """A folder that looks like a partition's and is none of ours is not removed: somebody may have put it there."""
+        stays = name
+        if in_the_way:
+            stays = f"{name}{_STRAY}"
+            os.rename(self.path / name, self.path / stays)
+        log.warning("%s: %s belongs to no topic of the catalog; it is left alone as %s", self.path, name, stays)
+
+    def _open(self, tp: TopicPartition, config: LogConfig, known: OpenOptions) -> None:
+        options = replace(
+            known, clean=self._owned.clean, persist=self._write_starts, files=self._files, limits=self.limits
         )
-        opened = PartitionLog.open(self.path / str(tp), config, options, now_ms=int(time.time() * 1000))
+        path = self.path / str(tp)
+        try:
+            opened = PartitionLog.open(path, config, options, now_ms=int(time.time() * 1000))
+        except (OSError, CorruptDataError) as error:
+            if isinstance(error, OSError) and error.errno not in FILES_OWN:
+                raise
+            self._logs[tp] = refused = UnreadableLog(path, config, options, error)
+            log.error("%s is not served, the other partitions are: %s", tp, refused.damage.sentence())
+            return
         found = opened.recovery
         if found.truncated_bytes or found.rebuilt_indexes:
             log.warning(
@@ -196,6 +220,12 @@ class LogStore:
                 POLICY_VIOLATION (a limit of `StoreLimits`).
         """
         self.check_topic(name, partitions, configs)
+        if (
+            name in self._told
+        ):  # what the checkpoints say of an earlier topic of this name must not be taken for this one's
+            self._write_checkpoints()
+            self._write_starts()
+            self._told.clear()
         topic = Topic(name, topic_id or checkpoints.new_id(), partitions, dict(configs or {}))
         self._change(topic)
         try:
@@ -234,7 +264,7 @@ class LogStore:
     def _open_new(self, topic: Topic, first: int) -> None:
         config = effective_config(self.defaults, topic.configs)
         for number in range(first, topic.partitions):
-            self._open(TopicPartition(topic.name, number), topic.id, config)
+            self._open(TopicPartition(topic.name, number), config, OpenOptions(topic_id=topic.id))
 
     def delete_topic(self, name: str) -> Topic:
         """Remove a topic from the catalog, then its files. Raises NotFoundError."""
@@ -243,6 +273,7 @@ class LogStore:
         write_catalog(self.path, left)
         del self.topics[name]
         del self.topics_by_id[topic.id]
+        self._told.add(name)
         doomed = []
         for number in range(topic.partitions):
             log_gone = self._logs.pop((name, number), None)
@@ -329,6 +360,8 @@ class LogStore:
         if aged:
             self._retention_ms = now_ms
         for tp, partition in self.partitions():
+            if not partition.readable:
+                continue
             if aged:
                 retention.enforce(partition, now_ms)
             partition.producers.expire(now_ms - self.limits.producer_id_expiration_ms)
@@ -339,17 +372,19 @@ class LogStore:
 
     def _compact(self, tp: TopicPartition, partition: PartitionLog, now_ms: int) -> Iterator[None]:
         retention.close_for_compaction(partition, now_ms)
-        run = Compaction.due(partition, now_ms)
-        if run is None:
-            return
         try:
+            run = Compaction.due(partition, now_ms)
+            if run is None:
+                return
             for _ in run.steps():
                 if self._logs.get(tp) is not partition:
                     return
                 yield
             log.info("%s: compacted, %d bytes saved", tp, run.finish())
         except CorruptDataError as error:
-            log.error("%s can't be compacted: %s", tp, error)
+            if tp not in self._not_compacted:
+                self._not_compacted.add(tp)
+                log.error("%s is not compacted until it is repaired (kohort log check --repair): %s", tp, error)
 
     def _write_starts(self) -> None:
         starts = {tp: p.log_start_offset for tp, p in self.partitions() if p.log_start_offset}

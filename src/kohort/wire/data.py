@@ -138,7 +138,11 @@ class FetchRequest(Message, key=1, versions=(4, 18), flexible=12):
 
 
 class FetchResponse(Message, key=1, versions=(4, 18), flexible=12):
-    """Record sets with high watermarks and the transactions aborted among them."""
+    """Record sets with high watermarks and the transactions aborted among them.
+
+    `damage` is not Kafka's: kohort's broker tells kohort's clients, and no one else, what is damaged where it answers
+    CORRUPT_MESSAGE. Its tag is far above those that Kafka gives out, one by one, and spells "kq".
+    """
 
     class FetchableTopicResponse(Struct):
         """Part of FetchResponse."""
@@ -181,6 +185,7 @@ class FetchResponse(Message, key=1, versions=(4, 18), flexible=12):
             diverging_epoch: EpochEndOffset = struct(EpochEndOffset, since=12, tag=0)
             current_leader: LeaderIdAndEpoch = struct(LeaderIdAndEpoch, since=12, tag=1)
             snapshot_id: SnapshotId = struct(SnapshotId, since=12, tag=2)
+            damage: str = string(since=12, tag=0x6B71, ignorable=True)
 
         topic: str = string(until=12, ignorable=True)
         topic_id: UUID = uuid(since=13, ignorable=True)

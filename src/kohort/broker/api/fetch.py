@@ -17,7 +17,7 @@ from kohort.broker.parts import LogSlice
 from kohort.broker.request import Request
 from kohort.broker.waits import Wait
 from kohort.errors import ErrorCode, KafkaError
-from kohort.log import Isolation, PartitionLog, ReadResult
+from kohort.log import DamagedError, Isolation, PartitionLog, ReadResult
 from kohort.wire.data import FetchRequest, FetchResponse
 
 log = logging.getLogger("kohort.broker")
@@ -117,6 +117,11 @@ class Fetch:
         try:
             result = source.read(part.offset, limit, self._isolation, min_one=first)
             records = _records(result)
+        except DamagedError as error:
+            refused = _failed(index, error.code)
+            if self._node.is_own(self._request.connection):
+                refused.damage = error.message
+            return refused, 0
         except KafkaError as error:
             return _failed(index, error.code), 0
         except OSError as error:

@@ -294,7 +294,7 @@ class Fetcher:
         self, fetched: Fetched, partition: TopicPartition, entry: _Asked, state: PartitionState, part: Any
     ) -> None:
         if part.error_code:
-            self._failed(partition, state, ErrorCode.of(part.error_code))
+            self._failed(partition, state, ErrorCode.of(part.error_code), part.damage)
             return
         state.high_watermark, state.log_start, state.last_stable = (
             part.high_watermark,
@@ -324,7 +324,7 @@ class Fetcher:
             state.fetch_position = Position(next_offset, epoch)
         self._order[partition] = self._order.pop(partition, None)
 
-    def _failed(self, partition: TopicPartition, state: PartitionState, code: ErrorCode) -> None:
+    def _failed(self, partition: TopicPartition, state: PartitionState, code: ErrorCode, damage: str) -> None:
         if code is ErrorCode.OFFSET_OUT_OF_RANGE:
             if state.replica is not None:
                 state.replica = None
@@ -335,7 +335,7 @@ class Fetcher:
             self.cluster.request_metadata()
             self._later(state)
         else:
-            self.partitions.fail(partition, error_for(code, f"{partition} can't be read: {code.text}"))
+            self.partitions.fail(partition, error_for(code, f"{partition} can't be read: {damage or code.text}"))
         self._changed()
 
     def _ask_leaders(self, now_ms: float) -> None:

@@ -146,7 +146,7 @@ class RangeReader(Lookups):
         if code is not ErrorCode.NONE:
             if code in MOVED:
                 await cluster.describe_topics([partition.topic])
-            raise error_for(code, f"{partition} can't be read: {code.text}")
+            raise error_for(code, f"{partition} can't be read: {part.damage or code.text}")
         records = part.records if part.records is not None else memoryview(b"")
         aborted = [(txn.producer_id, txn.first_offset) for txn in part.aborted_transactions or ()]
         return _Answer(records, aborted, offset, extent(records).next_offset)

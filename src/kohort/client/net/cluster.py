@@ -49,7 +49,7 @@ from kohort.client.net.targets import (
     parse_address,
 )
 from kohort.client.settings import ConnectionConfig
-from kohort.errors import ErrorCode, KafkaError, RetriableError, TimedOutError, error_for
+from kohort.errors import CorruptDataError, ErrorCode, KafkaError, RetriableError, TimedOutError, error_for
 from kohort.ids import TopicPartition
 from kohort.wire.cluster import MetadataRequest
 from kohort.wire.groups import FindCoordinatorRequest
@@ -160,7 +160,8 @@ class Cluster:
             try:
                 return await self.runtime.within(_awaited(attempt), left, what)
             except KafkaError as error:
-                if self.closed or not (isinstance(error, RetriableError) or error.code.retriable):
+                again = isinstance(error, RetriableError) or error.code.retriable
+                if self.closed or not again or isinstance(error, CorruptDataError):  # a damaged file does not heal
                     raise
                 failures += 1
                 if not (isinstance(error, TimedOutError) and self.runtime.now_ms >= deadline and last is not None):

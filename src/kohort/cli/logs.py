@@ -1,0 +1,119 @@
+"""`kohort log`: looks at what a stopped broker keeps on the disk."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import App, Parameter
+
+from kohort.cli.app import DONE, FAILED, UsageError
+from kohort.cli.output import note, show, show_json
+
+if TYPE_CHECKING:
+    from kohort.log.check import Found, Progress
+
+app = App(name="log", help="Look at what a stopped broker keeps on the disk.", result_action="return_value")
+
+_COLUMNS = {
+    "partition": "partition",
+    "file": "file",
+    "position": "at byte",
+    "length": "bytes",
+    "first_offset": "first lost",
+    "last_offset": "last lost",
+    "reason": "what is wrong",
+    "set_aside": "set aside in",
+}
+
+
+@app.command
+def check(
+    directory: Path,
+    *,
+    repair: Annotated[bool, Parameter(negative="")] = False,
+    json: Annotated[bool, Parameter(negative="")] = False,
+) -> int:
+    """Look a data folder through, checksums too: what is damaged, and which records are lost by it.
+
+    Ends with 0 when all is sound, or was repaired; with 1 when something is damaged; with 2 when the folder is in use or
+    is none of a broker's. Without --repair nothing is changed.
+
+    Args:
+        directory: the data folder of a broker that is stopped.
+        repair: set what is damaged aside in files beside (*.damaged), and have empty batches take its offsets, so that
+            readers go on behind it. Indexes are made again.
+        json: print JSON.
+    """
+    from kohort.errors import InvalidInputError
+    from kohort.log.check import FolderCheck, locked, log_bytes
+    from kohort.log.repair import repair as repaired
+
+    try:
+        with locked(directory):
+            with _progress(log_bytes(directory)) as progress:
+                report = FolderCheck(directory, progress).run()
+            done = {id(found): aside for found, aside in repaired(report.found)} if repair else {}
+    except InvalidInputError as error:
+        raise UsageError(error.message) from error
+    rows = [_row(found, done) for found in report.found]
+    left = [found for found in report.found if id(found) not in done]
+    if json:
+        counts = {"partitions": report.partitions, "files": report.files, "bytes": report.bytes}
+        show_json({"directory": str(directory), **counts, "sound": not left, "damaged": rows, "notes": report.notes})
+    else:
+        if rows:
+            show(rows, _COLUMNS, as_json=False)
+        for sentence in report.notes:
+            note(sentence)
+        note(_sum(report.found, len(left), report.partitions, report.bytes, repair))
+    return FAILED if left else DONE
+
+
+def _row(found: Found, done: dict[int, Path | None]) -> dict[str, Any]:
+    damage, lost = found.damage, found.lost
+    aside = done.get(id(found))
+    return {
+        "partition": found.partition,
+        "file": damage.path.name,
+        "position": damage.position if found.kind == "records" else None,
+        "length": damage.length,
+        "first_offset": damage.first_offset if lost != 0 else None,
+        "last_offset": damage.next_offset - 1 if damage.next_offset is not None and lost else None,
+        "next_offset": damage.next_offset if lost != 0 else None,
+        "lost": lost,
+        "reason": damage.reason,
+        "repaired": id(found) in done,
+        "set_aside": None if aside is None else aside.name,
+    }
+
+
+def _sum(found: list[Found], left: int, partitions: int, size: int, repair: bool) -> str:
+    where = f"{partitions} partitions, {size} bytes"
+    if not found:
+        return f"{where}: sound"
+    lost = sum(each.lost or 0 for each in found)
+    more = "" if all(each.lost is not None for each in found) else " and more"
+    text = f"{where}: {len(found)} damaged, {lost} offsets{more} can't be read"
+    if not repair:
+        mendable = any(each.kind != "file" for each in found)
+        return text + ("; --repair sets what is damaged aside, and readers go on behind it" if mendable else "")
+    return text + (f"; {len(found) - left} repaired, {left} can't be repaired here" if left else "; all was repaired")
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Progress]:
+    """A bar on a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("looking through"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda count: bar.advance(task, count)

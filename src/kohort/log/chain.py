@@ -1,0 +1,390 @@
+"""The chain of batches in a log file: each begins where the one before ended, and its offsets go on from there.
+
+Base offset, length, leader epoch and magic of a batch lie outside its checksum. What vouches for them are the neighbours:
+a flipped bit in one of them breaks the chain, at this batch or at the next one.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from array import array
+from bisect import bisect_right
+from collections.abc import Container, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import crc32c
+
+from kohort.errors import CorruptDataError
+from kohort.log.damage import Damage
+from kohort.wire.batch import HEADER_SIZE, MAGIC, BatchHeader, crc_ok, parse_header
+
+CHUNK: Final = 16 << 10
+_WINDOW: Final = 1 << 20
+_FRONT: Final = struct.Struct(">qiibIhi")
+_OVERHEAD: Final = 12
+_LENGTH_MIN: Final = HEADER_SIZE - _OVERHEAD
+_MAGIC_AT: Final = 16
+_CRC_FROM: Final = 21
+_COUNT: Final = struct.Struct(">i")
+_COUNT_AT: Final = 57
+_ANY_EPOCH: Final = 2**31 - 1
+_SPAN_MAX: Final = 2**31 - 1
+"""Offsets that a segment can hold: its indexes count them from its base in 32 bits."""
+_FAR: Final = 2**63 - 1
+
+
+class Located(NamedTuple):
+    """A batch's header and where the batch lies in the file."""
+
+    position: int
+    header: BatchHeader
+
+    @property
+    def end(self) -> int:
+        return self.position + self.header.size
+
+
+@dataclass(frozen=True, slots=True)
+class Epochs:
+    """Which leader epoch the batch with an offset may have.
+
+    Attributes:
+        known: epochs with their first offsets, ascending; None: not known.
+        complete: no later epoch can have begun.
+    """
+
+    known: tuple[tuple[int, int], ...] | None = None
+    complete: bool = False
+
+    def bounds(self, offset: int) -> tuple[int, int, int]:
+        """Lowest and highest epoch of a batch that begins at `offset`, and the offset up to which that is so."""
+        known = self.known
+        if known is None:
+            return -1, _ANY_EPOCH, _FAR
+        if not known:
+            return (0, 0, _FAR) if self.complete else (-1, _ANY_EPOCH, _FAR)
+        number = bisect_right(known, offset, key=lambda entry: entry[1]) - 1
+        until = known[number + 1][1] if number + 1 < len(known) else _FAR
+        if number < 0:
+            return -1, known[0][0], until
+        low = known[number][0]
+        return low, low if self.complete or until != _FAR else _ANY_EPOCH, until
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What holds for the batches of one segment.
+
+    Attributes:
+        path: of its log file.
+        base_offset: no batch begins below it.
+        limit: the offset that follows the segment; None while that is not known.
+        gaps: offsets may be missing between batches: compaction has been here.
+        epochs: which leader epochs there may be.
+        least: the offset that its batches reach at least, as far as the indexes know.
+    """
+
+    path: Path
+    base_offset: int
+    limit: int | None
+    gaps: bool
+    epochs: Epochs
+    least: int = 0
+
+
+class Pins(NamedTuple):
+    """What the offset index says: the last offset of the batch at a position, relative to the segment's base."""
+
+    offsets: array[int]
+    positions: array[int]
+
+
+def holds(fd: int, begin: int, stop: int, rules: Rules, pins: Pins, whole_end: bool) -> bool:
+    """Whether the batches from `begin` (0, or an entry of `pins`) to `stop` are a sound chain. Reads headers only.
+
+    Args:
+        whole_end: `stop` is where the segment ends; otherwise it is an entry of `pins`.
+    """
+    offsets, positions = pins
+    pin = bisect_right(positions, begin - 1)
+    pin_at = positions[pin] if pin < len(positions) else _FAR
+    base_offset, gaps = rules.base_offset, rules.gaps or begin > 0
+    low, high, until = -1, _ANY_EPOCH, -1
+    expected, epoch_before, position = base_offset, -1, begin
+    chunk, chunk_at = b"", begin
+    unpack, size, last = _FRONT.unpack_from, _FRONT.size, 0
+    while position < stop or (position == stop and not whole_end):
+        at = position - chunk_at
+        if at + size > len(chunk):
+            want = CHUNK if last < CHUNK else HEADER_SIZE
+            chunk, chunk_at, at = os.pread(fd, want, position), position, 0
+            if len(chunk) < size:
+                return False
+        base, length, epoch, magic, _, _, delta = unpack(chunk, at)
+        if magic != MAGIC or length < _LENGTH_MIN or delta < 0 or base < expected or (base != expected and not gaps):
+            return False
+        if base >= until:
+            low, high, until = rules.epochs.bounds(base)
+        if not low <= epoch <= high or epoch < epoch_before:
+            return False
+        expected = base + delta + 1
+        if position >= pin_at:
+            if position > pin_at or offsets[pin] != expected - 1 - base_offset:
+                return False
+            pin += 1
+            pin_at = positions[pin] if pin < len(positions) else _FAR
+        if position == stop:
+            return True
+        epoch_before, gaps, last = epoch, rules.gaps, length
+        position += length + _OVERHEAD
+    if position != stop:
+        return False
+    limit = rules.limit
+    return limit is None or expected == limit or (rules.gaps and rules.least <= expected < limit)
+
+
+def survey(fd: int, size: int, rules: Rules, begin: int = 0, *, crc: bool = False) -> Iterator[Located | Damage]:
+    """Everything from `begin` to `size`, in order: sound batches and the damaged stretches between them.
+
+    Args:
+        begin: where a batch begins; when it is not 0, the offset there is not checked.
+        crc: check checksums too; otherwise only where it must be found out which of two batches is damaged.
+    """
+    return _Survey(fd, size, rules, begin, crc).findings()
+
+
+class _Survey:
+    """One walk. A batch is believed once its successor fits, so that the one that is damaged gets the blame."""
+
+    def __init__(self, fd: int, size: int, rules: Rules, begin: int, crc: bool) -> None:
+        self.fd = fd
+        self.size = size
+        self.rules = rules
+        self.crc = crc
+        self.position = begin
+        self.expected: int | None = None if begin else rules.base_offset
+        self.epoch = -1
+        self.pending: Located | None = None
+        self.before = (self.expected, -1)
+        self._chunk = b""
+        self._chunk_at = begin
+
+    def findings(self) -> Iterator[Located | Damage]:
+        while self.position < self.size:
+            batch, fault = self._judge()
+            if fault is None and batch is not None and self.crc and not self._crc_fits(batch):
+                fault = "the checksum does not fit"
+                if self.expected is None:
+                    self.expected = batch.header.base_offset
+            if fault is None:
+                if self.pending is not None:
+                    yield self.pending
+                self._believe(batch)
+                continue
+            hint = batch.end if batch is not None else None
+            if self.pending is not None and (blame := self._blame_pending(batch)) is not None:
+                fault, hint = blame
+                self._take_back()
+            elif self.pending is not None:
+                yield self.pending
+            self.pending = None
+            yield self._damage(fault, hint)
+        yield from self._end()
+
+    def _believe(self, batch: Located | None) -> None:
+        assert batch is not None
+        self.before = (self.expected, self.epoch)
+        self.pending = batch
+        self.position = batch.end
+        self.expected, self.epoch = batch.header.next_offset, batch.header.partition_leader_epoch
+
+    def _take_back(self) -> None:
+        """The batch before is the damaged one."""
+        assert self.pending is not None
+        self.position = self.pending.position
+        self.expected, self.epoch = self.before
+
+    def _end(self) -> Iterator[Located | Damage]:
+        limit = self.rules.limit
+        expected = self.expected
+        short = limit is not None and expected is not None and expected != limit and not self.rules.gaps
+        if self.pending is not None:
+            if short and not self._crc_fits(self.pending):
+                fault = f"last offset {self.pending.header.last_offset}, and the next segment begins at {limit}"
+                self._take_back()
+                self.pending = None
+                yield self._damage(fault, None)
+                return
+            yield self.pending
+            self.pending = None
+        if short and expected is not None and limit is not None and expected < limit:
+            yield Damage(self.rules.path, self.size, 0, expected, limit, _ended(self.size, limit))
+
+    def _read(self, position: int, length: int) -> bytes:
+        at = position - self._chunk_at
+        if at < 0 or at + length > len(self._chunk):
+            self._chunk, self._chunk_at, at = os.pread(self.fd, max(CHUNK, length), position), position, 0
+        return self._chunk[at : at + length]
+
+    def _crc_fits(self, batch: Located | None) -> bool:
+        if batch is None:
+            return False
+        data = os.pread(self.fd, batch.header.size, batch.position)
+        return crc_ok(data, batch.header)
+
+    def _judge(self) -> tuple[Located | None, str | None]:
+        """What is at the position; and what is wrong with it, None if nothing."""
+        left = self.size - self.position
+        if left < HEADER_SIZE:
+            return None, f"{left} bytes, fewer than a batch's header takes"
+        try:
+            header = parse_header(self._read(self.position, HEADER_SIZE))
+        except CorruptDataError as error:
+            return None, error.message.removesuffix(" at byte 0")
+        if header.size > left:
+            return None, f"a batch of {header.size} bytes where {left} are left"
+        batch, base, expected = Located(self.position, header), header.base_offset, self.expected
+        epoch = header.partition_leader_epoch
+        if header.last_offset_delta < 0:
+            return batch, f"a last offset delta of {header.last_offset_delta}"
+        if expected is not None and (base < expected or (base > expected and not self.rules.gaps)):
+            return batch, f"base offset {base} where {expected} comes next"
+        if base < self.rules.base_offset or header.last_offset - self.rules.base_offset > _SPAN_MAX:
+            return batch, f"base offset {base} in a segment that begins at {self.rules.base_offset}"
+        limit = self.rules.limit
+        if limit is not None and header.next_offset > limit:
+            return batch, f"last offset {header.last_offset}, and {limit} comes after all of the segment"
+        low, high, _ = self.rules.epochs.bounds(base)
+        if not max(low, self.epoch) <= epoch <= high:
+            return batch, f"leader epoch {epoch} where it is {max(low, self.epoch)}"
+        return batch, None
+
+    def _blame_pending(self, batch: Located | None) -> tuple[str, int] | None:
+        """What is wrong with the batch before the one that does not fit, and where to go on; None if it is sound."""
+        before = self.pending
+        assert before is not None
+        if not self.crc and not self._crc_fits(before):
+            return "the checksum does not fit", self.position
+        if batch is None or not self._crc_fits(batch):
+            return None
+        header, known, (expected, epoch) = batch.header, before.header, self.before
+        if header.partition_leader_epoch < known.partition_leader_epoch:
+            if known.partition_leader_epoch > epoch and header.partition_leader_epoch >= max(epoch, 0):
+                return f"leader epoch {known.partition_leader_epoch} where it is {epoch}", self.position
+            return None
+        base = header.base_offset
+        moved = expected is None or known.base_offset > expected
+        if moved and base < known.next_offset and (expected is None or base >= expected):
+            follower = self._front(batch.end)
+            certain = follower is None or follower[0] == header.next_offset
+            fault = f"base offset {known.base_offset}, and the next batch begins at {base}"
+            return fault, batch.position if certain else batch.end
+        return None
+
+    def _front(self, position: int) -> tuple[int, int, int, int, int, int, int] | None:
+        """The first fields of what is at a position, None at the end."""
+        data = os.pread(self.fd, _FRONT.size, position) if position + HEADER_SIZE <= self.size else b""
+        return _FRONT.unpack(data) if len(data) == _FRONT.size else None
+
+    def _damage(self, fault: str, hint: int | None) -> Damage:
+        """The damage at the position; goes on behind it."""
+        begin, first = self.position, self.expected
+        if first is None:
+            first = self.rules.base_offset
+        found = self._readable_after(begin, first, hint)
+        if found is None:
+            self.position, length = self.size, self.size - begin
+            self.expected = following = self.rules.limit
+        else:
+            self.position, length = found.position, found.position - begin
+            self.expected = following = found.header.base_offset
+        return Damage(self.rules.path, begin, length, first, following, fault)
+
+    def _readable_after(self, begin: int, offset: int, hint: int | None) -> Located | None:
+        """The first sound batch behind `begin` with `offset` or a later one; `hint`: where it is likely to be."""
+        if hint is not None and hint < self.size and (found := self._sound(hint, offset)) is not None:
+            return found
+        position = begin + 1
+        while position + HEADER_SIZE <= self.size:
+            data = os.pread(self.fd, min(_WINDOW, self.size - position), position)
+            at = data.find(MAGIC, _MAGIC_AT)
+            while 0 <= at <= len(data) - (HEADER_SIZE - _MAGIC_AT):
+                if (found := self._sound(position + at - _MAGIC_AT, offset)) is not None:
+                    return found
+                at = data.find(MAGIC, at + 1)
+            if len(data) <= HEADER_SIZE:
+                return None
+            position += len(data) - HEADER_SIZE + 1
+        return None
+
+    def _sound(self, position: int, offset: int) -> Located | None:
+        """The batch at `position` if everything speaks for it: its fields, its checksum, what follows it."""
+        front = self._front(position)
+        if front is None:
+            return None
+        base, length, epoch, magic, _, _, delta = front
+        end, following = position + length + _OVERHEAD, base + delta + 1
+        limit = self.rules.limit
+        if magic != MAGIC or length < _LENGTH_MIN or delta < 0 or end > self.size or base < offset:
+            return None
+        if following - self.rules.base_offset > _SPAN_MAX or (limit is not None and following > limit):
+            return None
+        low, high, _ = self.rules.epochs.bounds(base)
+        if not low <= epoch <= high:
+            return None
+        after = self._front(end)
+        if after is not None and (after[0] == following) + (after[3] == MAGIC) + (0 < after[1] <= self.size - end) < 2:
+            return None
+        data = os.pread(self.fd, end - position, position)
+        header = parse_header(data)
+        return Located(position, header) if crc_ok(data, header) else None
+
+
+def _ended(size: int, limit: int) -> str:
+    what = f"the file ends after {size} bytes" if size else "the file is empty"
+    return f"{what}, and the next segment begins at {limit}"
+
+
+def shortened(
+    rules: Rules, size: int, end_offset: int, claim: tuple[int, int] | None, timestamps: Container[int]
+) -> Damage | None:
+    """What is missing at the end of a compacted file, where nothing but its time index tells.
+
+    Args:
+        end_offset: the offset after the last batch in the file.
+        claim: the time index's last entry: a timestamp, and the offset of its batch relative to the base.
+        timestamps: the largest ones of the batches found: if the entry's is among them, the index is wrong, not the file.
+    """
+    if claim is None or rules.limit is None or not end_offset <= rules.base_offset + claim[1] < rules.limit:
+        return None
+    if claim[0] in timestamps:
+        return None
+    reason = f"the file ends after {size} bytes, its time index goes on"
+    return Damage(rules.path, size, 0, end_offset, rules.limit, reason)
+
+
+def whole_end(fd: int, position: int, size: int, offset: int, *, whole_writes: bool) -> int | None:
+    """The offset after the batches that lie damaged at the end of a file; None: it ends in a torn write.
+
+    Args:
+        offset: what comes next at `position`.
+        whole_writes: only the last write can be torn, by being too short: the machine kept running.
+    """
+    found: int | None = None
+    while position + HEADER_SIZE <= size:
+        data = os.pread(fd, size - position, position)
+        _, length, _, _, crc, _, delta = _FRONT.unpack_from(data)
+        claimed = length + _OVERHEAD if _LENGTH_MIN <= length <= len(data) - _OVERHEAD else None
+        fits = [end for end in (claimed, len(data)) if end and crc32c.crc32c(memoryview(data)[_CRC_FROM:end]) == crc]
+        if fits:
+            offset, position = offset + delta + 1, position + fits[0]
+        elif whole_writes and claimed is not None:
+            (count,) = _COUNT.unpack_from(data, _COUNT_AT)
+            offset, position = offset + max(1, min(delta + 1, count)), position + claimed
+        else:
+            break
+        found = offset
+    return found

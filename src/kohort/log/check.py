@@ -1,0 +1,332 @@
+"""Looking a stopped data folder through, checksums too. Nothing is changed: see `repair` for that."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from kohort.errors import CorruptDataError, InvalidInputError
+from kohort.ids import TopicPartition
+from kohort.log import checkpoints, folder, recovery
+from kohort.log.catalog import FILE as CATALOG
+from kohort.log.catalog import Topic, effective_config, read_catalog
+from kohort.log.chain import Epochs, Rules, shortened, survey, whole_end
+from kohort.log.config import LogConfig
+from kohort.log.damage import Damage
+from kohort.log.index import OffsetIndex, TimeIndex, TransactionIndex
+from kohort.log.recovery import OpenOptions
+
+CLEANED = "cleaner-offset-checkpoint"
+LOG_STARTS = "log-start-offset-checkpoint"
+RECOVERY_POINTS = "recovery-point-offset-checkpoint"
+
+Progress = Callable[[int], None]
+"""Is told of bytes that were looked through."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One thing that is wrong.
+
+    Attributes:
+        partition: `<topic>-<partition>`, "" for a file of the whole folder.
+        damage: where, and which offsets are lost by it; none where only an index or the like is damaged.
+        epoch: the leader epoch of what was there.
+        kind: records (a stretch of a log file), index (is made again when it is missing), file (can't be opened at all).
+    """
+
+    partition: str
+    damage: Damage
+    kind: str
+    epoch: int = 0
+
+    @property
+    def lost(self) -> int | None:
+        """How many offsets can't be read for it; None: not known."""
+        damage = self.damage
+        return None if damage.next_offset is None else max(0, damage.next_offset - damage.first_offset)
+
+
+@dataclass(slots=True)
+class Report:
+    """What a look through a folder found.
+
+    Attributes:
+        notes: what is odd and no damage, in sentences.
+    """
+
+    partitions: int = 0
+    files: int = 0
+    bytes: int = 0
+    found: list[Found] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold a data folder that no broker uses, without changing anything in it.
+
+    Raises:
+        InvalidInputError: a broker uses it, or it is no data folder.
+    """
+    if not (path / folder.META).exists() and not (path / CATALOG).exists():
+        raise InvalidInputError(f"{path} is no data folder of a broker: it has no {folder.META}")
+    try:
+        fd = os.open(path / folder.LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise InvalidInputError(f"can't use the data folder {path}: {error.strerror}") from error
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            words = os.pread(fd, 200, 0).decode(errors="replace").split()
+            owner = f" (process {words[0]})" if words else ""
+            raise InvalidInputError(f"the data folder {path} is in use by a broker{owner}; stop it first") from None
+        yield
+    finally:
+        os.close(fd)
+
+
+def log_bytes(path: Path) -> int:
+    """Bytes of all log files of a data folder: what there is to look through."""
+    return sum(file.stat().st_size for file in path.glob("*/*.log") if file.is_file())
+
+
+class FolderCheck:
+    """Looks through a data folder that is `locked`."""
+
+    def __init__(self, path: Path, progress: Progress = lambda _: None) -> None:
+        self.path = path
+        self.report = Report()
+        self._progress = progress
+        self.clean = (path / folder.CLEAN).exists()
+        self._points = self._checkpoint(RECOVERY_POINTS)
+        self._cleaned = self._checkpoint(CLEANED)
+        self._starts = self._checkpoint(LOG_STARTS)
+        self._topics = self._catalog()
+
+    def _checkpoint(self, name: str) -> Mapping[TopicPartition, int] | None:
+        try:
+            return checkpoints.read_offsets(self.path / name)
+        except (CorruptDataError, ValueError, OSError) as error:
+            self._add("", self.path / name, f"it can't be read ({_words(error)}); a broker starts without it", "index")
+            return None
+
+    def _catalog(self) -> Mapping[str, Topic] | None:
+        try:
+            topics = read_catalog(self.path)
+        except (CorruptDataError, OSError) as error:
+            self._add(
+                "", self.path / CATALOG, f"it can't be read ({_words(error)}); no broker starts without it", "file"
+            )
+            return None
+        if topics is None and any(self.path.glob("*/*.log")):
+            self._add("", self.path / CATALOG, "it is missing; no broker starts without it", "file")
+        return topics
+
+    def _add(self, partition: str, path: Path, reason: str, kind: str) -> None:
+        self.report.found.append(Found(partition, Damage(path, 0, None, 0, 0, reason), kind))
+
+    def run(self) -> Report:
+        """Look at every partition: of the catalog's topics, or of every folder that looks like one."""
+        if self._topics is not None:
+            known = [f"{topic.name}-{number}" for topic in self._topics.values() for number in range(topic.partitions)]
+        else:
+            known = sorted(each.name for each in self.path.iterdir() if each.is_dir() and _is_partition(each.name))
+        for name in known:
+            if (self.path / name).is_dir():
+                self._partition(name)
+            else:
+                self._add(name, self.path / name, "the folder of the partition is missing", "file")
+        for each in sorted(self.path.iterdir()):
+            if each.is_dir() and _is_partition(each.name) and each.name not in known:
+                self.report.notes.append(f"{each.name} belongs to no topic")
+        return self.report
+
+    def options(self, tp: TopicPartition) -> OpenOptions:
+        """What is known of a partition beside its own files."""
+        return OpenOptions(
+            clean=self.clean,
+            known_end=(self._points or {}).get(tp, 0),
+            log_start_offset=(self._starts or {}).get(tp),
+            cleaned_offset=(self._cleaned or {}).get(tp, 0),
+            cleaned_unknown=self._cleaned is None or self._topics is None,
+        )
+
+    def _partition(self, name: str) -> None:
+        self.report.partitions += 1
+        topic, _, number = name.rpartition("-")
+        known = (self._topics or {}).get(topic)
+        config = effective_config(LogConfig(), known.configs) if known is not None else LogConfig()
+        check = PartitionCheck(self.path / name, config, self.options(TopicPartition(topic, int(number))))
+        try:
+            check.run(self._progress)
+        except OSError as error:
+            self._add(name, self.path / name, f"it can't be read ({_words(error)})", "file")
+        self.report.files += check.files
+        self.report.bytes += check.bytes
+        self.report.found += check.found
+        self.report.notes += check.notes
+
+
+class PartitionCheck:
+    """Looks through the files of one partition."""
+
+    def __init__(self, path: Path, config: LogConfig, options: OpenOptions) -> None:
+        self.path = path
+        self.files = 0
+        self.bytes = 0
+        self.found: list[Found] = []
+        self.notes: list[str] = []
+        self._config = config
+        self._epochs = Epochs()
+        self._epoch = 0
+        self._options = options
+
+    def run(self, progress: Progress) -> None:
+        """Look at each segment, and at what lies beside."""
+        names = sorted(os.listdir(self.path))
+        bases, missing = self._bases(names)
+        known_end = recovery.known_end_of(self.path, names, self._options)
+        epochs = self._epochs = recovery.known_epochs(self.path, names, bases, self._options)
+        if epochs.known is None and checkpoints.LEADER_EPOCHS in names:
+            self._index(self.path / checkpoints.LEADER_EPOCHS, "it can't be read")
+        everything = sorted([*bases, *missing])
+        for number, base in enumerate(everything):
+            following = everything[number + 1] if number + 1 < len(everything) else None
+            path = self.path / f"{base:020d}.log"
+            gaps = base < self._options.cleaned_offset
+            if following is not None:
+                some = self._config.compacts or self._options.cleaned_offset > 0 or self._options.cleaned_unknown
+                gaps = gaps or some
+            if base in missing:
+                self._records(Damage(path, 0, None, base, following, "the file is missing"), "records")
+                continue
+            self._segment(Rules(path, base, following, gaps, epochs), known_end, progress)
+        if not everything and known_end:
+            path = self.path / f"{0:020d}.log"
+            self._records(Damage(path, 0, None, 0, known_end, "the file is missing"), "records")
+        if not (self.path / checkpoints.PARTITION_METADATA).exists():
+            self.notes.append(f"{self.path.name}: {checkpoints.PARTITION_METADATA} is missing, and is made again")
+
+    def _bases(self, names: list[str]) -> tuple[list[int], list[int]]:
+        bases = sorted(
+            int(name[:20]) for name in names if recovery.SEGMENT_FILE.fullmatch(name) and name.endswith(".log")
+        )
+        missing: set[int] = set()
+        for name in names:
+            if recovery.SEGMENT_FILE.fullmatch(name):
+                base = int(name[:20])
+                if base not in bases and bases and bases[0] < base < bases[-1] and not name.endswith(".txnindex"):
+                    missing.add(base)
+            elif name not in checkpoints.OF_PARTITION and not name.endswith((".snapshot", ".log.swap", recovery.ASIDE)):
+                self.notes.append(f"{self.path.name}/{name} is no file of a log")
+        return bases, sorted(missing)
+
+    def _records(self, damage: Damage, kind: str) -> None:
+        low = self._epochs.bounds(damage.first_offset)[0]
+        self.found.append(Found(self.path.name, damage, kind, max(0, low if low >= 0 else self._epoch)))
+
+    def _index(self, path: Path, reason: str) -> None:
+        self._records(Damage(path, 0, None, 0, 0, f"{reason}; it is made again"), "index")
+
+    def _segment(self, rules: Rules, known_end: int, progress: Progress) -> None:
+        self.files += 1
+        try:
+            fd = os.open(rules.path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            following = known_end if rules.limit is None else rules.limit
+            reason = f"the file can't be opened ({error.strerror})"
+            self._records(Damage(rules.path, 0, None, rules.base_offset, following or None, reason), "file")
+            return
+        try:
+            size = os.fstat(fd).st_size
+            self.bytes += size
+            self._walk(fd, size, rules, known_end, progress)
+        finally:
+            os.close(fd)
+
+    def _walk(self, fd: int, size: int, rules: Rules, known_end: int, progress: Progress) -> None:
+        ends: dict[int, int] = {}
+        stamps: set[int] = set()
+        last: Damage | None = None
+        told = 0
+        end_offset = rules.base_offset
+        for found in survey(fd, size, rules, crc=True):
+            if isinstance(found, Damage):
+                if last is not None:
+                    self._records(last, "records")
+                last = found
+                end_offset = found.next_offset if found.next_offset is not None else found.first_offset
+                continue
+            if last is not None:
+                self._records(last, "records")
+                last = None
+            ends[found.position] = found.header.last_offset
+            stamps.add(found.header.max_timestamp)
+            self._epoch = found.header.partition_leader_epoch
+            end_offset = found.header.next_offset
+            if found.end - told >= 1 << 20:
+                progress(found.end - told)
+                told = found.end
+        progress(size - told)
+        if rules.gaps and last is None:
+            claim = TimeIndex(str(rules.path.with_suffix(".timeindex"))).last_in_file()
+            last = shortened(rules, size, end_offset, claim, stamps)
+        self._end(fd, size, rules, known_end, last, end_offset)
+        self._indexes(rules, ends, size)
+
+    def _end(self, fd: int, size: int, rules: Rules, known_end: int, last: Damage | None, end_offset: int) -> None:
+        """What the end of a segment's file is: whole, torn or damaged."""
+        if rules.limit is not None:
+            if last is not None:
+                self._records(last, "records")
+            return
+        if last is not None and last.next_offset is None:
+            whole = whole_end(fd, last.position, size, last.first_offset, whole_writes=True)
+            known_end = max(known_end, whole or 0)
+            if known_end > last.first_offset:
+                self._records(replace(last, next_offset=known_end), "records")
+            elif self._options.clean:
+                self._records(last, "records")
+            else:
+                torn = size - last.position
+                self.notes.append(f"{rules.path.parent.name}/{rules.path.name} ends in a torn write of {torn} bytes")
+        elif end_offset < known_end:
+            reason = f"the file ends here, the log went on to offset {known_end}"
+            self._records(Damage(rules.path, size, 0, end_offset, known_end, reason), "records")
+
+    def _indexes(self, rules: Rules, ends: Mapping[int, int], size: int) -> None:
+        stem = str(rules.path).removesuffix(".log")
+        last_offsets = frozenset(ends.values())
+        index, times = OffsetIndex(stem + ".index"), TimeIndex(stem + ".timeindex")
+        damages = [each.damage for each in self.found if each.damage.path == rules.path]
+        if not index.load(size) or any(
+            ends.get(position) != rules.base_offset + offset
+            for position, offset in zip(index.positions, index.offsets, strict=True)
+            if not any(each.position <= position < each.position + (each.length or 0) for each in damages)
+        ):
+            self._index(Path(stem + ".index"), "its entries are not those of the batches")
+        if not times.load() or any(
+            rules.base_offset + offset not in last_offsets
+            for offset in times.offsets
+            if not any(
+                each.first_offset <= rules.base_offset + offset < (each.next_offset or 2**63) for each in damages
+            )
+        ):
+            self._index(Path(stem + ".timeindex"), "its entries are not those of the batches")
+        if not TransactionIndex(stem + ".txnindex").load():
+            self._index(Path(stem + ".txnindex"), "it can't be read")
+
+
+def _is_partition(name: str) -> bool:
+    topic, _, number = name.rpartition("-")
+    return bool(topic) and number.isdecimal()
+
+
+def _words(error: Exception) -> str:
+    return error.strerror or str(error) if isinstance(error, OSError) else str(error)

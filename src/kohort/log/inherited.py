@@ -1,0 +1,63 @@
+"""What an earlier process wrote to a segment: how much of it was looked through since opening, and what was damaged."""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+
+from kohort.log.damage import Damage
+
+
+class Inherited:
+    """The bytes of a segment that were there when it was opened.
+
+    Attributes:
+        end: how many they are; what lies behind was written by this process.
+        closed: they end where the next segment begins.
+        damages: those found, by their position in the file.
+    """
+
+    __slots__ = ("_spans", "closed", "damages", "end")
+
+    def __init__(self, end: int, *, closed: bool = False) -> None:
+        self.end = end
+        self.closed = closed
+        self.damages: list[Damage] = []
+        self._spans: list[tuple[int, int]] = []
+
+    def covers(self, begin: int, stop: int) -> bool:
+        """Whether everything between these positions was looked through."""
+        number = bisect_right(self._spans, (begin, self.end + 1)) - 1
+        return number >= 0 and self._spans[number][1] >= stop
+
+    def add(self, begin: int, stop: int) -> None:
+        """Note that this stretch was looked through."""
+        touching = [span for span in self._spans if span[0] <= stop and span[1] >= begin]
+        for span in touching:
+            self._spans.remove(span)
+            begin, stop = min(begin, span[0]), max(stop, span[1])
+        insort(self._spans, (begin, stop))
+
+    def cut(self, end: int) -> None:
+        """The file was cut off at `end`."""
+        self.end, self.closed = min(self.end, end), False
+        self.damages = [damage for damage in self.damages if damage.position < end]
+        self._spans = [(begin, min(stop, end)) for begin, stop in self._spans if begin < end]
+
+    @property
+    def done(self) -> bool:
+        """Whether all is sound, so that this need not be kept."""
+        return not self.damages and self.covers(0, self.end)
+
+    def damage_from(self, position: int) -> Damage | None:
+        """The first damage at or behind a position, or that holds it."""
+        for damage in self.damages:
+            if damage.position >= position or damage.position + (damage.length or 0) > position:
+                return damage
+        return None
+
+    def damage_of(self, offset: int) -> Damage | None:
+        """The damage that took an offset."""
+        for damage in self.damages:
+            if damage.first_offset <= offset and (damage.next_offset is None or offset < damage.next_offset):
+                return damage
+        return None

@@ -1,0 +1,179 @@
+"""Taking over the segments that an earlier process wrote: where each ends, and what is wrong with it at once.
+
+What is damaged stays as it is and is refused where it is read. Only a torn end is cut off: bytes at the very end with
+nothing readable behind them, that the last owner can't have finished.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from dataclasses import replace
+
+from kohort.errors import CorruptDataError
+from kohort.log.chain import survey
+from kohort.log.damage import Damage
+from kohort.log.inherited import Inherited
+from kohort.log.results import RecoveryReport
+from kohort.log.segment import Segment
+from kohort.wire.batch import HEADER_SIZE, parse_header
+
+UNUSABLE = (PermissionError, FileNotFoundError, IsADirectoryError, NotADirectoryError)
+FILES_OWN = frozenset((errno.EACCES, errno.EPERM, errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.EIO, errno.ELOOP))
+"""What using a file fails with for the file's own sake, and not because the machine is short of something."""
+
+
+def adopt(segment: Segment, end_offset: int) -> RecoveryReport:
+    """Take over a segment that is no longer appended to, without reading its index yet.
+
+    Args:
+        end_offset: where the next segment starts.
+    """
+    report = RecoveryReport()
+    segment.end_offset = end_offset
+    try:
+        segment.size = os.stat(segment.path).st_size
+        segment.open()
+    except UNUSABLE as error:
+        refuse(segment, error, report)
+        return report
+    segment.inherited = Inherited(segment.size, closed=True)
+    last = segment.time_index.last_in_file()
+    if last is not None and _has_batch(segment, *last):
+        segment.max_timestamp, segment.max_timestamp_offset = last[0], segment.base_offset + last[1]
+        segment.sealed = True
+    elif segment.size:
+        report.rebuilt_indexes.append(segment.path.with_suffix(".timeindex").name)
+        segment.look_through()
+    else:
+        segment.sealed = True
+    _load_transactions(segment, report)
+    return report
+
+
+def refuse(segment: Segment, error: OSError, report: RecoveryReport) -> None:
+    """A segment whose file can't be opened: none of it can be read, the rest of the log can."""
+    reason = f"the file can't be opened ({error.strerror})"
+    damage = Damage(segment.path, 0, segment.size or None, segment.base_offset, segment.end_offset, reason)
+    segment.readable = False
+    segment.inherited = Inherited(segment.size, closed=True)
+    segment.inherited.damages.append(damage)
+    segment.inherited.add(0, segment.size)
+    report.damages.append(damage)
+
+
+def _load_transactions(segment: Segment, report: RecoveryReport) -> None:
+    if not segment.transactions.load():
+        report.rebuilt_indexes.append(segment.path.with_suffix(".txnindex").name)
+        segment.transactions.reset()
+
+
+def _has_batch(segment: Segment, timestamp: int, relative_offset: int) -> bool:
+    """Whether a batch ends at this offset and has this largest timestamp; damage on the way is found later."""
+    offset = segment.base_offset + relative_offset
+    position = max(0, segment.index.position_in_file(relative_offset))
+    fd = segment.open().fd
+    rules = segment.rules(None)
+    for found in survey(fd, segment.size, rules, position):
+        if isinstance(found, Damage):
+            return False
+        if found.header.last_offset >= offset:
+            return found.header.last_offset == offset and found.header.max_timestamp == timestamp
+    return False
+
+
+def load(
+    segment: Segment, verify_offset: int | None, following: int | None = None, *, crc: bool = True
+) -> tuple[RecoveryReport, bool]:
+    """Take over a segment by reading it from its last index entry on, checksums too.
+
+    Args:
+        verify_offset: read it from the batch that holds this offset, if that is earlier. None: the log was closed properly.
+        following: where the next segment begins, None for the last one.
+        crc: check the checksums.
+
+    Returns:
+        What was found; and whether the file ends in something that is no batch, with nothing readable behind. The
+        segment then ends before that (`size`, `end_offset`), the file is as it was.
+
+    Raises:
+        OSError: the file can't be opened.
+    """
+    report = RecoveryReport()
+    fd = segment.open().fd
+    file_size = os.fstat(fd).st_size
+    index, times = segment.index, segment.time_index
+    if not (index.load(file_size) and times.load() and _last_entry_fits(segment, fd)):
+        report.rebuilt_indexes.append(segment.path.with_suffix(".index").name)
+        index.reset()
+        times.reset()
+    _load_transactions(segment, report)
+    if verify_offset is not None:
+        index.truncate(index.before_offset(verify_offset - segment.base_offset) + 1)
+    start = index.positions[-1] if index.positions else 0
+    segment.restart(start)
+    inherited = Inherited(file_size, closed=following is not None)
+    findings = survey(fd, file_size, segment.rules(following), start, crc=crc)
+    last = segment.take_over(findings, start if index.positions else -1, inherited)
+    if start and inherited.damages and inherited.damages[0].position == start:
+        index.reset()  # which offset comes next there is known from what lies before
+        times.reset()
+        segment.restart(start := 0)
+        inherited = Inherited(file_size, closed=following is not None)
+        last = segment.take_over(survey(fd, file_size, segment.rules(following), crc=crc), -1, inherited)
+    if last is not None:
+        segment.size, segment.end_offset = last.position, last.first_offset
+    report.scanned_bytes = file_size - start
+    inherited.add(start, file_size)
+    segment.inherited = None if inherited.done else inherited
+    report.damages = inherited.damages.copy()
+    if report.rebuilt_indexes:
+        segment.flush_indexes()
+    return report, last is not None
+
+
+def _last_entry_fits(segment: Segment, fd: int) -> bool:
+    if not segment.index.positions:
+        return True
+    data = os.pread(fd, HEADER_SIZE, segment.index.positions[-1])
+    try:
+        header = parse_header(data)
+    except CorruptDataError:
+        return False
+    return header.last_offset - segment.base_offset == segment.index.offsets[-1]
+
+
+def cut(segment: Segment, report: RecoveryReport) -> None:
+    """Cut off a torn end that `load` found."""
+    fd = segment.open().fd
+    report.truncated_bytes += os.fstat(fd).st_size - segment.size
+    os.ftruncate(fd, segment.size)
+    segment.transactions.truncate_to_offset(segment.end_offset)
+    report.damages = [
+        damage for damage in report.damages if damage.path != segment.path or damage.position < segment.size
+    ]
+    if segment.inherited is not None:
+        segment.inherited.cut(segment.size)
+        if segment.inherited.done:
+            segment.inherited = None
+
+
+def keep_end(segment: Segment, end_offset: int, report: RecoveryReport) -> None:
+    """Keep a damaged end: records up to `end_offset` are known to have been in it, or behind it."""
+    size = os.fstat(segment.open().fd).st_size
+    inherited = segment.inherited
+    found = inherited.damages[-1] if inherited is not None and segment.size < size else None
+    reason = f"the file ends here, the log went on to offset {end_offset}"
+    ending = Damage(segment.path, segment.size, size - segment.size, segment.end_offset, end_offset, reason)
+    if found is not None:
+        ending = replace(found, next_offset=end_offset)
+        report.damages.remove(found)
+    damages = [] if inherited is None else [each for each in inherited.damages if each is not found]
+    segment.inherited = Inherited(size, closed=True)
+    segment.inherited.damages = [*damages, ending]
+    if segment.index.positions:
+        segment.inherited.add(segment.index.positions[-1], size)
+    else:
+        segment.inherited.add(0, size)
+    segment.size, segment.end_offset = size, end_offset
+    report.damages.append(ending)

@@ -1,0 +1,136 @@
+"""Repairing what `check` found: damaged bytes are set aside beside their file, empty batches take their offsets.
+
+An empty batch is what compaction leaves of a batch without records: it has offsets and no records, so that offsets go on
+rising and readers go on. Nothing is deleted.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+
+from kohort.log import checkpoints, opening, recovery
+from kohort.log.check import Found
+from kohort.log.files import FileCache
+from kohort.log.segment import Segment
+from kohort.wire.batch import seal_batch
+
+_COPY_BYTES = 1 << 20
+_INDEX_INTERVAL = 4096
+_FILES = 8
+
+
+def repair(found: Sequence[Found]) -> Iterator[tuple[Found, Path | None]]:
+    """Repair one thing after the other; what is not yielded can't be repaired here.
+
+    Yields:
+        What was repaired, and the file in which its bytes are now; None if there were none.
+
+    Raises:
+        OSError: the disk failed; every file is as it was, or repaired.
+    """
+    for each in found:
+        if each.kind == "index":
+            yield each, _set_index_aside(each)
+    records = sorted((each for each in found if each.kind == "records"), key=_place)
+    for path, group in groupby(records, key=lambda each: each.damage.path):
+        yield from _repair_file(path, list(group))
+
+
+def _place(found: Found) -> tuple[str, int]:
+    return str(found.damage.path), found.damage.position
+
+
+def _set_index_aside(found: Found) -> Path:
+    path = found.damage.path
+    aside = _free_name(path.with_name(path.name + recovery.ASIDE))
+    path.rename(aside)
+    checkpoints.sync_folder(path.parent)
+    if path.name == checkpoints.LEADER_EPOCHS:
+        bases = sorted(int(file.stem) for file in path.parent.glob("*.log") if file.stem.isdecimal())
+        recovery.load_epochs(path.parent, [_opened(path.parent, base) for base in bases])
+    elif path.suffix in (".index", ".timeindex"):
+        _make_indexes(path.with_suffix(".log"))
+    return aside
+
+
+def _free_name(path: Path) -> Path:
+    """`path`, or with a number where that is taken: what an earlier repair set aside stays."""
+    number, free = 1, path
+    while free.exists():
+        number += 1
+        free = path.with_name(f"{path.name.removesuffix(recovery.ASIDE)}-{number}{recovery.ASIDE}")
+    return free
+
+
+def _repair_file(path: Path, found: list[Found]) -> list[tuple[Found, Path | None]]:
+    """Write the file anew without its damaged stretches, then put it in the place of the old one."""
+    done: list[tuple[Found, Path | None]] = []
+    temporary = path.with_name(path.name + ".tmp")
+    size = path.stat().st_size if path.exists() else 0
+    position = 0
+    with temporary.open("wb") as out:
+        for each in found:
+            damage = each.damage
+            length = damage.length or 0
+            _copy(path, position, damage.position, out.fileno())
+            done.append((each, _set_aside(path, damage.position, length) if length else None))
+            os.write(out.fileno(), _filler(each))
+            position = damage.position + length
+        _copy(path, position, size, out.fileno())
+        os.fsync(out.fileno())
+    temporary.replace(path)
+    checkpoints.sync_folder(path.parent)
+    for suffix in (".index", ".timeindex"):
+        path.with_suffix(suffix).unlink(missing_ok=True)
+    _make_indexes(path)
+    return done
+
+
+def _set_aside(path: Path, position: int, length: int) -> Path:
+    aside = _free_name(path.with_name(f"{path.name}.{position}{recovery.ASIDE}"))
+    with aside.open("xb") as out:
+        _copy(path, position, position + length, out.fileno())
+        os.fsync(out.fileno())
+    return aside
+
+
+def _copy(path: Path, begin: int, end: int, target: int) -> None:
+    """Append a part of a file to another one."""
+    if end <= begin:
+        return
+    with path.open("rb") as source:
+        source.seek(begin)
+        left = end - begin
+        while left:
+            data = source.read(min(_COPY_BYTES, left))
+            if not data:
+                raise OSError(f"{path} ends {left} bytes early")
+            rest = memoryview(data)
+            while rest:
+                rest = rest[os.write(target, rest) :]
+            left -= len(data)
+
+
+def _filler(found: Found) -> bytes:
+    """A batch without records that takes the offsets lost; nothing where none are, or where the log ends."""
+    damage = found.damage
+    if damage.next_offset is None or damage.next_offset <= damage.first_offset:
+        return b""
+    numbers = (damage.next_offset - damage.first_offset - 1, -1, -1)
+    return seal_batch(b"", 0, numbers, {"base_offset": damage.first_offset, "leader_epoch": found.epoch})
+
+
+def _make_indexes(path: Path) -> None:
+    segment = _opened(path.parent, int(path.stem))
+    segment.finish()
+    segment.close()
+
+
+def _opened(path: Path, base_offset: int) -> Segment:
+    segment = Segment(path, base_offset, FileCache(_FILES), _INDEX_INTERVAL)
+    segment.gaps = True
+    opening.load(segment, None, crc=False)
+    return segment

@@ -1,0 +1,185 @@
+"""One flipped byte, anywhere in a batch's header: never a wrong offset, never a silent gap, all before it delivered."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from kohort.log import LogConfig, OpenOptions, PartitionLog, compact_now
+from kohort.log.damage import Damage, DamagedError
+from kohort.wire.batch import crc_ok, parse_header, read_records
+from tests.log.making import CRASHED, NOW, POWER_LOST, batch, copy_folder, keyed, small
+
+FIELDS = {
+    "base offset": range(8),
+    "length": range(8, 12),
+    "leader epoch": range(12, 16),
+    "magic": range(16, 17),
+    "crc": range(17, 21),
+    "attributes": range(21, 23),
+    "last offset delta": range(23, 27),
+    "timestamps": range(27, 43),
+    "producer": range(43, 57),
+    "records": range(57, 61),
+}
+OPENINGS = {"closed": OpenOptions(known_end=0), "process died": CRASHED, "machine died": POWER_LOST}
+
+
+class Made(NamedTuple):
+    """A log on the disk, and what is in it: (file, position, first offset, offset after it, values) of each batch."""
+
+    folder: Path
+    config: LogConfig
+    batches: list[tuple[Path, int, int, int, list[tuple[int, bytes]]]]
+    end: int
+    cleaned: int
+
+    def __repr__(self) -> str:
+        return f"a log of {len(self.batches)} batches"
+
+
+def _batches(log: PartitionLog) -> list[tuple[Path, int, int, int, list[tuple[int, bytes]]]]:
+    found = []
+    for segment in log.segments:
+        for each in segment.scan(0):
+            records = [(r.offset, bytes(r.value or b"")) for r in read_records(segment.read_batch(each))]
+            header = each.header
+            found.append((segment.path, each.position, header.base_offset, header.next_offset, records))
+    return found
+
+
+def _make(folder: Path, *, compacted: bool) -> Made:
+    config = small(segment_bytes=1500, cleanup_policy=("compact",)) if compacted else small(segment_bytes=1500)
+    log = PartitionLog.open(folder, config)
+    log.advance_leader_epoch(3)
+    for number in range(70):
+        if number == 40:
+            log.advance_leader_epoch(5)
+        if compacted:
+            pairs = [(b"k%d" % (number * 7 % 31), b"v%d" % number), (b"%d" % number if number % 9 == 0 else b"x", b"w")]
+            log.append(keyed(*pairs[: 1 + number % 2]), NOW + number)
+        else:
+            log.append(batch(*[b"v%d" % number * (1 + number % 6)] * (1 + number % 4), at=NOW + number), NOW)
+    if compacted:
+        compact_now(log, NOW)
+    log.close()
+    return Made(folder, config, _batches(log), log.end_offset, log.cleaned_offset)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Made]:
+    folder = tmp_path_factory.mktemp("logs")
+    return {each: _make(folder / f"t{each}-0", compacted=each) for each in (False, True)}
+
+
+def _read_all(log: PartitionLog) -> tuple[list[tuple[int, int, bytes]], list[Damage]]:
+    """What a reader sees that goes on behind each damage: (base offset, offset after it, bytes) of each batch."""
+    seen, met = [], []
+    offset = log.log_start_offset
+    while offset < log.end_offset:
+        try:
+            result = log.read(offset, 400)
+            data = result.bytes()
+        except DamagedError as error:
+            damage = error.damage
+            met.append(damage)
+            assert damage.first_offset <= offset
+            if damage.next_offset is None:
+                break
+            assert damage.next_offset > offset
+            offset = damage.next_offset
+            continue
+        assert result.next_offset > offset or not data
+        at = 0
+        while at < len(data):
+            header = parse_header(data, at)
+            seen.append((header.base_offset, header.next_offset, data[at : at + header.size]))
+            at += header.size
+        if not data:
+            break
+        offset = result.next_offset
+    return seen, met
+
+
+@settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    compacted=st.booleans(),
+    number=st.integers(0, 10_000) | st.just(-1),
+    field=st.sampled_from(sorted(FIELDS)),
+    within=st.integers(0, 15),
+    mask=st.integers(1, 255),
+    indexed=st.booleans(),
+    opening=st.sampled_from(sorted(OPENINGS)),
+)
+@example(compacted=False, number=30, field="length", within=0, mask=255, indexed=True, opening="closed")
+@example(compacted=False, number=30, field="base offset", within=5, mask=255, indexed=False, opening="closed")
+def test_a_flipped_byte(
+    made: dict[bool, Made],
+    compacted: bool,
+    number: int,
+    field: str,
+    within: int,
+    mask: int,
+    indexed: bool,
+    opening: str,
+) -> None:
+    whole = made[compacted]
+    number %= len(whole.batches)
+    path, position, first, _following, _ = whole.batches[number]
+    spot = FIELDS[field][within % len(FIELDS[field])]
+    scratch = Path(tempfile.mkdtemp(prefix="kohort-damage-"))
+    try:
+        folder = copy_folder(whole.folder, scratch / "t-0")
+        data = bytearray((folder / path.name).read_bytes())
+        data[position + spot] ^= mask
+        (folder / path.name).write_bytes(data)
+        if not indexed:
+            for file in (*folder.glob("*.index"), *folder.glob("*.timeindex")):
+                file.unlink()
+        options = OPENINGS[opening]
+        if not options.clean:
+            for file in folder.glob("*.snapshot"):
+                file.unlink()
+        if options.clean:
+            options = OpenOptions(known_end=whole.end, cleaned_offset=whole.cleaned)
+        log = PartitionLog.open(folder, whole.config, options)
+        _check(log, whole, number, opening, indexed or not compacted)
+        end = log.end_offset
+        assert log.append(batch(b"goes on"), NOW).base_offset == end
+        last_batch = number == len(whole.batches) - 1
+        if last_batch and opening == "machine died" and spot >= 17:
+            assert end == first, "nothing tells it from what the machine's end tore"
+        elif last_batch and opening == "process died" and field in ("last offset delta", "records"):
+            assert first < end <= whole.end
+        else:
+            assert end == whole.end, "no offset is given twice"
+    finally:
+        shutil.rmtree(scratch)
+
+
+def _check(log: PartitionLog, whole: Made, number: int, opening: str, certain: bool) -> None:
+    """Nothing wrong was seen, nothing was skipped without an error, all else was there."""
+    wanted = {(first, following): None for _, _, first, following, _ in whole.batches}
+    _, _, damaged, behind, _records = whole.batches[number]
+    seen, met = _read_all(log)
+    sound = [(base, following) for base, following, data in seen if crc_ok(data, parse_header(data))]
+    unsound = [(base, following) for base, following, data in seen if not crc_ok(data, parse_header(data))]
+    if certain:
+        assert [each for each in sound if each not in wanted] == []
+    for base, _ in unsound:
+        assert base == damaged, "a reader that checks the checksum names the right batch"
+    lost = [each for each in wanted if each not in sound]
+    if certain or lost:
+        assert set(lost) <= {(damaged, behind)}
+    if lost and not unsound and (opening == "closed" or log.end_offset == whole.end):
+        assert [(each.first_offset <= damaged, (each.next_offset or 0) >= behind) for each in met] == [(True, True)]
+        assert met[0].sentence()
+    for damage in met:
+        assert damage.path.parent == log.path
+        assert not any(damage.first_offset <= base < (damage.next_offset or 0) for base, _ in sound)
