@@ -65,7 +65,7 @@ class PartitionLog:
         """Use `open`."""
         self.path = path
         self.reconfigure(config)
-        self.files = options.files or FileCache(options.limits.open_files)
+        self.files = FileCache(options.limits.open_files) if options.files is None else options.files
         self._persist = options.persist
         self._since_snapshot = 0
         self._snapshot_offset = -1
