@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kohort.errors import CorruptDataError
 from kohort.wire import journal
-from kohort.wire.framing import APIS, FrameSplitter, FrameTooLarge, decode_request_header, encode_request
+from kohort.wire.framing import APIS, decode_request_header, encode_request
 from kohort.wire.message import Message
 from kohort.wire.schema import WireError
 from tests.wire.values import Values
@@ -118,28 +118,6 @@ def test_a_short_frame_can_not_ask_for_much_memory() -> None:
     with pytest.raises(WireError):
         request.decode(b"\xff\xff\xff\xff\x0f" + b"\0" * 40, 12)
     assert sys.getsizeof(request.decode(b"\0\0\0\0\0", 4).topics) < 1000
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.lists(st.binary(max_size=40), max_size=6), st.lists(st.integers(1, 30), min_size=1, max_size=20))
-def test_frames_come_out_of_any_pieces(bodies: list[bytes], cuts: list[int]) -> None:
-    stream = b"".join(len(body).to_bytes(4, "big") + body for body in bodies)
-    splitter = FrameSplitter(limit=40)
-    found, at, turn = [], 0, 0
-    while at < len(stream):
-        step = cuts[turn % len(cuts)]
-        found += [bytes(frame) for frame in splitter.feed(stream[at : at + step])]
-        at, turn = at + step, turn + 1
-    assert found == bodies
-    assert splitter.pending == 0
-
-
-@pytest.mark.parametrize("size", [41, -1, 2**31 - 1])
-def test_a_frame_above_the_limit_names_both(size: int) -> None:
-    with pytest.raises(FrameTooLarge) as caught:
-        FrameSplitter(limit=40).feed(size.to_bytes(4, "big", signed=True))
-    assert (caught.value.size, caught.value.limit) == (size, 40)
-    assert isinstance(caught.value, CorruptDataError)
 
 
 def test_every_request_goes_through_a_frame_and_back() -> None:
