@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kohort.errors import CorruptDataError
 from kohort.wire import journal
 from kohort.wire.framing import APIS, decode_request_header, encode_request
 from kohort.wire.message import Message

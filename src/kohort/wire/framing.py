@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, NamedTuple, TypeVar
 
-from kohort.errors import ErrorCode, InvalidInputError
 from kohort.wire import cluster, data, groups, offsets, operations, security, transactions
 from kohort.wire.codec import skip_tags
 from kohort.wire.message import Message, merge_small
