@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from kohort.broker.dispatch import Dispatcher, api_keys
 from kohort.broker.live_settings import LiveSettings
+from kohort.broker.log_lines import LogLines
 from kohort.broker.node import Node
 from kohort.broker.routes import ROUTES, unknown_api_versions
 from kohort.broker.server import Server, listening_socket
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("kohort.broker")
 
 IDLE_CHECK_S = 5.0
+LEFT_OUT_S = 60.0
+"""How often it is said what was left out of the log."""
 METRICS_WAIT_S = 10.0
 """A scrape that the loop does not get to within this fails."""
 YOUNG_OBJECTS = 100_000
@@ -54,6 +57,7 @@ class RunningBroker:
         dispatcher = Dispatcher(self.node, ROUTES, unknown_api_versions)
         self._server = Server(loop, config, dispatcher.dispatch, self.node.connection_lost)
         live.listeners.append(lambda: self._server.reconfigure(live.broker))
+        self._lines = LogLines()
         self._sock = sock
         self.host, self.node.port = sock.getsockname()[:2]
         self.node.host = self.host
@@ -88,12 +92,18 @@ class RunningBroker:
 
     def listen(self) -> None:
         """Let clients in."""
+        self._lines.begin()
         self._server.listen(self._sock)
         self._check_idle()
+        self._say_what_is_missing()
 
     def _check_idle(self) -> None:
         self._server.close_idle()
         self._loop.call_later(IDLE_CHECK_S, self._check_idle)
+
+    def _say_what_is_missing(self) -> None:
+        self._lines.say_what_is_missing()
+        self._loop.call_later(LEFT_OUT_S, self._say_what_is_missing)
 
     async def close(self) -> None:
         """Let nobody in, answer who waits, write everything down."""
@@ -104,6 +114,7 @@ class RunningBroker:
         await self._server.drained(self._grace_s)
         self._server.close()
         self.node.close()
+        self._lines.end()
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
