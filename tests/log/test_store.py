@@ -214,6 +214,7 @@ def _let_go(store: LogStore) -> None:
 def test_a_folder_without_its_catalog_is_not_emptied(tmp_path: Path) -> None:
     with LogStore(tmp_path / "d") as store:
         store.create_topic("a", 1)
+        store.partition(TopicPartition("a", 0)).append(batch(b"x"), NOW)
     (tmp_path / "d" / "topics.json").unlink()
     with pytest.raises(CorruptDataError, match="no catalog"):
         LogStore(tmp_path / "d")

@@ -3,7 +3,7 @@
 One thread owns a `LogStore` and everything below it; only `ReadResult.bytes()` may be called from others.
 """
 
-from kohort.log.catalog import Topic
+from kohort.log.catalog import Topic, TopicPlan
 from kohort.log.compaction import Compaction, compact_now
 from kohort.log.config import FLUSH_NEVER_MS, LogConfig, StoreLimits
 from kohort.log.journal import Journal, LogJournal
@@ -19,6 +19,7 @@ from kohort.log.results import (
     RecoveryReport,
     TimestampOffset,
 )
+from kohort.log.steps import Steps
 from kohort.log.store import RETENTION_CHECK_MS, LogStore
 
 __all__ = [
@@ -44,6 +45,8 @@ __all__ = [
     "RecoveryReport",
     "StoreLimits",
     "TimestampOffset",
+    "Steps",
     "Topic",
+    "TopicPlan",
     "compact_now",
 ]

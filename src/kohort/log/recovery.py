@@ -46,6 +46,7 @@ class OpenOptions:
         persist: called when the log start has moved; must have made it durable when it returns.
         files: shared cache of open files.
         topic_id: written to `partition.metadata` when given and not there yet.
+        fresh: the partition is new; a folder of its name is a leftover.
     """
 
     clean: bool = True
@@ -56,6 +57,7 @@ class OpenOptions:
     files: FileCache | None = None
     limits: StoreLimits = field(default_factory=StoreLimits)
     topic_id: uuid.UUID | None = None
+    fresh: bool = False
 
 
 def open_segments(

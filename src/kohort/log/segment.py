@@ -249,8 +249,10 @@ class Segment:
 
     def scan(self, position: int, end: int | None = None) -> Iterator[Located]:
         """Headers of the batches from `position` (a batch boundary) to `end`; stops at what is no batch."""
-        fd = self.open().fd
         stop = self.size if end is None else end
+        if position + HEADER_SIZE > stop:
+            return
+        fd = self.open().fd
         chunk, chunk_at = b"", position
         while position + HEADER_SIZE <= stop:
             at = position - chunk_at
