@@ -70,7 +70,8 @@ def test_all_lines_of_a_level_together_are_bounded_and_errors_have_room_of_their
     lines: LogLines, caplog: pytest.LogCaptureFixture
 ) -> None:
     for number in range(3 * LEVEL_BURST):
-        log.warning(f"kind {number}")
+        line = f"kind {number}"
+        log.warning(line)
     assert len(caplog.messages) == LEVEL_BURST
     log.error("the disk failed")
     assert caplog.messages[-1] == "the disk failed"

@@ -440,14 +440,3 @@ class Connection:
         self._begun = None
         self._sock.close()
         self._handler.on_closed(self)
-
-
-def open_file_limit() -> int:
-    """How many files the process may have open (sockets are files)."""
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        soft = hard
-    return int(soft)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kohort.broker.descriptors import open_file_limit, shares
 from kohort.broker.dispatch import Dispatcher, api_keys
 from kohort.broker.live_settings import LiveSettings
 from kohort.broker.log_lines import LogLines
@@ -42,7 +43,13 @@ class RunningBroker:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, data_dir: Path, listen: str, properties: Mapping[str, Any]):
         live = LiveSettings(data_dir, broker_configs(properties))
-        config, limits = live.broker, StoreLimits(producer_id_expiration_ms=live.broker.producer_id_expiration_ms)
+        config, descriptors = live.broker, shares(open_file_limit())
+        limits = StoreLimits(
+            open_files=descriptors.files,
+            lent_files=descriptors.lent,
+            partitions=config.max_partitions,
+            producer_id_expiration_ms=config.producer_id_expiration_ms,
+        )
         sock = listening_socket(*parse_listen(listen))
         try:
             store = LogStore(
@@ -55,7 +62,7 @@ class RunningBroker:
         self._grace_s = config.shutdown_ms / 1000
         self.node = Node(loop, data_dir, store, live, api_keys(ROUTES))
         dispatcher = Dispatcher(self.node, ROUTES, unknown_api_versions)
-        self._server = Server(loop, config, dispatcher.dispatch, self.node.connection_lost)
+        self._server = Server(loop, config, descriptors.connections, dispatcher.dispatch, self.node.connection_lost)
         live.listeners.append(lambda: self._server.reconfigure(live.broker))
         self._lines = LogLines()
         self._sock = sock

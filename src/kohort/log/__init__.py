@@ -19,7 +19,7 @@ from kohort.log.results import (
     RecoveryReport,
     TimestampOffset,
 )
-from kohort.log.steps import Steps
+from kohort.log.steps import Steps, completed
 from kohort.log.store import RETENTION_CHECK_MS, LogStore
 
 __all__ = [
@@ -43,10 +43,11 @@ __all__ = [
     "PartitionLog",
     "ReadResult",
     "RecoveryReport",
+    "Steps",
     "StoreLimits",
     "TimestampOffset",
-    "Steps",
     "Topic",
     "TopicPlan",
     "compact_now",
+    "completed",
 ]

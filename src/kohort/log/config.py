@@ -136,6 +136,8 @@ class StoreLimits:
 
     open_files: int = 512
     """Log files open at once; a process's usual soft limit is 1,024 and sockets need the rest."""
+    lent_files: int = 256
+    """Log files that are no longer among those, but still read by answers under way."""
     topics: int = 10_000
     """Each topic is one line of the catalog, rewritten as a whole on every change."""
     partitions: int = 100_000

@@ -67,7 +67,8 @@ class PartitionLog:
         """Use `open`."""
         self.path = path
         self.reconfigure(config)
-        self.files = FileCache(options.limits.open_files) if options.files is None else options.files
+        limits = options.limits
+        self.files = FileCache(limits.open_files, limits.lent_files) if options.files is None else options.files
         self._persist = options.persist
         self._topic_id = options.topic_id
         self.missing = True

@@ -68,7 +68,7 @@ class LogStore:
         self.topics: dict[str, Topic] = {}
         self.topics_by_id: dict[uuid.UUID, Topic] = {}
         self._logs: dict[tuple[str, int], PartitionLog] = {}
-        self._files = FileCache(self.limits.open_files)
+        self._files = FileCache(self.limits.open_files, self.limits.lent_files)
         self._names = Names(())
         self._doomed: deque[Path] = deque()
         self._unflushed: dict[tuple[str, int], int] = {}

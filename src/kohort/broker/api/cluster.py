@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from kohort.broker.node import Node
 from kohort.broker.permitted import ON_CLUSTER, ON_TOPIC, permitted
 from kohort.broker.request import Request
-from kohort.errors import ErrorCode, KafkaError
+from kohort.errors import ErrorCode, InvalidInputError, KafkaError, NotFoundError
+from kohort.log import Topic
 from kohort.processes import NAME_MAX_LENGTH
 from kohort.wire.cluster import (
     ApiVersionsRequest,
@@ -77,53 +78,82 @@ def unknown_api_versions(node: Node, request: Request) -> None:
     request.reply(ApiVersionsResponse(error_code=ErrorCode.UNSUPPORTED_VERSION, api_keys=ours))
 
 
-def metadata(node: Node, request: Request) -> MetadataResponse:
+def metadata(node: Node, request: Request) -> MetadataResponse | None:
     """Brokers and topics; creates topics that were asked for by name when that is allowed."""
+    message = request.message
+    asked = message.topics
+    if asked is None or (request.version == 0 and not asked):
+        return _metadata(node, request, [_topic(node, name) for name in node.store.topics])
+    create = node.config.auto_create_topics and (request.version < 4 or message.allow_auto_topic_creation)
+    once = {(each.name, each.topic_id): each for each in asked}
+    missing: dict[str, KafkaError | None] = {}
+    for each in once.values():
+        name = each.name or ""
+        if not _is_by_id(each, request.version) and name not in node.store.topics:
+            missing[name] = _why_not(node, request, name, create=create)
+
+    def answer(found: list[Topic | KafkaError]) -> None:
+        for name, made in zip(wanted, found, strict=True):
+            missing[name] = made if isinstance(made, KafkaError) else None
+        topics = [_asked_topic(node, each, request.version, missing) for each in once.values()]
+        request.reply(_metadata(node, request, topics))
+
+    wanted = [name for name, error in missing.items() if error is None]
+    if wanted:
+        node.topics.make_on_use(wanted, request, answer)
+    else:
+        answer([])
+    return None
+
+
+def _metadata(node: Node, request: Request, topics: list[Any]) -> MetadataResponse:
+    """The answer with these topics."""
     message = request.message
     host, port = node.address_for(request.connection)
     response = MetadataResponse(
         brokers=[MetadataResponse.MetadataResponseBroker(node_id=node.id, host=host, port=port, rack=node.config.rack)],
         cluster_id=node.store.cluster_id,
         controller_id=node.id,
+        topics=topics,
     )
     if 8 <= request.version <= 10:
         response.cluster_authorized_operations = permitted(message.include_cluster_authorized_operations, ON_CLUSTER)
-    asked = message.topics
-    if asked is None or (request.version == 0 and not asked):
-        response.topics = [_topic(node, name) for name in node.store.topics]
-    else:
-        create = node.config.auto_create_topics and (request.version < 4 or message.allow_auto_topic_creation)
-        once = {(each.name, each.topic_id): each for each in asked}
-        response.topics = [_asked_topic(node, each, create, request.version) for each in once.values()]
     if request.version >= 8 and message.include_topic_authorized_operations:
-        for topic in response.topics:
+        for topic in topics:
             if not topic.error_code:
                 topic.topic_authorized_operations = ON_TOPIC
     return response
 
 
-def _asked_topic(node: Node, asked: Any, create: bool, version: int) -> Any:
-    by_id = version >= 10 and asked.topic_id != NO_ID
-    if by_id:
+def _is_by_id(asked: Any, version: int) -> bool:
+    return version >= 10 and asked.topic_id != NO_ID
+
+
+def _why_not(node: Node, request: Request, name: str, *, create: bool) -> KafkaError | None:
+    """Why a topic that is not there is not made because it is named; None: it can be."""
+    try:
+        node.store.check_topic(name, 1)
+        if node.topics.is_internal(name):
+            raise InvalidInputError(f"{name} is made by the broker", ErrorCode.INVALID_TOPIC_EXCEPTION)
+    except KafkaError as refused:
+        if create:
+            log.info("a topic was not made, though it was used: %s: %s", refused.message, request.name)
+        return refused
+    return None if create else NotFoundError(f"there is no topic {name}", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+
+
+def _asked_topic(node: Node, asked: Any, version: int, missing: Mapping[str, KafkaError | None]) -> Any:
+    make = MetadataResponse.MetadataResponseTopic
+    if _is_by_id(asked, version):
         topic = node.store.topics_by_id.get(asked.topic_id)
-        if topic is None:
-            return MetadataResponse.MetadataResponseTopic(
-                error_code=ErrorCode.UNKNOWN_TOPIC_ID, topic_id=asked.topic_id, name=None if version >= 12 else ""
-            )
-        return _topic(node, topic.name)
+        if topic is not None:
+            return _topic(node, topic.name)
+        return make(error_code=ErrorCode.UNKNOWN_TOPIC_ID, topic_id=asked.topic_id, name=None if version >= 12 else "")
     name = asked.name or ""
     if name in node.store.topics:
         return _topic(node, name)
-    error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    try:
-        if create:
-            node.topics.create_on_use(name)
-            return _topic(node, name)
-        node.store.check_topic(name, 1)
-    except KafkaError as refused:
-        log.info("topic %r was not created: %s", name, refused.message)
-        error = refused.code
-    return MetadataResponse.MetadataResponseTopic(error_code=error, name=name)
+    refused = missing.get(name)
+    return make(error_code=refused.code if refused else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, name=name)
 
 
 def _topic(node: Node, name: str) -> Any:
