@@ -79,7 +79,8 @@ class Node:
         self.producer_ids = ProducerIds(data_dir)
         self._tokens = itertools.count(1)
         self.groups = GroupShards(self.token)
-        self.topics = Topics(store, self.config.num_partitions, self.waits, self.groups.tell_all, Turns(loop))
+        self.topics = Topics(store, self.config.num_partitions, self.waits, self.groups.tell_all)
+        self.turns = Turns(loop)
         self.group_settings = GroupSettingsFile(
             data_dir, self.group_config, lambda event: self.groups.of(event.group_id).tell(event)
         )

@@ -10,10 +10,8 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
 
 from kohort.broker.request import Request
-from kohort.broker.turns import Turns
 from kohort.broker.waits import Waits
 from kohort.errors import ErrorCode, KafkaError, error_for
 from kohort.groups import events
@@ -29,9 +27,6 @@ DELETED_S = 600.0
 DELETED_MAX = 1_000
 """Deleted topics remembered."""
 
-Done: TypeAlias = Callable[[list[Topic | KafkaError]], None]
-"""Takes, for each that was asked, the topic or why it was refused."""
-
 
 class Topics:
     """The one door to changing topics."""
@@ -42,13 +37,11 @@ class Topics:
         default_partitions: int,
         waits: Waits,
         tell: Callable[[events.Event], None],
-        turns: Turns,
     ) -> None:
         self._store = store
         self._default_partitions = default_partitions
         self._waits = waits
         self._tell = tell
-        self._turns = turns
         self._image: events.TopicImage | None = None
         self._version = 0
         self._deleted: OrderedDict[str, tuple[float, str]] = OrderedDict()
@@ -76,16 +69,10 @@ class Topics:
         self._changed()
         return topic
 
-    def make(self, plans: Sequence[TopicPlan], request: Request, done: Done) -> None:
-        """Create topics that a client asked for. Raises TimedOutError."""
-        self._turns.run(self._making(plans, request, on_use=False), done, request.connection.close)
-
-    def make_on_use(self, names: Sequence[str], request: Request, done: Done) -> None:
-        """Create topics because a client named them. Raises TimedOutError."""
-        plans = [TopicPlan(name, self._default_partitions) for name in names]
-        self._turns.run(self._making(plans, request, on_use=True), done, request.connection.close)
-
-    def _making(self, plans: Sequence[TopicPlan], request: Request, *, on_use: bool) -> Steps[list[Topic | KafkaError]]:
+    def making(
+        self, plans: Sequence[TopicPlan], request: Request, *, on_use: bool = False
+    ) -> Steps[list[Topic | KafkaError]]:
+        """Create topics that a client asked for, or used; for each the topic or why it was refused."""
         try:
             found = yield from self._store.creating(plans)
         except OSError as error:
@@ -100,6 +87,10 @@ class Topics:
         if made:
             self._changed()
         return found
+
+    def plan_on_use(self, name: str) -> TopicPlan:
+        """The topic that is made because somebody named it."""
+        return TopicPlan(name, self._default_partitions)
 
     def _tell_of_use(self, topic: Topic, request: Request) -> None:
         """Nobody asked for the topic: say whose use made it, and if somebody has just got rid of it."""
@@ -119,14 +110,9 @@ class Topics:
             by,
         )
 
-    def delete(self, names: Sequence[str], request: Request, done: Done) -> None:
-        """Delete topics that are there; their groups' offsets go with them. Raises TimedOutError."""
-        self._turns.run(self._deleting(names, request), done, request.connection.close)
-
-    def _deleting(self, names: Sequence[str], request: Request) -> Steps[list[Topic | KafkaError]]:
-        topics = {name: self._store.topics[name] for name in names if name in self._store.topics}
-        if not topics:
-            return [_unknown(name) for name in names]
+    def deleting(self, names: Sequence[str], request: Request) -> Steps[list[Topic | KafkaError]]:
+        """Delete topics that are there; their groups' offsets go with them. For each the topic or why it was refused."""
+        topics = {name: self._store.topics[name] for name in names}
         try:
             logs = yield from self._store.deleting([*topics])
         except OSError as error:
@@ -140,18 +126,17 @@ class Topics:
         self._waits.changed(logs)
         self._changed()
         self._tell(events.TopicsDeleted(tuple(topics)))
-        return [topics.get(name) or _unknown(name) for name in names]
+        return [*topics.values()]
 
-    def grow(self, counts: Mapping[str, int], request: Request, done: Done) -> None:
-        """Give topics more partitions. Raises TimedOutError."""
-        self._turns.run(self._growing(counts, request), done, request.connection.close)
-
-    def _growing(self, counts: Mapping[str, int], request: Request) -> Steps[list[Topic | KafkaError]]:
+    def growing(
+        self, counts: Mapping[str, int], request: Request, *, validate_only: bool
+    ) -> Steps[list[Topic | KafkaError]]:
+        """Give topics more partitions; for each the topic or why it was refused."""
         try:
-            found = yield from self._store.growing(counts)
+            found = yield from self._store.growing(counts, validate_only=validate_only)
         except OSError as error:
             return _failed(request, len(counts), error)
-        grown = [each for each in found if isinstance(each, Topic)]
+        grown = [] if validate_only else [each for each in found if isinstance(each, Topic)]
         for topic in grown:
             log.info("topic %s has %d partitions now: %s", topic.name, topic.partitions, request.name)
         if grown:
@@ -162,10 +147,6 @@ class Topics:
         self._version += 1
         self._image = None
         self._tell(events.TopicsChanged(self.image()))
-
-
-def _unknown(name: str) -> KafkaError:
-    return error_for(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name}")
 
 
 def _failed(request: Request, count: int, error: OSError) -> list[Topic | KafkaError]:

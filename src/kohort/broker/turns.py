@@ -74,3 +74,12 @@ def _go_through(steps: Steps[T], until: float) -> tuple[T] | None:
             return (end.value,)
         if time.monotonic() >= until:
             return None
+
+
+def in_turn(handler: Callable[[Any, Any], Steps[Any]]) -> Callable[[Any, Any], None]:
+    """A handler whose work is done in steps, after that of the requests before it."""
+
+    def begin(node: Any, request: Any) -> None:
+        node.turns.run(handler(node, request), request.reply, request.connection.close)
+
+    return begin

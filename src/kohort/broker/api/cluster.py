@@ -15,8 +15,9 @@ from typing import Any
 from kohort.broker.node import Node
 from kohort.broker.permitted import ON_CLUSTER, ON_TOPIC, permitted
 from kohort.broker.request import Request
-from kohort.errors import ErrorCode, InvalidInputError, KafkaError, NotFoundError
-from kohort.log import Topic
+from kohort.broker.turns import in_turn
+from kohort.errors import ErrorCode, InvalidInputError, KafkaError
+from kohort.log import Steps, TopicPlan
 from kohort.processes import NAME_MAX_LENGTH
 from kohort.wire.cluster import (
     ApiVersionsRequest,
@@ -84,26 +85,45 @@ def metadata(node: Node, request: Request) -> MetadataResponse | None:
     asked = message.topics
     if asked is None or (request.version == 0 and not asked):
         return _metadata(node, request, [_topic(node, name) for name in node.store.topics])
-    create = node.config.auto_create_topics and (request.version < 4 or message.allow_auto_topic_creation)
+    if _may_create(node, request) and any(
+        each.name not in node.store.topics and not _is_by_id(each, request.version) for each in asked
+    ):
+        _creating_metadata(node, request)
+        return None
     once = {(each.name, each.topic_id): each for each in asked}
-    missing: dict[str, KafkaError | None] = {}
+    return _metadata(node, request, [_asked_topic(node, each, request.version, {}) for each in once.values()])
+
+
+def _may_create(node: Node, request: Request) -> bool:
+    return node.config.auto_create_topics and (request.version < 4 or request.message.allow_auto_topic_creation)
+
+
+@in_turn
+def _creating_metadata(node: Node, request: Request) -> Steps[MetadataResponse]:
+    """The same, with topics that may have to be made."""
+    once = {(each.name, each.topic_id): each for each in request.message.topics}
+    plans: dict[str, TopicPlan] = {}
+    refused: dict[str, KafkaError] = {}
     for each in once.values():
         name = each.name or ""
-        if not _is_by_id(each, request.version) and name not in node.store.topics:
-            missing[name] = _why_not(node, request, name, create=create)
-
-    def answer(found: list[Topic | KafkaError]) -> None:
-        for name, made in zip(wanted, found, strict=True):
-            missing[name] = made if isinstance(made, KafkaError) else None
-        topics = [_asked_topic(node, each, request.version, missing) for each in once.values()]
-        request.reply(_metadata(node, request, topics))
-
-    wanted = [name for name, error in missing.items() if error is None]
-    if wanted:
-        node.topics.make_on_use(wanted, request, answer)
-    else:
-        answer([])
-    return None
+        if _is_by_id(each, request.version) or name in node.store.topics:
+            continue
+        error = _refusal(node, name)
+        if node.topics.is_internal(name):
+            error = InvalidInputError(f"{name} is made by the broker", ErrorCode.INVALID_TOPIC_EXCEPTION)
+        if error is None:
+            plans[name] = node.topics.plan_on_use(name)
+        else:
+            log.info("a topic was not made, though it was used: %s: %s", error.message, request.name)
+            refused[name] = error
+        yield
+    found = yield from node.topics.making([*plans.values()], request, on_use=True)
+    refused |= {name: each for name, each in zip(plans, found, strict=True) if isinstance(each, KafkaError)}
+    topics = []
+    for each in once.values():
+        topics.append(_asked_topic(node, each, request.version, refused))
+        yield
+    return _metadata(node, request, topics)
 
 
 def _metadata(node: Node, request: Request, topics: list[Any]) -> MetadataResponse:
@@ -129,20 +149,16 @@ def _is_by_id(asked: Any, version: int) -> bool:
     return version >= 10 and asked.topic_id != NO_ID
 
 
-def _why_not(node: Node, request: Request, name: str, *, create: bool) -> KafkaError | None:
-    """Why a topic that is not there is not made because it is named; None: it can be."""
+def _refusal(node: Node, name: str) -> KafkaError | None:
+    """Why a topic of this name can't be made."""
     try:
         node.store.check_topic(name, 1)
-        if node.topics.is_internal(name):
-            raise InvalidInputError(f"{name} is made by the broker", ErrorCode.INVALID_TOPIC_EXCEPTION)
     except KafkaError as refused:
-        if create:
-            log.info("a topic was not made, though it was used: %s: %s", refused.message, request.name)
         return refused
-    return None if create else NotFoundError(f"there is no topic {name}", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    return None
 
 
-def _asked_topic(node: Node, asked: Any, version: int, missing: Mapping[str, KafkaError | None]) -> Any:
+def _asked_topic(node: Node, asked: Any, version: int, refused: Mapping[str, KafkaError]) -> Any:
     make = MetadataResponse.MetadataResponseTopic
     if _is_by_id(asked, version):
         topic = node.store.topics_by_id.get(asked.topic_id)
@@ -152,8 +168,8 @@ def _asked_topic(node: Node, asked: Any, version: int, missing: Mapping[str, Kaf
     name = asked.name or ""
     if name in node.store.topics:
         return _topic(node, name)
-    refused = missing.get(name)
-    return make(error_code=refused.code if refused else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, name=name)
+    error = refused.get(name) or _refusal(node, name)
+    return make(error_code=error.code if error else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, name=name)
 
 
 def _topic(node: Node, name: str) -> Any:
@@ -250,11 +266,8 @@ def describe_topic_partitions(node: Node, request: Request) -> DescribeTopicPart
 def _described_topic(node: Node, name: str, start: int, limit: int) -> Any:
     topic = node.store.topics.get(name)
     if topic is None:
-        error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        try:
-            node.store.check_topic(name, 1)
-        except KafkaError as refused:
-            error = refused.code
+        refused = _refusal(node, name)
+        error = refused.code if refused else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         return DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponseTopic(
             error_code=error, name=name, topic_authorized_operations=ON_TOPIC
         )

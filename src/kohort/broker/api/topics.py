@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from kohort.broker.config_entries import topic_entries
 from kohort.broker.node import Node
 from kohort.broker.request import Request
+from kohort.broker.turns import in_turn
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, NotFoundError
-from kohort.log import Topic, TopicPlan, completed
+from kohort.log import Steps, Topic, TopicPlan
 from kohort.wire.cluster import (
     CreatePartitionsRequest,
     CreatePartitionsResponse,
@@ -28,7 +29,7 @@ from kohort.wire.data import DeleteRecordsRequest, DeleteRecordsResponse
 NO_ID = uuid.UUID(int=0)
 
 
-def create_topics(node: Node, request: Request) -> CreateTopicsResponse | None:
+def create_topics(node: Node, request: Request) -> Steps[CreateTopicsResponse]:
     """Create topics, or say what would happen."""
     message = request.message
     times = Counter(topic.name for topic in message.topics)
@@ -45,18 +46,15 @@ def create_topics(node: Node, request: Request) -> CreateTopicsResponse | None:
         except KafkaError as error:
             planned[topic.name] = error
     plans = [plan for plan in planned.values() if isinstance(plan, TopicPlan)]
-
-    def answer(found: list[Topic | KafkaError]) -> None:
-        made = dict(zip((plan.name for plan in plans), found, strict=True))
-        request.reply(
-            CreateTopicsResponse(topics=[_result(node, name, plan, made.get(name)) for name, plan in planned.items()])
-        )
-
-    if message.validate_only or not plans:
-        answer([Topic(plan.name, NO_ID, plan.partitions, plan.configs) for plan in plans])
-    else:
-        node.topics.make(plans, request, answer)
-    return None
+    found: Sequence[Topic | KafkaError] = [Topic(each.name, NO_ID, each.partitions, each.configs) for each in plans]
+    if not message.validate_only:
+        found = yield from node.topics.making(plans, request)
+    made = dict(zip((plan.name for plan in plans), found, strict=True))
+    results = []
+    for name, entry in planned.items():
+        results.append(_result(node, name, entry if isinstance(entry, KafkaError) else made[name]))
+        yield
+    return CreateTopicsResponse(topics=results)
 
 
 def _plan(node: Node, topic: Any) -> TopicPlan:
@@ -69,11 +67,9 @@ def _plan(node: Node, topic: Any) -> TopicPlan:
     return TopicPlan(topic.name, partitions, configs)
 
 
-def _result(node: Node, name: str, plan: TopicPlan | KafkaError, made: Topic | KafkaError | None) -> Any:
+def _result(node: Node, name: str, topic: Topic | KafkaError) -> Any:
     make = CreateTopicsResponse.CreatableTopicResult
-    topic = plan if isinstance(plan, KafkaError) else made
-    if not isinstance(topic, Topic):
-        assert topic is not None
+    if isinstance(topic, KafkaError):
         return make(name=name, error_code=topic.code, error_message=topic.message, configs=[])
     return make(
         name=name,
@@ -108,7 +104,7 @@ def _partition_count(node: Node, topic: Any) -> int:
     return len(indexes)
 
 
-def delete_topics(node: Node, request: Request) -> None:
+def delete_topics(node: Node, request: Request) -> Steps[DeleteTopicsResponse]:
     """Delete topics by name or id."""
     message, version = request.message, request.version
     asked = (
@@ -130,13 +126,12 @@ def delete_topics(node: Node, request: Request) -> None:
         except KafkaError as error:
             _refuse(result, error, version)
 
-    def answer(found: list[Topic | KafkaError]) -> None:
+    if doomed:
+        found = yield from node.topics.deleting([*doomed], request)
         for result, gone in zip(doomed.values(), found, strict=True):
             if isinstance(gone, KafkaError):
                 _refuse(result, gone, version)
-        request.reply(DeleteTopicsResponse(responses=results))
-
-    node.topics.delete([*doomed], request, answer)
+    return DeleteTopicsResponse(responses=results)
 
 
 def _refuse(result: Any, error: KafkaError, version: int) -> None:
@@ -163,7 +158,7 @@ def _known(node: Node, name: str | None, topic_id: uuid.UUID) -> Topic:
     return topic
 
 
-def create_partitions(node: Node, request: Request) -> None:
+def create_partitions(node: Node, request: Request) -> Steps[CreatePartitionsResponse]:
     """Give topics more partitions."""
     message = request.message
     times = Counter(topic.name for topic in message.topics)
@@ -179,22 +174,17 @@ def create_partitions(node: Node, request: Request) -> None:
         except KafkaError as refused:
             errors[topic.name] = refused
 
-    def answer(found: list[Topic | KafkaError]) -> None:
-        for name, grown in zip(counts, found, strict=True):
-            errors[name] = grown if isinstance(grown, KafkaError) else None
-        make = CreatePartitionsResponse.CreatePartitionsTopicResult
-        results = [
+    found = yield from node.topics.growing(counts, request, validate_only=message.validate_only)
+    errors |= {name: each if isinstance(each, KafkaError) else None for name, each in zip(counts, found, strict=True)}
+    make = CreatePartitionsResponse.CreatePartitionsTopicResult
+    return CreatePartitionsResponse(
+        results=[
             make(name=name, error_code=error.code, error_message=error.message)
             if error
             else make(name=name, error_message=None)
             for name, error in errors.items()
         ]
-        request.reply(CreatePartitionsResponse(results=results))
-
-    if message.validate_only:
-        answer(completed(node.store.growing(counts, validate_only=True)))
-    else:
-        node.topics.grow(counts, request, answer)
+    )
 
 
 def _check_growth(node: Node, topic: Any) -> None:
@@ -238,8 +228,8 @@ def delete_records(node: Node, request: Request) -> DeleteRecordsResponse:
 
 
 HANDLERS: dict[type, Callable[[Any, Any], Any]] = {
-    CreateTopicsRequest: create_topics,
-    DeleteTopicsRequest: delete_topics,
-    CreatePartitionsRequest: create_partitions,
+    CreateTopicsRequest: in_turn(create_topics),
+    DeleteTopicsRequest: in_turn(delete_topics),
+    CreatePartitionsRequest: in_turn(create_partitions),
     DeleteRecordsRequest: delete_records,
 }
