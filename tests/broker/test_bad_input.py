@@ -303,3 +303,14 @@ def test_a_client_that_asks_and_does_not_read_takes_no_memory(broker: Broker, cl
         greedy.sock.setblocking(True)
         for _ in range(600):  # more than may wait for an answer: reading went on
             greedy.frame()
+
+
+def test_a_client_that_asks_for_much_at_once_does_not_keep_others_waiting(tmp_path: Path) -> None:
+    """Found by the fuzzer: hundreds of requests that take long, in one read."""
+    with Broker(tmp_path / "data") as broker, RawClient(broker.bootstrap_servers) as client:
+        create_topic(client, "wide", 5_000)
+        with RawClient(broker.bootstrap_servers) as greedy:
+            greedy.sock.sendall(encode_request(MetadataRequest(topics=None), 9, 1, "greedy") * 300)
+            for _ in range(3):
+                assert client.ask(MetadataRequest(topics=[])).brokers
+            assert broker.metrics()["requests"]["Metadata"] < 40

@@ -33,6 +33,8 @@ REQUEST_BYTES_MIN = 8
 """Api, version and correlation id."""
 ANSWERS_HELD = 256
 """Answers gathered before they are sent, while a read is taken apart."""
+TAKE_S = 0.005
+"""A read full of requests that take long is taken apart for so long; then the others have their turn."""
 READS_PER_WAKE = 4
 """A connection with more to read lets the others have their turn after this many reads."""
 
@@ -241,9 +243,11 @@ class Connection:
         """Whole frames of `data` go to the handler, the rest waits in a buffer of its own.
 
         Answers are sent between, and what can't be answered yet stops the reading: a read full of small requests must
-        not become a pile of large answers.
+        not become a pile of large answers, nor keep all other connections waiting.
         """
         start, end = 0, len(data)
+        clock = time.monotonic
+        until = clock() + TAKE_S
         on_frame = self._handler.on_frame
         pending = self.pending
         limits = self._limits
@@ -263,6 +267,11 @@ class Connection:
                 break
             on_frame(self, data[first:start])
             if self.closed:
+                return
+            if clock() > until and start < end:
+                self._backlog = bytes(data[start:end])
+                self._pause()
+                self._loop.call_soon(self._resume_if_room)
                 return
         self.last_active = time.monotonic()
         if start < end:
