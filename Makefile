@@ -14,7 +14,7 @@ CHURN_ARGS ?=
 BENCH_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo demo test test-cluster check lint types layers sizes docs bench fuzz simulate churn suites lock format clean
+.PHONY: help setup setup-demo demo test test-cluster check lint types layers sizes docs bench fuzz fuzz-listener simulate churn suites lock format clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -79,6 +79,9 @@ suites: setup ## tests that other projects wrote for their clients, against our 
 
 fuzz: setup ## decoder and encoder against damaged input, built with address and undefined-behaviour sanitizers
 	@KOHORT_EXAMPLES=$${KOHORT_EXAMPLES:-2000} sh tests/columns/sanitize.sh $(PYTEST_ARGS)
+
+fuzz-listener: setup ## anything at all is sent to a broker: make fuzz-listener MINUTES=10 FUZZ_ARGS=--seed=7
+	@$(BIN)/python -m tests.broker.fuzz --minutes $(MINUTES) $(FUZZ_ARGS)
 
 # Pins are names, versions and hashes only: no address of a registry gets into the files.
 LOCK := UV_CUSTOM_COMPILE_COMMAND="make lock" $(BIN)/uv pip compile --quiet --universal \

@@ -1,11 +1,25 @@
-"""What the administration of topics answers, in every version of its requests."""
+"""The administration of topics: what it answers, in every version of its requests; large changes, and who hears of them."""
 
 from __future__ import annotations
 
+import select
+from pathlib import Path
+from typing import Any
+
 import pytest
 
-from kohort.wire.cluster import CreateTopicsRequest
-from tests.broker.raw import RawClient
+from kohort import Broker
+from kohort.errors import ErrorCode
+from kohort.wire.cluster import (
+    ApiVersionsRequest,
+    CreatePartitionsRequest,
+    CreateTopicsRequest,
+    DeleteTopicsRequest,
+    MetadataRequest,
+)
+from tests.broker.raw import RawClient, batch_of, create_topic, end_offset, produce
+
+MANY = 10_000
 
 
 @pytest.mark.parametrize("version", range(CreateTopicsRequest.MIN_VERSION, CreateTopicsRequest.MAX_VERSION + 1))
@@ -20,3 +34,104 @@ def test_a_topic_that_was_made_has_no_error_text(
     )
     (made,) = client.ask(asked, version).topics
     assert (made.error_code, made.error_message) == (0, None)
+
+
+def making(*plans: tuple[str, int], **fields: Any) -> CreateTopicsRequest:
+    make = CreateTopicsRequest.CreatableTopic
+    topics = [make(name=name, num_partitions=count, replication_factor=1) for name, count in plans]
+    return CreateTopicsRequest(topics=topics, **fields)
+
+
+def growing(*counts: tuple[str, int]) -> CreatePartitionsRequest:
+    make = CreatePartitionsRequest.CreatePartitionsTopic
+    return CreatePartitionsRequest(topics=[make(name=name, count=count, assignments=None) for name, count in counts])
+
+
+def using(*names: str) -> MetadataRequest:
+    return MetadataRequest(topics=[MetadataRequest.MetadataRequestTopic(name=name) for name in names])
+
+
+def codes(answer: Any) -> list[ErrorCode]:
+    return [ErrorCode.of(each.error_code) for each in answer]
+
+
+def test_others_are_served_while_thousands_of_partitions_are_made(broker: Broker, client: RawClient, name: str) -> None:
+    """The one who asks waits, everybody else does not; and nobody sees a part."""
+    with RawClient(broker.bootstrap_servers) as other:
+        client.send(making((name, MANY)))
+        for _ in range(5):
+            assert other.ask(ApiVersionsRequest(), 0).api_keys
+            asked = MetadataRequest(topics=[MetadataRequest.MetadataRequestTopic(name=name)])
+            asked.allow_auto_topic_creation = False
+            assert codes(other.ask(asked).topics) == [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
+        assert not select.select([client.sock], [], [], 0)[0], "the others were served before it was done"
+        assert codes(client.receive().topics) == [ErrorCode.NONE]
+        assert len(other.ask(using(name)).topics[0].partitions) == MANY
+        client.send(growing((name, 2 * MANY)))
+        assert other.ask(ApiVersionsRequest(), 0).api_keys
+        assert not select.select([client.sock], [], [], 0)[0]
+        assert codes(client.receive().results) == [ErrorCode.NONE]
+        assert produce(other, name, 2 * MANY - 1, batch_of(b"x")).error_code == 0
+        assert codes(client.ask(DeleteTopicsRequest(topic_names=[name]), 5).responses) == [ErrorCode.NONE]
+
+
+def test_changes_are_made_in_the_order_in_which_they_came(broker: Broker, client: RawClient, name: str) -> None:
+    with RawClient(broker.bootstrap_servers) as other:
+        for _ in range(2):
+            client.send(making((name, 5_000)))
+            client.send(making((name, 1)))
+            client.send(growing((name, 5_001)))
+            client.send(DeleteTopicsRequest(topic_names=[name]), 5)
+        assert other.ask(ApiVersionsRequest(), 0).api_keys
+        for _ in range(2):
+            assert codes(client.receive().topics) == [ErrorCode.NONE]
+            assert codes(client.receive().topics) == [ErrorCode.TOPIC_ALREADY_EXISTS]
+            assert codes(client.receive().results) == [ErrorCode.NONE]
+            assert codes(client.receive().responses) == [ErrorCode.NONE]
+
+
+def test_more_partitions_than_one_change_may_make_are_refused_and_the_rest_made(client: RawClient, name: str) -> None:
+    answer = client.ask(making((f"{name}-a", 9_000), (f"{name}-b", 2_000), (f"{name}-c", 1_000)))
+    assert codes(answer.topics) == [ErrorCode.NONE, ErrorCode.POLICY_VIOLATION, ErrorCode.NONE]
+    assert "the limit is 10000" in answer.topics[1].error_message
+    answer = client.ask(growing((f"{name}-a", 19_001), (f"{name}-c", 1_001)))
+    assert codes(answer.results) == [ErrorCode.POLICY_VIOLATION, ErrorCode.NONE]
+    client.ask(DeleteTopicsRequest(topic_names=[f"{name}-a", f"{name}-c"]), 5)
+
+
+def test_topics_of_one_request_are_held_to_each_other(client: RawClient, name: str) -> None:
+    answer = client.ask(making((f"{name}.x", 1), (f"{name}_x", 1), (f"{name}!", 1), (f"{name}.y", 1)))
+    bad = ErrorCode.INVALID_TOPIC_EXCEPTION
+    assert codes(answer.topics) == [ErrorCode.NONE, bad, bad, ErrorCode.NONE]
+    answer = client.ask(making((f"{name}.x", 1), (f"{name}-z", 1), (f"{name}-z", 2)))
+    assert codes(answer.topics) == [ErrorCode.TOPIC_ALREADY_EXISTS, ErrorCode.INVALID_REQUEST]
+    asked = DeleteTopicsRequest(topic_names=[f"{name}.x", "missing", f"{name}.x", f"{name}.y"])
+    unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert codes(client.ask(asked, 5).responses) == [ErrorCode.NONE, unknown, unknown, ErrorCode.NONE]
+    assert codes(client.ask(making((f"{name}_x", 1))).topics) == [ErrorCode.NONE]
+
+
+def test_a_topic_made_on_use_is_told_of_with_who_used_it_and_that_it_had_just_been_deleted(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with Broker(tmp_path / "data", {"num.partitions": 3}, log_level="INFO") as broker:
+        with RawClient(broker.bootstrap_servers, "forgetful") as client:
+            for _ in range(2):
+                topics = client.ask(using("orders", "no such name")).topics
+                assert codes(topics) == [ErrorCode.NONE, ErrorCode.INVALID_TOPIC_EXCEPTION]
+                assert len(topics[0].partitions) == 3
+                assert produce(client, "orders", 0, batch_of(b"x")).base_offset == 0
+                client.ask(DeleteTopicsRequest(topic_names=["orders"]), 5)
+            create_topic(client, "orders")
+            assert end_offset(client, "orders", 0) == 0
+    said = [line for line in capfd.readouterr().err.splitlines() if "topic" in line and "kohort.broker" in line]
+    refused, first, deleted, _, again, _, made = said
+    assert "INFO" in first
+    assert "topic orders made with 3 partitions, because it was used: Metadata 13 from 127.0.0.1:" in first
+    assert first.endswith("(forgetful)")
+    assert "'no such name' is not allowed" in refused
+    assert "topic orders deleted: DeleteTopics 5 from 127.0.0.1:" in deleted
+    assert "WARNING" in again
+    assert "topic orders is there again, with 3 partitions, because it was used: Metadata 13" in again
+    assert "It had been deleted 0 s before: DeleteTopics 5 from 127.0.0.1:" in again
+    assert "topic orders made with 1 partitions: CreateTopics 7" in made

@@ -236,7 +236,7 @@ def test_a_log_that_lost_everything_before_its_start_begins_there(tmp_path: Path
 
 
 def test_few_files_are_open_and_readers_keep_theirs(tmp_path: Path) -> None:
-    files = FileCache(3)
+    files = FileCache(3, 2)
     log = PartitionLog.open(tmp_path / "t-0", small(), OpenOptions(files=files))
     for number in range(200):
         log.append(keyed((b"k", b"%d" % number * 20)), NOW)

@@ -113,6 +113,21 @@ def test_limits_of_topics(tmp_path: Path) -> None:
             assert caught.value.code is ErrorCode.POLICY_VIOLATION
 
 
+def test_open_files_are_bounded_whatever_there_are_partitions(tmp_path: Path) -> None:
+    limits = StoreLimits(open_files=8)
+    with LogStore(tmp_path / "d", limits=limits) as store:
+        before = len(os.listdir("/proc/self/fd"))
+        store.create_topic("wide", 100)
+        for number in range(100):
+            store.partition(TopicPartition("wide", number)).append(batch(b"x"), NOW)
+        assert len(os.listdir("/proc/self/fd")) - before <= 8
+    with LogStore(tmp_path / "d", limits=limits) as store:
+        assert len(os.listdir("/proc/self/fd")) - before <= 8
+        for number in range(100):
+            assert values(store.partition(TopicPartition("wide", number))) == [(0, b"x")]
+        assert len(os.listdir("/proc/self/fd")) - before <= 8
+
+
 def test_partitions_can_only_grow(tmp_path: Path) -> None:
     with LogStore(tmp_path / "d") as store:
         made = store.create_topic("a", 2)
@@ -199,6 +214,7 @@ def _let_go(store: LogStore) -> None:
 def test_a_folder_without_its_catalog_is_not_emptied(tmp_path: Path) -> None:
     with LogStore(tmp_path / "d") as store:
         store.create_topic("a", 1)
+        store.partition(TopicPartition("a", 0)).append(batch(b"x"), NOW)
     (tmp_path / "d" / "topics.json").unlink()
     with pytest.raises(CorruptDataError, match="no catalog"):
         LogStore(tmp_path / "d")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
+import tracemalloc
 
 import crc32c
 import pytest
@@ -21,6 +22,7 @@ from kohort.wire.batch import (
     patch,
     read_records,
 )
+from kohort.wire.codec import uvarint_bytes
 from kohort.wire.compression import CODECS, TooLargeError, compress, decompress
 
 _BLOB = st.none() | st.binary(max_size=60)
@@ -172,6 +174,20 @@ def test_snappy_is_framed_as_java_frames_it_and_read_without_a_frame() -> None:
     assert framed.startswith(b"\x82SNAPPY\x00\x00\x00\x00\x01\x00\x00\x00\x01")
     assert bytes(decompress(2, framed, 1 << 20)) == data
     assert bytes(decompress(2, bytes(cramjam.snappy.compress_raw(data)), 1 << 20)) == data
+
+
+@pytest.mark.parametrize("stated", [200, 200 << 20, 2**32 - 1])
+def test_snappy_that_states_more_than_it_can_hold_takes_no_memory(stated: int) -> None:
+    block = uvarint_bytes(stated) + b"\0a"
+    framed = bytes(compress(CODECS["snappy"], b"a"))[:16] + struct.pack(">i", len(block)) + block
+    tracemalloc.start()
+    try:
+        for data in (block, framed):
+            with pytest.raises(CorruptDataError, match="can't hold"):
+                decompress(CODECS["snappy"], data, 2**31 - 1)
+        assert tracemalloc.get_traced_memory()[1] < 100_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_header_is_61_bytes() -> None:

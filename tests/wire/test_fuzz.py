@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kohort.errors import CorruptDataError
 from kohort.wire import journal
-from kohort.wire.framing import APIS, FrameSplitter, FrameTooLarge, decode_request_header, encode_request
+from kohort.wire.framing import APIS, decode_request_header, encode_request
 from kohort.wire.message import Message
 from kohort.wire.schema import WireError
 from tests.wire.values import Values
@@ -120,26 +119,18 @@ def test_a_short_frame_can_not_ask_for_much_memory() -> None:
     assert sys.getsizeof(request.decode(b"\0\0\0\0\0", 4).topics) < 1000
 
 
-@settings(max_examples=200, deadline=None)
-@given(st.lists(st.binary(max_size=40), max_size=6), st.lists(st.integers(1, 30), min_size=1, max_size=20))
-def test_frames_come_out_of_any_pieces(bodies: list[bytes], cuts: list[int]) -> None:
-    stream = b"".join(len(body).to_bytes(4, "big") + body for body in bodies)
-    splitter = FrameSplitter(limit=40)
-    found, at, turn = [], 0, 0
-    while at < len(stream):
-        step = cuts[turn % len(cuts)]
-        found += [bytes(frame) for frame in splitter.feed(stream[at : at + step])]
-        at, turn = at + step, turn + 1
-    assert found == bodies
-    assert splitter.pending == 0
-
-
-@pytest.mark.parametrize("size", [41, -1, 2**31 - 1])
-def test_a_frame_above_the_limit_names_both(size: int) -> None:
-    with pytest.raises(FrameTooLarge) as caught:
-        FrameSplitter(limit=40).feed(size.to_bytes(4, "big", signed=True))
-    assert (caught.value.size, caught.value.limit) == (size, 40)
-    assert isinstance(caught.value, CorruptDataError)
+def test_the_elements_of_a_request_are_bounded_in_all_arrays_together() -> None:
+    """Bytes that are there can stand for many times as much memory."""
+    metadata: Any = APIS[3].request
+    assert len(metadata.decode((400_000).to_bytes(4, "big") + b"\0\0" * 400_000 + b"\1", 4).topics) == 400_000
+    with pytest.raises(WireError, match="more than 500000 elements"):
+        metadata.decode((500_001).to_bytes(4, "big") + b"\0\0" * 500_001 + b"\1", 4)
+    fetch: Any = APIS[9].request  # OffsetFetch: partitions within topics
+    topic = b"\0\1t" + (60_000).to_bytes(4, "big") + bytes(240_000)
+    with pytest.raises(WireError, match="more than 500000 elements"):
+        fetch.decode(b"\0\1g" + (9).to_bytes(4, "big") + topic * 9, 1)
+    with pytest.raises(WireError, match="tagged fields"):
+        metadata.decode(b"\1\0\0" + b"\xff\xff\3" + b"\7\0" * 65_535, 12)
 
 
 def test_every_request_goes_through_a_frame_and_back() -> None:

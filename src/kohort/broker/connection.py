@@ -1,7 +1,8 @@
 """One client connection on a raw socket: frames in, answers out in the order of the requests.
 
 Reading goes through one buffer shared by all connections of the loop, because a read and the parsing of what it
-brought are one uninterrupted step; only a frame that has not wholly arrived takes memory of its own. Writing gathers
+brought are one uninterrupted step; only a frame that has not wholly arrived takes memory of its own, and no more than has
+come of it: a size is only a claim. Writing gathers
 what is ready and never holds log bytes in memory: they are read from their file when the socket takes them.
 """
 
@@ -28,12 +29,12 @@ MORE_FOLLOWS = getattr(socket, "MSG_MORE", 0)
 """Where the system knows it, a head waits for the log bytes that follow and leaves in the same packet."""
 GATHER_PARTS = 256
 """Below IOV_MAX (1,024 on Linux, 16 by POSIX's promise but 1,024 everywhere that matters)."""
-GROW_BYTES = 1 << 20
-"""A frame's buffer grows with what arrives: a size that is only claimed must not cost memory."""
 REQUEST_BYTES_MIN = 8
 """Api, version and correlation id."""
 ANSWERS_HELD = 256
 """Answers gathered before they are sent, while a read is taken apart."""
+TAKE_S = 0.005
+"""A read full of requests that take long is taken apart for so long; then the others have their turn."""
 READS_PER_WAKE = 4
 """A connection with more to read lets the others have their turn after this many reads."""
 
@@ -94,9 +95,8 @@ class Connection:
 
     __slots__ = (
         "_backlog",
+        "_begun",
         "_brim",
-        "_buffer",
-        "_filled",
         "_handler",
         "_limits",
         "_loop",
@@ -142,9 +142,8 @@ class Connection:
         self._limits = limits
         self._brim = min(ANSWERS_HELD, limits.queued_requests_max)
         self._scratch = scratch
-        self._buffer: bytearray | None = None  # bytes of a frame (or of its size) that has not wholly arrived
-        self._filled = 0
-        self._wanted = 0
+        self._begun: bytearray | None = None  # what has come of a frame (or of its size) that has not wholly arrived
+        self._wanted = 0  # the frame's size, 0: not known yet
         self._backlog = b""
         self._out: deque[Any] = deque()
         self._out_bytes = 0
@@ -191,9 +190,9 @@ class Connection:
 
     def _read_once(self) -> bool:
         """Read and take what is there; whether there may be more."""
-        target = self._target()
+        scratch = self._scratch
         try:
-            count = self._sock.recv_into(target)
+            count = self._sock.recv_into(scratch)
         except (BlockingIOError, InterruptedError):
             return False
         except OSError:
@@ -202,45 +201,36 @@ class Connection:
         if count == 0:
             self.close()
             return False
-        more = count == len(target)
         self.corked = True
-        if self._buffer is None:
-            self._take(memoryview(self._scratch)[:count])
+        data = memoryview(scratch)[:count]
+        if self._begun is None:
+            self._take(data)
         else:
-            target.release()
-            self._fill(count)
+            self._take_more(self._begun, data)
         self.corked = False
         if self.pending and self.pending[0].parts is not None:
             self.flush()
-        return more and not self.closed
+        return count == len(scratch) and not self.closed
 
-    def _target(self) -> memoryview:
-        if self._buffer is None:
-            return memoryview(self._scratch)
-        if self._filled == len(self._buffer):
-            self._buffer.extend(bytes(min(self._wanted - self._filled, max(self._filled, GROW_BYTES))))
-        return memoryview(self._buffer)[self._filled :]
-
-    def _fill(self, count: int) -> None:
-        """`count` bytes of an unfinished frame arrived in its own buffer."""
-        self._filled += count
-        buffer = self._buffer
-        if self._filled < self._wanted or buffer is None:
+    def _take_more(self, begun: bytearray, data: memoryview) -> None:
+        """`data` goes on with a frame of which some has come before."""
+        if not self._wanted:
+            self._begun = None
+            self._take(memoryview(begun + data))
             return
-        if self._wanted == 4:
-            self._begin_frame(int.from_bytes(buffer, "big", signed=True))
+        missing = self._wanted - len(begun)
+        begun += data[:missing]
+        if len(begun) < self._wanted:
             return
-        self._buffer = None
-        self._handler.on_frame(self, buffer)
+        self._begun = None
+        self._handler.on_frame(self, begun)
+        if self.closed:
+            return
         self.last_active = time.monotonic()
-        if self._full():
+        if missing < len(data):
+            self._take(data[missing:])
+        elif self._full():
             self._pause()
-
-    def _begin_frame(self, size: int) -> None:
-        self._check_size(size)
-        self._buffer = bytearray(min(size, GROW_BYTES))
-        self._filled = 0
-        self._wanted = size
 
     def _check_size(self, size: int) -> None:
         limit = self._limits.request_bytes_max
@@ -253,9 +243,11 @@ class Connection:
         """Whole frames of `data` go to the handler, the rest waits in a buffer of its own.
 
         Answers are sent between, and what can't be answered yet stops the reading: a read full of small requests must
-        not become a pile of large answers.
+        not become a pile of large answers, nor keep all other connections waiting.
         """
         start, end = 0, len(data)
+        clock = time.monotonic
+        until = clock() + TAKE_S
         on_frame = self._handler.on_frame
         pending = self.pending
         limits = self._limits
@@ -276,6 +268,11 @@ class Connection:
             on_frame(self, data[first:start])
             if self.closed:
                 return
+            if clock() > until and start < end:
+                self._backlog = bytes(data[start:end])
+                self._pause()
+                self._loop.call_soon(self._resume_if_room)
+                return
         self.last_active = time.monotonic()
         if start < end:
             self._keep(data[start:end])
@@ -288,17 +285,11 @@ class Connection:
 
     def _keep(self, rest: memoryview) -> None:
         if len(rest) < 4:
-            self._buffer = bytearray(4)
-            self._wanted = 4
-            self._buffer[: len(rest)] = rest
-            self._filled = len(rest)
+            self._begun, self._wanted = bytearray(rest), 0
             return
-        self._begin_frame(int.from_bytes(rest[:4], "big", signed=True))
-        have = len(rest) - 4
-        buffer = self._buffer
-        assert buffer is not None
-        buffer[:have] = rest[4:]
-        self._filled = have
+        (size,) = _unpack_size(rest)
+        self._check_size(size)
+        self._begun, self._wanted = bytearray(rest[4:]), size
 
     def _full(self) -> bool:
         limits = self._limits
@@ -455,17 +446,6 @@ class Connection:
             self._loop.remove_writer(self.fd)
         self._out.clear()
         self._out_bytes = 0
-        self._buffer = None
+        self._begun = None
         self._sock.close()
         self._handler.on_closed(self)
-
-
-def open_file_limit() -> int:
-    """How many files the process may have open (sockets are files)."""
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        soft = hard
-    return int(soft)

@@ -24,6 +24,7 @@ from kohort.broker.shard import GroupShard
 from kohort.broker.shards import GroupShards
 from kohort.broker.topics import OFFSETS_TOPIC, Topics
 from kohort.broker.transactions import TransactionHost, Transactions
+from kohort.broker.turns import Turns
 from kohort.broker.users import Users
 from kohort.broker.waits import Waits
 from kohort.groups.events import Event, TopicImage
@@ -79,6 +80,7 @@ class Node:
         self._tokens = itertools.count(1)
         self.groups = GroupShards(self.token)
         self.topics = Topics(store, self.config.num_partitions, self.waits, self.groups.tell_all)
+        self.turns = Turns(loop)
         self.group_settings = GroupSettingsFile(
             data_dir, self.group_config, lambda event: self.groups.of(event.group_id).tell(event)
         )

@@ -11,8 +11,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kohort.broker.descriptors import open_file_limit, shares
 from kohort.broker.dispatch import Dispatcher, api_keys
 from kohort.broker.live_settings import LiveSettings
+from kohort.broker.log_lines import LogLines
 from kohort.broker.node import Node
 from kohort.broker.routes import ROUTES, unknown_api_versions
 from kohort.broker.server import Server, listening_socket
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("kohort.broker")
 
 IDLE_CHECK_S = 5.0
+LEFT_OUT_S = 60.0
+"""How often it is said what was left out of the log."""
 METRICS_WAIT_S = 10.0
 """A scrape that the loop does not get to within this fails."""
 YOUNG_OBJECTS = 100_000
@@ -39,7 +43,13 @@ class RunningBroker:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, data_dir: Path, listen: str, properties: Mapping[str, Any]):
         live = LiveSettings(data_dir, broker_configs(properties))
-        config, limits = live.broker, StoreLimits(producer_id_expiration_ms=live.broker.producer_id_expiration_ms)
+        config, descriptors = live.broker, shares(open_file_limit())
+        limits = StoreLimits(
+            open_files=descriptors.files,
+            lent_files=descriptors.lent,
+            partitions=config.max_partitions,
+            producer_id_expiration_ms=config.producer_id_expiration_ms,
+        )
         sock = listening_socket(*parse_listen(listen))
         try:
             store = LogStore(
@@ -52,8 +62,9 @@ class RunningBroker:
         self._grace_s = config.shutdown_ms / 1000
         self.node = Node(loop, data_dir, store, live, api_keys(ROUTES))
         dispatcher = Dispatcher(self.node, ROUTES, unknown_api_versions)
-        self._server = Server(loop, config, dispatcher.dispatch, self.node.connection_lost)
+        self._server = Server(loop, config, descriptors.connections, dispatcher.dispatch, self.node.connection_lost)
         live.listeners.append(lambda: self._server.reconfigure(live.broker))
+        self._lines = LogLines()
         self._sock = sock
         self.host, self.node.port = sock.getsockname()[:2]
         self.node.host = self.host
@@ -88,12 +99,18 @@ class RunningBroker:
 
     def listen(self) -> None:
         """Let clients in."""
+        self._lines.begin()
         self._server.listen(self._sock)
         self._check_idle()
+        self._say_what_is_missing()
 
     def _check_idle(self) -> None:
         self._server.close_idle()
         self._loop.call_later(IDLE_CHECK_S, self._check_idle)
+
+    def _say_what_is_missing(self) -> None:
+        self._lines.say_what_is_missing()
+        self._loop.call_later(LEFT_OUT_S, self._say_what_is_missing)
 
     async def close(self) -> None:
         """Let nobody in, answer who waits, write everything down."""
@@ -104,6 +121,7 @@ class RunningBroker:
         await self._server.drained(self._grace_s)
         self._server.close()
         self.node.close()
+        self._lines.end()
 
 
 def new_loop() -> asyncio.AbstractEventLoop:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import logging
 import socket
 import time
 from collections.abc import Callable
 
-from kohort.broker.connection import READ_BUFFER_BYTES, Connection, open_file_limit
+from kohort.broker.connection import READ_BUFFER_BYTES, Connection
 from kohort.broker.settings import BrokerConfig
 from kohort.errors import ErrorCode, KafkaError
 
@@ -18,8 +19,8 @@ log = logging.getLogger("kohort.broker")
 ACCEPTS_PER_WAKE = 256
 """Thousands who come back at once are let in quickly, and those who are in are still served between."""
 DRAIN_CHECK_S = 0.01
-RESERVED_FILES = 640
-"""Descriptors kept from sockets: the store's files, and some for everything else."""
+FULL_PAUSE_S = 0.2
+"""How long nobody is let in when there is no descriptor even to refuse them with."""
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
@@ -60,10 +61,14 @@ class Server:
         self,
         loop: asyncio.AbstractEventLoop,
         config: BrokerConfig,
+        room: int,
         on_frame: Callable[[Connection, bytearray | memoryview], None],
         on_closed: Callable[[Connection], None],
     ) -> None:
+        """`room`: the connections that there are descriptors for."""
         self._loop = loop
+        self._room = room
+        self._spare: socket.socket | None = None
         self.on_frame = on_frame
         self._on_closed = on_closed
         self._sock: socket.socket | None = None
@@ -81,7 +86,7 @@ class Server:
     def reconfigure(self, config: BrokerConfig) -> None:
         """Take other settings: connections that are there keep theirs, and stay when fewer are allowed."""
         self._config = config
-        self._limit = min(config.connections_max, max(16, open_file_limit() - RESERVED_FILES))
+        self._limit = min(config.connections_max, self._room)
 
     def listen(self, sock: socket.socket) -> tuple[str, int]:
         """Let clients in; returns the address.
@@ -101,6 +106,7 @@ class Server:
         except OSError as error:
             raise KafkaError(_bind_text(host, port, error)) from None
         self._sock = sock
+        self._spare = socket.socket()
         self._loop.add_reader(sock.fileno(), self._on_acceptable)
         return host, port
 
@@ -115,14 +121,38 @@ class Server:
                 return
             except OSError as error:
                 log.error("can't accept a connection: %s", error)
+                if error.errno in (errno.EMFILE, errno.ENFILE) and self._refuse_with_spare(listening):
+                    continue
                 self._loop.remove_reader(listening.fileno())
-                self._loop.call_later(0.2, self._accept_again)
+                self._loop.call_later(FULL_PAUSE_S, self._accept_again)
                 return
             self._admit(sock, (address[0], address[1]))
 
+    def _refuse_with_spare(self, listening: socket.socket) -> bool:
+        """All descriptors are taken: end the next connection by the one that was kept for this; whether that was done.
+
+        Who isn't told waits in the system's queue until its own patience ends.
+        """
+        if self._spare is None:
+            return False
+        self._spare.close()
+        self._spare = None
+        refused = True
+        try:
+            listening.accept()[0].close()
+        except OSError:
+            refused = False
+        with contextlib.suppress(OSError):
+            self._spare = socket.socket()
+        return refused
+
     def _accept_again(self) -> None:
-        if self._sock is not None:
-            self._loop.add_reader(self._sock.fileno(), self._on_acceptable)
+        if self._sock is None:
+            return
+        if self._spare is None:
+            with contextlib.suppress(OSError):
+                self._spare = socket.socket()
+        self._loop.add_reader(self._sock.fileno(), self._on_acceptable)
 
     def _admit(self, sock: socket.socket, peer: tuple[str, int]) -> None:
         of_host = self._by_host.get(peer[0], 0)
@@ -186,6 +216,9 @@ class Server:
             self._loop.remove_reader(self._sock.fileno())
             self._sock.close()
             self._sock = None
+        if self._spare is not None:
+            self._spare.close()
+            self._spare = None
 
     def drained(self, seconds: float) -> asyncio.Future[None]:
         """Done once no answer is under way any more, or after so long."""

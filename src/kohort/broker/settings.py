@@ -38,7 +38,7 @@ class BrokerConfig:
     )
 
     num_partitions: int = knob(
-        "num.partitions", 1, low=1, high=100_000, why="partitions of a topic made without a count"
+        "num.partitions", 1, low=1, high=10_000, why="partitions of a topic made without a count"
     )
     auto_create_topics: bool = knob("auto.create.topics.enable", True, why="a metadata request may create a topic")
     default_replication_factor: int = knob(
@@ -46,7 +46,11 @@ class BrokerConfig:
     )
     delete_topics: bool = knob("delete.topic.enable", True, why="off: topics can't be deleted by clients")
     max_partitions: int = knob(
-        "max.partitions", 200_000, low=1, unit="partitions", why="bounds the files and the memory that topics can take"
+        "max.partitions",
+        100_000,
+        low=1,
+        unit="partitions",
+        why="each costs about 3 KB of memory, and a folder and files once it is written to (Kafka: no limit)",
     )
 
     request_bytes_max: int = knob(

@@ -280,7 +280,7 @@ class GroupShard:
                 self._host.run_work(work, self.tell)
             for note in outcome.notes:
                 if isinstance(note, Told):
-                    log.log(note.level, "group %s: %s", note.group_id, note.text)
+                    log.log(note.level, "group %s: %s", note.group_id, note.text, extra={"group_id": note.group_id})
                 else:
                     self._host.note(note)
         self._set_timer()

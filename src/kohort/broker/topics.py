@@ -1,24 +1,42 @@
-"""Topics as the broker changes them: every change reaches the store, the group shards and the waiting fetches."""
+"""Topics as the broker changes them: every change reaches the store, the group shards and the waiting fetches.
+
+What clients ask for may be thousands of partitions: it is done in steps, one request after the other, while other requests
+are served. Nobody sees a part of it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 
+from kohort.broker.request import Request
 from kohort.broker.waits import Waits
-from kohort.errors import ErrorCode, InvalidInputError
+from kohort.errors import ErrorCode, KafkaError, error_for
 from kohort.groups import events
-from kohort.log import LogStore, PartitionLog, Topic
+from kohort.log import LogStore, Steps, Topic, TopicPlan
+
+log = logging.getLogger("kohort.broker")
 
 OFFSETS_TOPIC = "__consumer_offsets"
 TRANSACTIONS_TOPIC = "__transaction_state"
 INTERNAL = frozenset({OFFSETS_TOPIC, TRANSACTIONS_TOPIC})
+DELETED_S = 600.0
+"""A topic that is made on use so soon after it was deleted is likely to surprise who deleted it."""
+DELETED_MAX = 1_000
+"""Deleted topics remembered."""
 
 
 class Topics:
     """The one door to changing topics."""
 
     def __init__(
-        self, store: LogStore, default_partitions: int, waits: Waits, tell: Callable[[events.Event], None]
+        self,
+        store: LogStore,
+        default_partitions: int,
+        waits: Waits,
+        tell: Callable[[events.Event], None],
     ) -> None:
         self._store = store
         self._default_partitions = default_partitions
@@ -26,6 +44,7 @@ class Topics:
         self._tell = tell
         self._image: events.TopicImage | None = None
         self._version = 0
+        self._deleted: OrderedDict[str, tuple[float, str]] = OrderedDict()
 
     def is_internal(self, name: str) -> bool:
         """Whether only the broker itself writes to this topic."""
@@ -45,38 +64,91 @@ class Topics:
         return self._default_partitions if count == -1 else count
 
     def create(self, name: str, partitions: int, configs: Mapping[str, str] | None = None) -> Topic:
-        """Create a topic; durable when returned."""
+        """Create a topic of the broker's own; durable when returned."""
         topic = self._store.create_topic(name, partitions, configs)
         self._changed()
         return topic
 
-    def create_on_use(self, name: str) -> Topic:
-        """Create a topic because someone named it."""
-        if self.is_internal(name):
-            raise InvalidInputError(f"{name} is made by the broker", ErrorCode.INVALID_TOPIC_EXCEPTION)
-        return self.create(name, self._default_partitions)
+    def making(
+        self, plans: Sequence[TopicPlan], request: Request, *, on_use: bool = False
+    ) -> Steps[list[Topic | KafkaError]]:
+        """Create topics that a client asked for, or used; for each the topic or why it was refused."""
+        try:
+            found = yield from self._store.creating(plans)
+        except OSError as error:
+            return _failed(request, len(plans), error)
+        made = [each for each in found if isinstance(each, Topic)]
+        for topic in made:
+            if on_use:
+                self._tell_of_use(topic, request)
+            else:
+                log.info("topic %s made with %d partitions: %s", topic.name, topic.partitions, request.name)
+            self._deleted.pop(topic.name, None)
+        if made:
+            self._changed()
+        return found
 
-    def delete(self, name: str) -> Topic:
-        """Delete a topic; its groups' offsets go with it."""
-        logs = self._logs(name)
-        topic = self._store.delete_topic(name)
+    def plan_on_use(self, name: str) -> TopicPlan:
+        """The topic that is made because somebody named it."""
+        return TopicPlan(name, self._default_partitions)
+
+    def _tell_of_use(self, topic: Topic, request: Request) -> None:
+        """Nobody asked for the topic: say whose use made it, and if somebody has just got rid of it."""
+        at, by = self._deleted.get(topic.name, (0.0, ""))
+        ago_s = time.monotonic() - at
+        if not by or ago_s > DELETED_S:
+            text = "topic %s made with %d partitions, because it was used: %s"
+            log.info(text, topic.name, topic.partitions, request.name)
+            return
+        log.warning(
+            "topic %s is there again, with %d partitions, because it was used: %s. It had been deleted %.0f s before: %s. "
+            "Clients that still use a topic make it again; auto.create.topics.enable=false keeps them from it",
+            topic.name,
+            topic.partitions,
+            request.name,
+            ago_s,
+            by,
+        )
+
+    def deleting(self, names: Sequence[str], request: Request) -> Steps[list[Topic | KafkaError]]:
+        """Delete topics that are there; their groups' offsets go with them. For each the topic or why it was refused."""
+        topics = {name: self._store.topics[name] for name in names}
+        try:
+            logs = yield from self._store.deleting([*topics])
+        except OSError as error:
+            return _failed(request, len(names), error)
+        for name in topics:
+            log.info("topic %s deleted: %s", name, request.name)
+            self._deleted.pop(name, None)
+            self._deleted[name] = time.monotonic(), request.name
+            if len(self._deleted) > DELETED_MAX:
+                self._deleted.popitem(last=False)
         self._waits.changed(logs)
         self._changed()
-        self._tell(events.TopicsDeleted((name,)))
-        return topic
+        self._tell(events.TopicsDeleted(tuple(topics)))
+        return [*topics.values()]
 
-    def grow(self, name: str, partitions: int) -> Topic:
-        """Give a topic more partitions."""
-        topic = self._store.add_partitions(name, partitions)
-        self._changed()
-        return topic
-
-    def _logs(self, name: str) -> list[PartitionLog]:
-        topic = self._store.topics.get(name)
-        found = (self._store.get(name, index) for index in range(topic.partitions if topic else 0))
-        return [log for log in found if log is not None]
+    def growing(
+        self, counts: Mapping[str, int], request: Request, *, validate_only: bool
+    ) -> Steps[list[Topic | KafkaError]]:
+        """Give topics more partitions; for each the topic or why it was refused."""
+        try:
+            found = yield from self._store.growing(counts, validate_only=validate_only)
+        except OSError as error:
+            return _failed(request, len(counts), error)
+        grown = [] if validate_only else [each for each in found if isinstance(each, Topic)]
+        for topic in grown:
+            log.info("topic %s has %d partitions now: %s", topic.name, topic.partitions, request.name)
+        if grown:
+            self._changed()
+        return found
 
     def _changed(self) -> None:
         self._version += 1
         self._image = None
         self._tell(events.TopicsChanged(self.image()))
+
+
+def _failed(request: Request, count: int, error: OSError) -> list[Topic | KafkaError]:
+    log.error("topics could not be changed: %s: %s", request.name, error)
+    return [error_for(ErrorCode.KAFKA_STORAGE_ERROR, f"nothing was changed: {error}")] * count

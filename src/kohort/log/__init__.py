@@ -3,7 +3,7 @@
 One thread owns a `LogStore` and everything below it; only `ReadResult.bytes()` may be called from others.
 """
 
-from kohort.log.catalog import Topic
+from kohort.log.catalog import Topic, TopicPlan
 from kohort.log.checked import (
     ON_CORRUPTION,
     UNREADABLE,
@@ -28,6 +28,7 @@ from kohort.log.results import (
     RecoveryReport,
     TimestampOffset,
 )
+from kohort.log.steps import Steps, completed
 from kohort.log.store import RETENTION_CHECK_MS, LogStore
 
 __all__ = [
@@ -56,11 +57,14 @@ __all__ = [
     "PartitionLog",
     "ReadResult",
     "RecoveryReport",
+    "Steps",
     "StoreLimits",
     "Survey",
     "TimestampOffset",
     "Topic",
+    "TopicPlan",
     "checked_batches",
     "compact_now",
+    "completed",
     "tell_cut_off",
 ]

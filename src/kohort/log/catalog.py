@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
@@ -70,23 +70,51 @@ def write_catalog(folder: Path, topics: Mapping[str, Topic]) -> None:
     replace_file(folder / FILE, msgspec.json.format(msgspec.json.encode(_File(_VERSION, rows)), indent=1))
 
 
-def check_name(name: str, topics: Mapping[str, Topic]) -> None:
-    """Kafka's rules for names of new topics. Raises InvalidInputError."""
-    if not name or len(name) > _NAME_MAX or name in (".", "..") or not _NAME.fullmatch(name):
-        raise InvalidInputError(
-            f"topic name {name[:300]!r} is not allowed: 1 to {_NAME_MAX} of letters, digits, '.', '_' and '-'",
-            ErrorCode.INVALID_TOPIC_EXCEPTION,
-        )
-    if name in topics:
-        raise InvalidInputError(f"topic {name!r} exists", ErrorCode.TOPIC_ALREADY_EXISTS)
-    if "." in name or "_" in name:
-        alike = name.replace(".", "_")
-        for other in topics:
-            if other.replace(".", "_") == alike:
-                raise InvalidInputError(
-                    f"topic name {name!r} differs from {other!r} only by '.' and '_', which metrics don't tell apart",
-                    ErrorCode.INVALID_TOPIC_EXCEPTION,
-                )
+@dataclass(frozen=True, slots=True)
+class TopicPlan:
+    """A topic that is to be made.
+
+    Attributes:
+        id: made up when not given.
+    """
+
+    name: str
+    partitions: int
+    configs: Mapping[str, str] = field(default_factory=dict)
+    id: uuid.UUID | None = None
+
+
+class Names:
+    """Names of topics, and which of them metrics don't tell apart."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._by_metric = {_metric_name(name): name for name in names}
+
+    def add(self, name: str) -> None:
+        self._by_metric[_metric_name(name)] = name
+
+    def remove(self, name: str) -> None:
+        self._by_metric.pop(_metric_name(name), None)
+
+    def check(self, name: str) -> None:
+        """Kafka's rules for names of new topics. Raises InvalidInputError."""
+        if not name or len(name) > _NAME_MAX or name in (".", "..") or not _NAME.fullmatch(name):
+            raise InvalidInputError(
+                f"topic name {name[:300]!r} is not allowed: 1 to {_NAME_MAX} of letters, digits, '.', '_' and '-'",
+                ErrorCode.INVALID_TOPIC_EXCEPTION,
+            )
+        other = self._by_metric.get(_metric_name(name))
+        if other == name:
+            raise InvalidInputError(f"topic {name!r} exists", ErrorCode.TOPIC_ALREADY_EXISTS)
+        if other is not None:
+            raise InvalidInputError(
+                f"topic name {name!r} differs from {other!r} only by '.' and '_', which metrics don't tell apart",
+                ErrorCode.INVALID_TOPIC_EXCEPTION,
+            )
+
+
+def _metric_name(name: str) -> str:
+    return name.replace(".", "_")
 
 
 def effective_config(defaults: LogConfig, configs: Mapping[str, str]) -> LogConfig:

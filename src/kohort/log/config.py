@@ -136,10 +136,15 @@ class StoreLimits:
 
     open_files: int = 512
     """Log files open at once; a process's usual soft limit is 1,024 and sockets need the rest."""
+    lent_files: int = 256
+    """Log files that are no longer among those, but still read by answers under way."""
     topics: int = 10_000
     """Each topic is one line of the catalog, rewritten as a whole on every change."""
     partitions: int = 100_000
-    """Each partition costs about 3 KB of memory, and time at start-up."""
+    """Each partition costs about 3 KB of memory, and time at start-up; a folder and files only once it is written to."""
+    changed_at_once: int = 10_000
+    """Partitions that one change may make: it must not keep the next one waiting for long. Kafka's own bound
+    (`MAX_RECORDS_PER_USER_OP`)."""
     producers: int = 10_000
     """Idempotent producers remembered by one partition; beyond it the one idle longest is forgotten."""
     producer_id_expiration_ms: int = _DAY_MS

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from typing import Protocol
+from weakref import WeakSet
 
 from kohort.log.results import OpenFile
 
@@ -19,14 +20,22 @@ class Holder(Protocol):
 class FileCache:
     """Opens files for their holders and takes those back that were not used for the longest time (second chance).
 
-    A file taken back closes when its last reader is done, so up to one file per reply under way comes on top.
+    A file taken back closes when its last reader is done: answers under way may hold on to some.
     """
 
-    __slots__ = ("_limit", "_open")
+    __slots__ = ("_lent_max", "_limit", "_living", "_open")
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, lent_max: int) -> None:
+        """At most `limit` files are open for holders; `crowded` once readers hold on to `lent_max` others."""
         self._limit = limit
+        self._lent_max = lent_max
         self._open: deque[Holder] = deque()
+        self._living: WeakSet[OpenFile] = WeakSet()
+
+    @property
+    def crowded(self) -> bool:
+        """Whether readers should take their bytes at once instead of holding on to a file."""
+        return len(self._living) - len(self._open) >= self._lent_max
 
     def open(self, holder: Holder, path: str, flags: int = 0) -> OpenFile:
         """Open `path` for reading and writing and lend it to `holder`; `flags` may add `os.O_CREAT`."""
@@ -38,6 +47,7 @@ class FileCache:
             else:
                 oldest.file = None
         file = OpenFile(path, os.O_RDWR | flags)
+        self._living.add(file)
         holder.file = file
         holder.touched = False
         self._open.append(holder)

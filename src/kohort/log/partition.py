@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import shutil
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -40,6 +41,8 @@ EARLIEST_LOCAL = -4
 
 _log = logging.getLogger("kohort.log")
 
+STRAY = "-stray"
+"""Added to the name of a folder that is in the way and none of ours."""
 _SNAPSHOT_EVERY_BYTES = 16 << 20
 _INT_MAX = 2**31 - 1
 
@@ -51,7 +54,8 @@ class PartitionLog:
     append remains, and the partition still serves.
 
     Attributes:
-        path: the folder `<topic>-<partition>`.
+        path: the folder `<topic>-<partition>`, made with the first write.
+        missing: the folder is not there yet.
         log_start_offset: first offset that readers may ask for.
         end_offset: offset of the next record.
         leader_epoch: carried by appended batches.
@@ -63,16 +67,19 @@ class PartitionLog:
     readable: ClassVar[bool] = True
 
     __slots__ = (
-        "_bases", "_config", "_epochs", "_intake", "_persist", "_since_snapshot", "_snapshot_offset", "active", "cleaned_offset", "end_offset", "files",
-        "flushed_offset", "leader_epoch", "log_start_offset", "path", "producers", "recovery", "segments",
+        "_bases", "_config", "_epochs", "_intake", "_persist", "_since_snapshot", "_snapshot_offset", "_topic_id", "active", "cleaned_offset", "end_offset", "files",
+        "flushed_offset", "leader_epoch", "log_start_offset", "missing", "path", "producers", "recovery", "segments",
     )  # fmt: skip
 
     def __init__(self, path: Path, config: LogConfig, options: OpenOptions) -> None:
         """Use `open`."""
         self.path = path
         self.reconfigure(config)
-        self.files = options.files or FileCache(options.limits.open_files)
+        limits = options.limits
+        self.files = FileCache(limits.open_files, limits.lent_files) if options.files is None else options.files
         self._persist = options.persist
+        self._topic_id = options.topic_id
+        self.missing = True
         self._since_snapshot = 0
         self._snapshot_offset = -1
         self.producers = Producers(path.name, options.limits.producers)
@@ -85,18 +92,23 @@ class PartitionLog:
 
     @classmethod
     def open(cls, path: Path, config: LogConfig, options: OpenOptions | None = None, *, now_ms: int = 0) -> Self:
-        """Open or create the folder `<topic>-<partition>`, recovering after an unclean end."""
+        """Open the folder `<topic>-<partition>`, recovering after an unclean end; one that is not there is an empty log."""
         options = options or OpenOptions()
         log = cls(path, config, options)
-        try:
-            names = os.listdir(path)
-        except FileNotFoundError:
-            path.mkdir()
-            names = []
-        if options.topic_id is not None and options.topic_id != checkpoints.read_partition_metadata(path):
-            checkpoints.write_partition_metadata(path, options.topic_id)
-        log.recovery = RecoveryReport()
-        log.set_segments(recovery.open_segments(path, names, log.files, config, options, log.recovery))
+        names: list[str] = []
+        if not options.fresh:
+            with contextlib.suppress(FileNotFoundError):
+                names = os.listdir(path)
+                log.missing = False
+        if log.missing and options.known_end > (options.log_start_offset or 0):
+            path.mkdir()  # it was there: what is lost with it is refused where it is read
+            log.missing = False
+        if log.missing:
+            log.set_segments([Segment(path, options.log_start_offset or 0, log.files, config.index_interval_bytes)])
+        else:
+            if options.topic_id is not None and options.topic_id != checkpoints.read_partition_metadata(path):
+                checkpoints.write_partition_metadata(path, options.topic_id)
+            log.set_segments(recovery.open_segments(path, names, log.files, config, options, log.recovery))
         log.log_start_offset = max(log.segments[0].base_offset, options.log_start_offset or 0)
         if log.log_start_offset > log.end_offset:
             log._restart_at(log.log_start_offset)
@@ -110,8 +122,31 @@ class PartitionLog:
         if not options.clean and options.verified_offset is not None:
             log.advance_leader_epoch(log.leader_epoch + 1)  # who has read what is lost must find out
         log.cleaned_offset = options.cleaned_offset
-        log.flushed_offset = log.end_offset if options.clean else min(options.verified_offset or 0, log.end_offset)
+        flushed = options.clean or log.missing
+        log.flushed_offset = log.end_offset if flushed else min(options.verified_offset or 0, log.end_offset)
         return log
+
+    def _make_folder(self) -> None:
+        """Before the first write: most of many partitions never see one, and a folder takes longer than all the rest."""
+        try:
+            self.path.mkdir()
+        except FileExistsError:
+            self._clear_the_way()
+        if self._topic_id is not None:
+            checkpoints.write_partition_metadata(self.path, self._topic_id)
+        self.active.create()
+        self.missing = False
+
+    def _clear_the_way(self) -> None:
+        """A folder of this name is there: of an attempt that failed, of a deleted topic, or somebody's, which is left alone."""
+        found = checkpoints.read_partition_metadata(self.path)
+        if found == self._topic_id or not any(self.path.iterdir()):
+            return
+        if found is None:
+            os.rename(self.path, self.path.with_name(f"{self.path.name}{STRAY}"))
+        else:
+            shutil.rmtree(self.path)
+        self.path.mkdir()
 
     def set_segments(self, segments: list[Segment]) -> None:
         """Take over a changed list of segments; the last is appended to."""
@@ -176,6 +211,8 @@ class PartitionLog:
             or len(active.index.offsets) * 8 >= config.segment_index_bytes
         ):
             active = self._roll_if_old(end, size, headers)
+        if self.missing:
+            self._make_folder()
         active.append(parts, size, headers, end)
         self.end_offset = end
         if produced:
@@ -368,6 +405,8 @@ class PartitionLog:
             kept = [entry for entry in self._epochs if entry[1] < self.end_offset]
             while len(kept) > 1 and kept[1][1] <= self.log_start_offset:
                 del kept[0]
+            if self.missing:
+                self._make_folder()
             checkpoints.write_epochs(self.path, [*kept, (epoch, self.end_offset)])
             self._epochs = [*kept, (epoch, self.end_offset)]
             self.leader_epoch = epoch
@@ -439,12 +478,13 @@ class PartitionLog:
     def close(self) -> None:
         """Flush, and write what makes the next open quick."""
         self.flush()
-        if self.end_offset:
+        if self.end_offset and not self.missing:
             self.write_snapshot()
         for segment in self.segments:
             segment.close()
 
     def give_up(self) -> None:
         """The partition is being deleted: whoever still has this object gets NotFoundError from now on."""
+        self.missing = False
         for segment in self.segments:
             segment.give_up()

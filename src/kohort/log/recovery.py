@@ -57,6 +57,7 @@ class OpenOptions:
         cleaned_unknown: `cleaned_offset` could not be told.
         known_end: the log had every offset below this one.
         topic_id: written to `partition.metadata` when given and not there yet.
+        fresh: the partition is new; a folder of its name is a leftover.
     """
 
     clean: bool = True
@@ -69,6 +70,7 @@ class OpenOptions:
     files: FileCache | None = None
     limits: StoreLimits = field(default_factory=StoreLimits)
     topic_id: uuid.UUID | None = None
+    fresh: bool = False
 
 
 def open_segments(

@@ -42,7 +42,7 @@ class OpenFile:
     The store may drop a file (deleted, or too many open) while a reply still reads from it.
     """
 
-    __slots__ = ("fd",)
+    __slots__ = ("__weakref__", "fd")
 
     def __init__(self, path: str | os.PathLike[str], flags: int, mode: int = 0o644) -> None:
         self.fd = -1

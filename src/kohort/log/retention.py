@@ -46,10 +46,12 @@ def _aged(log: PartitionLog, now_ms: int) -> int:
         return 0
     count = 0
     for segment in log.segments:
+        if not segment.size:
+            break
         latest = segment.max_timestamp
         if latest < 0:
             latest = int(os.stat(segment.path).st_mtime * 1000)
-        if not segment.size or now_ms - latest <= limit:
+        if now_ms - latest <= limit:
             break
         count += 1
     return count

@@ -7,21 +7,23 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
-from kohort.errors import CorruptDataError, ErrorCode, InvalidInputError, NotFoundError
+from kohort.errors import CorruptDataError, ErrorCode, InvalidInputError, KafkaError, NotFoundError
 from kohort.ids import TopicPartition
 from kohort.log import checkpoints, folder, retention
-from kohort.log.catalog import Topic, check_name, effective_config, read_catalog, write_catalog
+from kohort.log.catalog import Names, Topic, TopicPlan, effective_config, read_catalog, write_catalog
 from kohort.log.compaction import Compaction
 from kohort.log.config import FLUSH_NEVER_MS, LogConfig, StoreLimits
 from kohort.log.files import FileCache
 from kohort.log.opening import FILES_OWN
-from kohort.log.partition import PartitionLog
+from kohort.log.partition import STRAY, PartitionLog
 from kohort.log.recovery import OpenOptions
+from kohort.log.steps import Steps, completed
 from kohort.log.unreadable import UnreadableLog
 
 log = logging.getLogger("kohort.log")
@@ -30,7 +32,6 @@ RECOVERY_POINTS = "recovery-point-offset-checkpoint"
 LOG_STARTS = "log-start-offset-checkpoint"
 CLEANED = "cleaner-offset-checkpoint"
 _DELETED = "-delete"
-_STRAY = "-stray"
 _SLICE_S = 0.01
 _ROUND_MS = 5_000
 RETENTION_CHECK_MS = 300_000
@@ -69,7 +70,9 @@ class LogStore:
         self.topics: dict[str, Topic] = {}
         self.topics_by_id: dict[uuid.UUID, Topic] = {}
         self._logs: dict[tuple[str, int], PartitionLog] = {}
-        self._files = FileCache(self.limits.open_files)
+        self._files = FileCache(self.limits.open_files, self.limits.lent_files)
+        self._names = Names(())
+        self._doomed: deque[Path] = deque()
         self._unflushed: dict[tuple[str, int], int] = {}
         self._upkeep: Iterator[None] | None = None
         self._round_ms = 0
@@ -95,6 +98,7 @@ class LogStore:
             write_catalog(self.path, topics)
         self.topics = topics
         self.topics_by_id = {topic.id: topic for topic in topics.values()}
+        self._names = Names(topics)
         ids = self._remove_strays()
         points = self._read_checkpoint(RECOVERY_POINTS)
         starts = self._read_checkpoint(LOG_STARTS)
@@ -152,14 +156,12 @@ class LogStore:
         """A folder that looks like a partition's and is none of ours is not removed: somebody may have put it there."""
         stays = name
         if in_the_way:
-            stays = f"{name}{_STRAY}"
+            stays = f"{name}{STRAY}"
             os.rename(self.path / name, self.path / stays)
         log.warning("%s: %s belongs to no topic of the catalog; it is left alone as %s", self.path, name, stays)
 
     def _open(self, tp: TopicPartition, config: LogConfig, known: OpenOptions) -> None:
-        options = replace(
-            known, clean=self._owned.clean, persist=self._write_starts, files=self._files, limits=self.limits
-        )
+        options = self._ours(known)
         path = self.path / str(tp)
         try:
             opened = PartitionLog.open(path, config, options, now_ms=int(time.time() * 1000))
@@ -175,6 +177,12 @@ class LogStore:
                 "%s: cut off %d bytes, rebuilt %s", tp, found.truncated_bytes, found.rebuilt_indexes or "nothing"
             )
         self._logs[tp] = opened
+
+    def _ours(self, known: OpenOptions) -> OpenOptions:
+        """What is known of one partition, and what all have in common."""
+        return replace(
+            known, clean=self._owned.clean, persist=self._write_starts, files=self._files, limits=self.limits
+        )
 
     # -- finding
 
@@ -219,94 +227,199 @@ class LogStore:
             InvalidInputError: INVALID_TOPIC_EXCEPTION, INVALID_PARTITIONS, INVALID_CONFIG, TOPIC_ALREADY_EXISTS,
                 POLICY_VIOLATION (a limit of `StoreLimits`).
         """
-        self.check_topic(name, partitions, configs)
-        if (
-            name in self._told
-        ):  # what the checkpoints say of an earlier topic of this name must not be taken for this one's
-            self._write_checkpoints()
-            self._write_starts()
-            self._told.clear()
-        topic = Topic(name, topic_id or checkpoints.new_id(), partitions, dict(configs or {}))
-        self._change(topic)
-        try:
-            self._open_new(topic, 0)
-        except OSError:
-            self.delete_topic(name)
-            raise
-        return topic
+        (made,) = completed(self.creating([TopicPlan(name, partitions, dict(configs or {}), topic_id)]))
+        if isinstance(made, KafkaError):
+            raise made
+        return made
+
+    def creating(self, plans: Sequence[TopicPlan]) -> Steps[list[Topic | KafkaError]]:
+        """Create topics, each of them wholly or not at all; nobody sees any before all are there.
+
+        Nothing but the catalog is written: a partition's folder comes with its first record.
+
+        Returns:
+            For each plan the topic, durable, or why it was refused, as by `create_topic`.
+
+        Raises:
+            OSError: the catalog could not be written; none was made.
+        """
+        found: list[Topic | KafkaError] = []
+        made: dict[str, Topic] = {}
+        logs: dict[tuple[str, int], PartitionLog] = {}
+        defaults = self.defaults
+        names = Names(())
+        for plan in plans:
+            try:
+                self._check_plan(plan, names, len(made), len(logs))
+            except KafkaError as error:
+                found.append(error)
+                continue
+            topic = Topic(plan.name, plan.id or checkpoints.new_id(), plan.partitions, plan.configs)
+            yield from self._open_new(topic, 0, logs)
+            names.add(topic.name)
+            made[topic.name] = topic
+            found.append(topic)
+        if made:
+            self._commit(made, logs, defaults)
+        return found
 
     def check_topic(self, name: str, partitions: int, configs: Mapping[str, str] | None = None) -> None:
         """What `create_topic` would refuse, without creating (`validate_only`)."""
-        check_name(name, self.topics)
-        self._check_partitions(name, partitions, partitions)
-        if len(self.topics) >= self.limits.topics:
+        self._check_plan(TopicPlan(name, partitions, configs or {}), Names(()), 0, 0)
+
+    def _check_plan(self, plan: TopicPlan, beside: Names, topics: int, partitions: int) -> None:
+        """Refuse what is wrong in itself, with the topics that are there, or with others that come with it."""
+        self._names.check(plan.name)
+        beside.check(plan.name)
+        self._check_partitions(plan.name, plan.partitions, plan.partitions, partitions)
+        if len(self.topics) + topics >= self.limits.topics:
             raise InvalidInputError(
                 f"there are {self.limits.topics} topics, which is the limit", ErrorCode.POLICY_VIOLATION
             )
-        effective_config(self.defaults, configs or {})
+        effective_config(self.defaults, plan.configs)
 
-    def _check_partitions(self, name: str, partitions: int, added: int) -> None:
+    def _check_partitions(self, name: str, partitions: int, added: int, beside: int) -> None:
         if partitions < 1:
             raise InvalidInputError(
                 f"topic {name!r} needs at least one partition, not {partitions}", ErrorCode.INVALID_PARTITIONS
             )
-        if len(self._logs) + added > self.limits.partitions:
+        if len(self._logs) + beside + added > self.limits.partitions:
             raise InvalidInputError(
-                f"{added} more partitions exceed the limit of {self.limits.partitions}", ErrorCode.POLICY_VIOLATION
+                f"{added} more partitions exceed the limit of {self.limits.partitions} (max.partitions)",
+                ErrorCode.POLICY_VIOLATION,
+            )
+        if beside + added > self.limits.changed_at_once:
+            raise InvalidInputError(
+                f"{beside + added} partitions at once, the limit is {self.limits.changed_at_once}",
+                ErrorCode.POLICY_VIOLATION,
             )
 
-    def _change(self, topic: Topic) -> None:
-        """Put a new or changed topic into the catalog."""
-        write_catalog(self.path, {**self.topics, topic.name: topic})
-        self.topics[topic.name] = topic
-        self.topics_by_id[topic.id] = topic
-
-    def _open_new(self, topic: Topic, first: int) -> None:
+    def _open_new(self, topic: Topic, first: int, logs: dict[tuple[str, int], PartitionLog]) -> Steps[None]:
+        """Put the logs of new partitions into `logs`."""
         config = effective_config(self.defaults, topic.configs)
         for number in range(first, topic.partitions):
-            self._open(TopicPartition(topic.name, number), config, OpenOptions(topic_id=topic.id))
+            tp = TopicPartition(topic.name, number)
+            known = OpenOptions(topic_id=topic.id, fresh=True)
+            logs[tp] = PartitionLog.open(self.path / str(tp), config, self._ours(known))
+            yield
+
+    def _commit(
+        self, topics: Mapping[str, Topic], logs: Mapping[tuple[str, int], PartitionLog], defaults: LogConfig
+    ) -> None:
+        """Put new or changed topics into the catalog, then where everybody sees them."""
+        if not self._told.isdisjoint(topics):  # what is said of an earlier topic of a name is not this one's
+            self._write_checkpoints()
+            self._write_starts()
+            self._told.clear()
+        write_catalog(self.path, {**self.topics, **topics})
+        self.topics.update(topics)
+        self._logs.update(logs)
+        for topic in topics.values():
+            self.topics_by_id[topic.id] = topic
+            self._names.add(topic.name)
+            if defaults is not self.defaults:  # they were replaced meanwhile
+                self._reconfigure(topic, effective_config(self.defaults, topic.configs))
 
     def delete_topic(self, name: str) -> Topic:
         """Remove a topic from the catalog, then its files. Raises NotFoundError."""
         topic = self.topic(name)
-        left = {key: value for key, value in self.topics.items() if key != name}
-        write_catalog(self.path, left)
-        del self.topics[name]
-        del self.topics_by_id[topic.id]
-        self._told.add(name)
-        doomed = []
-        for number in range(topic.partitions):
-            log_gone = self._logs.pop((name, number), None)
-            self._unflushed.pop((name, number), None)
-            if log_gone is not None:
-                log_gone.give_up()
-            path = self.path / f"{name}-{number}"
-            if path.exists():
-                doomed.append(path.replace(self.path / f"{checkpoints.encode_id(topic.id)}-{number}{_DELETED}"))
-        for path in doomed:
-            shutil.rmtree(path, ignore_errors=True)
+        completed(self.deleting([name]))
+        completed(self.removing())
         return topic
+
+    def deleting(self, names: Sequence[str]) -> Steps[list[PartitionLog]]:
+        """Remove topics that are there: from the catalog, then from sight, then their folders from their names.
+
+        What the folders hold goes later, by `removing`.
+
+        Returns:
+            The logs that are gone.
+
+        Raises:
+            OSError: the catalog could not be written; none was removed.
+        """
+        topics = [self.topics[name] for name in names]
+        gone = {topic.name for topic in topics}
+        write_catalog(self.path, {name: topic for name, topic in self.topics.items() if name not in gone})
+        logs = []
+        for topic in topics:
+            del self.topics[topic.name]
+            del self.topics_by_id[topic.id]
+            self._names.remove(topic.name)
+            self._told.add(topic.name)
+            for number in range(topic.partitions):
+                self._unflushed.pop((topic.name, number), None)
+                logs.append(self._logs.pop((topic.name, number)))
+        for log_gone in logs:
+            missing = log_gone.missing
+            log_gone.give_up()
+            if not missing:
+                self._doomed.append(self._set_aside(log_gone.path))
+            yield
+        return logs
+
+    def _set_aside(self, path: Path) -> Path:
+        """Give a deleted partition's folder a name that no partition has; it keeps the one it has when that fails."""
+        aside = self.path / f"{checkpoints.encode_id(checkpoints.new_id())}{_DELETED}"
+        try:
+            return path.replace(aside)
+        except OSError as error:  # whoever makes the partition again finds another topic's id in it
+            log.warning("%s can't be renamed: %s", path, error)
+            return path
+
+    def removing(self) -> Steps[None]:
+        """Remove the folders of what was deleted; those that can't be are left to the next start."""
+        while self._doomed:
+            shutil.rmtree(self._doomed.popleft(), ignore_errors=True)
+            yield
 
     def add_partitions(self, name: str, partitions: int) -> Topic:
         """Grow a topic to `partitions` in all. Raises InvalidInputError (INVALID_PARTITIONS), NotFoundError."""
-        topic = self.topic(name)
-        if partitions <= topic.partitions:
-            raise InvalidInputError(
-                f"topic {name!r} has {topic.partitions} partitions already, not fewer than {partitions}",
-                ErrorCode.INVALID_PARTITIONS,
-            )
-        self._check_partitions(name, partitions, partitions - topic.partitions)
-        grown = Topic(name, topic.id, partitions, topic.configs)
-        self._change(grown)
-        self._open_new(grown, topic.partitions)
+        (grown,) = completed(self.growing({name: partitions}))
+        if isinstance(grown, KafkaError):
+            raise grown
         return grown
+
+    def growing(self, counts: Mapping[str, int], *, validate_only: bool = False) -> Steps[list[Topic | KafkaError]]:
+        """Grow topics to so many partitions in all, each of them wholly or not at all.
+
+        Returns:
+            For each the topic, durable, or why it was refused, as by `add_partitions`.
+
+        Raises:
+            OSError: the catalog could not be written; none was grown.
+        """
+        found: list[Topic | KafkaError] = []
+        made: dict[str, Topic] = {}
+        logs: dict[tuple[str, int], PartitionLog] = {}
+        defaults = self.defaults
+        for name, partitions in counts.items():
+            try:
+                topic = self.topic(name)
+                if partitions <= topic.partitions:
+                    raise InvalidInputError(
+                        f"topic {name!r} has {topic.partitions} partitions already, {partitions} is not more",
+                        ErrorCode.INVALID_PARTITIONS,
+                    )
+                self._check_partitions(name, partitions, partitions - topic.partitions, len(logs))
+            except KafkaError as error:
+                found.append(error)
+                continue
+            grown = Topic(name, topic.id, partitions, topic.configs)
+            if not validate_only:
+                yield from self._open_new(grown, topic.partitions, logs)
+                made[name] = grown
+            found.append(grown)
+        if made:
+            self._commit(made, logs, defaults)
+        return found
 
     def set_configs(self, name: str, configs: Mapping[str, str]) -> Topic:
         """Replace a topic's explicit configs. Raises InvalidInputError (INVALID_CONFIG), NotFoundError."""
         topic = self.topic(name)
         config = effective_config(self.defaults, configs)
         changed = Topic(name, topic.id, topic.partitions, dict(configs))
-        self._change(changed)
+        self._commit({name: changed}, {}, self.defaults)
         self._reconfigure(changed, config)
         return changed
 
@@ -331,13 +444,16 @@ class LogStore:
         Raises:
             OSError: the disk failed; the next round tries again.
         """
+        until = time.monotonic() + _SLICE_S
+        for _ in self.removing():
+            if time.monotonic() >= until:
+                return True
         self._flush_by_time(now_ms)
         if self._upkeep is None:
             if now_ms - self._round_ms < _ROUND_MS:
                 return False
             self._round_ms = now_ms
             self._upkeep = self._round(now_ms)
-        until = time.monotonic() + _SLICE_S
         upkeep, self._upkeep = self._upkeep, None
         for _ in upkeep:
             if time.monotonic() >= until:

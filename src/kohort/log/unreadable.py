@@ -30,6 +30,7 @@ class UnreadableLog(PartitionLog):
 
     def __init__(self, path: Path, config: LogConfig, options: OpenOptions, error: Exception) -> None:
         super().__init__(path, config, options)
+        self.missing = False
         self.log_start_offset = options.log_start_offset or 0
         self.end_offset = self.flushed_offset = max(options.known_end, self.log_start_offset)
         self.cleaned_offset = options.cleaned_offset

@@ -34,6 +34,11 @@ _UUIDS_MAX: Final = 16_384
 """Topic ids come again and again; the table of those seen is emptied when it reaches this size."""
 _VARINT_BITS_MAX: Final = 35
 SHORT_ARRAYS: Final = 32
+ELEMENTS_MAX: Final = 500_000
+"""Elements that the arrays of one request may have together: five times the partitions of a broker. Two bytes can stand for an
+element that takes a hundred in memory, and a microsecond of everybody's time."""
+TAGS_MAX: Final = 10_000
+"""Tagged fields of one structure that are skipped."""
 
 
 def uvarint_bytes(value: int) -> bytes:
@@ -79,6 +84,8 @@ def make_uuid(raw: bytes) -> UUID:
 def skip_tags(buf: Buffer, position: int, end: int) -> int:
     """Where the tagged fields that start at `position` end; none of them is known to this version."""
     count, position = read_uvarint(buf, position)
+    if count > TAGS_MAX:
+        raise WireError(f"{count} tagged fields, the limit is {TAGS_MAX}")
     for _ in range(count):
         _, position = read_uvarint(buf, position)
         size, position = read_uvarint(buf, position)
@@ -116,6 +123,11 @@ def short_arrays(code: str, method: str) -> list[Callable[..., Any]]:
 def bad_length(name: str, length: int) -> WireError:
     """What is raised for a length that is impossible here."""
     return WireError(f"{name}: a length of {length} does not fit")
+
+
+def too_many(name: str) -> WireError:
+    """What is raised when a request's arrays have more elements than one request may have."""
+    return WireError(f"{name}: more than {ELEMENTS_MAX} elements in one request")
 
 
 def min_size(field: Field, version: int, flexible: bool) -> int:

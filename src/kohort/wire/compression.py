@@ -28,6 +28,8 @@ _LZ4_SIZES = {0x40: 1 << 16, 0x50: 1 << 18, 0x60: 1 << 20, 0x70: 1 << 22}
 """Most bytes of a block by the frame's descriptor byte."""
 _GUESS_RATIO = 6
 _GUESS_MIN = 4096
+_SNAPPY_RATIO_MAX = 32
+"""Three bytes of a block stand for 64 at most: one that states more than it can hold gets no memory."""
 
 
 class CodecError(CorruptDataError):
@@ -153,6 +155,8 @@ def _snappy_length(block: memoryview, limit: int) -> int:
         size: int = cramjam.snappy.decompress_raw_len(block)
     except cramjam.DecompressionError as error:
         raise CodecError(str(error)) from None
+    if size > len(block) * _SNAPPY_RATIO_MAX:
+        raise CodecError(f"snappy: {len(block)} bytes can't hold the {size} that they state")
     if size > limit:
         raise TooLargeError(f"decompresses to more than {limit} bytes")
     return size

@@ -12,8 +12,10 @@ from collections.abc import Callable
 from typing import Any
 
 from kohort.wire.codec import (
+    ELEMENTS_MAX,
     FIXED,
     SHORT_ARRAYS,
+    TAGS_MAX,
     UUIDS,
     Source,
     bad_length,
@@ -22,6 +24,7 @@ from kohort.wire.codec import (
     read_uvarint,
     short_arrays,
     skip_tags,
+    too_many,
 )
 from kohort.wire.schema import Buffer, Field, Struct
 
@@ -37,8 +40,10 @@ class Decoder(Source):
         self.run: list[tuple[str, str]] = []
         self.uuids: list[str] = []
         self.views = False
+        self.counted = owner.endswith("Request")
         self.names |= {
             "bad_length": bad_length,
+            "too_many": too_many,
             "skip_tags": skip_tags,
             "read_uvarint": read_uvarint,
             "unpack_from": packing.unpack_from,
@@ -55,6 +60,8 @@ class Decoder(Source):
         else:
             self.put("if type(buf) is not bytes: buf = bytes(buf)")
         self.put("end = len(buf)")
+        if self.counted:
+            self.put(f"left = {ELEMENTS_MAX}")
         self.put("p = 0")
         self.structure(cls, "o")
         self.flush()
@@ -205,6 +212,9 @@ class Decoder(Source):
         self.put(f"if {number} >= 0:")
         self.depth += 1
         self.put(f"if {number} * {least} > end - p: raise bad_length({self.owner + '.' + field.name!r}, {number})")
+        if self.counted:
+            self.put(f"left -= {number}")
+            self.put(f"if left < 0: raise too_many({self.owner + '.' + field.name!r})")
         if element.kind in FIXED:
             code = FIXED[element.kind]
             table = self.constant(f"unpackers_{code}_", short_arrays(code, "unpack_from"))
@@ -293,6 +303,7 @@ class Decoder(Source):
             return
         count, tag, size, stop = self.name("count"), self.name("t"), self.name("n"), self.name("stop")
         self.put(f"{count}, p = read_uvarint(buf, p)")
+        self.put(f"if {count} > {TAGS_MAX}: raise bad_length({self.owner + ' tagged fields'!r}, {count})")
         self.put(f"for _ in range({count}):")
         self.depth += 1
         self.put(f"{tag}, p = read_uvarint(buf, p)")

@@ -13,14 +13,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, NamedTuple, TypeVar
 
-from kohort.errors import ErrorCode, InvalidInputError
 from kohort.wire import cluster, data, groups, offsets, operations, security, transactions
 from kohort.wire.codec import skip_tags
 from kohort.wire.message import Message, merge_small
 from kohort.wire.schema import NEVER, Buffer, WireError
 
-FRAME_BYTES_MAX: Final = 100 * 1024 * 1024
-"""The largest frame read unless told otherwise: Kafka's socket.request.max.bytes."""
 API_VERSIONS: Final = 18
 CLIENT_NAMES: Final = 4_096
 """Client ids remembered: they come with every request."""
@@ -60,20 +57,6 @@ class RequestHeader(NamedTuple):
     api_version: int
     correlation_id: int
     client_id: str | None
-
-
-class FrameTooLarge(WireError):
-    """A frame announces more bytes than the limit, or a negative number of them.
-
-    Attributes:
-        size: what the frame announced, in bytes.
-        limit: what is allowed, in bytes.
-    """
-
-    def __init__(self, size: int, limit: int) -> None:
-        super().__init__(f"a frame of {size} bytes, where {limit} are allowed", ErrorCode.INVALID_REQUEST)
-        self.size = size
-        self.limit = limit
 
 
 def _apis() -> dict[int, Api]:
@@ -191,61 +174,3 @@ def correlation_id_of(frame: Buffer) -> int:
     if len(frame) < 4:
         raise WireError(f"a response frame of {len(frame)} bytes")
     return int.from_bytes(frame[:4], "big", signed=True)
-
-
-class FrameSplitter:
-    """Cuts a stream into frames, whatever pieces it arrives in, and refuses frames above a limit.
-
-    A frame that arrives within one piece is a view into that piece; one that arrives in several is gathered in a
-    buffer of its own. The memory held is at most one frame.
-    """
-
-    def __init__(self, limit: int = FRAME_BYTES_MAX) -> None:
-        if limit < 1:
-            raise InvalidInputError(f"a frame limit of {limit}")
-        self.limit = limit
-        self._head = bytearray()
-        self._frame: bytearray | None = None
-        self._filled = 0
-
-    @property
-    def pending(self) -> int:
-        """Bytes of an unfinished frame held here."""
-        return len(self._head) + self._filled
-
-    def feed(self, piece: Buffer) -> list[memoryview]:
-        """The frames that end in this piece, without their lengths.
-
-        `piece` must not change while they are in use.
-
-        Raises:
-            FrameTooLarge: the stream can't be read any further.
-        """
-        view = memoryview(piece)
-        frames: list[memoryview] = []
-        position, end = 0, len(view)
-        while position < end:
-            if self._frame is not None:
-                take = min(end - position, len(self._frame) - self._filled)
-                self._frame[self._filled : self._filled + take] = view[position : position + take]
-                self._filled += take
-                position += take
-                if self._filled == len(self._frame):
-                    frames.append(memoryview(self._frame))
-                    self._frame, self._filled = None, 0
-                continue
-            need = 4 - len(self._head)
-            self._head += view[position : position + need]
-            position += min(need, end - position)
-            if len(self._head) < 4:
-                break
-            size = int.from_bytes(self._head, "big", signed=True)
-            self._head.clear()
-            if not 0 <= size <= self.limit:
-                raise FrameTooLarge(size, self.limit)
-            if size <= end - position:
-                frames.append(view[position : position + size])
-                position += size
-            else:
-                self._frame, self._filled = bytearray(size), 0
-        return frames

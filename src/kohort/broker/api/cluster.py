@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from kohort.broker.node import Node
 from kohort.broker.permitted import ON_CLUSTER, ON_TOPIC, permitted
 from kohort.broker.request import Request
-from kohort.errors import ErrorCode, KafkaError
+from kohort.broker.turns import in_turn
+from kohort.errors import ErrorCode, InvalidInputError, KafkaError
+from kohort.log import Steps, TopicPlan
 from kohort.processes import NAME_MAX_LENGTH
 from kohort.wire.cluster import (
     ApiVersionsRequest,
@@ -77,53 +79,97 @@ def unknown_api_versions(node: Node, request: Request) -> None:
     request.reply(ApiVersionsResponse(error_code=ErrorCode.UNSUPPORTED_VERSION, api_keys=ours))
 
 
-def metadata(node: Node, request: Request) -> MetadataResponse:
+def metadata(node: Node, request: Request) -> MetadataResponse | None:
     """Brokers and topics; creates topics that were asked for by name when that is allowed."""
+    message = request.message
+    asked = message.topics
+    if asked is None or (request.version == 0 and not asked):
+        return _metadata(node, request, [_topic(node, name) for name in node.store.topics])
+    if _may_create(node, request) and any(
+        each.name not in node.store.topics and not _is_by_id(each, request.version) for each in asked
+    ):
+        _creating_metadata(node, request)
+        return None
+    once = {(each.name, each.topic_id): each for each in asked}
+    return _metadata(node, request, [_asked_topic(node, each, request.version, {}) for each in once.values()])
+
+
+def _may_create(node: Node, request: Request) -> bool:
+    return node.config.auto_create_topics and (request.version < 4 or request.message.allow_auto_topic_creation)
+
+
+@in_turn
+def _creating_metadata(node: Node, request: Request) -> Steps[MetadataResponse]:
+    """The same, with topics that may have to be made."""
+    once = {(each.name, each.topic_id): each for each in request.message.topics}
+    plans: dict[str, TopicPlan] = {}
+    refused: dict[str, KafkaError] = {}
+    for each in once.values():
+        name = each.name or ""
+        if _is_by_id(each, request.version) or name in node.store.topics:
+            continue
+        error = _refusal(node, name)
+        if node.topics.is_internal(name):
+            error = InvalidInputError(f"{name} is made by the broker", ErrorCode.INVALID_TOPIC_EXCEPTION)
+        if error is None:
+            plans[name] = node.topics.plan_on_use(name)
+        else:
+            log.info("a topic was not made, though it was used: %s: %s", error.message, request.name)
+            refused[name] = error
+        yield
+    found = yield from node.topics.making([*plans.values()], request, on_use=True)
+    refused |= {name: each for name, each in zip(plans, found, strict=True) if isinstance(each, KafkaError)}
+    topics = []
+    for each in once.values():
+        topics.append(_asked_topic(node, each, request.version, refused))
+        yield
+    return _metadata(node, request, topics)
+
+
+def _metadata(node: Node, request: Request, topics: list[Any]) -> MetadataResponse:
+    """The answer with these topics."""
     message = request.message
     host, port = node.address_for(request.connection)
     response = MetadataResponse(
         brokers=[MetadataResponse.MetadataResponseBroker(node_id=node.id, host=host, port=port, rack=node.config.rack)],
         cluster_id=node.store.cluster_id,
         controller_id=node.id,
+        topics=topics,
     )
     if 8 <= request.version <= 10:
         response.cluster_authorized_operations = permitted(message.include_cluster_authorized_operations, ON_CLUSTER)
-    asked = message.topics
-    if asked is None or (request.version == 0 and not asked):
-        response.topics = [_topic(node, name) for name in node.store.topics]
-    else:
-        create = node.config.auto_create_topics and (request.version < 4 or message.allow_auto_topic_creation)
-        once = {(each.name, each.topic_id): each for each in asked}
-        response.topics = [_asked_topic(node, each, create, request.version) for each in once.values()]
     if request.version >= 8 and message.include_topic_authorized_operations:
-        for topic in response.topics:
+        for topic in topics:
             if not topic.error_code:
                 topic.topic_authorized_operations = ON_TOPIC
     return response
 
 
-def _asked_topic(node: Node, asked: Any, create: bool, version: int) -> Any:
-    by_id = version >= 10 and asked.topic_id != NO_ID
-    if by_id:
+def _is_by_id(asked: Any, version: int) -> bool:
+    return version >= 10 and asked.topic_id != NO_ID
+
+
+def _refusal(node: Node, name: str) -> KafkaError | None:
+    """Why a topic of this name can't be made."""
+    try:
+        node.store.check_topic(name, 1)
+    except KafkaError as refused:
+        return refused
+    return None
+
+
+def _asked_topic(node: Node, asked: Any, version: int, refused: Mapping[str, KafkaError]) -> Any:
+    make = MetadataResponse.MetadataResponseTopic
+    if _is_by_id(asked, version):
         topic = node.store.topics_by_id.get(asked.topic_id)
-        if topic is None:
-            return MetadataResponse.MetadataResponseTopic(
-                error_code=ErrorCode.UNKNOWN_TOPIC_ID, topic_id=asked.topic_id, name=None if version >= 12 else ""
-            )
-        return _topic(node, topic.name)
+        if topic is not None:
+            return _topic(node, topic.name)
+        return make(error_code=ErrorCode.UNKNOWN_TOPIC_ID, topic_id=asked.topic_id, name=None if version >= 12 else "")
     name = asked.name or ""
     if name in node.store.topics:
         return _topic(node, name)
-    error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    try:
-        if create:
-            node.topics.create_on_use(name)
-            return _topic(node, name)
-        node.store.check_topic(name, 1)
-    except KafkaError as refused:
-        log.info("topic %r was not created: %s", name, refused.message)
-        error = refused.code
-    return MetadataResponse.MetadataResponseTopic(error_code=error, name=name)
+    error = refused.get(name) or _refusal(node, name)
+    return make(error_code=error.code if error else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, name=name)
 
 
 def _topic(node: Node, name: str) -> Any:
@@ -220,11 +266,8 @@ def describe_topic_partitions(node: Node, request: Request) -> DescribeTopicPart
 def _described_topic(node: Node, name: str, start: int, limit: int) -> Any:
     topic = node.store.topics.get(name)
     if topic is None:
-        error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        try:
-            node.store.check_topic(name, 1)
-        except KafkaError as refused:
-            error = refused.code
+        refused = _refusal(node, name)
+        error = refused.code if refused else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         return DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponseTopic(
             error_code=error, name=name, topic_authorized_operations=ON_TOPIC
         )

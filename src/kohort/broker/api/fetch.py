@@ -23,7 +23,8 @@ from kohort.wire.data import FetchRequest, FetchResponse
 log = logging.getLogger("kohort.broker")
 
 COPY_BYTES = 1 << 15
-"""Below this a range is read at once and sent with the rest of the answer; above, when the socket takes it."""
+"""Below this a range is read at once and sent with the rest of the answer; above, when the socket takes it. Always at once
+when answers under way hold on to too many files already."""
 
 _Partition = FetchResponse.PartitionData
 
@@ -116,7 +117,7 @@ class Fetch:
         index = part.key[1]
         try:
             result = source.read(part.offset, limit, self._isolation, min_one=first)
-            records = _records(result)
+            records = _records(result, source.files.crowded)
         except DamagedError as error:
             refused = _failed(index, error.code)
             if self._node.is_own(self._request.connection):
@@ -212,8 +213,8 @@ def _find(node: Node, topic: Any, index: int) -> tuple[PartitionLog | None, int]
     return node.store.get(known.name, index), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
-def _records(result: ReadResult) -> Any:
-    if result.size < COPY_BYTES:
+def _records(result: ReadResult, crowded: bool) -> Any:
+    if result.size < COPY_BYTES or crowded:
         return result.bytes()
     return [LogSlice(each) if each.length >= COPY_BYTES else each.bytes() for each in result.ranges]
 

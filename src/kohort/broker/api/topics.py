@@ -5,16 +5,17 @@ Versions: CreateTopics 5 tells partitions and configs back, 7 topic ids; DeleteT
 
 from __future__ import annotations
 
-import logging
 import uuid
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from kohort.broker.config_entries import topic_entries
 from kohort.broker.node import Node
 from kohort.broker.request import Request
+from kohort.broker.turns import in_turn
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, NotFoundError
+from kohort.log import Steps, Topic, TopicPlan
 from kohort.wire.cluster import (
     CreatePartitionsRequest,
     CreatePartitionsResponse,
@@ -25,60 +26,62 @@ from kohort.wire.cluster import (
 )
 from kohort.wire.data import DeleteRecordsRequest, DeleteRecordsResponse
 
-log = logging.getLogger("kohort.broker")
 NO_ID = uuid.UUID(int=0)
 
 
-def create_topics(node: Node, request: Request) -> CreateTopicsResponse:
+def create_topics(node: Node, request: Request) -> Steps[CreateTopicsResponse]:
     """Create topics, or say what would happen."""
     message = request.message
     times = Counter(topic.name for topic in message.topics)
-    seen: set[str] = set()
-    results = []
+    planned: dict[str, TopicPlan | KafkaError] = {}
     for topic in message.topics:
-        if topic.name in seen:
+        if topic.name in planned:
             continue
-        seen.add(topic.name)
         try:
             if times[topic.name] > 1:
                 raise InvalidInputError("the topic is named more than once", ErrorCode.INVALID_REQUEST)
-            results.append(_create(node, topic, message.validate_only))
+            plan = planned[topic.name] = _plan(node, topic)
+            if message.validate_only:
+                node.store.check_topic(plan.name, plan.partitions, plan.configs)
         except KafkaError as error:
-            results.append(_result(topic.name, error.code, error.message))
-        except OSError as error:
-            log.error("topic %s could not be made: %s", topic.name, error)
-            results.append(_result(topic.name, ErrorCode.KAFKA_STORAGE_ERROR, str(error)))
+            planned[topic.name] = error
+    plans = [plan for plan in planned.values() if isinstance(plan, TopicPlan)]
+    found: Sequence[Topic | KafkaError] = [Topic(each.name, NO_ID, each.partitions, each.configs) for each in plans]
+    if not message.validate_only:
+        found = yield from node.topics.making(plans, request)
+    made = dict(zip((plan.name for plan in plans), found, strict=True))
+    results = []
+    for name, entry in planned.items():
+        results.append(_result(node, name, entry if isinstance(entry, KafkaError) else made[name]))
+        yield
     return CreateTopicsResponse(topics=results)
 
 
-def _result(name: str, error: int, text: str | None) -> Any:
-    return CreateTopicsResponse.CreatableTopicResult(name=name, error_code=error, error_message=text, configs=[])
-
-
-def _create(node: Node, topic: Any, validate_only: bool) -> Any:
+def _plan(node: Node, topic: Any) -> TopicPlan:
     partitions = _partition_count(node, topic)
     configs = {each.name: each.value for each in topic.configs if each.value is not None}
     if any(each.value is None for each in topic.configs):
         raise InvalidInputError("a configuration value is null", ErrorCode.INVALID_CONFIG)
     if node.topics.is_internal(topic.name):
         raise InvalidInputError(f"{topic.name} is made by the broker", ErrorCode.TOPIC_ALREADY_EXISTS)
-    topic_id = NO_ID
-    if validate_only:
-        node.store.check_topic(topic.name, partitions, configs)
-    else:
-        topic_id = node.topics.create(topic.name, partitions, configs).id
-        log.info("topic %s made with %d partitions", topic.name, partitions)
-    return CreateTopicsResponse.CreatableTopicResult(
-        name=topic.name,
+    return TopicPlan(topic.name, partitions, configs)
+
+
+def _result(node: Node, name: str, topic: Topic | KafkaError) -> Any:
+    make = CreateTopicsResponse.CreatableTopicResult
+    if isinstance(topic, KafkaError):
+        return make(name=name, error_code=topic.code, error_message=topic.message, configs=[])
+    return make(
+        name=name,
         error_message=None,
-        topic_id=topic_id,
-        num_partitions=partitions,
+        topic_id=topic.id,
+        num_partitions=topic.partitions,
         replication_factor=1,
         configs=[
             CreateTopicsResponse.CreatableTopicConfigs(
                 name=entry.name, value=entry.value, read_only=False, config_source=entry.source
             )
-            for entry in topic_entries(node, topic.name, configs)
+            for entry in topic_entries(node, name, topic.configs)
         ],
     )
 
@@ -101,78 +104,101 @@ def _partition_count(node: Node, topic: Any) -> int:
     return len(indexes)
 
 
-def delete_topics(node: Node, request: Request) -> DeleteTopicsResponse:
+def delete_topics(node: Node, request: Request) -> Steps[DeleteTopicsResponse]:
     """Delete topics by name or id."""
     message, version = request.message, request.version
     asked = (
         [(t.name, t.topic_id) for t in message.topics] if version >= 6 else [(n, NO_ID) for n in message.topic_names]
     )
     results = []
+    doomed: dict[str, Any] = {}
     for name, topic_id in asked:
         result = DeleteTopicsResponse.DeletableTopicResult(name=name, topic_id=topic_id)
+        results.append(result)
         try:
-            topic = _delete(node, name, topic_id)
+            topic = _known(node, name, topic_id)
+            if topic.name in doomed:
+                raise _not_there(topic.name)
+            doomed[topic.name] = result
             result.name = topic.name
             if version >= 6:
                 result.topic_id = topic.id
         except KafkaError as error:
-            result.error_code = error.code
-            if version >= 5:
-                result.error_message = error.message
-        results.append(result)
+            _refuse(result, error, version)
+
+    if doomed:
+        found = yield from node.topics.deleting([*doomed], request)
+        for result, gone in zip(doomed.values(), found, strict=True):
+            if isinstance(gone, KafkaError):
+                _refuse(result, gone, version)
     return DeleteTopicsResponse(responses=results)
 
 
-def _delete(node: Node, name: str | None, topic_id: uuid.UUID) -> Any:
+def _refuse(result: Any, error: KafkaError, version: int) -> None:
+    result.error_code = error.code
+    if version >= 5:
+        result.error_message = error.message
+
+
+def _not_there(name: str | None) -> KafkaError:
+    return NotFoundError(f"there is no topic {name}", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+
+
+def _known(node: Node, name: str | None, topic_id: uuid.UUID) -> Topic:
+    """The topic, if it can be deleted."""
     if not node.config.delete_topics:
         raise KafkaError("delete.topic.enable is false", ErrorCode.TOPIC_DELETION_DISABLED)
-    if topic_id != NO_ID:
-        known = node.store.topics_by_id.get(topic_id)
-        if known is None:
-            raise NotFoundError("no topic of this id", ErrorCode.UNKNOWN_TOPIC_ID)
-        name = known.name
-    if name is None or name not in node.store.topics:
-        raise NotFoundError(f"there is no topic {name}", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-    if node.topics.is_internal(name):
-        raise InvalidInputError(f"{name} belongs to the broker", ErrorCode.INVALID_TOPIC_EXCEPTION)
-    topic = node.topics.delete(name)
-    log.info("topic %s deleted", name)
+    topic = node.store.topics_by_id.get(topic_id) if topic_id != NO_ID else node.store.topics.get(name or "")
+    if topic is None:
+        raise (
+            NotFoundError("no topic of this id", ErrorCode.UNKNOWN_TOPIC_ID) if topic_id != NO_ID else _not_there(name)
+        )
+    if node.topics.is_internal(topic.name):
+        raise InvalidInputError(f"{topic.name} belongs to the broker", ErrorCode.INVALID_TOPIC_EXCEPTION)
     return topic
 
 
-def create_partitions(node: Node, request: Request) -> CreatePartitionsResponse:
+def create_partitions(node: Node, request: Request) -> Steps[CreatePartitionsResponse]:
     """Give topics more partitions."""
     message = request.message
     times = Counter(topic.name for topic in message.topics)
-    results = []
-    for topic in {topic.name: topic for topic in message.topics}.values():
-        error, text = ErrorCode.NONE, None
+    errors: dict[str, KafkaError | None] = {}
+    counts: dict[str, int] = {}
+    for topic in message.topics:
         try:
             if times[topic.name] > 1:
                 raise InvalidInputError("the topic is named more than once", ErrorCode.INVALID_REQUEST)
-            known = node.store.topics.get(topic.name)
-            if known is None:
-                raise NotFoundError(f"there is no topic {topic.name}", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-            if topic.count <= known.partitions:
-                raise InvalidInputError(
-                    f"{topic.name} has {known.partitions} partitions, {topic.count} is not more",
-                    ErrorCode.INVALID_PARTITIONS,
-                )
-            new = topic.assignments
-            if new is not None and (
-                len(new) != topic.count - known.partitions or any(each.broker_ids != [node.id] for each in new)
-            ):
-                raise InvalidInputError("the assignment does not fit", ErrorCode.INVALID_REPLICA_ASSIGNMENT)
-            if node.topics.is_internal(topic.name):
-                raise InvalidInputError(f"{topic.name} belongs to the broker", ErrorCode.INVALID_TOPIC_EXCEPTION)
-            if not message.validate_only:
-                node.topics.grow(topic.name, topic.count)
+            _check_growth(node, topic)
+            counts[topic.name] = topic.count
+            errors[topic.name] = None
         except KafkaError as refused:
-            error, text = refused.code, refused.message
-        results.append(
-            CreatePartitionsResponse.CreatePartitionsTopicResult(name=topic.name, error_code=error, error_message=text)
-        )
-    return CreatePartitionsResponse(results=results)
+            errors[topic.name] = refused
+
+    found = yield from node.topics.growing(counts, request, validate_only=message.validate_only)
+    errors |= {name: each if isinstance(each, KafkaError) else None for name, each in zip(counts, found, strict=True)}
+    make = CreatePartitionsResponse.CreatePartitionsTopicResult
+    return CreatePartitionsResponse(
+        results=[
+            make(name=name, error_code=error.code, error_message=error.message)
+            if error
+            else make(name=name, error_message=None)
+            for name, error in errors.items()
+        ]
+    )
+
+
+def _check_growth(node: Node, topic: Any) -> None:
+    """Refuse what the store does not look at."""
+    known = node.store.topic(topic.name)
+    new = topic.assignments
+    if (
+        new is not None
+        and topic.count > known.partitions
+        and (len(new) != topic.count - known.partitions or any(each.broker_ids != [node.id] for each in new))
+    ):
+        raise InvalidInputError("the assignment does not fit", ErrorCode.INVALID_REPLICA_ASSIGNMENT)
+    if node.topics.is_internal(topic.name):
+        raise InvalidInputError(f"{topic.name} belongs to the broker", ErrorCode.INVALID_TOPIC_EXCEPTION)
 
 
 def delete_records(node: Node, request: Request) -> DeleteRecordsResponse:
@@ -202,8 +228,8 @@ def delete_records(node: Node, request: Request) -> DeleteRecordsResponse:
 
 
 HANDLERS: dict[type, Callable[[Any, Any], Any]] = {
-    CreateTopicsRequest: create_topics,
-    DeleteTopicsRequest: delete_topics,
-    CreatePartitionsRequest: create_partitions,
+    CreateTopicsRequest: in_turn(create_topics),
+    DeleteTopicsRequest: in_turn(delete_topics),
+    CreatePartitionsRequest: in_turn(create_partitions),
     DeleteRecordsRequest: delete_records,
 }

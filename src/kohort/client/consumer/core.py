@@ -111,7 +111,7 @@ class ConsumerCore:
         if isinstance(topics, str):
             raise InvalidInputError(f"topics is a list of names: subscribe([{topics!r}])")
         subscription = Subscription(tuple(topics), pattern)
-        self.listener = listener or RebalanceListener()
+        self.listener = RebalanceListener() if listener is None else listener
         if self.membership is None:
             self.membership = join_group(self.cluster, self.config, changed=self._changed)
         self.membership.polled()

@@ -10,6 +10,8 @@ from kohort.errors import CorruptDataError
 SCRATCH_BYTES = 64 * 1024
 _POOLED_MIN = 64 * 1024
 _POOL_SIZE = 4  # one being received, one that waits, one being decoded, one whose rows are handed out
+_CLAIMED_MAX = 1 << 20
+"""Memory made for a frame of which nothing has come: its size is only what the other side says."""
 _UNUSED = 3  # the pool's list, the loop variable and getrefcount's own argument
 
 
@@ -23,10 +25,16 @@ class BufferPool:
         self._size = size
         self._buffers: list[bytearray] = []
 
-    def take(self, length: int) -> memoryview:
-        """Writable memory of exactly this length, with anything in it."""
-        if length < _POOLED_MIN:
-            return memoryview(bytearray(length))
+    def take(self, length: int, come: int = 0) -> memoryview:
+        """Writable memory with anything in it: `length` bytes where so many are there, else no more than is due.
+
+        Args:
+            length: of the frame.
+            come: bytes of it that have come: twice as many are due, and at the start a megabyte.
+        """
+        due = min(length, max(2 * come, _CLAIMED_MAX))
+        if due < _POOLED_MIN:
+            return memoryview(bytearray(due))
         best: bytearray | None = None
         for buffer in self._buffers:
             if (
@@ -36,7 +44,7 @@ class BufferPool:
             ):
                 best = buffer
         if best is None:
-            best = bytearray(length + length // 8)
+            best = bytearray(due + due // 8)
             self._keep(best)
         return memoryview(best)[:length]
 
@@ -59,6 +67,7 @@ class FrameReader:
         self._scratch = memoryview(bytearray(SCRATCH_BYTES))
         self._held = 0
         self._body: memoryview | None = None
+        self._length = 0
         self._have = 0
 
     @property
@@ -77,9 +86,13 @@ class FrameReader:
         """
         if self._body is not None:
             self._have += count
-            if self._have == len(self._body):
+            if self._have == self._length:
                 frame, self._body = self._body, None
                 yield frame
+            elif self._have == len(self._body):
+                larger = self._pool.take(self._length, self._have)
+                larger[: self._have] = self._body
+                self._body = larger
             return
         self._held += count
         start = 0
@@ -91,7 +104,7 @@ class FrameReader:
             if there < length and 4 + length > SCRATCH_BYTES:
                 self._body = self._pool.take(length)
                 self._body[:there] = self._scratch[start + 4 : self._held]
-                self._have = there
+                self._length, self._have = length, there
                 self._held = 0
                 return
             if there < length:
