@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
@@ -11,8 +12,10 @@ from kohort.broker.topics import TRANSACTIONS_TOPIC
 from kohort.errors import CorruptDataError
 from kohort.ids import TopicPartition
 from kohort.log import LogStore, PartitionLog
-from kohort.wire.batch import BatchRecord, build_batch, iter_headers, read_records
+from kohort.wire.batch import BatchRecord, build_batch, crc_ok, iter_headers, read_records
 from kohort.wire.journal import TransactionLogKey, TransactionLogValue
+
+log = logging.getLogger("kohort.broker")
 
 READ_BYTES = 1 << 20
 VALUE_VERSION = 1
@@ -79,6 +82,11 @@ class TransactionLog:
 
     def __init__(self, store: LogStore) -> None:
         self._store = store
+        self._refused: set[int] = set()
+
+    def refuses(self, transactional_id: str) -> bool:
+        """Whether the id's states are in a partition that is damaged: what was decided about it is not known."""
+        return bool(self._refused) and java_hash(transactional_id) % self.partitions in self._refused
 
     @property
     def partitions(self) -> int:
@@ -101,21 +109,43 @@ class TransactionLog:
         batch = build_batch([BatchRecord(0, now_ms, key, value)])
         self._log(java_hash(transactional_id) % self.partitions).append(bytearray(batch), now_ms, from_client=False)
 
-    def read(self) -> Iterator[tuple[str, Transaction | None]]:
-        """Every state written, oldest first; None: the id was forgotten."""
+    def read(self) -> dict[str, Transaction]:
+        """The last state of every id. Of a partition that is damaged there is none: its ids are refused from now on."""
+        known: dict[str, Transaction] = {}
         for index in range(self.partitions):
-            log = self._log(index)
-            offset = log.log_start_offset
-            while offset < log.end_offset:
-                result = log.read(offset, READ_BYTES)
-                data = result.bytes()
-                for position, header in iter_headers(data):
-                    if not header.is_control:
-                        for record in read_records(memoryview(data)[position:]):
-                            yield _decode(record)
-                if result.next_offset <= offset:
-                    break
-                offset = result.next_offset
+            found: dict[str, Transaction] = {}
+            try:
+                for transactional_id, transaction in self._read(index):
+                    if transaction is None:
+                        found.pop(transactional_id, None)
+                    else:
+                        found[transactional_id] = transaction
+            except CorruptDataError as error:
+                self._refused.add(index)
+                log.error(
+                    "%s-%d: the transactional ids in it are refused until it is repaired (kohort log check --repair): %s",
+                    TRANSACTIONS_TOPIC, index, error,
+                )  # fmt: skip
+                continue
+            known |= found
+        return known
+
+    def _read(self, index: int) -> Iterator[tuple[str, Transaction | None]]:
+        """Every state written to one partition, oldest first; None: the id was forgotten."""
+        source = self._log(index)
+        offset = source.log_start_offset
+        while offset < source.end_offset:
+            result = source.read(offset, READ_BYTES)
+            data = result.bytes()
+            for position, header in iter_headers(data):
+                if not crc_ok(data, header, position):
+                    raise CorruptDataError(f"the checksum of the batch at offset {header.base_offset} does not fit")
+                if not header.is_control:
+                    for record in read_records(memoryview(data)[position:]):
+                        yield _decode(record)
+            if result.next_offset <= offset:
+                break
+            offset = result.next_offset
 
 
 def _encode(transaction: Transaction) -> bytes:

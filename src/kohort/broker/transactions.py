@@ -25,7 +25,7 @@ from kohort.broker.shards import GroupShards
 from kohort.broker.topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC, Topics
 from kohort.broker.transaction_log import Status, Transaction, TransactionLog
 from kohort.broker.waits import Waits
-from kohort.errors import ErrorCode, KafkaError
+from kohort.errors import ErrorCode, KafkaError, RetriableError
 from kohort.groups.events import TransactionEnded
 from kohort.ids import TopicPartition
 from kohort.log import LogStore
@@ -76,11 +76,7 @@ class Transactions:
     def start(self) -> None:
         """Load the log, go on with what was being ended, and begin to look for timeouts."""
         if TRANSACTIONS_TOPIC in self._host.store.topics:
-            for transactional_id, transaction in self._log.read():
-                if transaction is None:
-                    self._known.pop(transactional_id, None)
-                else:
-                    self._known[transactional_id] = transaction
+            self._known = self._log.read()
         for transaction in list(self._known.values()):
             if transaction.status.preparing:
                 self._begin_markers(transaction)
@@ -122,6 +118,9 @@ class Transactions:
         """
         if not 0 < timeout_ms <= self._host.config.transaction_timeout_max_ms:
             done(ErrorCode.INVALID_TRANSACTION_TIMEOUT, -1, -1)
+            return
+        if self._log.refuses(transactional_id):
+            done(ErrorCode.COORDINATOR_NOT_AVAILABLE, -1, -1)
             return
         known = self._known.get(transactional_id)
         if known is None:
@@ -224,6 +223,8 @@ class Transactions:
         known = self._known.get(transactional_id)
         if not transactional_id:
             return None, ErrorCode.INVALID_REQUEST
+        if self._log.refuses(transactional_id):
+            return None, ErrorCode.COORDINATOR_NOT_AVAILABLE
         if known is None or known.producer_id != producer[0]:
             return None, ErrorCode.INVALID_PRODUCER_ID_MAPPING
         if known.epoch != producer[1]:
@@ -244,6 +245,9 @@ class Transactions:
             new_epoch: the producer goes on with the next epoch (KIP-890).
             done: called once.
         """
+        if self._log.refuses(transactional_id):
+            done(ErrorCode.COORDINATOR_NOT_AVAILABLE, -1, -1)
+            return
         known = self._known.get(transactional_id)
         if known is None or producer[0] not in (known.producer_id, known.previous_producer_id):
             error = ErrorCode.INVALID_PRODUCER_ID_MAPPING if transactional_id else ErrorCode.INVALID_REQUEST
@@ -346,11 +350,11 @@ class Transactions:
             target.append_marker(
                 Marker(transaction.producer_id, transaction.epoch, commit, COORDINATOR_EPOCH), _wall_ms()
             )
-        except KafkaError as error:
-            log.error("transaction %s: no marker in %s: %s", transaction.id, tp, error)
-        except OSError as error:
+        except (OSError, RetriableError) as error:
             log.error("transaction %s: the marker in %s could not be written: %s", transaction.id, tp, error)
             return False
+        except KafkaError as error:
+            log.error("transaction %s: no marker in %s: %s", transaction.id, tp, error)
         self._host.waits.changed([target])
         return True
 
