@@ -23,6 +23,8 @@ from kohort.wire.batch import HEADER_SIZE, MAGIC, BatchHeader, crc_ok, parse_hea
 
 CHUNK: Final = 16 << 10
 _WINDOW: Final = 1 << 20
+_LARGE: Final = CHUNK >> 3
+"""Of batches from this size on the headers are read one by one."""
 _FRONT: Final = struct.Struct(">qiibIhi")
 _OVERHEAD: Final = 12
 _LENGTH_MIN: Final = HEADER_SIZE - _OVERHEAD
@@ -119,7 +121,7 @@ def holds(fd: int, begin: int, stop: int, rules: Rules, pins: Pins, whole_end: b
     while position < stop or (position == stop and not whole_end):
         at = position - chunk_at
         if at + size > len(chunk):
-            want = CHUNK if last < CHUNK else HEADER_SIZE
+            want = CHUNK if last < _LARGE else HEADER_SIZE
             chunk, chunk_at, at = os.pread(fd, want, position), position, 0
             if len(chunk) < size:
                 return False

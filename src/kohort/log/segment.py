@@ -97,7 +97,8 @@ class Segment(SegmentFile):
         entry = self.index.before_position(limit)
         scan_from = max(start, self.index.positions[entry]) if entry >= 0 else start
         end, next_offset = start, self.base_offset
-        for batch in self.scan(scan_from):
+        batches = self.headers(scan_from, self.size) if self.inherited is None else self.scan(scan_from)
+        for batch in batches:
             if batch.end > limit:
                 if batch.position == start and min_one:
                     return batch.end, batch.header.last_offset + 1
