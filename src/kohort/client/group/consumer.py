@@ -26,6 +26,7 @@ from typing import Any
 
 from kohort.client.group.membership import LEAVE_MS, NOT_HEARD, Membership, MemberState
 from kohort.client.net.cluster import Cluster, Versioned
+from kohort.client.net.notices import fault
 from kohort.client.net.runtime import Task
 from kohort.client.offsets import LOST_COORDINATOR, by_topic
 from kohort.client.settings import ConsumerConfig
@@ -79,11 +80,11 @@ class ConsumerMembership(Membership):
             try:
                 await self._member()
             except RetriableError as error:
-                log.debug("group %s: %s", self.group, error)
                 self._failures += 1
+                self._not_yet(error, self._failures)
                 await self.cluster.runtime.sleep(self._backoff_ms(self._failures))
-            except KafkaError as error:
-                await self._fatal(error)
+            except Exception as error:  # noqa: BLE001 - the application is told, whatever it is
+                await self._fatal(fault(f"group {self.group!r}", error))
 
     async def _member(self) -> None:
         """One life of a member: from epoch 0 until it is fenced or gives up. It begins with nothing held."""
@@ -144,6 +145,14 @@ class ConsumerMembership(Membership):
     # Heartbeats.
 
     async def _beat(self) -> None:
+        """One heartbeat; what does not come of trying again is the member's error."""
+        try:
+            await self._beat_once()
+        except Exception as error:  # noqa: BLE001 - the application is told, whatever it is
+            self.error = fault(f"heartbeat of group {self.group!r}", error)
+            self._move()
+
+    async def _beat_once(self) -> None:
         runtime = self.cluster.runtime
         facts = self._facts()
         news = {name: value for name, value in facts.items() if name not in self._told or self._told[name] != value}
@@ -154,10 +163,6 @@ class ConsumerMembership(Membership):
             answer = await self._ask(self._request(news), limit)
         except RetriableError as error:
             self._again(str(error))
-            return
-        except KafkaError as error:
-            self.error = error
-            self._move()
             return
         code = ErrorCode.of(answer.error_code)
         if code is ErrorCode.NONE:
@@ -178,9 +183,9 @@ class ConsumerMembership(Membership):
             self._move()
 
     def _again(self, reason: str) -> None:
-        log.debug("group %s: heartbeat: %s", self.group, reason)
         self._told = {}
         self._failures += 1
+        self._not_yet(reason, self._failures)
         self._due_ms = self.cluster.runtime.now_ms + self._backoff_ms(self._failures)
         self._move()
 

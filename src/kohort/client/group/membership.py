@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 from kohort.client.group.lease import Lease
 from kohort.client.group.subscription import Subscription
 from kohort.client.net.cluster import Cluster, Coordinator, Versioned
+from kohort.client.net.notices import Sparingly
 from kohort.client.net.runtime import Promise, Task
 from kohort.client.offset_values import Assignment, Revocation
 from kohort.client.offsets import GroupIdentity
@@ -29,6 +30,8 @@ from kohort.ids import TopicPartition
 
 log = logging.getLogger("kohort.client")
 LEAVE_MS = 3_000
+_LASTING_FAILURES = 8
+"""Attempts in a row after which trying again is worth a word: about 5 s with the usual backoff."""
 NOT_HEARD = "the coordinator was not heard for a session"
 """Why a member lets go by its own clock. Whether it was put out only the coordinator knows, so it comes back under its id."""
 
@@ -88,6 +91,7 @@ class Membership(ABC):
         self.rebalances = 0
         self.lapsed = False
         self.lapses = 0
+        self._sparingly = Sparingly(cluster.runtime)
         self._kept = Lease()
         self._lease_watch: Task[None] | None = None
         self._coordinator = Coordinator(self.group)
@@ -314,7 +318,7 @@ class Membership(ABC):
         """Out of the group until the application has heard why: nobody beats for what is held, so it is lost."""
         self._stop()
         self.state = MemberState.IDLE
-        self.error = error
+        self.error, self._fenced_why = error, str(error)
         self._changed()
         await self._lose(ErrorCode.ILLEGAL_GENERATION)
 
@@ -324,6 +328,13 @@ class Membership(ABC):
         except RetriableError:
             self.cluster.forget_coordinator(self._coordinator)
             raise
+
+    def _not_yet(self, why: object, failures: int) -> None:
+        """The coordinator could not be asked, or not for now: routine when a broker restarts, worth a word when it lasts."""
+        if failures >= _LASTING_FAILURES and self._sparingly.due("not yet"):
+            log.warning("group %s: still not done after %d attempts: %s", self.group, failures, why)
+        else:
+            log.debug("group %s: %s", self.group, why)
 
     def _backoff_ms(self, failures: int) -> float:
         return self.cluster.links.backoff_ms(failures, self.config.retry_backoff_ms, self.config.retry_backoff_max_ms)

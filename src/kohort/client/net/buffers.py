@@ -9,6 +9,8 @@ from kohort.errors import CorruptDataError
 
 SCRATCH_BYTES = 64 * 1024
 _POOLED_MIN = 64 * 1024
+_TLS_RECORDS = (b"\x15\x03", b"\x16\x03")
+"""How an alert and a handshake begin: what a listener with TLS says to a client without. Source: RFC 8446, 5.1."""
 _POOL_SIZE = 4  # one being received, one that waits, one being decoded, one whose rows are handed out
 _UNUSED = 3  # the pool's list, the loop variable and getrefcount's own argument
 
@@ -86,6 +88,8 @@ class FrameReader:
         while self._held - start >= 4:
             length = int.from_bytes(self._scratch[start : start + 4], "big", signed=True)
             if not 0 <= length <= self._limit:
+                if self._scratch[start : start + 2] in _TLS_RECORDS:
+                    raise CorruptDataError("the broker answers in TLS: set security.protocol to SSL or SASL_SSL")
                 raise CorruptDataError(f"the broker announced an answer of {length} bytes; the limit is {self._limit}")
             there = self._held - start - 4
             if there < length and 4 + length > SCRATCH_BYTES:
