@@ -162,6 +162,7 @@ class Links:
         self._health: dict[Address, NodeHealth] = {}
         self._commands: list[Command] = []
         self._reaching = Reaching(runtime)
+        self._entrance: Address | None = None
 
     # What the driver calls.
 
@@ -349,7 +350,8 @@ class Links:
         if failed:
             if not was_ready:
                 reason = explained(reason, self.config, connected=connected)
-            self._reaching.failed(link.address, reason, stood=was_ready)
+            named_by = self._entrance if link.node >= 0 and link.address != self._entrance else None
+            self._reaching.failed(link.address, reason, stood=was_ready, named_by=named_by)
             health = self.health(link.address)
             health.failures = 1 if was_ready else health.failures + 1
             health.last_error = reason
@@ -386,6 +388,8 @@ class Links:
             if link.state is LinkState.HANDSHAKE:
                 link.state = LinkState.READY
                 self._reaching.reached(link.address)
+                if link.node < 0:
+                    self._entrance = link.address
                 self.health(link.address).failures = 0
                 link.ready.resolve(link)
 

@@ -25,12 +25,20 @@ class Reaching:
     def __init__(self, runtime: Runtime) -> None:
         self._sparingly = Sparingly(runtime)
 
-    def failed(self, address: Hashable, reason: str, *, stood: bool) -> None:
-        """A connection could not be made, or has ended (`stood`)."""
+    def failed(self, address: Hashable, reason: str, *, stood: bool, named_by: Hashable | None = None) -> None:
+        """A connection could not be made, or has ended.
+
+        Args:
+            address: where to.
+            reason: why.
+            stood: it had been made.
+            named_by: the other address at which a broker answers, and says that one is at this.
+        """
         if stood:
             log.info("the connection to %s ended: %s", address, reason)
         elif self._sparingly.due(address):
-            log.warning("no connection to %s: %s; it is tried again", address, reason)
+            named = "" if named_by is None else f", named by {named_by}"
+            log.warning("no connection to %s%s: %s; it is tried again", address, named, reason)
 
     def reached(self, address: Hashable) -> None:
         """A connection stands."""
@@ -49,7 +57,7 @@ def explained(reason: str, config: ConnectionConfig, *, connected: bool) -> str:
     if config.uses_tls and reason.startswith(("TLS failed", "connection reset", "the broker closed")):
         return f"{reason} (security.protocol is {config.security_protocol}: does the broker speak TLS there?)"
     if connected and not config.uses_tls and reason.startswith(("connection reset", "the broker closed")):
-        return f"{reason} unasked (security.protocol is {config.security_protocol}: does the broker want TLS there?)"
+        return f"{reason} (security.protocol is {config.security_protocol}: does the broker want TLS there?)"
     return reason
 
 
