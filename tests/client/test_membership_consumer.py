@@ -210,6 +210,16 @@ def test_a_pattern_is_left_to_the_coordinator_and_unknown_topics_are_asked_for_b
     assert member.assignment.partitions == parts(0, topic="b")
 
 
+def test_why_a_member_was_put_out_is_told_in_its_log(caplog: pytest.LogCaptureFixture) -> None:
+    trial = Coordinator(session_timeout_ms=6_000)
+    trial.subscribe("a")
+    trial.world.runtime.advance(10_000)  # the process was stopped, or starved
+    trial.world.run()
+    (told,) = [record.getMessage() for record in caplog.records if "lost its partitions" in record.getMessage()]
+    assert "not heard for a session (the last request that was answered was sent 10000 ms ago" in told
+    assert "and this client stood still for 9000 ms meanwhile)" in told
+
+
 @pytest.mark.parametrize("answer", [PARK, DROP])
 def test_a_topic_that_metadata_does_not_name_holds_up_no_heartbeat_and_costs_nothing_that_is_held(
     answer: object,

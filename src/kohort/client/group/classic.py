@@ -66,7 +66,6 @@ class ClassicMembership(Membership):
         self.chosen_protocol = ""
         self._rejoin_reason: str | None = None
         self._awaiting_sync = False
-        self._heard_ms = 0.0
         self._beating: Task[None] | None = None
         self._failure: KafkaError | None = None
         self._beat_now: Promise[None] = Promise()

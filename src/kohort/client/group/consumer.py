@@ -73,7 +73,6 @@ class ConsumerMembership(Membership):
         self._hurried = False
         self._naming: Task[None] | None = None
         self._failures = 0
-        self._heard_ms = 0.0
         self._pause_ms: float = _FIRST_INTERVAL_MS
         self._due_ms = 0.0
         self._urgent = False
@@ -191,7 +190,8 @@ class ConsumerMembership(Membership):
                 self.error = error_for(code, f"group {self.group!r}: {answer.error_message or code.text}")
             self._again(code.text)
         elif code in _FENCED or (code is ErrorCode.GROUP_ID_NOT_FOUND and self.joined):
-            self._fence(code)  # a group that is gone, or of another protocol now, has given its partitions to others
+            # A group that is gone, or of another protocol now, has given its partitions to others.
+            self._fence(code, answer.error_message or "")
         else:
             self.error = error_for(code, f"group {self.group!r}: {answer.error_message or code.text}")
             self._move()

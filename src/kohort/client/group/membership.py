@@ -101,6 +101,7 @@ class Membership(ABC):
         self._subscription: Subscription | None = None
         self._member_id = ""
         self._generation = self.NOT_JOINED
+        self._heard_ms = 0.0
         self._fenced: ErrorCode | None = None
         self._fenced_why = ""
         self._overdue = False
@@ -244,7 +245,7 @@ class Membership(ABC):
 
     async def _lose_held(self, why: str) -> None:
         """What is held may be others' by now: tell the application and wait until it has heard."""
-        log.warning("group %s: this member lost its partitions: %s", self.group, why)
+        log.warning("group %s: this member lost its partitions: %s (%s)", self.group, why, self._silence())
         self.revocation = Revocation(self.assignment.partitions, self.cluster.runtime.now_ms, lost=True)
         self._changed()
         await self._until(lambda: self.revocation is None)
@@ -297,11 +298,19 @@ class Membership(ABC):
             self.lapses += 1
             log.warning(
                 "group %s: no answer from the coordinator for %.0f ms, the group may give this member's partitions to "
-                "others: nothing is handed out until there is one",
+                "others: nothing is handed out until there is one (%s)",
                 self.group,
                 self._lease.length_ms,
+                self._silence(),
             )
             self._announce()
+
+    def _silence(self) -> str:
+        """For the log: since when the coordinator is silent, and whether this client was itself."""
+        runtime = self.cluster.runtime
+        text = f"the last request that was answered was sent {runtime.now_ms - self._heard_ms:.0f} ms ago"
+        still_ms = runtime.stood_still_ms(self._heard_ms)
+        return f"{text}, and this client stood still for {still_ms:.0f} ms meanwhile" if still_ms else text
 
     def _end_lease(self) -> None:
         """Nothing is held any more."""

@@ -20,6 +20,10 @@ from kohort.errors import TimedOutError
 
 T = TypeVar("T")
 _UNSET: Any = object()
+STANDSTILL_MS = 200
+"""A timer that fires so late tells that nothing ran; less is a busy machine's usual."""
+_STANDSTILLS = 32
+"""Remembered, the newest: many timers are late at once."""
 
 
 class Cancelled(BaseException):
@@ -173,6 +177,7 @@ class Runtime:
         self._order = itertools.count()
         self._cancelling: list[Task[Any]] = []
         self._failed: list[Task[Any]] = []
+        self._stood_still: deque[tuple[float, float]] = deque(maxlen=_STANDSTILLS)
 
     def spawn(self, coro: Coroutine[Any, Any, T], name: str = "") -> Task[T]:
         """Start a coroutine; it first runs in the next `advance`, or later in the running one."""
@@ -237,6 +242,10 @@ class Runtime:
         """Let time pass without running anything."""
         self.now_ms = max(self.now_ms, now_ms)
 
+    def stood_still_ms(self, since_ms: float) -> float:
+        """For how long at most the driver came late since then: the process was stopped, starved of its processor, or held up."""
+        return max((late_ms for at_ms, late_ms in self._stood_still if at_ms >= since_ms), default=0.0)
+
     def next_deadline_ms(self) -> float | None:
         """When `advance` must be called at the latest, if nothing else happens; None: never."""
         if self._ready:
@@ -250,7 +259,10 @@ class Runtime:
         self.now_ms = max(self.now_ms, now_ms)
         while True:
             while self._timers and self._timers[0][0] <= self.now_ms:
-                heapq.heappop(self._timers)[2].resolve(None)
+                due_ms, _, promise = heapq.heappop(self._timers)
+                if self.now_ms - due_ms >= STANDSTILL_MS and not promise.done:
+                    self._stood_still.append((self.now_ms, self.now_ms - due_ms))
+                promise.resolve(None)
             if not self._ready:
                 self._report_failed()
                 return
