@@ -10,8 +10,6 @@ import confluent_kafka
 import pytest
 
 from kohort import Admin, Broker, Consumer, Producer
-from kohort.broker.shards import java_hash
-from kohort.client.admin.values import NewTopic
 from kohort.client.consumer.range_reader import RangeReader
 from kohort.errors import CorruptDataError, ErrorCode, KafkaError
 from kohort.wire.data import FetchRequest
@@ -276,32 +274,3 @@ def test_damage_in_the_middle_is_no_torn_end_after_a_crash(data: Path) -> None:
         consumer.seek(PART, COUNT - BATCH)
         assert offsets(consumer, BATCH) == list(range(COUNT - BATCH, COUNT))
     assert path.stat().st_size == size
-
-
-def test_a_damaged_transaction_log_refuses_its_ids_and_no_others(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """What was decided about them is not known: neither a new epoch nor an end is made up."""
-    ids = [f"id-{number}" for number in range(6)]
-    with Broker(tmp_path / "d", {"transaction.state.log.num.partitions": 2}) as broker:
-        with Admin(broker.bootstrap_servers) as admin:
-            admin.create_topics([NewTopic("t", 1)]).all()
-        for each in ids:
-            with Producer(broker.bootstrap_servers, transactional_id=each) as producer:
-                producer.init_transactions()
-                producer.begin_transaction()
-                producer.send("t", each.encode())
-                producer.commit_transaction()
-    (path,) = (tmp_path / "d" / "__transaction_state-1").glob("*.log")
-    put(path, 75, b"\xff\xff")
-    refused = [each for each in ids if java_hash(each) % 2 == 1]
-    assert 0 < len(refused) < len(ids)
-    with Broker(tmp_path / "d", {"transaction.state.log.num.partitions": 2}) as broker:
-        for each in ids:
-            with Producer(broker.bootstrap_servers, transactional_id=each, max_block_ms=1_000) as producer:
-                if each in refused:
-                    with pytest.raises(KafkaError, match="COORDINATOR_NOT_AVAILABLE"):
-                        producer.init_transactions()
-                else:
-                    producer.init_transactions()
-    assert "__transaction_state-1: the transactional ids in it are refused" in capfd.readouterr().err

@@ -18,6 +18,7 @@ import pytest
 from tests.support.waiting import until
 
 from kohort import Admin, Broker, Consumer, TopicPartition
+from kohort.broker.fault import Fault
 from kohort.cli.app import run
 from kohort.client.offset_values import OffsetAndMetadata
 
@@ -310,9 +311,49 @@ def test_wrong_use_is_told_in_one_line(args: tuple[str, ...], capsys: pytest.Cap
     assert captured.err.count("\n") == 1
 
 
-def test_unreachable_broker_names_the_address(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["topics", "list", "--bootstrap-server", "127.0.0.1:1", "--timeout", "300"]) == 1
-    assert "127.0.0.1:1" in capsys.readouterr().err
+COMMANDS = (
+    ("topics", "list"),
+    ("topics", "describe", "x"),
+    ("topics", "create", "x"),
+    ("topics", "delete", "x"),
+    ("topics", "alter", "x", "--partitions", "3"),
+    ("groups", "list"),
+    ("groups", "describe", "g"),
+    ("groups", "members", "g"),
+    ("groups", "lag", "g"),
+    ("groups", "watch", "g"),
+    ("groups", "reset-offsets", "g", "--all-topics", "--to-earliest"),
+    ("groups", "delete-offsets", "g", "--topic", "x"),
+    ("groups", "delete", "g"),
+    ("groups", "clone", "g", "h"),
+    ("produce", "x"),
+    ("consume", "x"),
+)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_every_command_gives_up_soon_with_address_and_cause(
+    command: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([*command, "--bootstrap-server", "127.0.0.1:1", "--timeout", "300"]) == 1
+    captured = capsys.readouterr()
+    assert "kohort: gave up after 300 ms: no broker can be reached (127.0.0.1:1: connection refused)" in captured.err
+    assert captured.out == ""
+
+
+def test_without_a_timeout_a_command_gives_up_within_five_seconds(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["groups", "list", "--bootstrap-server", "127.0.0.1:1"]) == 1
+    assert "kohort: gave up after 4000 ms: no broker can be reached" in capsys.readouterr().err
+
+
+def test_a_timeout_bounds_calls_too(our_broker: Broker, capsys: pytest.CaptureFixture[str]) -> None:
+    """A cluster that is reached has the time that calls have, not the little that reaching it has."""
+    our_broker.faults.add(Fault("ListGroups", "drop", times=None))
+    try:
+        assert run(["groups", "list", "--bootstrap-server", our_broker.bootstrap_servers, "--timeout", "700"]) == 1
+    finally:
+        our_broker.faults.clear()
+    assert "700 ms" in capsys.readouterr().err
 
 
 def test_command_config_with_unknown_property(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
+from kohort.assignors.range import Range
 from kohort.client.group.classic import ClassicMembership
 from kohort.client.group.classic_protocol import encode_assignment
 from kohort.client.group.membership import Membership, MemberState
@@ -22,7 +23,8 @@ from kohort.wire.groups import (
     LeaveGroupResponse,
     SyncGroupResponse,
 )
-from tests.client.virtual import PARK, VirtualCluster
+from kohort.wire.security import SaslAuthenticateResponse, SaslHandshakeResponse
+from tests.client.virtual import GARBLE, PARK, VirtualCluster
 
 
 def parts(*numbers: int, topic: str = "a") -> tuple[TopicPartition, ...]:
@@ -338,6 +340,92 @@ def test_a_group_that_cannot_be_joined_is_an_error_for_the_application_and_then_
     assert error is not None and error.code is ErrorCode.GROUP_AUTHORIZATION_FAILED
     trial.world.run(2000)
     assert member.holding
+
+
+def unreadable(trial: Coordinator) -> None:
+    trial.world.handlers["Heartbeat"] = lambda message, version: GARBLE
+
+
+def refused(trial: Coordinator) -> None:
+    trial.heartbeat = ErrorCode.GROUP_AUTHORIZATION_FAILED
+
+
+def logged_out(trial: Coordinator) -> None:
+    """The password was changed, and the connection has to be made again."""
+    refusal = SaslAuthenticateResponse(error_code=ErrorCode.SASL_AUTHENTICATION_FAILED, error_message="changed")
+    trial.world.handlers["SaslAuthenticate"] = lambda message, version: refusal
+    trial.world.cut()
+
+
+@pytest.mark.parametrize("failing", [unreadable, refused, logged_out])
+@pytest.mark.parametrize("state", [MemberState.HOLDING, MemberState.REVOKING])
+def test_a_heartbeat_that_fails_for_good_is_told_and_nothing_is_held_any_more(
+    failing: Callable[[Coordinator], None], state: MemberState
+) -> None:
+    login = {"security_protocol": "SASL_PLAINTEXT", "sasl_username": "u", "sasl_password": "p"}
+    trial = Coordinator(**login)
+    healthy: dict[str, Callable[[Any, int], Any]] = {
+        "SaslHandshake": lambda message, version: SaslHandshakeResponse(mechanisms=["PLAIN"]),
+        "SaslAuthenticate": lambda message, version: SaslAuthenticateResponse(),
+        "Heartbeat": trial.world.handlers["Heartbeat"],
+    }
+    trial.world.handlers.update(healthy)
+    member = trial.subscribe("a")
+    if state is MemberState.REVOKING:
+        trial.rebalance(*parts(0, 1))
+    assert member.state is state and member.error is None
+    failing(trial)
+    trial.world.run(trial.world.runtime.now_ms + 2_000)
+    assert member.revocation is not None and member.revocation.lost
+    assert member.revocation.partitions == parts(0, 1, 2, 3)
+    joins = len(trial.world.sent("JoinGroup"))
+    member.release()
+    trial.world.run(trial.world.runtime.now_ms + 10_000)
+    assert not member.assignment.partitions and len(trial.world.sent("JoinGroup")) == joins
+    trial.world.handlers.update(healthy)
+    trial.heartbeat = ErrorCode.NONE
+    assert isinstance(member.take_error(), KafkaError)
+    trial.world.run(trial.world.runtime.now_ms + 2_000)
+    assert member.holding and member.error is None
+    times = len(trial.world.sent("Heartbeat"))
+    trial.world.run(trial.world.runtime.now_ms + 5_000)
+    assert len(trial.world.sent("Heartbeat")) >= times + 4
+
+
+class Careless(Range):
+    """An application's own assignor that fails where it is only told."""
+
+    fails = True
+
+    def on_assignment(self, partitions: Sequence[TopicPartition], user_data: bytes | None, generation: int) -> None:
+        if self.fails:
+            raise ZeroDivisionError("by its own fault")
+
+
+def test_a_fault_of_an_assignor_that_is_told_its_assignment_is_an_error_of_the_member() -> None:
+    assignor = Careless()
+    trial = Coordinator(partition_assignment_strategy=[assignor])
+    member = trial.subscribe("a")
+    error = member.take_error()
+    assert error is not None and "ZeroDivisionError: by its own fault" in str(error)
+    assert isinstance(error.__cause__, ZeroDivisionError)
+    assignor.fails = False
+    trial.world.run(trial.world.runtime.now_ms + 5_000)
+    assert member.holding and member.assignment.partitions == parts(0, 1, 2, 3)
+
+
+def test_a_group_that_stays_out_of_reach_is_told_in_the_log_at_last_and_then_sparingly(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    trial = Coordinator()
+    trial.join_errors = [ErrorCode.COORDINATOR_NOT_AVAILABLE] * 1_000
+    trial.subscribe("a")
+    trial.world.run(2_000)
+    assert not caplog.records
+    trial.world.run(60_000)
+    told = [record.getMessage() for record in caplog.records]
+    assert 2 <= len(told) <= 4
+    assert all("group g: still not done after" in text and "coordinator" in text for text in told)
 
 
 def test_an_instance_id_that_another_took_ends_the_member_for_good() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import uuid
 from typing import Any
 
@@ -13,7 +14,7 @@ from kohort.errors import ErrorCode
 from kohort.ids import TopicPartition
 from kohort.wire.cluster import MetadataResponse
 from kohort.wire.groups import ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse
-from tests.client.virtual import PARK, VirtualCluster
+from tests.client.virtual import DROP, PARK, VirtualCluster
 
 IDS = {"a": uuid.UUID(int=0xA), "b": uuid.UUID(int=0xB)}
 HEARTBEAT = "ConsumerGroupHeartbeat"
@@ -63,6 +64,7 @@ class Coordinator:
                     topic_id=topic_id, partitions=[part.partition for part in self.news if part.topic == name]
                 )
                 for name, topic_id in IDS.items()
+                if any(part.topic == name for part in self.news)
             ]
             answer.assignment = ConsumerGroupHeartbeatResponse.Assignment(topic_partitions=entries)
             self.news = None
@@ -150,6 +152,55 @@ def test_after_a_failure_everything_is_told_again() -> None:
     assert trial.member.holding
 
 
+def test_what_is_owned_is_said_in_knowledge_of_the_answer_before() -> None:
+    """News while a heartbeat is held: it is asked for on the same connection, and the news follows it.
+
+    Said at once, "I own 0 and 1" would crosswise release what the answer under way gives: another would have it too.
+    """
+    trial = Coordinator()
+    trial.news = parts(0, 1, 2)
+    member = trial.subscribe("a")
+    trial.news = parts(0, 1)
+    trial.world.run(1_500)
+    assert member.revocation is not None and member.revocation.partitions == parts(2)
+    answers = trial.world.handlers[HEARTBEAT]
+    trial.world.handlers[HEARTBEAT] = lambda message, version: PARK
+    trial.world.run(2_500)
+    (beat,) = trial.world.parked_named(HEARTBEAT)
+    asked = len(trial.world.sent("Metadata"))
+    metadata = trial.world.handlers["Metadata"]
+    trial.world.handlers["Metadata"] = lambda message, version: PARK  # brokers answer a connection's requests in order
+    member.release()
+    trial.world.run(2_600)
+    assert trial.world.parked_named(HEARTBEAT) == [beat]
+    (request,) = trial.world.sent("Metadata")[asked:]
+    assert (request.link, request.message.topics) == (beat.link, [])
+    trial.world.run(3_000)
+    assert len(trial.world.sent("Metadata")) == asked + 1
+    trial.world.handlers.update({HEARTBEAT: answers, "Metadata": metadata})
+    trial.epoch, trial.news = 2, parts(0, 1, 3)
+    before = len(trial.beats())
+    trial.world.answer(beat, answers(beat.message, beat.version))
+    trial.world.answer(request, metadata(request.message, request.version))
+    after = trial.beats()[before]
+    assert (after.member_epoch, owned(after)) == (2, {IDS["a"]: [0, 1, 3]})
+
+
+def test_an_assignment_that_comes_when_a_heartbeat_is_due_is_acknowledged_by_that_one_alone() -> None:
+    """A second one behind it would say an epoch that the first has ended when the group moves on meanwhile: fenced for nothing."""
+    trial = Coordinator()
+    trial.news = parts(0)
+    trial.subscribe("a")
+    answers = trial.world.handlers[HEARTBEAT]
+    trial.world.handlers[HEARTBEAT] = lambda message, version: PARK
+    trial.world.run(1_500)
+    (held,) = trial.world.parked_named(HEARTBEAT)
+    trial.world.run(3_500)
+    trial.epoch, trial.news = 2, parts(0, 1)
+    trial.world.answer(held, answers(held.message, held.version))
+    assert [owned(request.message) for request in trial.world.parked_named(HEARTBEAT)] == [{IDS["a"]: [0, 1]}]
+
+
 def test_a_pattern_is_left_to_the_coordinator_and_unknown_topics_are_asked_for_by_id() -> None:
     trial = Coordinator()
     trial.news = parts(0, topic="b")
@@ -157,6 +208,40 @@ def test_a_pattern_is_left_to_the_coordinator_and_unknown_topics_are_asked_for_b
     assert trial.beats()[0].subscribed_topic_regex == "(?s).*(?:^b$).*"
     assert trial.beats()[0].subscribed_topic_names is None
     assert member.assignment.partitions == parts(0, topic="b")
+
+
+def test_why_a_member_was_put_out_is_told_in_its_log(caplog: pytest.LogCaptureFixture) -> None:
+    trial = Coordinator(session_timeout_ms=6_000)
+    trial.subscribe("a")
+    trial.world.runtime.advance(10_000)  # the process was stopped, or starved
+    trial.world.run()
+    (told,) = [record.getMessage() for record in caplog.records if "lost its partitions" in record.getMessage()]
+    assert "not heard for a session (the last request that was answered was sent 10000 ms ago" in told
+    assert "and this client stood still for 9000 ms meanwhile)" in told
+
+
+@pytest.mark.parametrize("answer", [PARK, DROP])
+def test_a_topic_that_metadata_does_not_name_holds_up_no_heartbeat_and_costs_nothing_that_is_held(
+    answer: object,
+) -> None:
+    trial = Coordinator(session_timeout_ms=6_000)
+    member = trial.subscribe("a")
+    metadata = trial.world.handlers["Metadata"]
+
+    def unnamed(message: Any, version: int) -> Any:
+        return answer if message.topics and message.topics[0].name is None else metadata(message, version)
+
+    trial.world.handlers["Metadata"] = unnamed
+    trial.epoch, trial.news = 2, parts(0, 1, 2, 3) + parts(0, topic="b")
+    trial.world.run(trial.world.runtime.now_ms + 20_000)
+    assert member.holding and member.assignment.partitions == parts(0, 1, 2, 3)
+    assert [beat.member_epoch for beat in trial.beats()].count(0) == 1
+    times = [request.at_ms for request in trial.world.sent(HEARTBEAT)]
+    assert max(later - earlier for earlier, later in itertools.pairwise(times)) < 2_500
+    trial.world.handlers["Metadata"] = metadata
+    trial.world.cut()
+    trial.world.run(trial.world.runtime.now_ms + 5_000)
+    assert member.assignment.partitions == parts(0, 1, 2, 3) + parts(0, topic="b")
 
 
 def test_a_changed_subscription_is_told_at_once() -> None:

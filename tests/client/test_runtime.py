@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 
-from kohort.client.net.runtime import Cancelled, Promise, Runtime
+from kohort.client.net.runtime import Cancelled, Promise, Runtime, Task
 from kohort.errors import TimedOutError
 
 
@@ -87,3 +89,52 @@ def test_first_gives_none_when_time_is_over_first() -> None:
     runtime.advance(0)
     runtime.advance(5)
     assert task.result() is None
+
+
+def test_a_timer_that_fires_late_tells_that_nothing_ran() -> None:
+    runtime = Runtime()
+    for when in (100, 200, 5_000):
+        runtime.at(when)
+    over = runtime.at(300)
+    over.resolve(None)
+    runtime.advance(100)
+    runtime.advance(350)
+    assert runtime.stood_still_ms(0) == 0
+    runtime.at(400)
+    runtime.advance(1_900)
+    assert runtime.stood_still_ms(0) == runtime.stood_still_ms(1_900) == 1_500
+    runtime.advance(5_000)
+    assert runtime.stood_still_ms(1_901) == 0
+
+
+def test_a_failed_task_is_reported_unless_someone_hears_of_it() -> None:
+    told: list[str] = []
+    runtime = Runtime()
+    runtime.on_task_failed = lambda task, error: told.append(f"{task.name}: {error}")
+
+    async def fail() -> None:
+        raise ValueError("no")
+
+    async def hear(task: Task[None]) -> None:
+        with contextlib.suppress(ValueError):
+            await task
+
+    async def wait_only(task: Task[None]) -> None:
+        await runtime.first(task)
+
+    async def break_while_ending() -> None:
+        try:
+            await runtime.sleep(1_000)
+        finally:
+            raise ValueError("in the end")
+
+    runtime.spawn(fail(), "unheard")
+    runtime.spawn(hear(runtime.spawn(fail(), "heard")))
+    runtime.spawn(wait_only(runtime.spawn(fail(), "waited for and not looked at")))
+    runtime.spawn(fail(), "to be heard later").will_hear()
+    ending = runtime.spawn(break_while_ending(), "ending")
+    runtime.advance(0)
+    assert told == ["unheard: no", "waited for and not looked at: no"]
+    ending.cancel()
+    runtime.advance(1)
+    assert told[2:] == ["ending: in the end"]

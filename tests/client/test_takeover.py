@@ -261,8 +261,13 @@ def test_a_member_that_does_not_read_waits_for_its_coordinator_to_answer(
         assert member.owns()
 
 
-def test_members_come_back_as_who_they_were_when_it_was_the_broker_that_was_silent(protocol: str) -> None:
-    """They let go by their own clocks. A coordinator that was stopped has put nobody out, and must not wait for ghosts."""
+def test_members_come_back_as_who_they_were_when_it_was_the_broker_that_was_silent(
+    protocol: str, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """They let go by their own clocks. A coordinator that was stopped has put nobody out, and must not wait for ghosts.
+
+    The logs of both sides tell whose silence it was.
+    """
     config = {"group.initial.rebalance.delay.ms": 0, "group.consumer.session.timeout.ms": SESSION_MS}
     settings: dict[str, Any] = {"group_id": "g", "group_protocol": protocol, "session_timeout_ms": 6_000}
     with Broker(config=config) as broker, contextlib.ExitStack() as open_ones:
@@ -290,3 +295,7 @@ def test_members_come_back_as_who_they_were_when_it_was_the_broker_that_was_sile
         with Admin(broker.bootstrap_servers) as admin:
             described = admin.describe_consumer_groups(["g"]).result("g").members
         assert sorted(member.member_id for member in described) == sorted(names)
+    told = [record.getMessage() for record in caplog.records if "lost its partitions" in record.getMessage()]
+    assert len(told) == 2
+    assert all("the last request that was answered was sent" in text and "stood still" not in text for text in told)
+    assert "this broker stood still for" in capfd.readouterr().err

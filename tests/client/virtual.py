@@ -19,6 +19,7 @@ from kohort.wire.groups import FindCoordinatorResponse
 Handler = Callable[[Any, int], Any]
 PARK = object()
 DROP = object()
+GARBLE = object()
 
 
 @dataclass
@@ -37,7 +38,8 @@ class Request:
 class VirtualCluster:
     """One broker at 127.0.0.1:9092 by default; handlers by API name give the answers.
 
-    A handler returns the response, `PARK` (answered later by `answer`) or `DROP` (the connection ends).
+    A handler returns the response, `PARK` (answered later by `answer`), `DROP` (the connection ends) or `GARBLE` (an
+    answer that can't be read).
     """
 
     settings: dict[str, Any] = field(default_factory=dict)
@@ -140,6 +142,9 @@ class VirtualCluster:
         elif response is DROP:
             self.open_links.discard(link)
             self.cluster.links.closed(link, "the connection was reset")
+        elif response is GARBLE:
+            frame = request.correlation_id.to_bytes(4, "big") + b"\xff" * 3
+            self.cluster.links.received(link, memoryview(frame))
         else:
             self._send_back(request, response)
 

@@ -7,6 +7,7 @@ import pytest
 from kohort.errors import ErrorCode
 from kohort.groups.events import Client, ConnectionLost
 from kohort.groups.lost import hold_max_ms
+from kohort.groups.outcome import Told
 from tests.groups.test_conversion import make_classic, make_trial
 from tests.groups.trial import Trial, protocols
 
@@ -275,3 +276,50 @@ def test_a_member_without_an_id_yet_that_goes_turns_its_group_classic_again() ->
     trial.feed(lost(3))
     assert trial.machine.kernel.ledger.groups["g"].consumer is None
     assert trial.heartbeat(member, generation + 1, connection=1) is ErrorCode.REBALANCE_IN_PROGRESS
+
+
+def told(trial: Trial) -> list[str]:
+    return [note.text for note in trial.notes if isinstance(note, Told) and note.text.startswith("member ")]
+
+
+def test_the_log_tells_why_a_member_was_put_out() -> None:
+    """Who, when it was heard last, and what became of its connection: enough to tell a dead member from one cut off."""
+    trial = make_trial()
+    for number, member in enumerate(("silent", "cut-off"), 1):
+        trial.beat(member, connection=number)
+    trial.pass_time(40_000)
+    trial.feed(ConnectionLost(2, noticed=True, lease_ms=5_000))
+    trial.pass_time(5_000)
+    who = "client client at /127.0.0.1"
+    assert (
+        f"member cut-off did not come back after its connection ended ({who}, heard 41250 ms ago, connection ended 1250 ms ago)"
+        in told(trial)
+    )
+    assert (
+        f"member silent was silent for its session of 45000 ms ({who}, heard 45000 ms ago, connection stands)"
+        in told(trial)
+    )
+
+
+def test_the_log_tells_of_a_member_that_is_fenced_by_its_epoch_once() -> None:
+    trial = make_trial()
+    trial.beat("a", connection=1)
+    for _ in range(3):
+        assert trial.beat("a", 9, connection=1).error is ErrorCode.FENCED_MEMBER_EPOCH
+    trial.beat("a", 2, connection=1)
+    assert trial.beat("a", 9, connection=1).error is ErrorCode.FENCED_MEMBER_EPOCH
+    fenced = [text for text in told(trial) if "it is fenced" in text]
+    assert len(fenced) == 2 and fenced[0].startswith("member a says epoch 9 and is at 2, before at 0: it is fenced (")
+
+
+def test_the_log_tells_why_a_classic_member_was_put_out() -> None:
+    trial, members, _ = classic()
+    trial.feed(ConnectionLost(2, noticed=True))
+    trial.pass_time(20_000)
+    assert any(
+        f"member {members[1]} did not come back after its connection ended (client " in text for text in told(trial)
+    )
+    assert any(
+        f"member {members[0]} was silent for its session of " in text and text.endswith("connection stands)")
+        for text in told(trial)
+    )

@@ -19,6 +19,8 @@ from kohort.wire.framing import APIS
 
 log = logging.getLogger("kohort.broker")
 
+_UNREADABLE = b"\xff" * 3
+"""Too short for any answer, and no beginning of one."""
 HELD_MAX = 10_000
 """A forgotten barrier must not fill the memory: beyond it requests pass."""
 
@@ -121,6 +123,9 @@ class Faults:
             case "drop_reply":
                 request.on_reply = lambda _waiting, _parts: False
                 return False
+            case "garble":
+                request.on_reply = _garble
+                return False
             case _:
                 request.on_reply = _close_instead
                 return False
@@ -147,6 +152,13 @@ class Faults:
 
 def _close_instead(request: Any, _parts: list[Any]) -> bool:
     request.connection.close()
+    return False
+
+
+def _garble(request: Any, _parts: list[Any]) -> bool:
+    body = request.correlation_id.to_bytes(4, "big", signed=True) + _UNREADABLE
+    request.on_reply = None
+    request.send([len(body).to_bytes(4, "big") + body])
     return False
 
 

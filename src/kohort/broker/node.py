@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import math
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -40,6 +41,8 @@ log = logging.getLogger("kohort.broker")
 ENDING_LOOKS_S = (0.001, 0.005, 0.02, 0.1)
 """When a connection has ended: pauses between looks at its client's process, which closes its sockets before it is gone."""
 MAINTAIN_S = 1.0
+STANDSTILL_S = 1.0
+"""So late nothing fires on a loop that runs: the process was stopped or starved, or something held the loop up."""
 MAINTAIN_BUSY_S = 0.05
 """Pause between slices of work while a compaction is under way."""
 OWN_SOFTWARE = "kohort"
@@ -96,6 +99,7 @@ class Node:
         self._workers = ThreadPoolExecutor(WORKERS, "kohort-work")
         self._work: set[asyncio.Future[Event]] = set()
         self._maintenance: asyncio.TimerHandle | None = None
+        self._maintenance_due = math.inf
 
     @property
     def config(self) -> BrokerConfig:
@@ -212,12 +216,16 @@ class Node:
         return min(hold_ms, hold_max_ms(connection.lease_ms)) if connection.lease_ms else hold_ms
 
     def _maintain(self) -> None:
+        late_s = self.loop.time() - self._maintenance_due
+        if late_s >= STANDSTILL_S:
+            log.warning("this broker stood still for %.1f s or longer: clients may have given up waiting", late_s)
         busy = False
         try:
             busy = self.store.maintain(time.time_ns() // 1_000_000)
         except OSError as error:
             log.error("maintenance of the data folder failed: %s", error)
-        self._maintenance = self.loop.call_later(MAINTAIN_BUSY_S if busy else MAINTAIN_S, self._maintain)
+        self._maintenance_due = self.loop.time() + (MAINTAIN_BUSY_S if busy else MAINTAIN_S)
+        self._maintenance = self.loop.call_at(self._maintenance_due, self._maintain)
 
     def stop_waiting(self) -> None:
         """Answer everyone who waits: the broker ends."""

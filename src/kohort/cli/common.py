@@ -19,6 +19,8 @@ if TYPE_CHECKING:  # the client is imported by the commands that need it
 
 DEFAULT_BOOTSTRAP_SERVER = "127.0.0.1:9092"
 DEFAULT_CALL_MS = 30_000
+REACH_MS = 4_000
+"""How long a cluster may be out of reach before a command gives up: longer than a broker on this machine takes to start."""
 
 
 @Parameter(name="*")
@@ -37,7 +39,8 @@ class Common:
     """Print JSON."""
 
     timeout: int | None = None
-    """How long a call may take, in milliseconds; 30000 unless given. `groups watch` ends after so long."""
+    """How long a call may take, in milliseconds; 30000 unless given, but 4000 while no broker is reached. `groups watch`
+    ends after so long."""
 
     @property
     def call_ms(self) -> int:
@@ -62,17 +65,46 @@ class Common:
         servers = servers or os.environ.get("KOHORT_BOOTSTRAP_SERVER") or DEFAULT_BOOTSTRAP_SERVER
         return servers, chosen
 
+    def reach(self, limit_ms: int | None = None) -> None:
+        """Make sure that the cluster can be reached, so that a wrong address ends a command soon and with its cause.
+
+        Args:
+            limit_ms: how long to try; None: as --timeout says, else `REACH_MS`.
+
+        Raises:
+            TimedOutError: it can't; names addresses and causes.
+            KafkaError: the login is refused and the like.
+        """
+        from kohort.client.net.contact import reach
+        from kohort.client.net.thread_driver import ThreadClient
+        from kohort.client.settings import ConnectionConfig, client_config
+
+        servers, given = self.client_settings(ConnectionConfig)
+        try:
+            client = ThreadClient(client_config(ConnectionConfig, servers, given))
+        except InvalidInputError as error:
+            raise UsageError(str(error)) from error
+        limit = limit_ms or self.timeout or REACH_MS
+        try:
+            client.call(reach(client.cluster, limit))
+        finally:
+            client.close()
+
     def admin(self, call_ms: int | None = None) -> Admin:
         """An administration client; close it.
 
         Args:
             call_ms: how long its calls may take, in place of what --timeout says.
+
+        Raises:
+            KafkaError: as `reach`.
         """
         from kohort.client.admin.admin import Admin
         from kohort.client.settings import ConnectionConfig
 
         servers, given = self.client_settings(ConnectionConfig)
         given.setdefault("default.api.timeout.ms", self.call_ms if call_ms is None else call_ms)
+        self.reach(None if call_ms is None else min(REACH_MS, self.timeout or REACH_MS))
         try:
             return Admin(servers, **given)
         except InvalidInputError as error:

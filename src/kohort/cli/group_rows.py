@@ -33,14 +33,18 @@ def tell(errors: Mapping[Any, KafkaError]) -> int:
     return FAILED if errors else DONE
 
 
-def chosen_groups(admin: Admin, groups: tuple[str, ...], all_groups: bool) -> list[str]:
-    """The groups named, or all.
+def check_chosen(groups: tuple[str, ...], all_groups: bool) -> None:
+    """Before a cluster is asked for: groups are named, or all are asked for.
 
     Raises:
-        UsageError: neither or both are asked for.
+        UsageError: neither or both.
     """
     if all_groups == bool(groups):
         raise UsageError("name groups, or give --all-groups")
+
+
+def chosen_groups(admin: Admin, groups: tuple[str, ...], all_groups: bool) -> list[str]:
+    """The groups named, or all."""
     return [group.group_id for group in admin.list_groups()] if all_groups else list(groups)
 
 

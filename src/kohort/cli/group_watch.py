@@ -12,7 +12,7 @@ from cyclopts import Parameter
 
 from kohort.cli.app import DONE, FAILED
 from kohort.cli.common import DEFAULT_CALL_MS, Common
-from kohort.cli.group_rows import LAG_COLUMNS, chosen_groups, described_groups, tell
+from kohort.cli.group_rows import LAG_COLUMNS, check_chosen, chosen_groups, described_groups, tell
 from kohort.cli.output import note, show, show_json_line, table_of
 from kohort.errors import KafkaError
 
@@ -43,6 +43,7 @@ def watch(
         all_groups: every group of the cluster.
         interval: milliseconds between two looks.
     """
+    check_chosen(groups, all_groups)
     with common.admin(DEFAULT_CALL_MS) as admin:
         samples = _samples(admin, groups, all_groups, interval / 1000, common.timeout)
         try:

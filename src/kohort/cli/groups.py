@@ -9,7 +9,7 @@ from cyclopts import App, Parameter
 from kohort.cli import group_changes, group_watch
 from kohort.cli.app import DONE
 from kohort.cli.common import Common
-from kohort.cli.group_rows import LAG_COLUMNS, chosen_groups, described_groups, member_row, tell
+from kohort.cli.group_rows import LAG_COLUMNS, check_chosen, chosen_groups, described_groups, member_row, tell
 from kohort.cli.output import show, show_json
 
 app = App(name="groups", help="List and describe groups, their lag, and change their offsets.")
@@ -61,6 +61,7 @@ def describe(
         groups: their names.
         all_groups: every group of the cluster.
     """
+    check_chosen(groups, all_groups)
     with common.admin() as admin:
         described, errors = described_groups(admin, chosen_groups(admin, groups, all_groups))
     if common.json:
@@ -85,6 +86,7 @@ def members(*groups: str, all_groups: Annotated[bool, Parameter(negative="")] = 
         groups: their names.
         all_groups: every group of the cluster.
     """
+    check_chosen(groups, all_groups)
     with common.admin() as admin:
         found = admin.describe_consumer_groups(chosen_groups(admin, groups, all_groups))
     rows = [member_row(group, member) for group in found.values.values() for member in group.members]
@@ -109,6 +111,7 @@ def lag(*groups: str, all_groups: Annotated[bool, Parameter(negative="")] = Fals
         groups: their names.
         all_groups: every group of the cluster.
     """
+    check_chosen(groups, all_groups)
     with common.admin() as admin:
         described, errors = described_groups(admin, chosen_groups(admin, groups, all_groups))
     rows = [row for group in described for row in group["partitions"]]

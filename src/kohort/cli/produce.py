@@ -67,6 +67,7 @@ def _producer(common: Common, compression: str | None) -> Producer:
     settings.setdefault("max.block.ms", common.call_ms)
     if compression is not None:
         settings["compression.type"] = compression
+    common.reach()
     try:
         return Producer(servers, **settings)
     except InvalidInputError as error:

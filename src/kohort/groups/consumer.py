@@ -21,7 +21,9 @@ from kohort.groups.membership import (
     dismiss,
     heard,
     heartbeat_interval_ms,
+    last_seen,
     leave_for_a_while,
+    note_fenced,
     refuse,
     remove,
     session_timeout_ms,
@@ -46,6 +48,7 @@ def heartbeat(kernel: Kernel, event: ConsumerGroupHeartbeat) -> None:
     if refusal is None:
         refusal = leave(kernel, event) if event.member_epoch < 0 else beat(kernel, event)
     if refusal is not None:
+        note_fenced(kernel, event, refusal)
         refuse(kernel, event, refusal)
 
 
@@ -129,7 +132,7 @@ def beat(kernel: Kernel, event: ConsumerGroupHeartbeat) -> Refusal | None:
     elif back:
         targets.bump(kernel, group_id, f"member {member_id} is heard again")
     presence = heard(kernel, group_id, consumer, member_id, event.connection)
-    presence.overdue = False
+    presence.overdue = presence.fenced = False
     if joins:
         presence.process = event.client.process
     if before is not None and before.classic_protocols is not None:
@@ -418,13 +421,17 @@ def drop_untold(kernel: Kernel, group: Group, member_id: str) -> None:
 
 def on_session_end(kernel: Kernel, group: Group, member_id: str) -> None:
     """A member was silent too long."""
-    presence = None if group.consumer is None else group.consumer.presences.get(member_id)
-    if presence is not None and presence.overdue:
-        put_out(kernel, group, member_id, f"member {member_id} did not move in time and did not join again")
-    elif presence is not None and presence.lost:
-        put_out(kernel, group, member_id, f"the connection of member {member_id} ended and it did not come back")
+    consumer = group.consumer
+    presence = None if consumer is None else consumer.presences.get(member_id)
+    if consumer is None or presence is None or member_id not in consumer.members:
+        return
+    if presence.overdue:
+        reason = "did not move in time and did not join again"
+    elif presence.lost:
+        reason = "did not come back after its connection ended"
     else:
-        put_out(kernel, group, member_id, f"member {member_id} was silent for its session timeout")
+        reason = f"was silent for its session of {session_timeout_ms(kernel, consumer, member_id)} ms"
+    put_out(kernel, group, member_id, f"member {member_id} {reason} ({last_seen(kernel, consumer, member_id)})")
 
 
 def on_move_end(kernel: Kernel, group: Group, member_id: str, what: str) -> None:

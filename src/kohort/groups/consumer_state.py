@@ -138,11 +138,13 @@ class Presence:
         heard_ms: when its last heartbeat came, or its wait for the reply ended.
         gone_ms: when that connection ended, None if it has not, or the member has been heard since.
         lost: it is gone, and that counts.
+        fenced: it said a wrong epoch, which the log was told.
         overdue: it did not move within its rebalance timeout, and is refused until it joins again.
     """
 
     __slots__ = (
         "connection",
+        "fenced",
         "gone_ms",
         "heard_ms",
         "held",
@@ -179,6 +181,7 @@ class Presence:
         self.gone_ms: int | None = None
         self.lost = False
         self.overdue = False
+        self.fenced = False
 
     def cancel(self) -> None:
         """Stop all its timers."""

@@ -26,6 +26,31 @@ def refuse(kernel: Kernel, event: ConsumerGroupHeartbeat, refusal: Refusal) -> N
     kernel.reply(event.request, ConsumerGroupHeartbeatReply(refusal.error, refusal.message))
 
 
+def note_fenced(kernel: Kernel, event: ConsumerGroupHeartbeat, refusal: Refusal) -> None:
+    """Leave a line for the log when a member is fenced by its epoch, once until it is heard again."""
+    group = kernel.find(event.group_id)
+    consumer = None if group is None else group.consumer
+    presence = None if consumer is None else consumer.presences.get(event.member_id)
+    if consumer is None or presence is None or presence.fenced or refusal.error is not ErrorCode.FENCED_MEMBER_EPOCH:
+        return
+    presence.fenced = True
+    current = consumer.standing(event.member_id)
+    kernel.tell(
+        event.group_id,
+        f"member {event.member_id} says epoch {event.member_epoch} and is at {current.member_epoch}, before at "
+        f"{current.previous_epoch}: it is fenced ({last_seen(kernel, consumer, event.member_id)})",
+    )
+
+
+def last_seen(kernel: Kernel, consumer: ConsumerGroup, member_id: str) -> str:
+    """For the log: who a member is, when it was heard last, and what became of its connection."""
+    member, presence = consumer.members[member_id], consumer.presences[member_id]
+    heard = "" if presence.heard_ms is None else f", heard {kernel.now.mono_ms - presence.heard_ms} ms ago"
+    gone_ms = presence.gone_ms
+    ended = "connection stands" if gone_ms is None else f"connection ended {kernel.now.mono_ms - gone_ms} ms ago"
+    return f"client {member.client_id} at {member.client_host}{heard}, {ended}"
+
+
 def step(kernel: Kernel, group_id: str, consumer: ConsumerGroup, member_id: str, owned: Pairs | None) -> Current:
     """Move a member one step towards its target and watch the time that it takes to give up."""
     before = consumer.standing(member_id)

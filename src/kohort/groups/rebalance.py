@@ -334,11 +334,27 @@ def on_session_end(kernel: Kernel, group: Group, member_id: str) -> None:
     if member is None:
         return
     if member.lost:
-        put_out(kernel, group, member_id, f"the connection of member {member_id} ended and it did not come back")
+        put_out(
+            kernel,
+            group,
+            member_id,
+            f"member {member_id} did not come back after its connection ended ({_last_seen(kernel, member)})",
+        )
         return
     if not member.is_new and (member.join_request is not None or member.sync_request is not None):
         return
-    put_out(kernel, group, member_id, f"member {member_id} was silent for {member.session_timeout_ms} ms")
+    put_out(
+        kernel,
+        group,
+        member_id,
+        f"member {member_id} was silent for its session of {member.session_timeout_ms} ms ({_last_seen(kernel, member)})",
+    )
+
+
+def _last_seen(kernel: Kernel, member: ClassicMember) -> str:
+    """For the log: who a member is, when it was heard last, and whether its connection stands."""
+    heard = "" if member.heard_ms is None else f", heard {kernel.now.mono_ms - member.heard_ms} ms ago"
+    return f"client {member.client.id} at {member.client.host}{heard}, connection {'ended' if member.is_gone else 'stands'}"
 
 
 def put_out(kernel: Kernel, group: Group, member_id: str, reason: str) -> None:

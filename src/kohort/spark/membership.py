@@ -76,12 +76,19 @@ class Membership:
         )
         self._lock = threading.Lock()
         self._busy = False
+        self._failure: Exception | None = None
         self._ended = threading.Event()
         self._watch = threading.Thread(target=self._run, name="kohort-revocations", daemon=True)
         self._watch.start()
 
     def held(self, timeout_ms: float) -> Held | None:
-        """The partitions held, once no rebalance is under way; None if that takes longer."""
+        """The partitions held, once no rebalance is under way; None if that takes longer.
+
+        Raises:
+            KafkaError: the membership has failed.
+        """
+        if self._failure is not None:
+            raise self._failure
         try:
             assignment = self._member.wait_assignment(timeout_ms)
         except TimedOutError:
@@ -131,12 +138,14 @@ class Membership:
         while not self._ended.is_set():
             try:
                 self._member.wait_change(WATCH_MS)
-            except KafkaError as error:
-                log.warning("the membership ended: %s", error)
+                with self._lock:
+                    if not self._busy and not self._ended.is_set() and self._member.revocation() is not None:
+                        self._member.release()
+            except Exception as error:
+                if not self._ended.is_set():
+                    log.warning("the membership failed: %s", error, exc_info=not isinstance(error, KafkaError))
+                    self._failure = error
                 return
-            with self._lock:
-                if not self._busy and not self._ended.is_set() and self._member.revocation() is not None:
-                    self._member.release()
 
 
 class OffsetKeeper:

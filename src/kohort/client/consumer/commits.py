@@ -12,7 +12,8 @@ from uuid import UUID
 from kohort.client.consumer.subscription import Partitions, Position
 from kohort.client.group.membership import Membership
 from kohort.client.net.cluster import Cluster
-from kohort.client.net.runtime import Task
+from kohort.client.net.notices import fault
+from kohort.client.net.runtime import Promise, Task
 from kohort.client.offset_values import OffsetAndMetadata
 from kohort.client.offsets import GroupIdentity, commit_offsets, known_ids
 from kohort.client.settings import ConsumerConfig
@@ -78,11 +79,7 @@ class Commits:
         }
         if moved:
             self._auto = self.start(moved)
-            self._auto.on_done(
-                lambda done: (
-                    log.warning("auto commit failed: %s", done.error) if isinstance(done.error, KafkaError) else None
-                )
-            )
+            self._auto.on_done(_auto_done)
 
     async def drain(self, timeout_ms: float) -> None:
         """Wait for the commits under way."""
@@ -112,5 +109,21 @@ class Commits:
         if member is None:
             return GroupIdentity()
         if not member.joined:
-            raise CommitFailedError(f"group {group!r}: this consumer is not a member now, nothing was committed")
+            why = self._cluster.unreachable()
+            text = f"group {group!r}: this consumer is not a member now, nothing was committed"
+            raise CommitFailedError(f"{text}: {why}" if why else text)
         return member.identity()
+
+
+def tell(callback: OnCommit, offsets: dict[TopicPartition, OffsetAndMetadata], done: Promise[None]) -> None:
+    """Call the application back. What it raises is logged: it must not end the client's thread."""
+    error = done.error
+    try:
+        callback(offsets, fault("commit", error) if isinstance(error, Exception) else None)
+    except Exception:
+        log.exception("a commit callback failed")
+
+
+def _auto_done(done: Promise[None]) -> None:
+    if isinstance(done.error, Exception):
+        log.warning("auto commit failed: %s", fault("auto commit", done.error))

@@ -47,6 +47,10 @@ class Consumer(Lookups):
 
     When a kohort broker's coordinator has not answered for its `group.disconnect.lease.ms`, others may have this consumer's
     partitions soon: polls then return nothing (a warning, `figures.lapses`), positions stay, and the next answer makes it go on.
+
+    While no broker can be reached, polls return nothing and connections are tried again, since one that restarts can't be told
+    from one that never was there. The log `kohort.client` is warned at once, then more and more rarely. Calls that need an answer
+    (`committed`, `position`, `commit` …) raise TimedOutError with addresses and causes when their time is over.
     """
 
     def __init__(self, bootstrap_servers: str | list[str] | None = None, **settings: Any) -> None:

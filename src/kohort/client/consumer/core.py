@@ -9,9 +9,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from kohort.client.consumer.commits import Commits, OnCommit
+from kohort.client.consumer.commits import Commits, OnCommit, tell
 from kohort.client.consumer.effects import Await, CallUser, Decode, Script, Wait
 from kohort.client.consumer.fetching import Fetched, Fetcher
 from kohort.client.consumer.handing_out import HandingOut
@@ -410,14 +411,14 @@ class ConsumerCore:
                 deadline_ms,
             )
         ):
-            raise TimedOutError(f"the position of {partition} is not known yet")
+            raise self._unknown_position(partition)
         if state.position is None:
-            raise (
-                state.broken
-                or self.positions.take_error()
-                or TimedOutError(f"the position of {partition} is not known yet")
-            )
+            raise state.broken or self.positions.take_error() or self._unknown_position(partition)
         return state.position.offset
+
+    def _unknown_position(self, partition: TopicPartition) -> TimedOutError:
+        why = self.cluster.unreachable() or "the broker has not told it"
+        return TimedOutError(f"the position of {partition} is not known yet: {why}")
 
     def lag(self, partition: TopicPartition) -> int | None:
         """Records between the position and the end, as the last fetch told it; None before that."""
@@ -470,7 +471,7 @@ class ConsumerCore:
         values = self.to_commit(offsets)
         task = self.commits.start(values)
         if callback is not None:
-            task.on_done(lambda done: callback(values, done.error if isinstance(done.error, KafkaError) else None))
+            task.on_done(partial(tell, callback, values))
 
     # Inside.
 

@@ -21,6 +21,8 @@ from kohort.client.consumer.fetch_session import FetchSession
 from kohort.client.consumer.retained import Retained
 from kohort.client.consumer.subscription import Partitions, PartitionState, Position
 from kohort.client.net.cluster import Cluster, Node
+from kohort.client.net.notices import fault
+from kohort.client.net.runtime import Promise
 from kohort.client.settings import ConsumerConfig
 from kohort.columns import RecordSet, extent
 from kohort.errors import ErrorCode, KafkaError, RetriableError, error_for
@@ -251,8 +253,8 @@ class Fetcher:
             code = ErrorCode.of(answer.error_code)
             if not session.answered(code, answer.session_id):
                 self._take_in(node, asked, answer, code)
-        except KafkaError as error:
-            self._not_fetched(session, asked, error)
+        except Exception as error:  # noqa: BLE001 - the application is told, whatever it is
+            self._not_fetched(session, asked, fault(f"fetch from broker {node}", error))
         finally:
             self._busy.discard(node)
         self.refill()
@@ -342,8 +344,14 @@ class Fetcher:
         """Metadata, but not again before the retry backoff is over."""
         if now_ms >= self._ask_leaders_ms:
             self._ask_leaders_ms = now_ms + self.config.retry_backoff_ms
-            self.cluster.request_metadata()
+            self.cluster.request_metadata().on_done(self._asked_leaders)
         self._pump_at(self._ask_leaders_ms)
+
+    def _asked_leaders(self, refresh: Promise[None]) -> None:
+        """No leader is known, and what keeps metadata away does not pass by itself: a login refused, an answer that can't be read."""
+        if isinstance(refresh.error, KafkaError):
+            self.error = refresh.error
+            self._changed()
 
     def _later(self, state: PartitionState) -> None:
         """Not before the retry backoff is over."""

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from kohort.client.consumer.subscription import Partitions, Position
 from kohort.client.net.cluster import Cluster
+from kohort.client.net.notices import fault
 from kohort.client.net.runtime import Promise, Task
 from kohort.client.offsets import EARLIEST, LATEST, committed_offsets, list_offsets
 from kohort.client.settings import ConsumerConfig, duration_ms
@@ -112,8 +113,8 @@ class PositionFinder:
                 )
                 await self._cluster.runtime.sleep(wait)
                 continue
-            except KafkaError as error:
-                self.error = error
+            except Exception as error:  # noqa: BLE001 - the application is told, whatever it is
+                self.error = fault("positions", error)
                 self._changed()
             await looked
 

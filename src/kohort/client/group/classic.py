@@ -26,6 +26,7 @@ from typing import Any
 from kohort.client.group.classic_protocol import ClassicProtocol
 from kohort.client.group.membership import LEAVE_MS, NOT_HEARD, Membership, MemberState
 from kohort.client.net.cluster import Cluster, Versioned
+from kohort.client.net.notices import fault
 from kohort.client.net.runtime import Promise, Task
 from kohort.client.offsets import LOST_COORDINATOR
 from kohort.client.settings import ConsumerConfig
@@ -65,8 +66,8 @@ class ClassicMembership(Membership):
         self.chosen_protocol = ""
         self._rejoin_reason: str | None = None
         self._awaiting_sync = False
-        self._heard_ms = 0.0
         self._beating: Task[None] | None = None
+        self._failure: KafkaError | None = None
         self._beat_now: Promise[None] = Promise()
 
     def request_rejoin(self, reason: str) -> None:
@@ -88,10 +89,10 @@ class ClassicMembership(Membership):
                 failures = failures + 1 if again.code is not ErrorCode.MEMBER_ID_REQUIRED else 0
                 await self._after(again)
             except RetriableError as error:
-                log.debug("group %s: %s", self.group, error)
                 failures += 1
-            except KafkaError as error:
-                await self._fatal(error)
+                self._not_yet(error, failures)
+            except Exception as error:  # noqa: BLE001 - the application is told, whatever it is
+                await self._fatal(fault(f"group {self.group!r}", error))
             if failures:
                 await self.cluster.runtime.sleep(self._backoff_ms(failures))
 
@@ -99,7 +100,9 @@ class ClassicMembership(Membership):
         """One rebalance as this member sees it: give up, join, sync, take."""
         await self._until(lambda: self.revocation is None)  # nothing is claimed that is being lost
         reason, self._rejoin_reason = self._rejoin_reason or "", None
+        self._raise_failure()
         await self._give_up_before_joining()
+        self._raise_failure()
         if not self.assignment.partitions:
             self._stop_beating()
         self.state = MemberState.JOINING
@@ -111,7 +114,7 @@ class ClassicMembership(Membership):
             raise
         self._generation, self.chosen_protocol = joined.generation_id, joined.protocol_name or ""
         self._member_id = joined.member_id
-        self._fenced = None
+        self._fenced = self._failure = None
         self._heard_ms = max(self._heard_ms, sent_ms) if self.assignment.partitions else self.cluster.runtime.now_ms
         self.state = MemberState.SYNCING
         self._start_beating()
@@ -252,6 +255,12 @@ class ClassicMembership(Membership):
             await self._lose(again.code)
         self._rejoin_reason = self._rejoin_reason or f"after {again.code.name}"
 
+    def _raise_failure(self) -> None:
+        """Why nobody beats for what is held, if that is so."""
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
     # Heartbeats.
 
     def _start_beating(self) -> None:
@@ -264,6 +273,14 @@ class ClassicMembership(Membership):
             self._beating = None
 
     async def _beat(self) -> None:
+        """Until it is fenced or stopped. Any other end would leave a member that no one beats for, so it is the member's failure."""
+        try:
+            await self._beat_on()
+        except Exception as error:  # noqa: BLE001 - the application is told, whatever it is
+            self._failure = fault(f"heartbeat of group {self.group!r}", error)
+            self._fence(ErrorCode.ILLEGAL_GENERATION, str(self._failure))
+
+    async def _beat_on(self) -> None:
         runtime, config = self.cluster.runtime, self.config
         due = runtime.now_ms + self._lease.beat_ms(config.heartbeat_interval_ms)
         while True:
@@ -299,9 +316,7 @@ class ClassicMembership(Membership):
             elif code in (*LOST_COORDINATOR, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS):
                 due = min(due, runtime.now_ms + config.retry_backoff_ms)
             else:
-                self.error = error_for(code, f"heartbeat of group {self.group!r}")
-                self._fence(ErrorCode.UNKNOWN_MEMBER_ID)
-                return
+                raise error_for(code, f"heartbeat of group {self.group!r}: {code.text}")
 
     def _session_left_ms(self) -> float:
         """Until the session may be over: it runs from the last request that was sent and answered."""

@@ -11,7 +11,9 @@ REVOKING   waits for the application to release partitions              release:
 LEFT       closed                                                       -
 ========== ============================================================ =====================================================
 
-A heartbeat carries only what changed since the last one that was answered, and everything after one that failed.
+A heartbeat carries only what changed since the last one that was answered, and everything after one that failed. One is under way
+at a time: what it says of the partitions owned is an acknowledgement, which the coordinator takes to know the answer before. Said
+too early, it would release partitions that the answer gives.
 Partitions are held under the topic's id that the coordinator gave: those of a topic that was deleted and made again are
 given up, since partitions of the same name are another's until the coordinator says whose.
 Source: KIP-848, "Consumer Group Protocol"; spec 3.4, 3.11.
@@ -19,6 +21,7 @@ Source: KIP-848, "Consumer Group Protocol"; spec 3.4, 3.11.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import uuid
 from collections.abc import Callable, Iterable
@@ -26,11 +29,13 @@ from typing import Any
 
 from kohort.client.group.membership import LEAVE_MS, NOT_HEARD, Membership, MemberState
 from kohort.client.net.cluster import Cluster, Versioned
+from kohort.client.net.notices import fault
 from kohort.client.net.runtime import Task
 from kohort.client.offsets import LOST_COORDINATOR, by_topic
 from kohort.client.settings import ConsumerConfig
 from kohort.errors import ErrorCode, KafkaError, RetriableError, error_for
 from kohort.ids import NO_TOPIC_ID, TopicPartition
+from kohort.wire.cluster import MetadataRequest
 from kohort.wire.groups import ConsumerGroupHeartbeatRequest
 
 log = logging.getLogger("kohort.client")
@@ -64,9 +69,10 @@ class ConsumerMembership(Membership):
         self._target: dict[uuid.UUID, list[int]] | None = None
         self._held_ids: dict[str, uuid.UUID] = {}
         self._told: dict[str, Any] = {}
-        self._beats: list[Task[None]] = []
+        self._beating: Task[None] | None = None
+        self._hurried = False
+        self._naming: Task[None] | None = None
         self._failures = 0
-        self._heard_ms = 0.0
         self._pause_ms: float = _FIRST_INTERVAL_MS
         self._due_ms = 0.0
         self._urgent = False
@@ -79,11 +85,11 @@ class ConsumerMembership(Membership):
             try:
                 await self._member()
             except RetriableError as error:
-                log.debug("group %s: %s", self.group, error)
                 self._failures += 1
+                self._not_yet(error, self._failures)
                 await self.cluster.runtime.sleep(self._backoff_ms(self._failures))
-            except KafkaError as error:
-                await self._fatal(error)
+            except Exception as error:  # noqa: BLE001 - the application is told, whatever it is
+                await self._fatal(fault(f"group {self.group!r}", error))
 
     async def _member(self) -> None:
         """One life of a member: from epoch 0 until it is fenced or gives up. It begins with nothing held."""
@@ -112,28 +118,36 @@ class ConsumerMembership(Membership):
             if self.error is not None:
                 raise self.error
             self._beat_if_due()
-            await self._reconcile()
+            self._reconcile()
             if self._fenced is None and not self._may_beat_now():
                 await runtime.first(self._moved, timeout_ms=self._quiet_ms())
 
     def _may_beat_now(self) -> bool:
-        """Whether a heartbeat is due: one at a time, and a second one for news that can't wait for the first's answer."""
-        self._beats = [beat for beat in self._beats if not beat.done]
-        if self._urgent:
-            return len(self._beats) < 2
-        return not self._beats and self.cluster.runtime.now_ms >= self._due_ms
+        """Whether a heartbeat is due, and none is under way."""
+        if self._beating is not None and self._beating.done:
+            self._beating = None
+        return self._beating is None and (self._urgent or self.cluster.runtime.now_ms >= self._due_ms)
 
     def _beat_if_due(self) -> None:
         if self._may_beat_now():
-            self._urgent = False
+            self._urgent = self._hurried = False
             self._pause_ms = self._lease.beat_ms(self._interval_ms)
             self._due_ms = self.cluster.runtime.now_ms + self._pause_ms
-            self._beats.append(self.cluster.runtime.spawn(self._beat(), f"heartbeat of {self.group}"))
+            self._beating = self.cluster.runtime.spawn(self._beat(), f"heartbeat of {self.group}")
+        elif self._urgent and not self._hurried:
+            self._hurried = True
+            self.cluster.runtime.spawn(self._hurry(), f"news of {self.group}")
+
+    async def _hurry(self) -> None:
+        """There is news while a heartbeat is under way: kohort's broker may hold its answer until another request comes."""
+        anything = MetadataRequest(topics=[])
+        with contextlib.suppress(KafkaError):  # the heartbeat fails too, and is tried again
+            await self.cluster.send(anything, self._coordinator, timeout_ms=self.config.request_timeout_ms)
 
     def _quiet_ms(self) -> float | None:
         """How long nothing is to be done, unless something happens."""
         now = self.cluster.runtime.now_ms
-        waits = [self._due_ms - now] if not self._beats else []
+        waits = [self._due_ms - now] if self._beating is None else []
         if self.joined:
             waits.append(self._heard_ms + self.config.session_timeout_ms - now + 1)
         poll_left = self._poll_time_left_ms()
@@ -144,6 +158,14 @@ class ConsumerMembership(Membership):
     # Heartbeats.
 
     async def _beat(self) -> None:
+        """One heartbeat; what does not come of trying again is the member's error."""
+        try:
+            await self._beat_once()
+        except Exception as error:  # noqa: BLE001 - the application is told, whatever it is
+            self.error = fault(f"heartbeat of group {self.group!r}", error)
+            self._move()
+
+    async def _beat_once(self) -> None:
         runtime = self.cluster.runtime
         facts = self._facts()
         news = {name: value for name, value in facts.items() if name not in self._told or self._told[name] != value}
@@ -154,10 +176,6 @@ class ConsumerMembership(Membership):
             answer = await self._ask(self._request(news), limit)
         except RetriableError as error:
             self._again(str(error))
-            return
-        except KafkaError as error:
-            self.error = error
-            self._move()
             return
         code = ErrorCode.of(answer.error_code)
         if code is ErrorCode.NONE:
@@ -172,15 +190,16 @@ class ConsumerMembership(Membership):
                 self.error = error_for(code, f"group {self.group!r}: {answer.error_message or code.text}")
             self._again(code.text)
         elif code in _FENCED or (code is ErrorCode.GROUP_ID_NOT_FOUND and self.joined):
-            self._fence(code)  # a group that is gone, or of another protocol now, has given its partitions to others
+            # A group that is gone, or of another protocol now, has given its partitions to others.
+            self._fence(code, answer.error_message or "")
         else:
             self.error = error_for(code, f"group {self.group!r}: {answer.error_message or code.text}")
             self._move()
 
     def _again(self, reason: str) -> None:
-        log.debug("group %s: heartbeat: %s", self.group, reason)
         self._told = {}
         self._failures += 1
+        self._not_yet(reason, self._failures)
         self._due_ms = self.cluster.runtime.now_ms + self._backoff_ms(self._failures)
         self._move()
 
@@ -245,18 +264,18 @@ class ConsumerMembership(Membership):
 
     # Assignments.
 
-    async def _reconcile(self) -> None:
+    def _reconcile(self) -> None:
         """Bring what is held in line with the newest target: give up first, then take."""
         if not self.joined:
             return
         target = self._target
-        partitions = None if target is None else await self._named(target)
+        partitions = None if target is None else self._named(target)
         replaced = self.replaced()
         held = self.assignment.partitions
         kept = set(held if partitions is None else partitions)
         revoked = [part for part in held if part not in kept or part.topic in replaced]
         if revoked:
-            await self._revoke_and_keep_beating(revoked, ask_for_all=bool(replaced))
+            self._revoke_and_keep_beating(revoked, ask_for_all=bool(replaced))
             return
         if target is None or partitions is None:
             return
@@ -276,7 +295,7 @@ class ConsumerMembership(Membership):
         held = {part.topic for part in self.assignment.partitions}
         return {topic for topic in held if known(topic) not in (NO_TOPIC_ID, self._held_ids[topic])}
 
-    async def _revoke_and_keep_beating(self, revoked: Iterable[TopicPartition], *, ask_for_all: bool = False) -> None:
+    def _revoke_and_keep_beating(self, revoked: Iterable[TopicPartition], *, ask_for_all: bool = False) -> None:
         if self.revocation is None:
             waiting = self.cluster.runtime.spawn(self._revoke(revoked), f"revocation of {self.group}")
             waiting.on_done(lambda _: self._released(ask_for_all))
@@ -287,18 +306,30 @@ class ConsumerMembership(Membership):
         self._urgent = True
         self._move()
 
-    async def _named(self, target: dict[uuid.UUID, list[int]]) -> tuple[TopicPartition, ...] | None:
-        """The target with names; None while metadata does not know a topic."""
+    def _named(self, target: dict[uuid.UUID, list[int]]) -> tuple[TopicPartition, ...] | None:
+        """The target with names; None while metadata does not know a topic, which is asked for beside the heartbeats."""
         names = self.cluster.metadata.topic_names
-        if not target.keys() <= names.keys():
-            await self.cluster.describe_topic_ids([topic for topic in target if topic not in names])
-            names = self.cluster.metadata.topic_names
-        if not target.keys() <= names.keys():
-            self._due_ms = min(self._due_ms, self.cluster.runtime.now_ms + self._backoff_ms(1))
+        unknown = [topic for topic in target if topic not in names]
+        if unknown:
+            if self._naming is None or self._naming.done:
+                self._naming = self.cluster.runtime.spawn(self._learn_names(unknown), f"topics of {self.group}")
             return None
         return tuple(
             sorted(TopicPartition(names[topic], number) for topic, parts in target.items() for number in parts)
         )
+
+    async def _learn_names(self, topics: list[uuid.UUID]) -> None:
+        """Ask for topics once; if that was in vain, the member looks again after a pause."""
+        try:
+            await self.cluster.describe_topic_ids(topics)
+        except RetriableError as error:
+            log.debug("group %s: topics of the assignment are not known yet: %s", self.group, error)
+        except Exception as error:  # noqa: BLE001 - the application is told, whatever it is
+            self.error = fault(f"topics of group {self.group!r}", error)
+        if any(topic not in self.cluster.metadata.topic_names for topic in topics):
+            await self.cluster.runtime.sleep(self._backoff_ms(1))
+        self._naming = None
+        self._move()
 
     # What the base asks for.
 
@@ -313,9 +344,12 @@ class ConsumerMembership(Membership):
             self.cluster.want_topics(self, self._subscription.topics if self._subscription.pattern is None else None)
 
     def _stop(self) -> None:
-        for beat in self._beats:
-            beat.cancel()
-        self._beats = []
+        if self._beating is not None:
+            self._beating.cancel()
+            self._beating = None
+        if self._naming is not None:
+            self._naming.cancel()
+            self._naming = None
 
     async def _send_leave(self, reason: str) -> None:
         if not self._member_id or (not self.joined and self.state is not MemberState.LEFT):

@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 from kohort.client.group.lease import Lease
 from kohort.client.group.subscription import Subscription
 from kohort.client.net.cluster import Cluster, Coordinator, Versioned
+from kohort.client.net.notices import Sparingly
 from kohort.client.net.runtime import Promise, Task
 from kohort.client.offset_values import Assignment, Revocation
 from kohort.client.offsets import GroupIdentity
@@ -29,6 +30,8 @@ from kohort.ids import TopicPartition
 
 log = logging.getLogger("kohort.client")
 LEAVE_MS = 3_000
+_LASTING_FAILURES = 8
+"""Attempts in a row after which trying again is worth a word: about 5 s with the usual backoff."""
 NOT_HEARD = "the coordinator was not heard for a session"
 """Why a member lets go by its own clock. Whether it was put out only the coordinator knows, so it comes back under its id."""
 
@@ -88,6 +91,7 @@ class Membership(ABC):
         self.rebalances = 0
         self.lapsed = False
         self.lapses = 0
+        self._sparingly = Sparingly(cluster.runtime)
         self._kept = Lease()
         self._lease_watch: Task[None] | None = None
         self._coordinator = Coordinator(self.group)
@@ -97,6 +101,7 @@ class Membership(ABC):
         self._subscription: Subscription | None = None
         self._member_id = ""
         self._generation = self.NOT_JOINED
+        self._heard_ms = 0.0
         self._fenced: ErrorCode | None = None
         self._fenced_why = ""
         self._overdue = False
@@ -240,7 +245,7 @@ class Membership(ABC):
 
     async def _lose_held(self, why: str) -> None:
         """What is held may be others' by now: tell the application and wait until it has heard."""
-        log.warning("group %s: this member lost its partitions: %s", self.group, why)
+        log.warning("group %s: this member lost its partitions: %s (%s)", self.group, why, self._silence())
         self.revocation = Revocation(self.assignment.partitions, self.cluster.runtime.now_ms, lost=True)
         self._changed()
         await self._until(lambda: self.revocation is None)
@@ -293,11 +298,19 @@ class Membership(ABC):
             self.lapses += 1
             log.warning(
                 "group %s: no answer from the coordinator for %.0f ms, the group may give this member's partitions to "
-                "others: nothing is handed out until there is one",
+                "others: nothing is handed out until there is one (%s)",
                 self.group,
                 self._lease.length_ms,
+                self._silence(),
             )
             self._announce()
+
+    def _silence(self) -> str:
+        """For the log: since when the coordinator is silent, and whether this client was itself."""
+        runtime = self.cluster.runtime
+        text = f"the last request that was answered was sent {runtime.now_ms - self._heard_ms:.0f} ms ago"
+        still_ms = runtime.stood_still_ms(self._heard_ms)
+        return f"{text}, and this client stood still for {still_ms:.0f} ms meanwhile" if still_ms else text
 
     def _end_lease(self) -> None:
         """Nothing is held any more."""
@@ -314,7 +327,7 @@ class Membership(ABC):
         """Out of the group until the application has heard why: nobody beats for what is held, so it is lost."""
         self._stop()
         self.state = MemberState.IDLE
-        self.error = error
+        self.error, self._fenced_why = error, str(error)
         self._changed()
         await self._lose(ErrorCode.ILLEGAL_GENERATION)
 
@@ -324,6 +337,13 @@ class Membership(ABC):
         except RetriableError:
             self.cluster.forget_coordinator(self._coordinator)
             raise
+
+    def _not_yet(self, why: object, failures: int) -> None:
+        """The coordinator could not be asked, or not for now: routine when a broker restarts, worth a word when it lasts."""
+        if failures >= _LASTING_FAILURES and self._sparingly.due("not yet"):
+            log.warning("group %s: still not done after %d attempts: %s", self.group, failures, why)
+        else:
+            log.debug("group %s: %s", self.group, why)
 
     def _backoff_ms(self, failures: int) -> float:
         return self.cluster.links.backoff_ms(failures, self.config.retry_backoff_ms, self.config.retry_backoff_max_ms)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import ssl
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -40,6 +39,8 @@ class AsyncClient:
         self._timer: asyncio.TimerHandle | None = None
         self._step_due = False
         self._waiters: list[asyncio.Future[None]] = []
+        self._calls: set[asyncio.Future[Any]] = set()
+        self._failure: Exception | None = None
         self.closed = False
 
     @classmethod
@@ -49,16 +50,20 @@ class AsyncClient:
 
     async def call(self, coro: Coroutine[Any, Any, T]) -> T:
         """Await a coroutine of the core. Cancelling the caller cancels the coroutine."""
-        if self.closed:
+        try:
+            self.check()
+        except ClientClosed:
             coro.close()
-            raise ClientClosed("the client is closed")
+            raise
         future: asyncio.Future[T] = self._loop.create_future()
+        self._calls.add(future)
         task = self.cluster.runtime.spawn(coro)
         task.on_done(lambda promise: _transfer(promise, future))
         self.wake()
         try:
             return await future
         finally:
+            self._calls.discard(future)
             task.cancel()
 
     async def wait(self, ready: Callable[[], bool], timeout_s: float | None = None) -> bool:
@@ -77,6 +82,9 @@ class AsyncClient:
 
     def check(self) -> None:
         """Raises ClientClosed when the client is closed."""
+        if self._failure is not None:
+            text = f"the client ended by a fault ({type(self._failure).__name__}: {self._failure}): make a new one"
+            raise ClientClosed(text) from self._failure
         if self.closed:
             raise ClientClosed("the client is closed")
 
@@ -109,14 +117,35 @@ class AsyncClient:
         for task in connecting:
             task.cancel()
         await asyncio.gather(*connecting, return_exceptions=True)
+        self._fail_calls()
+
+    def _fail_calls(self) -> None:
+        """Nobody will answer the calls under way."""
+        for future in list(self._calls):
+            if not future.done():
+                try:
+                    self.check()
+                except ClientClosed as error:
+                    future.set_exception(error)
         self.notify()
 
     def _step(self) -> None:
         self._step_due = False
         if self.closed:
             return
-        self.cluster.runtime.advance(self.now_ms())
-        self._carry_out()
+        try:
+            self.cluster.runtime.advance(self.now_ms())
+            self._carry_out()
+        except Exception as error:
+            log.exception("the client ended by a fault")
+            self._failure, self.closed = error, True
+            self.cluster.close()
+            for channel in self._channels.values():
+                channel.close()
+            for task in self._connecting.values():
+                task.cancel()
+            self._fail_calls()
+            return
         if self._timer is not None:
             self._timer.cancel()
         deadline = self.cluster.runtime.next_deadline_ms()
@@ -159,7 +188,7 @@ class AsyncClient:
             mechanism = None
             if self.cluster.config.sasl_oauth_token is not None:
                 mechanism = await asyncio.to_thread(fetched_mechanism, self.cluster.config)
-        except (OSError, ssl.SSLError) as error:
+        except Exception as error:  # noqa: BLE001 - names that can't be encoded and the like are no OSError
             self.cluster.links.closed(command.link, describe(error))
         else:
             process = told_process(transport.get_extra_info("socket"))

@@ -9,6 +9,8 @@ from kohort.errors import CorruptDataError
 
 SCRATCH_BYTES = 64 * 1024
 _POOLED_MIN = 64 * 1024
+_TLS_RECORDS = (b"\x15\x03", b"\x16\x03")
+"""How an alert and a handshake begin: what a listener with TLS says to a client without. Source: RFC 8446, 5.1."""
 _POOL_SIZE = 4  # one being received, one that waits, one being decoded, one whose rows are handed out
 _CLAIMED_MAX = 1 << 20
 """Memory made for a frame of which nothing has come: its size is only what the other side says."""
@@ -99,6 +101,8 @@ class FrameReader:
         while self._held - start >= 4:
             length = int.from_bytes(self._scratch[start : start + 4], "big", signed=True)
             if not 0 <= length <= self._limit:
+                if self._scratch[start : start + 2] in _TLS_RECORDS:
+                    raise CorruptDataError("the broker answers in TLS: set security.protocol to SSL or SASL_SSL")
                 raise CorruptDataError(f"the broker announced an answer of {length} bytes; the limit is {self._limit}")
             there = self._held - start - 4
             if there < length and 4 + length > SCRATCH_BYTES:

@@ -140,4 +140,6 @@ def describe(error: BaseException) -> str:
     if isinstance(error, OSError) and error.errno:
         reason = os.strerror(error.errno)
         return reason[0].lower() + reason[1:]
+    if isinstance(error, ConnectionResetError):
+        return str(error) or "the broker closed the connection"
     return str(error) or type(error).__name__

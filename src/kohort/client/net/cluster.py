@@ -32,6 +32,8 @@ from uuid import UUID
 
 from kohort.client.net.links import Address, ConnectionFailed, Link, Links
 from kohort.client.net.metadata import Broker, Metadata, TopicInfo
+from kohort.client.net.notices import FailureLog
+from kohort.client.net.reaching import unreachable
 from kohort.client.net.runtime import Promise, Runtime, Task
 from kohort.client.net.security import sasl_mechanism
 from kohort.client.net.targets import (
@@ -83,6 +85,7 @@ class Cluster:
     Attributes:
         config: The connection settings.
         runtime: Steps the coroutines; its `spawn` and `sleep` are the only ways to start and to wait.
+        bootstrap: The addresses given.
         metadata: What is known of brokers and topics; read it freely, it changes only between steps.
         links: Connections; drivers and metrics look at it, others use `send`.
     """
@@ -92,11 +95,12 @@ class Cluster:
             sasl_mechanism(config)  # says now what is missing, not at the first connection
         self.config = config
         self.runtime = runtime or Runtime()
+        self.runtime.on_task_failed = FailureLog(self.runtime)
         self.links = Links(config, self.runtime)
         self.metadata = Metadata()
         self.closed = False
         self.auto_create_topics = False
-        self._bootstrap = [parse_address(text) for text in config.bootstrap_servers]
+        self.bootstrap = [parse_address(text) for text in config.bootstrap_servers]
         self._interests: dict[object, frozenset[str] | None] = {}
         self._coordinators: dict[Coordinator, int] = {}
         self._coordinator_nodes: dict[int, Broker] = {}
@@ -240,6 +244,14 @@ class Cluster:
 
         return await self.retrying(attempt, "metadata", timeout_ms)
 
+    async def ask_for_brokers(self) -> None:
+        """Ask which brokers there are, once; the answer is merged.
+
+        Raises:
+            KafkaError: the request failed.
+        """
+        await self._ask_metadata([])
+
     async def describe_topic_ids(self, ids: Iterable[UUID]) -> None:
         """Ask for topics by id, once; brokers that can't are asked for all topics. The answer is merged.
 
@@ -299,7 +311,8 @@ class Cluster:
             task = self._lookups[to] = self.runtime.spawn(self._find_coordinator(to), f"coordinator of {to.key}")
         limit = self.config.request_timeout_ms if timeout_ms is None else timeout_ms
         if await self.runtime.first(task, timeout_ms=limit) is None:
-            raise TimedOutError(f"no coordinator of {to.key!r} within {limit:.0f} ms")
+            reason = self.unreachable() or "it was not named in time"
+            raise TimedOutError(f"no coordinator of {to.key!r} within {limit:.0f} ms: {reason}")
         return task.result()
 
     def forget_coordinator(self, to: Coordinator, reason: str = "") -> None:
@@ -309,13 +322,11 @@ class Cluster:
     # Life.
 
     def unreachable(self) -> str:
-        """For error texts: each address that fails and why; empty when one works."""
-        if self.links.connected():
+        """For error texts: each address that fails and why; empty when a broker that the cluster names is connected."""
+        named = dict.fromkeys(broker.address for broker in self.metadata.brokers.values())
+        if self.links.connected(self.metadata.brokers) or (not named and self.links.connected()):
             return ""
-        addresses = dict.fromkeys([*self._bootstrap, *(broker.address for broker in self.metadata.brokers.values())])
-        reasons = [(address, self.links.health(address).last_error) for address in addresses]
-        failed = [f"{address}: {reason.removeprefix(f'{address}: ')}" for address, reason in reasons if reason]
-        return f"no broker can be reached ({'; '.join(failed)})" if failed else ""
+        return unreachable(self.bootstrap, named, self.links.trouble)
 
     def close(self) -> None:
         """Close every connection and end the cluster's own tasks. The driver closes itself after that."""
@@ -370,7 +381,7 @@ class Cluster:
 
     def _nodes(self) -> list[tuple[int, Address]]:
         known = [(broker.id, broker.address) for broker in self.metadata.brokers.values()]
-        return known or [(-1 - index, address) for index, address in enumerate(self._bootstrap)]
+        return known or [(-1 - index, address) for index, address in enumerate(self.bootstrap)]
 
     def _pick(self) -> tuple[int, Address]:
         nodes = self._nodes()
@@ -378,7 +389,7 @@ class Cluster:
         if standing:
             return min(standing)[1]
         if self.metadata.brokers and all(self.links.health(address).failures for _, address in nodes):
-            nodes = nodes + [(-1 - index, address) for index, address in enumerate(self._bootstrap)]
+            nodes = nodes + [(-1 - index, address) for index, address in enumerate(self.bootstrap)]
         self._next_any += 1
         turned = [nodes[(self._next_any + step) % len(nodes)] for step in range(len(nodes))]
         return min(turned, key=lambda node: self.links.health(node[1]).retry_at_ms)
@@ -388,23 +399,29 @@ class Cluster:
         return max(0.0, soonest - self.runtime.now_ms)
 
     async def _refresh_metadata(self) -> None:
-        while True:
-            topics = self._wanted()
-            failures = 0
+        try:
             while True:
-                try:
-                    await self._ask_metadata(topics)
-                    break
-                except RetriableError:
-                    failures += 1
-                    wait = self.links.backoff_ms(
-                        failures, self.config.retry_backoff_ms, self.config.retry_backoff_max_ms
-                    )
-                    await self.runtime.sleep(wait)
-            again, self._refresh_again = self._refresh_again, None
-            if again is None:
-                return
-            self._resolve_after(again)
+                await self._ask_until_answered()
+                again, self._refresh_again = self._refresh_again, None
+                if again is None:
+                    return
+                self._resolve_after(again)
+        except Exception as error:
+            if self._refresh_again is not None:
+                self._refresh_again.fail(error)
+                self._refresh_again = None
+            raise
+
+    async def _ask_until_answered(self) -> None:
+        failures = 0
+        topics = self._wanted()
+        while True:
+            try:
+                return await self._ask_metadata(topics)
+            except RetriableError:
+                failures += 1
+                wait = self.links.backoff_ms(failures, self.config.retry_backoff_ms, self.config.retry_backoff_max_ms)
+                await self.runtime.sleep(wait)
 
     def _resolve_after(self, again: Promise[None]) -> None:
         """Keep `again` with the next answer that is merged."""

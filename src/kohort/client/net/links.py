@@ -24,15 +24,17 @@ from __future__ import annotations
 import itertools
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from kohort.client.net.notices import fault
+from kohort.client.net.reaching import Reaching, explained
 from kohort.client.net.runtime import Promise, Runtime
 from kohort.client.net.security import SaslError, SaslMechanism, sasl_mechanism
 from kohort.client.settings import ConnectionConfig
-from kohort.errors import ErrorCode, KafkaError, RetriableError, TimedOutError, error_for
+from kohort.errors import CorruptDataError, ErrorCode, KafkaError, RetriableError, TimedOutError, error_for
 from kohort.wire import framing
 from kohort.wire.cluster import ApiVersionsRequest, ApiVersionsResponse
 from kohort.wire.security import SaslAuthenticateRequest, SaslHandshakeRequest
@@ -159,7 +161,8 @@ class Links:
         self._by_lane: dict[tuple[int, str], Link] = {}
         self._health: dict[Address, NodeHealth] = {}
         self._commands: list[Command] = []
-        self._watching = False
+        self._reaching = Reaching(runtime)
+        self._entrance: Address | None = None
 
     # What the driver calls.
 
@@ -202,8 +205,9 @@ class Links:
         try:
             _, message = _decode(flight, frame)
         except KafkaError as error:
-            flight.promise.fail(error)
-            self.fail(link, f"unreadable answer to {flight.name}: {error}")
+            reason = f"unreadable answer to {flight.name}: {error.message}"
+            flight.promise.fail(CorruptDataError(f"{link.address}: {reason}"))
+            self.fail(link, reason)
             return
         flight.promise.resolve(message)
 
@@ -276,9 +280,20 @@ class Links:
         standing = [link for link in self._links.values() if link.node == node and link.state is LinkState.READY]
         return sum(len(link.in_flight) for link in standing) if standing else None
 
-    def connected(self) -> bool:
-        """Whether any connection stands."""
-        return any(link.state is LinkState.READY for link in self._links.values())
+    def connected(self, nodes: Container[int] | None = None) -> bool:
+        """Whether any connection stands; to one of these nodes, None: to any."""
+        standing = (link for link in self._links.values() if link.state is LinkState.READY)
+        return any(nodes is None or link.node in nodes for link in standing)
+
+    def trouble(self, address: Address) -> str:
+        """Why an address can't be reached, as far as was seen; empty when a connection stands or none was tried."""
+        links = [link for link in self._links.values() if link.address == address]
+        if any(link.state is LinkState.READY for link in links):
+            return ""
+        health = self.health(address)
+        if health.failures:
+            return health.last_error.removeprefix(f"{address}: ")
+        return "no answer to the connection attempt yet" if links else ""
 
     def fail(self, link: Link, reason: str) -> None:
         """Close a connection that can't be trusted any more; its node backs off."""
@@ -327,12 +342,16 @@ class Links:
         return link
 
     def _forget(self, link: Link, reason: str, *, failed: bool = True) -> None:
-        was_ready = link.state is LinkState.READY
+        was_ready, connected = link.state is LinkState.READY, link.state is LinkState.HANDSHAKE
         link.state = LinkState.CLOSED
         self._links.pop(link.id, None)
         if self._by_lane.get((link.node, link.lane)) is link:
             del self._by_lane[link.node, link.lane]
         if failed:
+            if not was_ready:
+                reason = explained(reason, self.config, connected=connected)
+            named_by = self._entrance if link.node >= 0 and link.address != self._entrance else None
+            self._reaching.failed(link.address, reason, stood=was_ready, named_by=named_by)
             health = self.health(link.address)
             health.failures = 1 if was_ready else health.failures + 1
             health.last_error = reason
@@ -363,9 +382,14 @@ class Links:
             self.fail(link, str(error))
         except KafkaError as error:
             self.fail(link, str(error))
+        except Exception as error:  # noqa: BLE001 - whoever waits for the connection is told, whatever it is
+            self.fail(link, str(fault(f"handshake with {link.address}", error)))
         else:
             if link.state is LinkState.HANDSHAKE:
                 link.state = LinkState.READY
+                self._reaching.reached(link.address)
+                if link.node < 0:
+                    self._entrance = link.address
                 self.health(link.address).failures = 0
                 link.ready.resolve(link)
 

@@ -10,6 +10,7 @@ ready, so the same events at the same times always give the same requests.
 from __future__ import annotations
 
 import heapq
+import inspect
 import itertools
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
@@ -19,6 +20,10 @@ from kohort.errors import TimedOutError
 
 T = TypeVar("T")
 _UNSET: Any = object()
+STANDSTILL_MS = 200
+"""A timer that fires so late tells that nothing ran; less is a busy machine's usual."""
+_STANDSTILLS = 32
+"""Remembered, the newest: many timers are late at once."""
 
 
 class Cancelled(BaseException):
@@ -28,11 +33,12 @@ class Cancelled(BaseException):
 class Promise(Generic[T]):
     """A value that a later event brings, once. Awaiting it gives the value or raises the error."""
 
-    __slots__ = ("_callbacks", "_error", "_value")
+    __slots__ = ("_callbacks", "_error", "_heard", "_value")
 
     def __init__(self) -> None:
         self._value: Any = _UNSET
         self._error: BaseException | None = None
+        self._heard = False
         self._callbacks: list[Callable[[Promise[T]], None]] = []
 
     @property
@@ -41,11 +47,23 @@ class Promise(Generic[T]):
 
     @property
     def error(self) -> BaseException | None:
+        """Why there is no value; who asks has heard of it."""
+        self._heard = self._heard or self._error is not None
         return self._error
+
+    @property
+    def heard(self) -> bool:
+        """Whether anyone has looked at the error, or said that it will."""
+        return self._heard
+
+    def will_hear(self) -> None:
+        """Whoever says this looks at the error in time, so that it need not be reported as one that no one awaits."""
+        self._heard = True
 
     def result(self) -> T:
         """The value, or raises the error; only when `done`."""
         if self._error is not None:
+            self._heard = True
             raise self._error
         if self._value is _UNSET:
             raise RuntimeError("promise is not done")
@@ -105,14 +123,18 @@ class Task(Promise[T]):
         if self._waiting is not None:
             self._waiting.drop(self._wake)
             self._waiting = None
+        if inspect.getcoroutinestate(self._coro) == inspect.CORO_RUNNING:  # by itself: ends at its next await
+            self._runtime.cancel_later(self)
+            return
         try:
             self._coro.throw(Cancelled())
         except (Cancelled, StopIteration):
-            pass
-        except ValueError:  # cancelled by itself while running: ends at its next await
-            self._runtime.cancel_later(self)
-            return
-        self.fail(Cancelled())
+            self.fail(Cancelled())
+        except Exception as error:  # noqa: BLE001 - its cleaning up failed
+            self.fail(error)
+            self._runtime.task_failed(self)
+        else:
+            self.fail(Cancelled())
 
     def step(self) -> None:
         """Run until the next await that must wait."""
@@ -126,7 +148,7 @@ class Task(Promise[T]):
             self.fail(cancelled)
         except Exception as error:  # noqa: BLE001 - whoever awaits the task gets it
             self.fail(error)
-            self._runtime.task_failed(self, error)
+            self._runtime.task_failed(self)
         else:
             self._waiting = waiting
             waiting.on_done(self._wake)
@@ -141,7 +163,8 @@ class Runtime:
 
     Attributes:
         now_ms: The monotonic time of the running step, in milliseconds.
-        on_task_failed: Called with (task, error) when a spawned task ends in an error that no one awaits.
+        on_task_failed: Called with (task, error) when a spawned task has ended in an error that no one has heard of
+            when all that could run has run.
         elapsed_ms: Tells the time now, in ms of a clock that also runs while the machine sleeps; drivers set it.
     """
 
@@ -153,6 +176,8 @@ class Runtime:
         self._timers: list[tuple[float, int, Promise[None]]] = []
         self._order = itertools.count()
         self._cancelling: list[Task[Any]] = []
+        self._failed: list[Task[Any]] = []
+        self._stood_still: deque[tuple[float, float]] = deque(maxlen=_STANDSTILLS)
 
     def spawn(self, coro: Coroutine[Any, Any, T], name: str = "") -> Task[T]:
         """Start a coroutine; it first runs in the next `advance`, or later in the running one."""
@@ -163,9 +188,9 @@ class Runtime:
     def ready(self, task: Task[Any]) -> None:
         self._ready.append(task)
 
-    def task_failed(self, task: Task[Any], error: Exception) -> None:
-        if self.on_task_failed is not None:
-            self.on_task_failed(task, error)
+    def task_failed(self, task: Task[Any]) -> None:
+        """A task has ended in an error: unless someone hears of it in this `advance`, it is reported."""
+        self._failed.append(task)
 
     def cancel_later(self, task: Task[Any]) -> None:
         self._cancelling.append(task)
@@ -217,6 +242,10 @@ class Runtime:
         """Let time pass without running anything."""
         self.now_ms = max(self.now_ms, now_ms)
 
+    def stood_still_ms(self, since_ms: float) -> float:
+        """For how long at most the driver came late since then: the process was stopped, starved of its processor, or held up."""
+        return max((late_ms for at_ms, late_ms in self._stood_still if at_ms >= since_ms), default=0.0)
+
     def next_deadline_ms(self) -> float | None:
         """When `advance` must be called at the latest, if nothing else happens; None: never."""
         if self._ready:
@@ -230,9 +259,19 @@ class Runtime:
         self.now_ms = max(self.now_ms, now_ms)
         while True:
             while self._timers and self._timers[0][0] <= self.now_ms:
-                heapq.heappop(self._timers)[2].resolve(None)
+                due_ms, _, promise = heapq.heappop(self._timers)
+                if self.now_ms - due_ms >= STANDSTILL_MS and not promise.done:
+                    self._stood_still.append((self.now_ms, self.now_ms - due_ms))
+                promise.resolve(None)
             if not self._ready:
+                self._report_failed()
                 return
             self._ready.popleft().step()
             while self._cancelling:
                 self._cancelling.pop().cancel()
+
+    def _report_failed(self) -> None:
+        failed, self._failed = self._failed, []
+        for task in failed:
+            if not task.heard and isinstance(error := task.error, Exception) and self.on_task_failed is not None:
+                self.on_task_failed(task, error)

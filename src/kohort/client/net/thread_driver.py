@@ -13,7 +13,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from typing import Any, TypeAlias, TypeVar
 
 from kohort.client.net.buffers import BufferPool, FrameReader
@@ -48,7 +48,6 @@ class ThreadClient:
 
     def __init__(self, config: ConnectionConfig) -> None:
         self.cluster = Cluster(config)
-        self.cluster.runtime.on_task_failed = _log_failure
         self.cluster.runtime.elapsed_ms = elapsed_ms
         self.lock = threading.RLock()
         self._changed = threading.Condition(self.lock)
@@ -56,6 +55,8 @@ class ThreadClient:
         self._tls = tls_context(config)
         self._io: _IoThread | None = None
         self._closed = False
+        self._failure: Exception | None = None
+        self._calls: dict[Future[Any], Task[Any]] = {}
         _OF_THIS_PROCESS.add(self)
 
     def call(self, coro: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
@@ -84,9 +85,10 @@ class ThreadClient:
             except ClientClosed:
                 coro.close()
                 raise
-            task = self.cluster.runtime.spawn(coro, name)
+            task = self._calls[future] = self.cluster.runtime.spawn(coro, name)
             task.on_done(lambda promise: _transfer(promise, future))
             self.wake()
+        future.add_done_callback(lambda done: self._calls.pop(done, None))
         future.add_done_callback(lambda done: self._cancel(task) if done.cancelled() else None)
         return future
 
@@ -165,8 +167,26 @@ class ThreadClient:
         """Raises ClientClosed when the client is closed or belongs to another process."""
         if os.getpid() != self._pid:
             raise ClientClosed("this client was made before a fork and belongs to the parent process: make a new one")
+        if self._failure is not None:
+            text = f"the client ended by a fault ({type(self._failure).__name__}: {self._failure}): make a new one"
+            raise ClientClosed(text) from self._failure
         if self._closed:
             raise ClientClosed("the client is closed")
+
+    def _ended(self, failure: Exception | None) -> None:
+        """The thread has ended: nobody will answer the calls under way. Under the lock."""
+        if failure is not None:
+            log.error("the client ended by a fault", exc_info=failure)
+            self._failure, self._closed = failure, True
+            self.cluster.close()
+        for future, task in list(self._calls.items()):
+            try:
+                self.check()
+            except ClientClosed as error:
+                with contextlib.suppress(InvalidStateError):  # it is done, or was cancelled just now
+                    future.set_exception(error)
+            task.cancel()
+        self._changed.notify_all()
 
     def _cancel(self, task: Task[Any]) -> None:
         with self.lock:
@@ -199,11 +219,6 @@ def _transfer(promise: Promise[T], future: Future[T]) -> None:
         future.set_exception(ClientClosed("the call was cancelled"))
     else:
         future.set_exception(promise.error)
-
-
-def _log_failure(task: Task[Any], error: Exception) -> None:
-    if not isinstance(error, KafkaError):
-        log.debug("task %s failed", task.name, exc_info=error)
 
 
 def _close_arrived(arrived: Arrived) -> None:
@@ -266,12 +281,18 @@ class _IoThread:
         return not self._left and (deadline is None or deadline >= self._sleeps_until_ms)
 
     def _run(self) -> None:
+        failure: Exception | None = None
         try:
             while self._turn():
                 pass
+        except Exception as error:  # noqa: BLE001 - a thread that ends in silence would leave its callers waiting for ever
+            failure = error
         finally:
             with self._lock:
                 self._ended = True
+                client = self._client()
+                if client is not None:
+                    client._ended(failure)
                 while self._arrived:
                     _close_arrived(self._arrived.popleft())
             for channel in list(self._channels.values()):
@@ -338,7 +359,7 @@ class _IoThread:
         arrived: Arrived
         try:
             sock = connect(address, config, self._tls)
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 - names that can't be encoded and the like are no OSError
             arrived = (link, None, describe(error))
         else:
             arrived = (link, sock, fetched_mechanism(config))

@@ -11,7 +11,8 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from kohort.client.net.runtime import Promise, Runtime
+from kohort.client.net.cluster import Cluster
+from kohort.client.net.runtime import Promise
 from kohort.client.net.thread_driver import ClientClosed
 from kohort.client.producer.batches import Batch, Delivery, PartitionQueue, RecordMetadata
 from kohort.client.producer.settings import ProducerConfig
@@ -66,12 +67,13 @@ class Accumulator:
     def __init__(
         self,
         config: ProducerConfig,
-        runtime: Runtime,
+        cluster: Cluster,
         kick: Callable[[], None],
         condition: Callable[[threading.Lock], threading.Condition] = threading.Condition,
     ) -> None:
         self.config = config
-        self.runtime = runtime
+        self.cluster = cluster
+        self.runtime = cluster.runtime
         self._mutex = threading.Lock()
         self.lock = condition(self._mutex)
         self.queues: dict[TopicPartition, PartitionQueue] = {}
@@ -236,7 +238,7 @@ class Accumulator:
             ):
                 raise TimedOutError(
                     f"buffer.memory ({self.config.buffer_memory} bytes) stayed full for max.block.ms "
-                    f"({self.config.max_block_ms} ms): brokers take less than is sent"
+                    f"({self.config.max_block_ms} ms): {self.cluster.unreachable() or 'brokers take less than is sent'}"
                 )
         finally:
             self.waiting -= 1

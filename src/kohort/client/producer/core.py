@@ -71,7 +71,7 @@ class ProducerCore:
         self.cluster = cluster
         self.config = config
         cluster.auto_create_topics = True
-        self.accumulator = Accumulator(config, cluster.runtime, lambda: wake(self._kicked), condition)
+        self.accumulator = Accumulator(config, cluster, lambda: wake(self._kicked), condition)
         self.sender = Sender(cluster, self.accumulator, config)
         self.transactions = (
             None if config.transactional_id is None else Transactions(cluster, self.accumulator, self.sender, config)
@@ -189,7 +189,8 @@ class ProducerCore:
         """
         self.start()
         if not await self.accumulator.flush(None if timeout_s is None else timeout_s * 1000):
-            raise TimedOutError(f"records are still not delivered after {timeout_s} s")
+            why = self.cluster.unreachable() or "brokers have not taken them all"
+            raise TimedOutError(f"records are still not delivered after {timeout_s} s: {why}")
 
     async def init_transactions(self) -> None:
         """Make this the only producer of its `transactional_id`, once, before the first transaction."""

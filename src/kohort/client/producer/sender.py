@@ -15,6 +15,7 @@ from typing import Any
 
 from kohort.client.net.cluster import ANY, TRANSACTION, Cluster, Coordinator, Node, Target, Versioned
 from kohort.client.net.metadata import NO_TOPIC_ID
+from kohort.client.net.notices import fault
 from kohort.client.net.runtime import Promise
 from kohort.client.producer.accumulator import Accumulator, monotonic_ms
 from kohort.client.producer.batches import Batch, PartitionQueue
@@ -131,8 +132,8 @@ class Sender:
                 if self.config.enable_idempotence and self.config.transactional_id is None:
                     await self._ensure_identity()
                 wait = self._step(runtime.now_ms)
-            except KafkaError as error:
-                self._tell(self.accumulator.fail(error))
+            except Exception as error:  # noqa: BLE001 - whoever sends or waits is told, whatever it is
+                self._tell(self.accumulator.fail(fault("producer", error)))
                 return
             with self.accumulator.lock:
                 self.accumulator.wake_ms = monotonic_ms() + wait
@@ -301,21 +302,22 @@ class Sender:
                 lane=parcel.way[1],
                 answered=acks != 0,
             )
-        except KafkaError as error:
-            self.cluster.request_metadata()
-            for batch in parcel.batches:
-                self._failed(batch, error)
-        else:
             if acks == 0:
                 for batch in parcel.batches:
                     self._delivered(batch, -1, -1)
             else:
                 self._answered(parcel, answer)
+        except Exception as error:  # noqa: BLE001 - whoever waits for the records is told, whatever it is
+            self.cluster.request_metadata()
+            told = fault("produce", error)
+            for batch in parcel.batches:
+                if batch in self.accumulator.queues[batch.partition].in_flight:
+                    self._failed(batch, told)
         finally:
             self.in_flight[parcel.way] -= 1
-        told, self._answer = self._answer, []
+        done, self._answer = self._answer, []
         self.accumulator.notify()
-        self._tell(told)
+        self._tell(done)
         self.kick()
 
     def _highest(self, parcel: Parcel) -> int | None:

@@ -31,6 +31,7 @@ from enum import Enum
 from typing import Any
 
 from kohort.client.net.cluster import Cluster, Coordinator, Versioned
+from kohort.client.net.notices import fault
 from kohort.client.net.runtime import Task
 from kohort.client.offset_values import GroupMetadata
 from kohort.client.producer.accumulator import Accumulator
@@ -281,8 +282,8 @@ class Transactions:
             while self._adding - self._added:
                 await self._asking(self._add_once, "add partitions to transaction")
                 self._sender.kick()
-        except KafkaError as error:
-            self._fail(error)
+        except Exception as error:  # noqa: BLE001 - whoever sends or commits is told, whatever it is
+            self._fail(fault("add partitions to transaction", error))
             for batch in self.drop_unsent():
                 batch.tell()
             self._sender.kick()

@@ -1,0 +1,57 @@
+"""Whether a cluster can be reached at all: what is tried before a command begins."""
+
+from __future__ import annotations
+
+from kohort.client.net.cluster import Cluster
+from kohort.errors import KafkaError, RetriableError, TimedOutError
+
+_ASKED_MAX = 3
+"""Of the brokers that a cluster names, so many are tried before it counts as out of reach."""
+
+
+async def reach(cluster: Cluster, timeout_ms: float) -> None:
+    """Have a connection to a broker that the cluster itself names, trying again until the time is over.
+
+    Raises:
+        TimedOutError: none could be had; names addresses and causes.
+        KafkaError: a login was refused, or another thing that trying again does not cure.
+    """
+    deadline = cluster.runtime.now_ms + timeout_ms
+    failures = 0
+    while (left := deadline - cluster.runtime.now_ms) > 0:
+        try:
+            await cluster.runtime.within(_connect(cluster, left), left, "connect")
+            return
+        except RetriableError:
+            failures += 1
+        wait = cluster.links.backoff_ms(failures, cluster.config.retry_backoff_ms, cluster.config.retry_backoff_max_ms)
+        await cluster.runtime.sleep(max(1.0, min(wait, deadline - cluster.runtime.now_ms)))
+    reason = cluster.unreachable() or f"no answer from {', '.join(map(str, cluster.bootstrap))}"
+    raise TimedOutError(f"gave up after {timeout_ms:.0f} ms: {reason}")
+
+
+async def _connect(cluster: Cluster, limit_ms: float) -> None:
+    await cluster.ask_for_brokers()
+    failure: KafkaError | None = None
+    tasks = [
+        cluster.runtime.spawn(
+            cluster.links.acquire(broker.id, broker.address, "main", limit_ms), f"connect {broker.address}"
+        )
+        for broker in list(cluster.metadata.brokers.values())[:_ASKED_MAX]
+    ]
+    for task in tasks:
+        task.will_hear()
+    try:
+        left = set(tasks)
+        while left:
+            done = await cluster.runtime.first(*left)
+            left = {task for task in left if task is not done}
+            if done is not None and done.error is None:
+                return
+            if done is not None and isinstance(done.error, KafkaError):
+                failure = done.error
+    finally:
+        for task in tasks:
+            task.cancel()
+    if failure is not None:
+        raise failure
