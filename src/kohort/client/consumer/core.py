@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from kohort.client.consumer.commits import Commits, OnCommit
 from kohort.client.consumer.effects import Await, CallUser, Decode, Script, Wait
@@ -108,8 +107,6 @@ class ConsumerCore:
             )
         if self._manual:
             raise InvalidInputError("partitions were assigned by hand: unsubscribe before subscribing")
-        if isinstance(topics, str):
-            raise InvalidInputError(f"topics is a list of names: subscribe([{topics!r}])")
         subscription = Subscription(tuple(topics), pattern)
         self.listener = listener or RebalanceListener()
         if self.membership is None:
@@ -125,7 +122,7 @@ class ConsumerCore:
         """
         if self.membership is not None:
             raise InvalidInputError("a subscription exists: unsubscribe before assigning by hand")
-        wanted = [TopicPartition(*partition) for partition in partitions]
+        wanted = list(partitions)
         self._manual = bool(wanted)
         self.partitions.set(wanted)
         self.partitions.note_ids(self.cluster.metadata.topic_id)
@@ -425,12 +422,14 @@ class ConsumerCore:
         end = state.last_stable if self._options.read_committed and state.last_stable >= 0 else state.high_watermark
         return None if end < 0 or state.position is None else max(0, end - state.position.offset)
 
-    def to_commit(self, offsets: Mapping[TopicPartition, Any] | None) -> dict[TopicPartition, OffsetAndMetadata]:
+    def to_commit(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int] | None
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
         """What a commit call means: None is all positions."""
         if offsets is None:
             return offsets_of(self.partitions.positions())
         return {
-            TopicPartition(*part): value if isinstance(value, OffsetAndMetadata) else OffsetAndMetadata(int(value))
+            part: value if isinstance(value, OffsetAndMetadata) else OffsetAndMetadata(value)
             for part, value in offsets.items()
         }
 
@@ -465,7 +464,9 @@ class ConsumerCore:
         who = self.membership.identity()
         return GroupMetadata(group, who.generation, who.member_id, who.instance_id)
 
-    def commit_async(self, offsets: Mapping[TopicPartition, Any] | None, callback: OnCommit | None) -> None:
+    def commit_async(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int] | None, callback: OnCommit | None
+    ) -> None:
         """Commit in the background, in order with the others."""
         values = self.to_commit(offsets)
         task = self.commits.start(values)
