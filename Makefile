@@ -53,10 +53,12 @@ sizes: setup
 	@$(BIN)/python tools/sizes.py
 	@$(BIN)/python tools/hygiene.py
 
-docs: setup ## rewrite docs/commands.md, docs/states.md, and the table of docs/protocol-coverage.md from the code
+docs: setup ## rewrite docs/commands.md, docs/states.md, the table of docs/protocol-coverage.md, and the settings' types from the code
 	@$(BIN)/python tools/command_docs.py
 	@$(BIN)/python tools/state_tables.py
 	@$(BIN)/python -m tools.protocol_docs
+	@$(BIN)/python -m tools.setting_types
+	@$(BIN)/ruff format --quiet src/kohort/client/setting_types.py
 
 format: setup ## let ruff format and fix what it can
 	@$(BIN)/ruff check --quiet --fix-only .

@@ -13,16 +13,20 @@ key names the nearest known one, a value out of range names the range.
 
 from __future__ import annotations
 
+import collections.abc
 import dataclasses
 import difflib
+import inspect
+import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from kohort.errors import InvalidInputError
+from kohort.wanted import is_secret
 
 T = TypeVar("T")
 
@@ -41,6 +45,7 @@ class Knob:
         high: the largest value taken, or None.
         choices: the only words taken, or none.
         aliases: other property names that mean this setting.
+        elsewhere: what other projects' clients call it; named in the error for who says so.
         check: raises ValueError for a value that limits and choices can't describe.
     """
 
@@ -51,6 +56,7 @@ class Knob:
     high: float | None = None
     choices: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
+    elsewhere: tuple[str, ...] = ()
     check: Callable[[Any], None] | None = None
 
 
@@ -60,7 +66,7 @@ def knob(name: str, default: Any, **facts: Any) -> Any:
     Args:
         name: Kafka's property name.
         default: the value when the user gives none.
-        **facts: the other attributes of `Knob`: unit, why, low, high, choices, aliases, check.
+        **facts: the other attributes of `Knob`: unit, why, low, high, choices, aliases, elsewhere, check.
     """
     return dataclasses.field(default=default, metadata={_KNOB: Knob(name, **facts)})
 
@@ -125,7 +131,7 @@ def from_properties_many(
             if raw is not None:
                 chosen[setting.field] = parse_value(setting, raw, key)
         if not known:
-            raise unknown_key(key, [name for table in tables for name in table])
+            raise unknown_key(key, {name: setting for table in tables for name, setting in table.items()})
     return tuple(cls(**chosen) for cls, chosen in zip(classes, values, strict=True))
 
 
@@ -139,10 +145,31 @@ def to_properties(config: Any) -> dict[str, str]:
 
 
 def unknown_key(key: str, known: Iterable[str]) -> InvalidInputError:
-    """The error for a key no one knows, naming the nearest that is known."""
-    near = difflib.get_close_matches(key, list(known), n=1, cutoff=0.5)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    return InvalidInputError(f"unknown setting {key}{hint}")
+    """The error for a key no one knows, naming the nearest that is known, in the key's own style."""
+    near = nearest_key(key, known)
+    return InvalidInputError(f"unknown setting {key}" + (f"; did you mean {near}?" if near else ""))
+
+
+def nearest_key(key: str, known: Iterable[str]) -> str | None:
+    """The known key that is meant, probably: other projects' names and other spellings count too.
+
+    Args:
+        key: as it was given.
+        known: the keys; as a mapping to `Setting`, other projects' names are looked at.
+    """
+    names = {_plain(name): name for name in known if "." in name or "." not in key}
+    names |= {_plain(name): name for name in known if ("." in name) == ("." in key)}
+    if isinstance(known, Mapping):
+        for name in list(names.values()):
+            for other in known[name].knob.elsewhere:
+                names.setdefault(_plain(other), name)
+    near = difflib.get_close_matches(_plain(key), list(names), n=1, cutoff=0.5)
+    return names[near[0]] if near else None
+
+
+def _plain(key: str) -> str:
+    """A key without its spelling: `groupId`, `group_id` and `group.id` are one."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[_-]", ".", str(key)).lower()
 
 
 def parse_value(setting: Setting, raw: Any, key: str | None = None) -> Any:
@@ -153,10 +180,14 @@ def parse_value(setting: Setting, raw: Any, key: str | None = None) -> Any:
     """
     fact = setting.knob
     name = key or fact.name
+    if type(raw) is int and str(raw) in fact.choices:
+        raw = str(raw)
     try:
         value = _convert(setting.type, raw)
     except (TypeError, ValueError):
-        raise InvalidInputError(f"{name} must be {_kind(setting.type)}, not {raw!r}") from None
+        given = type(raw).__name__ if is_secret(fact.name) else repr(raw)
+        kind = f"one of {', '.join(fact.choices)}" if fact.choices else _kind(setting.type)
+        raise InvalidInputError(f"{name} must be {kind}, not {given}{_as_text(setting, raw, name)}") from None
     if value is None:
         return value
     if (fact.low is not None and value < fact.low) or (fact.high is not None and value > fact.high):
@@ -258,10 +289,20 @@ def _convert(kind: Any, raw: Any) -> Any:
             raise ValueError(raw)
         return float(raw)
     if kind is str:
-        if not isinstance(raw, str | int | float):
+        if not isinstance(raw, str):
             raise ValueError(raw)
-        return str(raw).strip()
+        return raw.strip()
+    if origin is collections.abc.Callable and not callable(raw):
+        raise ValueError(raw)
     return raw
+
+
+def _as_text(setting: Setting, raw: Any, name: str) -> str:
+    """How to write what was meant as text."""
+    if _kind(setting.type) != _kind(str) or setting.knob.choices or isinstance(raw, bool) or is_secret(name):
+        return ""
+    text = raw.decode(errors="replace") if isinstance(raw, bytes) else str(raw) if isinstance(raw, int) else ""
+    return f"; write {name}={text!r}" if text else ""
 
 
 def _to_bool(raw: Any) -> bool:
@@ -278,8 +319,10 @@ def _kind(kind: Any) -> str:
     if origin in (typing.Union, types.UnionType):
         return _kind(next(option for option in typing.get_args(kind) if option is not type(None)))
     if origin is tuple:
-        return "a list of words with commas between"
-    return {bool: "true or false", int: "a whole number", float: "a number", str: "a word"}.get(kind, str(kind))
+        return "a list of words, or one string with commas between"
+    if origin is collections.abc.Callable:
+        return "a function"
+    return {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}.get(kind, str(kind))
 
 
 def _range(fact: Knob) -> str:
@@ -289,3 +332,45 @@ def _range(fact: Knob) -> str:
     if fact.low is None:
         return f"at most {fact.high}{unit}"
     return f"from {fact.low} to {fact.high}{unit}"
+
+
+def described(cls: type, indent: str = "") -> str:
+    """The settings of a configuration class, as its users read about them: keyword, default, limits, what for."""
+    lines = []
+    for setting in settings(cls).values():
+        lines += [
+            f"{setting.field}: {default_of(setting)}",
+            f"    {setting.knob.why[:1].upper()}{setting.knob.why[1:]}.",
+        ]
+    return "\n".join(indent + line for line in lines)
+
+
+def documented(config: type) -> Callable[[type[T]], type[T]]:
+    """Decorates a class whose keyword arguments are the settings of `config`: its documentation lists them, made when asked for."""
+
+    def decorate(cls: type[T]) -> type[T]:
+        cls.__doc__ = cast(str, _Documentation(inspect.cleandoc(cls.__doc__ or ""), config))
+        return cls
+
+    return decorate
+
+
+class _Documentation:
+    def __init__(self, text: str, config: type) -> None:
+        self._text = text
+        self._config = config
+
+    def __get__(self, instance: object, owner: type) -> str:
+        return f"{self._text}\n\nSettings, by keyword, with their defaults:\n{described(self._config, '    ')}\n"
+
+
+def default_of(setting: Setting) -> str:
+    """A setting's default with its unit, and what else it takes."""
+    fact = setting.knob
+    default = ",".join(setting.default) if isinstance(setting.default, tuple) else setting.default
+    text = f"{default!r}" + (f" {fact.unit}" if fact.unit and setting.default is not None else "")
+    if fact.choices:
+        return f"{text} ({', '.join(choice for choice in fact.choices if choice)})"
+    if fact.low is not None or fact.high is not None:
+        return f"{text} ({_range(fact)})"
+    return text

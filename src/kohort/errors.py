@@ -185,6 +185,8 @@ class KafkaError(Exception):
         message: what happened, for a reader.
     """
 
+    code: ErrorCode
+    message: str
     default_code: ErrorCode = ErrorCode.UNKNOWN_SERVER_ERROR
 
     def __init__(self, message: str = "", code: ErrorCode | None = None) -> None:
@@ -246,6 +248,7 @@ class RecordsRefusedError(InvalidInputError):
         records: why, by the index in the batch of each record that was refused.
     """
 
+    records: dict[int, str]
     default_code = ErrorCode.INVALID_RECORD
 
     def __init__(

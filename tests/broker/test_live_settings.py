@@ -41,7 +41,7 @@ def value(broker: Broker, name: str, resource: ConfigResource = OWN) -> str | No
 def takes(broker: Broker, topic: str, length: int) -> bool:
     """Whether a record of this length is taken."""
     with Producer(broker.bootstrap_servers) as producer:
-        error = producer.send(topic, value=b"x" * length).exception(10)
+        error = producer.send(topic, value=b"x" * length).exception(timeout_ms=10_000)
     assert error is None or (isinstance(error, KafkaError) and error.code == ErrorCode.MESSAGE_TOO_LARGE), error
     return error is None
 

@@ -272,7 +272,7 @@ def test_transactions(admin: Admin, servers: str, topic: str) -> None:
     with Producer(servers, transactional_id=topic) as producer:
         producer.init_transactions()
         producer.begin_transaction()
-        producer.send(topic, b"open", partition=0).result(20)
+        producer.send(topic, b"open", partition=0).result(timeout_ms=20_000)
 
         def described() -> TransactionDescription:
             return admin.describe_transactions([topic]).result(topic)
@@ -307,7 +307,7 @@ def test_a_hanging_transaction_is_aborted(apache_kafka: Any) -> None:
         assert [each.transactional_id for each in admin.list_transactions(pattern="hanging-never")] == []
         producer.init_transactions()
         producer.begin_transaction()
-        producer.send(topic, b"open").result(20)
+        producer.send(topic, b"open").result(timeout_ms=20_000)
         assert [each.transactional_id for each in admin.list_transactions(pattern=f"{topic[:12]}.*")] == [topic]
         (state,) = admin.describe_producers([place]).partition_result(place)
         admin.abort_transaction(place, state)

@@ -119,7 +119,7 @@ def test_a_result_is_awaited_and_not_waited_for(broker: Broker, topic: str) -> N
             with pytest.raises(InvalidInputError, match="await the delivery"):
                 delivery.result()
             with pytest.raises(TimedOutError):
-                delivery.result(0)
+                delivery.result(timeout_ms=0)
             assert (await delivery).offset == 0
             assert delivery.result().offset == 0
             with pytest.raises(InvalidInputError, match="no partition 9"):

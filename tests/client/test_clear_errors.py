@@ -35,7 +35,7 @@ def poisoned(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Topic
     with Producer(servers) as producer:
         for number in range(_COUNT):
             producer.send(topic, f"value-{number}")
-            producer.flush(30)
+            producer.flush(timeout_ms=30_000)
     (segment,) = data.rglob(f"{topic}-0/*.log")
     with segment.open("r+b") as file:
         file.seek(segment.read_bytes().index(f"value-{_POISONED}".encode()))

@@ -58,7 +58,7 @@ def fill(servers: str, topic: str, count: int, start: int = 0, partitions: int =
     with Producer(servers) as producer:
         for number in range(start, start + count):
             producer.send(topic, str(number), partition=number % partitions)
-        producer.flush(30)
+        producer.flush(timeout_ms=30_000)
 
 
 def read_all(consumer: Consumer, count: int, timeout_s: float = 30) -> list[tuple[int, int, bytes]]:
@@ -180,7 +180,7 @@ def test_only_committed_records_are_read_when_asked(servers: str) -> None:
             producer.begin_transaction()
             for number in range(10):
                 producer.send(topic, f"{lot}-{number}", partition=0)
-            producer.flush(30)
+            producer.flush(timeout_ms=30_000)
             ending()
     with Consumer(servers, isolation_level="read_committed", **QUICK) as consumer:
         consumer.assign([TopicPartition(topic, 0)])
@@ -489,7 +489,7 @@ def test_wrong_use_is_named() -> None:
             consumer.poll(1)
         with pytest.raises(InvalidInputError, match=r"group\.id"):
             consumer.subscribe(["a"])
-        with pytest.raises(InvalidInputError, match=r"list of names"):
+        with pytest.raises(InvalidInputError, match=r"list of str"):
             Consumer("127.0.0.1:1", group_id="g").subscribe("a")
 
 

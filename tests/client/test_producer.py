@@ -60,11 +60,11 @@ def test_a_refused_record_is_told_from_the_others_of_its_batch(servers: str, top
         admin.create_topics([NewTopic(topic, 1, configs={"cleanup.policy": "compact"})]).all()
     with Producer(servers, linger_ms=1000) as producer:
         sent = [producer.send(topic, "v", key=None if number in (1, 3) else "k") for number in range(5)]
-        producer.flush(30)
-        failed = [one.exception(10) for one in sent]
+        producer.flush(timeout_ms=30_000)
+        failed = [one.exception(timeout_ms=10_000) for one in sent]
         assert {error.code for error in failed if error is not None} == {ErrorCode.INVALID_RECORD}
         assert ["other records" in str(error) for error in failed] == [True, False, True, False, True]
-        assert producer.send(topic, "v", key="k").result(30).offset == 0
+        assert producer.send(topic, "v", key="k").result(timeout_ms=30_000).offset == 0
 
 
 @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
@@ -82,8 +82,8 @@ def test_records_arrive_as_sent(servers: str, topic: str, codec: str) -> None:
             )
             for i in range(300)
         ]
-        producer.flush(20)
-    places = {(place.partition, place.offset): i for i, place in enumerate(one.result(0) for one in sent)}
+        producer.flush(timeout_ms=20_000)
+    places = {(place.partition, place.offset): i for i, place in enumerate(one.result(timeout_ms=0) for one in sent)}
     rows = read(servers, topic)
     assert len(rows) == len(places) == len(told) == 300
     for row in rows:
@@ -106,7 +106,9 @@ def test_arrow_batches_arrive_as_sent(servers: str, topic: str) -> None:
         }
     )
     with Producer(servers, compression_type="lz4", batch_size=4096) as producer:
-        done = producer.send_arrow(topic, table, columns=ColumnNames("tail", "json", timestamp="at")).result(20)
+        done = producer.send_arrow(topic, table, columns=ColumnNames("tail", "json", timestamp="at")).result(
+            timeout_ms=20_000
+        )
         assert sum(count for _, count in done) == 20_000
     rows = read(servers, topic)
     assert sorted(row["value"] for row in rows) == sorted(f'{{"i": {i}}}'.encode() for i in range(20_000))
@@ -153,7 +155,7 @@ def test_awaited_in_asyncio(own_broker: Broker, topic: str) -> None:
 @pytest.mark.parametrize("acks", [0, 1, "all"])
 def test_acks(servers: str, topic: str, acks: int | str) -> None:
     with Producer(servers, acks=acks) as producer:
-        place = producer.send(topic, b"x").result(20)
+        place = producer.send(topic, b"x").result(timeout_ms=20_000)
     assert place.offset == (-1 if acks == 0 else 0)
 
 
@@ -183,7 +185,7 @@ def test_arguments_that_cannot_be(own_broker: Broker, topic: str) -> None:
             producer.send("no such / name", b"x")
         with pytest.raises(InvalidInputError, match="transactional_id"):
             producer.begin_transaction()
-        assert producer.send(topic, b"fine").result(20).offset == 0
+        assert producer.send(topic, b"fine").result(timeout_ms=20_000).offset == 0
 
 
 def test_unreachable_brokers_are_named() -> None:
@@ -202,7 +204,11 @@ def test_a_forked_child_and_a_pickle_are_refused(own_broker: Broker, topic: str)
         child = os.fork()
         if child == 0:
             said = []
-            for call in (lambda: producer.send(topic, b"child's"), producer.flush, lambda: waiting.result(5)):
+            for call in (
+                lambda: producer.send(topic, b"child's"),
+                producer.flush,
+                lambda: waiting.result(timeout_ms=5000),
+            ):
                 try:
                     call()
                     said.append("nothing")
@@ -216,8 +222,8 @@ def test_a_forked_child_and_a_pickle_are_refused(own_broker: Broker, topic: str)
         os.close(reader)
         os.waitpid(child, 0)
         assert len(said) == 3 and all("made before a fork" in line for line in said)
-        producer.flush(20)
-        assert waiting.result(0).offset == 0
+        producer.flush(timeout_ms=20_000)
+        assert waiting.result(timeout_ms=0).offset == 0
     assert [row["value"] for row in read(own_broker.bootstrap_servers, topic)] == [b"parent's"]
 
 
@@ -252,12 +258,12 @@ def test_a_topic_that_cannot_be_had_is_asked_for_no_more() -> None:
             assert "misspelt" not in cluster._wanted()
             with Admin(broker.bootstrap_servers) as admin:
                 admin.create_topics([NewTopic("misspelt", 1)]).all()
-            assert producer.send("misspelt", b"x").result(20).offset == 0
+            assert producer.send("misspelt", b"x").result(timeout_ms=20_000).offset == 0
 
 
 def test_a_closed_producer_says_so(own_broker: Broker, topic: str) -> None:
     producer = Producer(own_broker.bootstrap_servers)
-    producer.send(topic, b"x").result(20)
+    producer.send(topic, b"x").result(timeout_ms=20_000)
     producer.close()
     producer.close()
     for call in (lambda: producer.send(topic, b"y"), lambda: producer.send("another", b"y"), producer.flush):
@@ -283,10 +289,10 @@ def test_callbacks_may_fail_but_not_wait(own_broker: Broker, topic: str, caplog:
         def sends(error: KafkaError | None, where: Any) -> None:
             producer.send(topic, b"once more", partition=0, on_delivery=lambda _, where: told.append(where.offset))
 
-        producer.send(topic, b"0", partition=0, on_delivery=raises).result(20)
-        producer.send(topic, b"1", partition=0, on_delivery=waits).result(20)
-        producer.send(topic, b"2", partition=0, on_delivery=sends).result(20)
-        assert producer.send(topic, b"3", partition=0).result(20).offset >= 3
+        producer.send(topic, b"0", partition=0, on_delivery=raises).result(timeout_ms=20_000)
+        producer.send(topic, b"1", partition=0, on_delivery=waits).result(timeout_ms=20_000)
+        producer.send(topic, b"2", partition=0, on_delivery=sends).result(timeout_ms=20_000)
+        assert producer.send(topic, b"3", partition=0).result(timeout_ms=20_000).offset >= 3
     assert "a delivery callback failed" in caplog.text
     assert "client's thread" in str(refused[0])
     assert len(told) == 1

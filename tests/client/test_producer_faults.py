@@ -64,8 +64,8 @@ def test_once_and_in_order(broker: Broker, topic: str, fault: Fault) -> None:
     settings = {"batch_size": 300, "linger_ms": 0, "request_timeout_ms": 700, "delivery_timeout_ms": 20_000}
     with Producer(broker.bootstrap_servers, **settings) as producer:
         sent = [producer.send(topic, str(i)) for i in range(400)]
-        producer.flush(30)
-        offsets = [one.result(0).offset for one in sent]
+        producer.flush(timeout_ms=30_000)
+        offsets = [one.result(timeout_ms=0).offset for one in sent]
     assert values(broker, topic) == list(range(400))
     assert offsets == list(range(400))
 
@@ -82,7 +82,7 @@ def test_partitions_are_spread_over_connections(broker: Broker, topic: str, acti
     with Producer(broker.bootstrap_servers, connections_per_broker=3, **settings) as producer:
         for i in range(1_200):
             producer.send(topic, str(i), partition=i % 6)
-        producer.flush(30)
+        producer.flush(timeout_ms=30_000)
         assert broker.metrics()["connections"] - before in (3, 4)  # the first look at metadata may have had its own
     assert [values(broker, topic, number) for number in range(6)] == [list(range(n, 1_200, 6)) for n in range(6)]
 
@@ -93,12 +93,12 @@ def test_broker_killed_and_restarted(topic: str) -> None:
         Producer(broker.bootstrap_servers, batch_size=300) as producer,
     ):
         sent = [producer.send(topic, str(i)) for i in range(200)]
-        sent[0].result(20)
+        sent[0].result(timeout_ms=20_000)
         broker.kill()
         sent += [producer.send(topic, str(i)) for i in range(200, 400)]
         broker.restart()
-        producer.flush(30)
-        assert [one.exception(0) for one in sent] == [None] * 400
+        producer.flush(timeout_ms=30_000)
+        assert [one.exception(timeout_ms=0) for one in sent] == [None] * 400
         assert values(broker, topic) == list(range(400))
 
 
@@ -107,11 +107,11 @@ def test_a_refused_batch_fails_alone(broker: Broker, topic: str) -> None:
     broker.faults.add(Fault("Produce", "fail", error=ErrorCode.INVALID_RECORD, skip=1))
     with Producer(broker.bootstrap_servers, batch_size=300, linger_ms=0) as producer:
         sent = [producer.send(topic, str(i)) for i in range(400)]
-        producer.flush(30)
-        failed = [i for i, one in enumerate(sent) if one.exception(0) is not None]
+        producer.flush(timeout_ms=30_000)
+        failed = [i for i, one in enumerate(sent) if one.exception(timeout_ms=0) is not None]
         assert failed
-        assert isinstance(sent[failed[0]].exception(0), InvalidInputError)
-        assert producer.send(topic, "400").exception(20) is None
+        assert isinstance(sent[failed[0]].exception(timeout_ms=0), InvalidInputError)
+        assert producer.send(topic, "400").exception(timeout_ms=20_000) is None
     assert values(broker, topic) == [i for i in range(401) if i not in failed]
 
 
@@ -129,16 +129,16 @@ def test_a_batch_too_large_for_the_topic_is_split(broker: Broker, topic: str) ->
         ]
         alone = producer.send(topic, f"{0:03000}")
         table = producer.send_arrow(topic, pa.record_batch({"value": [f"{i:050}" for i in range(400, 600)]}))
-        producer.flush(30)
-        assert [one.result(0).offset for one in sent] == list(range(400)) == told
-        assert isinstance(alone.exception(0), InvalidInputError)
-        assert sum(count for _, count in table.result(0)) == 200
+        producer.flush(timeout_ms=30_000)
+        assert [one.result(timeout_ms=0).offset for one in sent] == list(range(400)) == told
+        assert isinstance(alone.exception(timeout_ms=0), InvalidInputError)
+        assert sum(count for _, count in table.result(timeout_ms=0)) == 200
         split = producer.figures.retries
         assert split > 0
         for i in range(600, 1000):
             producer.send(topic, f"{i:050}")
         producer.send_arrow(topic, pa.record_batch({"value": [f"{i:050}" for i in range(1000, 1200)]}))
-        producer.flush(30)
+        producer.flush(timeout_ms=30_000)
         assert producer.figures.retries == split  # the producer has learned what the topic takes
     assert values(broker, topic) == list(range(1200))
 
@@ -148,9 +148,9 @@ def test_delivery_timeout(broker: Broker, topic: str) -> None:
     settings = {"request_timeout_ms": 150, "delivery_timeout_ms": 500, "linger_ms": 0}
     with Producer(broker.bootstrap_servers, **settings) as producer:
         late = producer.send(topic, "0")
-        assert isinstance(late.exception(10), TimedOutError)
+        assert isinstance(late.exception(timeout_ms=10_000), TimedOutError)
         rule.remove()
-        assert producer.send(topic, "1").result(20).offset >= 0
+        assert producer.send(topic, "1").result(timeout_ms=20_000).offset >= 0
     assert values(broker, topic)[-1] == 1
 
 
@@ -169,15 +169,15 @@ def test_memory_is_bounded(broker: Broker, topic: str) -> None:
             fill()
         assert 10 < len(sent) <= 20
         rule.remove()
-        producer.flush(20)
-        assert producer.send(topic, "99").result(20).offset == len(sent)
+        producer.flush(timeout_ms=20_000)
+        assert producer.send(topic, "99").result(timeout_ms=20_000).offset == len(sent)
     assert values(broker, topic) == [*range(len(sent)), 99]
 
 
 def test_fatal_refusal_of_a_producer_id(broker: Broker, topic: str) -> None:
     broker.faults.add(Fault("InitProducerId", "fail", error=ErrorCode.CLUSTER_AUTHORIZATION_FAILED, times=None))
     with Producer(broker.bootstrap_servers) as producer:
-        error = producer.send(topic, "0").exception(10)
+        error = producer.send(topic, "0").exception(timeout_ms=10_000)
         assert error is not None
         assert error.code is ErrorCode.CLUSTER_AUTHORIZATION_FAILED
         with pytest.raises(KafkaError):

@@ -73,7 +73,7 @@ def _write(servers: str, count: int) -> None:
     with Producer(servers, acks="all") as producer:
         for number in range(count):
             producer.send(PART.topic, str(number))
-        producer.flush(100)
+        producer.flush(timeout_ms=100_000)
 
 
 def _read(consumer: Consumer, count: int) -> list[int]:

@@ -91,11 +91,11 @@ def test_what_is_not_allowed_is_told_by_name(secured: SecuredKafka, admin: Admin
     ]
     allowed(admin, *bob_may)
     with Producer(servers, **chosen) as producer:
-        error = producer.send(topic, b"x").exception(20)
+        error = producer.send(topic, b"x").exception(timeout_ms=20_000)
         assert isinstance(error, NotAuthorizedError) and "producer id" in str(error)
     with Producer(servers, enable_idempotence=False, **chosen) as producer:
         for _ in range(2):
-            error = producer.send(topic, b"x").exception(20)
+            error = producer.send(topic, b"x").exception(timeout_ms=20_000)
             assert isinstance(error, NotAuthorizedError) and topic in str(error)
     with Consumer(servers, group_id=topic, **chosen) as consumer:
         consumer.assign([TopicPartition(topic, 0)])
@@ -103,7 +103,7 @@ def test_what_is_not_allowed_is_told_by_name(secured: SecuredKafka, admin: Admin
             consumer.poll(20_000)
     allowed(admin, Acl("User:bob", AclOperation.WRITE, AclResource.TOPIC, topic))
     with Producer(servers, **chosen) as producer:
-        assert producer.send(topic, b"now").result(20).offset == 0
+        assert producer.send(topic, b"now").result(timeout_ms=20_000).offset == 0
 
 
 def test_a_transaction_without_rights(secured: SecuredKafka, admin: Admin, topic: str) -> None:
@@ -116,7 +116,7 @@ def test_a_transaction_without_rights(secured: SecuredKafka, admin: Admin, topic
         allowed(admin, Acl("User:carol", AclOperation.WRITE, AclResource.TRANSACTIONAL_ID, topic))
         producer.init_transactions()
         producer.begin_transaction()
-        producer.send(topic, b"x").result(20)
+        producer.send(topic, b"x").result(timeout_ms=20_000)
         with pytest.raises(NotAuthorizedError):
             producer.send_offsets_to_transaction({TopicPartition(topic, 0): 1}, "theirs")
         producer.abort_transaction()

@@ -51,7 +51,7 @@ def test_records_pass_over_every_secured_listener(secured: SecuredKafka, way: st
     with Producer(servers, **chosen) as producer:
         for _ in range(40):
             producer.send(topic, b"x" * 10_000)
-        producer.flush(30)
+        producer.flush(timeout_ms=30_000)
 
     async def write() -> None:
         async with AsyncProducer(servers, **chosen) as producer:

@@ -85,7 +85,7 @@ class Writing(Running):
         self.delivered += error is None
 
     def close(self) -> None:
-        self.producer.close(PATIENCE_S)
+        self.producer.close(timeout_ms=PATIENCE_S * 1000)
 
 
 class Reading(Running):

@@ -72,7 +72,7 @@ def begun(topic: str) -> Iterator[Started]:
 
     yield begin
     for producer in made:
-        producer.close(0)
+        producer.close(timeout_ms=0)
 
 
 def committed_values(servers: str, topic: str) -> list[bytes]:
@@ -105,12 +105,12 @@ def test_what_is_committed_counts(servers: str, version: int, topic: str) -> Non
         producer.begin_transaction()
         producer.send(topic, b"aborted after delivery", partition=0)
         producer.send_offsets_to_transaction({TopicPartition(topic, 0): 99}, topic)
-        producer.flush(20)
+        producer.flush(timeout_ms=20_000)
         producer.abort_transaction()
         producer.begin_transaction()
         dropped = producer.send(topic, b"aborted before", partition=0)
         producer.abort_transaction()
-        assert dropped.exception(20) is not None or dropped.result(0).offset >= 0
+        assert dropped.exception(timeout_ms=20_000) is not None or dropped.result(timeout_ms=0).offset >= 0
         producer.begin_transaction()
         producer.commit_transaction()
         producer.begin_transaction()
@@ -123,7 +123,7 @@ def test_what_is_committed_counts(servers: str, version: int, topic: str) -> Non
 
 def test_an_older_instance_is_fenced(servers: str, version: int, topic: str, begun: Started) -> None:
     older = begun(servers)
-    older.send(topic, b"open").result(20)
+    older.send(topic, b"open").result(timeout_ms=20_000)
     younger = begun(servers)
     younger.send(topic, b"younger")
     with pytest.raises(FencedError):
@@ -140,14 +140,14 @@ def test_a_fenced_instance_can_write_nothing(servers: str, version: int, topic: 
     older = begun(servers)
     begun(servers)
     late = older.send(topic, b"late")
-    assert isinstance(late.exception(20), FencedError)
+    assert isinstance(late.exception(timeout_ms=20_000), FencedError)
     with pytest.raises(FencedError):
         older.send_offsets_to_transaction({TopicPartition(topic, 0): 1}, topic)
 
 
 def test_a_transaction_past_its_timeout_is_over(servers: str, version: int, topic: str, begun: Started) -> None:
     producer = begun(servers, transaction_timeout_ms=4000)
-    delivered = producer.send(topic, b"too slow").result(20)
+    delivered = producer.send(topic, b"too slow").result(timeout_ms=20_000)
     partition = TopicPartition(topic, delivered.partition)
     with RangeReader(servers, isolation_level="read_committed") as reader:
         until(lambda: reader.end_offsets([partition])[partition] > delivered.offset, "the transaction is aborted", 30)
@@ -204,9 +204,9 @@ def test_offsets_of_a_member_that_lost_its_place_are_refused(
 def test_an_abortable_error_leaves_only_abort(broker: Broker, version: int, topic: str, begun: Started) -> None:
     servers = broker.bootstrap_servers
     producer = begun(servers)
-    producer.send(topic, b"gone", partition=0).result(20)
+    producer.send(topic, b"gone", partition=0).result(timeout_ms=20_000)
     broker.faults.add(Fault("Produce", "fail", error=ErrorCode.TRANSACTION_ABORTABLE))
-    refused = producer.send(topic, b"refused", partition=0).exception(20)
+    refused = producer.send(topic, b"refused", partition=0).exception(timeout_ms=20_000)
     assert refused is not None
     assert refused.code is ErrorCode.TRANSACTION_ABORTABLE
     with pytest.raises(KafkaError, match="only be aborted"):
@@ -263,10 +263,10 @@ def test_a_batch_that_is_never_answered_costs_its_transaction_alone(
     """It may have been written, or come late: the next transaction is numbered anew under another epoch."""
     servers = broker.bootstrap_servers
     producer = begun(servers, request_timeout_ms=150, delivery_timeout_ms=500, linger_ms=0)
-    producer.send(topic, b"undone", partition=0).result(20)
+    producer.send(topic, b"undone", partition=0).result(timeout_ms=20_000)
     epoch = producer.epoch
     rule = broker.faults.add(Fault("Produce", "drop_reply", times=None))
-    assert isinstance(producer.send(topic, b"undone too", partition=0).exception(20), TimedOutError)
+    assert isinstance(producer.send(topic, b"undone too", partition=0).exception(timeout_ms=20_000), TimedOutError)
     with pytest.raises(TimedOutError, match="only be aborted"):
         producer.send(topic, b"refused", partition=0)
     rule.remove()
@@ -281,12 +281,12 @@ def test_a_batch_that_is_never_answered_costs_its_transaction_alone(
 def test_an_abort_drops_what_is_sent_again_and_again(broker: Broker, version: int, topic: str, begun: Started) -> None:
     servers = broker.bootstrap_servers
     producer = begun(servers, linger_ms=0, retry_backoff_ms=20)
-    producer.send(topic, b"undone", partition=0).result(20)
+    producer.send(topic, b"undone", partition=0).result(timeout_ms=20_000)
     rule = broker.faults.add(Fault("Produce", "fail", error=ErrorCode.NOT_LEADER_OR_FOLLOWER, times=None))
     waiting = producer.send(topic, b"undone too", partition=0)
     until(lambda: producer.figures.retries > 1, "the batch is sent again")
     producer.abort_transaction()
-    error = waiting.exception(20)
+    error = waiting.exception(timeout_ms=20_000)
     assert error is not None
     assert error.code is ErrorCode.TRANSACTION_ABORTABLE
     rule.remove()
@@ -303,7 +303,7 @@ def test_a_producer_that_is_closed_aborts(servers: str, version: int, topic: str
     with contextlib.suppress(LookupError), Producer(servers, transactional_id=topic) as producer:
         producer.init_transactions()
         producer.begin_transaction()
-        place = producer.send(topic, b"undone").result(20)
+        place = producer.send(topic, b"undone").result(timeout_ms=20_000)
         if way == "left by an error":
             raise LookupError
     partition = TopicPartition(topic, place.partition)

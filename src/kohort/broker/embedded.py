@@ -19,7 +19,7 @@ import sys
 import tempfile
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from pathlib import Path
@@ -27,16 +27,18 @@ from types import TracebackType
 from typing import IO, Any
 
 from kohort.broker.fault import Fault
-from kohort.errors import KafkaError, TimedOutError, error_for
+from kohort.calls import checked, checked_call
+from kohort.errors import InvalidInputError, KafkaError, TimedOutError, error_for
 
 __all__ = ["Broker", "Fault"]
 
 END_S = 15.0
 """A broker asked to end that is still there after this is killed."""
-CONTROL_S = 30.0
+CONTROL_MS = 30_000
 _CODE = "import sys; sys.path.insert(1, {root!r}); from kohort.broker.child import main; main()"
 
 
+@checked
 class Broker:
     """An embedded broker, started when made and ended by `close()` or at the end of the `with` block.
 
@@ -51,6 +53,7 @@ class Broker:
 
     Attributes:
         bootstrap_servers: HOST:PORT that clients connect to.
+        data_dir: the folder in use.
 
     Raises:
         InvalidInputError: a bad property or address, or the data folder is in use.
@@ -58,15 +61,20 @@ class Broker:
     """
 
     bootstrap_servers: str
+    data_dir: Path
 
+    @checked_call
     def __init__(
         self,
         data_dir: str | Path | None = None,
-        config: Mapping[str, Any] | None = None,
+        config: Mapping[str, str | float | bool | Sequence[str] | None] | None = None,
         listen: str = "127.0.0.1:0",
         *,
         log_level: str | int = logging.WARNING,
     ) -> None:
+        levels = logging.getLevelNamesMapping()
+        if isinstance(log_level, str) and log_level not in levels:
+            raise InvalidInputError(f"log_level must be one of {', '.join(levels)}, not {log_level!r}")
         self._temporary = data_dir is None
         self.data_dir = Path(tempfile.mkdtemp(prefix="kohort-") if data_dir is None else data_dir)
         self._options = {
@@ -151,6 +159,7 @@ class Broker:
         return f"<Broker {self.bootstrap_servers} data {self.data_dir}{'' if self._child else ' closed'}>"
 
 
+@checked
 class BrokerFaults:
     """Rules that fail, delay, drop or hold requests of a running broker; see `Fault`."""
 
@@ -167,6 +176,7 @@ class BrokerFaults:
         self._child.ask("clear_faults")
 
 
+@checked
 class FaultHandle:
     """A rule in force."""
 
@@ -180,9 +190,9 @@ class FaultHandle:
         count: int = self._child.ask("hits", number=self._number)
         return count
 
-    def wait(self, times: int = 1, timeout_s: float = CONTROL_S) -> None:
+    def wait(self, times: int = 1, *, timeout_ms: float = CONTROL_MS) -> None:
         """Wait until the rule has chosen so many requests. Raises TimedOutError."""
-        self._child.ask("wait_hits", timeout_s, number=self._number, times=times)
+        self._child.ask("wait_hits", timeout_ms, number=self._number, times=times)
 
     def release(self) -> None:
         """Open the barrier: what is held goes on, what comes passes."""
@@ -237,7 +247,7 @@ class _Child:
         self._in.write(json.dumps(message).encode() + b"\n")
         self._in.flush()
 
-    def ask(self, do: str, timeout_s: float = CONTROL_S, **fields: Any) -> Any:
+    def ask(self, do: str, timeout_ms: float = CONTROL_MS, **fields: Any) -> Any:
         """Send a control message and wait for its result."""
         future: Future[Any] = Future()
         with self._lock:
@@ -251,9 +261,9 @@ class _Child:
             except (OSError, ValueError):
                 raise KafkaError("the broker has ended") from None
         try:
-            return future.result(timeout_s)
+            return future.result(timeout_ms / 1000)
         except FutureTimeout:
-            raise TimedOutError(f"{do} was not done within {timeout_s} s") from None
+            raise TimedOutError(f"{do} was not done within {timeout_ms:g} ms") from None
 
     def _read(self) -> None:
         for line in self._out:

@@ -7,6 +7,7 @@ waits at the rule's barrier until `release`. `Fault` is plain data, so that it t
 from __future__ import annotations
 
 import asyncio
+import difflib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -47,7 +48,8 @@ class Faults:
     def add(self, fault: Fault) -> int:
         """Put a rule in force; returns its number. Rules are asked in this order, the first that chooses wins."""
         if fault.api is not None and fault.api not in {api.name for api in APIS.values()}:
-            raise InvalidInputError(f"there is no api {fault.api!r}")
+            near = difflib.get_close_matches(fault.api, [api.name for api in APIS.values()], n=1)
+            raise InvalidInputError(f"there is no api {fault.api!r}" + (f"; did you mean {near[0]}?" if near else ""))
         number = self._next
         self._next += 1
         self._rules[number] = _Rule(fault)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from kohort.columns.shapes import COLUMNS
-from kohort.config import from_properties, knob
+from kohort.config import from_properties, knob, nearest_key
+from kohort.config import settings as config_settings
+from kohort.errors import InvalidInputError
+from kohort.wanted import Unfit, is_secret, shown, wanted
 
 C = TypeVar("C", bound="ConnectionConfig")
 _UNBOUNDED = 2**31 - 1
@@ -42,7 +45,10 @@ class ConnectionConfig:
     """What consumer, producer, admin and group member have in common: reaching the cluster."""
 
     bootstrap_servers: tuple[str, ...] = knob(
-        "bootstrap.servers", ("127.0.0.1:9092",), why="the brokers asked first, as HOST:PORT with commas between"
+        "bootstrap.servers",
+        ("127.0.0.1:9092",),
+        elsewhere=("metadata.broker.list",),
+        why="the brokers asked first, as HOST:PORT with commas between",
     )
     client_id: str = knob("client.id", "kohort", why="names this client in the broker's logs, quotas and groups")
     client_rack: str = knob(
@@ -114,20 +120,27 @@ class ConnectionConfig:
         "ssl.ca.location",
         None,
         aliases=("ssl.truststore.location",),
+        elsewhere=("ssl_cafile",),
         why="PEM file of the authorities trusted; None: the system's",
     )
     ssl_certificate_location: str | None = knob(
         "ssl.certificate.location",
         None,
         aliases=("ssl.keystore.location",),
+        elsewhere=("ssl_certfile",),
         why="PEM file of the client's certificate, for mutual TLS",
     )
-    ssl_key_location: str | None = knob("ssl.key.location", None, why="PEM file of the client's private key")
-    ssl_key_password: str | None = knob("ssl.key.password", None, why="decrypts the private key")
+    ssl_key_location: str | None = knob(
+        "ssl.key.location", None, elsewhere=("ssl_keyfile",), why="PEM file of the client's private key"
+    )
+    ssl_key_password: str | None = knob(
+        "ssl.key.password", None, elsewhere=("ssl_password",), why="decrypts the private key"
+    )
     ssl_endpoint_identification_algorithm: str = knob(
         "ssl.endpoint.identification.algorithm",
         "https",
         choices=("https", "none", ""),
+        elsewhere=("ssl_check_hostname",),
         why="https checks the broker's name; none does not",
     )
     sasl_mechanism: str = knob(
@@ -136,8 +149,12 @@ class ConnectionConfig:
         choices=("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"),
         why="how the client proves who it is",
     )
-    sasl_username: str | None = knob("sasl.username", None, why="for PLAIN and SCRAM")
-    sasl_password: str | None = knob("sasl.password", None, why="for PLAIN and SCRAM")
+    sasl_username: str | None = knob(
+        "sasl.username", None, elsewhere=("sasl_plain_username",), why="for PLAIN and SCRAM"
+    )
+    sasl_password: str | None = knob(
+        "sasl.password", None, elsewhere=("sasl_plain_password",), why="for PLAIN and SCRAM"
+    )
     sasl_jaas_config: str | None = knob(
         "sasl.jaas.config", None, why="Java's way to write user name and password; they are read from it"
     )
@@ -268,22 +285,41 @@ class ConsumerConfig(ConnectionConfig):
         why="the leader gathers metadata changes this long before it rebalances for them",
     )
     key_deserializer: Callable[[bytes], Any] | None = knob(  # noqa: RUF009
-        "key.deserializer", None, why="called with each key; None: bytes"
+        "key.deserializer", None, elsewhere=("key_serializer",), why="called with each key; None: bytes"
     )
     value_deserializer: Callable[[bytes], Any] | None = knob(  # noqa: RUF009
-        "value.deserializer", None, why="called with each value; None: bytes"
+        "value.deserializer", None, elsewhere=("value_serializer",), why="called with each value; None: bytes"
     )
 
 
-def client_config(
-    cls: type[C], bootstrap_servers: str | tuple[str, ...] | list[str] | None, settings: Mapping[str, Any]
-) -> C:
+Servers: TypeAlias = str | Sequence[str] | None
+"""Where a client begins: HOST:PORT, several with commas between or as a list; None: 127.0.0.1:9092."""
+
+
+def client_config(cls: type[C], bootstrap_servers: Servers, settings: Mapping[str, Any]) -> C:
     """A configuration from keyword arguments (`fetch_max_bytes=…`) or Kafka's names (`{"fetch.max.bytes": …}`).
 
     Raises:
         InvalidInputError: an unknown setting (naming the nearest), or a value that can't be.
     """
     given = dict(settings)
+    if isinstance(bootstrap_servers, Mapping):
+        raise InvalidInputError(f"settings are given by name, not as a dict; write {_by_name(cls, bootstrap_servers)}")
+    try:
+        wanted(Servers).take(bootstrap_servers)
+    except Unfit as unfit:
+        raise InvalidInputError(unfit.text("bootstrap_servers")) from None
     if bootstrap_servers is not None:
         given["bootstrap_servers"] = bootstrap_servers
     return from_properties(cls, given, field_names=True)
+
+
+def _by_name(cls: type, given: Mapping[str, Any]) -> str:
+    """What was given in a dict, as arguments."""
+    known = config_settings(cls)
+    words = []
+    for key, value in given.items():
+        near = key if key in known else nearest_key(key, known)
+        name = str(key) if near is None else known[near].field
+        words.append(f"{name}={'…' if is_secret(name) else shown(value)}")
+    return ", ".join(sorted(words, key=lambda word: not word.startswith("bootstrap_servers=")))

@@ -19,6 +19,15 @@ class Record:
         headers: Pairs of name and bytes or None, in the record's order.
     """
 
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+    timestamp_type: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[Header, ...]
+
     __slots__ = ("headers", "key", "offset", "partition", "timestamp", "timestamp_type", "topic", "value")
 
     def __init__(  # noqa: PLR0913

@@ -38,7 +38,7 @@ class PartitionLag:
 
 
 def group_lag(
-    admin: Admin, group: str, also: Iterable[TopicPartition] = (), timeout_ms: int | None = None
+    admin: Admin, group: str, also: Iterable[TopicPartition] = (), *, timeout_ms: float | None = None
 ) -> list[PartitionLag]:
     """The lag of every partition that the group has a committed offset for, and of those in `also`.
 

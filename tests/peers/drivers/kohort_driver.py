@@ -16,7 +16,7 @@ def produce(servers: str, topic: str, count: int) -> None:
         ]
         producer.flush()
         for future in sent:
-            future.result(30)
+            future.result(timeout_ms=30_000)
     say("produced", count=count)
 
 

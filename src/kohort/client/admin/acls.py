@@ -21,7 +21,7 @@ from kohort.wire.security import CreateAclsRequest, DeleteAclsRequest, DescribeA
 
 
 async def describe_acls(
-    cluster: Cluster, matching: AclFilter | None = None, timeout_ms: int | None = None
+    cluster: Cluster, matching: AclFilter | None = None, *, timeout_ms: float | None = None
 ) -> list[Acl]:
     """The access rules that match a filter, sorted; None: all."""
     matching = matching or AclFilter()
@@ -44,7 +44,7 @@ async def describe_acls(
     return await cluster.retrying(attempt, "describe access rules", timeout_ms)
 
 
-async def create_acls(cluster: Cluster, acls: Iterable[Acl], timeout_ms: int | None = None) -> Results[Acl, None]:
+async def create_acls(cluster: Cluster, acls: Iterable[Acl], *, timeout_ms: float | None = None) -> Results[Acl, None]:
     """Adds access rules; one that is there already is no error."""
 
     async def ask(wanted: Any) -> dict[Acl, KafkaError | None]:
@@ -70,7 +70,7 @@ async def create_acls(cluster: Cluster, acls: Iterable[Acl], timeout_ms: int | N
 
 
 async def delete_acls(
-    cluster: Cluster, filters: Iterable[AclFilter], timeout_ms: int | None = None
+    cluster: Cluster, filters: Iterable[AclFilter], *, timeout_ms: float | None = None
 ) -> Results[AclFilter, list[Acl]]:
     """Deletes the access rules that match filters; gives those deleted, for each filter.
 

@@ -7,16 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Coroutine
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, Unpack
 
+from kohort.calls import checked, checked_call
 from kohort.client.admin import acls, cluster, configs, groups, offsets, topics, transactions, users
 from kohort.client.net.faces import blocking
 from kohort.client.net.thread_driver import ThreadClient
-from kohort.client.settings import ConnectionConfig, client_config
+from kohort.client.setting_types import ConnectionSettings
+from kohort.client.settings import ConnectionConfig, Servers, client_config
+from kohort.config import documented
 
 T = TypeVar("T")
 
 
+@checked
+@documented(ConnectionConfig)
 class Admin:
     """Administers a cluster.
 
@@ -34,7 +39,8 @@ class Admin:
         InvalidInputError: an unknown setting, or a value that can't be.
     """
 
-    def __init__(self, bootstrap_servers: str | list[str] | None = None, **settings: Any) -> None:
+    @checked_call
+    def __init__(self, bootstrap_servers: Servers = None, **settings: Unpack[ConnectionSettings]) -> None:
         self._client = ThreadClient(client_config(ConnectionConfig, bootstrap_servers, settings))
         self._core = self._client.cluster
 

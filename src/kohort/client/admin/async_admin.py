@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Coroutine
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, Unpack
 
+from kohort.calls import checked, checked_call
 from kohort.client.admin import acls, cluster, configs, groups, offsets, topics, transactions, users
 from kohort.client.net.asyncio_driver import AsyncClient
 from kohort.client.net.faces import awaiting
-from kohort.client.settings import ConnectionConfig, client_config
+from kohort.client.setting_types import ConnectionSettings
+from kohort.client.settings import ConnectionConfig, Servers, client_config
+from kohort.config import documented
 
 T = TypeVar("T")
 
 
+@checked
+@documented(ConnectionConfig)
 class AsyncAdmin:
     """Administers a cluster from the running event loop. Calls and settings as `Admin`'s.
 
@@ -21,7 +26,8 @@ class AsyncAdmin:
         (await admin.create_topics([NewTopic("flights", 6)])).all()
     """
 
-    def __init__(self, bootstrap_servers: str | list[str] | None = None, **settings: Any) -> None:
+    @checked_call
+    def __init__(self, bootstrap_servers: Servers = None, **settings: Unpack[ConnectionSettings]) -> None:
         """Must be called on a running loop; connects with the first call."""
         self._client = AsyncClient(client_config(ConnectionConfig, bootstrap_servers, settings))
         self._core = self._client.cluster

@@ -25,7 +25,7 @@ _FEATURES_SINCE = 3
 _UPGRADE, _SAFE_DOWNGRADE = 1, 2
 
 
-async def describe_cluster(cluster: Cluster, timeout_ms: int | None = None) -> ClusterDescription:
+async def describe_cluster(cluster: Cluster, *, timeout_ms: float | None = None) -> ClusterDescription:
     """The cluster's id, brokers and controller."""
 
     async def attempt() -> ClusterDescription:
@@ -40,7 +40,7 @@ async def describe_cluster(cluster: Cluster, timeout_ms: int | None = None) -> C
     return await cluster.retrying(attempt, "describe cluster", timeout_ms)
 
 
-async def describe_features(cluster: Cluster, timeout_ms: int | None = None) -> dict[str, FeatureDescription]:
+async def describe_features(cluster: Cluster, *, timeout_ms: float | None = None) -> dict[str, FeatureDescription]:
     """The levels at which features are in force in the cluster, and those that a broker supports (KIP-584)."""
 
     def build(version: int) -> ApiVersionsRequest:
@@ -68,7 +68,7 @@ async def update_features(
     *,
     allow_downgrade: bool = False,
     validate_only: bool = False,
-    timeout_ms: int | None = None,
+    timeout_ms: float | None = None,
 ) -> Results[str, None]:
     """Sets the levels of features: all or none. A lower level than now needs `allow_downgrade`."""
 
@@ -103,7 +103,7 @@ async def update_features(
 
 
 async def describe_log_dirs(
-    cluster: Cluster, brokers: Iterable[int] | None = None, timeout_ms: int | None = None
+    cluster: Cluster, brokers: Iterable[int] | None = None, *, timeout_ms: float | None = None
 ) -> Results[int, dict[str, LogDir]]:
     """The log directories of brokers by path, with the sizes of what they hold; None: of every broker."""
     done: dict[int, Any] = {}

@@ -15,7 +15,7 @@ _SOURCE_DEFAULT = 5
 
 
 async def describe_configs(
-    cluster: Cluster, resources: Iterable[ConfigResource], timeout_ms: int | None = None
+    cluster: Cluster, resources: Iterable[ConfigResource], *, timeout_ms: float | None = None
 ) -> Results[ConfigResource, dict[str, ConfigEntry]]:
     """The properties of topics, brokers and groups, by name."""
 
@@ -39,7 +39,7 @@ async def incremental_alter_configs(
     changes: Mapping[ConfigResource, Mapping[str, str | None]],
     *,
     validate_only: bool = False,
-    timeout_ms: int | None = None,
+    timeout_ms: float | None = None,
 ) -> Results[ConfigResource, None]:
     """Sets the properties given, and those given as None back to their default; leaves the others."""
 
@@ -68,7 +68,7 @@ async def incremental_alter_configs(
 
 
 async def _at_places(
-    cluster: Cluster, resources: Sequence[ConfigResource], ask: Any, what: str, timeout_ms: int | None
+    cluster: Cluster, resources: Sequence[ConfigResource], ask: Any, what: str, timeout_ms: float | None
 ) -> Results[ConfigResource, Any]:
     """A broker's own configuration is asked of that broker, everything else of any."""
     done: dict[ConfigResource, Any] = {}

@@ -27,7 +27,7 @@ _LEAVE_BY_INSTANCE_SINCE = 3
 
 
 async def list_groups(
-    cluster: Cluster, *, states: Sequence[str] = (), types: Sequence[str] = (), timeout_ms: int | None = None
+    cluster: Cluster, *, states: Sequence[str] = (), types: Sequence[str] = (), timeout_ms: float | None = None
 ) -> list[GroupListing]:
     """Groups of every coordinator, sorted; only of these states and types when given (letter case is ignored)."""
     wanted_states = {state.lower() for state in states}
@@ -63,7 +63,7 @@ async def list_groups(
 
 
 async def describe_consumer_groups(
-    cluster: Cluster, groups: Iterable[str], timeout_ms: int | None = None
+    cluster: Cluster, groups: Iterable[str], *, timeout_ms: float | None = None
 ) -> Results[str, GroupDescription]:
     """State, assignor and members of groups, of either protocol."""
 
@@ -209,7 +209,7 @@ def _member_order(member: MemberDescription) -> tuple[str, str]:
 
 
 async def delete_consumer_groups(
-    cluster: Cluster, groups: Iterable[str], timeout_ms: int | None = None
+    cluster: Cluster, groups: Iterable[str], *, timeout_ms: float | None = None
 ) -> Results[str, None]:
     """Deletes groups without members, with their offsets."""
 
@@ -224,11 +224,11 @@ async def delete_consumer_groups(
 
 
 async def remove_members_from_consumer_group(
-    cluster: Cluster, group: str, group_instance_ids: Iterable[str] | None = None, timeout_ms: int | None = None
+    cluster: Cluster, group: str, group_instance_ids: Iterable[str] | None = None, *, timeout_ms: float | None = None
 ) -> Results[str, None]:
     """Puts static members out of a group, by instance id; None: all its members, which gives outcomes by member id."""
     if group_instance_ids is None:
-        described = (await describe_consumer_groups(cluster, [group], timeout_ms)).result(group)
+        described = (await describe_consumer_groups(cluster, [group], timeout_ms=timeout_ms)).result(group)
         wanted: list[tuple[str, str | None]] = [(member.member_id, None) for member in described.members]
     else:
         wanted = [("", name) for name in group_instance_ids]

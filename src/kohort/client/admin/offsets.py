@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from kohort.client.admin.places import at_coordinators, at_leaders, by_topic
 from kohort.client.admin.values import ListedOffset, OffsetSpec, PartitionResults
 from kohort.client.net.cluster import Cluster, Node, Versioned
 from kohort.client.offset_values import OffsetAndMetadata
-from kohort.errors import ErrorCode, InvalidInputError, KafkaError, error_for
+from kohort.errors import ErrorCode, KafkaError, error_for
 from kohort.ids import TopicPartition
 from kohort.wire.data import ListOffsetsRequest
 from kohort.wire.offsets import OffsetCommitRequest, OffsetDeleteRequest, OffsetFetchRequest
@@ -27,7 +27,7 @@ async def list_consumer_group_offsets(
     partitions: Iterable[TopicPartition] | None = None,
     *,
     require_stable: bool = False,
-    timeout_ms: int | None = None,
+    timeout_ms: float | None = None,
 ) -> PartitionResults[OffsetAndMetadata | None]:
     """A group's committed offsets; None: of all partitions that have one. A partition without one gives None."""
     if partitions is not None:
@@ -78,12 +78,17 @@ def _named(message: Any, wanted: Mapping[str, list[int]] | None) -> Any:
 
 
 async def alter_consumer_group_offsets(
-    cluster: Cluster, group: str, offsets: Mapping[TopicPartition, OffsetAndMetadata], timeout_ms: int | None = None
+    cluster: Cluster,
+    group: str,
+    offsets: Mapping[TopicPartition, OffsetAndMetadata | int],
+    *,
+    timeout_ms: float | None = None,
 ) -> PartitionResults[None]:
     """Commits offsets for a group that has no members."""
 
     def entry(partition: TopicPartition) -> Any:
-        offset = offsets[partition]
+        given = offsets[partition]
+        offset = given if isinstance(given, OffsetAndMetadata) else OffsetAndMetadata(given)
         return OffsetCommitRequest.OffsetCommitRequestPartition(
             partition_index=partition.partition,
             committed_offset=offset.offset,
@@ -110,7 +115,7 @@ async def alter_consumer_group_offsets(
 
 
 async def delete_consumer_group_offsets(
-    cluster: Cluster, group: str, partitions: Iterable[TopicPartition], timeout_ms: int | None = None
+    cluster: Cluster, group: str, partitions: Iterable[TopicPartition], *, timeout_ms: float | None = None
 ) -> PartitionResults[None]:
     """Deletes committed offsets of partitions whose topics no member subscribes to (KIP-496).
 
@@ -148,19 +153,16 @@ async def list_offsets(
     cluster: Cluster,
     wanted: Mapping[TopicPartition, OffsetSpec],
     *,
-    isolation_level: str = "read_uncommitted",
-    timeout_ms: int | None = None,
+    isolation_level: Literal["read_uncommitted", "read_committed"] = "read_uncommitted",
+    timeout_ms: float | None = None,
 ) -> PartitionResults[ListedOffset]:
     """First, end, or by-time offsets of partitions."""
-    times = {TopicPartition(*partition): _time(spec) for partition, spec in wanted.items()}
-    levels = ("read_uncommitted", "read_committed")
-    if isolation_level not in levels:
-        raise InvalidInputError(f"isolation.level: {isolation_level!r} is none of {', '.join(levels)}")
+    times = {partition: spec if isinstance(spec, int) else _NAMED_TIMES[spec] for partition, spec in wanted.items()}
 
     async def ask(node: int, partitions: list[TopicPartition]) -> dict[TopicPartition, Any]:
         request = ListOffsetsRequest(
             replica_id=-1,
-            isolation_level=levels.index(isolation_level),
+            isolation_level=int(isolation_level == "read_committed"),
             topics=[
                 ListOffsetsRequest.ListOffsetsTopic(
                     name=topic,
@@ -184,16 +186,6 @@ async def list_offsets(
         }
 
     return PartitionResults.of(await at_leaders(cluster, list(times), ask, "list offsets", timeout_ms))
-
-
-def _time(spec: OffsetSpec) -> int:
-    if isinstance(spec, int):
-        if spec < 0:
-            raise InvalidInputError(f"a time must not be negative: {spec}")
-        return spec
-    if spec not in _NAMED_TIMES:
-        raise InvalidInputError(f"{spec!r} is neither {', '.join(_NAMED_TIMES)} nor a time in milliseconds")
-    return _NAMED_TIMES[spec]
 
 
 def _moved(topics: Any) -> KafkaError | None:

@@ -28,7 +28,7 @@ async def at_leaders(
     partitions: Sequence[TopicPartition],
     ask: Callable[[int, list[TopicPartition]], Awaitable[dict[TopicPartition, Any]]],
     what: str,
-    timeout_ms: int | None,
+    timeout_ms: float | None,
 ) -> dict[TopicPartition, Any]:
     """Asks the leader of each partition, again where leaders have moved; an outcome for every partition.
 
@@ -73,7 +73,7 @@ async def at_controller(
     names: Sequence[K],
     ask: Callable[[Sequence[K]], Awaitable[dict[K, Any]]],
     what: str,
-    timeout_ms: int | None,
+    timeout_ms: float | None,
 ) -> Results[K, Any]:
     """Asks the controller, and the next one for those that it refused because it is none any more."""
     done: dict[K, Any] = {}
@@ -99,7 +99,7 @@ def refused(result: Any, what: str) -> KafkaError:
     return error_for(result.error_code, f"{what}: {getattr(result, 'error_message', None) or code.text}")
 
 
-def broker_time(cluster: Cluster, timeout_ms: int | None) -> int:
+def broker_time(cluster: Cluster, timeout_ms: float | None) -> int:
     """What a broker is told that it may take, in milliseconds."""
     limit = cluster.config.request_timeout_ms if timeout_ms is None else timeout_ms
     return max(1, int(limit * _BROKER_TIME_SHARE))
@@ -110,7 +110,7 @@ async def at_coordinators(
     keys: Sequence[str],
     ask: Callable[[int, list[str]], Awaitable[dict[str, Any]]],
     what: str,
-    timeout_ms: int | None,
+    timeout_ms: float | None,
     kind: int = GROUP,
 ) -> Results[str, Any]:
     """Asks the coordinator of each group, or transactional id, again where coordinators have moved; an outcome for each.

@@ -25,14 +25,14 @@ from kohort.wire.cluster import (
 from kohort.wire.data import DeleteRecordsRequest
 
 
-async def list_topics(cluster: Cluster, *, internal: bool = False, timeout_ms: int | None = None) -> list[TopicInfo]:
+async def list_topics(cluster: Cluster, *, internal: bool = False, timeout_ms: float | None = None) -> list[TopicInfo]:
     """Every topic by name; Kafka's own ones too when `internal`."""
     topics = await cluster.describe_topics(None, timeout_ms)
     return [info for _, info in sorted(topics.items()) if internal or not info.internal]
 
 
 async def describe_topics(
-    cluster: Cluster, topics: Iterable[str], timeout_ms: int | None = None
+    cluster: Cluster, topics: Iterable[str], *, timeout_ms: float | None = None
 ) -> Results[str, TopicInfo]:
     """Partitions, leaders and replicas of topics."""
     topics = list(topics)
@@ -45,7 +45,7 @@ async def describe_topics(
 
 
 async def create_topics(
-    cluster: Cluster, topics: Iterable[NewTopic], *, validate_only: bool = False, timeout_ms: int | None = None
+    cluster: Cluster, topics: Iterable[NewTopic], *, validate_only: bool = False, timeout_ms: float | None = None
 ) -> Results[str, CreatedTopic]:
     """Creates topics; with `validate_only` it only says whether that would work."""
     topics = list(topics)
@@ -86,7 +86,9 @@ def _creatable(topic: NewTopic) -> CreateTopicsRequest.CreatableTopic:
     )
 
 
-async def delete_topics(cluster: Cluster, topics: Iterable[str], timeout_ms: int | None = None) -> Results[str, None]:
+async def delete_topics(
+    cluster: Cluster, topics: Iterable[str], *, timeout_ms: float | None = None
+) -> Results[str, None]:
     """Deletes topics with their records; groups' offsets for them go too."""
 
     def build(names: Sequence[str], version: int) -> DeleteTopicsRequest:
@@ -108,7 +110,7 @@ async def delete_topics(cluster: Cluster, topics: Iterable[str], timeout_ms: int
 
 
 async def create_partitions(
-    cluster: Cluster, totals: Mapping[str, int], *, validate_only: bool = False, timeout_ms: int | None = None
+    cluster: Cluster, totals: Mapping[str, int], *, validate_only: bool = False, timeout_ms: float | None = None
 ) -> Results[str, None]:
     """Raises topics' partition counts to the totals given."""
 
@@ -131,7 +133,7 @@ async def create_partitions(
 
 
 async def delete_records(
-    cluster: Cluster, before: Mapping[TopicPartition, int], timeout_ms: int | None = None
+    cluster: Cluster, before: Mapping[TopicPartition, int], *, timeout_ms: float | None = None
 ) -> PartitionResults[int]:
     """Deletes the records before the offsets given (-1: all there are); gives the new first offsets."""
 

@@ -37,7 +37,7 @@ async def list_transactions(
     producer_ids: Sequence[int] = (),
     open_for_ms: int | None = None,
     pattern: str | None = None,
-    timeout_ms: int | None = None,
+    timeout_ms: float | None = None,
 ) -> list[TransactionListing]:
     """Transactional ids of every coordinator, sorted.
 
@@ -80,7 +80,7 @@ async def list_transactions(
 
 
 async def describe_transactions(
-    cluster: Cluster, transactional_ids: Iterable[str], timeout_ms: int | None = None
+    cluster: Cluster, transactional_ids: Iterable[str], *, timeout_ms: float | None = None
 ) -> Results[str, TransactionDescription]:
     """State, producer and partitions of transactional ids."""
 
@@ -109,7 +109,7 @@ def _described(state: Any, node: int) -> TransactionDescription | KafkaError:
 
 
 async def fence_producers(
-    cluster: Cluster, transactional_ids: Iterable[str], timeout_ms: int | None = None
+    cluster: Cluster, transactional_ids: Iterable[str], *, timeout_ms: float | None = None
 ) -> Results[str, ProducerIdentity]:
     """Makes the producers of transactional ids unable to go on, and undoes what they have open; gives the new identity."""
 
@@ -129,7 +129,7 @@ async def fence_producers(
 
 
 async def describe_producers(
-    cluster: Cluster, partitions: Iterable[TopicPartition], timeout_ms: int | None = None
+    cluster: Cluster, partitions: Iterable[TopicPartition], *, timeout_ms: float | None = None
 ) -> PartitionResults[tuple[ProducerState, ...]]:
     """The producers that wrote to partitions lately, with the first offset of what each has open there."""
 
@@ -165,7 +165,7 @@ def _producer(state: Any) -> ProducerState:
 
 
 async def abort_transaction(
-    cluster: Cluster, partition: TopicPartition, producer: ProducerState, timeout_ms: int | None = None
+    cluster: Cluster, partition: TopicPartition, producer: ProducerState, *, timeout_ms: float | None = None
 ) -> None:
     """Ends a transaction that hangs in one partition, its coordinator knowing nothing of it any more (KIP-664).
 

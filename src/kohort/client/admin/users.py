@@ -10,7 +10,7 @@ from kohort.client.admin.places import at_controller, refused
 from kohort.client.admin.values import QuotaEntity, Results, ScramCredential, ScramMechanism
 from kohort.client.net.cluster import ANY, CONTROLLER, Cluster
 from kohort.client.net.security import salted_password
-from kohort.errors import InvalidInputError, KafkaError
+from kohort.errors import KafkaError
 from kohort.wire.operations import AlterClientQuotasRequest, DescribeClientQuotasRequest
 from kohort.wire.security import AlterUserScramCredentialsRequest, DescribeUserScramCredentialsRequest
 
@@ -21,7 +21,7 @@ _EXACT, _DEFAULT, _ANY_NAME = 0, 1, 2
 
 
 async def describe_user_scram_credentials(
-    cluster: Cluster, users: Iterable[str] | None = None, timeout_ms: int | None = None
+    cluster: Cluster, users: Iterable[str] | None = None, *, timeout_ms: float | None = None
 ) -> Results[str, dict[ScramMechanism, int]]:
     """The SCRAM mechanisms that users have credentials for, with their iterations; None: of every user."""
     kind = DescribeUserScramCredentialsRequest
@@ -47,7 +47,8 @@ async def alter_user_scram_credentials(
     cluster: Cluster,
     upsertions: Iterable[ScramCredential] = (),
     deletions: Iterable[tuple[str, ScramMechanism]] = (),
-    timeout_ms: int | None = None,
+    *,
+    timeout_ms: float | None = None,
 ) -> Results[str, None]:
     """Sets and deletes SCRAM credentials; outcomes by user. Passwords are salted here and do not cross the wire.
 
@@ -56,15 +57,12 @@ async def alter_user_scram_credentials(
     Args:
         upsertions: User, password, mechanism and iterations.
         deletions: Pairs of user and mechanism.
-
-    Raises:
-        InvalidInputError: no such mechanism.
     """
     kind = AlterUserScramCredentialsRequest
     upserted, deleted = list(upsertions), list(deletions)
     request = kind(
         deletions=[
-            kind.ScramCredentialDeletion(name=user, mechanism=_number(mechanism)) for user, mechanism in deleted
+            kind.ScramCredentialDeletion(name=user, mechanism=_SCRAM_NUMBERS[mechanism]) for user, mechanism in deleted
         ],
         upsertions=[_upsertion(credential) for credential in upserted],
     )
@@ -80,17 +78,11 @@ async def alter_user_scram_credentials(
     return await at_controller(cluster, users, ask, "alter SCRAM credentials", timeout_ms)
 
 
-def _number(mechanism: str) -> int:
-    if mechanism not in _SCRAM_NUMBERS:
-        raise InvalidInputError(f"{mechanism!r} is none of {', '.join(_SCRAM_NUMBERS)}")
-    return _SCRAM_NUMBERS[mechanism]
-
-
 def _upsertion(credential: ScramCredential) -> Any:
     salt = secrets.token_bytes(_SALT_BYTES)
     return AlterUserScramCredentialsRequest.ScramCredentialUpsertion(
         name=credential.user,
-        mechanism=_number(credential.mechanism),
+        mechanism=_SCRAM_NUMBERS[credential.mechanism],
         iterations=credential.iterations,
         salt=salt,
         salted_password=salted_password(credential.mechanism, credential.password, salt, credential.iterations),
@@ -102,7 +94,7 @@ async def describe_client_quotas(
     matching: Mapping[str, str | None] | None = None,
     *,
     strict: bool = False,
-    timeout_ms: int | None = None,
+    timeout_ms: float | None = None,
 ) -> dict[QuotaEntity, dict[str, float]]:
     """Quotas by what they apply to.
 
@@ -133,7 +125,7 @@ async def alter_client_quotas(
     changes: Mapping[QuotaEntity, Mapping[str, float | None]],
     *,
     validate_only: bool = False,
-    timeout_ms: int | None = None,
+    timeout_ms: float | None = None,
 ) -> Results[QuotaEntity, None]:
     """Sets quotas, and removes those given as None.
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Generic, Literal, Self, TypeVar
 
+from kohort.calls import checked
 from kohort.errors import InvalidInputError, KafkaError
 from kohort.ids import TopicPartition
 
@@ -22,6 +23,7 @@ OffsetSpec = Literal["earliest", "latest", "max_timestamp"] | int
 """Which offset of a partition: a name, or the first at or after a time in milliseconds since 1970."""
 
 
+@checked
 class Results(Generic[K, V]):
     """What a call did, one outcome for each thing asked for: a value, or the error that befell it.
 
@@ -29,6 +31,9 @@ class Results(Generic[K, V]):
         values: the outcomes that went well.
         errors: the others.
     """
+
+    values: dict[K, V]
+    errors: dict[K, KafkaError]
 
     def __init__(self, values: Mapping[K, V], errors: Mapping[K, KafkaError]) -> None:
         self.values = dict(values)
@@ -80,6 +85,7 @@ class Results(Generic[K, V]):
         return f"{type(self).__name__}(values={self.values!r}, errors={self.errors!r})"
 
 
+@checked
 class PartitionResults(Results[TopicPartition, V]):
     """Outcomes by partition."""
 
@@ -90,7 +96,7 @@ class PartitionResults(Results[TopicPartition, V]):
             KafkaError: what befell it, or the whole call.
             InvalidInputError: the partition was not asked for.
         """
-        return self.result(TopicPartition(*partition))
+        return self.result(partition)
 
 
 @dataclass(frozen=True, slots=True)

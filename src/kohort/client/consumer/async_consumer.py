@@ -6,8 +6,9 @@ import asyncio
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, cast
 
+from kohort.calls import checked, checked_call
 from kohort.client.consumer.commits import OnCommit
 from kohort.client.consumer.core import ConsumerCore, ConsumerFigures
 from kohort.client.consumer.effects import Await, CallUser, Decode, Running, Script, Wait
@@ -16,9 +17,11 @@ from kohort.client.consumer.subscription import Position
 from kohort.client.net.asyncio_driver import AsyncClient
 from kohort.client.offset_values import GroupMetadata, OffsetAndMetadata, OffsetAndTimestamp, RebalanceListener
 from kohort.client.offsets import committed_offsets
-from kohort.client.settings import ConsumerConfig, client_config
+from kohort.client.setting_types import ConsumerSettings
+from kohort.client.settings import ConsumerConfig, Servers, client_config
 from kohort.client.topic_offsets import beginning_offsets, end_offsets, offsets_for_times, partitions_of
 from kohort.columns import Record, decode
+from kohort.config import documented
 from kohort.errors import InvalidInputError
 from kohort.ids import TopicPartition
 
@@ -31,6 +34,8 @@ _CLOSE_MS = 5_000
 _DECODE_HERE_BYTES = 64 * 1024
 
 
+@checked
+@documented(ConsumerConfig)
 class AsyncConsumer:
     """Reads topics on the running event loop. Listener methods may be coroutine functions.
 
@@ -42,7 +47,10 @@ class AsyncConsumer:
     What `Consumer` says of a coordinator that does not answer goes for this one too.
     """
 
-    def __init__(self, bootstrap_servers: str | list[str] | None = None, **settings: Any) -> None:
+    config: ConsumerConfig
+
+    @checked_call
+    def __init__(self, bootstrap_servers: Servers = None, **settings: Unpack[ConsumerSettings]) -> None:
         """Must be called on a running loop; connects with the first call. Settings as `Consumer`'s."""
         self.config = client_config(ConsumerConfig, bootstrap_servers, settings)
         self._client = AsyncClient(self.config)
@@ -97,7 +105,10 @@ class AsyncConsumer:
     # Offsets.
 
     async def commit(
-        self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int] | None = None, timeout_ms: float | None = None
+        self,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata | int] | None = None,
+        *,
+        timeout_ms: float | None = None,
     ) -> None:
         """Commit and wait; None commits the positions: everything that was returned."""
         await self._client.call(self._core.commits.commit(self._core.to_commit(offsets), timeout_ms))
@@ -109,7 +120,7 @@ class AsyncConsumer:
         self._do(lambda core: core.commit_async(offsets, callback))
 
     async def committed(
-        self, partitions: Iterable[TopicPartition], timeout_ms: float | None = None
+        self, partitions: Iterable[TopicPartition], *, timeout_ms: float | None = None
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """The group's committed offsets, None where there is none."""
         group = self.config.group_id
@@ -119,7 +130,7 @@ class AsyncConsumer:
             committed_offsets(self._client.cluster, group, partitions, timeout_ms=timeout_ms)
         )
 
-    async def position(self, partition: TopicPartition, timeout_ms: float | None = None) -> int:
+    async def position(self, partition: TopicPartition, *, timeout_ms: float | None = None) -> int:
         """The offset of the next record that will be returned."""
         return await self._run(self._core.position(partition, self._deadline(timeout_ms)))
 
@@ -139,19 +150,19 @@ class AsyncConsumer:
         self._do(lambda core: core.seek_to(partitions, "latest"))
 
     async def offsets_for_times(
-        self, times: Mapping[TopicPartition, int], timeout_ms: float | None = None
+        self, times: Mapping[TopicPartition, int], *, timeout_ms: float | None = None
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
         """The first record at or after each time (ms since the epoch); None where there is none."""
         return await self._client.call(offsets_for_times(self._client.cluster, times, timeout_ms))
 
     async def beginning_offsets(
-        self, partitions: Iterable[TopicPartition], timeout_ms: float | None = None
+        self, partitions: Iterable[TopicPartition], *, timeout_ms: float | None = None
     ) -> dict[TopicPartition, int]:
         """First offsets that can be read."""
         return await self._client.call(beginning_offsets(self._client.cluster, partitions, timeout_ms))
 
     async def end_offsets(
-        self, partitions: Iterable[TopicPartition], timeout_ms: float | None = None
+        self, partitions: Iterable[TopicPartition], *, timeout_ms: float | None = None
     ) -> dict[TopicPartition, int]:
         """Offsets after the last one that can be read (the last stable one with read_committed)."""
         committed = self.config.isolation_level == "read_committed"
@@ -163,7 +174,7 @@ class AsyncConsumer:
         """Records between the position and the partition's end, as the last fetch told it; None before that."""
         return self._core.lag(partition)
 
-    async def partitions_for_topic(self, topic: str, timeout_ms: float | None = None) -> set[int]:
+    async def partitions_for_topic(self, topic: str, *, timeout_ms: float | None = None) -> set[int]:
         """A topic's partition numbers, asked now; empty when there is no such topic."""
         found = await self._client.call(partitions_of(self._client.cluster, [topic], timeout_ms))
         return set(found.get(topic, ()))
@@ -196,7 +207,7 @@ class AsyncConsumer:
         self._core.wakeup()
         self._client.notify()
 
-    async def close(self, timeout_ms: float = _CLOSE_MS) -> None:
+    async def close(self, *, timeout_ms: float = _CLOSE_MS) -> None:
         """Commit what was returned (with auto commit), leave the group at once, close the connections."""
         if self._client.closed:
             return

@@ -7,8 +7,9 @@ import time
 import weakref
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, cast
 
+from kohort.calls import checked, checked_call
 from kohort.client.consumer.commits import OnCommit
 from kohort.client.consumer.core import ConsumerCore, ConsumerFigures
 from kohort.client.consumer.effects import Await, CallUser, Decode, Running, Script, Wait
@@ -19,8 +20,10 @@ from kohort.client.lookups import Lookups
 from kohort.client.net.thread_driver import ThreadClient
 from kohort.client.offset_values import GroupMetadata, OffsetAndMetadata, RebalanceListener
 from kohort.client.offsets import committed_offsets
-from kohort.client.settings import ConsumerConfig, client_config
+from kohort.client.setting_types import ConsumerSettings
+from kohort.client.settings import ConsumerConfig, Servers, client_config
 from kohort.columns import Record, decode
+from kohort.config import documented
 from kohort.errors import InvalidInputError
 from kohort.ids import TopicPartition
 
@@ -32,6 +35,8 @@ _ITERATION_POLL_MS = 60_000
 _CLOSE_MS = 5_000
 
 
+@checked
+@documented(ConsumerConfig)
 class Consumer(Lookups):
     """Reads topics, as a member of a group or by itself.
 
@@ -53,12 +58,13 @@ class Consumer(Lookups):
     (`committed`, `position`, `commit` …) raise TimedOutError with addresses and causes when their time is over.
     """
 
-    def __init__(self, bootstrap_servers: str | list[str] | None = None, **settings: Any) -> None:
+    @checked_call
+    def __init__(self, bootstrap_servers: Servers = None, **settings: Unpack[ConsumerSettings]) -> None:
         """Connects with the first call.
 
         Args:
             bootstrap_servers: HOST:PORT, several with commas between or as a list.
-            **settings: Of `ConsumerConfig`: Kafka's names with `_` for `.`, or as they are in a mapping (`**{"group.id": "g"}`).
+            **settings: Kafka's names with `_` for `.`, or as a file has them (`**{"group.id": "g"}`); the class's text lists them.
 
         Raises:
             InvalidInputError: an unknown setting (naming the nearest), or a value that can't be.
@@ -126,7 +132,10 @@ class Consumer(Lookups):
     # Offsets.
 
     def commit(
-        self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int] | None = None, timeout_ms: float | None = None
+        self,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata | int] | None = None,
+        *,
+        timeout_ms: float | None = None,
     ) -> None:
         """Commit and wait; None commits the positions: everything that was returned.
 
@@ -142,7 +151,7 @@ class Consumer(Lookups):
         self._do(lambda core: core.commit_async(offsets, callback))
 
     def committed(
-        self, partitions: Iterable[TopicPartition], timeout_ms: float | None = None
+        self, partitions: Iterable[TopicPartition], *, timeout_ms: float | None = None
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """The group's committed offsets, None where there is none."""
         group = self.config.group_id
@@ -150,7 +159,7 @@ class Consumer(Lookups):
             raise InvalidInputError("committed needs group.id")
         return self._call(lambda core: committed_offsets(core.cluster, group, partitions, timeout_ms=timeout_ms))
 
-    def position(self, partition: TopicPartition, timeout_ms: float | None = None) -> int:
+    def position(self, partition: TopicPartition, *, timeout_ms: float | None = None) -> int:
         """The offset of the next record that will be returned."""
         return self._run(self._core.position(partition, self._deadline(timeout_ms)))
 
@@ -169,9 +178,9 @@ class Consumer(Lookups):
         """Go on after the last offset; without arguments, of all partitions."""
         self._do(lambda core: core.seek_to(partitions, "latest"))
 
-    def seek_to_times(self, times: Mapping[TopicPartition, int], timeout_ms: float | None = None) -> None:
+    def seek_to_times(self, times: Mapping[TopicPartition, int], *, timeout_ms: float | None = None) -> None:
         """Go on from the first records at or after these times (ms since the epoch); where there is none, after the last offset."""
-        found = self.offsets_for_times(times, timeout_ms)
+        found = self.offsets_for_times(times, timeout_ms=timeout_ms)
         late = [partition for partition, value in found.items() if value is None]
         if late:
             self.seek_to_end(*late)
@@ -183,9 +192,9 @@ class Consumer(Lookups):
         """Records between the position and the partition's end, as the last fetch told it; None before that."""
         return self._do(lambda core: core.lag(partition))
 
-    def partitions_for_topic(self, topic: str, timeout_ms: float | None = None) -> set[int]:
+    def partitions_for_topic(self, topic: str, *, timeout_ms: float | None = None) -> set[int]:
         """A topic's partition numbers, asked now; empty when there is no such topic."""
-        return set(self.partitions_of([topic], timeout_ms).get(topic, ()))
+        return set(self.partitions_of([topic], timeout_ms=timeout_ms).get(topic, ()))
 
     @property
     def figures(self) -> ConsumerFigures:
@@ -216,7 +225,7 @@ class Consumer(Lookups):
             self._core.wakeup()
         self._client.notify()
 
-    def close(self, timeout_ms: float = _CLOSE_MS) -> None:
+    def close(self, *, timeout_ms: float = _CLOSE_MS) -> None:
         """Commit what was returned (with auto commit), leave the group at once, close the connections. Can be called twice."""
         if self._client.closed:
             return

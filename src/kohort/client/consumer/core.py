@@ -10,7 +10,6 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from kohort.client.consumer.commits import Commits, OnCommit, tell
 from kohort.client.consumer.effects import Await, CallUser, Decode, Script, Wait
@@ -109,8 +108,6 @@ class ConsumerCore:
             )
         if self._manual:
             raise InvalidInputError("partitions were assigned by hand: unsubscribe before subscribing")
-        if isinstance(topics, str):
-            raise InvalidInputError(f"topics is a list of names: subscribe([{topics!r}])")
         subscription = Subscription(tuple(topics), pattern)
         self.listener = RebalanceListener() if listener is None else listener
         if self.membership is None:
@@ -126,7 +123,7 @@ class ConsumerCore:
         """
         if self.membership is not None:
             raise InvalidInputError("a subscription exists: unsubscribe before assigning by hand")
-        wanted = [TopicPartition(*partition) for partition in partitions]
+        wanted = list(partitions)
         self._manual = bool(wanted)
         self.partitions.set(wanted)
         self.partitions.note_ids(self.cluster.metadata.topic_id)
@@ -426,12 +423,14 @@ class ConsumerCore:
         end = state.last_stable if self._options.read_committed and state.last_stable >= 0 else state.high_watermark
         return None if end < 0 or state.position is None else max(0, end - state.position.offset)
 
-    def to_commit(self, offsets: Mapping[TopicPartition, Any] | None) -> dict[TopicPartition, OffsetAndMetadata]:
+    def to_commit(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int] | None
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
         """What a commit call means: None is all positions."""
         if offsets is None:
             return offsets_of(self.partitions.positions())
         return {
-            TopicPartition(*part): value if isinstance(value, OffsetAndMetadata) else OffsetAndMetadata(int(value))
+            part: value if isinstance(value, OffsetAndMetadata) else OffsetAndMetadata(value)
             for part, value in offsets.items()
         }
 
@@ -466,7 +465,9 @@ class ConsumerCore:
         who = self.membership.identity()
         return GroupMetadata(group, who.generation, who.member_id, who.instance_id)
 
-    def commit_async(self, offsets: Mapping[TopicPartition, Any] | None, callback: OnCommit | None) -> None:
+    def commit_async(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int] | None, callback: OnCommit | None
+    ) -> None:
         """Commit in the background, in order with the others."""
         values = self.to_commit(offsets)
         task = self.commits.start(values)

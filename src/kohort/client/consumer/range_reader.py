@@ -8,6 +8,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from kohort.calls import checked, checked_call
 from kohort.client.consumer.fetch_request import FETCH_LANE, MOVED, FetchEntry, fetch_request
 from kohort.client.consumer.subscription import Position
 from kohort.client.lookups import Lookups
@@ -33,6 +34,7 @@ class _Answer:
     next_offset: int
 
 
+@checked
 class RangeReader(Lookups):
     """Fetches offsets [start, end) of partitions as Arrow batches.
 
@@ -43,6 +45,7 @@ class RangeReader(Lookups):
     Keeps its connections between reads. Holds at most three fetch answers of `fetch_bytes`. One thread may use it at a time.
     """
 
+    @checked_call
     def __init__(
         self,
         bootstrap_servers: str | list[str],

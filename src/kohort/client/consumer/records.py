@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+from kohort.calls import checked
 from kohort.client.consumer.retained import Slice
 from kohort.columns import Record
 from kohort.ids import TopicPartition
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 _AT_ONCE = 4096
 
 
+@checked
 class Records:
     """Records of one poll, grouped by partition, in the order of their offsets within each.
 

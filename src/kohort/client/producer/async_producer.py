@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
+from kohort.calls import checked, checked_call, checks_itself
 from kohort.client.net.asyncio_driver import AsyncClient
 from kohort.client.net.faces import awaiting
 from kohort.client.producer.accumulator import NotYet
 from kohort.client.producer.batches import Delivery, TableDelivery
-from kohort.client.producer.core import OnDelivery, ProducerCore, Servers, column_names, producer_config
-from kohort.client.producer.sender import Figures
+from kohort.client.producer.core import OnDelivery, ProducerCore, column_names, producer_config
+from kohort.client.producer.sender import ProducerFigures
+from kohort.client.producer.settings import ProducerConfig
+from kohort.client.setting_types import ProducerSettings
+from kohort.client.settings import Servers
 from kohort.columns.encode import ColumnNames
 from kohort.columns.shapes import HeadersLike
+from kohort.config import documented
 from kohort.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -26,6 +31,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+@checked
+@documented(ProducerConfig)
 class AsyncProducer:
     """Sends records on the running event loop; used from that loop only. Settings and methods as `Producer`'s.
 
@@ -33,7 +40,10 @@ class AsyncProducer:
     awaited: its `result()` can't wait here, since that would stop the loop which delivers.
     """
 
-    def __init__(self, bootstrap_servers: Servers = None, **settings: Any) -> None:
+    config: ProducerConfig
+
+    @checked_call
+    def __init__(self, bootstrap_servers: Servers = None, **settings: Unpack[ProducerSettings]) -> None:
         """Must be called on a running loop; connects with the first call."""
         self.config = producer_config(bootstrap_servers, settings)
         self._client = client = AsyncClient(self.config)
@@ -46,6 +56,7 @@ class AsyncProducer:
 
     # Records.
 
+    @checks_itself
     async def send(
         self,
         topic: str,
@@ -84,7 +95,7 @@ class AsyncProducer:
     flush = awaiting(ProducerCore.flush)
 
     @property
-    def figures(self) -> Figures:
+    def figures(self) -> ProducerFigures:
         """Counters."""
         return self._core.sender.figures
 
@@ -103,12 +114,12 @@ class AsyncProducer:
 
     # Life.
 
-    async def close(self, timeout_s: float | None = None) -> None:
-        """Deliver what was sent (for at most `timeout_s`), abort an open transaction, close. Does nothing the second time."""
+    async def close(self, *, timeout_ms: float | None = None) -> None:
+        """Deliver what was sent (for at most `timeout_ms`), abort an open transaction, close. Does nothing the second time."""
         if self._client.closed:
             return
         try:
-            await self._client.call(self._core.close(timeout_s))
+            await self._client.call(self._core.close(timeout_ms))
         finally:
             await self._client.close()
 
@@ -116,7 +127,7 @@ class AsyncProducer:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        await self.close(None if kind is None else 0)
+        await self.close(timeout_ms=None if kind is None else 0)
 
     # Inside.
 

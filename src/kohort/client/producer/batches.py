@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from kohort.calls import checked
 from kohort.columns.encode import Chunk
 from kohort.errors import KafkaError, RecordsRefusedError, TimedOutError
 from kohort.ids import TopicPartition
@@ -136,6 +137,7 @@ class Batch:
                 log.exception("a delivery callback failed")
 
 
+@checked
 class Delivery:
     """The future of one record that was sent. Also awaitable in asyncio."""
 
@@ -150,25 +152,31 @@ class Delivery:
         """Whether it is delivered, or failed."""
         return self._batch.done
 
-    def result(self, timeout_s: float | None = None) -> RecordMetadata:
+    def result(self, *, timeout_ms: float | None = None) -> RecordMetadata:
         """Where it was written.
 
         Raises:
-            TimedOutError: not known within `timeout_s`; the record may still be delivered.
+            TimedOutError: not known within `timeout_ms`; the record may still be delivered.
             KafkaError: why it was not delivered.
         """
-        error = self.exception(timeout_s)
+        return self._result(timeout_ms)
+
+    def exception(self, *, timeout_ms: float | None = None) -> KafkaError | None:
+        """Why it was not delivered, or None; waits like `result`."""
+        return self._exception(timeout_ms)
+
+    def _result(self, timeout_ms: float | None) -> RecordMetadata:
+        error = self._exception(timeout_ms)
         if error is not None:
             raise error.with_traceback(None)  # many records share it
         return self._batch.metadata(self._index, self._timestamp)
 
-    def exception(self, timeout_s: float | None = None) -> KafkaError | None:
-        """Why it was not delivered, or None; waits like `result`."""
+    def _exception(self, timeout_ms: float | None) -> KafkaError | None:
         batch = self._batch
         if not batch.done:
             with batch.owner:
-                if not batch.owner.wait_for(lambda: batch.done, timeout_s):
-                    raise TimedOutError(f"{batch.partition}: not delivered yet after {timeout_s} s")
+                if not batch.owner.wait_for(lambda: batch.done, _seconds(timeout_ms)):
+                    raise TimedOutError(f"{batch.partition}: not delivered yet after {timeout_ms} ms")
         return batch.failure(self._index)
 
     def add_done_callback(self, callback: Callable[[Delivery], None]) -> None:
@@ -181,9 +189,10 @@ class Delivery:
 
     def __await__(self) -> Generator[Any, None, RecordMetadata]:
         yield from _awaited([self._batch])
-        return self.result(0)
+        return self._result(0)
 
 
+@checked
 class TableDelivery:
     """The future of the rows that one `send_arrow` sent: one stretch of offsets for each batch they became."""
 
@@ -196,18 +205,18 @@ class TableDelivery:
         """Whether all rows are delivered or failed."""
         return all(batch.done for batch in self._batches)
 
-    def result(self, timeout_s: float | None = None) -> list[tuple[RecordMetadata, int]]:
+    def result(self, *, timeout_ms: float | None = None) -> list[tuple[RecordMetadata, int]]:
         """(place of the first row, count of rows) for each batch.
 
         Raises:
-            TimedOutError: not known within `timeout_s`.
+            TimedOutError: not known within `timeout_ms`.
             KafkaError: why the first batch that failed was not delivered; others may have been.
         """
         if self._batches and not self.done():
             owner = self._batches[0].owner
             with owner:
-                if not owner.wait_for(self.done, timeout_s):
-                    raise TimedOutError(f"not all rows are delivered yet after {timeout_s} s")
+                if not owner.wait_for(self.done, _seconds(timeout_ms)):
+                    raise TimedOutError(f"not all rows are delivered yet after {timeout_ms} ms")
         leaves = [leaf for batch in self._batches for leaf in _leaves(batch)]
         for leaf in leaves:
             if leaf.error is not None:
@@ -216,7 +225,11 @@ class TableDelivery:
 
     def __await__(self) -> Generator[Any, None, list[tuple[RecordMetadata, int]]]:
         yield from _awaited(self._batches)
-        return self.result(0)
+        return self.result(timeout_ms=0)
+
+
+def _seconds(timeout_ms: float | None) -> float | None:
+    return None if timeout_ms is None else timeout_ms / 1000
 
 
 def _awaited(batches: list[Batch]) -> Generator[Any, None, None]:

@@ -14,16 +14,17 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
+from kohort.calls import Arguments
 from kohort.client.net.cluster import Cluster
 from kohort.client.net.metadata import Metadata
 from kohort.client.net.thread_driver import ClientClosed
-from kohort.client.offset_values import GroupMetadata
+from kohort.client.offset_values import GroupMetadata, OffsetAndMetadata
 from kohort.client.producer.accumulator import OVERHEAD, Accumulator, NotYet, monotonic_ms, sized
 from kohort.client.producer.batches import Batch, Delivery, RecordMetadata, TableDelivery
 from kohort.client.producer.sender import Sender
 from kohort.client.producer.settings import ProducerConfig
 from kohort.client.producer.transactions import Transactions, TxnState
-from kohort.client.settings import client_config
+from kohort.client.settings import Servers, client_config
 from kohort.columns.encode import Chunk, ColumnNames, encode_arrow, murmur2
 from kohort.columns.shapes import HeadersLike
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, TimedOutError, error_for
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 OnDelivery: TypeAlias = Callable[[KafkaError | None, RecordMetadata | None], None]
-Servers: TypeAlias = str | list[str] | tuple[str, ...] | None
 _ABORT_MS = 1_000
 """How long a close in a hurry waits for a transaction's abort, which frees those who read up to it."""
 _ROWS_AT_ONCE = 65_536
@@ -44,10 +44,9 @@ _ROWS_AT_ONCE = 65_536
 def producer_config(bootstrap_servers: Servers, given: Mapping[str, Any]) -> ProducerConfig:
     """Settings as given; acks=0 or 1 switches idempotence off unless it is asked for, as in Kafka's own producer."""
     settings = dict(given)
-    if "acks" in settings:
-        settings["acks"] = str(settings["acks"])
-        if settings["acks"] in ("0", "1") and not {"enable_idempotence", "enable.idempotence"} & settings.keys():
-            settings["enable_idempotence"] = False
+    said = {"enable_idempotence", "enable.idempotence"} & settings.keys()
+    if str(settings.get("acks")) in ("0", "1") and not said:
+        settings["enable_idempotence"] = False
     return client_config(ProducerConfig, bootstrap_servers, settings).check()
 
 
@@ -114,10 +113,20 @@ class ProducerCore:
                 key = key.encode()
             size += len(key) if type(key) is bytes else sized(key, "key")
         if headers:
-            size += sum(len(name) * 4 + sized(content, "header") + 10 for name, content in headers)
+            if type(headers) is not list and type(headers) is not tuple:
+                headers = SEND.take("headers", headers)
+            size += _headers_size(headers)
+        if partition is not None and type(partition) is not int:
+            partition = SEND.take("partition", partition)
+        if not (on_delivery is None or callable(on_delivery)):
+            SEND.take("on_delivery", on_delivery)  # type: ignore[unreachable]
         if size > self._largest:
             self._too_large(size)
-        record = (int(time.time() * 1000) if timestamp_ms is None else timestamp_ms, key, value, headers)
+        if timestamp_ms is None:
+            timestamp_ms = int(time.time() * 1000)
+        elif type(timestamp_ms) is not int or timestamp_ms < 0:
+            timestamp_ms = SEND.take("timestamp_ms", timestamp_ms)
+        record = (timestamp_ms, key, value, headers)
         return self._put(topic, partition, record, size, on_delivery)
 
     def _put(
@@ -128,7 +137,11 @@ class ProducerCore:
         size: int,
         on_delivery: OnDelivery | None,
     ) -> Delivery:
-        places = self._places.get(topic)
+        try:
+            places = self._places.get(topic)
+        except TypeError:  # can't be hashed
+            SEND.take("topic", topic)
+            raise
         if places is None or (partition is not None and not 0 <= partition < len(places)):
             raise self._unknown(topic, partition, partial(self._put, topic, partition, record, size, on_delivery))
         if partition is None:
@@ -181,16 +194,16 @@ class ProducerCore:
             await self._find(topic, self.limit_ms())
         return list(self._partitions[topic])
 
-    async def flush(self, timeout_s: float | None = None) -> None:
+    async def flush(self, *, timeout_ms: float | None = None) -> None:
         """Wait until every record sent so far is delivered or failed; failures are in their deliveries.
 
         Raises:
             TimedOutError: time is over.
         """
         self.start()
-        if not await self.accumulator.flush(None if timeout_s is None else timeout_s * 1000):
+        if not await self.accumulator.flush(timeout_ms):
             why = self.cluster.unreachable() or "brokers have not taken them all"
-            raise TimedOutError(f"records are still not delivered after {timeout_s} s: {why}")
+            raise TimedOutError(f"records are still not delivered after {timeout_ms} ms: {why}")
 
     async def init_transactions(self) -> None:
         """Make this the only producer of its `transactional_id`, once, before the first transaction."""
@@ -203,7 +216,7 @@ class ProducerCore:
         self._need_transactions().begin()
 
     async def send_offsets_to_transaction(
-        self, offsets: Mapping[TopicPartition, Any], group: str | GroupMetadata
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int], group: str | GroupMetadata
     ) -> None:
         """Commit a group's offsets with the transaction.
 
@@ -242,20 +255,19 @@ class ProducerCore:
         await self.accumulator.flush(None)
         await transactions.end(commit=False)
 
-    async def close(self, timeout_s: float | None) -> None:
-        """Deliver what was sent (for at most `timeout_s`), abort an open transaction; nothing can be sent after."""
-        limit = None if timeout_s is None else timeout_s * 1000
+    async def close(self, timeout_ms: float | None) -> None:
+        """Deliver what was sent (for at most `timeout_ms`), abort an open transaction; nothing can be sent after."""
         if self.transactions is not None and self.transactions.state in (TxnState.OPEN, TxnState.FAILED):
             self._drop()
-            await self.accumulator.flush(limit)
+            await self.accumulator.flush(timeout_ms)
             with contextlib.suppress(KafkaError):  # its coordinator aborts it when its time is over
                 await self.cluster.runtime.within(
                     self.transactions.end(commit=False),
-                    self.config.max_block_ms if limit is None else max(limit, _ABORT_MS),
+                    self.config.max_block_ms if timeout_ms is None else max(timeout_ms, _ABORT_MS),
                     "abort at close",
                 )
         else:
-            await self.accumulator.flush(limit)
+            await self.accumulator.flush(timeout_ms)
         self.sender.closed = True
         self.sender.kick()
         for batch in self.accumulator.fail(ClientClosed("the producer is closed")):
@@ -309,6 +321,8 @@ class ProducerCore:
 
     def _unknown(self, topic: str, partition: int | None, again: Callable[[], T]) -> NotYet[T]:
         """What to wait for before a record can go to a topic, or to a partition of it, that is not known."""
+        SEND.take("topic", topic)
+        SEND.take("partition", partition)
         if self.accumulator.failure is not None:
             raise self.accumulator.failure.with_traceback(None)
 
@@ -355,6 +369,23 @@ class ProducerCore:
                 self._places[topic] = [TopicPartition(topic, number) for number in numbers]
                 self._partitions[topic] = numbers
         self.sender.kick()
+
+
+SEND = Arguments(ProducerCore.send)
+"""What `send` wants, for those who gave it something else."""
+
+
+def _headers_size(headers: HeadersLike) -> int:
+    size = 0
+    try:
+        for name, content in headers:
+            if type(name) is not str:
+                raise TypeError
+            size += len(name) * 4 + sized(content, "header") + 10
+    except (TypeError, ValueError):
+        SEND.take("headers", headers)
+        raise
+    return size
 
 
 def column_names(

@@ -29,37 +29,47 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
+from kohort.calls import checked, checked_call, checks_itself
 from kohort.client.net.faces import blocking
 from kohort.client.net.thread_driver import ClientClosed, ThreadClient
 from kohort.client.producer.accumulator import NotYet
 from kohort.client.producer.batches import Delivery, TableDelivery
-from kohort.client.producer.core import OnDelivery, ProducerCore, Servers, column_names, producer_config
-from kohort.client.producer.sender import Figures
+from kohort.client.producer.core import OnDelivery, ProducerCore, column_names, producer_config
+from kohort.client.producer.sender import ProducerFigures
+from kohort.client.producer.settings import ProducerConfig
+from kohort.client.setting_types import ProducerSettings
+from kohort.client.settings import Servers
 from kohort.columns.encode import ColumnNames
 from kohort.columns.shapes import HeadersLike
+from kohort.config import documented
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 T = TypeVar("T")
-_GOODBYE_S = 5.0
+_GOODBYE_MS = 5_000
 """How long a producer that nobody closed may take to deliver what was sent, when the interpreter ends."""
 
 
+@checked
+@documented(ProducerConfig)
 class Producer:
     """Sends records. Safe to share between threads; not across a fork.
 
     Args:
         bootstrap_servers: HOST:PORT, several with commas or as a list.
-        **settings: Kafka's names with `_` for `.`; see `ProducerConfig`.
+        **settings: Kafka's names with `_` for `.`.
 
     Raises:
         InvalidInputError: an unknown setting (the nearest is named), or a contradiction.
     """
 
-    def __init__(self, bootstrap_servers: Servers = None, **settings: Any) -> None:
+    config: ProducerConfig
+
+    @checked_call
+    def __init__(self, bootstrap_servers: Servers = None, **settings: Unpack[ProducerSettings]) -> None:
         self.config = producer_config(bootstrap_servers, settings)
         self._client = client = ThreadClient(self.config)
 
@@ -73,6 +83,7 @@ class Producer:
 
     # Records.
 
+    @checks_itself
     def send(
         self,
         topic: str,
@@ -141,7 +152,7 @@ class Producer:
     flush = blocking(ProducerCore.flush)
 
     @property
-    def figures(self) -> Figures:
+    def figures(self) -> ProducerFigures:
         """Counters."""
         return self._core.sender.figures
 
@@ -160,13 +171,13 @@ class Producer:
 
     # Life.
 
-    def close(self, timeout_s: float | None = None) -> None:
-        """Deliver what was sent (for at most `timeout_s`), abort an open transaction, close. Does nothing the second time."""
+    def close(self, *, timeout_ms: float | None = None) -> None:
+        """Deliver what was sent (for at most `timeout_ms`), abort an open transaction, close. Does nothing the second time."""
         if self._client.closed:
             return
         try:
             with contextlib.suppress(ClientClosed):  # in a forked child
-                self._client.call(self._core.close(timeout_s))
+                self._client.call(self._core.close(timeout_ms))
         finally:
             self._client.close()
 
@@ -174,7 +185,7 @@ class Producer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.close(None if kind is None else 0)
+        self.close(timeout_ms=None if kind is None else 0)
 
     # Inside.
 
@@ -197,5 +208,5 @@ class Producer:
 def _abandon(client: ThreadClient, core: ProducerCore) -> None:
     """A producer that nobody closed: what was sent is delivered still."""
     if core.started and not client.closed:
-        client.abandon(core.close(_GOODBYE_S), _GOODBYE_S + 1)
+        client.abandon(core.close(_GOODBYE_MS), _GOODBYE_MS / 1000 + 1)
     client.close()

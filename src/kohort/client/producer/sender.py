@@ -66,7 +66,7 @@ class Identity:
 
 
 @dataclass(slots=True)
-class Figures:
+class ProducerFigures:
     """Counters of a producer."""
 
     records_sent: int = 0
@@ -107,7 +107,7 @@ class Sender:
         self.accumulator = accumulator
         self.config = config
         self.identity = Identity()
-        self.figures = Figures()
+        self.figures = ProducerFigures()
         self.in_flight: dict[Way, int] = {}
         self.closed = False
         self.gate: Any = None

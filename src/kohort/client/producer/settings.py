@@ -22,6 +22,7 @@ class ProducerConfig(ConnectionConfig):
         "acks",
         "all",
         choices=("all", "-1", "0", "1"),
+        elsewhere=("request.required.acks",),
         why="who must have a batch before it counts: all in-sync replicas, the leader (1), or nobody (0)",
     )
     enable_idempotence: bool = knob(
@@ -39,7 +40,13 @@ class ProducerConfig(ConnectionConfig):
         unit="ms",
         why="the coordinator aborts a transaction that is open for longer",
     )
-    compression_type: str = knob("compression.type", "none", choices=tuple(CODECS), why="how batches are compressed")
+    compression_type: str = knob(
+        "compression.type",
+        "none",
+        elsewhere=("compression.codec",),
+        choices=tuple(CODECS),
+        why="how batches are compressed",
+    )
     compression_level: int | None = knob("compression.level", None, why="the codec's own level; None: its default")
     batch_size: int = knob(
         "batch.size",
@@ -49,7 +56,9 @@ class ProducerConfig(ConnectionConfig):
         unit="bytes",
         why="a batch goes out when it is this full; memory is taken as it fills, so a larger one costs a slow producer nothing, and two fit in a request",
     )
-    linger_ms: int = knob("linger.ms", 5, low=0, unit="ms", why="or when it is this old")
+    linger_ms: int = knob(
+        "linger.ms", 5, elsewhere=("queue.buffering.max.ms",), low=0, unit="ms", why="or when it is this old"
+    )
     buffer_memory: int = knob(
         "buffer.memory",
         32 * 1024 * 1024,
@@ -91,10 +100,10 @@ class ProducerConfig(ConnectionConfig):
         why="called with topic, key and number of partitions; None: by the key's murmur2, as Kafka's own producers do",
     )
     key_serializer: Callable[[Any], bytes] | None = knob(  # noqa: RUF009
-        "key.serializer", None, why="called with each key; None: bytes or str"
+        "key.serializer", None, elsewhere=("key_deserializer",), why="called with each key; None: bytes or str"
     )
     value_serializer: Callable[[Any], bytes] | None = knob(  # noqa: RUF009
-        "value.serializer", None, why="called with each value; None: bytes or str"
+        "value.serializer", None, elsewhere=("value_deserializer",), why="called with each value; None: bytes or str"
     )
 
     @property
