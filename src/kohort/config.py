@@ -140,9 +140,14 @@ def to_properties(config: Any) -> dict[str, str]:
 
 def unknown_key(key: str, known: Iterable[str]) -> InvalidInputError:
     """The error for a key no one knows, naming the nearest that is known."""
-    near = difflib.get_close_matches(key, list(known), n=1, cutoff=0.5)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    return InvalidInputError(f"unknown setting {key}{hint}")
+    return InvalidInputError(f"unknown setting {key}{did_you_mean(key, known)}")
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """`; did you mean …?` with the known word that is nearest, letter case apart; empty when none is near."""
+    by_lower = {one.lower(): one for one in known}
+    near = difflib.get_close_matches(word.lower(), list(by_lower), n=1, cutoff=0.5)
+    return f"; did you mean {by_lower[near[0]]}?" if near else ""
 
 
 def parse_value(setting: Setting, raw: Any, key: str | None = None) -> Any:

@@ -8,7 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from kohort.cli.app import UsageError
-from kohort.cli.common import assignments
+from kohort.cli.common import assignments, properties_of
 
 
 def broker(
@@ -32,10 +32,9 @@ def broker(
     """
     from kohort.broker.run import run_broker
     from kohort.broker.settings import broker_configs, parse_listen
-    from kohort.config import read_properties
     from kohort.errors import InvalidInputError
 
-    properties = {**(read_properties(config) if config else {}), **assignments(set_)}
+    properties = {**(properties_of(config) if config else {}), **assignments(set_)}
     if metrics_listen is not None:
         properties["metrics.listen"] = metrics_listen
     try:
