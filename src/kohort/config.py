@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
@@ -27,6 +28,7 @@ from kohort.errors import InvalidInputError
 T = TypeVar("T")
 
 _KNOB = "kohort.knob"
+_ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -203,7 +205,7 @@ def read_properties(path: str | Path) -> dict[str, str]:
         pending = ""
         if not line or line[0] in "#!":
             continue
-        if line.endswith("\\"):
+        if (len(line) - len(line.rstrip("\\"))) % 2:
             pending = line[:-1]
             continue
         key, equals, value = line.partition("=")
@@ -211,8 +213,18 @@ def read_properties(path: str | Path) -> dict[str, str]:
             key, equals, value = line.partition(":")
         if not equals or not key.strip():
             raise InvalidInputError(f"{path}, line {number}: expected key=value, found {line!r}")
-        found[key.strip()] = value.strip()
+        found[_unescaped(key.strip())] = _unescaped(value.strip())
     return found
+
+
+def _unescaped(text: str) -> str:
+    """A key or value as Java reads it: tools that write such files put a backslash before each colon."""
+    return _ESCAPE.sub(_escaped_char, text) if "\\" in text else text
+
+
+def _escaped_char(escape: re.Match[str]) -> str:
+    char = escape[1]
+    return chr(int(char[1:], 16)) if len(char) == 5 else {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}.get(char, char)
 
 
 def parse_assignments(pairs: Iterable[str]) -> dict[str, str]:
