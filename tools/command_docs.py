@@ -6,7 +6,7 @@ import re
 import sys
 from pathlib import Path
 
-from kohort.cli.app import tree
+from kohort.cli.app import COMMANDS, tree
 from kohort.cli.output import NAMES
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "commands.md"
@@ -19,6 +19,10 @@ A terminal leaves out columns in which no row has anything. Records that `kohort
 
 def page() -> str:
     """The page as the help texts make it."""
+    for name, (place, _) in COMMANDS.items():
+        if not place.endswith(":app"):  # what a list of commands says of it is only its beginning
+            command = tree()[name]
+            command.help = getattr(command.default_command, "__doc__", None)
     called_as, sys.argv = sys.argv, ["kohort"]  # cyclopts puts the way it was called into usage lines
     try:
         text = tree().generate_docs(output_format="markdown", recursive=True)

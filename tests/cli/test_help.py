@@ -60,6 +60,9 @@ def test_a_page_says_what_its_command_takes(
     assert run([*words, "--help"]) == 0
     page = capsys.readouterr().out
     assert page.startswith(f"Usage: kohort {' '.join(words)}")
+    assert app.default_command is not None
+    for word in (app.default_command.__doc__ or "").partition("Args:")[0].split():
+        assert word in page
     for argument in app.assemble_argument_collection(parse_docstring=True):
         shown = argument.name if argument.index is None else argument.field_info.names[0].upper().replace("_", "-")
         assert shown == "*" or shown in page

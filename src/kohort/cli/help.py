@@ -75,7 +75,7 @@ def _command_page(called: str, app: App) -> str:
         ("Options", [*((_label(one), _about(one)) for one in own), _OF_HELP]),
         ("Options of every command", [(_label(one), _about(one)) for one in common]),
     ]
-    return _page(usage, _description(app.help), sections)
+    return _page(usage, _description(getattr(app.default_command, "__doc__", None)), sections)
 
 
 def _in_usage(argument: Argument) -> str:
