@@ -6,23 +6,37 @@ import re
 import sys
 from pathlib import Path
 
-from kohort.cli.app import app
+from kohort.cli.app import COMMANDS, tree
+from kohort.cli.output import NAMES
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "commands.md"
 HEAD = """<!-- Written by tools/command_docs.py from the help texts: change those, then run `make docs`. -->
 """
 
+NAMES_ARE = """Rows have one name for a thing: the key in JSON is the heading of the table, in capitals and with - for _ through a pipe.
+A terminal leaves out columns in which no row has anything. Records that `kohort consume` writes are named as Spark's are."""
+
 
 def page() -> str:
     """The page as the help texts make it."""
+    for name, (place, _) in COMMANDS.items():
+        if not place.endswith(":app"):  # what a list of commands says of it is only its beginning
+            command = tree()[name]
+            command.help = getattr(command.default_command, "__doc__", None)
     called_as, sys.argv = sys.argv, ["kohort"]  # cyclopts puts the way it was called into usage lines
     try:
-        text = app.generate_docs(output_format="markdown", recursive=True)
+        text = tree().generate_docs(output_format="markdown", recursive=True)
     finally:
         sys.argv = called_as
     text = re.sub(r"\n {6,}(?=\S)", " ", text)  # a help text of several lines is one paragraph
     text = re.sub(r" \*\[default: (?:\(\)|False)\]\*", "", text)
-    return HEAD + text.rstrip() + "\n"
+    return HEAD + text.rstrip() + "\n\n" + names()
+
+
+def names() -> str:
+    """What commands call things in tables and in JSON."""
+    rows = [f"| `{name}` | {meaning} |" for name, meaning in NAMES.items()]
+    return "\n".join(["## Names", "", NAMES_ARE, "", "| name | meaning |", "|---|---|", *rows, ""])
 
 
 def main() -> int:

@@ -31,6 +31,7 @@ from kohort.wanted import is_secret
 T = TypeVar("T")
 
 _KNOB = "kohort.knob"
+_ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -146,8 +147,21 @@ def to_properties(config: Any) -> dict[str, str]:
 
 def unknown_key(key: str, known: Iterable[str]) -> InvalidInputError:
     """The error for a key no one knows, naming the nearest that is known, in the key's own style."""
-    near = nearest_key(key, known)
-    return InvalidInputError(f"unknown setting {key}" + (f"; did you mean {near}?" if near else ""))
+    return InvalidInputError(f"unknown setting {key}{_meaning(nearest_key(key, known))}")
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """`; did you mean …?` with the known word that is nearest, letter case apart; empty when none is near."""
+    return _meaning(_nearest(word.lower(), {one.lower(): one for one in known}))
+
+
+def _meaning(near: str | None) -> str:
+    return f"; did you mean {near}?" if near else ""
+
+
+def _nearest(word: str, names: Mapping[str, str]) -> str | None:
+    near = difflib.get_close_matches(word, list(names), n=1, cutoff=0.5)
+    return names[near[0]] if near else None
 
 
 def nearest_key(key: str, known: Iterable[str]) -> str | None:
@@ -163,8 +177,7 @@ def nearest_key(key: str, known: Iterable[str]) -> str | None:
         for name in list(names.values()):
             for other in known[name].knob.elsewhere:
                 names.setdefault(_plain(other), name)
-    near = difflib.get_close_matches(_plain(key), list(names), n=1, cutoff=0.5)
-    return names[near[0]] if near else None
+    return _nearest(_plain(key), names)
 
 
 def _plain(key: str) -> str:
@@ -229,7 +242,7 @@ def read_properties(path: str | Path) -> dict[str, str]:
         pending = ""
         if not line or line[0] in "#!":
             continue
-        if line.endswith("\\"):
+        if (len(line) - len(line.rstrip("\\"))) % 2:
             pending = line[:-1]
             continue
         key, equals, value = line.partition("=")
@@ -237,8 +250,18 @@ def read_properties(path: str | Path) -> dict[str, str]:
             key, equals, value = line.partition(":")
         if not equals or not key.strip():
             raise InvalidInputError(f"{path}, line {number}: expected key=value, found {line!r}")
-        found[key.strip()] = value.strip()
+        found[_unescaped(key.strip())] = _unescaped(value.strip())
     return found
+
+
+def _unescaped(text: str) -> str:
+    """A key or value as Java reads it: tools that write such files put a backslash before each colon."""
+    return _ESCAPE.sub(_escaped_char, text) if "\\" in text else text
+
+
+def _escaped_char(escape: re.Match[str]) -> str:
+    char = escape[1]
+    return chr(int(char[1:], 16)) if len(char) == 5 else {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}.get(char, char)
 
 
 def parse_assignments(pairs: Iterable[str]) -> dict[str, str]:

@@ -9,75 +9,16 @@ import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
+from tests.cli.running import Kohort, committed, fill
 from tests.support.waiting import until
 
 from kohort import Admin, Broker, Consumer, TopicPartition
 from kohort.broker.fault import Fault
 from kohort.cli.app import run
 from kohort.client.offset_values import OffsetAndMetadata
-
-
-@dataclass
-class Said:
-    """What a command printed, and how it ended."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-
-Kohort = Callable[..., Said]
-
-
-@pytest.fixture(scope="module")
-def our_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    with Broker(tmp_path_factory.mktemp("cli"), {"group.initial.rebalance.delay.ms": 0}) as broker:
-        yield broker
-
-
-@pytest.fixture(params=["kohort", pytest.param("apache", marks=pytest.mark.kafka)])
-def servers(request: pytest.FixtureRequest) -> str:
-    fixture = "our_broker" if request.param == "kohort" else "apache_kafka"
-    servers: str = request.getfixturevalue(fixture).bootstrap_servers
-    return servers
-
-
-@pytest.fixture
-def kohort(servers: str, capsys: pytest.CaptureFixture[str]) -> Kohort:
-    def command(*args: str) -> Said:
-        capsys.readouterr()
-        code = run([*args, "--bootstrap-server", servers])
-        captured = capsys.readouterr()
-        return Said(code, captured.out, captured.err)
-
-    return command
-
-
-@pytest.fixture
-def topic(kohort: Kohort) -> str:
-    name = f"cli-{uuid.uuid4().hex[:8]}"
-    assert kohort("topics", "create", name, "--partitions", "3").code == 0
-    return name
-
-
-@pytest.fixture
-def group(servers: str, topic: str) -> str:
-    """A group without members that has committed offset 0 in every partition."""
-    name = f"{topic}-group"
-    with Admin(servers) as admin:
-        offsets = {TopicPartition(topic, number): OffsetAndMetadata(0) for number in range(3)}
-        admin.alter_consumer_group_offsets(name, offsets).all()
-    return name
 
 
 def test_topics_live_and_die(kohort: Kohort, topic: str) -> None:
@@ -118,7 +59,16 @@ def test_group_is_listed_and_described(kohort: Kohort, topic: str, group: str) -
         (2, 0, 0),
     ]
     text = kohort("groups", "lag", group).out
-    assert text.splitlines()[0].split() == ["GROUP", "TOPIC", "PARTITION", "COMMITTED", "END-OFFSET", "LAG"]
+    assert text.splitlines()[0].split() == [
+        "GROUP",
+        "TOPIC",
+        "PARTITION",
+        "COMMITTED",
+        "LOG-START",
+        "LOG-END",
+        "LAG",
+        "ERROR",
+    ]
 
 
 def test_members_are_shown_and_offsets_guarded(kohort: Kohort, servers: str, topic: str, group: str) -> None:
@@ -144,33 +94,33 @@ def test_members_are_shown_and_offsets_guarded(kohort: Kohort, servers: str, top
 
 
 def test_reset_previews_then_executes(kohort: Kohort, servers: str, topic: str, group: str) -> None:
-    _fill(servers, topic, 20)
+    fill(servers, topic, 20)
     preview = kohort("groups", "reset-offsets", group, "--topic", f"{topic}:0", "--to-latest", "--json")
     assert preview.code == 1
-    assert [(row["current"], row["new"]) for row in preview.json] == [(0, 20)]
+    assert [(row["committed"], row["new"]) for row in preview.json] == [(0, 20)]
     assert "--execute" in preview.err
-    assert _committed(servers, group)[TopicPartition(topic, 0)] == 0
+    assert committed(servers, group)[TopicPartition(topic, 0)] == 0
 
     assert kohort("groups", "reset-offsets", group, "--topic", f"{topic}:0", "--to-latest", "--execute").code == 0
-    assert _committed(servers, group)[TopicPartition(topic, 0)] == 20
+    assert committed(servers, group)[TopicPartition(topic, 0)] == 20
     assert kohort("groups", "reset-offsets", group, "--topic", f"{topic}:0", "--shift-by", "-5", "--execute").code == 0
-    assert _committed(servers, group)[TopicPartition(topic, 0)] == 15
+    assert committed(servers, group)[TopicPartition(topic, 0)] == 15
     far = ("--to-offset", "1000000", "--execute")
     assert kohort("groups", "reset-offsets", group, "--topic", f"{topic}:0", *far).code == 0
-    assert _committed(servers, group)[TopicPartition(topic, 0)] == 20
+    assert committed(servers, group)[TopicPartition(topic, 0)] == 20
     past = ("--to-datetime", "2001-01-01T00:00:00", "--execute")
     assert kohort("groups", "reset-offsets", group, "--all-topics", *past).code == 0
-    assert _committed(servers, group)[TopicPartition(topic, 0)] == 0
+    assert committed(servers, group)[TopicPartition(topic, 0)] == 0
 
 
 def test_reset_by_file(kohort: Kohort, servers: str, topic: str, group: str, tmp_path: Path) -> None:
-    _fill(servers, topic, 9)
+    fill(servers, topic, 9)
     exported = kohort("groups", "reset-offsets", group, "--topic", f"{topic}:0", "--to-latest", "--export")
     assert exported.out == f"{topic},0,9\n"
     plan = tmp_path / "plan.csv"
     plan.write_text(exported.out)
     assert kohort("groups", "reset-offsets", group, "--from-file", str(plan), "--execute").code == 0
-    assert _committed(servers, group)[TopicPartition(topic, 0)] == 9
+    assert committed(servers, group)[TopicPartition(topic, 0)] == 9
     plan.write_text("nonsense\n")
     wrong = kohort("groups", "reset-offsets", group, "--from-file", str(plan), "--execute")
     assert wrong.code == 2
@@ -180,9 +130,9 @@ def test_reset_by_file(kohort: Kohort, servers: str, topic: str, group: str, tmp
 def test_offsets_and_group_are_deleted(kohort: Kohort, servers: str, topic: str, group: str) -> None:
     preview = kohort("groups", "delete-offsets", group, "--topic", f"{topic}:0,1")
     assert preview.code == 1
-    assert len(_committed(servers, group)) == 3
+    assert len(committed(servers, group)) == 3
     assert kohort("groups", "delete-offsets", group, "--topic", f"{topic}:0,1", "--execute").code == 0
-    assert list(_committed(servers, group)) == [TopicPartition(topic, 2)]
+    assert list(committed(servers, group)) == [TopicPartition(topic, 2)]
     assert kohort("groups", "delete", group).code == 1
     assert kohort("groups", "delete", group, "--execute").code == 0
     missing = kohort("groups", "describe", group)
@@ -191,7 +141,7 @@ def test_offsets_and_group_are_deleted(kohort: Kohort, servers: str, topic: str,
 
 
 def test_clone_previews_then_executes(kohort: Kohort, servers: str, topic: str, group: str) -> None:
-    _fill(servers, topic, 20)
+    fill(servers, topic, 20)
     copy = f"{group}-copy"
     first, second = TopicPartition(topic, 0), TopicPartition(topic, 1)
     with Admin(servers) as admin:
@@ -199,19 +149,19 @@ def test_clone_previews_then_executes(kohort: Kohort, servers: str, topic: str, 
         admin.alter_consumer_group_offsets(group, noted).all()
     preview = kohort("groups", "clone", group, copy, "--json")
     assert preview.code == 1
-    assert [(row["group"], row["partition"], row["current"], row["new"]) for row in preview.json] == [
+    assert [(row["group"], row["partition"], row["committed"], row["new"]) for row in preview.json] == [
         (copy, 0, None, 17),
         (copy, 1, None, 0),
         (copy, 2, None, 0),
     ]
     assert "--execute" in preview.err
-    assert _committed(servers, copy) == {}
+    assert committed(servers, copy) == {}
     assert kohort("groups", "clone", group, copy, "--topic", f"{topic}:0", "--execute").code == 0
-    assert _committed(servers, copy) == {first: 17}
+    assert committed(servers, copy) == {first: 17}
     with Admin(servers) as admin:
         assert admin.list_consumer_group_offsets(copy).all()[first].metadata == "by hand"
     assert kohort("groups", "clone", group, copy, "--execute").code == 0
-    assert _committed(servers, copy)[second] == 0
+    assert committed(servers, copy)[second] == 0
     missing = kohort("groups", "clone", "nowhere", copy, "--execute")
     assert missing.code == 1
     assert "nowhere" in missing.err
@@ -224,7 +174,7 @@ def test_clone_previews_then_executes(kohort: Kohort, servers: str, topic: str, 
 
 
 def test_watch_writes_a_line_for_each_look(kohort: Kohort, servers: str, topic: str, group: str) -> None:
-    _fill(servers, topic, 20)
+    fill(servers, topic, 20)
     said = kohort("groups", "watch", group, "--json", "--interval", "200", "--timeout", "3000")
     assert said.code == 0
     looks = [json.loads(line) for line in said.out.splitlines()]
@@ -278,7 +228,7 @@ def test_watch_draws_a_table_until_ctrl_c(our_broker: Broker, topic_of_ours: str
 @pytest.fixture
 def topic_of_ours(our_broker: Broker) -> str:
     name = f"cli-{uuid.uuid4().hex[:8]}"
-    _fill(our_broker.bootstrap_servers, name, 10)
+    fill(our_broker.bootstrap_servers, name, 10)
     return name
 
 
@@ -363,17 +313,62 @@ def test_command_config_with_unknown_property(tmp_path: Path, capsys: pytest.Cap
     assert "client.id" in capsys.readouterr().err
 
 
-def _fill(servers: str, topic: str, count: int) -> None:
-    """Puts records into partition 0."""
-    from kohort import Producer
+@pytest.mark.parametrize(
+    ("option", "word", "told"),
+    [
+        ("--state", "Stabel", "did you mean Stable?"),
+        ("--state", "empty,compltingrebalance", "did you mean CompletingRebalance?"),
+        ("--type", "consumr", "did you mean Consumer?"),
+        ("--type", "xyz", "there are Classic, Consumer, Share, Streams"),
+        ("--protocol", "conect", "did you mean connect?"),
+    ],
+)
+def test_a_filter_that_can_not_be_names_the_nearest(kohort: Kohort, option: str, word: str, told: str) -> None:
+    said = kohort("groups", "list", option, word)
+    assert (said.code, said.out) == (2, "")
+    assert told in said.err
 
-    with Producer(servers) as producer:
-        for number in range(count):
-            producer.send(topic, b"%d" % number, partition=0)
-        producer.flush()
+
+def test_filters_choose(kohort: Kohort, group: str) -> None:
+    def listed(*filters: str) -> set[str]:
+        return {row["group"] for row in kohort("groups", "list", "--json", *filters).json}
+
+    for filters in (
+        ("--state", "empty"),
+        ("--state", "Stable,EMPTY"),
+        ("--type", "classic"),
+        ("--type", "Classic,consumer"),
+    ):
+        assert group in listed(*filters), filters
+    for filters in (("--state", "Stable"), ("--type", "consumer"), ("--protocol", "connect")):
+        assert group not in listed(*filters), filters
 
 
-def _committed(servers: str, group: str) -> dict[TopicPartition, int]:
-    with Admin(servers) as admin:
-        found = admin.list_consumer_group_offsets(group).all()
-    return {partition: offset.offset for partition, offset in found.items() if offset}
+def test_names_that_are_not_there_bring_the_nearest(kohort: Kohort, topic: str, group: str) -> None:
+    for command in (("groups", "describe"), ("groups", "lag"), ("groups", "members"), ("groups", "delete")):
+        said = kohort(*command, f"{group}x")
+        assert said.code == 1
+        assert f"did you mean {group}?" in said.err
+    deleted = kohort("groups", "delete-offsets", f"{group}x", "--topic", topic)
+    assert (deleted.code, f"did you mean {group}?" in deleted.err) == (1, True)
+    for command in (("topics", "describe"), ("topics", "delete"), ("consume",)):
+        said = kohort(*command, f"{topic}x")
+        assert said.code == 1
+        assert f"did you mean {topic}?" in said.err
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("topics", "alter", "{topic}", "--config", "retention.mss=1"),
+        ("topics", "alter", "{topic}", "--delete-config", "retention.mss"),
+        ("topics", "create", "{topic}-2", "--config", "retention.mss=1"),
+    ],
+    ids=" ".join,
+)
+def test_a_property_that_is_not_there_brings_the_nearest(
+    our_broker: Broker, topic_of_ours: str, command: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [word.format(topic=topic_of_ours) for word in command]
+    assert run([*given, "--bootstrap-server", our_broker.bootstrap_servers]) == 1
+    assert "did you mean retention.ms?" in capsys.readouterr().err

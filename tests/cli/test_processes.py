@@ -6,16 +6,14 @@ import json
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.cli.running import KOHORT
 
 from kohort import Admin
 from kohort.client.admin.values import NewTopic
-
-KOHORT = [sys.executable, "-c", "from kohort.cli import main; main()"]
 
 
 @pytest.fixture
@@ -106,13 +104,3 @@ def test_doctor_speaks_json() -> None:
     found = {row["what"]: row for row in json.loads(done.stdout)}
     assert found["Python 3.11"]["state"] == "ok"
     assert done.returncode == int(any(row["state"] == "missing" for row in found.values()))
-
-
-def test_help_imports_nothing_heavy() -> None:
-    code = (
-        "import sys; from kohort.cli.app import run; run(['--help']); "
-        "heavy = {'pyarrow', 'asyncio', 'kohort.client', 'kohort.broker', 'pyspark'} & set(sys.modules); "
-        "sys.exit(f'imported {heavy}' if heavy else 0)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr

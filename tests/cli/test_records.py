@@ -118,3 +118,16 @@ def test_bad_lines_are_told(kohort: Kohort, topic: str) -> None:
     code, _, told = kohort("produce", topic, "--key-separator", ":", stdin=b"no separator\n")
     assert code == 1
     assert "line 1" in told
+
+
+def test_no_lines_are_no_records(kohort: Kohort, topic: str) -> None:
+    for format in ("text", "json"):
+        code, out, told = kohort("produce", topic, "--format", format, stdin=b"")
+        assert (code, out, told) == (0, b"", "0 records\n")
+
+
+def test_json_is_a_format_of_records_too(kohort: Kohort, topic: str) -> None:
+    kohort("produce", topic, stdin=b"one\n")
+    code, out, _ = kohort("consume", topic, *ALL, "--json")
+    assert (code, json.loads(out)["value"]) == (0, "one")
+    assert kohort("consume", topic, *ALL, "--json", "--format", "json")[1] == out

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from kohort.broker.json_file import read_json, write_json
-from kohort.config import Setting, parse_value, settings
+from kohort.config import Setting, did_you_mean, parse_value, settings
 from kohort.errors import ErrorCode, InvalidInputError
 from kohort.groups.config import GroupConfig
 from kohort.groups.events import GroupSettings, GroupSettingsChanged
@@ -51,7 +51,8 @@ class GroupSettingsFile:
         values: dict[str, int] = {}
         for name, text in configs.items():
             if name not in known:
-                raise InvalidInputError(f"groups have no setting {name}", ErrorCode.INVALID_CONFIG)
+                text = f"groups have no setting {name}{did_you_mean(name, known)}"
+                raise InvalidInputError(text, ErrorCode.INVALID_CONFIG)
             try:
                 values[name] = parse_value(known[name], text, name)
             except InvalidInputError as error:

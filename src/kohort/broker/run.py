@@ -19,6 +19,7 @@ from kohort.broker.node import Node
 from kohort.broker.routes import ROUTES, unknown_api_versions
 from kohort.broker.server import Server, listening_socket
 from kohort.broker.settings import broker_configs, parse_listen
+from kohort.broker.single_broker import is_idle
 from kohort.errors import KafkaError
 from kohort.log import LogStore, StoreLimits
 
@@ -43,6 +44,9 @@ class RunningBroker:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, data_dir: Path, listen: str, properties: Mapping[str, Any]):
         live = LiveSettings(data_dir, broker_configs(properties))
+        idle = sorted(key for key in properties if is_idle(key))
+        if idle:
+            log.info("taken, though nothing here goes by them: %s", ", ".join(idle))
         config, descriptors = live.broker, shares(open_file_limit())
         limits = StoreLimits(
             open_files=descriptors.files,

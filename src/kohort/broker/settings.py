@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from kohort.broker.single_broker import known_facts, own_properties
 from kohort.config import from_properties_many, knob, settings, unknown_key
 from kohort.errors import InvalidInputError
 from kohort.groups.config import GroupConfig
@@ -244,27 +245,30 @@ LOG_NAMES = {
 BROKER_NAMES = {topic: broker for broker, topic in LOG_NAMES.items()}
 """What the broker calls the default of a topic's setting, where that is another name."""
 _LOG_UNITS = {
-    "log.retention.hours": ("retention.ms", HOUR_MS),
     "log.retention.minutes": ("retention.ms", 60_000),
+    "log.retention.hours": ("retention.ms", HOUR_MS),
     "log.roll.hours": ("segment.ms", HOUR_MS),
+    "log.roll.jitter.hours": ("segment.jitter.ms", HOUR_MS),
+    "log.flush.scheduler.interval.ms": ("flush.ms", 1),
 }
+"""Kafka's names of the same in other units; where several are given, the earlier one counts, and the names above before."""
 
 
 def broker_configs(properties: Mapping[str, Any]) -> tuple[BrokerConfig, GroupConfig, LogConfig]:
     """The configurations of broker, groups and topics (their defaults) from one mapping of properties.
 
     Raises:
-        InvalidInputError: an unknown key (naming the nearest), a bad value.
+        InvalidInputError: an unknown key (naming the nearest), a bad value, or one of Kafka's settings that asks for what
+            one broker can't have.
     """
-    plain: dict[str, Any] = {}
-    for key, value in properties.items():
-        if key in LOG_NAMES:
-            plain.setdefault(LOG_NAMES[key], value)
-        elif key in _LOG_UNITS:
-            name, factor = _LOG_UNITS[key]
-            plain.setdefault(name, _scaled(key, value, factor))
-        else:
-            plain[key] = value
+    given = own_properties({key: value for key, value in properties.items() if value is not None})
+    plain = {key: value for key, value in given.items() if key not in LOG_NAMES and key not in _LOG_UNITS}
+    for key, name in LOG_NAMES.items():
+        if key in given:
+            plain.setdefault(name, given[key])
+    for key, (name, factor) in _LOG_UNITS.items():
+        if key in given:
+            plain.setdefault(name, _scaled(key, given[key], factor))
     unknown = [key for key in plain if key not in known_names() and not _is_alias(key)]
     if unknown:
         raise unknown_key(unknown[0], known_names())
@@ -275,7 +279,8 @@ def broker_configs(properties: Mapping[str, Any]) -> tuple[BrokerConfig, GroupCo
 @cache
 def known_names() -> tuple[str, ...]:
     """Every property that a broker can be started with, without aliases."""
-    return (*settings(BrokerConfig), *settings(GroupConfig), *settings(LogConfig), *LOG_NAMES, *_LOG_UNITS)
+    own = (*settings(BrokerConfig), *settings(GroupConfig), *settings(LogConfig), *LOG_NAMES, *_LOG_UNITS)
+    return (*own, *known_facts())
 
 
 def _is_alias(key: str) -> bool:

@@ -1,6 +1,7 @@
 """The tree of commands, and how a command ends: 0 done, 1 refused or failed, 2 wrong use.
 
-A family's module is imported when one of its commands is asked for, so that `kohort --help` answers at once.
+What reads the arguments is imported when a command is asked for, and a family's module with it, so that `kohort --help`
+answers at once.
 """
 
 from __future__ import annotations
@@ -8,23 +9,20 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from importlib.metadata import version
+from functools import cache
+from typing import TYPE_CHECKING, TextIO
 
-from cyclopts import App, CycloptsError
-
+from kohort import __version__
 from kohort.errors import KafkaError
 
-DONE, FAILED, WRONG_USE, INTERRUPTED = 0, 1, 2, 130
+if TYPE_CHECKING:  # it takes longer to import than all that help needs
+    from cyclopts import App
 
-app = App(
-    name="kohort",
-    help="Kafka consumer groups, whole: a broker, records in and out, topics, groups and their offsets.",
-    version=lambda: version("kohort"),
-    version_flags=["--version"],
-    result_action="return_value",
-)
+DONE, FAILED, WRONG_USE, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 130, 141
+"""130 and 141 are what a shell says of programs that SIGINT and SIGPIPE end."""
 
-_COMMANDS = {
+ABOUT = "Kafka consumer groups, whole: a broker, records in and out, topics, groups and their offsets."
+COMMANDS = {
     "demo": ("kohort.cli.demo:demo", "The main job, start to finish: flights through a group of Spark queries."),
     "broker": ("kohort.cli.broker:broker", "Serve as a Kafka broker with real consumer groups."),
     "topics": ("kohort.cli.topics:app", "List, describe, create, delete and alter topics."),
@@ -35,12 +33,23 @@ _COMMANDS = {
     "zookeeper": ("kohort.cli.zookeeper:zookeeper", "A real ZooKeeper for trying things."),
     "doctor": ("kohort.cli.doctor:doctor", "Say what is missing on this machine, and how to get it."),
 }
-for _name, (_target, _help) in _COMMANDS.items():
-    app.command(_target, name=_name, help=_help)
+"""Command -> where it is, and what it is for. What is called `app` there has commands of its own."""
+HELP, VERSION = ("--help", "-h"), "--version"
 
 
 class UsageError(Exception):
     """The command was used wrongly; the text says how."""
+
+
+@cache
+def tree() -> App:
+    """Every command; a command's own module is imported when it is asked for."""
+    from cyclopts import App
+
+    app = App(name="kohort", help=ABOUT, version=__version__, version_flags=[VERSION], result_action="return_value")
+    for name, (target, about) in COMMANDS.items():
+        app.command(target, name=name, help=about)
+    return app
 
 
 def run(tokens: Sequence[str]) -> int:
@@ -53,18 +62,16 @@ def run(tokens: Sequence[str]) -> int:
         the exit code.
     """
     try:
-        result = app(list(tokens), exit_on_error=False, print_error=False)
+        code = _run(list(tokens))
         sys.stdout.flush()
-        return result if isinstance(result, int) else DONE
-    except CycloptsError as error:
-        return _complain(str(error), WRONG_USE, hint=f"see kohort {_command_of(tokens)}--help")
+        return code
     except UsageError as error:
         return _complain(str(error), WRONG_USE)
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:  # the reader of our output went away, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FAILED
+        _drop_output()
+        return PIPE_CLOSED
     except KafkaError as error:
         return _complain(str(error), FAILED)
     except OSError as error:
@@ -72,9 +79,55 @@ def run(tokens: Sequence[str]) -> int:
         return _complain(what, FAILED)
 
 
+def _run(tokens: list[str]) -> int:
+    if tokens == [VERSION]:
+        print(__version__)
+        return DONE
+    options = tokens[: tokens.index("--")] if "--" in tokens else tokens
+    if _is_family(tokens) or any(word in options for word in HELP):
+        from kohort.cli.help import help_page
+
+        print(help_page(tokens), end="")
+        return DONE
+    from cyclopts import CycloptsError
+
+    try:
+        result = tree()(tokens, exit_on_error=False, print_error=False)
+    except CycloptsError as error:
+        return _complain(str(error), WRONG_USE, hint=f"see kohort {_command_of(tokens)}--help")
+    return result if isinstance(result, int) else DONE
+
+
+def _is_family(tokens: Sequence[str]) -> bool:
+    """Whether the arguments name no command but only those that have some."""
+    return not tokens or (len(tokens) == 1 and COMMANDS.get(tokens[0], ("",))[0].endswith(":app"))
+
+
+def _drop_output() -> None:
+    """What is still to be written goes nowhere, so that the interpreter's end finds nothing to complain of."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        if _is_closed(stream):
+            os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
+
+
+def _is_closed(stream: TextIO) -> bool:
+    try:
+        stream.flush()
+    except BrokenPipeError:
+        return True
+    except (OSError, ValueError):
+        return False
+    return False
+
+
 def _complain(text: str, code: int, hint: str | None = None) -> int:
     line = " ".join(text.split())
-    print(f"kohort: {line}" + (f" ({hint})" if hint else ""), file=sys.stderr)
+    try:
+        print(f"kohort: {line}" + (f" ({hint})" if hint else ""), file=sys.stderr, flush=True)
+    except BrokenPipeError:
+        _drop_output()
     return code
 
 
@@ -82,9 +135,9 @@ def _command_of(tokens: Sequence[str]) -> str:
     """The command's own words among the arguments, each with a blank after it."""
     words: list[str] = []
     for token in tokens[:2]:
-        if token.startswith("-") or (not words and token not in _COMMANDS):
+        if token.startswith("-") or (not words and token not in COMMANDS):
             break
-        if words and words[0] not in ("topics", "groups", "log"):
+        if words and not COMMANDS[words[0]][0].endswith(":app"):
             break
         words.append(token)
     return "".join(f"{word} " for word in words)

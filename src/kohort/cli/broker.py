@@ -8,39 +8,54 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from kohort.cli.app import UsageError
-from kohort.cli.common import assignments
+from kohort.cli.common import assignments, properties_of
+from kohort.cli.output import note
+
+_ADVERTISED = "advertised.listeners"
 
 
 def broker(
     *,
-    data: Path,
-    listen: str = "127.0.0.1:9092",
+    data: Path | None = None,
+    listen: str | None = None,
     config: Path | None = None,
     metrics_listen: str | None = None,
     set_: Annotated[tuple[str, ...], Parameter(name="--set", negative="")] = (),
 ) -> int:
     """Serve as a Kafka broker with real consumer groups. Ends cleanly with SIGTERM or Ctrl-C.
 
-    Prints the line `ready HOST:PORT` once clients can connect.
+    Prints the line `ready HOST:PORT` once clients can connect. A server.properties of Apache Kafka will do for --config
+    when it asks for one broker: its listeners and log.dirs count, what can't be had (a second replica, TLS) is refused.
 
     Args:
-        data: the folder that keeps topics and groups; made if missing.
-        listen: HOST:PORT to listen on; port 0 picks a free one.
+        data: the folder that keeps topics and groups; made if missing. Else log.dirs of the configuration says it.
+        listen: HOST:PORT to listen on; port 0 picks a free one. Else listeners of the configuration, else 127.0.0.1:9092.
         config: a file of broker, topic and group properties, under Kafka's names.
         metrics_listen: HOST:PORT where Prometheus reads the broker's figures; the property metrics.listen.
         set_: one property as key=value, over the file's; may be given again.
     """
-    from kohort.broker.run import run_broker
+    from kohort.broker.run import LISTEN_DEFAULT, run_broker
     from kohort.broker.settings import broker_configs, parse_listen
-    from kohort.config import read_properties
+    from kohort.broker.single_broker import place_in
     from kohort.errors import InvalidInputError
 
-    properties = {**(read_properties(config) if config else {}), **assignments(set_)}
+    of_file, chosen = properties_of(config) if config else {}, assignments(set_)
+    if listen is not None and _ADVERTISED in of_file and _ADVERTISED not in chosen:
+        note(f"{_ADVERTISED} of {config} is left out, as --listen is given; --set {_ADVERTISED}=… would keep it")
+        del of_file[_ADVERTISED]
+    if listen is not None:
+        of_file.pop("listeners", None)
+    properties = {**of_file, **chosen}
     if metrics_listen is not None:
         properties["metrics.listen"] = metrics_listen
     try:
+        place, properties = place_in(properties)
+        listen = listen or place.listen or LISTEN_DEFAULT
         broker_configs(properties)
         parse_listen(listen)
     except InvalidInputError as error:
         raise UsageError(error.message) from error
-    return run_broker(listen, data, properties)
+    folder = data or (Path(place.folder) if place.folder else None)
+    if folder is None:
+        raise UsageError("say where topics and groups are kept: --data DIR, or log.dirs in the configuration")
+    return run_broker(listen, folder, properties)

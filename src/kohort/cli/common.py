@@ -53,10 +53,10 @@ class Common:
         Raises:
             UsageError: the file names a property that no client knows.
         """
-        given = read_properties(self.command_config) if self.command_config else {}
+        given = properties_of(self.command_config) if self.command_config else {}
         servers = self.bootstrap_server or given.pop("bootstrap.servers", None)
         given.pop("bootstrap.servers", None)
-        known = _known_to_any_client(given)
+        known = _known_to_any_client(given) if given else given
         from kohort.config import settings
 
         names = {setting.knob.name for setting in settings(accepted).values()}
@@ -108,7 +108,7 @@ class Common:
         try:
             return Admin(servers, **given)
         except InvalidInputError as error:
-            raise UsageError(str(error)) from error
+            raise UsageError(error.message) from error
 
 
 def _known_to_any_client(given: Mapping[str, str]) -> Mapping[str, str]:
@@ -126,6 +126,20 @@ def _known_to_any_client(given: Mapping[str, str]) -> Mapping[str, str]:
     return given
 
 
+def properties_of(path: Path) -> dict[str, str]:
+    """The properties of a file.
+
+    Raises:
+        OSError: it can't be read.
+        UsageError: a line is no property.
+    """
+    path.open("rb").close()
+    try:
+        return read_properties(path)
+    except InvalidInputError as error:
+        raise UsageError(error.message) from error
+
+
 def assignments(pairs: tuple[str, ...]) -> dict[str, str]:
     """key=value options as a mapping.
 
@@ -135,4 +149,4 @@ def assignments(pairs: tuple[str, ...]) -> dict[str, str]:
     try:
         return parse_assignments(pairs)
     except InvalidInputError as error:
-        raise UsageError(str(error)) from error
+        raise UsageError(error.message) from error

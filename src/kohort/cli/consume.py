@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import select
 import signal
 import sys
 import time
@@ -17,6 +18,7 @@ from cyclopts import Parameter
 from kohort.cli.app import DONE, UsageError
 from kohort.cli.common import Common
 from kohort.cli.output import note
+from kohort.config import did_you_mean
 from kohort.errors import InvalidInputError, NotFoundError
 
 if TYPE_CHECKING:  # the client is imported by the commands that need it
@@ -31,7 +33,7 @@ Format = Literal["text", "json", "arrow", "parquet"]
 def consume(  # noqa: PLR0913 - one keyword for each option
     *topics: str,
     group: str | None = None,
-    format: Format = "text",
+    format: Format | None = None,
     output: Path | None = None,
     from_beginning: _Flag = False,
     until_end: _Flag = False,
@@ -45,7 +47,7 @@ def consume(  # noqa: PLR0913 - one keyword for each option
     Args:
         topics: the topics.
         group: be a member of this group: share the topics with its other members, and commit what was written out.
-        format: text (values, a line each), json (an object for each record), arrow (an IPC stream) or parquet (a file).
+        format: text (values, a line each; what is not given otherwise), json (an object for each record), arrow (an IPC stream) or parquet (a file).
         output: the file to write; standard output when not given. Parquet needs one.
         from_beginning: start at the first record where the group has no committed offset; else only new records come.
         until_end: stop at what is the end now.
@@ -55,14 +57,26 @@ def consume(  # noqa: PLR0913 - one keyword for each option
     """
     if not topics:
         raise UsageError("name at least one topic")
+    if common.json:
+        if format not in (None, "json"):
+            raise UsageError(f"--json and --format {format} are two formats: give one")
+        format = "json"
+    format = format or "text"
+    for option, number in (("--max-messages", max_messages), ("--idle-timeout", idle_timeout)):
+        if number is not None and number < 0:
+            raise UsageError(f"{option} {number}: give a number from 0 on")
     if format == "parquet" and output is None:
         raise UsageError("a Parquet file needs a name: give --output FILE")
     if format == "arrow" and output is None and sys.stdout.isatty():
         raise UsageError("an Arrow stream is nothing to read on a terminal: give --output FILE, or a pipe")
     with _consumer(common, group, from_beginning, max_messages) as consumer:
-        ends = _begin(consumer, topics, group, from_beginning, until_end)
+        try:
+            ends = _begin(consumer, topics, group, from_beginning, until_end)
+        except NotFoundError as error:
+            raise _with_nearest(error, topics, common) from None
         with _writer(format, output, print_key) as writer, _until_signal() as signalled:
-            total = _pump(consumer, writer, signalled, ends, Limits(max_messages, idle_timeout), group is not None)
+            limits = Limits(max_messages, idle_timeout, _readers_end() if output is None else None)
+            total = _pump(consumer, writer, signalled, ends, limits, group is not None)
     note(f"{total} records")
     return DONE
 
@@ -73,11 +87,29 @@ class Limits:
     Args:
         count: after so many records; None: never for that.
         idle_ms: when nothing came for so long; None: never for that.
+        readers_end: tells when nobody reads the output any more; None: it always goes somewhere.
     """
 
-    def __init__(self, count: int | None, idle_ms: int | None) -> None:
+    def __init__(self, count: int | None, idle_ms: int | None, readers_end: select.poll | None) -> None:
         self.count = count
         self.idle_ms = idle_ms
+        self._readers_end = readers_end
+
+    def check_reader(self) -> None:
+        """Raises BrokenPipeError when the reader of our output has gone, as `head` does; no record need come for it."""
+        if self._readers_end is not None and self._readers_end.poll(0):
+            raise BrokenPipeError
+
+
+def _readers_end() -> select.poll | None:
+    """What reports when the pipe or the terminal that standard output goes to has lost its other end."""
+    try:
+        number = sys.stdout.fileno()
+    except OSError:  # standard output is no file, as in tests
+        return None
+    poll = select.poll()
+    poll.register(number, 0)
+    return poll
 
 
 class Writer(Protocol):
@@ -128,6 +160,13 @@ def _begin(
     return ends
 
 
+def _with_nearest(error: NotFoundError, topics: tuple[str, ...], common: Common) -> NotFoundError:
+    with common.admin() as admin:
+        there = [topic.name for topic in admin.list_topics()]
+    near = [did_you_mean(topic, there) for topic in topics if topic not in there]
+    return NotFoundError(error.message + near[0] if near else error.message, error.code)
+
+
 def _pump(
     consumer: Consumer, writer: Writer, signalled: list[int], ends: dict[Any, int], limits: Limits, commit: bool
 ) -> int:
@@ -148,6 +187,7 @@ def _pump(
             break
         if ends and _at(consumer, ends):
             break
+        limits.check_reader()
     return total
 
 

@@ -7,23 +7,25 @@ from typing import TYPE_CHECKING, Any
 
 from kohort.cli.app import DONE, FAILED, UsageError
 from kohort.cli.output import note
-from kohort.errors import KafkaError
+from kohort.config import did_you_mean
+from kohort.errors import ErrorCode, KafkaError, NotFoundError
 
 if TYPE_CHECKING:  # the client is imported by the commands that need it
     from kohort.client.admin.admin import Admin
     from kohort.client.admin.values import GroupDescription, MemberDescription
 
-LAG_COLUMNS = {
-    "group": "Group",
-    "topic": "Topic",
-    "partition": "Partition",
-    "committed": "Committed",
-    "log_end": "End offset",
-    "lag": "Lag",
-    "client_id": "Client id",
-    "host": "Host",
-    "member_id": "Member",
-}
+OF_PARTITION = ("topic", "partition", "committed", "log_end", "lag", "client_id", "host", "member_id", "error")
+OF_LAG = ("group", "topic", "partition", "committed", "log_start", "log_end", "lag", "error")
+"""What tables of partitions and of lag show."""
+
+
+TYPES = ("Classic", "Consumer", "Share", "Streams")
+"""Kafka's names of the types of groups."""
+
+
+def type_name(text: str) -> str:
+    """A group's type as Kafka's tools write it; lists of groups have it in small letters."""
+    return next((name for name in TYPES if name.lower() == text.lower()), text)
 
 
 def tell(errors: Mapping[Any, KafkaError]) -> int:
@@ -31,6 +33,17 @@ def tell(errors: Mapping[Any, KafkaError]) -> int:
     for error in errors.values():
         note(f"kohort: {error}")
     return FAILED if errors else DONE
+
+
+def with_nearest(admin: Admin, errors: Mapping[str, KafkaError]) -> dict[str, KafkaError]:
+    """The errors, with the nearest group's name where a group is not there."""
+    told = dict(errors)
+    missing = [name for name, error in errors.items() if error.code is ErrorCode.GROUP_ID_NOT_FOUND]
+    if missing:
+        there = [group.group_id for group in admin.list_groups()]
+        for name in missing:
+            told[name] = NotFoundError(f"{errors[name].message}{did_you_mean(name, there)}", errors[name].code)
+    return told
 
 
 def check_chosen(groups: tuple[str, ...], all_groups: bool) -> None:
@@ -58,7 +71,7 @@ def described_groups(admin: Admin, names: list[str]) -> tuple[list[dict[str, Any
             described.append({**group_row(group), "partitions": lag_rows(admin, group)})
         except KafkaError as error:
             errors[name] = error
-    return described, errors
+    return described, with_nearest(admin, errors)
 
 
 def group_row(group: GroupDescription) -> dict[str, Any]:
@@ -66,7 +79,7 @@ def group_row(group: GroupDescription) -> dict[str, Any]:
     return {
         "group": group.group_id,
         "state": group.state,
-        "type": group.type,
+        "type": type_name(group.type),
         "protocol": group.protocol_type,
         "assignor": group.assignor,
         "coordinator": group.coordinator,

@@ -10,22 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from kohort.cli.app import DONE, FAILED
+from kohort.cli.app import DONE, FAILED, UsageError
 from kohort.cli.common import DEFAULT_CALL_MS, Common
-from kohort.cli.group_rows import LAG_COLUMNS, check_chosen, chosen_groups, described_groups, tell
-from kohort.cli.output import note, show, show_json_line, table_of
+from kohort.cli.group_rows import OF_LAG, check_chosen, chosen_groups, described_groups, tell
+from kohort.cli.output import note, printable, show, show_json_line, table_of
 from kohort.errors import KafkaError
 
 if TYPE_CHECKING:  # the client is imported by the commands that need it
     from kohort.client.admin.admin import Admin
 
 _COMMON = Common()
-_COLUMNS = {
-    **{key: LAG_COLUMNS[key] for key in ("group", "topic", "partition", "committed", "log_end", "lag")},
-    "rate": "Committed/s",
-    "client_id": "Client id",
-    "host": "Host",
-}
+_COLUMNS = (*OF_LAG, "rate", "client_id", "host")
 
 
 def watch(
@@ -44,6 +39,8 @@ def watch(
         interval: milliseconds between two looks.
     """
     check_chosen(groups, all_groups)
+    if interval < 1:
+        raise UsageError(f"--interval {interval}: give a number of milliseconds from 1 on")
     with common.admin(DEFAULT_CALL_MS) as admin:
         samples = _samples(admin, groups, all_groups, interval / 1000, common.timeout)
         try:
@@ -115,10 +112,10 @@ def _live(samples: Iterator[dict[str, Any]]) -> int:
         for sample in samples:
             lines = [Text(sample["time"], style="dim")]
             lines += [
-                Text(f"{row['group']}  {row['state']}  {row['type']}  {row['members']} members")
+                Text(printable(f"{row['group']}  {row['state']}  {row['type']}  {row['members']} members"))
                 for row in sample["groups"]
             ]
-            lines += [Text(str(error), style="red") for error in sample["errors"].values()]
+            lines += [Text(printable(str(error)), style="red") for error in sample["errors"].values()]
             live.update(Group(*lines, table_of(_rows(sample), _COLUMNS)), refresh=True)
             code = FAILED if sample["errors"] else DONE
     return code

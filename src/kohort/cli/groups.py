@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Annotated
 
 from cyclopts import App, Parameter
 
 from kohort.cli import group_changes, group_watch
-from kohort.cli.app import DONE
+from kohort.cli.app import DONE, UsageError
 from kohort.cli.common import Common
-from kohort.cli.group_rows import LAG_COLUMNS, check_chosen, chosen_groups, described_groups, member_row, tell
-from kohort.cli.output import show, show_json
+from kohort.cli.group_rows import (
+    OF_LAG,
+    OF_PARTITION,
+    TYPES,
+    check_chosen,
+    chosen_groups,
+    described_groups,
+    member_row,
+    tell,
+    type_name,
+    with_nearest,
+)
+from kohort.cli.output import printable, show, show_json
+from kohort.config import did_you_mean
 
 app = App(name="groups", help="List and describe groups, their lag, and change their offsets.")
 for _name, _command in group_changes.COMMANDS.items():
@@ -19,6 +32,11 @@ for _name, _command in group_changes.COMMANDS.items():
 app.command(group_watch.watch)
 
 _COMMON = Common()
+STATES = (
+    "PreparingRebalance", "CompletingRebalance", "Stable", "Dead", "Empty", "Assigning", "Reconciling", "NotReady",
+)  # fmt: skip
+PROTOCOLS = ("consumer", "connect", "share", "streams")
+"""Kafka's own names of a group's states, types and protocol types; what else groups of the cluster have is known too."""
 
 
 @app.command(name="list")
@@ -26,29 +44,48 @@ def list_(
     *,
     state: Annotated[tuple[str, ...], Parameter(negative="")] = (),
     type: Annotated[tuple[str, ...], Parameter(negative="")] = (),
+    protocol: Annotated[tuple[str, ...], Parameter(negative="")] = (),
     common: Common = _COMMON,
 ) -> int:
     """List the groups with their state and protocol.
 
     Args:
-        state: only groups in this state (Stable, Empty …); may be given again.
-        type: only groups of this type (Classic, Consumer); may be given again.
+        state: only groups in this state (Stable, Empty …); may be given again, or several with commas between.
+        type: only groups of this type (Classic, Consumer …); the same.
+        protocol: only groups of this protocol type (consumer, connect …); the same.
     """
+    states, types = _words("--state", state, STATES), _words("--type", type, TYPES)
     with common.admin() as admin:
-        groups = admin.list_groups(states=state, types=type)
+        groups = admin.list_groups(states=states, types=types)
+    protocols = _words("--protocol", protocol, {*PROTOCOLS, *(group.protocol_type for group in groups)})
     rows = [
         {
             "group": group.group_id,
             "state": group.state,
-            "type": group.type,
+            "type": type_name(group.type),
             "protocol": group.protocol_type,
             "coordinator": group.coordinator,
         }
         for group in groups
+        if not protocols or group.protocol_type in protocols
     ]
-    columns = {"group": "Group", "state": "State", "type": "Type", "protocol": "Protocol", "coordinator": "Coordinator"}
-    show(rows, columns, as_json=common.json, empty="no groups")
+    show(rows, rows[0] if rows else (), as_json=common.json, empty="no groups")
     return DONE
+
+
+def _words(option: str, given: tuple[str, ...], known: Collection[str]) -> list[str]:
+    """The words of a filter, as they are written elsewhere.
+
+    Raises:
+        UsageError: one that can't be; the text names the nearest.
+    """
+    by_lower = {word.lower(): word for word in known}
+    words = [word.strip() for text in given for word in text.split(",")]
+    for word in words:
+        if word.lower() not in by_lower:
+            near = did_you_mean(word, known) or f"; there are {', '.join(sorted(filter(None, known)))}"
+            raise UsageError(f"{option} {word}: there is nothing of this name{near}")
+    return [by_lower[word.lower()] for word in words]
 
 
 @app.command
@@ -69,12 +106,12 @@ def describe(
     else:
         for row in described:
             epoch = "" if row["epoch"] is None else f"  epoch {row['epoch']}"
-            print(
-                f"group {row['group']}  state {row['state']}  type {row['type']}  assignor {row['assignor'] or '-'}"
-                f"  members {row['members']}  coordinator {row['coordinator']}{epoch}"
+            line = (
+                f"group {row['group']}  state {row['state']}  type {row['type']}  protocol {row['protocol'] or '-'}"
+                f"  assignor {row['assignor'] or '-'}  members {row['members']}  coordinator {row['coordinator']}{epoch}"
             )
-            columns = {key: heading for key, heading in LAG_COLUMNS.items() if key != "group"}
-            show(row["partitions"], columns, as_json=False, empty=f"group {row['group']} has no offsets")
+            print(printable(line))
+            show(row["partitions"], OF_PARTITION, as_json=False, empty=f"group {row['group']} has no offsets")
     return tell(errors)
 
 
@@ -89,18 +126,11 @@ def members(*groups: str, all_groups: Annotated[bool, Parameter(negative="")] = 
     check_chosen(groups, all_groups)
     with common.admin() as admin:
         found = admin.describe_consumer_groups(chosen_groups(admin, groups, all_groups))
+        errors = with_nearest(admin, found.errors)
     rows = [member_row(group, member) for group in found.values.values() for member in group.members]
-    columns = {
-        "group": "Group",
-        "member_id": "Member",
-        "group_instance_id": "Instance",
-        "client_id": "Client id",
-        "host": "Host",
-        "partitions": "Partitions",
-        "assignment": "Assignment",
-    }
+    columns = ("group", "member_id", "group_instance_id", "client_id", "host", "partitions", "assignment")
     show(rows, columns, as_json=common.json, empty="no members")
-    return tell(found.errors)
+    return tell(errors)
 
 
 @app.command
@@ -115,6 +145,5 @@ def lag(*groups: str, all_groups: Annotated[bool, Parameter(negative="")] = Fals
     with common.admin() as admin:
         described, errors = described_groups(admin, chosen_groups(admin, groups, all_groups))
     rows = [row for group in described for row in group["partitions"]]
-    columns = {key: LAG_COLUMNS[key] for key in ("group", "topic", "partition", "committed", "log_end", "lag")}
-    show(rows, columns, as_json=common.json, empty="no offsets")
+    show(rows, OF_LAG, as_json=common.json, empty="no offsets")
     return tell(errors)

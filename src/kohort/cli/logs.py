@@ -18,16 +18,7 @@ if TYPE_CHECKING:
 
 app = App(name="log", help="Look at what a stopped broker keeps on the disk.", result_action="return_value")
 
-_COLUMNS = {
-    "partition": "partition",
-    "file": "file",
-    "position": "at byte",
-    "length": "bytes",
-    "first_offset": "first lost",
-    "last_offset": "last lost",
-    "reason": "what is wrong",
-    "set_aside": "set aside in",
-}
+_COLUMNS = ("partition", "file", "position", "length", "first_offset", "last_offset", "reason", "set_aside")
 
 
 @app.command

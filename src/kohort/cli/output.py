@@ -1,24 +1,75 @@
-"""How commands speak: tables for people, plain columns for pipes, JSON for programs."""
+"""How commands speak: tables for people, plain columns for pipes, JSON for programs. One name for a thing in all three."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:  # rich is imported where a terminal is
     from rich.table import Table
 
 Row = Mapping[str, Any]
 
+NAMES = {
+    "group": "the group",
+    "state": "the group's state, under Kafka's names; of what `doctor` looked for: ok, optional or missing",
+    "type": "the group's type: Classic or Consumer",
+    "protocol": "the group's protocol type: consumer, connect …",
+    "assignor": "who decides which member has what",
+    "coordinator": "the node id of the broker that coordinates the group",
+    "epoch": "of a KIP-848 group or member",
+    "members": "how many",
+    "offsets": "how many are committed",
+    "topic": "the topic",
+    "topic_id": "its id",
+    "partitions": "how many; in `describe --json` the partitions themselves",
+    "replication_factor": "copies of each partition",
+    "internal": "whether it is Kafka's own",
+    "configs": "properties that were set for the topic",
+    "partition": "the partition's number; of `log check` its folder",
+    "leader": "the node id of the broker that leads the partition",
+    "replicas": "node ids of the brokers that have the partition",
+    "isr": "those of them that are in sync",
+    "log_start": "the first offset that the partition holds",
+    "log_end": "the offset that the next record will get",
+    "committed": "the group's committed offset",
+    "lag": "records still to be read: `log_end` less the larger of `committed` and `log_start`",
+    "rate": "records per second by which `committed` moved since the look before",
+    "metadata": "what the committer wrote beside the offset",
+    "error": "why something can't be told",
+    "member_id": "the member",
+    "group_instance_id": "its static id",
+    "client_id": "its client's name",
+    "host": "where it is",
+    "assignment": "the partitions it has",
+    "subscription": "the topics it wants",
+    "new": "the committed offset as it will be",
+    "requested": "the offset that was asked for, where `new` is another one",
+    "note": "why it is another one",
+    "done": "whether the change was made",
+    "what": "what `doctor` looked for",
+    "found": "what it found",
+    "for": "what that is for",
+    "get_it": "how to get it",
+    "file": "the file that is damaged",
+    "position": "the byte of it at which damage begins",
+    "length": "how many bytes are damaged",
+    "first_offset": "the first offset that is lost",
+    "last_offset": "the last one",
+    "reason": "what is wrong",
+    "set_aside": "the file that the damaged bytes were put in",
+}
+"""What rows hold: the key in JSON, which is also the heading, and what it means."""
 
-def show(rows: Sequence[Row], columns: Mapping[str, str], *, as_json: bool, empty: str = "nothing") -> None:
+
+def show(rows: Sequence[Row], columns: Iterable[str], *, as_json: bool, empty: str = "nothing") -> None:
     """Prints rows.
 
     Args:
         rows: one mapping for each.
-        columns: key of a row -> heading. JSON has every key of a row, also those without a heading; a terminal leaves
-            columns out in which no row has anything.
+        columns: the keys that tables have, in order. JSON has every key of a row; a terminal leaves columns out in
+            which no row has anything.
         as_json: print a JSON array of the rows.
         empty: said on standard error when there are no rows.
     """
@@ -50,7 +101,7 @@ def show_json_line(value: Any) -> None:
 
 def note(text: str) -> None:
     """Says something beside the output, on standard error."""
-    print(text, file=sys.stderr)
+    print(printable(text), file=sys.stderr)
 
 
 def confirmed(execute: bool, question: str) -> bool:
@@ -61,9 +112,22 @@ def confirmed(execute: bool, question: str) -> bool:
     if execute:
         return True
     if sys.stdin.isatty() and sys.stdout.isatty():
-        return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+        print(f"{printable(question)} [y/N] ", end="", file=sys.stderr, flush=True)
+        return sys.stdin.readline().strip().lower() in ("y", "yes")
     note("nothing was changed: this was a preview; add --execute to do it")
     return False
+
+
+def printable(text: str) -> str:
+    """A text whose control characters are written as escapes: names and metadata come from others."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def heading(key: str) -> str:
+    """A column's heading for a terminal."""
+    return key.replace("_", " ").capitalize()
 
 
 def _text(value: Any) -> str:
@@ -71,41 +135,68 @@ def _text(value: Any) -> str:
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, bytes):
+        return printable(value.decode(errors="backslashreplace"))
+    if isinstance(value, Mapping):
+        return ",".join(f"{_text(key)}={'default' if one is None else _text(one)}" for key, one in value.items()) or "-"
     if isinstance(value, (list, tuple)):
-        return ",".join(str(part) for part in value) or "-"
-    return str(value)
+        return ",".join(_text(part) for part in value) or "-"
+    return printable(str(value))
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _show_table(rows: Sequence[Row], columns: Mapping[str, str]) -> None:
+def _show_table(rows: Sequence[Row], columns: Iterable[str]) -> None:
     from rich.console import Console
 
-    Console().print(table_of(rows, columns))
+    console, keys = Console(), _with_something(rows, columns)
+    if sum(_least_width(key) + 2 for key in keys) >= console.width:
+        _show_blocks(rows, keys, console.width)
+    else:
+        console.print(table_of(rows, keys))
 
 
-def table_of(rows: Sequence[Row], columns: Mapping[str, str]) -> Table:
+def _with_something(rows: Sequence[Row], columns: Iterable[str]) -> list[str]:
+    return [key for key in columns if any(row.get(key) not in (None, "") for row in rows)]
+
+
+def _least_width(key: str) -> int:
+    return max(map(len, heading(key).split()))
+
+
+def _show_blocks(rows: Sequence[Row], keys: Sequence[str], width: int) -> None:
+    """A line for each cell, folded: for terminals that are too narrow for a table."""
+    for row in rows:
+        for key in keys:
+            line = f"{heading(key)}: {_text(row.get(key))}"
+            for begin in range(0, len(line), width):
+                sys.stdout.write(line[begin : begin + width] + "\n")
+        sys.stdout.write("\n")
+
+
+def table_of(rows: Sequence[Row], columns: Iterable[str]) -> Table:
     """The rows as a table for a terminal; columns in which no row has anything are left out."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    shown = [key for key in columns if any(row.get(key) not in (None, "") for row in rows)]
+    shown = _with_something(rows, columns)
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for key in shown:
         right = any(_is_number(row.get(key)) for row in rows)
-        longest_word = max(map(len, columns[key].split()))
-        table.add_column(columns[key], justify="right" if right else "left", overflow="fold", min_width=longest_word)
+        justify: Literal["left", "right"] = "right" if right else "left"
+        table.add_column(heading(key), justify=justify, overflow="fold", min_width=_least_width(key))
     for row in rows:
         table.add_row(*(Text(_text(row.get(key))) for key in shown))
     return table
 
 
-def _show_columns(rows: Sequence[Row], columns: Mapping[str, str]) -> None:
-    cells = [[_text(row.get(key)) for key in columns] for row in rows]
-    headings = [heading.upper().replace(" ", "-") for heading in columns.values()]
+def _show_columns(rows: Sequence[Row], columns: Iterable[str]) -> None:
+    keys = list(columns)
+    cells = [[_text(row.get(key)) for key in keys] for row in rows]
+    headings = [key.upper().replace("_", "-") for key in keys]
     widths = [max(len(line[index]) for line in [headings, *cells]) for index in range(len(headings))]
     for line in [headings, *cells]:
         sys.stdout.write("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() + "\n")

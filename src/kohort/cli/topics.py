@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 
 from kohort.cli.app import DONE, FAILED, UsageError
 from kohort.cli.common import Common, assignments
-from kohort.cli.output import note, show, show_json
-from kohort.errors import KafkaError
+from kohort.cli.output import note, printable, show, show_json
+from kohort.cli.partitions import topics_with_nearest
+from kohort.config import did_you_mean
+from kohort.errors import ErrorCode, KafkaError, NotFoundError
 
 app = App(name="topics", help="List, describe, create, delete and alter topics.")
 
@@ -29,13 +32,13 @@ def list_(*, internal: Annotated[bool, Parameter(negative="")] = False, common: 
         {
             "topic": topic.name,
             "partitions": len(topic.partitions),
-            "replicas": max((len(part.replicas) for part in topic.partitions.values()), default=0),
+            "replication_factor": max((len(part.replicas) for part in topic.partitions.values()), default=0),
             "topic_id": str(topic.topic_id),
             "internal": topic.internal,
         }
         for topic in topics
     ]
-    columns = {"topic": "Topic", "partitions": "Partitions", "replicas": "Replicas", "topic_id": "Topic id"}
+    columns = ("topic", "partitions", "replication_factor", "topic_id", *(("internal",) if internal else ()))
     show(rows, columns, as_json=common.json, empty="no topics")
     return DONE
 
@@ -51,12 +54,13 @@ def describe(*topics: str, common: Common = _COMMON) -> int:
         names = list(topics) or [topic.name for topic in admin.list_topics()]
         found = admin.describe_topics(names)
         described = [_describe(admin, info) for _, info in sorted(found.values.items())]
+        errors = topics_with_nearest(admin, found.errors)
     if common.json:
         show_json(described)
     else:
         for topic in described:
             _print_topic(topic)
-    return _tell(found.errors)
+    return _tell(errors)
 
 
 def _describe(admin: Any, info: Any) -> dict[str, Any]:
@@ -90,15 +94,8 @@ def _describe(admin: Any, info: Any) -> dict[str, Any]:
 
 def _print_topic(topic: dict[str, Any]) -> None:
     configs = " ".join(f"{name}={value}" for name, value in topic["configs"].items())
-    print(f"topic {topic['topic']}  id {topic['topic_id']}" + (f"  {configs}" if configs else ""))
-    columns = {
-        "partition": "Partition",
-        "leader": "Leader",
-        "replicas": "Replicas",
-        "isr": "In sync",
-        "log_start": "First offset",
-        "log_end": "End offset",
-    }
+    print(printable(f"topic {topic['topic']}  topic id {topic['topic_id']}" + (f"  {configs}" if configs else "")))
+    columns = ("partition", "leader", "replicas", "isr", "log_start", "log_end")
     show(topic["partitions"], columns, as_json=False, empty="no partitions")
 
 
@@ -121,18 +118,24 @@ def create(
         if_not_exists: a topic that exists is no failure.
     """
     from kohort.client.admin.values import NewTopic
-    from kohort.errors import ErrorCode
 
     _need(topics)
     properties = assignments(config)
     with common.admin() as admin:
-        results = admin.create_topics([NewTopic(name, partitions, replication_factor, properties) for name in topics])
+        results = admin.create_topics(
+            [NewTopic(name, partitions, replication_factor, properties) for name in dict.fromkeys(topics)]
+        )
+    made = results.values
     rows = [
-        {"topic": topic.name, "topic_id": str(topic.topic_id), "partitions": topic.num_partitions}
-        for topic in results.values.values()
+        {
+            "topic": name,
+            "topic_id": str(made[name].topic_id) if name in made else None,
+            "partitions": made[name].num_partitions if name in made else None,
+            "done": name in made,
+        }
+        for name in dict.fromkeys(topics)
     ]
-    columns = {"topic": "Created", "partitions": "Partitions", "topic_id": "Topic id"}
-    show(rows, columns, as_json=common.json, empty="nothing was created")
+    show(rows, ("topic", "topic_id", "partitions", "done"), as_json=common.json)
     errors = {
         name: error
         for name, error in results.errors.items()
@@ -151,8 +154,10 @@ def delete(*topics: str, common: Common = _COMMON) -> int:
     _need(topics)
     with common.admin() as admin:
         results = admin.delete_topics(topics)
-    show([{"topic": name} for name in results.values], {"topic": "Deleted"}, as_json=common.json)
-    return _tell(results.errors)
+        errors = topics_with_nearest(admin, results.errors)
+    rows = [{"topic": name, "done": name in results.values} for name in dict.fromkeys(topics)]
+    show(rows, ("topic", "done"), as_json=common.json)
+    return _tell(errors)
 
 
 @app.command
@@ -180,14 +185,20 @@ def alter(
     with common.admin() as admin:
         if changes:
             resource = ConfigResource(ResourceType.TOPIC, topic)
+            _must_have(admin.describe_configs([resource]).result(resource) if delete_config else (), delete_config)
             admin.incremental_alter_configs({resource: changes}).all()
         if partitions is not None:
             admin.create_partitions({topic: partitions}).all()
-    row = {"topic": topic, "partitions": partitions, "configs": changes}
-    shown = [{**row, "configs": [f"{name}={'default' if value is None else value}" for name, value in changes.items()]}]
-    columns = {"topic": "Altered", "partitions": "Partitions", "configs": "Properties"}
-    show([row] if common.json else shown, columns, as_json=common.json)
+    row = {"topic": topic, "partitions": partitions, "configs": changes, "done": True}
+    show([row], row, as_json=common.json)
     return DONE
+
+
+def _must_have(there: Collection[str], names: tuple[str, ...]) -> None:
+    """Raises NotFoundError for a property that topics don't have: taking it back would do nothing, and be no error."""
+    for name in names:
+        if name not in there:
+            raise NotFoundError(f"topics have no setting {name}{did_you_mean(name, there)}")
 
 
 def _need(topics: tuple[str, ...]) -> None:

@@ -30,15 +30,15 @@ class Share:
         return self.where.committed or 0
 
     @property
-    def end(self) -> int:
+    def log_end(self) -> int:
         return self.where.log_end or 0
 
     @property
     def lag(self) -> int:
-        return self.end if self.where.committed is None else self.where.lag or 0
+        return self.log_end if self.where.committed is None else self.where.lag or 0
 
     def to_json(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("partition", "committed", "end", "owner", "lag")}
+        return {name: getattr(self, name) for name in ("partition", "committed", "log_end", "owner", "lag")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,10 +150,10 @@ def _group(outcome: Outcome) -> Table:
         box=None,
         header_style="dim",
     )
-    for name in ("partition", "committed", "end", "lag", "owner"):
+    for name in ("partition", "committed", "log end", "lag", "owner"):
         table.add_column(name, justify="left" if name == "owner" else "right")
     for one in outcome.shares:
-        table.add_row(str(one.partition), f"{one.committed:,}", f"{one.end:,}", str(one.lag), one.owner)
+        table.add_row(str(one.partition), f"{one.committed:,}", f"{one.log_end:,}", str(one.lag), one.owner)
     return table
 
 

@@ -208,7 +208,7 @@ class Demo:
 
     def _drained(self) -> bool:
         shares, state = self.shares()
-        return state == "Stable" and all(one.lag == 0 for one in shares) and sum(one.end for one in shares) > 0
+        return state == "Stable" and all(one.lag == 0 for one in shares) and sum(one.log_end for one in shares) > 0
 
     def close(self) -> None:
         """End what still runs; leave a foreign cluster as it was."""
@@ -261,7 +261,7 @@ def tell(options: DemoOptions) -> int:
 def conclude(demo: Demo, shares: tuple[Share, ...], state: str) -> Outcome:
     """Read the files, settle the account, draw the picture."""
     batches = read_batches(demo.folder / "batches")
-    account = settle(ranges_of(batches), {one.partition: one.end for one in shares})
+    account = settle(ranges_of(batches), {one.partition: one.log_end for one in shares})
     counted = count_once(batches, account)
     picture = demo.folder / "delay-by-hour.png"
     draw(counted, picture)

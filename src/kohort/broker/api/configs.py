@@ -13,7 +13,7 @@ from typing import Any
 from kohort.broker.config_entries import Entry, Type, broker_entries, cluster_entries, group_entries, topic_entries
 from kohort.broker.node import Node
 from kohort.broker.request import Request
-from kohort.config import parse_value, settings
+from kohort.config import did_you_mean, parse_value, settings
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, NotFoundError
 from kohort.log import LogConfig
 from kohort.wire.cluster import (
@@ -204,7 +204,8 @@ def _store(node: Node, resource: Any, configs: dict[str, str], validate_only: bo
     known = settings(LogConfig)
     for key, value in configs.items():
         if key not in known:
-            raise InvalidInputError(f"topics have no setting {key}", ErrorCode.INVALID_CONFIG)
+            text = f"topics have no setting {key}{did_you_mean(key, known)}"
+            raise InvalidInputError(text, ErrorCode.INVALID_CONFIG)
         try:
             parse_value(known[key], value)
         except InvalidInputError as error:

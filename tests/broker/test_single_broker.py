@@ -1,0 +1,225 @@
+"""Files that Apache Kafka's brokers start with: one broker's are taken, what asks for more is refused with what to do."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kohort import Admin, Broker
+from kohort.broker.settings import broker_configs
+from kohort.broker.single_broker import Place, place_in
+from kohort.client.admin.values import ConfigResource, NewTopic, ResourceType
+from kohort.config import read_properties
+from kohort.errors import InvalidInputError
+from kohort.zookeeper import free_port
+from tests.support.apache_kafka import ApacheKafka
+
+FILES = sorted((Path(__file__).parent / "server_properties").glob("*.properties"))
+KOHORT = [sys.executable, "-m", "kohort"]
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts `kohort broker …`; what still runs at the end is killed."""
+    running: list[subprocess.Popen[str]] = []
+
+    def begin(*args: str) -> subprocess.Popen[str]:
+        command = [*KOHORT, "broker", *args]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        running.append(process)
+        return process
+
+    yield begin
+    for process in running:
+        process.kill()
+        process.communicate()
+
+
+def ready(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line.startswith("ready "), process.communicate()
+    return line.split()[1]
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_a_file_of_one_broker_starts_a_broker(
+    start: Callable[..., subprocess.Popen[str]], tmp_path: Path, file: Path
+) -> None:
+    """On a free port and in a folder of the test's; `advertised.listeners` would send clients to another port."""
+    process = start("--config", str(file), "--listen", "127.0.0.1:0", "--data", str(tmp_path / "data"))
+    address = ready(process)
+    with Admin(address) as admin:
+        assert admin.create_topics([NewTopic("made")]).result("made").num_partitions == 1
+        (node,) = admin.describe_cluster().nodes
+        assert f"{node.host}:{node.port}" == address
+    process.send_signal(signal.SIGTERM)
+    _, told = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert "advertised.listeners" in told
+
+
+def test_address_and_folder_of_the_file_count(start: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
+    port, file = free_port(), tmp_path / "server.properties"
+    text = FILES[-1].read_text() + (
+        f"\nlisteners=PLAINTEXT\\://127.0.0.1\\:{port},CONTROLLER://:9093\nadvertised.listeners=PLAINTEXT://localhost:{port}\n"
+        f"log.dirs={tmp_path / 'kept'}\ncontroller.listener.names=CONTROLLER\n"
+    )
+    file.write_text(text)
+    process = start("--config", str(file))
+    assert ready(process) == f"127.0.0.1:{port}"
+    with Admin(f"127.0.0.1:{port}") as admin:
+        (node,) = admin.describe_cluster().nodes
+        assert (node.host, node.port) == ("localhost", port)
+    assert (tmp_path / "kept" / "meta.properties").exists()
+
+
+def test_no_folder_is_wrong_use(start: Callable[..., subprocess.Popen[str]]) -> None:
+    process = start("--listen", "127.0.0.1:0")
+    _, told = process.communicate(timeout=30)
+    assert process.returncode == 2
+    assert "--data DIR, or log.dirs" in told
+
+
+@pytest.mark.parametrize(
+    ("properties", "told"),
+    [
+        ({"offsets.topic.replication.factor": "3"}, "without replication, 3 can't be had; remove it or set 1"),
+        ({"transaction.state.log.replication.factor": 3}, "3 can't be had; remove it or set 1"),
+        ({"transaction.state.log.min.isr": "2"}, "2 can't be had; remove it or set 1"),
+        ({"share.coordinator.state.topic.replication.factor": "3"}, "3 can't be had"),
+        ({"share.coordinator.state.topic.min.isr": "2"}, "2 can't be had"),
+        ({"default.replication.factor": "3"}, "3 can't be had; remove it or set 1"),
+        ({"min.insync.replicas": "2"}, "2 can't be had; remove it or set 1"),
+        ({"process.roles": "controller"}, "remove it or set broker"),
+        ({"process.roles": "broker,brocker"}, "remove it or set broker"),
+        ({"controller.quorum.voters": "1@a:1,2@b:1,3@c:1"}, "one node without a quorum"),
+        ({"controller.quorum.bootstrap.servers": "a:1,b:1"}, "one node without a quorum"),
+        (
+            {"authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer"},
+            "everyone who can connect",
+        ),
+        ({"create.topic.policy.class.name": "a.b.C"}, "no Java classes"),
+        ({"config.providers": "env"}, "remove it"),
+        ({"log.cleaner.enable": "false"}, "remove it or set true"),
+        ({"remote.log.storage.system.enable": "true"}, "no tiered storage"),
+        ({"max.connections.per.ip.overrides": "h:3"}, "max.connections.per.ip"),
+        ({"max.connection.creation.rate": "10"}, "no limit of new connections"),
+        ({"advertised.listeners": "PLAINTEXT://0.0.0.0:9092"}, "name a host"),
+        ({"advertised.listeners": "SASL_SSL://h:9092"}, "no TLS and no SASL"),
+        ({"advertised.listeners": "A://h:9092,B://h:9093"}, "one listener for clients, and here are A, B; leave one"),
+        ({"listeners": "PLAINTEXT://:9092"}, "kohort broker --config"),
+        ({"log.dirs": "/a"}, "kohort broker --config"),
+        ({"offsets.topic.replication.facto": "1"}, "did you mean offsets.topic.replication.factor?"),
+        ({"zookeper.connect": "localhost:2181"}, "did you mean zookeeper.connect?"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_what_can_not_be_had_is_refused_with_what_to_do(properties: dict[str, Any], told: str) -> None:
+    with pytest.raises(InvalidInputError) as refused:
+        broker_configs(properties)
+    assert told in refused.value.message
+    assert next(iter(properties)) in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("properties", "place"),
+    [
+        ({}, (None, None)),
+        ({"listeners": "PLAINTEXT://:9092,CONTROLLER://:9093", "log.dirs": "/a"}, ("0.0.0.0:9092", "/a")),
+        ({"listeners": "plaintext://[::1]:9092", "log.dir": "/b"}, ("[::1]:9092", "/b")),
+        ({"log.dir": "/b", "log.dirs": "/a"}, (None, "/a")),
+        (
+            {
+                "listeners": "C://:1,OUT://h:2",
+                "controller.listener.names": "C",
+                "listener.security.protocol.map": "OUT:PLAINTEXT",
+            },
+            ("h:2", None),
+        ),
+        ({"port": "9094", "host.name": "h"}, ("h:9094", None)),
+    ],
+    ids=str,
+)
+def test_address_and_folder(properties: dict[str, Any], place: tuple[str | None, str | None]) -> None:
+    assert place_in(properties | {"num.partitions": "3"}) == (
+        Place(*place),
+        {"num.partitions": "3", **{k: v for k, v in properties.items() if "listener." in k}},
+    )
+
+
+@pytest.mark.parametrize(
+    ("properties", "told"),
+    [
+        ({"listeners": "SSL://:9093"}, "no TLS and no SASL"),
+        ({"listeners": "OUT://:9093", "listener.security.protocol.map": "OUT:SASL_SSL"}, "OUT is SASL_SSL"),
+        ({"listeners": "PLAINTEXT://:1,PLAINTEXT_HOST://:2"}, "here are PLAINTEXT, PLAINTEXT_HOST; leave one"),
+        ({"listeners": "CONTROLLER://:1"}, "here are none"),
+        ({"listeners": "localhost:9092"}, "is no NAME://HOST:PORT"),
+        ({"log.dirs": "/a,/b"}, "one folder, not in 2"),
+    ],
+    ids=str,
+)
+def test_an_address_or_a_folder_that_can_not_be_had(properties: dict[str, Any], told: str) -> None:
+    with pytest.raises(InvalidInputError, match=".*") as refused:
+        place_in(properties)
+    assert told in refused.value.message
+
+
+def test_the_finer_unit_counts_in_whatever_order_they_stand() -> None:
+    """As in Kafka: ms before minutes before hours; its own file has the hours."""
+    given = {"log.retention.hours": "168", "log.retention.minutes": "5", "log.retention.ms": "1000"}
+    for order in (list(given), list(reversed(given))):
+        _, _, log = broker_configs({key: given[key] for key in order})
+        assert log.retention_ms == 1000
+    _, _, log = broker_configs({"log.retention.hours": "168", "log.retention.minutes": "5"})
+    assert log.retention_ms == 300_000
+    _, _, log = broker_configs({"log.roll.hours": "1", "log.roll.jitter.hours": "2"})
+    assert (log.segment_ms, log.segment_jitter_ms) == (3_600_000, 7_200_000)
+
+
+def test_what_sets_nothing_is_named_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    config = {
+        "zookeeper.connect": "localhost:2181",
+        "replica.lag.time.max.ms": 1,
+        "confluent.x": 1,
+        "num.partitions": 2,
+    }
+    with Broker(tmp_path / "data", config, log_level=logging.INFO) as broker, Admin(broker.bootstrap_servers) as admin:
+        assert admin.create_topics([NewTopic("t")]).result("t").num_partitions == 2
+    lines = [line for line in capfd.readouterr().err.splitlines() if "nothing here goes by them" in line]
+    assert len(lines) == 1
+    assert lines[0].endswith("confluent.x, replica.lag.time.max.ms, zookeeper.connect")
+
+
+@pytest.mark.kafka
+def test_every_setting_of_a_real_broker_is_known(apache_kafka: ApacheKafka) -> None:
+    """What a broker of Apache Kafka describes as its own settings: each is ours, taken, or refused with what to do."""
+    with Admin(apache_kafka.bootstrap_servers) as admin:
+        resource = ConfigResource(ResourceType.BROKER, "1")
+        described = admin.describe_configs([resource]).result(resource)
+    assert len(described) > 300
+    refused = []
+    for name, entry in described.items():
+        if name in ("listeners", "log.dirs", "log.dir"):
+            place_in({name: entry.value or ""})
+            continue
+        try:
+            broker_configs({name: entry.value})
+        except InvalidInputError as error:
+            refused.append(error.message)
+    assert [message for message in refused if "remove it" not in message] == []
+    assert len(refused) < 10
+
+
+def test_escapes_are_read_as_java_reads_them(tmp_path: Path) -> None:
+    file = tmp_path / "p"
+    file.write_text("a\\ b=c\\:d\\\\\n\\u0041=1\\\n  2\nlast=x\\ty\n")
+    assert read_properties(file) == {"a b": "c:d\\", "A": "12", "last": "x\ty"}

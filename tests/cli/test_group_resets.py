@@ -1,0 +1,177 @@
+"""`kohort groups reset-offsets`: what is not had as asked is told; several groups at once; export."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.cli.running import Kohort, committed, fill
+
+from kohort import Admin, Consumer, TopicPartition
+from kohort.client.offset_values import OffsetAndMetadata
+
+
+@pytest.fixture
+def part(servers: str, topic: str) -> str:
+    """Partition 0 with offsets 10 to 20, as an option names it."""
+    fill(servers, topic, 20)
+    with Admin(servers) as admin:
+        admin.delete_records({TopicPartition(topic, 0): 10}).all()
+    return f"{topic}:0"
+
+
+@pytest.mark.parametrize(
+    ("goal", "requested", "new", "told"),
+    [
+        (("--to-offset", "999999"), 999999, 20, "999999 is past the end 20"),
+        (("--to-offset", "3"), 3, 10, "3 is before the first offset 10"),
+        (("--to-offset", "15"), None, 15, None),
+        (("--shift-by", "100"), 100, 20, "100 is past the end 20"),
+        (("--shift-by", "-100"), -100, 10, "-100 is before the first offset 10"),
+        (("--to-current",), 0, 10, "0 is before the first offset 10"),
+        (("--to-datetime", "2999-01-01T00:00:00"), None, 20, "no record is that young: the end"),
+        (("--to-datetime", "1950-01-01T00:00:00"), None, 10, None),
+        (("--by-duration", "PT0S"), None, 20, "no record is that young: the end"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_an_offset_that_is_not_as_asked_is_told(
+    kohort: Kohort,
+    group: str,
+    part: str,
+    goal: tuple[str, ...],
+    requested: int | None,
+    new: int,
+    told: str | None,
+) -> None:
+    asked = ("groups", "reset-offsets", group, "--topic", part, *goal)
+    preview = kohort(*asked, "--json")
+    assert preview.code == 1
+    assert [(row["requested"], row["new"], row["note"]) for row in preview.json] == [(requested, new, told)]
+    table = kohort(*asked)
+    assert (told or "-") in table.out.splitlines()[1]
+    exported = kohort(*asked, "--export")
+    assert exported.out == f"{part.replace(':', ',')},{new}\n"
+    assert (told or "") in exported.err
+    assert (told is None) == (exported.err == "")
+    done = kohort(*asked, "--execute", "--json")
+    assert done.code == 0
+    assert [(row["new"], row["note"], row["done"]) for row in done.json] == [(new, told, True)]
+
+
+def test_a_file_out_of_bounds_is_told(kohort: Kohort, group: str, part: str, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.csv"
+    plan.write_text(f'"{part.partition(":")[0]}",0,77\n')
+    (row,) = kohort("groups", "reset-offsets", group, "--from-file", str(plan), "--json").json
+    assert (row["requested"], row["new"], row["note"]) == (77, 20, "77 is past the end 20")
+
+
+def test_export_is_no_refused_change(kohort: Kohort, servers: str, topic: str, group: str) -> None:
+    fill(servers, topic, 9)
+    exported = kohort("groups", "reset-offsets", group, "--topic", topic, "--to-latest", "--export")
+    assert (exported.code, exported.err) == (0, "")
+    assert exported.out == f"{topic},0,9\n{topic},1,0\n{topic},2,0\n"
+    assert committed(servers, group)[TopicPartition(topic, 0)] == 0
+    both = kohort("groups", "reset-offsets", group, "--topic", f"{topic}:0", "--to-latest", "--export", "--execute")
+    assert (both.code, both.out) == (0, f"{topic},0,9\n")
+    assert committed(servers, group)[TopicPartition(topic, 0)] == 9
+
+
+def test_several_groups_and_topics_at_once(kohort: Kohort, servers: str, topic: str, tmp_path: Path) -> None:
+    other, groups = f"{topic}-other", [f"{topic}-a", f"{topic}-b,c"]
+    fill(servers, other, 4)
+    fill(servers, topic, 7)
+    with Admin(servers) as admin:
+        for name in groups:
+            admin.alter_consumer_group_offsets(name, {TopicPartition(topic, 0): OffsetAndMetadata(1)}).all()
+    preview = kohort(
+        "groups", "reset-offsets", *groups, "--topic", f"{topic}:0", "--topic", other, "--to-latest", "--json"
+    )
+    assert preview.code == 1
+    rows = [(row["group"], row["topic"], row["partition"], row["new"]) for row in preview.json]
+    assert {(group, one, number, new) for group, one, number, new in rows if number == 0} == {
+        (group, one, 0, new) for group in groups for one, new in ((topic, 7), (other, 4))
+    }
+    asked = ("groups", "reset-offsets", *groups, "--all-topics", "--to-latest")
+    exported = kohort(*asked, "--export")
+    assert exported.code == 0
+    assert exported.out.splitlines() == [f"{groups[0]},{topic},0,7", f'"{groups[1]}",{topic},0,7']
+    assert kohort(*asked, "--execute").code == 0
+    assert [committed(servers, name) for name in groups] == [{TopicPartition(topic, 0): 7}] * 2
+    plan = tmp_path / "plan.csv"
+    plan.write_text(exported.out.replace(",7", ",2"))
+    assert kohort("groups", "reset-offsets", "--from-file", str(plan), "--execute").code == 0
+    assert [committed(servers, name) for name in groups] == [{TopicPartition(topic, 0): 2}] * 2
+    one = kohort("groups", "reset-offsets", groups[0], "--from-file", str(plan), "--json")
+    assert {row["group"] for row in one.json} == {groups[0]}
+
+
+def test_all_groups_leaves_those_with_members_and_says_so(kohort: Kohort, servers: str, topic: str, group: str) -> None:
+    busy = f"{topic}-busy"
+    fill(servers, topic, 3)
+    with Consumer(servers, group_id=busy, auto_offset_reset="earliest") as consumer:
+        consumer.subscribe([topic])
+        consumer.poll(20_000)
+        consumer.commit()
+        said = kohort("groups", "reset-offsets", "--all-groups", "--topic", f"{topic}:0", "--to-latest", "--json")
+    assert said.code == 1
+    assert f"group '{busy}' has 1 members" in said.err
+    changed = {row["group"]: row["new"] for row in said.json}
+    assert changed[group] == 3
+    assert busy not in changed
+
+
+def test_a_deleted_topic_leaves_the_others_to_be_set(kohort: Kohort, servers: str, topic: str, group: str) -> None:
+    """Commits of a topic that is gone, as Kafka keeps them for a while when it goes in another way than by deletion."""
+    fill(servers, topic, 3)
+    asked = ("groups", "reset-offsets", group, "--to-latest", "--json")
+    wrong = kohort(*asked, "--topic", topic, "--topic", f"{topic}-never")
+    assert wrong.code == 1
+    assert f"{topic}-never" in wrong.err
+
+
+def test_nothing_committed_can_not_be_shifted(kohort: Kohort, servers: str, topic: str) -> None:
+    """As in Kafka's own command; the current offset of nothing is the end, and that is told."""
+    fill(servers, topic, 5)
+    fresh = f"{topic}-fresh"
+    shifted = kohort("groups", "reset-offsets", fresh, "--topic", f"{topic}:0", "--shift-by", "-2", "--execute")
+    assert shifted.code == 1
+    assert "there is no committed offset to shift from" in shifted.err
+    assert committed(servers, fresh) == {}
+    asked = ("groups", "reset-offsets", fresh, "--topic", f"{topic}:0", "--to-current")
+    preview = kohort(*asked, "--json")
+    assert [(row["new"], row["note"]) for row in preview.json] == [(5, "nothing was committed: the end")]
+    assert f"group '{fresh}' is not there yet" in preview.err
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("t,0\n", "line 1"),
+        ("t,0,1\nt,0,2\n", "line 2: t-0 is there twice"),
+        ("t,0,-4\n", "line 1"),
+        ("g,t,0,1\nt,0,1\n", "either every line names its group or none does"),
+        ("", "no offsets"),
+        ("a,g,t,0,1\n", "line 1"),
+        ("\xff\n", "no text"),
+    ],
+)
+def test_a_bad_plan_is_wrong_use(text: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from kohort.cli.app import run
+
+    plan = tmp_path / "plan.csv"
+    plan.write_bytes(text.encode("latin-1"))
+    assert run(["groups", "reset-offsets", "g", "--from-file", str(plan)]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_a_plan_without_groups_is_for_one(kohort: Kohort, topic: str, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.csv"
+    plan.write_text(f"{topic},0,0\n")
+    for groups in (("a", "b"), ("--all-groups",)):
+        said = kohort("groups", "reset-offsets", *groups, "--from-file", str(plan))
+        assert said.code == 2
+        assert "one group" in said.err
+    plan.write_text(f"mine,{topic},0,0\n")
+    said = kohort("groups", "reset-offsets", "nine", "--from-file", str(plan))
+    assert (said.code, "did you mean mine?" in said.err) == (2, True)

@@ -1,0 +1,99 @@
+"""Help pages: what they say, and that they come without importing what commands work with."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from kohort.cli.app import COMMANDS, run, tree
+
+CHILD = "import sys; from kohort.cli.app import run; code = run(sys.argv[1:]); print(*sys.modules, sep='\\n', file=sys.stderr)"
+HEAVY = {"pyarrow", "asyncio", "prometheus_client", "rich", "pygments", "uvloop", "pyspark", "cramjam", "numpy", "ssl"}
+OURS = {"kohort.client", "kohort.broker", "kohort.log", "kohort.groups", "kohort.wire", "kohort.columns", "kohort.demo"}
+PARSING = {"cyclopts", "attrs", "docstring_parser", "importlib.metadata", "msgspec", "difflib", "inspect"}
+"""What reads a command's arguments: the page of all commands needs none of it."""
+FAMILIES = [name for name, (place, _) in COMMANDS.items() if place.endswith(":app")]
+
+
+def every_command() -> list[list[str]]:
+    """The words of each command."""
+    of_families = [[name, one] for name in FAMILIES for one in tree()[name] if not one.startswith("-")]
+    return [*of_families, *([name] for name in COMMANDS if name not in FAMILIES)]
+
+
+def imported(*args: str) -> set[str]:
+    """The modules that a command has imported when it ends."""
+    done = subprocess.run([sys.executable, "-c", CHILD, *args], capture_output=True, text=True, check=True)
+    return set(done.stderr.splitlines())
+
+
+@pytest.mark.parametrize("args", [("--help",), ("--version",), ()], ids=lambda args: " ".join(args) or "nothing")
+def test_the_first_page_imports_next_to_nothing(args: tuple[str, ...]) -> None:
+    found = imported(*args)
+    assert "kohort.cli.app" in found
+    assert (HEAVY | OURS | PARSING) & found == set()
+
+
+@pytest.mark.parametrize("words", [["groups"], ["topics"], *every_command()], ids=" ".join)
+def test_pages_of_commands_import_nothing_that_they_work_with(words: list[str]) -> None:
+    assert (HEAVY | OURS) & imported(*words, "--help") == set()
+
+
+def test_a_list_imports_only_what_asks() -> None:
+    """Through a pipe, and without a file of properties."""
+    found = imported("groups", "list", "--bootstrap-server", "127.0.0.1:1", "--timeout", "50")
+    assert "kohort.client.admin.admin" in found
+    unused = {"kohort.client.consumer", "kohort.client.producer", "kohort.broker", "kohort.log", "kohort.groups"}
+    assert found & {*unused, "pyarrow", "asyncio", "prometheus_client", "rich", "pygments", "pyspark"} == set()
+
+
+@pytest.mark.parametrize("words", every_command(), ids=" ".join)
+def test_a_page_says_what_its_command_takes(
+    words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    app = tree()
+    for word in words:
+        app = app[word]
+    assert run([*words, "--help"]) == 0
+    page = capsys.readouterr().out
+    assert page.startswith(f"Usage: kohort {' '.join(words)}")
+    assert app.default_command is not None
+    for word in (app.default_command.__doc__ or "").partition("Args:")[0].split():
+        assert word in page
+    for argument in app.assemble_argument_collection(parse_docstring=True):
+        shown = argument.name if argument.index is None else argument.field_info.names[0].upper().replace("_", "-")
+        assert shown == "*" or shown in page
+        for word in (argument.parameter.help or "").split():
+            assert word in page
+    assert max(map(len, page.splitlines())) <= 80
+
+
+def test_help_wins_over_what_else_is_given(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["groups", "reset-offsets", "g", "--to-latest", "-h"]) == 0
+    assert capsys.readouterr().out.startswith("Usage: kohort groups reset-offsets [GROUPS...] [OPTIONS]\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"), [(["gruops"], "groups"), (["groups", "lst"], "list"), (["topics", "creat"], "create")]
+)
+def test_a_page_that_is_not_there_names_the_nearest(
+    words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([*words, "--help"]) == 2
+    assert f"did you mean {told}?" in capsys.readouterr().err
+    assert run(words) == 2
+    assert f'Did you mean "{told}"?' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("columns", ["10", "40", "400"])
+def test_a_page_fits_its_terminal(
+    columns: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    assert run(["consume", "--help"]) == 0
+    widest = max(map(len, capsys.readouterr().out.splitlines()))
+    assert widest <= max(int(columns), 60)
+    assert widest <= 120
