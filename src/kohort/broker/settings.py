@@ -128,7 +128,7 @@ class BrokerConfig:
         "refuse",
         choices=("refuse", "older"),
         why="what becomes of a partition of __consumer_offsets or __transaction_state that is damaged: its groups or "
-        "transactional ids are not served (CORRUPT_MESSAGE), or what can be read of it is, older values where newer ones are "
+        "transactional ids are not served (UNKNOWN_SERVER_ERROR), or what can be read of it is, older values where newer ones are "
         "lost; the log says which (Kafka: not served)",
     )
     transaction_partitions: int = knob(

@@ -9,7 +9,7 @@ one append, which is durable when it returns; only then are the replies released
 | SERVING | the machine steps events | the machine's reply | FAILED, FENCED, CLOSED; LOADING when asked to load |
 | FAILED | something failed: the machine is gone, one load is ordered | COORDINATOR_LOAD_IN_PROGRESS | LOADING |
 | FENCED | another coordinator has taken over | NOT_COORDINATOR | nothing |
-| DAMAGED | the journal can't be read | CORRUPT_MESSAGE | nothing |
+| DAMAGED | the journal can't be read | UNKNOWN_SERVER_ERROR, which clients tell instead of trying again | nothing |
 | CLOSED | the broker ends | COORDINATOR_NOT_AVAILABLE | nothing |
 
 A machine is never kept beside a journal that lacks what it did: whoever waits when SERVING ends is answered with the code that
@@ -76,7 +76,7 @@ REFUSED = {
     Phase.LOADING: ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
     Phase.FAILED: ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
     Phase.FENCED: ErrorCode.NOT_COORDINATOR,
-    Phase.DAMAGED: ErrorCode.CORRUPT_MESSAGE,
+    Phase.DAMAGED: ErrorCode.UNKNOWN_SERVER_ERROR,
     Phase.CLOSED: ErrorCode.COORDINATOR_NOT_AVAILABLE,
 }
 """What who asks is told where the machine can't be asked."""
@@ -148,6 +148,11 @@ class GroupShard:
         """Whether requests are served."""
         return self.phase is Phase.SERVING
 
+    @property
+    def damaged(self) -> bool:
+        """Whether its groups are not served for damage in its journal."""
+        return self.phase is Phase.DAMAGED
+
     def group_states(self) -> Iterator[tuple[str, GroupState]]:
         """Protocol and state of every group; none while it loads."""
         return iter(()) if self._machine is None else self._machine.group_states()
@@ -185,7 +190,7 @@ class GroupShard:
             self._failed(f"the journal can't be loaded ({error})")
         except KafkaError as error:
             log.error("shard %d: its groups are not served: %s", self.index, error.message)
-            self._unload(Phase.DAMAGED, ErrorCode.CORRUPT_MESSAGE)
+            self._unload(Phase.DAMAGED, REFUSED[Phase.DAMAGED])
         except Exception as fault:  # noqa: BLE001  # a fault of ours, which is logged
             self._failed("a fault while it loads", fault=fault)
         else:

@@ -90,9 +90,13 @@ class GroupShards:
             self._shards[index].ask(make_event(self._token(), names), partial(collect, names))
 
     def ask_all(self, make_event: Callable[[int], Any], answer: Callable[[list[Any]], None]) -> None:
-        """Ask every shard; `answer` takes the values (or codes) in the shards' order."""
-        values: list[Any] = [ErrorCode.NONE] * len(self._shards)
-        left = len(self._shards)
+        """Ask every shard; `answer` takes the values (or codes) in the shards' order. One that is damaged hides no other."""
+        asked = [shard for shard in self._shards if not shard.damaged]
+        values: list[Any] = [ErrorCode.NONE] * len(asked)
+        left = len(asked)
+        if not left:
+            answer(values)
+            return
 
         def collect(index: int, value: Any) -> None:
             nonlocal left
@@ -101,7 +105,7 @@ class GroupShards:
             if not left:
                 answer(values)
 
-        for index, shard in enumerate(self._shards):
+        for index, shard in enumerate(asked):
             shard.ask(make_event(self._token()), partial(collect, index))
 
     def tell_all(self, event: Event) -> None:

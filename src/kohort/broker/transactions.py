@@ -128,7 +128,7 @@ class Transactions:
             done(ErrorCode.INVALID_TRANSACTION_TIMEOUT, -1, -1)
             return
         if not self.serves(transactional_id):
-            done(ErrorCode.CORRUPT_MESSAGE, -1, -1)
+            done(ErrorCode.UNKNOWN_SERVER_ERROR, -1, -1)
             return
         known = self._known.get(transactional_id)
         if known is None:
@@ -232,7 +232,7 @@ class Transactions:
         if not transactional_id:
             return None, ErrorCode.INVALID_REQUEST
         if known is None and not self.serves(transactional_id):
-            return None, ErrorCode.CORRUPT_MESSAGE
+            return None, ErrorCode.UNKNOWN_SERVER_ERROR
         if known is None or known.producer_id != producer[0]:
             return None, ErrorCode.INVALID_PRODUCER_ID_MAPPING
         if known.epoch != producer[1]:
@@ -257,7 +257,7 @@ class Transactions:
         if known is None or producer[0] not in (known.producer_id, known.previous_producer_id):
             error = ErrorCode.INVALID_PRODUCER_ID_MAPPING if transactional_id else ErrorCode.INVALID_REQUEST
             if not self.serves(transactional_id):
-                error = ErrorCode.CORRUPT_MESSAGE
+                error = ErrorCode.UNKNOWN_SERVER_ERROR
             done(error, -1, -1)
             return
         outcome = (

@@ -259,7 +259,6 @@ def list_groups(node: Node, request: Request) -> None:
     types = tuple(message.types_filter) if version >= 5 else ()
 
     def answer(values: list[Any]) -> None:
-        values = [value for value in values if value is not ErrorCode.CORRUPT_MESSAGE]  # a damaged shard hides no other
         error = next((value for value in values if isinstance(value, ErrorCode)), ErrorCode.NONE)
         make = ListGroupsResponse.ListedGroup
         groups = []

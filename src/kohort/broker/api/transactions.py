@@ -212,7 +212,7 @@ def describe_transactions(node: Node, request: Request) -> DescribeTransactionsR
         if known is None:
             unknown = ErrorCode.TRANSACTIONAL_ID_NOT_FOUND if transactional_id else ErrorCode.INVALID_REQUEST
             if not node.transactions.serves(transactional_id):
-                unknown = ErrorCode.CORRUPT_MESSAGE
+                unknown = ErrorCode.UNKNOWN_SERVER_ERROR
             state.error_code = unknown
             continue
         state.transaction_state = known.status.shown
