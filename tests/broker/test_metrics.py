@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import socket
 import urllib.request
+from contextlib import ExitStack, suppress
+from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from kohort import Broker
 from kohort.broker.metrics import BOUNDS_S, GROUPS_MAX, Histogram, Metrics
+from kohort.broker.prometheus import SCRAPES_MAX
 from kohort.errors import KafkaError
 from kohort.groups.outcome import Rebalanced
 from kohort.wire.groups import DeleteGroupsRequest, HeartbeatRequest
 from kohort.wire.offsets import OffsetCommitRequest, OffsetDeleteRequest
 from tests.broker.group_member import Member
 from tests.broker.raw import RawClient
+from tests.support.waiting import until
 
 
 def commit(client: RawClient, group: str, topic: str, offset: int = 1) -> None:
@@ -100,6 +104,25 @@ def test_prometheus_reads_the_same() -> None:
         assert samples["kohort_request_seconds_count", ("JoinGroup",)] >= 1
         assert samples["kohort_request_seconds_bucket", ("JoinGroup", "+Inf")] >= 1
         assert samples["kohort_connections", ()] == 1
+
+
+def test_connections_that_ask_for_nothing_take_a_bounded_number_of_threads() -> None:
+    with Broker(config={"metrics.listen": "127.0.0.1:0"}) as broker, ExitStack() as stack:
+        host, _, port = broker.metrics()["listen"].rpartition(":")
+        silent = [stack.enter_context(socket.create_connection((host, int(port)), 20)) for _ in range(SCRAPES_MAX + 30)]
+        for refused in silent[SCRAPES_MAX:]:
+            assert refused.recv(1) == b""
+        status = Path(f"/proc/{broker.pid}/status").read_text().splitlines()
+        threads = next(int(line.split()[1]) for line in status if line.startswith("Threads"))
+        assert threads < SCRAPES_MAX + 8
+        silent[0].close()
+
+        def answered() -> bool:
+            with suppress(OSError), urllib.request.urlopen(f"http://{host}:{port}/metrics", timeout=10) as answer:
+                return bool(answer.status == 200)
+            return False
+
+        until(answered, "a scrape takes the place of a connection that has ended")
 
 
 def test_an_address_in_use_is_said() -> None:

@@ -6,12 +6,16 @@ The thread asks the loop for a snapshot and turns it into text itself, so that a
 from __future__ import annotations
 
 import logging
+import socket
+import socketserver
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from socketserver import ThreadingMixIn
 from typing import Any
-from wsgiref.simple_server import WSGIServer
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -27,6 +31,10 @@ from kohort.errors import KafkaError
 log = logging.getLogger("kohort.broker")
 
 Snapshot = dict[str, Any]
+SCRAPES_MAX = 8
+"""Scrapes at once: beyond it connections are refused."""
+SCRAPE_S = 10.0
+"""A client that says nothing for so long is let go."""
 HISTOGRAMS = {
     "rebalance": ("kohort_rebalance_seconds", "From the first change until a group was whole again"),
     "standstill": ("kohort_standstill_seconds", "Mean time that who stood still did so in a rebalance"),
@@ -102,6 +110,53 @@ def _add_histogram(family: HistogramMetricFamily, labels: list[str], values: dic
     family.add_metric(labels, buckets, values["total_s"])
 
 
+class _Request(WSGIRequestHandler):
+    """A scrape; who asks for nothing is not waited for."""
+
+    timeout = SCRAPE_S
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing: scrapes come all the time."""
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    """Takes scrapes, as many at once as are of use: each has a thread and a descriptor."""
+
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        self._room = threading.Semaphore(SCRAPES_MAX)
+        super().__init__(address, _Request)
+
+    def server_bind(self) -> None:
+        """Bind without a look-up of the host's name."""
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+        self.setup_environ()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Serve in a thread, or refuse."""
+        if not self._room.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Serve."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._room.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that broke off; a fault of ours has its traceback in the log."""
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            log.error("metrics for %s failed", client_address, exc_info=error)
+
+
 class MetricsServer:
     """Answers scrapes until closed.
 
@@ -112,12 +167,13 @@ class MetricsServer:
     def __init__(self, host: str, port: int, snapshot: Callable[[], Snapshot]) -> None:
         registry = CollectorRegistry(auto_describe=False)
         registry.register(Exporter(snapshot))
-        self._server: WSGIServer
-        self._thread: threading.Thread
         try:
-            self._server, self._thread = start_http_server(port, host, registry)
+            self._server = _Server((host, port))
         except OSError as error:
             raise KafkaError(f"can't serve metrics on {host}:{port}: {error.strerror or error}") from None
+        self._server.set_app(make_wsgi_app(registry))
+        self._thread = threading.Thread(target=self._server.serve_forever, name="kohort-metrics", daemon=True)
+        self._thread.start()
         self.address = f"{host}:{self._server.server_port}"
         log.info("metrics on http://%s/metrics", self.address)
 

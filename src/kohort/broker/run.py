@@ -171,6 +171,8 @@ async def _serve(
         loop.add_signal_handler(number, ended.set)
     gc.set_threshold(YOUNG_OBJECTS)
     broker = RunningBroker(loop, data_dir, listen, properties)
+    gc.collect()
+    gc.freeze()  # topics and groups are here to stay
     try:
         broker.listen()
         (on_ready or announce)(broker, ended)

@@ -6,6 +6,7 @@ are served. Nobody sees a part of it.
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
 from collections import OrderedDict
@@ -26,6 +27,9 @@ DELETED_S = 600.0
 """A topic that is made on use so soon after it was deleted is likely to surprise who deleted it."""
 DELETED_MAX = 1_000
 """Deleted topics remembered."""
+SETTLED_PARTITIONS = 1_000
+"""After a change that made so many the garbage collector is told to leave alone what is there: a look at the twenty objects of
+each of 100,000 partitions would take a second of everybody's time. Those of a topic that is deleted go all the same."""
 
 
 class Topics:
@@ -86,6 +90,7 @@ class Topics:
             self._deleted.pop(topic.name, None)
         if made:
             self._changed()
+            _settle(sum(topic.partitions for topic in made))
         return found
 
     def plan_on_use(self, name: str) -> TopicPlan:
@@ -141,12 +146,18 @@ class Topics:
             log.info("topic %s has %d partitions now: %s", topic.name, topic.partitions, request.name)
         if grown:
             self._changed()
+            _settle(sum(counts.values()))
         return found
 
     def _changed(self) -> None:
         self._version += 1
         self._image = None
         self._tell(events.TopicsChanged(self.image()))
+
+
+def _settle(partitions: int) -> None:
+    if partitions >= SETTLED_PARTITIONS:
+        gc.freeze()
 
 
 def _failed(request: Request, count: int, error: OSError) -> list[Topic | KafkaError]:
