@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -24,12 +22,11 @@ SPAN_COLUMNS = "value,partition,offset,generation,rangeStart,rangeEnd"
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _workers_use_this_python() -> Iterator[None]:
+def _as_a_user_has_it() -> Iterator[None]:
+    """Spark on loopback, its workers' Python left to `register`."""
     patch = pytest.MonkeyPatch()
-    patch.setenv("PYSPARK_PYTHON", sys.executable)
+    patch.delenv("PYSPARK_PYTHON", raising=False)
     patch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
-    source = str(Path(__file__).parents[2] / "src")
-    patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")])))
     yield
     patch.undo()
 

@@ -28,8 +28,6 @@ class MemberProcess:
         self._ending = False
         environment = {
             **os.environ,
-            "PYSPARK_PYTHON": sys.executable,
-            "PYSPARK_DRIVER_PYTHON": sys.executable,
             "SPARK_LOCAL_IP": "127.0.0.1",
             "PYTHONWARNINGS": "ignore",
         }
