@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.support.waiting import LAST_RESORT
 
 from kohort.spark.workers import Choice, choose
 
@@ -63,7 +64,7 @@ def test_workers_elsewhere_are_the_users_to_set_and_that_is_said(master: str) ->
 
 
 @pytest.mark.spark
-@pytest.mark.timeout(240)
+@LAST_RESORT
 @pytest.mark.parametrize("set_to", [None, "no-such-python"])
 def test_a_program_that_sets_nothing_reads(set_to: str | None, tmp_path: Path) -> None:
     """The PATH's python3 is one that can import nothing, as where an environment was not activated."""
@@ -76,7 +77,7 @@ def test_a_program_that_sets_nothing_reads(set_to: str | None, tmp_path: Path) -
     if set_to is not None:
         environment["PYSPARK_PYTHON"] = set_to
     done = subprocess.run(
-        [OWN, "-c", SCRIPT], env=environment, capture_output=True, text=True, cwd=tmp_path, timeout=220, check=False
+        [OWN, "-c", SCRIPT], env=environment, capture_output=True, text=True, cwd=tmp_path, check=False
     )
     assert done.returncode == 0, done.stderr
     assert ("PYSPARK_PYTHON is no-such-python" in done.stderr) == (set_to is not None)
