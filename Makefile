@@ -85,7 +85,7 @@ LOCK := UV_CUSTOM_COMPILE_COMMAND="make lock" $(BIN)/uv pip compile --quiet --un
 	--python-version 3.11 --generate-hashes --no-header --no-annotate --no-emit-index-url
 lock: setup ## recompile the pins from pyproject.toml (LOCK_ARGS=--upgrade for newer versions)
 	@$(LOCK) $(LOCK_ARGS) pyproject.toml --all-extras --group dev --group peers -o requirements/dev.txt
-	@$(LOCK) $(LOCK_ARGS) pyproject.toml --extra demo --extra speed --extra zookeeper --group build \
+	@$(LOCK) $(LOCK_ARGS) pyproject.toml --extra demo --extra speed --group build \
 		--constraint requirements/dev.txt -o requirements/demo.txt
 	@echo uv | $(LOCK) $(LOCK_ARGS) - -o requirements/uv.txt
 
