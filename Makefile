@@ -14,7 +14,7 @@ CHURN_ARGS ?=
 BENCH_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo demo test test-cluster check lint types layers sizes docs bench fuzz simulate churn suites lock format clean
+.PHONY: help setup setup-demo demo test test-cluster check lint types layers sizes docs picture bench fuzz simulate churn suites lock format clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -52,6 +52,9 @@ layers: setup
 sizes: setup
 	@$(BIN)/python tools/sizes.py
 	@$(BIN)/python tools/hygiene.py
+
+picture: setup-demo ## run the demo and draw docs/demo.svg from what it prints
+	@$(BIN)/python tools/demo_picture.py
 
 docs: setup ## rewrite docs/commands.md, docs/states.md, and the table of docs/protocol-coverage.md from the code
 	@$(BIN)/python tools/command_docs.py
