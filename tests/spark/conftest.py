@@ -21,6 +21,7 @@ from kohort.client.admin.values import NewTopic
 from kohort.client.group.member import GroupMember
 from kohort.client.offset_values import Assignment
 from kohort.client.producer.producer import Producer
+from kohort.errors import RetriableError
 from kohort.ids import TopicPartition
 
 PARTITIONS = 4
@@ -78,12 +79,22 @@ class Stage:
 
     def moves(self) -> dict[str, Any]:
         """Everything that can be seen to move."""
-        group = {"members": self.members(), "committed": self.committed(), "ends": self.ends()}
-        return group | {name: sign() for name, sign in self.signs.items()}
+        signs = {name: sign() for name, sign in self.signs.items()}
+        try:
+            return signs | {"members": self.members(), "committed": self.committed(), "ends": self.ends()}
+        except RetriableError as error:
+            return signs | {"not to be asked": str(error)}
 
     def until(self, condition: Callable[[], object], what: str) -> None:
-        """Waits for as long as anything moves."""
-        until(condition, what, STILL_S, self.moves)
+        """Waits for as long as anything moves; that the broker is too busy to answer is no answer."""
+
+        def holds() -> bool:
+            try:
+                return bool(condition())
+            except RetriableError:
+                return False
+
+        until(holds, what, STILL_S, self.moves)
 
     def finished(self, query: Any) -> None:
         """Waits for the end of a query; what it failed of is raised."""
@@ -186,7 +197,7 @@ class Sink:
         return [len(rows) for _, rows in sorted(self.batches.items()) if rows]
 
 
-ATTEMPTS, TOO_SLOW = 8, "failed to connect back"
+ATTEMPTS, TOO_SLOW = 40, "failed to connect back"
 """Spark's word for a Python process that was not up after its ten seconds, as happens on a busy machine;
 how often it is tried."""
 
@@ -197,7 +208,9 @@ def started(query: Any) -> bool:
 
 
 def state_of(query: Any) -> tuple[str, int]:
-    """What a query says that it does, and the last batch that it reported."""
+    """What a query says that it does or has failed of, and the last batch that it reported."""
+    if not query.isActive:
+        return f"ended: {str(query.exception())[:300]}", -1
     progress = query.lastProgress
     return query.status["message"], progress["batchId"] if progress is not None else -1
 
@@ -206,7 +219,7 @@ def state_of(query: Any) -> tuple[str, int]:
 def run(spark: Any, stage: Stage) -> Iterator[Callable[..., Any]]:
     """Starts a query into a sink: run(sink, name, trigger, **options); all end with the test."""
     queries: list[Any] = []
-    stage.signs["queries"] = lambda: [state_of(query) for query in queries if query.isActive]
+    stage.signs["queries"] = lambda: [state_of(query) for query in queries[-2:]]
 
     def start(
         sink: Callable[[Any, int], None],
@@ -229,8 +242,8 @@ def run(spark: Any, stage: Stage) -> Iterator[Callable[..., Any]]:
             queries.append(writer.start())
             stage.until(lambda: started(queries[-1]), "the query starts")
             if TOO_SLOW not in str(queries[-1].exception()):
-                break
-        return queries[-1]
+                return queries[-1]
+        raise AssertionError(f"Spark's Python process did not come up in {ATTEMPTS} attempts of ten seconds")
 
     yield start
     for query in queries:
