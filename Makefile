@@ -14,7 +14,7 @@ CHURN_ARGS ?=
 BENCH_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo demo test test-cluster check lint types layers sizes docs bench fuzz fuzz-listener simulate churn suites lock format clean
+.PHONY: help setup setup-demo demo test test-cluster check lint types layers sizes docs picture bench fuzz fuzz-listener simulate churn suites lock format clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -53,6 +53,9 @@ sizes: setup
 	@$(BIN)/python tools/sizes.py
 	@$(BIN)/python tools/hygiene.py
 
+picture: setup-demo ## run the demo and draw docs/demo.svg from what it prints
+	@$(BIN)/python tools/demo_picture.py
+
 docs: setup ## rewrite docs/commands.md, docs/states.md, the table of docs/protocol-coverage.md, and the settings' types from the code
 	@$(BIN)/python tools/command_docs.py
 	@$(BIN)/python tools/state_tables.py
@@ -90,7 +93,7 @@ LOCK := UV_CUSTOM_COMPILE_COMMAND="make lock" $(BIN)/uv pip compile --quiet --un
 	--python-version 3.11 --generate-hashes --no-header --no-annotate --no-emit-index-url
 lock: setup ## recompile the pins from pyproject.toml (LOCK_ARGS=--upgrade for newer versions)
 	@$(LOCK) $(LOCK_ARGS) pyproject.toml --all-extras --group dev --group peers -o requirements/dev.txt
-	@$(LOCK) $(LOCK_ARGS) pyproject.toml --extra demo --extra speed --extra zookeeper --group build \
+	@$(LOCK) $(LOCK_ARGS) pyproject.toml --extra demo --extra speed --group build \
 		--constraint requirements/dev.txt -o requirements/demo.txt
 	@echo uv | $(LOCK) $(LOCK_ARGS) - -o requirements/uv.txt
 

@@ -40,6 +40,85 @@ def test_each_test_has_its_own_broker(pytester: pytest.Pytester) -> None:
     result.assert_outcomes(passed=4)
 
 
+def test_markers_of_test_class_and_module_configure_the_broker(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        import pytest
+        from kohort import Admin
+        from kohort.client.admin.values import ConfigResource, NewTopic, ResourceType
+
+        TOPIC = ConfigResource(ResourceType.TOPIC, "t")
+        pytestmark = pytest.mark.kohort_broker({"num.partitions": 2, "log.retention.ms": 7200000})
+
+        def made(broker):
+            with Admin(broker.bootstrap_servers) as admin:
+                partitions = admin.create_topics([NewTopic("t")]).result("t").num_partitions
+                return partitions, admin.describe_configs([TOPIC]).result(TOPIC)["retention.ms"].value
+
+        def test_of_the_module(kohort_broker):
+            assert made(kohort_broker) == (2, "7200000")
+
+        @pytest.mark.kohort_broker({"num.partitions": 3})
+        class TestClass:
+            def test_of_the_class(self, kohort_broker):
+                assert made(kohort_broker) == (3, "7200000")
+
+            @pytest.mark.kohort_broker({"num.partitions": 4})
+            def test_of_its_own(self, kohort_broker):
+                assert made(kohort_broker) == (4, "7200000")
+
+            @pytest.mark.kohort_broker(config={"log.retention.ms": 3600000})
+            def test_by_name(self, kohort_broker):
+                assert made(kohort_broker) == (3, "3600000")
+
+        def test_without_a_broker():
+            pass
+        """
+    )
+    result = pytester.runpytest_subprocess("-W", "error", "--strict-markers", "-p", "no:cacheprovider")
+    result.assert_outcomes(passed=5)
+
+
+def test_a_marker_that_can_not_be_followed_is_an_error_that_says_so(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.mark.kohort_broker({"num.partition": 6})
+        def test_misspelt(kohort_broker): ...
+
+        @pytest.mark.kohort_broker({"num.partitions": "many"})
+        def test_bad_value(kohort_broker): ...
+
+        @pytest.mark.kohort_broker(num_partitions=6)
+        def test_keyword(kohort_broker): ...
+
+        @pytest.mark.kohort_broker("num.partitions=6")
+        def test_text(kohort_broker): ...
+
+        @pytest.mark.kohort_broker
+        def test_empty(kohort_broker): ...
+
+        @pytest.mark.kohort_broker({"num.partitions": 6})
+        def test_shared(kohort_shared_broker): ...
+        """
+    )
+    result = pytester.runpytest_subprocess("-W", "error", "--strict-markers", "-p", "no:cacheprovider")
+    result.assert_outcomes(errors=6)
+    result.stdout.fnmatch_lines(
+        [
+            "*{'num.partition': 6}*unknown setting num.partition; did you mean num.partitions?",
+            "*num.partitions must be*many*",
+            "*kohort_broker(num_partitions=6): it takes one mapping*",
+            "*kohort_broker('num.partitions=6'): it takes one mapping*",
+            "*kohort_broker(): it takes one mapping*",
+            "*does not use (it uses kohort_shared_broker)*",
+        ]
+    )
+    result.stdout.no_fnmatch_line("*Traceback*")
+    result.stderr.no_fnmatch_line("*Traceback*")
+
+
 def test_faults_and_crashes(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         """

@@ -7,7 +7,6 @@ query with the trigger availableNow into the noop sink). The job runs twice; the
 from __future__ import annotations
 
 import json
-import os
 import sys
 import tempfile
 import time
@@ -17,7 +16,6 @@ from pyspark.sql import DataFrame, SparkSession
 
 def session(jars: str) -> SparkSession:
     """A session of two cores on loopback that prints nothing."""
-    os.environ["PYSPARK_PYTHON"] = sys.executable  # Spark's Python workers are to have what we have
     builder = (
         SparkSession.builder.master("local[2]")
         .config("spark.ui.enabled", "false")

@@ -6,8 +6,11 @@ Installed with the package, so a test only names the fixture:
         with Producer(kohort_broker.bootstrap_servers) as producer:
             ...
 
-    @pytest.mark.kohort_broker(config={"num.partitions": 6})
+    @pytest.mark.kohort_broker({"num.partitions": 6})
     def test_with_six_partitions(kohort_broker): ...
+
+The marker sets properties of that broker, under Kafka's names. It may also stand on a class or, as `pytestmark`, on a
+module: what is nearer to the test adds to what is farther, and wins where both name a property.
 
 A broker can be made to fail on purpose: `kohort_broker.faults.add(Fault(...))` fails, delays, drops or holds requests
 chosen by api, group, client and occurrence; `kohort_broker.kill()` and `.restart()` are a crash and the way back.
@@ -15,6 +18,7 @@ chosen by api, group, client and occurrence; `kohort_broker.kill()` and `.restar
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -28,7 +32,8 @@ if TYPE_CHECKING:  # the plugin is imported by every pytest run; the broker only
 
 __all__ = ["Fault", "kohort_broker", "kohort_broker_factory", "kohort_shared_broker"]
 
-MARKER = "kohort_broker(config): broker properties, under Kafka's names, for the fixture kohort_broker"
+MARKER = "kohort_broker(config): a mapping of broker properties, under Kafka's names, for the fixture kohort_broker"
+_FORM = 'write @pytest.mark.kohort_broker({"num.partitions": 6})'
 
 
 def __getattr__(name: str) -> Any:
@@ -42,6 +47,41 @@ def __getattr__(name: str) -> Any:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", MARKER)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """A test whose own marker could configure nothing is an error: it would pass for a wrong reason."""
+    if not isinstance(item, pytest.Function) or "request" in inspect.signature(item.function).parameters:
+        return  # it may ask for the fixture while it runs
+    fixtures = item.fixturenames
+    marked = any(mark.name == "kohort_broker" for mark in item.own_markers)
+    if marked and "kohort_broker" not in fixtures:
+        others = [name for name in fixtures if name.startswith("kohort_")]
+        instead = f"it uses {others[0]}" if others else "it uses no broker"
+        pytest.fail(
+            f"@pytest.mark.kohort_broker sets properties of the fixture kohort_broker, which this test does not use "
+            f"({instead}); kohort_broker_factory takes them as config=",
+            pytrace=False,
+        )
+
+
+def _marked_config(item: pytest.Item) -> dict[str, Any]:
+    """The properties that the markers of a test, its class and its module give, the nearest last.
+
+    Raises:
+        pytest.fail.Exception: a marker is written in another way.
+    """
+    config: dict[str, Any] = {}
+    for mark in reversed(list(item.iter_markers("kohort_broker"))):
+        given = [*mark.args, *mark.kwargs.values()]
+        if len(given) != 1 or not set(mark.kwargs) <= {"config"} or not isinstance(given[0], Mapping):
+            said = ", ".join([*map(repr, mark.args), *(f"{name}={value!r}" for name, value in mark.kwargs.items())])
+            pytest.fail(
+                f"@pytest.mark.kohort_broker({said}): it takes one mapping of broker properties; {_FORM}",
+                pytrace=False,
+            )
+        config |= given[0]
+    return config
 
 
 @pytest.fixture
@@ -65,9 +105,15 @@ def kohort_broker_factory(tmp_path: Path) -> Iterator[Callable[..., Broker]]:
 
 @pytest.fixture
 def kohort_broker(request: pytest.FixtureRequest, kohort_broker_factory: Callable[..., Broker]) -> Broker:
-    """A broker of the test's own; `@pytest.mark.kohort_broker(config={…})` sets its properties."""
-    marker = request.node.get_closest_marker("kohort_broker")
-    return kohort_broker_factory(config=marker.kwargs.get("config") if marker else None)
+    """A broker of the test's own; `@pytest.mark.kohort_broker({…})` sets its properties."""
+    from kohort.errors import InvalidInputError
+
+    config = _marked_config(request.node)
+    try:
+        return kohort_broker_factory(config=config)
+    except InvalidInputError as error:
+        refused = error.message
+    pytest.fail(f"@pytest.mark.kohort_broker({config!r}): {refused}", pytrace=False)
 
 
 @pytest.fixture(scope="session")

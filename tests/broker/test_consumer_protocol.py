@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +13,7 @@ from kohort.wire.cluster import ApiVersionsRequest
 from kohort.wire.groups import ConsumerGroupDescribeRequest, ConsumerGroupHeartbeatRequest
 from tests.broker.raw import RawClient, create_topic, topic_id
 from tests.broker.test_groups import when_loaded
-
-WITHIN_S = 30
-
-
-def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + WITHIN_S
-    while not condition():
-        assert time.monotonic() < end
+from tests.support.waiting import until
 
 
 @pytest.mark.peer
@@ -49,12 +40,12 @@ def test_two_members_of_librdkafka(broker: Broker, client: RawClient, name: str)
             seen.extend(message.value() for message in member.consume(100, 0.05))
         return len(seen) >= 400 and [len(member.assignment()) for member in members] == [2, 2]
 
-    until(read)
+    until(read, "both have two partitions, and all records are read")
     assert sorted(seen, key=int) == [b"%d" % index for index in range(400)]
     group = client.ask(ConsumerGroupDescribeRequest(group_ids=[name])).groups[0]
     assert (group.group_state, len(group.members)) == ("Stable", 2)
     members[0].close()
-    until(lambda: members[1].consume(1, 0.05) is not None and len(members[1].assignment()) == 4)
+    until(lambda: members[1].consume(1, 0.05) is not None and len(members[1].assignment()) == 4, "the other takes over")
     members[1].close()
 
 
@@ -94,7 +85,7 @@ def test_a_member_keeps_its_epoch_across_sigkill(tmp_path: Path) -> None:
                 assert member.heartbeat() == 0
                 return [(each.topic_id, sorted(each.partitions)) for each in member.owned] == [(wanted, [0, 1, 2])]
 
-            until(settled)
+            until(settled, "the group is settled")
         broker.kill()
         broker.restart()
         with RawClient(broker.bootstrap_servers) as client:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.waiting import LAST_RESORT
 
 from kohort.demo.account import Written, settle
 from kohort.demo.flights import ALL, flights
@@ -62,7 +63,7 @@ def test_what_is_missing_twice_or_short_is_a_fault(ranges: list[Written], words:
 def run_demo(folder: Path, *more: str) -> dict[str, Any]:
     kohort = str(Path(sys.executable).with_name("kohort"))
     command = [kohort, "demo", "--json", "--output", str(folder), "--rows", str(ROWS)]
-    done = subprocess.run([*command, *more], capture_output=True, text=True, timeout=280, check=False)
+    done = subprocess.run([*command, *more], capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     assert "replaying" in done.stderr
     outcome: dict[str, Any] = json.loads(done.stdout)
@@ -90,7 +91,7 @@ def check(outcome: dict[str, Any]) -> None:
 
 @pytest.mark.spark
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@LAST_RESORT
 def test_a_member_is_killed_and_every_flight_counts_once(tmp_path: Path) -> None:
     check(run_demo(tmp_path))
 
@@ -98,6 +99,6 @@ def test_a_member_is_killed_and_every_flight_counts_once(tmp_path: Path) -> None
 @pytest.mark.spark
 @pytest.mark.kafka
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@LAST_RESORT
 def test_the_same_on_a_real_apache_kafka(tmp_path: Path, apache_kafka: Any) -> None:
     check(run_demo(tmp_path, "--bootstrap-server", apache_kafka.bootstrap_servers))

@@ -151,11 +151,13 @@ class Driver:
         """Partition and offset of each record that it got, in its order."""
         return [(event["partition"], event["offset"]) for event in self.events("record")]
 
-    def wait(self, condition: Callable[[], bool], what: str, timeout_s: float = 40) -> None:
-        """Waits until what it says makes the condition true; fails with its story when it does not."""
-        deadline = time.monotonic() + timeout_s
+    def wait(self, condition: Callable[[], bool], what: str, timeout_s: float = 90) -> None:
+        """Waits until what it says makes the condition true; fails with its story when it has said nothing for so long."""
         with self._changed:
+            said, deadline = len(self.said), time.monotonic() + timeout_s
             while not condition():
+                if len(self.said) != said:
+                    said, deadline = len(self.said), time.monotonic() + timeout_s
                 left = deadline - time.monotonic()
                 if left <= 0 or (self._process.poll() is not None and not self._reader.is_alive()):
                     raise AssertionError(f"{what} did not happen; {self._story()}")

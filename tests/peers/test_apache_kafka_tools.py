@@ -14,12 +14,12 @@ from kohort import Admin, Broker, TopicPartition
 from kohort.client.admin.values import GroupDescription, NewTopic
 from kohort.client.offset_values import OffsetAndMetadata
 from tests.support.apache_kafka import KafkaTools
-from tests.support.waiting import until
+from tests.support.waiting import LAST_RESORT, STILL_S, until
 
 PARTITIONS = 4
 RECORDS = 200
 
-pytestmark = [pytest.mark.peer, pytest.mark.kafka, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.peer, pytest.mark.kafka, LAST_RESORT]
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +82,9 @@ def test_console_clients_in_a_group_of_two(
     def committed() -> int:
         return sum(offset.offset for offset in admin.list_consumer_group_offsets(group).all().values() if offset)
 
+    def moves() -> dict[str, object]:
+        return {"group": described(), "values": len(values()), "committed": committed()}
+
     with ExitStack() as ended:
 
         def consume(output: Path) -> Callable[[], None]:
@@ -97,21 +100,21 @@ def test_console_clients_in_a_group_of_two(
 
             def end() -> None:
                 process.terminate()
-                process.wait(30)
+                process.wait(STILL_S)
 
             return end
 
         produce(kafka_tools, servers, topic, 0)
         end_first = consume(outputs[0])
-        until(shared_by(1), "one member has every partition", 60)
-        until(lambda: len(values()) == RECORDS, "the first round arrives", 60)
+        until(shared_by(1), "one member has every partition", STILL_S, moves)
+        until(lambda: len(values()) == RECORDS, "the first round arrives", STILL_S, moves)
         end_second = consume(outputs[1])
-        until(shared_by(2), "two members have half each", 60)
+        until(shared_by(2), "two members have half each", STILL_S, moves)
         produce(kafka_tools, servers, topic, RECORDS)
-        until(lambda: len(values()) == 2 * RECORDS, "the second round arrives", 60)
-        until(lambda: committed() == 2 * RECORDS, "both rounds are committed", 60)
+        until(lambda: len(values()) == 2 * RECORDS, "the second round arrives", STILL_S, moves)
+        until(lambda: committed() == 2 * RECORDS, "both rounds are committed", STILL_S, moves)
         end_first()
-        until(shared_by(1), "the other member took over", 60)
+        until(shared_by(1), "the other member took over", STILL_S, moves)
         end_second()
     assert sorted(values()) == sorted(f"value-{number}" for number in range(2 * RECORDS))
     found = described()

@@ -13,11 +13,12 @@ from kohort import Admin, Broker
 from kohort.client.admin.values import NewTopic
 from tests.peers.peers import KOHORT, PEERS, Driver, Peer, PeerUnavailable
 from tests.support.apache_kafka import ApacheKafka
+from tests.support.waiting import LAST_RESORT
 
 PARTITIONS = 4
 RECORDS = 400
 
-pytestmark = [pytest.mark.peer, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.peer, LAST_RESORT]
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +94,6 @@ def _until(first: Driver, second: Driver, count: int) -> list[tuple[int, int]]:
     def enough() -> bool:
         return len(first.records) + len(second.records) >= count
 
-    second.wait(lambda: bool(second.records), "the second member gets records", 60)
+    second.wait(lambda: bool(second.records), "the second member gets records")
     first.wait(enough, f"{count} records arrive")
     return [*first.records, *second.records]

@@ -1,9 +1,11 @@
-"""A small Spark for a module's tests, and what they all do: fill topics, run queries, ask the group."""
+"""A small Spark for a module's tests, and what they all do: fill topics, run queries, ask the group, wait.
+
+No wait of these tests has a bound in seconds from its start: starting a JVM or a Python process takes one second or a
+minute, as busy as the machine is. `Stage.until` gives up when nothing has moved for long, and says what moved last.
+"""
 
 from __future__ import annotations
 
-import os
-import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -12,24 +14,28 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.waiting import until
+from tests.support.waiting import STILL_S, until
 
 from kohort.client.admin.admin import Admin
 from kohort.client.admin.values import NewTopic
+from kohort.client.group.member import GroupMember
+from kohort.client.offset_values import Assignment
 from kohort.client.producer.producer import Producer
+from kohort.errors import RetriableError
 from kohort.ids import TopicPartition
 
 PARTITIONS = 4
+SESSION_MS = 1_000_000
+"""Beyond every wait: a member that a busy machine holds up stays one, and one that ended is not missed by its session alone."""
 SPAN_COLUMNS = "value,partition,offset,generation,rangeStart,rangeEnd"
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _workers_use_this_python() -> Iterator[None]:
+def _as_a_user_has_it() -> Iterator[None]:
+    """Spark on loopback, its workers' Python left to `register`."""
     patch = pytest.MonkeyPatch()
-    patch.setenv("PYSPARK_PYTHON", sys.executable)
+    patch.delenv("PYSPARK_PYTHON", raising=False)
     patch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
-    source = str(Path(__file__).parents[2] / "src")
-    patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")])))
     yield
     patch.undo()
 
@@ -68,6 +74,43 @@ class Stage:
     topic: str
     group: str
     sent: int = 0
+    signs: dict[str, Callable[[], Any]] = field(default_factory=dict)
+    """What moves besides the group: queries, sinks and applications add theirs."""
+
+    def moves(self) -> dict[str, Any]:
+        """Everything that can be seen to move."""
+        signs = {name: sign() for name, sign in self.signs.items()}
+        try:
+            return signs | {"members": self.members(), "committed": self.committed(), "ends": self.ends()}
+        except RetriableError as error:
+            return signs | {"not to be asked": str(error)}
+
+    def until(self, condition: Callable[[], object], what: str) -> None:
+        """Waits for as long as anything moves; that the broker is too busy to answer is no answer."""
+
+        def holds() -> bool:
+            try:
+                return bool(condition())
+            except RetriableError:
+                return False
+
+        until(holds, what, STILL_S, self.moves)
+
+    def finished(self, query: Any) -> None:
+        """Waits for the end of a query; what it failed of is raised."""
+        self.until(lambda: not query.isActive, "the query ends")
+        query.awaitTermination()
+
+    def assigned(self, member: GroupMember, count: int) -> Assignment:
+        """What a member holds once it has so many partitions for good; what the group wants back is given."""
+
+        def holds() -> bool:
+            if member.revocation() is not None:
+                member.release()
+            return member.owns() and len(member.assignment().partitions) == count
+
+        self.until(holds, f"the member holds {count} partitions")
+        return member.wait_assignment(STILL_S * 1000)
 
     @property
     def partitions(self) -> list[TopicPartition]:
@@ -108,15 +151,11 @@ class Stage:
             "subscribe": self.topic,
             "group.id": self.group,
             "startingOffsets": "earliest",
-            "kafka.session.timeout.ms": "6000",
+            "kafka.session.timeout.ms": str(SESSION_MS),
             "kafka.heartbeat.interval.ms": "200",
             "columns": SPAN_COLUMNS,
         }
         return {key: str(value) for key, value in (given | more).items() if value is not None}
-
-
-LONG_SESSION = {"kafka.session.timeout.ms": "120000"}
-"""What a test would wait for, longer than it waits, if a member's end were noticed by nothing else."""
 
 
 @pytest.fixture
@@ -158,8 +197,9 @@ class Sink:
         return [len(rows) for _, rows in sorted(self.batches.items()) if rows]
 
 
-TOO_SLOW = "failed to connect back"
-"""Spark's word for a Python process that was not up after its ten seconds, as happens on a crowded machine."""
+ATTEMPTS, TOO_SLOW = 40, "failed to connect back"
+"""Spark's word for a Python process that was not up after its ten seconds, as happens on a busy machine;
+how often it is tried."""
 
 
 def started(query: Any) -> bool:
@@ -167,10 +207,19 @@ def started(query: Any) -> bool:
     return not query.isActive or not query.status["message"].startswith("Initializing")
 
 
+def state_of(query: Any) -> tuple[str, int]:
+    """What a query says that it does or has failed of, and the last batch that it reported."""
+    if not query.isActive:
+        return f"ended: {str(query.exception())[:300]}", -1
+    progress = query.lastProgress
+    return query.status["message"], progress["batchId"] if progress is not None else -1
+
+
 @pytest.fixture
 def run(spark: Any, stage: Stage) -> Iterator[Callable[..., Any]]:
     """Starts a query into a sink: run(sink, name, trigger, **options); all end with the test."""
     queries: list[Any] = []
+    stage.signs["queries"] = lambda: [state_of(query) for query in queries[-2:]]
 
     def start(
         sink: Callable[[Any, int], None],
@@ -179,6 +228,8 @@ def run(spark: Any, stage: Stage) -> Iterator[Callable[..., Any]]:
         **options: Any,
     ) -> Any:
         options.setdefault("kafka.client.id", name)
+        if isinstance(sink, Sink):
+            stage.signs[f"batches of {name}"] = lambda: len(sink.every)
         writer = (
             spark.readStream.format("kohort")
             .options(**stage.options(**options))
@@ -187,12 +238,12 @@ def run(spark: Any, stage: Stage) -> Iterator[Callable[..., Any]]:
             .option("checkpointLocation", str(stage.folder / f"checkpoint-{name}"))
             .trigger(**(trigger or {"processingTime": "200 milliseconds"}))
         )
-        for _ in range(4):
+        for _ in range(ATTEMPTS):
             queries.append(writer.start())
-            until(lambda: started(queries[-1]), "the query starts", 60)
+            stage.until(lambda: started(queries[-1]), "the query starts")
             if TOO_SLOW not in str(queries[-1].exception()):
-                break
-        return queries[-1]
+                return queries[-1]
+        raise AssertionError(f"Spark's Python process did not come up in {ATTEMPTS} attempts of ten seconds")
 
     yield start
     for query in queries:

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 from tests.spark.conftest import PARTITIONS, Stage
+from tests.support.waiting import LAST_RESORT
 
 from kohort.client.offset_values import OffsetAndMetadata
 from kohort.client.producer.producer import Producer
 
-pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("default"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("default"), LAST_RESORT]
 BORN = int(time.time() * 1000) - 3_600_000
 """When the records were made: lately, or retention takes them."""
 

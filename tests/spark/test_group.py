@@ -8,40 +8,39 @@ import queue
 import signal
 import subprocess
 import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.spark.conftest import LONG_SESSION, Sink, Stage
-from tests.support.waiting import until
+from tests.spark.conftest import PARTITIONS, Sink, Stage
+from tests.support.waiting import LAST_RESORT
 
 from kohort.client.group.member import GroupMember
 from kohort.demo.member_settings import MemberSettings
 from kohort.demo.processes import MemberProcess, session_processes
 
-pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("default"), pytest.mark.timeout(240)]
-WAIT_S = 90
+pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("default"), LAST_RESORT]
+CPU_STEP_S = 5.0
 
 
 def test_two_queries_share_a_group_and_one_takes_the_others_partitions(run: Callable[..., Any], stage: Stage) -> None:
     one, other = Sink(), Sink()
     first = run(one, "one")
-    until(lambda: list(stage.members().values()) == [(0, 1, 2, 3)], "the first holds all", WAIT_S)
+    stage.until(lambda: list(stage.members().values()) == [(0, 1, 2, 3)], "the first holds all")
     run(other, "other")
-    until(lambda: sorted(map(len, stage.members().values())) == [2, 2], "each holds two partitions", WAIT_S)
+    stage.until(lambda: sorted(map(len, stage.members().values())) == [2, 2], "each holds two partitions")
     stage.produce(400)
-    until(lambda: len(one.values()) + len(other.values()) >= 400, "all records are read", WAIT_S)
-    until(lambda: stage.lag() == 0, "all is committed", WAIT_S)
+    stage.until(lambda: len(one.values()) + len(other.values()) >= 400, "all records are read")
+    stage.until(lambda: stage.lag() == 0, "all is committed")
     assert sorted(one.values() + other.values()) == list(range(400))
     assert len(one.values()) == len(other.values()) == 200
     first.stop()
-    until(lambda: list(stage.members().values()) == [(0, 1, 2, 3)], "the other takes over", 30)
+    stage.until(lambda: list(stage.members().values()) == [(0, 1, 2, 3)], "the other takes over")
     stage.produce(100)
-    until(lambda: len(other.values()) >= 300, "it reads all partitions", WAIT_S)
+    stage.until(lambda: len(other.values()) >= 300, "it reads all partitions")
     assert sorted(one.values() + other.values()) == list(range(500))
-    until(lambda: stage.lag() == 0, "all is committed", WAIT_S)
+    stage.until(lambda: stage.lag() == 0, "all is committed")
 
 
 class Gate:
@@ -53,57 +52,98 @@ class Gate:
     def __call__(self, number: int, rows: int) -> None:
         if rows and not self.reached.is_set():
             self.reached.set()
-            assert self.open.wait(WAIT_S)
+            self.open.wait()
 
 
-def test_a_revocation_waits_for_the_running_batch_and_its_commit(run: Callable[..., Any], stage: Stage) -> None:
+@pytest.fixture
+def gate(run: Callable[..., Any]) -> Iterator[Gate]:
+    """Opened at the end, before the queries are stopped."""
+    gate = Gate()
+    yield gate
+    gate.open.set()
+
+
+def test_a_revocation_waits_for_the_running_batch_and_its_commit(
+    run: Callable[..., Any], stage: Stage, gate: Gate
+) -> None:
     stage.produce(40)
-    gate, sink = Gate(), Sink()
+    sink = Sink()
     sink.before = gate
     run(sink)
-    assert gate.reached.wait(WAIT_S)
+    stage.until(gate.reached.is_set, "the first batch is handed to the sink")
     with GroupMember(stage.servers, stage.group, topics=[stage.topic], client_id="newcomer") as newcomer:
-        until(lambda: "newcomer" in stage.members(), "the newcomer asks to join", 20)
+        stage.until(lambda: "newcomer" in stage.members(), "the newcomer asks to join")
         assert newcomer.assignment().partitions == ()
         assert {offset for offset, _ in stage.committed().values()} == {0}
         assert sink.batches.get(0, []) == []
         gate.open.set()
-        assignment = newcomer.wait_assignment(20_000)
-        assert len(assignment.partitions) == 2
+        assignment = stage.assigned(newcomer, 2)
         found = newcomer.committed(assignment.partitions)
         assert [one.offset for one in found.values() if one is not None] == [10, 10]
     assert sink.values() == list(range(40))
 
 
 @pytest.mark.parametrize("then", ["fail", "release"])
-def test_a_batch_that_outlives_the_rebalance_timeout(run: Callable[..., Any], stage: Stage, then: str) -> None:
+def test_a_batch_that_outlives_the_rebalance_timeout(
+    run: Callable[..., Any], stage: Stage, gate: Gate, then: str
+) -> None:
     stage.produce(40)
-    gate, sink = Gate(), Sink()
+    sink = Sink()
     sink.before = gate
     query = run(sink, onRevocationTimeout=then, **{"kafka.max.poll.interval.ms": 1_500})
-    assert gate.reached.wait(WAIT_S)
+    stage.until(gate.reached.is_set, "the first batch is handed to the sink")
     with GroupMember(
         stage.servers, stage.group, topics=[stage.topic], client_id="newcomer", max_poll_interval_ms=1_500
     ) as newcomer:
-        assert newcomer.wait_assignment(30_000).partitions == tuple(stage.partitions)
+        assert stage.assigned(newcomer, PARTITIONS).partitions == tuple(stage.partitions)
         gate.open.set()
         if then == "fail":
             with pytest.raises(Exception, match="onRevocationTimeout=release goes on"):
-                query.awaitTermination(WAIT_S)
+                stage.finished(query)
             assert {offset for offset, _ in stage.committed().values()} == {0}
             return
-        until(lambda: newcomer.revocation() is not None, "the query joins again", WAIT_S)
-        newcomer.release()
-        assert len(newcomer.wait_assignment(20_000).partitions) == 2
-    until(lambda: stage.lag() == 0, "what the newcomer left is read again", WAIT_S)
+        stage.assigned(newcomer, 2)
+    stage.until(lambda: stage.lag() == 0, "what the newcomer left is read again")
     assert query.isActive
     assert set(sink.values()) == set(range(40))
 
 
-def member(stage: Stage, name: str, events: queue.Queue[tuple[str, dict[str, Any]]], **more: str) -> MemberProcess:
-    """A Spark application of its own that counts flights; the topic's records need not be any."""
-    options = stage.options(**{"kafka.client.id": name, "columns": None, **more})
-    return MemberProcess(MemberSettings(name, str(stage.folder), options, 0.3), events)
+class Application:
+    """A Spark application of its own that counts flights; the topic's records need not be any.
+
+    Attributes:
+        said: what it has said, oldest first.
+        batches: of what it said, the batches that it wrote.
+    """
+
+    def __init__(self, stage: Stage, name: str) -> None:
+        options = stage.options(**{"kafka.client.id": name, "columns": None})
+        self._events: queue.Queue[tuple[str, dict[str, Any]]] = queue.Queue()
+        self.said: list[dict[str, Any]] = []
+        self.process = MemberProcess(MemberSettings(name, str(stage.folder), options, 0.3), self._events)
+        stage.signs[f"said by {name}"] = lambda: len(self.hear())
+        stage.signs[f"start of {name}"] = self._started
+
+    def hear(self) -> list[dict[str, Any]]:
+        """Everything that it has said, with what is new; fails when it has failed."""
+        while not self._events.empty():
+            _, facts = self._events.get()
+            assert facts["event"] not in ("failed", "ended"), facts
+            self.said.append(facts)
+        return self.said
+
+    def _started(self) -> object:
+        """While it says nothing, the CPU time that its processes have used, in steps that an idle one takes long for."""
+        return "done" if self.said or not self.process.running else int(self.process.cpu_s() / CPU_STEP_S)
+
+    @property
+    def batches(self) -> list[dict[str, Any]]:
+        return [facts for facts in self.hear() if facts["event"] == "batch"]
+
+    @property
+    def ranges(self) -> list[tuple[int, int, int]]:
+        """Partition, start and end of what it wrote."""
+        return [(one["partition"], one["start"], one["end"]) for facts in self.batches for one in facts["ranges"]]
 
 
 def java_of(process: MemberProcess) -> int:
@@ -114,12 +154,12 @@ def java_of(process: MemberProcess) -> int:
 
 
 def test_the_death_of_the_jvm_alone_ends_the_source_and_its_membership(stage: Stage) -> None:
-    events: queue.Queue[tuple[str, dict[str, Any]]] = queue.Queue()
-    process = member(stage, "lonely", events, **LONG_SESSION)
+    application = Application(stage, "lonely")
+    process = application.process
     try:
-        until(lambda: stage.members().get("lonely") == (0, 1, 2, 3), "it is a member", WAIT_S)
+        stage.until(lambda: stage.members().get("lonely") == (0, 1, 2, 3), "it is a member")
         os.kill(java_of(process), signal.SIGKILL)
-        until(lambda: not stage.members(), "the group is told, long before the session's end", 30)
+        stage.until(lambda: not stage.members(), "the group is told, long before the session's end")
 
         def sources() -> bool:
             listed = subprocess.run(["ps", "-eo", "sid,args"], capture_output=True, text=True, check=True).stdout
@@ -128,44 +168,35 @@ def test_the_death_of_the_jvm_alone_ends_the_source_and_its_membership(stage: St
                 for line in listed.splitlines()
             )
 
-        until(lambda: not sources(), "its process ends", 10)
+        stage.until(lambda: not sources(), "its process ends")
     finally:
         process.kill()
 
 
 def test_a_killed_application_loses_nothing(stage: Stage) -> None:
     """Two applications share the group; one is killed with SIGKILL right after it wrote a batch."""
-    events: queue.Queue[tuple[str, dict[str, Any]]] = queue.Queue()
-    processes = {name: member(stage, name, events) for name in ("one", "two")}
-    written: dict[str, list[dict[str, Any]]] = {"one": [], "two": []}
-
-    def read_until(condition: Callable[[], bool], what: str) -> None:
-        end = time.monotonic() + WAIT_S
-        while not condition():
-            assert time.monotonic() < end, what
-            try:
-                name, facts = events.get(timeout=0.1)
-            except queue.Empty:
-                continue
-            assert facts["event"] not in ("failed", "ended"), facts
-            if facts["event"] == "batch":
-                written[name].append(facts)
-
-    def ranges(name: str) -> list[tuple[int, int, int]]:
-        return [(r["partition"], r["start"], r["end"]) for facts in written[name] for r in facts["ranges"]]
-
+    one, two = Application(stage, "one"), Application(stage, "two")
     try:
-        read_until(lambda: sorted(map(len, stage.members().values())) == [2, 2], "both share the group")
+        stage.until(lambda: sorted(map(len, stage.members().values())) == [2, 2], "both share the group")
         stage.produce(400)
-        read_until(lambda: bool(ranges("two")), "it writes a batch")
-        assert processes["two"].kill() >= 3
+        stage.until(lambda: two.ranges, "it writes a batch")
+        assert two.process.kill() >= 3
         stage.produce(400)
-        read_until(lambda: stage.members().get("one") == (0, 1, 2, 3) and stage.lag() == 0, "one reads all")
-        covered = {(p, offset) for name in written for p, low, high in ranges(name) for offset in range(low, high)}
+        everything = stage.ends()
+        stage.until(
+            lambda: stage.members().get("one") == (0, 1, 2, 3) and stage.lag() == 0 and reach(one) == everything,
+            "the other reads all",
+        )
+        covered = {(p, offset) for app in (one, two) for p, low, high in app.ranges for offset in range(low, high)}
         assert covered == {(p, offset) for p in range(4) for offset in range(200)}
-        mine = [(p, offset) for p, low, high in ranges("one") for offset in range(low, high)]
+        mine = [(p, offset) for p, low, high in one.ranges for offset in range(low, high)]
         assert len(mine) == len(set(mine))
     finally:
-        for process in processes.values():
-            process.end()
+        for application in (one, two):
+            application.process.end()
     assert json.loads(stage.committed()[0][1])["batch"] > 0
+
+
+def reach(application: Application) -> dict[int, int]:
+    """How far an application has read each partition."""
+    return {number: max((end for p, _, end in application.ranges if p == number), default=0) for number in range(4)}

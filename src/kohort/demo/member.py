@@ -21,7 +21,7 @@ from kohort.demo.member_settings import MemberSettings
 from kohort.spark import register
 
 FLIGHT = "carrier string, flight int, origin string, dest string, day string, hour int, dep_delay int, arr_delay int"
-ATTEMPTS = 4
+ATTEMPTS = 30
 TOO_SLOW = "failed to connect back"
 SOURCE_COLUMNS = "value,partition,generation,rangeStart,rangeEnd"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -28,8 +29,6 @@ class MemberProcess:
         self._ending = False
         environment = {
             **os.environ,
-            "PYSPARK_PYTHON": sys.executable,
-            "PYSPARK_DRIVER_PYTHON": sys.executable,
             "SPARK_LOCAL_IP": "127.0.0.1",
             "PYTHONWARNINGS": "ignore",
         }
@@ -62,6 +61,15 @@ class MemberProcess:
     @property
     def running(self) -> bool:
         return self._process.poll() is None
+
+    def cpu_s(self) -> float:
+        """CPU seconds that it and the living processes of its session have used; 0 where there is no /proc."""
+        ticks = 0
+        for pid in session_processes(self.pid):
+            with contextlib.suppress(OSError):  # it ended meanwhile
+                fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+                ticks += int(fields[11]) + int(fields[12])
+        return ticks / os.sysconf("SC_CLK_TCK")
 
     def kill(self) -> int:
         """SIGKILL to the whole process group, the JVM and its Python processes included; how many there were."""

@@ -43,8 +43,10 @@ BEFORE_SHARED, BEFORE_KILLED = 0.2, 0.6
 """The shares that the replay does not pass before both members hold partitions, and before the victim is dead: on a slow
 machine it waits for them, on others it never notices."""
 SESSION_TIMEOUT_MS = 6_000
-START_S, TAKEOVER_S, DRAIN_S = 120.0, 90.0, 120.0
-"""Bounds of the phases; each is many times what it takes."""
+PATIENCE_S = 120.0
+"""How long nothing may move before the demo gives up; a machine that is merely slow still moves something."""
+CPU_STEP_S = 5.0
+"""A Spark that starts says nothing for long, but uses so many CPU seconds again and again; one that hangs does not."""
 
 
 class Demo:
@@ -64,6 +66,8 @@ class Demo:
         self.orphans: set[int] = set()
         self.takeover_s: float | None = None
         self._asked_at = 0.0
+        self._moved: tuple[Any, ...] = ()
+        self._moved_at = 0.0
 
     def start_members(self) -> None:
         """Create the topic and start both Spark applications."""
@@ -86,22 +90,37 @@ class Demo:
             self.members[name] = MemberProcess(settings, self.events)
         self.scene.note("two Spark applications are starting, each a process of its own")
 
-    def until(self, condition: Callable[[], bool], seconds: float, what: str) -> None:
-        """Take events in until something is so.
+    def until(self, condition: Callable[[], bool], what: str) -> None:
+        """Take events in until something is so, for as long as anything moves.
 
         Raises:
-            TimedOutError: it was not within `seconds`.
+            TimedOutError: nothing has moved for `PATIENCE_S`.
             KafkaError: a member ended, or the replay failed.
         """
-        end = time.monotonic() + seconds
+        self._moved_at = time.monotonic()
         while not condition():
-            if time.monotonic() > end:
-                raise TimedOutError(f"{what}: not within {seconds:g} s; the logs are in {self.folder}")
+            if time.monotonic() - self._moved_at > PATIENCE_S:
+                raise TimedOutError(
+                    f"{what}: not so, and nothing has moved for {PATIENCE_S:g} s; {self.scene.line().strip()}; "
+                    f"the logs are in {self.folder}"
+                )
             self._take_event()
             self.scene.produced = self.feed.produced
             if self.feed.error is not None:
                 raise KafkaError(f"the replay failed: {self.feed.error}") from self.feed.error
             self._ask_group()
+
+    def _note_moves(self) -> None:
+        members = self.scene.members.items()
+        starting = [self.members[name] for name, view in members if view.state == "starting Spark"]
+        found = (
+            self.scene.produced,
+            self.scene.lag,
+            [(view.state, view.held, view.batches) for _, view in members],
+            [int(member.cpu_s() / CPU_STEP_S) for member in starting],
+        )
+        if found != self._moved:
+            self._moved, self._moved_at = found, time.monotonic()
 
     def _take_event(self) -> None:
         try:
@@ -149,6 +168,7 @@ class Demo:
         if now - self._asked_at < 0.5:
             return
         self._asked_at = now
+        self._note_moves()
         try:
             shares, _ = self.shares()
         except RetriableError:
@@ -183,23 +203,23 @@ class Demo:
         scene.phase = "starting Spark"
         self.feed.start()
         self.start_members()
-        self.until(self._all_up, START_S, "both Spark applications are up")
+        self.until(self._all_up, "both Spark applications are up")
         scene.phase = "replaying"
         scene.note("the replay begins")
         self.feed.allowed = BEFORE_SHARED
         self.feed.go.set()
-        self.until(self.shared, START_S, "both members hold partitions")
+        self.until(self.shared, "both members hold partitions")
         held = ", ".join(f"{name}: {_words(set(scene.members[name].held))}" for name in MEMBERS)
         scene.note(f"both are members of one group ({held})")
         self.feed.allowed = BEFORE_KILLED
-        self.until(lambda: self.killed_at is not None, self.options.seconds + TAKEOVER_S, "the victim's last batch")
+        self.until(lambda: self.killed_at is not None, "the victim's last batch")
         self.feed.allowed = 1.0
-        self.until(lambda: self.takeover_s is not None, TAKEOVER_S, "the survivor takes over")
+        self.until(lambda: self.takeover_s is not None, "the survivor takes over")
         scene.phase = "replaying"
-        self.until(lambda: self.feed.done, self.options.seconds + DRAIN_S, "the replay ends")
+        self.until(lambda: self.feed.done, "the replay ends")
         scene.phase = "reading the rest"
         scene.note("all flights are replayed")
-        self.until(self._drained, DRAIN_S, "the survivor reads and commits everything")
+        self.until(self._drained, "the survivor reads and commits everything")
         scene.note("nothing is left to read")
         final = self.shares()
         self.members[SURVIVOR].end()

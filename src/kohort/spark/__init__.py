@@ -1,7 +1,8 @@
 """PySpark's side: `register(spark)` makes `format("kohort")` known to a session.
 
 A streaming query is a member of its consumer group. `source.py` is what Spark calls; `query.py` decides what a batch
-reads; `membership.py` keeps the place in the group; `reading.py` is all that runs in Spark's workers.
+reads; `membership.py` keeps the place in the group; `reading.py` is all that runs in Spark's workers, and `workers.py`
+chooses the Python that they run.
 """
 
 from __future__ import annotations
@@ -15,7 +16,14 @@ __all__ = ["register"]
 
 
 def register(spark: SparkSession) -> None:
-    """Make `format("kohort")` known to a Spark session, classic or Connect."""
-    from kohort.spark.source import KohortDataSource
+    """Make `format("kohort")` known to a Spark session, classic or Connect.
 
+    The workers of a local session are made to run the Python that runs this program: Spark would take the `python3` of
+    the PATH, which need not have kohort. With any other master they run what PYSPARK_PYTHON said when the session was
+    made, on Spark Connect what the server's PYSPARK_PYTHON says; a warning tells where kohort must be installed.
+    """
+    from kohort.spark.source import KohortDataSource
+    from kohort.spark.workers import use_this_python
+
+    use_this_python(spark)
     spark.dataSource.register(KohortDataSource)

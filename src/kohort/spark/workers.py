@@ -1,0 +1,84 @@
+"""Which Python Spark's workers run.
+
+Spark starts workers, and the process that drives a streaming query, with the command in PYSPARK_PYTHON, else with the
+`python3` of the PATH: not with the interpreter that runs the program. kohort must be installed in what is started.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger("kohort.spark")
+
+VARIABLE = "PYSPARK_PYTHON"
+_HERE = ("local", "local[", "local-cluster[")
+"""Masters whose workers are processes of this machine. Source: Spark, "Master URLs"."""
+
+
+class Choice(NamedTuple):
+    """What to do about a session's workers.
+
+    Attributes:
+        python: the interpreter to set for them; None leaves it as it is.
+        warning: what to tell the user; None is nothing.
+    """
+
+    python: str | None = None
+    warning: str | None = None
+
+
+def choose(master: str, set_to: str | None, own: str) -> Choice:
+    """The interpreter of a session's workers.
+
+    Args:
+        master: the session's master.
+        set_to: what PYSPARK_PYTHON said when the session was made, None when it was not set.
+        own: the interpreter that runs the program.
+    """
+    if master == _HERE[0] or master.startswith(_HERE[1:]):
+        if set_to is None:
+            return Choice(own)
+        if _same(set_to, own):
+            return Choice()
+        return Choice(own, f"{VARIABLE} is {set_to}; the workers of this local session run {own}, as the program does")
+    if set_to is None:
+        return Choice(
+            warning=f"{VARIABLE} is not set, so that the workers of {master} run the python3 of their PATH: kohort must "
+            f"be installed there, or set {VARIABLE} to an interpreter that has it, on every machine, before the session "
+            "is made"
+        )
+    return Choice()
+
+
+def _same(one: str, other: str) -> bool:
+    """Whether two commands start one environment's interpreter; a link to a program is another environment's."""
+    found = shutil.which(one)
+    if found is None:
+        return False
+    first, second = Path(found), Path(other)
+    return first.parent.resolve() == second.parent.resolve() and first.resolve() == second.resolve()
+
+
+def use_this_python(spark: SparkSession) -> None:
+    """Make the workers of a local session run this interpreter; warn where that can't be done and may be needed.
+
+    On Spark Connect the server has chosen its Python, and nothing is done.
+    """
+    try:
+        context = spark.sparkContext
+    except AttributeError:  # Spark Connect
+        return
+    default = os.environ.get(VARIABLE) is None and context.pythonExec == "python3"
+    choice = choose(context.master, None if default else context.pythonExec, sys.executable)
+    if choice.warning is not None:
+        log.warning("%s", choice.warning)
+    if choice.python is not None:
+        context.pythonExec = choice.python

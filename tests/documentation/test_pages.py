@@ -1,0 +1,43 @@
+"""The pages themselves: blocks that are run or say why not, links that lead somewhere, versions that are those of the pins."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.documentation.snippets import PAGES, ROOT, snippets
+from tests.documentation.versions import table
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_block_has_a_rule_and_every_link_leads_somewhere(page: Path) -> None:
+    snippets(page)
+    targets = re.findall(r"(?<!!)\[[^\]]+\]\(([^)#]+)[^)]*\)|!\[[^\]]*\]\(([^)]+)\)|src=\"([^\"]+)\"", page.read_text())
+    local = [target for found in targets for target in found if target and "://" not in target]
+    assert [target for target in local if not (page.parent / target).exists()] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("```text\nwhat is shown\n```\n", "has no rule"),
+        ("<!-- snippet: not run -->\n```sh\nmake\n```\n", "not understood"),
+        ("<!-- snippet: skipped: later -->\n```sh\nmake\n```\n", "not understood"),
+        ("<!-- snippet: not run: no block follows -->\n\nText.\n", "belongs to no block"),
+    ],
+)
+def test_a_block_can_not_be_left_out_without_a_reason(
+    text: str, complaint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(text)
+    monkeypatch.setattr("tests.documentation.snippets.ROOT", tmp_path)
+    with pytest.raises(ValueError, match=complaint):
+        snippets(page)
+
+
+def test_the_versions_that_the_readme_names_are_those_of_the_pins() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert text.partition("<!-- versions: tests/documentation/versions.py -->\n")[2].partition("\n\n")[0] == table()

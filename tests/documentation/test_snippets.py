@@ -1,0 +1,119 @@
+"""What README and docs tell a reader to type works as it stands: every block is run as the reader would."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from kohort import Broker
+from kohort.cli.common import DEFAULT_BOOTSTRAP_SERVER
+from tests.documentation.snippets import PAGES, ROOT, RUN, Snippet, snippets
+from tests.support.waiting import LAST_RESORT
+
+TO_RUN = [page for page in PAGES if any(one.language in RUN and one.word != "not run" for one in snippets(page))]
+
+
+class Reader:
+    """Follows a page in a folder of its own, with a port of this machine in place of the one that the page names."""
+
+    def __init__(self, folder: Path, address: str) -> None:
+        self.folder, self.address = folder, address
+        self.printed = ""
+        self._count = 0
+        self._running: list[subprocess.Popen[str]] = []
+        bin_folder = str(Path(sys.executable).parent)
+        self._environment = {name: value for name, value in os.environ.items() if not name.startswith("PYSPARK")} | {
+            "PATH": os.pathsep.join([bin_folder, os.environ["PATH"]]),
+            "KOHORT_BOOTSTRAP_SERVER": address,
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "PYTHONWARNINGS": "default",
+        }
+
+    def follow(self, snippet: Snippet) -> None:
+        """Runs one block; fails with its place and what it said when it does not end well."""
+        code = snippet.code.replace(DEFAULT_BOOTSTRAP_SERVER, self.address)
+        if snippet.word == "prints":
+            assert sorted(self.printed.split("\n")) == sorted(code.split("\n")), f"{snippet.place} shows something else"
+        elif snippet.word == "stays":
+            self._start(snippet, self._command(snippet, code))
+        elif snippet.language in RUN:
+            done = subprocess.run(
+                self._command(snippet, code),
+                cwd=self.folder,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert done.returncode == 0, f"{snippet.place} ends with {done.returncode}:\n{done.stdout}\n{done.stderr}"
+            assert "Warning" not in done.stderr, f"{snippet.place} warns:\n{done.stderr}"
+            self.printed = done.stdout
+
+    def _command(self, snippet: Snippet, code: str) -> list[str]:
+        if snippet.language == "sh":
+            return ["bash", "-euo", "pipefail", "-c", code]
+        self._count += 1
+        file = self.folder / f"test_snippet_{self._count}.py"
+        file.write_text(code)
+        if snippet.is_test:
+            options = ["-p", "no:cacheprovider", "--strict-markers", "--rootdir", str(self.folder)]
+            return [sys.executable, "-m", "pytest", "-q", *options, str(file)]
+        return [sys.executable, str(file)]
+
+    def _start(self, snippet: Snippet, command: list[str]) -> None:
+        process = subprocess.Popen(
+            command, cwd=self.folder, env=self._environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
+        )
+        self._running.append(process)
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith(snippet.text):
+                return
+        raise AssertionError(f"{snippet.place} ends with {process.wait()} and never says {snippet.text!r}")
+
+    def close(self) -> None:
+        """Ends what stays, and fails if it ended before."""
+        ended = [process.returncode for process in self._running if process.poll() is not None]
+        for process in self._running:
+            process.terminate()
+            process.communicate()
+        assert not ended, f"what was to stay has ended with {ended}"
+
+
+def free_address() -> str:
+    """A loopback address that nothing listens on."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+@contextmanager
+def reader_of(page: Path, folder: Path) -> Iterator[Reader]:
+    """A reader, and a broker at the address that the page names, unless the page starts one there itself."""
+    if any(one.word == "stays" for one in snippets(page)):
+        reader = Reader(folder, free_address())
+        try:
+            yield reader
+        finally:
+            reader.close()
+    else:
+        with Broker() as broker:
+            yield Reader(folder, broker.bootstrap_servers)
+
+
+@pytest.mark.spark
+@LAST_RESORT
+@pytest.mark.parametrize("page", TO_RUN, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_block_of_a_page_works_as_it_stands(page: Path, tmp_path: Path) -> None:
+    with reader_of(page, tmp_path) as reader:
+        for snippet in snippets(page):
+            if snippet.word != "not run":
+                reader.follow(snippet)

@@ -1,0 +1,70 @@
+"""Draws docs/demo.svg from what a run of `kohort demo` prints: `python tools/demo_picture.py [FILE]` takes a saved output.
+
+The terminal in the picture has a dark background of its own, so that it can be read on a light page and on a dark one. No font
+or style is fetched from anywhere.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+PICTURE = Path(__file__).resolve().parent.parent / "docs" / "demo.svg"
+COLUMNS = 104
+_NOTE = re.compile(r"^ *\d+\.\d s  ")
+_PROGRESS = re.compile(r"^ *\d+\.\d s  [a-zA-Z ]+: [\d,]+ of [\d,]+ flights")
+_LEFT_OUT = re.compile(r"broker at|starting a broker|^picture: ")
+_FONT = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
+
+
+def run_demo() -> str:
+    """What the demo prints where it is no terminal."""
+    with tempfile.TemporaryDirectory() as folder:
+        kohort = Path(sys.executable).with_name("kohort")
+        environment = {**os.environ, "COLUMNS": str(COLUMNS), "NO_COLOR": "1"}
+        done = subprocess.run(
+            [kohort, "demo", "--output", folder], env=environment, stdout=subprocess.PIPE, text=True, check=True
+        )
+    return done.stdout
+
+
+def lines(printed: str) -> list[str]:
+    """The events and the tables; the line that comes every other second is left out."""
+    kept = [line.rstrip() for line in printed.splitlines() if not _PROGRESS.match(line) and not _LEFT_OUT.search(line)]
+    while kept and not kept[-1]:
+        kept.pop()
+    return kept
+
+
+def draw(shown: list[str]) -> str:
+    """The picture as SVG."""
+    console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True)
+    console.print(Text("$ kohort demo", style="bold"))
+    for line in shown:
+        text = Text(line, style="dim" if _NOTE.match(line) else "")
+        text.highlight_regex(r"SIGKILL to \w+", "bold red")
+        text.highlight_regex(r"every flight counted once|counts partitions [\d, ]+now", "bold green")
+        text.highlight_regex(r"^(The connections.*|Group .*|Account:)", "bold")
+        console.print(text, soft_wrap=False)
+    svg = _FONT.sub("", console.export_svg(title="kohort demo", unique_id="demo"))
+    svg = re.sub(r"font-family: ?Fira Code", "font-family: ui-monospace, Menlo, Consolas", svg)
+    return re.sub(r"[ \t]+$", "", svg, flags=re.MULTILINE)
+
+
+def main() -> int:
+    """Writes the picture."""
+    printed = Path(sys.argv[1]).read_text(encoding="utf-8") if sys.argv[1:] else run_demo()
+    PICTURE.write_text(draw(lines(printed)), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
