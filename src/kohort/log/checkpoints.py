@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import logging
 import os
 import uuid
 from collections.abc import Iterable, Mapping
@@ -10,6 +11,8 @@ from pathlib import Path
 
 from kohort.errors import CorruptDataError
 from kohort.ids import TopicPartition
+
+log = logging.getLogger("kohort.log")
 
 PARTITION_METADATA = "partition.metadata"
 LEADER_EPOCHS = "leader-epoch-checkpoint"
@@ -56,6 +59,15 @@ def read_offsets(path: Path) -> dict[TopicPartition, int]:
     for words in _read_lines(path, 3):
         found[TopicPartition(words[0], int(words[1]))] = int(words[2])
     return found
+
+
+def readable_offsets(path: Path) -> dict[TopicPartition, int] | None:
+    """As `read_offsets`, but None if the file is damaged, which is logged: logs are opened without it."""
+    try:
+        return read_offsets(path)
+    except (CorruptDataError, ValueError) as error:
+        log.error("%s can't be read (%s); the logs are opened without it", path, error)
+        return None
 
 
 def write_epochs(folder: Path, epochs: Iterable[tuple[int, int]]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 import time
 import uuid
@@ -21,9 +20,10 @@ from kohort.log.compaction import Compaction
 from kohort.log.config import FLUSH_NEVER_MS, LogConfig, StoreLimits
 from kohort.log.files import FileCache
 from kohort.log.opening import FILES_OWN
-from kohort.log.partition import STRAY, PartitionLog
+from kohort.log.partition import PartitionLog
 from kohort.log.recovery import OpenOptions
 from kohort.log.steps import Steps, completed
+from kohort.log.strays import DELETED, remove_strays
 from kohort.log.unreadable import UnreadableLog
 
 log = logging.getLogger("kohort.log")
@@ -31,7 +31,6 @@ log = logging.getLogger("kohort.log")
 RECOVERY_POINTS = "recovery-point-offset-checkpoint"
 LOG_STARTS = "log-start-offset-checkpoint"
 CLEANED = "cleaner-offset-checkpoint"
-_DELETED = "-delete"
 _SLICE_S = 0.01
 _ROUND_MS = 5_000
 RETENTION_CHECK_MS = 300_000
@@ -99,10 +98,10 @@ class LogStore:
         self.topics = topics
         self.topics_by_id = {topic.id: topic for topic in topics.values()}
         self._names = Names(topics)
-        ids = self._remove_strays()
-        points = self._read_checkpoint(RECOVERY_POINTS)
-        starts = self._read_checkpoint(LOG_STARTS)
-        cleaned = self._read_checkpoint(CLEANED)
+        ids = remove_strays(self.path, self.topics)
+        points = checkpoints.readable_offsets(self.path / RECOVERY_POINTS)
+        starts = checkpoints.readable_offsets(self.path / LOG_STARTS)
+        cleaned = checkpoints.readable_offsets(self.path / CLEANED)
         self._told = {tp.topic for file in (points, starts, cleaned) for tp in file or () if tp.topic not in topics}
         began = time.monotonic()
         for topic in topics.values():
@@ -121,44 +120,6 @@ class LogStore:
         owned = self._owned
         how = "new" if owned.fresh else "closed in order" if owned.clean else "recovered after an unclean end"
         log.info("%s: %d logs open, %s, %.0f ms", self.path, len(self._logs), how, 1000 * (time.monotonic() - began))
-
-    def _read_checkpoint(self, name: str) -> dict[TopicPartition, int] | None:
-        """Offsets by partition; None if the file is damaged: then the logs are opened without."""
-        try:
-            return checkpoints.read_offsets(self.path / name)
-        except (CorruptDataError, ValueError) as error:
-            log.error("%s: %s can't be read (%s); the logs are opened without it", self.path, name, error)
-            return None
-
-    def _remove_strays(self) -> dict[str, uuid.UUID]:
-        """Remove what an interrupted deletion left; the topic ids in the other partitions' folders, by folder."""
-        ids: dict[str, uuid.UUID] = {}
-        with os.scandir(self.path) as entries:
-            folders = [entry for entry in entries if entry.is_dir()]
-        for entry in folders:
-            name, dash, number = entry.name.rpartition("-")
-            if entry.name.endswith(_DELETED):
-                shutil.rmtree(entry.path)
-            elif dash and number.isdecimal():
-                topic = self.topics.get(name)
-                topic_id = checkpoints.read_partition_metadata(entry.path)
-                ours = topic is not None and int(number) < topic.partitions and topic_id in (None, topic.id)
-                if ours and topic_id is not None:
-                    ids[entry.name] = topic_id
-                elif not ours and topic_id is not None and topic_id not in self.topics_by_id:
-                    log.warning("%s: removing %s, whose topic was deleted", self.path, entry.name)
-                    shutil.rmtree(entry.path)
-                elif not ours:
-                    self._leave(entry.name, in_the_way=topic is not None)
-        return ids
-
-    def _leave(self, name: str, *, in_the_way: bool) -> None:
-        """A folder that looks like a partition's and is none of ours is not removed: somebody may have put it there."""
-        stays = name
-        if in_the_way:
-            stays = f"{name}{STRAY}"
-            os.rename(self.path / name, self.path / stays)
-        log.warning("%s: %s belongs to no topic of the catalog; it is left alone as %s", self.path, name, stays)
 
     def _open(self, tp: TopicPartition, config: LogConfig, known: OpenOptions) -> None:
         options = self._ours(known)
@@ -360,7 +321,7 @@ class LogStore:
 
     def _set_aside(self, path: Path) -> Path:
         """Give a deleted partition's folder a name that no partition has; it keeps the one it has when that fails."""
-        aside = self.path / f"{checkpoints.encode_id(checkpoints.new_id())}{_DELETED}"
+        aside = self.path / f"{checkpoints.encode_id(checkpoints.new_id())}{DELETED}"
         try:
             return path.replace(aside)
         except OSError as error:  # whoever makes the partition again finds another topic's id in it

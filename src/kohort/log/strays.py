@@ -1,0 +1,52 @@
+"""Folders in a data folder that are no partition's of the catalog."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+
+from kohort.log import checkpoints
+from kohort.log.catalog import Topic
+from kohort.log.partition import STRAY
+
+DELETED = "-delete"
+"""Ends the name of a folder whose partition was deleted."""
+
+log = logging.getLogger("kohort.log")
+
+
+def remove_strays(data_dir: Path, topics: Mapping[str, Topic]) -> dict[str, uuid.UUID]:
+    """Remove what an interrupted deletion left; the topic ids in the other partitions' folders, by folder."""
+    ids: dict[str, uuid.UUID] = {}
+    known = {topic.id for topic in topics.values()}
+    with os.scandir(data_dir) as entries:
+        folders = [entry for entry in entries if entry.is_dir()]
+    for entry in folders:
+        name, dash, number = entry.name.rpartition("-")
+        if entry.name.endswith(DELETED):
+            shutil.rmtree(entry.path)
+        elif dash and number.isdecimal():
+            topic = topics.get(name)
+            topic_id = checkpoints.read_partition_metadata(entry.path)
+            ours = topic is not None and int(number) < topic.partitions and topic_id in (None, topic.id)
+            if ours and topic_id is not None:
+                ids[entry.name] = topic_id
+            elif not ours and topic_id is not None and topic_id not in known:
+                log.warning("%s: removing %s, whose topic was deleted", data_dir, entry.name)
+                shutil.rmtree(entry.path)
+            elif not ours:
+                _leave(data_dir, entry.name, in_the_way=topic is not None)
+    return ids
+
+
+def _leave(data_dir: Path, name: str, *, in_the_way: bool) -> None:
+    """A folder that looks like a partition's and is none of ours is not removed: somebody may have put it there."""
+    stays = name
+    if in_the_way:
+        stays = f"{name}{STRAY}"
+        os.rename(data_dir / name, data_dir / stays)
+    log.warning("%s: %s belongs to no topic of the catalog; it is left alone as %s", data_dir, name, stays)
