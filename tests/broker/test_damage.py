@@ -108,7 +108,7 @@ def test_producers_go_on_at_the_end_and_groups_can_commit_past_the_damage(data: 
     put(path, position + 8, b"\xff")
     with Broker(data) as broker:
         with Producer(broker.bootstrap_servers) as producer:
-            assert producer.send("t", b"new").result(30).offset == COUNT
+            assert producer.send("t", b"new").result(timeout_ms=30_000).offset == COUNT
         with Consumer(broker.bootstrap_servers, group_id="g") as consumer:
             consumer.assign([PART])
             consumer.seek(PART, COUNT)
@@ -144,7 +144,7 @@ def test_offsets_lost_at_the_end_are_not_given_again(data: Path, spoil: Callable
     spoil(data)
     with Broker(data) as broker:
         with Producer(broker.bootstrap_servers) as producer:
-            assert producer.send("t", b"new").result(30).offset == COUNT
+            assert producer.send("t", b"new").result(timeout_ms=30_000).offset == COUNT
         with Consumer(broker.bootstrap_servers) as consumer:
             consumer.assign([PART])
             consumer.seek(PART, COUNT - 1)
@@ -250,7 +250,7 @@ def test_a_partition_that_can_not_be_opened_does_not_keep_the_others_from_being_
                 consumer.poll(10_000)
         with Producer(broker.bootstrap_servers, delivery_timeout_ms=1_500, request_timeout_ms=1_000) as producer:
             with pytest.raises(KafkaError, match="KAFKA_STORAGE_ERROR|gave up|not delivered|storage"):
-                producer.send("t", b"new").result(30)
+                producer.send("t", b"new").result(timeout_ms=30_000)
         with Admin(broker.bootstrap_servers) as admin:
             admin.delete_topics(["t"]).all()
     logged = capfd.readouterr().err

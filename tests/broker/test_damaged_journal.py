@@ -101,7 +101,7 @@ def test_older_values_are_served_where_that_is_asked_for(tmp_path: Path, capfd: 
         assert f"is damaged at byte {position}" in said
         assert f"{HERE} (offset" in said
         assert "the older values are served" in said
-        broker.restart()
+        broker.kill()
     with Broker(tmp_path, OLDER) as broker, RawClient(broker.bootstrap_servers) as client:
         assert [committed(client, group, "t") for group in (HERE, BESIDE, ELSEWHERE)] == [300, 2, 7]
 
@@ -173,3 +173,19 @@ def test_damage_in_the_transactions_log_concerns_its_partition_alone(
     assert f"__transaction_state-0/{'0' * 20}.log is damaged at byte" in said
     assert f"{first} (offset 0)" in said
     assert ("offsets.load.on.corruption=older" in said) is refused
+
+
+@pytest.mark.parametrize("settings", [REFUSE, OLDER], ids=["refuse", "older"])
+def test_a_log_that_cannot_be_opened_is_not_taken_for_an_empty_one(tmp_path: Path, settings: dict[str, Any]) -> None:
+    first = next(f"x{n}" for n in range(99) if java_hash(f"x{n}") % 4 == 0)
+    with Broker(tmp_path, REFUSE) as broker, RawClient(broker.bootstrap_servers) as client:
+        create_topic(client, "t")
+        assert commit(client, HERE, 118) == commit(client, ELSEWHERE, 7) == init(client, first) == ErrorCode.NONE
+        broker.kill()
+        for folder in ("__consumer_offsets-0", "__transaction_state-0"):
+            path = the_log(tmp_path / folder)
+            path.unlink()
+            path.mkdir()
+    with Broker(tmp_path, settings) as broker, RawClient(broker.bootstrap_servers) as client:
+        assert commit(client, HERE, 1) == init(client, first) == ErrorCode.UNKNOWN_SERVER_ERROR
+        assert committed(client, ELSEWHERE, "t") == 7

@@ -205,17 +205,17 @@ def test_a_fault_of_the_sender_fails_what_was_sent(
         raise ZeroDivisionError("by our fault")
 
     with Producer(kohort_broker.bootstrap_servers, linger_ms=0) as producer:
-        producer.send(topic, "before").result(20)
+        producer.send(topic, "before").result(timeout_ms=20_000)
         with monkeypatch.context() as patched:
             patched.setattr(Sender, "_answered", fault)
             with pytest.raises(KafkaError, match="ZeroDivisionError"):
-                producer.send(topic, "in the midst of it").result(20)
-            producer.flush(20)
-        producer.send(topic, "after").result(20)
+                producer.send(topic, "in the midst of it").result(timeout_ms=20_000)
+            producer.flush(timeout_ms=20_000)
+        producer.send(topic, "after").result(timeout_ms=20_000)
         with monkeypatch.context() as patched:
             patched.setattr(Sender, "_step", fault)
             with pytest.raises(KafkaError, match="ZeroDivisionError"):
-                producer.send(topic, "never").result(20)
+                producer.send(topic, "never").result(timeout_ms=20_000)
             with pytest.raises(KafkaError, match="ZeroDivisionError"):
                 producer.send(topic, "nor this")
 

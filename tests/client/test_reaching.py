@@ -48,7 +48,7 @@ def test_a_poll_waits_for_a_broker_and_the_log_is_warned_at_once(
 
 def test_a_broker_that_comes_up_later_is_found(kohort_broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
     with Producer(kohort_broker.bootstrap_servers) as producer:
-        producer.send("numbers", "1", partition=0).result(20)
+        producer.send("numbers", "1", partition=0).result(timeout_ms=20_000)
     kohort_broker.kill()
     with Consumer(kohort_broker.bootstrap_servers, auto_offset_reset="earliest", group_id="g") as consumer:
         consumer.subscribe(["numbers"])
@@ -177,11 +177,11 @@ def test_an_address_that_a_broker_names_and_that_no_one_answers_at_is_told_with_
 
 def test_what_was_sent_and_is_not_taken_is_told_by_flush(kohort_broker: Broker) -> None:
     with Producer(kohort_broker.bootstrap_servers, max_block_ms=2_000, buffer_memory=40_000) as producer:
-        producer.send("numbers", "1").result(20)
+        producer.send("numbers", "1").result(timeout_ms=20_000)
         kohort_broker.kill()
         producer.send("numbers", "2")
-        with pytest.raises(TimedOutError, match=f"not delivered after 1 s: .*{kohort_broker.bootstrap_servers}: "):
-            producer.flush(1)
+        with pytest.raises(TimedOutError, match=f"not delivered after 1000 ms: .*{kohort_broker.bootstrap_servers}: "):
+            producer.flush(timeout_ms=1_000)
 
         def fill() -> None:
             for _ in range(100):
@@ -189,7 +189,7 @@ def test_what_was_sent_and_is_not_taken_is_told_by_flush(kohort_broker: Broker) 
 
         with pytest.raises(TimedOutError, match=f"stayed full .*{kohort_broker.bootstrap_servers}: "):
             fill()
-        producer.close(0)
+        producer.close(timeout_ms=0)
 
 
 @contextlib.contextmanager

@@ -128,7 +128,7 @@ class TransactionLog:
             source = self._log(index)
             tell_cut_off(source, _id_of, "transactional id")
             found: list[tuple[str, Transaction | None]] = []
-            if self._read_partition(source, found) or self._older_values:
+            if self._read_partition(source, found) or (self._older_values and source.readable):
                 yield from found
             else:
                 self._refused.add(index)

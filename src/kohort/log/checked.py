@@ -52,6 +52,11 @@ Checked: TypeAlias = tuple[int, BatchHeader, memoryview]
 
 def checked_batches(source: PartitionLog, offset: int, max_bytes: int) -> Iterator[Checked | Damage]:
     """Every batch from `offset` on in order, with damage in the places of those that can't be read."""
+    try:
+        source.check_readable()
+    except DamagedError as error:
+        yield error.damage
+        return
     while offset < source.end_offset:
         try:
             result = source.read(offset, max_bytes)

@@ -91,7 +91,8 @@ class LogJournal:
         self._told_cut = self._told_damage = False
 
     def begin(self, term: int) -> None:
-        """Begin a term. Raises FencedError for one that is over."""
+        """Begin a term. Raises FencedError for one that is over, DamagedError if the log can't be opened."""
+        self._log.check_readable()
         self._log.advance_leader_epoch(term)
 
     def barrier(self, term: int) -> int:

@@ -148,6 +148,9 @@ class PartitionLog:
             shutil.rmtree(self.path)
         self.path.mkdir()
 
+    def check_readable(self) -> None:
+        """Raises DamagedError where `readable` is not so."""
+
     def set_segments(self, segments: list[Segment]) -> None:
         """Take over a changed list of segments; the last is appended to."""
         self.segments = segments

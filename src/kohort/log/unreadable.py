@@ -37,6 +37,10 @@ class UnreadableLog(PartitionLog):
         reason = f"the log can't be opened ({error})"
         self.damage = Damage(path, 0, None, self.log_start_offset, None, reason)
 
+    def check_readable(self) -> None:
+        """Raises DamagedError."""
+        self._refuse_read()
+
     def _refuse_read(self) -> NoReturn:
         raise DamagedError(self.damage)
 

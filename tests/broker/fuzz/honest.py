@@ -56,7 +56,7 @@ class Honest:
                         sent.result(STALL_S)
                     if not sent.done():
                         self._stalled()
-                    if sent.result(30).offset != number // PARTITIONS:
+                    if sent.result(timeout_ms=30_000).offset != number // PARTITIONS:
                         self.wrong.append(f"record {number} was written at another offset")
                     self.slowest_s = max(self.slowest_s, time.monotonic() - began)
                     self.written += 1
