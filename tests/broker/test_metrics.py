@@ -19,6 +19,7 @@ from kohort.wire.groups import DeleteGroupsRequest, HeartbeatRequest
 from kohort.wire.offsets import OffsetCommitRequest, OffsetDeleteRequest
 from tests.broker.group_member import Member
 from tests.broker.raw import RawClient
+from tests.broker.test_consumer_protocol import Member as Modern
 from tests.support.waiting import until
 
 
@@ -68,6 +69,34 @@ def test_a_rebalance_is_timed_by_group(broker: Broker, client: RawClient, topic:
     assert 0 <= group["last_standstill_ms"] <= group["last_standstill_max_ms"] <= group["whole_ms"] < 20_000
     assert found["groups"]["classic"]["Stable"] >= 1
     assert found["rebalance"]["count"] == found["standstill"]["count"] >= 1
+
+
+def test_groups_under_kip_848_are_counted_and_timed_like_the_others(
+    broker: Broker, client: RawClient, topic: str
+) -> None:
+    before = broker.metrics()["group-coordinator-metrics"]
+    member = Modern(client, topic, topic)
+    until(lambda: member.heartbeat() == 0 and bool(member.owned), "the member has its assignment")
+    assert member.heartbeat(topic_partitions=member.owned) == 0
+    assert grown(broker, before, "group-completed-rebalance") == 1
+    found = broker.metrics()
+    group = found["rebalances"][topic]
+    assert (group["protocol"], group["completed"], group["members"]) == ("consumer", 1, 1)
+    assert found["groups"]["consumer"]["Stable"] >= 1
+    part = OffsetCommitRequest.OffsetCommitRequestPartition(partition_index=0, committed_offset=7)
+    asked = OffsetCommitRequest(
+        group_id=topic,
+        member_id="member",
+        generation_id_or_member_epoch=member.epoch,
+        topics=[OffsetCommitRequest.OffsetCommitRequestTopic(name=topic, partitions=[part])],
+    )
+    assert client.ask(asked, 9).topics[0].partitions[0].error_code == 0
+    assert grown(broker, before, "offset-commit") == 1
+    member.epoch = -1
+    assert member.heartbeat() == 0
+    assert client.ask(DeleteGroupsRequest(groups_names=[topic])).results[0].error_code == 0
+    assert grown(broker, before, "offset-deletion") == 1
+    assert grown(broker, before, "group-completed-rebalance") == 1
 
 
 def test_requests_and_their_latency(broker: Broker, client: RawClient, topic: str) -> None:

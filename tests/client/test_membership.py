@@ -200,17 +200,56 @@ def test_a_connection_that_breaks_in_the_middle_of_a_join_is_made_again() -> Non
     assert trial.member.holding
 
 
-def test_scenario_4_a_sync_that_meets_a_new_rebalance_joins_again_and_keeps_no_stale_claim() -> None:
-    trial = Coordinator("cooperative-sticky")
-    trial.sync_errors = [ErrorCode.REBALANCE_IN_PROGRESS]
-    member = trial.subscribe("a")
-    trial.world.run(1000)
-    assert member.holding and member.assignment.generation == 2
-    claims = [
-        ConsumerProtocolSubscription.decode(bytes(request.message.protocols[0].metadata)[2:], 3).owned_partitions
-        for request in trial.world.sent("JoinGroup")
+def claimed(trial: Coordinator, since: int) -> list[tuple[TopicPartition, ...]]:
+    """What each JoinGroup from this one on said its member has."""
+    subscriptions = [
+        ConsumerProtocolSubscription.decode(bytes(request.message.protocols[0].metadata)[2:], 3)
+        for request in trial.world.sent("JoinGroup")[since:]
     ]
-    assert claims == [[], [], []]
+    return [
+        tuple(TopicPartition(each.topic, number) for each in said.owned_partitions for number in each.partitions)
+        for said in subscriptions
+    ]
+
+
+def test_scenario_4_a_sync_that_meets_a_new_rebalance_keeps_what_is_held_and_says_so() -> None:
+    """Nothing that does not move is given up, and nothing that is still worked on is left out for others to take."""
+    trial = Coordinator("cooperative-sticky")
+    member = trial.subscribe("a")
+    levels: list[tuple[tuple[TopicPartition, ...], bool]] = []
+    trial.member._announce = lambda: levels.append((member.assignment.partitions, member.revocation is not None))
+    joins = len(trial.world.sent("JoinGroup"))
+    trial.sync_errors = [ErrorCode.REBALANCE_IN_PROGRESS] * 3
+    trial.rebalance(*parts(0, 1, 2))
+    trial.world.run(trial.world.runtime.now_ms + 5_000)
+    assert trial.sync_errors == []
+    assert claimed(trial, joins) == [parts(0, 1, 2, 3)] * 4
+    assert member.revocation is not None
+    assert (member.revocation.partitions, member.revocation.lost) == (parts(3), False), "only what moves"
+    assert {held for held, _ in levels} == {parts(0, 1, 2, 3)}, "it works on all the while"
+    member.release()
+    trial.world.run(trial.world.runtime.now_ms + 5_000)
+    assert claimed(trial, joins)[4:] == [parts(0, 1, 2)]
+    assert member.holding and member.assignment.partitions == parts(0, 1, 2)
+    assert member.assignment.generation == trial.generation
+
+
+@pytest.mark.parametrize("code", [ErrorCode.ILLEGAL_GENERATION, ErrorCode.UNKNOWN_MEMBER_ID])
+def test_scenario_4_a_sync_of_a_member_that_was_put_out_claims_nothing_afterwards(code: ErrorCode) -> None:
+    """What it held may be others' by now: a claim would be a stale one."""
+    trial = Coordinator("cooperative-sticky")
+    member = trial.subscribe("a")
+    joins = len(trial.world.sent("JoinGroup"))
+    trial.sync_errors = [ErrorCode.REBALANCE_IN_PROGRESS, code]
+    trial.rebalance(*parts(0, 1))
+    trial.world.run(trial.world.runtime.now_ms + 5_000)
+    assert member.revocation is not None
+    assert (member.revocation.partitions, member.revocation.lost) == (parts(0, 1, 2, 3), True)
+    assert claimed(trial, joins) == [parts(0, 1, 2, 3)] * 2, "nor while the application has not let go"
+    member.release()
+    trial.world.run(trial.world.runtime.now_ms + 5_000)
+    assert set(claimed(trial, joins)[2:]) == {()}
+    assert member.holding and member.assignment.partitions == parts(0, 1)
 
 
 def test_a_sync_whose_answer_is_lost_is_asked_again() -> None:

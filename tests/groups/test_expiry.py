@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kohort.errors import ErrorCode
-from kohort.groups.events import DescribeGroups, OffsetToCommit, TxnOffsetCommit
+from kohort.groups.events import ListGroups, OffsetToCommit, TransactionEnded, TxnOffsetCommit
 from kohort.groups.outcome import Meter
 from tests.groups.trial import Trial, protocols
 
@@ -18,8 +18,7 @@ def make_trial() -> Trial:
 
 
 def is_gone(trial: Trial) -> bool:
-    reply = trial.ask(DescribeGroups(trial.request(), ("g",)))
-    return reply.groups[0].error is ErrorCode.GROUP_ID_NOT_FOUND
+    return "g" not in [group.group_id for group in trial.ask(ListGroups(trial.request())).groups]
 
 
 def test_scenario_13_an_empty_groups_positions_expire_from_the_moment_it_became_empty() -> None:
@@ -112,3 +111,96 @@ def test_thousands_of_positions_expire_over_several_steps() -> None:
     trial.pass_time(HOUR_MS + 2 * CHECK_MS)
     assert trial.counted(Meter.OFFSET_EXPIRATIONS) == 12_000
     assert list(trial.machine.snapshot()) == []
+
+
+def make_consumer_trial(**topics: int) -> Trial:
+    """For groups under KIP-848, whose members are not silent for a day."""
+    trial = Trial(
+        offsets_retention_minutes=60, offsets_retention_check_ms=CHECK_MS, consumer_session_timeout_ms=24 * HOUR_MS
+    )
+    trial.set_topics(t=1, **topics)
+    return trial
+
+
+@pytest.mark.parametrize("how", ["by name", "by a regular expression"])
+def test_scenario_13_a_consumer_group_with_members_loses_only_positions_of_topics_it_does_not_read(how: str) -> None:
+    trial = make_consumer_trial(old=1, other=1)
+    reads = (
+        {"subscribed_topics": ("t",)} if how == "by name" else {"subscribed_topics": None, "subscribed_regex": "t.*"}
+    )
+    epoch = trial.beat("a", **reads).member_epoch
+    trial.beat("b", subscribed_topics=("other",))
+    for number, topic in enumerate(("t", "old", "other")):
+        assert trial.commit(number, "a", epoch, topic=topic) is ErrorCode.NONE
+    trial.pass_time(HOUR_MS - 2 * CHECK_MS)
+    assert trial.committed("old") == 1, "not before its retention"
+    assert trial.counted(Meter.OFFSET_EXPIRATIONS) == 0
+    trial.pass_time(3 * CHECK_MS)
+    assert [trial.committed(topic) for topic in ("t", "old", "other")] == [0, -1, 2]
+    assert trial.counted(Meter.OFFSET_EXPIRATIONS) == 1
+    trial.beat("b", -1)
+    trial.pass_time(2 * CHECK_MS)
+    assert [trial.committed(topic) for topic in ("t", "other")] == [0, -1], "whose last reader has gone"
+
+
+def test_scenario_13_positions_of_a_consumer_group_expire_while_it_rebalances() -> None:
+    """Unlike those of a classic one: what its members read is known at any time."""
+    trial = make_consumer_trial(old=1)
+    epoch = trial.beat("a").member_epoch
+    trial.commit(5, "a", epoch)
+    trial.commit(1, "a", epoch, topic="old")
+    trial.works_at_once = False
+    assert trial.beat("b") is None, "there is no target yet, and there will be none"
+    trial.pass_time(HOUR_MS + CHECK_MS)
+    assert (trial.committed(), trial.committed("old")) == (5, -1)
+
+
+@pytest.mark.parametrize("ends", ["its member leaves", "its member is put out"])
+def test_scenario_13_an_empty_consumer_groups_positions_expire_from_the_moment_it_became_empty(ends: str) -> None:
+    trial = make_consumer_trial()
+    epoch = trial.beat("a").member_epoch
+    trial.commit(1, "a", epoch)
+    if ends == "its member leaves":
+        trial.pass_time(3 * HOUR_MS)
+        trial.beat("a", -1)
+    else:
+        trial.pass_time(24 * HOUR_MS)
+    trial.pass_time(HOUR_MS - CHECK_MS)
+    assert trial.committed() == 1
+    trial.pass_time(2 * CHECK_MS)
+    assert trial.committed() == -1
+    assert trial.counted(Meter.OFFSET_EXPIRATIONS) == 1
+    assert is_gone(trial)
+    assert list(trial.machine.snapshot()) == []
+
+
+def test_scenario_13_an_empty_consumer_group_is_as_old_after_a_restart() -> None:
+    trial = make_consumer_trial()
+    trial.commit(1, "a", trial.beat("a").member_epoch)
+    trial.pass_time(3 * HOUR_MS)
+    trial.beat("a", -1)
+    trial.pass_time(HOUR_MS // 2)
+    trial.restart()
+    trial.pass_time(HOUR_MS // 2 - CHECK_MS)
+    assert trial.committed() == 1
+    trial.pass_time(2 * CHECK_MS)
+    assert trial.committed() == -1
+
+
+@pytest.mark.parametrize("members", [0, 1])
+def test_scenario_13_pending_positions_of_a_consumer_group_keep_theirs(members: int) -> None:
+    trial = make_consumer_trial(old=1)
+    epoch = trial.beat("a").member_epoch
+    trial.commit(1, "a", epoch, topic="old")
+    pending = (OffsetToCommit("old", 0, 2),)
+    sent = TxnOffsetCommit(trial.request(), "g", 9, 0, pending, member_id="a", generation=epoch)
+    assert trial.ask(sent).errors == (ErrorCode.NONE,)
+    if not members:
+        trial.beat("a", -1)
+    trial.pass_time(3 * HOUR_MS)
+    assert trial.committed("old") == 1
+    assert trial.counted(Meter.OFFSET_EXPIRATIONS) == 0
+    trial.feed(TransactionEnded(9, 0, commit=False, request=trial.request()))
+    trial.pass_time(2 * CHECK_MS)
+    assert trial.committed("old") == -1
+    assert is_gone(trial) is (members == 0)

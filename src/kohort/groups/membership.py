@@ -66,7 +66,7 @@ def step(kernel: Kernel, group_id: str, consumer: ConsumerGroup, member_id: str,
         kernel.run(presence.revocation, member.rebalance_timeout_ms)
     else:
         presence.revocation.cancel()
-    if after.is_reconciled_to(consumer.epoch) and before.member_epoch != after.member_epoch:
+    if after.is_reconciled_to(consumer.epoch) and not before.is_reconciled_to(consumer.epoch):
         note_settled(kernel, group_id, consumer)
     return after
 
@@ -90,6 +90,8 @@ def note_settled(kernel: Kernel, group_id: str, consumer: ConsumerGroup) -> None
     if consumer.settling_epoch != consumer.epoch:
         consumer.settling, consumer.settling_epoch = list(consumer.members), consumer.epoch
     left = consumer.settling
+    if not left:  # all have been seen: someone is back in its place
+        return
     while left:
         awaited = left[-1] in consumer.members and left[-1] not in consumer.spared
         if awaited and not consumer.standing(left[-1]).is_reconciled_to(consumer.epoch):
