@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kohort.log import Compaction, LogConfig, Marker, OpenOptions, PartitionLog, compact_now
+from kohort.log.damage import DamagedError
 from kohort.log.retention import close_for_compaction
 from kohort.wire.batch import parse_header, read_records
 from tests.log.making import CRASHED, NOW, keyed, small, values
@@ -182,3 +184,43 @@ def test_records_deleted_meanwhile_do_not_come_back(tmp_path: Path) -> None:
     run.finish()
     assert [offset for offset, _ in values(log)] == list(range(90, 100))
     assert not list(log.path.glob("*.cleaned"))
+
+
+@pytest.mark.parametrize("at", [8, 65], ids=["header", "record"])
+def test_what_is_damaged_is_not_compacted(tmp_path: Path, at: int) -> None:
+    """A segment cut short would lose its rest, and a new checksum would hide the damage."""
+    config = small(cleanup_policy=("compact",), segment_bytes=600)
+    log = PartitionLog.open(tmp_path / "t-0", config)
+    for number in range(40):
+        log.append(keyed((b"k%d" % (number % 7), b"v%d" % number), (b"k", b"%d" % number)), NOW)
+    log.close()
+    path = log.segments[1].path
+    data = bytearray(path.read_bytes())
+    data[at] ^= 0xFF
+    path.write_bytes(data)
+    before = {file.name: file.read_bytes() for file in tmp_path.glob("t-0/*.log")}
+    again = PartitionLog.open(tmp_path / "t-0", config)
+    with pytest.raises(DamagedError):
+        compact_now(again, NOW)
+    assert {file.name: file.read_bytes() for file in tmp_path.glob("t-0/*.log")} == before
+
+
+def test_a_flipped_offset_beside_a_gap_is_seen_by_the_index(tmp_path: Path) -> None:
+    config = small(cleanup_policy=("compact",), segment_bytes=4000, index_interval_bytes=100_000)
+    log = PartitionLog.open(tmp_path / "t-0", config)
+    for number in range(90):
+        log.append(keyed((b"k%d" % (number % 9 if number % 20 else number), b"v%d" % number)), NOW)
+    compact_now(log, NOW)
+    log.close()
+    first = log.segments[0]
+    batches = list(first.scan(0))
+    pairs = itertools.pairwise(batches)
+    beside = next(after for before, after in pairs if after.header.base_offset > before.header.next_offset + 1)
+    data = bytearray(first.path.read_bytes())
+    data[beside.position + 7] -= 1
+    first.path.write_bytes(data)
+    again = PartitionLog.open(tmp_path / "t-0", config, OpenOptions(cleaned_offset=log.cleaned_offset))
+    seen = []
+    with pytest.raises(DamagedError):
+        seen.extend(again.batches(0))
+    assert parse_header(seen[-1]).last_offset < beside.header.base_offset

@@ -277,3 +277,79 @@ def test_indexes_that_can_not_be_written_do_not_fail_an_append(tmp_path: Path, m
     again = PartitionLog.open(tmp_path / "t-0", LogConfig(), CRASHED)
     assert values(again) == wanted
     assert not again.recovery.rebuilt_indexes
+
+
+def test_what_rots_while_the_broker_runs_is_met_as_damage(tmp_path: Path) -> None:
+    """What this process wrote is not looked through; but what is seen to be no batch is not passed over."""
+    log = _fill(tmp_path / "t-0", 60)
+    wanted = values(log)
+    segment = log.segments[1]
+    found = segment.locate(segment.base_offset + 4)
+    assert found is not None
+    data = bytearray(segment.path.read_bytes())
+    data[found.position + 16] = 9
+    segment.path.write_bytes(data)
+    first = found.header.base_offset
+    with pytest.raises(DamagedError) as met:
+        log.read(first, 100)
+    assert (met.value.damage.first_offset, met.value.damage.next_offset) == (first, first + 2)
+    assert values(log, first + 2) == wanted[first + 2 :]
+    result = log.read(segment.base_offset, 10_000)
+    assert result.next_offset == first
+
+
+def test_a_batch_in_a_record_is_not_taken_for_one_of_the_log(tmp_path: Path) -> None:
+    """Behind damage the next batch is looked for; a value may hold bytes that look like one."""
+    log = PartitionLog.open(tmp_path / "t-0", small(segment_bytes=100_000))
+    log.append(batch(b"first"), NOW)
+    inner = bytearray(batch(b"inner"))
+    inner[7] = 3  # an offset that could come next
+    log.append(batch(bytes(inner), bytes(inner) + bytes(inner), b"tail"), NOW)
+    log.append(batch(b"last"), NOW)
+    wanted = values(log)
+    found = log.active.locate(1)
+    assert found is not None
+    log.close()
+    data = bytearray(log.active.path.read_bytes())
+    data[found.position + 8] = 0xFF
+    log.active.path.write_bytes(data)
+    again = PartitionLog.open(tmp_path / "t-0", small(segment_bytes=100_000))
+    with pytest.raises(DamagedError) as met:
+        values(again, 1)
+    assert (met.value.damage.first_offset, met.value.damage.next_offset) == (1, 4)
+    assert values(again, 4) == wanted[4:]
+
+
+def test_a_search_by_time_does_not_pass_over_damage(tmp_path: Path) -> None:
+    log = _fill(tmp_path / "t-0", 12, small(segment_bytes=100_000))
+    log.close()
+    found = log.active.locate(10)
+    assert found is not None
+    data = bytearray(log.active.path.read_bytes())
+    data[found.position + 16] = 9
+    log.active.path.write_bytes(data)
+    again = PartitionLog.open(tmp_path / "t-0", small(segment_bytes=100_000))
+    assert again.offset_for_timestamp(NOW + 1).offset == 1
+    with pytest.raises(DamagedError):
+        again.offset_for_timestamp(NOW + 6)
+    assert again.offset_for_timestamp(NOW + 9).offset == 17
+
+
+@pytest.mark.parametrize("lost", ["leader-epoch-checkpoint gone", "leader-epoch-checkpoint damaged"])
+def test_leader_epochs_are_read_from_the_batches_again(tmp_path: Path, lost: str) -> None:
+    log = PartitionLog.open(tmp_path / "t-0", small())
+    for epoch in (2, 3, 7):
+        log.advance_leader_epoch(epoch)
+        for _ in range(9):
+            log.append(batch(b"x" * 50), NOW)
+    wanted = values(log)
+    log.close()
+    path = tmp_path / "t-0" / "leader-epoch-checkpoint"
+    if lost.endswith("gone"):
+        path.unlink()
+    else:
+        path.write_text("0\n9\n1")
+    again = PartitionLog.open(tmp_path / "t-0", small())
+    assert values(again) == wanted
+    assert again.leader_epoch == 7
+    assert again.end_offset_for_epoch(2) == (2, 9)

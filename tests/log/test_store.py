@@ -318,3 +318,45 @@ def test_the_log_says_how_it_found_the_folder(tmp_path: Path, caplog: pytest.Log
         "closed in order",
         "unclean end",
     ]
+
+
+def test_what_checkpoints_say_of_a_deleted_topic_is_not_taken_for_one_of_its_name(tmp_path: Path) -> None:
+    """The log start of the one before would have thrown the new one's records away."""
+    store = LogStore(tmp_path / "d")
+    store.create_topic("t", 1)
+    log = store.partition(TopicPartition("t", 0))
+    for _ in range(30):
+        log.append(batch(b"old"), NOW)
+    log.delete_records(20)
+    store.close()
+    store = LogStore(tmp_path / "d")
+    store.delete_topic("t")
+    store.create_topic("t", 1)
+    for _ in range(5):
+        store.partition(TopicPartition("t", 0)).append(batch(b"new"), NOW)
+    _let_go(store)
+    with LogStore(tmp_path / "d") as again:
+        log = again.partition(TopicPartition("t", 0))
+        assert (log.log_start_offset, log.end_offset) == (0, 5)
+        assert len(values(log)) == 5
+
+
+def test_folders_that_are_none_of_ours_are_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Only what an interrupted deletion left is removed."""
+    folder = tmp_path / "d"
+    with LogStore(folder) as store:
+        store.create_topic("t", 1)
+        store.partition(TopicPartition("t", 0)).append(batch(b"x"), NOW)
+    shutil.copytree(folder / "t-0", folder / "t-copy-0")
+    shutil.copytree(folder / "t-0", folder / "t-1")
+    (folder / "backup-2024").mkdir()
+    (folder / "backup-2024" / "notes").write_text("mine")
+    (folder / "t-0" / "notes.txt").write_text("mine")
+    with LogStore(folder) as store:
+        assert len(values(store.partition(TopicPartition("t", 0)))) == 1
+        store.add_partitions("t", 2)
+        assert values(store.partition(TopicPartition("t", 1))) == []
+    for kept in ("t-copy-0", "t-1-stray", "backup-2024/notes", "t-0/notes.txt"):
+        assert (folder / kept).exists()
+    for named in ("t-copy-0", "t-1", "backup-2024", "notes.txt"):
+        assert f"{named} " in caplog.text

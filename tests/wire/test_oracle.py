@@ -14,10 +14,11 @@ import pytest
 from kio.serial import entity_reader, entity_writer
 
 from kohort.wire.cluster import ApiVersionsResponse
+from kohort.wire.data import FetchResponse
 from kohort.wire.framing import APIS
 from kohort.wire.groups import ConsumerProtocolAssignment, ConsumerProtocolSubscription
 from kohort.wire.message import Message
-from kohort.wire.schema import Struct
+from kohort.wire.schema import Field, Struct
 from tests.wire.values import Values
 
 STYLES = ("defaults", "nulls", "small", "small", "large", "plain")
@@ -71,18 +72,33 @@ def _compare(ours: Any, theirs: Any, where: str) -> None:
         assert _plain(ours) == _plain(theirs), where
 
 
+def _is_own(field: Field) -> bool:
+    return field.tag is not None and field.tag >= OWN_TAGS
+
+
+def _unset_own(value: Any) -> None:
+    """Take what is not Kafka's out of a message, wherever in it."""
+    if isinstance(value, list):
+        for each in value:
+            _unset_own(each)
+    elif isinstance(value, Struct):
+        for field in value.FIELDS:
+            if _is_own(field):
+                setattr(value, field.name, field.fresh_default())
+            else:
+                _unset_own(getattr(value, field.name))
+
+
 @pytest.mark.parametrize(("kind", "version"), CASES, ids=lambda case: getattr(case, "__name__", f"v{case}"))
 def test_agrees_with_kio(kind: type[Message], version: int) -> None:
     theirs = _kio_class(kind, version)
     read, write = entity_reader(theirs), entity_writer(theirs)
     fields = {field.name for field in dataclasses.fields(theirs)}
-    own = [field for field in kind.FIELDS if field.tag is not None and field.tag >= OWN_TAGS]
-    present = {field.name for field in kind.FIELDS if field.present(version) and field not in own}
+    present = {field.name for field in kind.FIELDS if field.present(version) and not _is_own(field)}
     assert {name.removesuffix("_ms") for name in present} == {name.removesuffix("_ms") for name in fields}
     for number, style in enumerate(STYLES):
         message = Values(f"{kind.__name__}/{version}/{number}", version, style).instance(kind)
-        for field in own:
-            setattr(message, field.name, field.fresh_default())
+        _unset_own(message)
         encoded = message.encode(version)
         assert kind.decode(encoded, version) == message
         assert b"".join(message.encode_parts(version)) == encoded
@@ -98,6 +114,13 @@ def test_a_field_of_ours_comes_back_and_leaves_no_trace_where_it_is_not_set() ->
     encoded = ApiVersionsResponse(lease_ms=5_000).encode(4)
     assert ApiVersionsResponse.decode(encoded, 4) == ApiVersionsResponse(lease_ms=5_000)
     assert ApiVersionsResponse.decode(ApiVersionsResponse(lease_ms=5_000).encode(2), 2) == ApiVersionsResponse()
+    part = FetchResponse.PartitionData(partition_index=1, records=b"", damage="bytes")
+    topic = FetchResponse.FetchableTopicResponse(topic="t", partitions=[part])
+    assert (
+        FetchResponse.decode(FetchResponse(responses=[topic]).encode(12), 12).responses[0].partitions[0].damage
+        == "bytes"
+    )
+    assert FetchResponse.decode(FetchResponse(responses=[topic]).encode(11), 11).responses[0].partitions[0].damage == ""
     out = io.BytesIO()
     theirs = _kio_class(ApiVersionsResponse, 4)
     instance, _ = entity_reader(theirs)(ApiVersionsResponse().encode(4), 0)

@@ -10,7 +10,7 @@ import os
 import struct
 from array import array
 from bisect import bisect_right
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -274,7 +274,8 @@ class _Survey:
             return None
         header, known, (expected, epoch) = batch.header, before.header, self.before
         if header.partition_leader_epoch < known.partition_leader_epoch:
-            if known.partition_leader_epoch > epoch and header.partition_leader_epoch >= max(epoch, 0):
+            possible = self.rules.epochs.bounds(header.base_offset)[0] <= header.partition_leader_epoch >= max(epoch, 0)
+            if possible and known.partition_leader_epoch > epoch:
                 return f"leader epoch {known.partition_leader_epoch} where it is {epoch}", self.position
             return None
         base = header.base_offset
@@ -348,24 +349,6 @@ class _Survey:
 def _ended(size: int, limit: int) -> str:
     what = f"the file ends after {size} bytes" if size else "the file is empty"
     return f"{what}, and the next segment begins at {limit}"
-
-
-def shortened(
-    rules: Rules, size: int, end_offset: int, claim: tuple[int, int] | None, timestamps: Container[int]
-) -> Damage | None:
-    """What is missing at the end of a compacted file, where nothing but its time index tells.
-
-    Args:
-        end_offset: the offset after the last batch in the file.
-        claim: the time index's last entry: a timestamp, and the offset of its batch relative to the base.
-        timestamps: the largest ones of the batches found: if the entry's is among them, the index is wrong, not the file.
-    """
-    if claim is None or rules.limit is None or not end_offset <= rules.base_offset + claim[1] < rules.limit:
-        return None
-    if claim[0] in timestamps:
-        return None
-    reason = f"the file ends after {size} bytes, its time index goes on"
-    return Damage(rules.path, size, 0, end_offset, rules.limit, reason)
 
 
 def whole_end(fd: int, position: int, size: int, offset: int, *, whole_writes: bool) -> int | None:

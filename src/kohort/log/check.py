@@ -14,9 +14,10 @@ from kohort.ids import TopicPartition
 from kohort.log import checkpoints, folder, recovery
 from kohort.log.catalog import FILE as CATALOG
 from kohort.log.catalog import Topic, effective_config, read_catalog
-from kohort.log.chain import Epochs, Rules, shortened, survey, whole_end
+from kohort.log.chain import Epochs, Pins, Rules, survey, whole_end
 from kohort.log.config import LogConfig
 from kohort.log.damage import Damage
+from kohort.log.gaps import blamed_by_index, shortened, without
 from kohort.log.index import OffsetIndex, TimeIndex, TransactionIndex
 from kohort.log.recovery import OpenOptions
 
@@ -256,7 +257,13 @@ class PartitionCheck:
         last: Damage | None = None
         told = 0
         end_offset = rules.base_offset
-        for found in survey(fd, size, rules, crc=True):
+        findings = survey(fd, size, rules, crc=True)
+        index = OffsetIndex(str(rules.path.with_suffix(".index")))
+        if rules.gaps and index.load(size) and index.positions:
+            pins = Pins(index.offsets, index.positions)
+            blamed = blamed_by_index(survey(fd, size, rules), pins, rules)
+            findings = findings if blamed is None else without(findings, blamed, rules)
+        for found in findings:
             if isinstance(found, Damage):
                 if last is not None:
                     self._records(last, "records")

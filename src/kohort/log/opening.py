@@ -11,8 +11,9 @@ import os
 from dataclasses import replace
 
 from kohort.errors import CorruptDataError
-from kohort.log.chain import survey
+from kohort.log.chain import Pins, survey
 from kohort.log.damage import Damage
+from kohort.log.gaps import blamed_by_index, without
 from kohort.log.inherited import Inherited
 from kohort.log.results import RecoveryReport
 from kohort.log.segment import Segment
@@ -38,15 +39,13 @@ def adopt(segment: Segment, end_offset: int) -> RecoveryReport:
         refuse(segment, error, report)
         return report
     segment.inherited = Inherited(segment.size, closed=True)
+    segment.sealed = True
     last = segment.time_index.last_in_file()
     if last is not None and _has_batch(segment, *last):
         segment.max_timestamp, segment.max_timestamp_offset = last[0], segment.base_offset + last[1]
-        segment.sealed = True
     elif segment.size:
         report.rebuilt_indexes.append(segment.path.with_suffix(".timeindex").name)
         segment.look_through()
-    else:
-        segment.sealed = True
     _load_transactions(segment, report)
     return report
 
@@ -103,7 +102,12 @@ def load(
     fd = segment.open().fd
     file_size = os.fstat(fd).st_size
     index, times = segment.index, segment.time_index
-    if not (index.load(file_size) and times.load() and _last_entry_fits(segment, fd)):
+    rules, blamed = segment.rules(following), None
+    loaded = index.load(file_size) and times.load()
+    if loaded and segment.gaps and following is not None and index.positions:
+        pins = Pins(index.offsets[:], index.positions[:])
+        blamed = blamed_by_index(survey(fd, file_size, rules), pins, rules)
+    if not loaded or not _last_entry_fits(segment, fd):
         report.rebuilt_indexes.append(segment.path.with_suffix(".index").name)
         index.reset()
         times.reset()
@@ -113,14 +117,17 @@ def load(
     start = index.positions[-1] if index.positions else 0
     segment.restart(start)
     inherited = Inherited(file_size, closed=following is not None)
-    findings = survey(fd, file_size, segment.rules(following), start, crc=crc)
+    findings = survey(fd, file_size, rules, start, crc=crc)
+    if blamed is not None and blamed >= start:
+        findings = without(findings, blamed, rules)
     last = segment.take_over(findings, start if index.positions else -1, inherited)
     if start and inherited.damages and inherited.damages[0].position == start:
         index.reset()  # which offset comes next there is known from what lies before
         times.reset()
         segment.restart(start := 0)
         inherited = Inherited(file_size, closed=following is not None)
-        last = segment.take_over(survey(fd, file_size, segment.rules(following), crc=crc), -1, inherited)
+        findings = survey(fd, file_size, rules, crc=crc)
+        last = segment.take_over(findings if blamed is None else without(findings, blamed, rules), -1, inherited)
     if last is not None:
         segment.size, segment.end_offset = last.position, last.first_offset
     report.scanned_bytes = file_size - start

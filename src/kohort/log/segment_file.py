@@ -10,9 +10,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from kohort.errors import CorruptDataError, ErrorCode, NotFoundError
-from kohort.log.chain import CHUNK, Epochs, Located, Pins, Rules, holds, shortened, survey
+from kohort.log.chain import CHUNK, Epochs, Located, Pins, Rules, holds, survey
 from kohort.log.damage import Damage, DamagedError
 from kohort.log.files import FileCache
+from kohort.log.gaps import blamed_by_index, shortened, without
 from kohort.log.index import OffsetIndex, TimeIndex, TransactionIndex
 from kohort.log.inherited import Inherited
 from kohort.log.results import OpenFile
@@ -277,15 +278,22 @@ class SegmentFile:
 
     def look_through(self) -> None:
         """Read all headers: find out what is damaged, and make both indexes again."""
-        self.sealed = False
         size, end_offset = self.size, self.end_offset
+        if self.sealed:
+            self.sealed = False
+            self.index.load(size)
         inherited = self.inherited = Inherited(size, closed=True)
         rules, claim = self.rules(end_offset), self.time_index.last_in_file()
+        fd = self.open().fd
+        pins = Pins(self.index.offsets[:], self.index.positions[:])
+        blamed = blamed_by_index(survey(fd, size, rules), pins, rules) if self.gaps and pins.positions else None
         self.index.reset()
         self.time_index.reset()
         self.restart(0)
         stamps: set[int] = set()
-        findings = survey(self.open().fd, size, rules)
+        findings = survey(fd, size, rules)
+        if blamed is not None:
+            findings = without(findings, blamed, rules)
         last = self.take_over(_noting(findings, stamps) if self.gaps else findings, -1, inherited)
         if self.gaps and last is None:
             missing = shortened(rules, size, self.end_offset, claim, stamps)

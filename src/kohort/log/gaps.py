@@ -1,0 +1,78 @@
+"""Compacted files: between batches with gaps no chain tells the offsets, only the indexes do.
+
+One flipped bit may be in a batch or in an index. A batch with neighbours on both sides is right, and the index wrong; so it
+is when several entries don't fit. One entry that does not fit a batch beside a gap means that the batch can't be believed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Iterator
+
+from kohort.log.chain import Located, Pins, Rules
+from kohort.log.damage import Damage
+
+
+def blamed_by_index(findings: Iterable[Located | Damage], pins: Pins, rules: Rules) -> int | None:
+    """The position of the one batch whose offset is not what the index says, None if there is none or the index is wrong."""
+    said = dict(zip(pins.positions, pins.offsets, strict=True))
+    blamed: list[int] = []
+    gap = False
+    expected: int | None = rules.base_offset
+    before = -1
+    for found in findings:
+        if isinstance(found, Damage):
+            for position in [each for each in said if found.position <= each < found.position + (found.length or 0)]:
+                del said[position]
+            expected, before = None, -1
+            continue
+        header = found.header
+        follows = header.base_offset == expected
+        gap = gap or (before in blamed and not follows)
+        relative = said.pop(found.position, None)
+        if relative is not None and relative != header.last_offset - rules.base_offset:
+            blamed.append(found.position)
+            gap = gap or not follows
+        expected, before = header.next_offset, found.position
+    gap = gap or (before in blamed and expected != rules.limit)
+    return blamed[0] if len(blamed) == 1 and gap and not said else None
+
+
+def without(findings: Iterable[Located | Damage], position: int, rules: Rules) -> Iterator[Located | Damage]:
+    """The findings with the batch at a position as damage."""
+    expected = rules.base_offset
+    damaged: tuple[Located, int] | None = None
+    for found in findings:
+        if damaged is not None:
+            following = found.first_offset if isinstance(found, Damage) else found.header.base_offset
+            yield _doubted(rules, *damaged, following)
+            damaged = None
+        if isinstance(found, Located) and found.position == position:
+            damaged = found, expected
+            continue
+        yield found
+        expected = (found.next_offset or expected) if isinstance(found, Damage) else found.header.next_offset
+    if damaged is not None:
+        yield _doubted(rules, *damaged, rules.limit)
+
+
+def _doubted(rules: Rules, batch: Located, first: int, following: int | None) -> Damage:
+    reason = f"base offset {batch.header.base_offset}, which is not what the index says"
+    return Damage(rules.path, batch.position, batch.header.size, first, following, reason)
+
+
+def shortened(
+    rules: Rules, size: int, end_offset: int, claim: tuple[int, int] | None, timestamps: Container[int]
+) -> Damage | None:
+    """What is missing at the end of a compacted file, where nothing but its time index tells.
+
+    Args:
+        end_offset: the offset after the last batch in the file.
+        claim: the time index's last entry: a timestamp, and the offset of its batch relative to the base.
+        timestamps: the largest ones of the batches found: if the entry's is among them, the index is wrong, not the file.
+    """
+    if claim is None or rules.limit is None or not end_offset <= rules.base_offset + claim[1] < rules.limit:
+        return None
+    if claim[0] in timestamps:
+        return None
+    reason = f"the file ends after {size} bytes, its time index goes on"
+    return Damage(rules.path, size, 0, end_offset, rules.limit, reason)
