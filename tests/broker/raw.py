@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 import socket
 import time
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from kohort import Broker
 from kohort.wire import framing
 from kohort.wire.batch import BatchRecord, build_batch
 from kohort.wire.cluster import CreateTopicsRequest, MetadataRequest
@@ -139,3 +141,9 @@ def end_offset(client: RawClient, topic: str, partition: int, timestamp: int = -
     found = answer.topics[0].partitions[0]
     assert found.error_code == 0
     return int(found.offset)
+
+
+def resident_kib(broker: Broker) -> int:
+    """What the broker's process takes of memory."""
+    status = Path(f"/proc/{broker.pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in status if line.startswith("VmRSS"))

@@ -25,7 +25,7 @@ from kohort.wire.cluster import (
 )
 from kohort.wire.data import ListOffsetsRequest, ProduceRequest, ProduceResponse
 from kohort.wire.framing import decode_response, encode_request
-from tests.broker.raw import RawClient, batch_of, create_topic, fetch, produce, produce_request
+from tests.broker.raw import RawClient, batch_of, create_topic, fetch, produce, produce_request, resident_kib
 
 GARBAGE = [
     b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
@@ -276,11 +276,6 @@ def test_the_command_says_why_not_and_ends_with_1(broker: Broker, tmp_path: Path
             assert process.returncode == 1
             assert len([line for line in said.splitlines() if line.startswith("kohort broker:")]) == 1
             assert "Traceback" not in said
-
-
-def resident_kib(broker: Broker) -> int:
-    status = Path(f"/proc/{broker.pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in status if line.startswith("VmRSS"))
 
 
 def test_a_client_that_asks_and_does_not_read_takes_no_memory(broker: Broker, client: RawClient, name: str) -> None:

@@ -17,7 +17,7 @@ from kohort.wire.cluster import (
     DeleteTopicsRequest,
     MetadataRequest,
 )
-from tests.broker.raw import RawClient, batch_of, create_topic, end_offset, produce
+from tests.broker.raw import RawClient, batch_of, create_topic, end_offset, produce, resident_kib
 
 MANY = 10_000
 
@@ -97,6 +97,18 @@ def test_more_partitions_than_one_change_may_make_are_refused_and_the_rest_made(
     answer = client.ask(growing((f"{name}-a", 19_001), (f"{name}-c", 1_001)))
     assert codes(answer.results) == [ErrorCode.POLICY_VIOLATION, ErrorCode.NONE]
     client.ask(DeleteTopicsRequest(topic_names=[f"{name}-a", f"{name}-c"]), 5)
+
+
+def test_what_is_deleted_takes_no_memory_any_more(tmp_path: Path) -> None:
+    """Found by the fuzzer: an error that is kept holds its frame, and that all the logs of its request."""
+    with Broker(tmp_path / "data") as broker, RawClient(broker.bootstrap_servers) as client:
+        resident = []
+        for _ in range(12):
+            client.ask(making(("t", 3_000), ("not allowed", 1), ("u", 3_000)))
+            client.ask(growing(("t", 5_000), ("u", 1)))
+            client.ask(DeleteTopicsRequest(topic_names=["t", "u", "v"]), 5)
+            resident.append(resident_kib(broker))
+        assert resident[-1] - resident[3] < 40_000
 
 
 def test_topics_of_one_request_are_held_to_each_other(client: RawClient, name: str) -> None:

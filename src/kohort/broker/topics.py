@@ -27,9 +27,10 @@ DELETED_S = 600.0
 """A topic that is made on use so soon after it was deleted is likely to surprise who deleted it."""
 DELETED_MAX = 1_000
 """Deleted topics remembered."""
-SETTLED_PARTITIONS = 1_000
-"""After a change that made so many the garbage collector is told to leave alone what is there: a look at the twenty objects of
-each of 100,000 partitions would take a second of everybody's time. Those of a topic that is deleted go all the same."""
+SETTLED_PARTITIONS = 5_000
+"""When there are so many more partitions than ever, and a quarter more, the garbage collector is told to leave alone what is there:
+a look at the twenty objects of each of 100,000 partitions would take a second of everybody's time. Those of a topic that is
+deleted go all the same; garbage that is taken for something in use stays, which is why this is seldom done."""
 
 
 class Topics:
@@ -49,6 +50,7 @@ class Topics:
         self._image: events.TopicImage | None = None
         self._version = 0
         self._deleted: OrderedDict[str, tuple[float, str]] = OrderedDict()
+        self._settled = sum(topic.partitions for topic in store.topics.values())
 
     def is_internal(self, name: str) -> bool:
         """Whether only the broker itself writes to this topic."""
@@ -90,7 +92,7 @@ class Topics:
             self._deleted.pop(topic.name, None)
         if made:
             self._changed()
-            _settle(sum(topic.partitions for topic in made))
+            self._settle()
         return found
 
     def plan_on_use(self, name: str) -> TopicPlan:
@@ -146,18 +148,20 @@ class Topics:
             log.info("topic %s has %d partitions now: %s", topic.name, topic.partitions, request.name)
         if grown:
             self._changed()
-            _settle(sum(counts.values()))
+            self._settle()
         return found
+
+    def _settle(self) -> None:
+        count = sum(topic.partitions for topic in self._store.topics.values())
+        if count >= self._settled + max(SETTLED_PARTITIONS, self._settled // 4):
+            self._settled = count
+            gc.collect()
+            gc.freeze()
 
     def _changed(self) -> None:
         self._version += 1
         self._image = None
         self._tell(events.TopicsChanged(self.image()))
-
-
-def _settle(partitions: int) -> None:
-    if partitions >= SETTLED_PARTITIONS:
-        gc.freeze()
 
 
 def _failed(request: Request, count: int, error: OSError) -> list[Topic | KafkaError]:

@@ -213,7 +213,7 @@ class LogStore:
             try:
                 self._check_plan(plan, names, len(made), len(logs))
             except KafkaError as error:
-                found.append(error)
+                found.append(error.with_traceback(None))  # the frame it came through holds all the logs
                 continue
             topic = Topic(plan.name, plan.id or checkpoints.new_id(), plan.partitions, plan.configs)
             yield from self._open_new(topic, 0, logs)
@@ -364,7 +364,7 @@ class LogStore:
                     )
                 self._check_partitions(name, partitions, partitions - topic.partitions, len(logs))
             except KafkaError as error:
-                found.append(error)
+                found.append(error.with_traceback(None))
                 continue
             grown = Topic(name, topic.id, partitions, topic.configs)
             if not validate_only:

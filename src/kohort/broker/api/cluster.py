@@ -154,7 +154,7 @@ def _refusal(node: Node, name: str) -> KafkaError | None:
     try:
         node.store.check_topic(name, 1)
     except KafkaError as refused:
-        return refused
+        return refused.with_traceback(None)
     return None
 
 

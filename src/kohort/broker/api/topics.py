@@ -44,7 +44,7 @@ def create_topics(node: Node, request: Request) -> Steps[CreateTopicsResponse]:
             if message.validate_only:
                 node.store.check_topic(plan.name, plan.partitions, plan.configs)
         except KafkaError as error:
-            planned[topic.name] = error
+            planned[topic.name] = error.with_traceback(None)
     plans = [plan for plan in planned.values() if isinstance(plan, TopicPlan)]
     found: Sequence[Topic | KafkaError] = [Topic(each.name, NO_ID, each.partitions, each.configs) for each in plans]
     if not message.validate_only:
@@ -172,7 +172,7 @@ def create_partitions(node: Node, request: Request) -> Steps[CreatePartitionsRes
             counts[topic.name] = topic.count
             errors[topic.name] = None
         except KafkaError as refused:
-            errors[topic.name] = refused
+            errors[topic.name] = refused.with_traceback(None)
 
     found = yield from node.topics.growing(counts, request, validate_only=message.validate_only)
     errors |= {name: each if isinstance(each, KafkaError) else None for name, each in zip(counts, found, strict=True)}
