@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.waiting import STILL_S, until
+from tests.support.waiting import ATTEMPTS, STILL_S, TOO_SLOW, until
 
 from kohort.client.admin.admin import Admin
 from kohort.client.admin.values import NewTopic
@@ -195,11 +195,6 @@ class Sink:
 
     def sizes(self) -> list[int]:
         return [len(rows) for _, rows in sorted(self.batches.items()) if rows]
-
-
-ATTEMPTS, TOO_SLOW = 40, "failed to connect back"
-"""Spark's word for a Python process that was not up after its ten seconds, as happens on a busy machine;
-how often it is tried."""
 
 
 def started(query: Any) -> bool:

@@ -12,6 +12,9 @@ STILL_S = 120.0
 """How long nothing may move before a wait is given up: a machine with ten times the work it can do still moves something."""
 LAST_RESORT = pytest.mark.timeout(1800)
 """For tests whose waits are bounded by what moves: it ends one that hangs where nothing waits."""
+ATTEMPTS, TOO_SLOW = 40, "failed to connect back"
+"""Spark's word for a Python process that was not up after its ten seconds, as happens on a busy machine;
+how often it is tried."""
 LOOK_S, MOVES_S = 0.05, 0.5
 
 
