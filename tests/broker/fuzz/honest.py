@@ -53,7 +53,7 @@ class Honest:
                     number = self.written
                     sent = producer.send(TOPIC, value=str(number), partition=number % PARTITIONS)
                     with contextlib.suppress(TimedOutError):
-                        sent.result(STALL_S)
+                        sent.result(timeout_ms=1000 * STALL_S)
                     if not sent.done():
                         self._stalled()
                     if sent.result(timeout_ms=30_000).offset != number // PARTITIONS:

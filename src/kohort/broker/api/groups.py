@@ -163,8 +163,8 @@ def heartbeat(node: Node, request: Request) -> HeartbeatResponse | None:
     def answer(value: Any) -> None:
         held.pop(event.request, None)
         error = value if isinstance(value, ErrorCode) else value.error
-        if error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
-            error = ErrorCode.NONE  # as Kafka: some clients take the code for final, and sessions begin with the load's end
+        if error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:  # as Kafka: some clients take the code for final
+            error = ErrorCode.NONE  # no session ends for it: they begin when the load is done
         request.reply(HeartbeatResponse(error_code=error))
 
     if event.hold_ms:
