@@ -22,6 +22,7 @@ COLUMNS = 104
 _NOTE = re.compile(r"^ *\d+\.\d s  ")
 _PROGRESS = re.compile(r"^ *\d+\.\d s  [a-zA-Z ]+: [\d,]+ of [\d,]+ flights")
 _LEFT_OUT = re.compile(r"broker at|starting a broker|^picture: ")
+_COMMENT = re.compile(r"<!--.*?-->\s*", re.DOTALL)
 _FONT = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
 
 
@@ -54,7 +55,7 @@ def draw(shown: list[str]) -> str:
         text.highlight_regex(r"every flight counted once|counts partitions [\d, ]+now", "bold green")
         text.highlight_regex(r"^(The connections.*|Group .*|Account:)", "bold")
         console.print(text, soft_wrap=False)
-    svg = _FONT.sub("", console.export_svg(title="kohort demo", unique_id="demo"))
+    svg = _COMMENT.sub("", _FONT.sub("", console.export_svg(title="kohort demo", unique_id="demo")))
     svg = re.sub(r"font-family: ?Fira Code", "font-family: ui-monospace, Menlo, Consolas", svg)
     return re.sub(r"[ \t]+$", "", svg, flags=re.MULTILINE)
 
