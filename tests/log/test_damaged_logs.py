@@ -39,6 +39,7 @@ class Made(NamedTuple):
     batches: list[tuple[Path, int, int, int, list[tuple[int, bytes]]]]
     end: int
     cleaned: int
+    fifth: int  # where epoch 5 begins; before it there is only epoch 3
 
     def __repr__(self) -> str:
         return f"a log of {len(self.batches)} batches"
@@ -58,9 +59,11 @@ def _make(folder: Path, *, compacted: bool) -> Made:
     config = small(segment_bytes=1500, cleanup_policy=("compact",)) if compacted else small(segment_bytes=1500)
     log = PartitionLog.open(folder, config)
     log.advance_leader_epoch(3)
+    fifth = 0
     for number in range(70):
         if number == 40:
             log.advance_leader_epoch(5)
+            fifth = log.end_offset
         if compacted:
             pairs = [(b"k%d" % (number * 7 % 31), b"v%d" % number), (b"%d" % number if number % 9 == 0 else b"x", b"w")]
             log.append(keyed(*pairs[: 1 + number % 2]), NOW + number)
@@ -69,7 +72,7 @@ def _make(folder: Path, *, compacted: bool) -> Made:
     if compacted:
         compact_now(log, NOW)
     log.close()
-    return Made(folder, config, _batches(log), log.end_offset, log.cleaned_offset)
+    return Made(folder, config, _batches(log), log.end_offset, log.cleaned_offset, fifth)
 
 
 @pytest.fixture(scope="module")
@@ -175,6 +178,10 @@ def _check(log: PartitionLog, whole: Made, number: int, opening: str, certain: b
         assert [each for each in sound if each not in wanted] == []
     for base, _ in unsound:
         assert base == damaged, "a reader that checks the checksum names the right batch"
+    if opening != "machine died":
+        epochs = {parse_header(data).partition_leader_epoch for _, following, data in seen if following <= whole.fifth}
+        assert epochs <= {3}
+        assert {parse_header(data).partition_leader_epoch for base, _, data in seen if base >= whole.fifth} <= {5}
     lost = [each for each in wanted if each not in sound]
     if certain or lost:
         assert set(lost) <= {(damaged, behind)}
