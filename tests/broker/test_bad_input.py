@@ -8,6 +8,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -309,3 +310,16 @@ def test_a_client_that_asks_for_much_at_once_does_not_keep_others_waiting(tmp_pa
             for _ in range(3):
                 assert client.ask(MetadataRequest(topics=[])).brokers
             assert broker.metrics()["requests"]["Metadata"] < 40
+
+
+def test_a_stream_of_requests_that_take_long_is_taken_in_its_order(tmp_path: Path) -> None:
+    """Reads that are full, taken apart in several goes: what is left of one comes before the next."""
+    with Broker(tmp_path / "data") as broker, RawClient(broker.bootstrap_servers) as client:
+        create_topic(client, "wide", 3_000)
+        asked = MetadataRequest(topics=None)
+        frames = [encode_request(asked, 9, number, "x" * (2_000 + number)) for number in range(400)]
+        sender = threading.Thread(target=client.sock.sendall, args=[b"".join(frames)])
+        sender.start()
+        numbers = [int.from_bytes(client.frame()[:4], "big") for _ in frames]
+        sender.join()
+        assert numbers == list(range(400))

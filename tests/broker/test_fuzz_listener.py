@@ -9,7 +9,7 @@ import pytest
 
 from tests.broker.fuzz.run import Run
 
-CASES = 1_200
+CASES = 800
 
 
 @pytest.mark.slow

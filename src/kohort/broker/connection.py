@@ -210,7 +210,7 @@ class Connection:
         self.corked = False
         if self.pending and self.pending[0].parts is not None:
             self.flush()
-        return count == len(scratch) and not self.closed
+        return count == len(scratch) and not self._backlog and not self.closed
 
     def _take_more(self, begun: bytearray, data: memoryview) -> None:
         """`data` goes on with a frame of which some has come before."""

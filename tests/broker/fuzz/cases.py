@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import socket
 import struct
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -99,7 +100,7 @@ class Line:
 
     def close(self, *, reset: bool = False) -> None:
         """End the connection, with a reset or in order."""
-        if reset:
+        if reset and self.sock.fileno() >= 0:
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.sock.close()
 
@@ -212,6 +213,32 @@ def bulky(line: Line, pick: random.Random) -> bool:
     return False
 
 
+def stream(line: Line, pick: random.Random) -> bool:
+    """More than one read brings, of requests that take long and requests that are long; all are answered, in order."""
+    batch = build_batch([BatchRecord(0, int(time.time() * 1000), b"k", bytes(pick.choice((1_000, 100_000))))])
+    part = ProduceRequest.PartitionProduceData(index=0, records=batch)
+    topic = ProduceRequest.TopicProduceData(name=pick.choice(making.TOPICS), partition_data=[part])
+    long = ProduceRequest(acks=-1, timeout_ms=1, topic_data=[topic])
+    whole = bytearray()
+    for number in range(pick.choice((20, 60))):
+        message = long if pick.random() < 0.7 else MetadataRequest(topics=None)
+        line.owed.append((number, APIS[message.API_KEY], 9))
+        whole += encode_request(message, 9, number, "s" * 3_000)
+    sender = threading.Thread(target=line.send, args=[bytes(whole)])
+    line.since = time.monotonic()
+    sender.start()
+    try:
+        line.settle()
+    finally:
+        line.ended = line.ended or bool(line.owed)
+        if line.ended:
+            line.close()
+        sender.join()
+    if line.owed:
+        raise Finding(f"the connection ended with {len(line.owed)} answers owed, though nothing was wrong")
+    return False
+
+
 KINDS: tuple[tuple[int, Callable[[Line, random.Random], bool]], ...] = (
-    (40, one), (12, several), (35, mutated), (8, torn), (6, idle), (1, lazy), (1, large), (2, bulky),
+    (40, one), (12, several), (35, mutated), (8, torn), (6, idle), (1, lazy), (1, large), (2, bulky), (3, stream),
 )  # fmt: skip
