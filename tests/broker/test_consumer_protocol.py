@@ -122,7 +122,7 @@ def test_a_static_member_that_left_while_a_heartbeat_was_held_makes_room_for_its
 ) -> None:
     with RawClient(broker.bootstrap_servers) as main, RawClient(broker.bootstrap_servers) as other:
         first = StaticMember(main, "first", topic)
-        until(lambda: first.heartbeat() == 0 and bool(first.owned))
+        until(lambda: first.heartbeat() == 0 and bool(first.owned), "the first member has its partitions")
         assert first.heartbeat(topic_partitions=first.owned) == 0
         first.hold()
         first.leave(client)
@@ -152,7 +152,7 @@ def test_a_static_member_of_librdkafka_that_restarts_has_its_place_at_once(broke
     for _ in range(2):
         member = confluent.Consumer(config)
         member.subscribe([topic])
-        until(lambda member=member: assigned(member))
+        until(lambda member=member: assigned(member), "the member has its partition")
         member.close()
 
 

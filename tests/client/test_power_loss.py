@@ -11,6 +11,7 @@ from kohort import Admin, Broker, Consumer, Producer, TopicPartition
 from kohort.client.admin.values import NewTopic
 from kohort.errors import ErrorCode, OffsetError
 from kohort.log.folder import CLEAN, LOCK
+from kohort.log.store import RECOVERY_POINTS
 from tests.broker.raw import RawClient, fetch_request
 from tests.support.waiting import until
 
@@ -21,9 +22,10 @@ SETTINGS = {"group_id": "g", "auto_offset_reset": "earliest", "enable_auto_commi
 
 
 def lose_power(data: Path, size: int) -> None:
-    """Leave a folder as a machine does that lost everything of the partition beyond these bytes."""
+    """Leave a folder as a machine does that had flushed nothing and lost all of the partition beyond these bytes."""
     (data / CLEAN).unlink()
     (data / LOCK).write_text("1 another-boot\n")
+    (data / RECOVERY_POINTS).unlink()
     os.truncate(data / "t-0" / "00000000000000000000.log", size)
 
 

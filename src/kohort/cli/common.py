@@ -51,8 +51,10 @@ class Common:
         """The bootstrap servers, and the properties of the file that a client of this configuration class knows.
 
         Raises:
-            UsageError: the file names a property that no client knows.
+            UsageError: the file names a property that no client knows, or --timeout is no time.
         """
+        if self.timeout is not None and self.timeout < 1:
+            raise UsageError(f"--timeout {self.timeout}: give a number of milliseconds from 1 on")
         given = properties_of(self.command_config) if self.command_config else {}
         servers = self.bootstrap_server or given.pop("bootstrap.servers", None)
         given.pop("bootstrap.servers", None)

@@ -1,6 +1,6 @@
 """`kohort doctor`: what this machine has of what kohort needs and can use."""
 
-from __future__ import annotations
+from __future__ import logging
 
 import errno
 import platform
@@ -223,6 +223,7 @@ def _port(listen: str) -> Iterator[Finding]:
 
 def _cluster(common: Common) -> Iterator[Finding]:
     what, need = f"cluster {common.bootstrap_server}", "this command's --bootstrap-server"
+    logging.getLogger("kohort.client").setLevel(logging.ERROR)  # what is not reached is what the finding says
     try:
         with common.admin() as admin:
             found = admin.describe_cluster()
