@@ -1,8 +1,9 @@
 """`kohort doctor`: what this machine has of what kohort needs and can use."""
 
-from __future__ import logging
+from __future__ import annotations
 
 import errno
+import logging
 import platform
 import resource
 import shutil
