@@ -224,8 +224,9 @@ class Node:
             busy = self.store.maintain(time.time_ns() // 1_000_000)
         except OSError as error:
             log.error("maintenance of the data folder failed: %s", error)
-        self._maintenance_due = self.loop.time() + (MAINTAIN_BUSY_S if busy else MAINTAIN_S)
-        self._maintenance = self.loop.call_at(self._maintenance_due, self._maintain)
+        finally:
+            self._maintenance_due = self.loop.time() + (MAINTAIN_BUSY_S if busy else MAINTAIN_S)
+            self._maintenance = self.loop.call_at(self._maintenance_due, self._maintain)
 
     def stop_waiting(self) -> None:
         """Answer everyone who waits: the broker ends."""
@@ -240,6 +241,7 @@ class Node:
             self._maintenance.cancel()
         self.faults.clear()
         self._workers.shutdown(wait=False, cancel_futures=True)
+        self.turns.close()
         self.store.close()
 
 

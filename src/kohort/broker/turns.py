@@ -44,6 +44,12 @@ class Turns:
         if not self._busy:
             self._go_on()
 
+    def close(self) -> None:
+        """Leave undone what is under way and what waits."""
+        for steps, _, _ in self._jobs:
+            steps.close()
+        self._jobs.clear()
+
     def _go_on(self) -> None:
         self._busy = True
         until = time.monotonic() + SLICE_S

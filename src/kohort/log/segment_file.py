@@ -197,12 +197,12 @@ class SegmentFile:
         """Headers between two boundaries, as they are."""
         if position + HEADER_SIZE > stop:
             return
-        fd = self.open().fd
+        file = self.open()  # which stays open while it is held here; whoever asks may pause between two headers
         chunk, chunk_at = b"", position
         while position + HEADER_SIZE <= stop:
             at = position - chunk_at
             if at + HEADER_SIZE > len(chunk):
-                chunk, chunk_at, at = os.pread(fd, min(CHUNK, stop - position), position), position, 0
+                chunk, chunk_at, at = os.pread(file.fd, min(CHUNK, stop - position), position), position, 0
             try:
                 header = parse_header(chunk, at)
                 if position + header.size > stop:

@@ -221,7 +221,7 @@ class LogStore:
             made[topic.name] = topic
             found.append(topic)
         if made:
-            self._commit(made, logs, defaults)
+            self._commit(made, logs, settled=defaults is self.defaults)
         return found
 
     def check_topic(self, name: str, partitions: int, configs: Mapping[str, str] | None = None) -> None:
@@ -265,9 +265,9 @@ class LogStore:
             yield
 
     def _commit(
-        self, topics: Mapping[str, Topic], logs: Mapping[tuple[str, int], PartitionLog], defaults: LogConfig
+        self, topics: Mapping[str, Topic], logs: Mapping[tuple[str, int], PartitionLog], *, settled: bool
     ) -> None:
-        """Put new or changed topics into the catalog, then where everybody sees them."""
+        """Put new or changed topics into the catalog, then where everybody sees them; `settled`: the logs have its settings."""
         if not self._told.isdisjoint(topics):  # what is said of an earlier topic of a name is not this one's
             self._write_checkpoints()
             self._write_starts()
@@ -278,7 +278,7 @@ class LogStore:
         for topic in topics.values():
             self.topics_by_id[topic.id] = topic
             self._names.add(topic.name)
-            if defaults is not self.defaults:  # they were replaced meanwhile
+            if not settled:
                 self._reconfigure(topic, effective_config(self.defaults, topic.configs))
 
     def delete_topic(self, name: str) -> Topic:
@@ -371,17 +371,21 @@ class LogStore:
                 yield from self._open_new(grown, topic.partitions, logs)
                 made[name] = grown
             found.append(grown)
+        settled = defaults is self.defaults
+        for name, grown in made.items():
+            configs = self.topics[name].configs
+            if configs is not grown.configs:  # they were altered between two steps
+                made[name], settled = replace(grown, configs=configs), False
         if made:
-            self._commit(made, logs, defaults)
+            self._commit(made, logs, settled=settled)
         return found
 
     def set_configs(self, name: str, configs: Mapping[str, str]) -> Topic:
         """Replace a topic's explicit configs. Raises InvalidInputError (INVALID_CONFIG), NotFoundError."""
         topic = self.topic(name)
-        config = effective_config(self.defaults, configs)
+        effective_config(self.defaults, configs)
         changed = Topic(name, topic.id, topic.partitions, dict(configs))
-        self._commit({name: changed}, {}, self.defaults)
-        self._reconfigure(changed, config)
+        self._commit({name: changed}, {}, settled=False)
         return changed
 
     def set_defaults(self, defaults: LogConfig, producer_id_expiration_ms: int) -> None:
@@ -405,22 +409,22 @@ class LogStore:
         Raises:
             OSError: the disk failed; the next round tries again.
         """
-        until = time.monotonic() + _SLICE_S
-        for _ in self.removing():
-            if time.monotonic() >= until:
-                return True
         self._flush_by_time(now_ms)
+        began = time.monotonic()
+        for _ in self.removing():
+            if time.monotonic() >= began + _SLICE_S / 2:
+                break
         if self._upkeep is None:
             if now_ms - self._round_ms < _ROUND_MS:
-                return False
+                return bool(self._doomed)
             self._round_ms = now_ms
             self._upkeep = self._round(now_ms)
         upkeep, self._upkeep = self._upkeep, None
         for _ in upkeep:
-            if time.monotonic() >= until:
+            if time.monotonic() >= began + _SLICE_S:
                 self._upkeep = upkeep
                 return True
-        return False
+        return bool(self._doomed)
 
     def _flush_by_time(self, now_ms: int) -> None:
         """Fsync what has been waiting for `flush.ms`, counted from the call that first saw it."""
@@ -444,7 +448,8 @@ class LogStore:
             partition.producers.expire(now_ms - self.limits.producer_id_expiration_ms)
             retention.flush_settled(partition, now_ms)
             yield
-            yield from self._compact(tp, partition, now_ms)
+            if self._logs.get(tp) is partition:
+                yield from self._compact(tp, partition, now_ms)
         self._write_checkpoints()
 
     def _compact(self, tp: TopicPartition, partition: PartitionLog, now_ms: int) -> Iterator[None]:
@@ -454,9 +459,9 @@ class LogStore:
             if run is None:
                 return
             for _ in run.steps():
+                yield
                 if self._logs.get(tp) is not partition:
                     return
-                yield
             log.info("%s: compacted, %d bytes saved", tp, run.finish())
         except CorruptDataError as error:
             if tp not in self._not_compacted:
