@@ -289,6 +289,7 @@ def test_what_is_taken(clients: dict[str, Any]) -> None:
     assert isinstance(consumer.poll(timeout_ms=1.0), Records)
     assert isinstance(consumer.poll(0.123456), Records)
     assert isinstance(consumer.poll(np.float64(3.7)), Records)
+    assert isinstance(consumer.poll(1000 / 20), Records), "computed"
     assert consumer.subscription() == set()
     consumer.assign({TP: 5})
     assert consumer.assignment() == {TP}

@@ -26,7 +26,7 @@ from kohort.wanted import ANYTHING, INT32_MAX, Unfit, Want, list_of, wanted
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 _TIMEOUT = "timeout_ms"
-_SECONDS_MAX = 60
+_SECONDS_MAX = 10
 _BY_NAME = 1 << 30
 _FEW = 3
 """Arguments, `self` among them, for which no list is made: poll's."""

@@ -405,3 +405,24 @@ def test_a_dynamic_member_does_not_take_the_place_of_one_with_an_empty_instance_
     static = trial.reply(trial.join(protocols=offer(), instance_id="")).member_id
     dynamic = trial.reply(trial.join(protocols=offer(), requires_known_id=False)).member_id
     assert {"new", static, dynamic} == set(trial.machine.kernel.ledger.consumer("g").members)
+
+
+@pytest.mark.parametrize(
+    ("more", "refused"),
+    [
+        ({"instance_id": "i" * 40_000}, ErrorCode.INVALID_REQUEST),
+        ({"session_timeout_ms": 2**31 - 1}, ErrorCode.INVALID_SESSION_TIMEOUT),
+        ({"session_timeout_ms": 1}, ErrorCode.INVALID_SESSION_TIMEOUT),
+        (
+            {"protocols": (ClassicProtocol("range", classic_metadata() + bytes(2_000)),)},
+            ErrorCode.GROUP_MAX_SIZE_REACHED,
+        ),
+    ],
+    ids=["long instance id", "endless session", "no session", "large metadata"],
+)
+def test_a_consumer_group_takes_no_join_that_a_classic_group_would_refuse(more: Any, refused: ErrorCode) -> None:
+    """Its record could not be written, or its member never be put out, when the group turns classic."""
+    trial = make_trial(group_record_bytes_max=1_000)
+    trial.beat("new", subscribed_topics=("t",))
+    reply = trial.reply(trial.join(**{"protocols": offer(), **more}))
+    assert reply.error is refused

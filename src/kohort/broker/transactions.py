@@ -70,6 +70,7 @@ class Transactions:
         self._log = TransactionLog(host.store, older_values=host.config.older_values)
         self._known: dict[str, Transaction] = {}
         self._unmarked: dict[str, set[TopicPartition]] = {}
+        self._retries: dict[str, asyncio.TimerHandle] = {}
         self._waiting: dict[str, list[Callable[[], None]]] = {}
         self._closed = False
 
@@ -332,6 +333,9 @@ class Transactions:
     def _write_markers(self, transactional_id: str) -> None:
         """Write the markers that are missing, then complete; try again later where something failed."""
         transaction = self._known[transactional_id]
+        retry = self._retries.pop(transactional_id, None)
+        if retry is not None:
+            retry.cancel()
         if self._closed or not transaction.status.preparing:
             return
         unmarked = self._unmarked[transactional_id]
@@ -346,7 +350,13 @@ class Transactions:
         if not unmarked and not self._complete(transaction):
             failed = True
         if failed:
-            self._host.loop.call_later(RETRY_S, self._write_markers, transactional_id)
+            self._retry_markers(transactional_id)
+
+    def _retry_markers(self, transactional_id: str) -> None:
+        """Write what is missing later: once, however many of its markers failed."""
+        if transactional_id not in self._retries:
+            retry = self._host.loop.call_later(RETRY_S, self._write_markers, transactional_id)
+            self._retries[transactional_id] = retry
 
     def _mark(self, transaction: Transaction, tp: TopicPartition) -> bool:
         target = self._host.store.get(*tp)
@@ -373,7 +383,7 @@ class Transactions:
         def marked(value: object) -> None:
             error = value if isinstance(value, ErrorCode) else getattr(value, "error", ErrorCode.NONE)
             if error:  # the shard is loading
-                self._host.loop.call_later(RETRY_S, self._write_markers, transactional_id)
+                self._retry_markers(transactional_id)
                 return
             unmarked = self._unmarked.get(transactional_id)
             if unmarked is None:
@@ -381,7 +391,7 @@ class Transactions:
             unmarked.discard(tp)
             current = self._known[transactional_id]
             if not unmarked and current.status.preparing and not self._complete(current):
-                self._host.loop.call_later(RETRY_S, self._write_markers, transactional_id)
+                self._retry_markers(transactional_id)
 
         event = TransactionEnded(transaction.producer_id, transaction.epoch, commit, self._host.token())
         self._host.groups.at(tp.partition).ask(event, marked)

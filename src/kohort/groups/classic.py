@@ -55,12 +55,9 @@ def join(kernel: Kernel, event: JoinGroup) -> None:
 def join_or_error(kernel: Kernel, event: JoinGroup) -> ErrorCode:
     """Take a JoinGroup in, or say why not."""
     config = kernel.config
-    if not event.group_id or not sizes.fits(event.group_id):
-        return ErrorCode.INVALID_GROUP_ID
-    if not sizes.fits(event.new_member_id, event.instance_id, event.protocol_type, *(p.name for p in event.protocols)):
-        return ErrorCode.INVALID_REQUEST
-    if not config.min_session_timeout_ms <= event.session_timeout_ms <= config.max_session_timeout_ms:
-        return ErrorCode.INVALID_SESSION_TIMEOUT
+    refused = sizes.check_join(config, event)
+    if refused is not ErrorCode.NONE:
+        return refused
     group = kernel.find(event.group_id)
     if group is None:
         if event.member_id:

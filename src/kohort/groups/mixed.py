@@ -7,7 +7,7 @@ join what it still has, and gets by its sync what it is to have.
 from __future__ import annotations
 
 from kohort.errors import ErrorCode
-from kohort.groups import conversion, membership, rebalance, targets
+from kohort.groups import conversion, membership, rebalance, sizes, targets
 from kohort.groups.consumer_state import ConsumerGroup, Pairs
 from kohort.groups.deadlines import Deadline, Timer
 from kohort.groups.events import Heartbeat, JoinGroup, LeaveGroup, LeavingMember, SyncGroup
@@ -35,13 +35,18 @@ def join(kernel: Kernel, group: Group, consumer: ConsumerGroup, event: JoinGroup
 
 def join_or_error(kernel: Kernel, group: Group, consumer: ConsumerGroup, event: JoinGroup) -> ErrorCode:
     """Take a JoinGroup in, or say why not."""
+    refused = sizes.check_join(kernel.config, event)
+    if refused is not ErrorCode.NONE:
+        return refused
+    if sum(len(each.metadata) for each in event.protocols) > kernel.config.group_record_bytes_max:
+        return ErrorCode.GROUP_MAX_SIZE_REACHED
     member_id = event.member_id or event.new_member_id
     replaced = consumer.static_ids.get(event.instance_id)
     is_new = event.member_id not in consumer.members and replaced is None
     if is_new and len(consumer.members) >= kernel.config.consumer_max_size:
         return ErrorCode.GROUP_MAX_SIZE_REACHED
     subscription = read_subscription(event.protocols[0].metadata) if event.protocols else None
-    if subscription is None or not supports(consumer, event):
+    if subscription is None or len(event.protocols) > kernel.config.protocols_max or not supports(consumer, event):
         return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
     if not event.member_id and event.instance_id is None and event.requires_known_id:
         give_id(kernel, consumer, event)

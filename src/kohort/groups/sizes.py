@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from kohort.groups.events import OffsetToCommit
+from kohort.errors import ErrorCode
+from kohort.groups.config import GroupConfig
+from kohort.groups.events import JoinGroup, OffsetToCommit
 
 NAME_BYTES_MAX: Final = 32_767
 """Kafka's records tell a name's length in 16 bits."""
@@ -22,6 +24,17 @@ _RECORD_BYTES: Final = 64
 def fits(*names: str | None) -> bool:
     """Whether a record can hold each of these names."""
     return all(name is None or len(name) <= _ALWAYS_FITS or len(name.encode()) <= NAME_BYTES_MAX for name in names)
+
+
+def check_join(config: GroupConfig, event: JoinGroup) -> ErrorCode:
+    """What a JoinGroup itself may get wrong, whatever the group: names that no record holds, a session out of bounds."""
+    if not event.group_id or not fits(event.group_id):
+        return ErrorCode.INVALID_GROUP_ID
+    if not fits(event.new_member_id, event.instance_id, event.protocol_type, *(each.name for each in event.protocols)):
+        return ErrorCode.INVALID_REQUEST
+    if not config.min_session_timeout_ms <= event.session_timeout_ms <= config.max_session_timeout_ms:
+        return ErrorCode.INVALID_SESSION_TIMEOUT
+    return ErrorCode.NONE
 
 
 def metadata_bound(limit: int) -> int:

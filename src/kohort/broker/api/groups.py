@@ -147,8 +147,8 @@ def sync_group(node: Node, request: Request) -> SyncGroupResponse | None:
 
 def heartbeat(node: Node, request: Request) -> HeartbeatResponse | None:
     """A sign of life; the answer says whether to join again, and may be held until there is something to say."""
-    message = request.message
-    held = request.connection.held
+    message, connection = request.message, request.connection
+    held = connection.held
     event = events.Heartbeat(
         request=node.token(),
         group_id=message.group_id,
@@ -163,8 +163,10 @@ def heartbeat(node: Node, request: Request) -> HeartbeatResponse | None:
     def answer(value: Any) -> None:
         held.pop(event.request, None)
         error = value if isinstance(value, ErrorCode) else value.error
-        if error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:  # as Kafka: some clients take the code for final
-            error = ErrorCode.NONE  # no session ends for it: they begin when the load is done
+        if error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS and not (connection.lease_ms or node.is_own(connection)):
+            error = (
+                ErrorCode.NONE
+            )  # as Kafka: some clients take the code for final. Who keeps a lease counts from answers
         request.reply(HeartbeatResponse(error_code=error))
 
     if event.hold_ms:

@@ -90,6 +90,7 @@ class Fetcher:
         self._on_truncated: Callable[[TopicPartition, Position], None] = lambda partition, position: None
         self._timer_ms = float("inf")
         self._ask_leaders_ms = float("-inf")
+        self._refresh: Promise[None] | None = None
         self._undecoded: Counter[TopicPartition] = Counter()
         self._undecoded_records = 0
         self._ahead = 0
@@ -344,7 +345,10 @@ class Fetcher:
         """Metadata, but not again before the retry backoff is over."""
         if now_ms >= self._ask_leaders_ms:
             self._ask_leaders_ms = now_ms + self.config.retry_backoff_ms
-            self.cluster.request_metadata().on_done(self._asked_leaders)
+            refresh = self.cluster.request_metadata()
+            if refresh is not self._refresh:
+                self._refresh = refresh
+                refresh.on_done(self._asked_leaders)
         self._pump_at(self._ask_leaders_ms)
 
     def _asked_leaders(self, refresh: Promise[None]) -> None:

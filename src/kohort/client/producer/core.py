@@ -379,7 +379,7 @@ def _headers_size(headers: HeadersLike) -> int:
     size = 0
     try:
         for name, content in headers:
-            if type(name) is not str:
+            if not isinstance(name, str):
                 raise TypeError
             size += len(name) * 4 + sized(content, "header") + 10
     except (TypeError, ValueError):

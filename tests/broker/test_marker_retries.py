@@ -1,0 +1,64 @@
+"""Markers of a transaction that can't be written are tried again, at one pace however many of them fail."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kohort.broker.topics import OFFSETS_TOPIC
+from kohort.broker.transaction_log import Status, Transaction
+from kohort.broker.transactions import Transactions
+from kohort.errors import ErrorCode
+from kohort.ids import TopicPartition
+
+ROUNDS = 12
+
+
+class FullLog:
+    """A partition without room for a marker."""
+
+    def append_marker(self, *_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+
+@pytest.mark.parametrize(
+    "partitions",
+    [
+        (TopicPartition("t", 0), TopicPartition(OFFSETS_TOPIC, 3)),
+        (TopicPartition(OFFSETS_TOPIC, 3), TopicPartition(OFFSETS_TOPIC, 4)),
+    ],
+    ids=["data and offsets", "offsets of two groups"],
+)
+def test_a_round_that_fails_in_several_places_is_followed_by_one(partitions: tuple[TopicPartition, ...]) -> None:
+    timers: list[tuple[SimpleNamespace, Callable[..., None], tuple[object, ...]]] = []
+
+    def call_later(_delay_s: float, action: Callable[..., None], *args: object) -> SimpleNamespace:
+        handle = SimpleNamespace(cancelled=False)
+        handle.cancel = partial(setattr, handle, "cancelled", True)
+        timers.append((handle, action, args))
+        return handle
+
+    host: Any = SimpleNamespace(
+        loop=SimpleNamespace(call_later=call_later),
+        store=SimpleNamespace(get=lambda *_: FullLog(), topics={}),
+        config=SimpleNamespace(older_values=False),
+        groups=SimpleNamespace(
+            at=lambda _: SimpleNamespace(ask=lambda _, on_reply: on_reply(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS))
+        ),
+        waits=SimpleNamespace(changed=lambda _: None),
+        token=lambda: 1,
+    )
+    transactions = Transactions(host)
+    prepared = Transaction("x", 1, 0, 60_000, Status.PREPARE_COMMIT, partitions)
+    transactions._known["x"] = prepared
+    transactions._begin_markers(prepared)
+    for _ in range(ROUNDS):
+        due, timers[:] = [timer for timer in timers if not timer[0].cancelled], []
+        assert len(due) == 1
+        for _, action, args in due:
+            action(*args)
