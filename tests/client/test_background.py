@@ -17,7 +17,7 @@ from kohort.client.admin.values import NewTopic
 from kohort.client.group.member import GroupMember
 from kohort.client.net.thread_driver import ClientClosed
 from kohort.client.producer.sender import Sender
-from kohort.errors import ErrorCode, KafkaError
+from kohort.errors import ErrorCode, KafkaError, TimedOutError
 from tests.support.waiting import until
 
 
@@ -146,6 +146,23 @@ def test_a_commit_that_nobody_waits_for_is_told_in_the_log(
             consumer.commit({part: 8})
     told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert len(told) == 1 and told[0].startswith("commit failed: commit for group 'g' of ")
+
+
+def test_a_commit_waits_for_those_before_it_within_its_own_time(kohort_broker: Broker, topic: str) -> None:
+    """So does the last one, of a consumer that is closed: an answer that never comes holds up neither."""
+    part = TopicPartition(topic, 0)
+    with grouped(kohort_broker) as consumer:
+        kohort_broker.faults.add(Fault("OffsetCommit", "drop", client_id="victim", times=None))
+        consumer.assign([part])
+        consumer.seek(part, 3)
+        first: list[KafkaError | None] = []
+        consumer.commit_async({part: 5}, lambda _, error: first.append(error))
+        with pytest.raises(TimedOutError, match="an earlier commit has no answer yet"):
+            consumer.commit({part: 6}, timeout_ms=300)
+        with pytest.raises(TimedOutError, match="an earlier commit has no answer yet"):
+            consumer.commit({part: 7}, timeout_ms=300)  # it waits for the first one too
+        consumer.close(timeout_ms=300)
+        assert [str(error) for error in first if "the client was closed" in str(error)]
 
 
 def test_a_fault_of_the_clients_thread_is_raised_by_every_call(kohort_broker: Broker, topic: str) -> None:

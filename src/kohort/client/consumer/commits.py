@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from uuid import UUID
 
 from kohort.client.consumer.subscription import Partitions, Position
@@ -17,11 +18,26 @@ from kohort.client.net.runtime import Promise, Task
 from kohort.client.offset_values import OffsetAndMetadata
 from kohort.client.offsets import GroupIdentity, commit_offsets, known_ids
 from kohort.client.settings import ConsumerConfig
-from kohort.errors import CommitFailedError, ErrorCode, InvalidInputError, KafkaError
+from kohort.errors import CommitFailedError, ErrorCode, InvalidInputError, KafkaError, TimedOutError
 from kohort.ids import TopicPartition
 
 log = logging.getLogger("kohort.client")
 OnCommit = Callable[[dict[TopicPartition, OffsetAndMetadata], KafkaError | None], None]
+
+
+@dataclass(slots=True)
+class _Turn:
+    """A commit's place behind those that began before it.
+
+    Attributes:
+        before: the one before it, None when there is none.
+        ends_ms: when its time is over.
+        over: nobody waits for it any more.
+    """
+
+    before: Task[None] | None
+    ends_ms: float
+    over: bool = False
 
 
 class Commits:
@@ -63,8 +79,10 @@ class Commits:
     def start(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], timeout_ms: float | None = None) -> Task[None]:
         """Begin a commit in the background, after all earlier ones."""
         ids = known_ids(self._cluster, offsets, self._partitions.ids)
-        self._tail = self._cluster.runtime.spawn(self._one(self._tail, dict(offsets), ids, timeout_ms), "commit")
-        return self._tail
+        limit_ms = self._config.default_api_timeout_ms if timeout_ms is None else timeout_ms
+        turn = _Turn(self._tail, self._cluster.runtime.now_ms + limit_ms)
+        self._tail = self._cluster.runtime.spawn(self._one(turn, dict(offsets), ids), "commit")
+        return self._cluster.runtime.spawn(self._in_time(turn, self._tail, limit_ms), "commit")
 
     def auto(self, positions: Callable[[], Mapping[TopicPartition, Position]]) -> None:
         """Commit positions in the background when the interval is over, they have moved, and the last auto commit is done."""
@@ -86,21 +104,26 @@ class Commits:
         if self._tail is not None:
             await self._cluster.runtime.first(self._tail, timeout_ms=timeout_ms)
 
-    async def _one(
-        self,
-        before: Task[None] | None,
-        offsets: dict[TopicPartition, OffsetAndMetadata],
-        ids: dict[str, UUID],
-        timeout_ms: float | None,
-    ) -> None:
-        if before is not None:
-            await self._cluster.runtime.first(before)
-        if not offsets:
+    async def _in_time(self, turn: _Turn, commit: Task[None], limit_ms: float) -> None:
+        """Wait for a commit, but for those before it only as long as it may take itself."""
+        if turn.before is not None and await self._cluster.runtime.first(turn.before, timeout_ms=limit_ms) is None:
+            turn.over = True
+            why = self._cluster.unreachable() or "an earlier commit has no answer yet"
+            raise TimedOutError(f"nothing was committed within {limit_ms:g} ms: {why}")
+        await commit
+
+    async def _one(self, turn: _Turn, offsets: dict[TopicPartition, OffsetAndMetadata], ids: dict[str, UUID]) -> None:
+        """Commit when those before it are done: one that is tried again must not undo a later one."""
+        runtime = self._cluster.runtime
+        if turn.before is not None:
+            await runtime.first(turn.before)
+        if turn.over or not offsets:
             return
         group = self._config.group_id
         if group is None:
             raise InvalidInputError("a commit needs group.id", ErrorCode.INVALID_GROUP_ID)
-        await commit_offsets(self._cluster, group, offsets, self._identity(group), timeout_ms, ids)
+        left_ms = max(1.0, turn.ends_ms - runtime.now_ms)
+        await commit_offsets(self._cluster, group, offsets, self._identity(group), left_ms, ids)
         self.committed.update(offsets)
         self.count += 1
 

@@ -32,6 +32,7 @@ from kohort.ids import TopicPartition
 
 log = logging.getLogger("kohort.client")
 _GOODBYE_MS = 200
+_LAST_COMMIT_MS = 5_000.0
 
 
 class WakeupError(KafkaError):
@@ -89,6 +90,7 @@ class ConsumerCore:
         self._manual = False
         self._woken = False
         self._closed = False
+        self._last_commit_ms = _LAST_COMMIT_MS
         cluster.auto_create_topics = config.allow_auto_create_topics
         cluster.on_metadata(self._follow_metadata)
 
@@ -325,7 +327,7 @@ class ConsumerCore:
 
     def _last_commit(self, positions: Mapping[TopicPartition, Position]) -> Script[bool]:
         """Commit before partitions go; False when they are someone else's already."""
-        limit_ms = min(self.config.default_api_timeout_ms, 5_000)
+        limit_ms = min(self.config.default_api_timeout_ms, self._last_commit_ms)
         try:
             yield Await(self.commits.commit(offsets_of(positions), limit_ms))
         except KafkaError as error:
@@ -355,6 +357,7 @@ class ConsumerCore:
         if self._closed:
             return
         self._closed = True
+        self._last_commit_ms = min(self._last_commit_ms, timeout_ms)
         self.fetcher.close()
         try:
             if self.membership is not None:
