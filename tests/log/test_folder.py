@@ -10,7 +10,9 @@ import pytest
 
 from kohort.ids import TopicPartition
 from kohort.log import LogStore, PartitionLog, folder
-from tests.log.making import NOW, batch
+from kohort.log.check import FolderCheck, locked
+from kohort.log.repair import repair
+from tests.log.making import NOW, batch, values
 
 T = TopicPartition("t", 0)
 
@@ -65,3 +67,30 @@ def test_a_power_loss_is_known_until_a_start_got_through(
         log = store.partition(T)
         assert (log.end_offset, log.leader_epoch, log.recovery.damages) == (5, 1, [])
         _let_go(store)
+
+
+def test_what_a_power_loss_left_is_judged_by_a_check_as_by_a_broker(tmp_path: Path, boot: Path) -> None:
+    """The records were fsynced and the epoch's checkpoint, which is older, was not."""
+    path = tmp_path / "d"
+    store = LogStore(path)
+    store.create_topic("t", 1)
+    log = store.partition(T)
+    log.append(batch(b"a", b"b"), NOW)
+    log.advance_leader_epoch(0)
+    old = (path / "t-0" / "leader-epoch-checkpoint").read_bytes()
+    log.advance_leader_epoch(1)
+    log.append(batch(b"c", b"d", b"e"), NOW)
+    log.flush()
+    store._write_checkpoints()
+    wanted = values(log)
+    _let_go(store)
+    (path / "t-0" / "leader-epoch-checkpoint").write_bytes(old)
+    boot.write_text("two\n")
+    note = (path / folder.LOCK).read_bytes()
+    with locked(path):
+        found = FolderCheck(path).run().found
+        assert found == []
+        assert list(repair(found)) == []
+    assert (path / folder.LOCK).read_bytes() == note
+    with LogStore(path) as again:
+        assert values(again.partition(T)) == wanted

@@ -105,6 +105,7 @@ class FolderCheck:
         self.report = Report()
         self._progress = progress
         self.clean = (path / folder.CLEAN).exists()
+        self._kept_running = folder.kept_running((path / folder.LOCK).read_text(errors="replace").split())
         self._points = self._checkpoint(RECOVERY_POINTS)
         self._cleaned = self._checkpoint(CLEANED)
         self._starts = self._checkpoint(LOG_STARTS)
@@ -149,6 +150,7 @@ class FolderCheck:
         """What is known of a partition beside its own files."""
         return OpenOptions(
             clean=self.clean,
+            verified_offset=None if self._kept_running else (self._points or {}).get(tp, 0),
             known_end=(self._points or {}).get(tp, 0),
             log_start_offset=(self._starts or {}).get(tp),
             cleaned_offset=(self._cleaned or {}).get(tp, 0),
@@ -294,7 +296,8 @@ class PartitionCheck:
                 self._records(last, "records")
             return
         if last is not None and last.next_offset is None:
-            whole = whole_end(fd, last.position, size, last.first_offset, whole_writes=True)
+            whole_writes = self._options.clean or self._options.verified_offset is None
+            whole = whole_end(fd, last.position, size, last.first_offset, whole_writes=whole_writes)
             known_end = max(known_end, whole or 0)
             if known_end > last.first_offset:
                 self._records(replace(last, next_offset=known_end), "records")
