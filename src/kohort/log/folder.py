@@ -40,7 +40,8 @@ class Ownership:
     def opened(self) -> None:
         """All logs are open: from now on only what the machine does next counts. Until then a start may be interrupted."""
         if not self.same_boot:
-            os.sync()  # what recovery cut and made, in many small files
+            if not self.fresh and not self.clean:
+                os.sync()  # what recovery cut and made, in many small files
             _write_note(self.lock_fd, _boot_id())
 
     def release(self, *, clean: bool) -> None:
