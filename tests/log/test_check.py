@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -217,3 +218,40 @@ def test_a_damaged_catalog_and_checkpoint_are_named(tmp_path: Path) -> None:
         ("topics.json", "file"),
     ]
     assert report.partitions == 3
+
+
+def test_a_partition_without_a_folder_is_sound_where_nothing_was_written(tmp_path: Path) -> None:
+    """A partition's folder comes with its first record; retention may leave none, and the log start stays."""
+    with LogStore(tmp_path / "d") as store:
+        store.create_topic("t", 3)
+        store.partition(TopicPartition("t", 1)).append(batch(b"a", b"b"), NOW)
+        store.partition(TopicPartition("t", 2)).append(batch(b"a", b"b"), NOW)
+        store.partition(TopicPartition("t", 2)).delete_records(-1)
+    shutil.rmtree(tmp_path / "d" / "t-2")
+    report = look(tmp_path / "d")
+    assert (report.found, report.notes, report.partitions) == ([], [], 3)
+    (tmp_path / "d" / "t-2").mkdir()
+    assert look(tmp_path / "d").found == []
+
+
+@pytest.mark.parametrize("empty", [False, True], ids=["no folder", "an empty folder"])
+def test_the_records_of_a_folder_that_is_gone_are_counted_and_passed_over(tmp_path: Path, empty: bool) -> None:
+    folder = tmp_path / "d"
+    with LogStore(folder) as store:
+        store.create_topic("t", 1)
+        log = store.partition(T)
+        log.append(batch(b"a", b"b", b"c", b"d", b"e"), NOW)
+        log.delete_records(2)
+    shutil.rmtree(folder / "t-0")
+    if empty:
+        (folder / "t-0").mkdir()
+    (found,) = look(folder).found
+    assert (found.partition, found.damage.first_offset, found.damage.next_offset, found.lost) == ("t-0", 2, 5, 3)
+    assert found.damage.reason == ("the file is missing" if empty else "the folder of the partition is missing")
+    assert mend(folder, [found]) == [(found, None)]
+    assert look(folder).found == []
+    with LogStore(folder) as store:
+        log = store.partition(T)
+        assert (log.log_start_offset, log.end_offset, values(log)) == (2, 5, [])
+        assert log.append(batch(b"goes on"), NOW).base_offset == 5
+        assert values(log) == [(5, b"goes on")]

@@ -105,6 +105,7 @@ class FolderCheck:
         self.report = Report()
         self._progress = progress
         self.clean = (path / folder.CLEAN).exists()
+        self._kept_running = folder.kept_running((path / folder.LOCK).read_text(errors="replace").split())
         self._points = self._checkpoint(RECOVERY_POINTS)
         self._cleaned = self._checkpoint(CLEANED)
         self._starts = self._checkpoint(LOG_STARTS)
@@ -139,10 +140,7 @@ class FolderCheck:
         else:
             known = sorted(each.name for each in self.path.iterdir() if each.is_dir() and _is_partition(each.name))
         for name in known:
-            if (self.path / name).is_dir():
-                self._partition(name)
-            else:
-                self._add(name, self.path / name, "the folder of the partition is missing", "file")
+            self._partition(name)
         for each in sorted(self.path.iterdir()):
             if each.is_dir() and _is_partition(each.name) and each.name not in known:
                 self.report.notes.append(f"{each.name} belongs to no topic")
@@ -152,6 +150,7 @@ class FolderCheck:
         """What is known of a partition beside its own files."""
         return OpenOptions(
             clean=self.clean,
+            verified_offset=None if self._kept_running else (self._points or {}).get(tp, 0),
             known_end=(self._points or {}).get(tp, 0),
             log_start_offset=(self._starts or {}).get(tp),
             cleaned_offset=(self._cleaned or {}).get(tp, 0),
@@ -189,8 +188,9 @@ class PartitionCheck:
         self._options = options
 
     def run(self, progress: Progress) -> None:
-        """Look at each segment, and at what lies beside."""
-        names = sorted(os.listdir(self.path))
+        """Look at each segment, and at what lies beside. A folder comes with the first record: without any there is none."""
+        there = self.path.exists()
+        names = sorted(os.listdir(self.path)) if there else []
         bases, missing = self._bases(names)
         known_end = recovery.known_end_of(self.path, names, self._options)
         epochs = self._epochs = recovery.known_epochs(self.path, names, bases, self._options)
@@ -208,10 +208,12 @@ class PartitionCheck:
                 self._records(Damage(path, 0, None, base, following, "the file is missing"), "records")
                 continue
             self._segment(Rules(path, base, following, gaps, epochs), known_end, progress)
-        if not everything and known_end:
-            path = self.path / f"{0:020d}.log"
-            self._records(Damage(path, 0, None, 0, known_end, "the file is missing"), "records")
-        if not (self.path / checkpoints.PARTITION_METADATA).exists():
+        start = self._options.log_start_offset or 0
+        if not everything and known_end > start:
+            path = self.path / f"{start:020d}.log"
+            reason = "the file is missing" if there else "the folder of the partition is missing"
+            self._records(Damage(path, 0, None, start, known_end, reason), "records")
+        if there and not (self.path / checkpoints.PARTITION_METADATA).exists():
             self.notes.append(f"{self.path.name}: {checkpoints.PARTITION_METADATA} is missing, and is made again")
 
     def _bases(self, names: list[str]) -> tuple[list[int], list[int]]:
@@ -294,7 +296,8 @@ class PartitionCheck:
                 self._records(last, "records")
             return
         if last is not None and last.next_offset is None:
-            whole = whole_end(fd, last.position, size, last.first_offset, whole_writes=True)
+            whole_writes = self._options.clean or self._options.verified_offset is None
+            whole = whole_end(fd, last.position, size, last.first_offset, whole_writes=whole_writes)
             known_end = max(known_end, whole or 0)
             if known_end > last.first_offset:
                 self._records(replace(last, next_offset=known_end), "records")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from kohort.log.checkpoints import encode_id, new_id, replace_file, sync_folder
 LOCK = ".lock"
 META = "meta.properties"
 CLEAN = ".kafka_cleanshutdown"
+_RECOVERING = "recovering"
+"""Stands for the boot id until what a stop of the machine left is recovered."""
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -24,7 +27,7 @@ class Ownership:
     Attributes:
         fresh: nobody had it before.
         clean: the last owner closed it in order.
-        same_boot: the machine has been running since the last owner started, so nothing it wrote is lost.
+        same_boot: the machine has been running since the last owner had all logs open, so nothing it wrote is lost.
     """
 
     path: Path
@@ -33,6 +36,13 @@ class Ownership:
     clean: bool
     same_boot: bool
     cluster_id: str
+
+    def opened(self) -> None:
+        """All logs are open: from now on only what the machine does next counts. Until then a start may be interrupted."""
+        if not self.same_boot:
+            if not self.fresh and not self.clean:
+                os.sync()  # what recovery cut and made, in many small files
+            _write_note(self.lock_fd, _boot_id())
 
     def release(self, *, clean: bool) -> None:
         """Give the folder free."""
@@ -69,19 +79,26 @@ def _take_locked(path: Path, lock_fd: int, node_id: int, cluster_id: str | None)
         raise InvalidInputError(
             f"the data folder {path} is in use by another broker{owner}; stop that one, or choose another folder"
         ) from None
-    boot_id = _boot_id()
-    same_boot = len(words) > 1 and words[1] == boot_id
+    same_boot = kept_running(words)
     fresh = not (path / META).exists()
     meta = _meta(path, node_id, cluster_id)
     clean = (path / CLEAN).exists()
     if clean:
         (path / CLEAN).unlink()
         sync_folder(path)
-    note = f"{os.getpid()} {boot_id}\n".encode()
-    os.ftruncate(lock_fd, 0)
-    os.pwrite(lock_fd, note, 0)
-    os.fsync(lock_fd)
+    _write_note(lock_fd, words[1] if same_boot else _RECOVERING)
     return Ownership(path, lock_fd, fresh, clean, same_boot, meta)
+
+
+def _write_note(lock_fd: int, boot_id: str) -> None:
+    os.ftruncate(lock_fd, 0)
+    os.pwrite(lock_fd, f"{os.getpid()} {boot_id}\n".encode(), 0)
+    os.fsync(lock_fd)
+
+
+def kept_running(words: Sequence[str]) -> bool:
+    """Whether the machine has been running since an owner with this note in its lock file had all logs open."""
+    return len(words) > 1 and words[1] == _boot_id()
 
 
 def _boot_id() -> str:

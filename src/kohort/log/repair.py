@@ -71,6 +71,9 @@ def _repair_file(path: Path, found: list[Found]) -> list[tuple[Found, Path | Non
     temporary = path.with_name(path.name + ".tmp")
     size = path.stat().st_size if path.exists() else 0
     position = 0
+    if not path.parent.exists():
+        path.parent.mkdir()
+        checkpoints.sync_folder(path.parent.parent)
     with temporary.open("wb") as out:
         for each in found:
             damage = each.damage

@@ -118,6 +118,7 @@ class LogStore:
                 )
                 self._open(tp, config, known)
         owned = self._owned
+        owned.opened()
         how = "new" if owned.fresh else "closed in order" if owned.clean else "recovered after an unclean end"
         log.info("%s: %d logs open, %s, %.0f ms", self.path, len(self._logs), how, 1000 * (time.monotonic() - began))
 

@@ -1,0 +1,96 @@
+"""What the machine did since a data folder's last owner started."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from kohort.ids import TopicPartition
+from kohort.log import LogStore, PartitionLog, folder
+from kohort.log.check import FolderCheck, locked
+from kohort.log.repair import repair
+from tests.log.making import NOW, batch, values
+
+T = TopicPartition("t", 0)
+
+
+@pytest.fixture
+def boot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file from which the id of this start of the machine is read."""
+    file = tmp_path / "boot_id"
+    file.write_text("one\n")
+    monkeypatch.setattr(folder, "_BOOT_ID", file)
+    return file
+
+
+def _let_go(store: LogStore) -> None:
+    """Give the folder free as a crash would."""
+    os.close(store._owned.lock_fd)
+
+
+def _lose_power(path: Path, boot: Path) -> None:
+    """Five records were fsynced; of what came then only a snapshot of the producers reached the disk."""
+    store = LogStore(path)
+    store.create_topic("t", 1)
+    log = store.partition(T)
+    log.append(batch(b"a", b"b", b"c", b"d", b"e"), NOW)
+    log.flush()
+    store._write_checkpoints()
+    size = log.active.size
+    log.append(batch(b"lost", producer_id=1, producer_epoch=0, base_sequence=0), NOW)
+    log.write_snapshot()
+    _let_go(store)
+    os.truncate(log.active.path, size)
+    boot.write_text("two\n")
+
+
+@pytest.mark.parametrize("interrupted", [0, 2])
+def test_a_power_loss_is_known_until_a_start_got_through(
+    tmp_path: Path, boot: Path, monkeypatch: pytest.MonkeyPatch, interrupted: int
+) -> None:
+    path = tmp_path / "d"
+    _lose_power(path, boot)
+
+    def full(*_: object, **__: object) -> NoReturn:
+        raise OSError(28, "No space left on device")
+
+    for _ in range(interrupted):
+        with monkeypatch.context() as patch:
+            patch.setattr(PartitionLog, "open", full)
+            with pytest.raises(OSError, match="No space"):
+                LogStore(path)
+    for _ in range(2):  # killed and started again on a machine that kept running: nobody can have read what is lost
+        store = LogStore(path)
+        log = store.partition(T)
+        assert (log.end_offset, log.leader_epoch, log.recovery.damages) == (5, 1, [])
+        _let_go(store)
+
+
+def test_what_a_power_loss_left_is_judged_by_a_check_as_by_a_broker(tmp_path: Path, boot: Path) -> None:
+    """The records were fsynced and the epoch's checkpoint, which is older, was not."""
+    path = tmp_path / "d"
+    store = LogStore(path)
+    store.create_topic("t", 1)
+    log = store.partition(T)
+    log.append(batch(b"a", b"b"), NOW)
+    log.advance_leader_epoch(0)
+    old = (path / "t-0" / "leader-epoch-checkpoint").read_bytes()
+    log.advance_leader_epoch(1)
+    log.append(batch(b"c", b"d", b"e"), NOW)
+    log.flush()
+    store._write_checkpoints()
+    wanted = values(log)
+    _let_go(store)
+    (path / "t-0" / "leader-epoch-checkpoint").write_bytes(old)
+    boot.write_text("two\n")
+    note = (path / folder.LOCK).read_bytes()
+    with locked(path):
+        found = FolderCheck(path).run().found
+        assert found == []
+        assert list(repair(found)) == []
+    assert (path / folder.LOCK).read_bytes() == note
+    with LogStore(path) as again:
+        assert values(again.partition(T)) == wanted
