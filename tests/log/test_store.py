@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 from kohort.errors import CorruptDataError, ErrorCode, InvalidInputError, KafkaError, NotFoundError
 from kohort.ids import TopicPartition
 from kohort.log import LogConfig, LogStore, StoreLimits
+from kohort.log.steps import completed
 from tests.log.making import NOW, batch, keyed, values
 
 
@@ -204,6 +206,34 @@ def test_a_deletion_interrupted_at_each_step_is_finished(tmp_path: Path, monkeyp
         with LogStore(folder) as again:
             assert list(again.topics) == ["stays"]
             assert not [p for p in folder.iterdir() if "gone" in p.name or p.name.endswith("-delete")]
+
+
+def test_a_deleted_folder_that_keeps_its_name_is_not_removed_once_it_is_another_topics(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is to be removed goes by names that no partition has."""
+    real = Path.replace
+
+    def never_aside(self: Path, to: Path) -> Path:
+        if str(to).endswith("-delete"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(self, to)
+
+    folder = tmp_path / "d"
+    with LogStore(folder) as store:
+        for name in ("again", "gone"):
+            store.create_topic(name, 1)
+            store.partition(TopicPartition(name, 0)).append(batch(b"old"), NOW)
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "replace", never_aside)
+            completed(store.deleting(["again", "gone"]))
+        store.create_topic("again", 1)
+        store.partition(TopicPartition("again", 0)).append(batch(b"new"), NOW)
+        store.maintain(NOW)
+        assert (folder / "again-0").exists()
+    with LogStore(folder) as store:
+        assert values(store.partition(TopicPartition("again", 0))) == [(0, b"new")]
+        assert not (folder / "gone-0").exists()
 
 
 def _let_go(store: LogStore) -> None:

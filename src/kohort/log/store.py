@@ -316,18 +316,17 @@ class LogStore:
             missing = log_gone.missing
             log_gone.give_up()
             if not missing:
-                self._doomed.append(self._set_aside(log_gone.path))
+                self._set_aside(log_gone.path)
             yield
         return logs
 
-    def _set_aside(self, path: Path) -> Path:
-        """Give a deleted partition's folder a name that no partition has; it keeps the one it has when that fails."""
+    def _set_aside(self, path: Path) -> None:
+        """Give a deleted partition's folder a name that no partition has, to be removed by it, and by no other name."""
         aside = self.path / f"{checkpoints.encode_id(checkpoints.new_id())}{DELETED}"
         try:
-            return path.replace(aside)
-        except OSError as error:  # whoever makes the partition again finds another topic's id in it
+            self._doomed.append(path.replace(aside))
+        except OSError as error:  # whoever makes the partition again, and the next start, find a gone topic's id in it
             log.warning("%s can't be renamed: %s", path, error)
-            return path
 
     def removing(self) -> Steps[None]:
         """Remove the folders of what was deleted; those that can't be are left to the next start."""
