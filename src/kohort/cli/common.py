@@ -53,8 +53,8 @@ class Common:
         Raises:
             UsageError: the file names a property that no client knows, or --timeout is no time.
         """
-        if self.timeout is not None and self.timeout < 1:
-            raise UsageError(f"--timeout {self.timeout}: give a number of milliseconds from 1 on")
+        if self.timeout is not None and self.timeout < 0:
+            raise UsageError(f"--timeout {self.timeout}: give a number of milliseconds")
         given = properties_of(self.command_config) if self.command_config else {}
         servers = self.bootstrap_server or given.pop("bootstrap.servers", None)
         given.pop("bootstrap.servers", None)

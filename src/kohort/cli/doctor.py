@@ -224,7 +224,9 @@ def _port(listen: str) -> Iterator[Finding]:
 
 def _cluster(common: Common) -> Iterator[Finding]:
     what, need = f"cluster {common.bootstrap_server}", "this command's --bootstrap-server"
-    logging.getLogger("kohort.client").setLevel(logging.ERROR)  # what is not reached is what the finding says
+    client_log = logging.getLogger("kohort.client")
+    level = client_log.level
+    client_log.setLevel(logging.ERROR)  # what is not reached is what the finding says
     try:
         with common.admin() as admin:
             found = admin.describe_cluster()
@@ -232,3 +234,5 @@ def _cluster(common: Common) -> Iterator[Finding]:
         yield Finding(what, MISSING, error.message, need, "start it, or name another address")
     else:
         yield Finding(what, OK, f"brokers: {len(found.nodes)}", need)
+    finally:
+        client_log.setLevel(level)
