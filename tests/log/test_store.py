@@ -390,3 +390,74 @@ def test_folders_that_are_none_of_ours_are_left_alone(tmp_path: Path, caplog: py
         assert (folder / kept).exists()
     for named in ("t-copy-0", "t-1", "backup-2024", "notes.txt"):
         assert f"{named} " in caplog.text
+
+
+def test_a_full_disk_at_the_first_record_refuses_only_that_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_fd: int, _data: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    folder = tmp_path / "d"
+    with LogStore(folder) as store:
+        store.create_topic("t", 1)
+        log = store.partition(TopicPartition("t", 0))
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", full)
+            for _ in range(3):
+                with pytest.raises(OSError, match="No space"):
+                    log.append(batch(b"x"), NOW)
+        log.append(batch(b"x"), NOW)
+        assert values(log) == [(0, b"x")]
+        assert not list(folder.glob("*-stray"))
+
+
+def test_a_lost_folder_whose_records_were_all_deleted_is_an_empty_log(tmp_path: Path) -> None:
+    folder = tmp_path / "d"
+    with LogStore(folder) as store:
+        store.create_topic("t", 1)
+        log = store.partition(TopicPartition("t", 0))
+        log.append(batch(b"x", b"y"), NOW)
+        log.delete_records(-1)
+    shutil.rmtree(folder / "t-0")
+    with LogStore(folder) as store:
+        log = store.partition(TopicPartition("t", 0))
+        assert log.readable
+        log.append(batch(b"z"), NOW)
+        assert values(log) == [(2, b"z")]
+
+
+def test_folders_in_the_way_and_ones_that_stay_do_not_end_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "d"
+    with LogStore(folder) as store:
+        store.create_topic("t", 1)
+    for text in ("one", "two"):
+        (folder / "t-7").mkdir()
+        (folder / "t-7" / "notes").write_text(text)
+        LogStore(folder).close()
+    assert sorted(path.read_text() for path in folder.glob("t-7*-stray/notes")) == ["one", "two"]
+    (folder / "abc-delete").mkdir()
+
+    def refused(path: object, *_args: object, **_facts: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rmdir", refused)
+        with LogStore(folder) as store:
+            assert list(store.topics) == ["t"]
+    LogStore(folder).close()
+    assert not (folder / "abc-delete").exists()
+
+
+def test_a_new_topic_does_not_take_over_a_folder_of_its_name_that_tells_no_id(tmp_path: Path) -> None:
+    folder = tmp_path / "d"
+    with LogStore(folder) as store:
+        store.create_topic("t", 1)
+        store.partition(TopicPartition("t", 0)).append(batch(b"old"), NOW)
+    shutil.copytree(folder / "t-0", folder / "new-0")
+    (folder / "new-0" / "partition.metadata").unlink()
+    with LogStore(folder) as store:
+        store.create_topic("new", 1)
+    with LogStore(folder) as store:
+        assert values(store.partition(TopicPartition("new", 0))) == []
+    assert (folder / "new-0-stray").exists()

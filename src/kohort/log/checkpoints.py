@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import logging
 import os
 import uuid
@@ -93,10 +94,16 @@ def _read_lines(path: Path, columns: int) -> list[list[str]]:
 
 
 def write_partition_metadata(folder: Path, topic_id: uuid.UUID) -> None:
-    """`partition.metadata`, which ties the folder to a topic id."""
-    fd = os.open(folder / PARTITION_METADATA, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    """`partition.metadata`, which ties the folder to a topic id. Raises OSError: nothing of it is left."""
+    path = folder / PARTITION_METADATA
+    text = f"version: 0\ntopic_id: {encode_id(topic_id)}".encode()
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     try:
-        os.write(fd, f"version: 0\ntopic_id: {encode_id(topic_id)}".encode())
+        if os.write(fd, text) != len(text):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
     finally:
         os.close(fd)
 

@@ -28,6 +28,7 @@ from kohort.log.results import (
     TimestampOffset,
 )
 from kohort.log.segment import ReadBuffer, Segment
+from kohort.log.strays import is_empty_leftover, step_aside
 from kohort.wire.batch import (
     BatchHeader,
     parse_header,
@@ -41,8 +42,6 @@ EARLIEST_LOCAL = -4
 
 _log = logging.getLogger("kohort.log")
 
-STRAY = "-stray"
-"""Added to the name of a folder that is in the way and none of ours."""
 _SNAPSHOT_EVERY_BYTES = 16 << 20
 _INT_MAX = 2**31 - 1
 
@@ -100,6 +99,8 @@ class PartitionLog:
             with contextlib.suppress(FileNotFoundError):
                 names = os.listdir(path)
                 log.missing = False
+        elif path.is_dir() and checkpoints.read_partition_metadata(path) is None:
+            log._clear_the_way()  # a restart before the first write would take it for this one's
         if log.missing and options.known_end > (options.log_start_offset or 0):
             path.mkdir()  # it was there: what is lost with it is refused where it is read
             log.missing = False
@@ -112,11 +113,13 @@ class PartitionLog:
         log.log_start_offset = max(log.segments[0].base_offset, options.log_start_offset or 0)
         if log.log_start_offset > log.end_offset:
             log._restart_at(log.log_start_offset)
-        if log.end_offset or recovery.snapshot_offsets(names):
+        if not log.missing and (log.end_offset or recovery.snapshot_offsets(names)):
             log._snapshot_offset = recovery.load_producers(path, log.segments, log.producers, now_ms)
         for damage in log.recovery.damages:
             _log.error("%s", damage.sentence())
-        if checkpoints.LEADER_EPOCHS in names or (log.active.epochs.known is None and log.end_offset):
+        if checkpoints.LEADER_EPOCHS in names or (
+            log.active.epochs.known is None and log.end_offset and not log.missing
+        ):
             log._epochs = recovery.load_epochs(path, log.segments)
         log.leader_epoch = log._epochs[-1][0] if log._epochs else 0
         if not options.clean and options.verified_offset is not None:
@@ -140,10 +143,10 @@ class PartitionLog:
     def _clear_the_way(self) -> None:
         """A folder of this name is there: of an attempt that failed, of a deleted topic, or somebody's, which is left alone."""
         found = checkpoints.read_partition_metadata(self.path)
-        if found == self._topic_id or not any(self.path.iterdir()):
+        if found == self._topic_id or all(is_empty_leftover(file) for file in self.path.iterdir()):
             return
         if found is None:
-            os.rename(self.path, self.path.with_name(f"{self.path.name}{STRAY}"))
+            step_aside(self.path)
         else:
             shutil.rmtree(self.path)
         self.path.mkdir()

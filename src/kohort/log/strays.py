@@ -11,8 +11,10 @@ from pathlib import Path
 
 from kohort.log import checkpoints
 from kohort.log.catalog import Topic
-from kohort.log.partition import STRAY
+from kohort.log.recovery import SEGMENT_FILE
 
+STRAY = "-stray"
+"""Added to the name of a folder that is in the way and none of ours."""
 DELETED = "-delete"
 """Ends the name of a folder whose partition was deleted."""
 
@@ -28,7 +30,7 @@ def remove_strays(data_dir: Path, topics: Mapping[str, Topic]) -> dict[str, uuid
     for entry in folders:
         name, dash, number = entry.name.rpartition("-")
         if entry.name.endswith(DELETED):
-            shutil.rmtree(entry.path)
+            _remove(entry.path)
         elif dash and number.isdecimal():
             topic = topics.get(name)
             topic_id = checkpoints.read_partition_metadata(entry.path)
@@ -37,16 +39,37 @@ def remove_strays(data_dir: Path, topics: Mapping[str, Topic]) -> dict[str, uuid
                 ids[entry.name] = topic_id
             elif not ours and topic_id is not None and topic_id not in known:
                 log.warning("%s: removing %s, whose topic was deleted", data_dir, entry.name)
-                shutil.rmtree(entry.path)
+                _remove(entry.path)
             elif not ours:
                 _leave(data_dir, entry.name, in_the_way=topic is not None)
     return ids
+
+
+def _remove(path: str) -> None:
+    """Remove a folder; one that can't be is left to the next start, and does not end this one."""
+    try:
+        shutil.rmtree(path)
+    except OSError as error:
+        log.warning("%s can't be removed: %s", path, error)
 
 
 def _leave(data_dir: Path, name: str, *, in_the_way: bool) -> None:
     """A folder that looks like a partition's and is none of ours is not removed: somebody may have put it there."""
     stays = name
     if in_the_way:
-        stays = f"{name}{STRAY}"
-        os.rename(data_dir / name, data_dir / stays)
+        stays = step_aside(data_dir / name).name
     log.warning("%s: %s belongs to no topic of the catalog; it is left alone as %s", data_dir, name, stays)
+
+
+def step_aside(path: Path) -> Path:
+    """Give a folder that is in the way and none of ours a free name; returns that."""
+    names = (f"{path.name}{number}{STRAY}" for number in ("", *(f".{n}" for n in range(1, 1_000_000))))
+    free = next(each for each in map(path.with_name, names) if not os.path.lexists(each))
+    os.rename(path, free)
+    return free
+
+
+def is_empty_leftover(file: Path) -> bool:
+    """Whether an interrupted first write left this file."""
+    ours = file.name == checkpoints.PARTITION_METADATA or SEGMENT_FILE.fullmatch(file.name) is not None
+    return ours and file.is_file() and not file.stat().st_size
