@@ -19,11 +19,7 @@ log = logging.getLogger("kohort.client")
 
 
 class PositionFinder:
-    """One task that looks for missing positions whenever `look` says that there may be some.
-
-    Attributes:
-        error: Why positions can't be found; taken with `take_error`, after which they are looked for again.
-    """
+    """One task that looks for missing positions whenever `look` says that there may be some."""
 
     def __init__(
         self,
@@ -34,7 +30,8 @@ class PositionFinder:
         changed: Callable[[], None],
         wall_ms: Callable[[], float] = lambda: time.time() * 1000,
     ) -> None:
-        self.error: KafkaError | None = None
+        self._error: KafkaError | None = None
+        self._asked: dict[TopicPartition, int] = {}
         self._cluster = cluster
         self._config = config
         self._partitions = partitions
@@ -51,8 +48,19 @@ class PositionFinder:
         looked, self._looked = self._looked, Promise()
         looked.resolve(None)
 
+    @property
+    def error(self) -> KafkaError | None:
+        """Why positions can't be found; None if the application has meanwhile placed or dropped all that were asked for."""
+        moot = self._asked and not any(self._still_asked(partition) for partition in self._asked)
+        return None if moot else self._error
+
+    def _still_asked(self, partition: TopicPartition) -> bool:
+        state = self._partitions.get(partition)
+        return state is not None and state.era == self._asked[partition] and state.position is None
+
     def take_error(self) -> KafkaError | None:
-        error, self.error = self.error, None
+        """As `error`, once: the positions are looked for again."""
+        error, self._error = self.error, None
         if error is not None:
             self.look()
         return error
@@ -114,7 +122,7 @@ class PositionFinder:
                 await self._cluster.runtime.sleep(wait)
                 continue
             except Exception as error:  # noqa: BLE001 - the application is told, whatever it is
-                self.error = fault("positions", error)
+                self._error = fault("positions", error)
                 self._changed()
             await looked
 
@@ -122,15 +130,15 @@ class PositionFinder:
         missing = self._partitions.without_position()
         if not missing:
             return
-        eras = {part: self._partitions.of(part).era for part in missing}
+        self._asked = {part: self._partitions.of(part).era for part in missing}
         known = {}
         if self._config.group_id is not None:
             stable = self._config.isolation_level == "read_committed"
             known = await committed_offsets(self._cluster, self._config.group_id, missing, require_stable=stable)
         for part in missing:
-            state = self._partitions.get(part)
-            if state is None or state.era != eras[part] or state.position is not None:
+            if not self._still_asked(part):
                 continue
+            state = self._partitions.of(part)
             value = known.get(part)
             if value is not None:
                 self._partitions.place(part, Position(value.offset, value.leader_epoch))
@@ -150,7 +158,7 @@ class PositionFinder:
         wanted = self._partitions.to_reset()
         if not wanted:
             return False
-        eras = {part: self._partitions.of(part).era for part in wanted}
+        self._asked = {part: self._partitions.of(part).era for part in wanted}
         committed_only = self._config.isolation_level == "read_committed"
         times = {part: self._time_of(policy) for part, policy in wanted.items()}
         found = await list_offsets(self._cluster, times, read_committed=committed_only)
@@ -158,8 +166,7 @@ class PositionFinder:
         if late:
             found.update(await list_offsets(self._cluster, late, read_committed=committed_only))
         for part, value in found.items():
-            state = self._partitions.get(part)
-            if state is not None and state.era == eras[part]:
+            if self._still_asked(part):
                 self._partitions.place(part, Position(value.offset))
         self._changed()
         self._found()
