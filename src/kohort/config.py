@@ -136,15 +136,6 @@ def from_properties_many(
     return tuple(cls(**chosen) for cls, chosen in zip(classes, values, strict=True))
 
 
-def to_properties(config: Any) -> dict[str, str]:
-    """Every setting of a configuration as Kafka would print it."""
-    return {
-        name: format_value(getattr(config, setting.field))
-        for name, setting in settings(config.__class__).items()
-        if getattr(config, setting.field) is not None
-    }
-
-
 def unknown_key(key: str, known: Iterable[str]) -> InvalidInputError:
     """The error for a key no one knows, naming the nearest that is known, in the key's own style."""
     return InvalidInputError(f"unknown setting {key}{_meaning(nearest_key(key, known))}")

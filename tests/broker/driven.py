@@ -159,12 +159,6 @@ class FailingJournal:
         self.loads += 1
         self.real.begin(term)
 
-    def barrier(self, term: int) -> int:
-        return self.real.barrier(term)
-
-    def compact(self, now_ms: int) -> int:
-        return self.real.compact(now_ms)
-
     def append(self, term: int, records: Sequence[Record], now_ms: int) -> int:
         self.appends.append(list(records))
         if self.too_large_for and any(self.too_large_for in record.key for record in records):

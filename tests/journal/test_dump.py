@@ -13,8 +13,8 @@ from kohort.journal.local import LogJournal
 from kohort.log import LogStore, Marker
 from kohort.log.check import FolderCheck, locked
 from kohort.log.repair import repair
-from tests.log.making import NOW, batch
 from tests.journal.test_journal import PENDING, RECORDS, TOMBSTONES
+from tests.log.making import NOW, batch
 from tests.support.apache_kafka import KafkaTools
 
 pytestmark = pytest.mark.kafka

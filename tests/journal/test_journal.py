@@ -15,7 +15,7 @@ from kohort.groups import records as r
 from kohort.journal import local, sealing
 from kohort.journal.codec import GroupRecordReader, encode
 from kohort.journal.local import LogJournal
-from kohort.log import PartitionLog
+from kohort.log import PartitionLog, compact_now
 from kohort.log.pairs import read_pairs
 from kohort.wire.batch import BatchRecord, build_batch, crc_ok, iter_headers, parse_header, read_records
 from tests.log.making import CRASHED, NOW, copy_folder, keyed, small
@@ -114,7 +114,7 @@ def test_what_is_appended_is_replayed_in_order(log: PartitionLog) -> None:
     tokens = [writer.append(1, [record], NOW) for record in RECORDS]
     assert tokens == sorted(set(tokens))
     tokens.append(writer.append(1, RECORDS + TOMBSTONES, NOW))
-    assert writer.barrier(1) == tokens[-1] > tokens[-2]
+    assert tokens[-1] > tokens[-2]
     assert writer.append(1, [], NOW) == tokens[-1]
     for each in (log, PartitionLog.open(log.path, log.config, CRASHED)):
         assert replayed(each) == RECORDS + RECORDS + TOMBSTONES
@@ -167,8 +167,6 @@ def test_an_older_term_is_fenced(log: PartitionLog) -> None:
     end = log.end_offset
     with pytest.raises(FencedError):
         writer.append(4, RECORDS, NOW)
-    with pytest.raises(FencedError):
-        writer.barrier(4)
     with pytest.raises(FencedError):
         writer.begin(4)
     assert log.end_offset == end
@@ -250,7 +248,8 @@ def test_the_journal_does_not_grow_for_ever(log: PartitionLog, monkeypatch: pyte
         writer.append(1, commits, NOW)
         writer.append(1, [PENDING, r.TransactionMarked(7, 1, turn % 2 == 0)], NOW)
         if turn % 5 == 4:
-            writer.compact(NOW + turn)
+            log.roll()
+            compact_now(log, NOW + turn)
             largest = max(largest, log.size_bytes())
     assert largest < 3 * 200 * 120
     for each in (log, PartitionLog.open(log.path, log.config, CRASHED)):

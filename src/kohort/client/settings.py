@@ -14,7 +14,6 @@ from kohort.errors import InvalidInputError
 from kohort.wanted import Unfit, is_secret, shown, wanted
 
 C = TypeVar("C", bound="ConnectionConfig")
-_UNBOUNDED = 2**31 - 1
 
 
 def check_offset_reset(value: str) -> None:

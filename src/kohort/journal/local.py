@@ -21,7 +21,6 @@ from kohort.journal.checked import (
 )
 from kohort.journal.codec import GroupRecordReader, appended_offsets, group_of
 from kohort.journal.sealing import sealed
-from kohort.log.compaction import compact_now
 from kohort.log.damage import Damage, DamagedError
 from kohort.log.markers import parse_marker
 from kohort.log.pairs import read_pairs
@@ -58,11 +57,6 @@ class LogJournal:
         """Begin a term. Raises FencedError for one that is over, DamagedError if the log can't be opened."""
         self._log.check_readable()
         self._log.advance_leader_epoch(term)
-
-    def barrier(self, term: int) -> int:
-        """See `Journal`."""
-        self._check(term)
-        return self._log.end_offset - 1
 
     def _check(self, term: int) -> None:
         if term != self._log.leader_epoch:
@@ -169,8 +163,3 @@ class LogJournal:
             if record is not None:
                 add(record)
         return None
-
-    def compact(self, now_ms: int) -> int:
-        """See `Journal`."""
-        self._log.roll()
-        return compact_now(self._log, now_ms)

@@ -32,13 +32,3 @@ class Journal(Protocol):
         Raises:
             CorruptDataError: it is damaged, and is not to be gone on without what can't be read.
         """
-
-    def barrier(self, term: int) -> int:
-        """The last token, if `term` is still the current one: what an authoritative read must wait for.
-
-        Raises:
-            FencedError: a later term has begun.
-        """
-
-    def compact(self, now_ms: int) -> int:
-        """Drop records that later ones replace; returns bytes saved."""

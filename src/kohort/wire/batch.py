@@ -43,7 +43,6 @@ _OLD_OVERHEAD: Final = 14
 LOG_APPEND_TIME: Final = 0x08
 TRANSACTIONAL: Final = 0x10
 CONTROL: Final = 0x20
-DELETE_HORIZON: Final = 0x40
 
 
 class CorruptBatchError(CorruptDataError):
@@ -108,11 +107,6 @@ class BatchHeader(NamedTuple):
     def is_control(self) -> bool:
         """Whether the batch holds markers instead of records for users."""
         return bool(self.attributes & CONTROL)
-
-    @property
-    def has_delete_horizon(self) -> bool:
-        """Whether `base_timestamp` says when tombstones may go."""
-        return bool(self.attributes & DELETE_HORIZON)
 
 
 _new_header: Final[Callable[[type[BatchHeader], tuple[int, ...]], BatchHeader]] = tuple.__new__

@@ -167,10 +167,3 @@ def decode_response(response: type[M], version: int, frame: Buffer) -> tuple[int
         except IndexError as error:
             raise WireError(f"{response.__name__}: the header ends early") from error
     return correlation_id, response.decode(view[position:], version)
-
-
-def correlation_id_of(frame: Buffer) -> int:
-    """The correlation id of a response frame (without its length), which tells whose answer it is."""
-    if len(frame) < 4:
-        raise WireError(f"a response frame of {len(frame)} bytes")
-    return int.from_bytes(frame[:4], "big", signed=True)

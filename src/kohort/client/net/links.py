@@ -301,13 +301,6 @@ class Links:
             self._commands.append(CloseLink(link.id))
             self._forget(link, reason)
 
-    def close_lane(self, node: int, lane: str) -> None:
-        """Close one connection for good reason of our own; no backoff."""
-        link = self._by_lane.get((node, lane))
-        if link is not None:
-            self._commands.append(CloseLink(link.id))
-            self._forget(link, "closed by the client", failed=False)
-
     def close_idle(self) -> None:
         """Close connections that have been quiet for `connections_max_idle_ms`."""
         oldest = self.runtime.now_ms - self.config.connections_max_idle_ms

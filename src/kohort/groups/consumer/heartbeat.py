@@ -11,24 +11,8 @@ from zlib import crc32
 
 from kohort.errors import ErrorCode
 from kohort.groups import sizes
-from kohort.groups.consumer import silence, targets
-from kohort.groups.consumer.members import (
-    Refusal,
-    change_protocol,
-    come_back,
-    dismiss,
-    heard,
-    heartbeat_interval_ms,
-    last_seen,
-    leave_for_a_while,
-    note_fenced,
-    refuse,
-    remove,
-    session_timeout_ms,
-    step,
-    take_place,
-    touch,
-)
+from kohort.groups.consumer import members, silence, targets
+from kohort.groups.consumer.members import Refusal
 from kohort.groups.consumer.state import LEFT_FOR_A_WHILE, ConsumerGroup, Current, Presence, pack, unpack
 from kohort.groups.context import Context
 from kohort.groups.events import AssignmentComputed, ConsumerGroupHeartbeat, GroupSettingsChanged
@@ -51,8 +35,8 @@ def heartbeat(context: Context, event: ConsumerGroupHeartbeat) -> None:
     if refusal is None:
         refusal = leave(context, event) if event.member_epoch < 0 else beat(context, event)
     if refusal is not None:
-        note_fenced(context, event, refusal)
-        refuse(context, event, refusal)
+        members.note_fenced(context, event, refusal)
+        members.refuse(context, event, refusal)
 
 
 def check(context: Context, event: ConsumerGroupHeartbeat) -> Refusal | None:
@@ -129,17 +113,17 @@ def beat(context: Context, event: ConsumerGroupHeartbeat) -> Refusal | None:
     back = silence.heard(context, consumer, member_id)
     joins, before = event.member_epoch == 0, consumer.members.get(member_id)
     if joins:
-        come_back(context, group_id, consumer, member_id)
+        members.come_back(context, group_id, consumer, member_id)
     if save(context, consumer, event, member_id):
         targets.bump(context, group_id, f"member {member_id} joined or changed its subscription")
     elif back:
         targets.bump(context, group_id, f"member {member_id} is heard again")
-    presence = heard(context, group_id, consumer, member_id, event.connection)
+    presence = members.heard(context, group_id, consumer, member_id, event.connection)
     presence.overdue = presence.fenced = False
     if joins:
         presence.process = event.client.process
     if before is not None and before.classic_protocols is not None:
-        change_protocol(context, presence, member_id)
+        members.change_protocol(context, presence, member_id)
     let_go(context, group_id, consumer, member_id)
     if consumer.epoch > consumer.target_epoch:
         targets.request(context, group_id)
@@ -220,7 +204,7 @@ def replace_static(
             f"id is owned by {old_id} member."
         )
         return Refusal(ErrorCode.UNRELEASED_INSTANCE_ID, text)
-    take_place(context, event.group_id, consumer, old_id, new_id)
+    members.take_place(context, event.group_id, consumer, old_id, new_id)
     return None
 
 
@@ -264,13 +248,13 @@ def answer(context: Context, consumer: ConsumerGroup, event: ConsumerGroupHeartb
     """Move the member one step on and tell it what is new, or hold the reply while nothing is."""
     before = consumer.standing(member_id)
     owned = None if event.owned is None else unpack(event.owned)
-    after = step(context, event.group_id, consumer, member_id, owned)
+    after = members.step(context, event.group_id, consumer, member_id, owned)
     told = says_everything(event) or after.assigned != before.assigned or after.member_epoch != event.member_epoch
     settled = after.is_reconciled_to(consumer.epoch)
     presence = consumer.presence(event.group_id, member_id)
     if settled and not told and event.owned is None and event.hold_ms > 0 and hold(context, consumer, event, presence):
         return
-    interval = heartbeat_interval_ms(context, consumer)
+    interval = members.heartbeat_interval_ms(context, consumer)
     if not settled:
         interval = unsettled_interval_ms(context, consumer, interval)
     elif event.short_interval:
@@ -317,7 +301,7 @@ def hold(context: Context, consumer: ConsumerGroup, event: ConsumerGroupHeartbea
 
     A third of the session at most, so that a client that was held in vain has time for another heartbeat.
     """
-    limit = min(event.hold_ms, session_timeout_ms(context, consumer, event.member_id) // 3)
+    limit = min(event.hold_ms, members.session_timeout_ms(context, consumer, event.member_id) // 3)
     if not event.short_interval:
         limit = min(limit, int(presence.told_ms * patience.SHARE_OF_TOLD))
     if limit < patience.SHORTEST_HOLD_MS:
@@ -338,7 +322,7 @@ def let_go(context: Context, group_id: str, consumer: ConsumerGroup, member_id: 
         if event is not None:
             presence.waiting = presence.held = None
             context.held.pop(event.request, None)
-            touch(context, consumer, presence, member_id)
+            members.touch(context, consumer, presence, member_id)
             answer(context, consumer, replace(event, hold_ms=0), member_id)
 
 
@@ -360,7 +344,7 @@ def on_computed(context: Context, event: AssignmentComputed) -> None:
         if presence.waiting is None:
             continue
         if event.failure is not None and consumer.computing < 0:
-            refuse(context, presence.waiting, Refusal(ErrorCode.UNKNOWN_SERVER_ERROR, event.failure))
+            members.refuse(context, presence.waiting, Refusal(ErrorCode.UNKNOWN_SERVER_ERROR, event.failure))
             presence.waiting = None
         elif presence.waits_for <= consumer.target_epoch:
             let_go(context, event.group_id, consumer, member_id)
@@ -388,7 +372,7 @@ def leave(context: Context, event: ConsumerGroupHeartbeat) -> Refusal | None:
     elif member_id not in consumer.members:
         return Refusal(ErrorCode.UNKNOWN_MEMBER_ID, f"Member {member_id} is not a member of group {event.group_id}.")
     if event.member_epoch == LEFT_FOR_A_WHILE:
-        leave_for_a_while(context, event.group_id, consumer, member_id)
+        members.leave_for_a_while(context, event.group_id, consumer, member_id)
     else:
         put_out(context, group, member_id, f"member {member_id} left")
     context.reply(
@@ -404,10 +388,10 @@ def put_out(context: Context, group: Group, member_id: str, reason: str) -> None
         return
     context.tell(group.group_id, reason)
     if conversion.turns_classic(context, consumer, without=member_id):
-        dismiss(context, consumer, member_id)
+        members.dismiss(context, consumer, member_id)
         conversion.make_classic_group(context, group, leaving=member_id)
         return
-    remove(context, group.group_id, consumer, member_id)
+    members.remove(context, group.group_id, consumer, member_id)
     targets.bump(context, group.group_id, reason)
 
 
@@ -433,8 +417,10 @@ def on_session_end(context: Context, group: Group, member_id: str) -> None:
     elif presence.lost:
         reason = "did not come back after its connection ended"
     else:
-        reason = f"was silent for its session of {session_timeout_ms(context, consumer, member_id)} ms"
-    put_out(context, group, member_id, f"member {member_id} {reason} ({last_seen(context, consumer, member_id)})")
+        reason = f"was silent for its session of {members.session_timeout_ms(context, consumer, member_id)} ms"
+    put_out(
+        context, group, member_id, f"member {member_id} {reason} ({members.last_seen(context, consumer, member_id)})"
+    )
 
 
 def on_move_end(context: Context, group: Group, member_id: str, what: str) -> None:
@@ -486,7 +472,7 @@ def load(context: Context, group: Group) -> None:
     consumer.settings = context.settings.get(group.group_id, consumer.settings)
     for member_id, member in consumer.members.items():
         presence = consumer.presence(group.group_id, member_id)
-        context.run(presence.session, session_timeout_ms(context, consumer, member_id))
+        context.run(presence.session, members.session_timeout_ms(context, consumer, member_id))
         presence.heard_ms = context.now.mono_ms
         unrevoked = consumer.standing(member_id).state is MemberState.UNREVOKED_PARTITIONS
         if unrevoked and member.classic_protocols is None:

@@ -23,7 +23,6 @@ class Deadline(enum.Enum):
     GATHERING = enum.auto()
     SILENCE = enum.auto()
     EXPIRY = enum.auto()
-    REFRESH = enum.auto()
 
 
 class Timer:
