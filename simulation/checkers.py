@@ -7,8 +7,10 @@ from typing import Any
 
 from kohort.errors import ErrorCode
 from kohort.groups import invariants
+from kohort.groups.classic.state import ClassicGroup
 from kohort.groups.config import GroupConfig
 from kohort.groups.consumer.members import preferred_assignor
+from kohort.groups.consumer.state import ConsumerGroup
 from kohort.groups.events import (
     ConsumerGroupHeartbeat,
     JoinGroup,
@@ -18,7 +20,6 @@ from kohort.groups.events import (
     TopicImage,
     TxnOffsetCommit,
 )
-from kohort.groups.group import Group
 from kohort.groups.machine import GroupMachine
 from kohort.groups.outcome import GroupState, LeaveGroupReply, Now, Outcome
 from kohort.groups.records import Kind, MemberSaved, OffsetCommitted, Record, Tombstone
@@ -187,8 +188,8 @@ class EpochChecker(Checker):
 
     def on_durable(self, machine: GroupMachine, records: list[Record], waiting: Waiting) -> None:
         for group_id, group in machine.context.ledger.groups.items():
-            if group.consumer is not None:
-                newest, epoch = self._newest.get(group_id, 0), group.consumer.epoch
+            if (consumer := group.under(ConsumerGroup)) is not None:
+                newest, epoch = self._newest.get(group_id, 0), consumer.epoch
                 if epoch < newest:
                     self.fail(f"{group_id} went from epoch {newest} back to {epoch}")
                 self._newest[group_id] = epoch
@@ -219,11 +220,13 @@ class LimitsChecker(Checker):
         if len(groups) > self.config.groups_max:
             self.fail(f"there are {len(groups)} groups")
         for group_id, group in groups.items():
-            members, limit = len(group.classic.members), self.config.group_max_size
-            if group.consumer is not None:
-                members, limit = len(group.consumer.members), self.config.consumer_max_size
-            elif group.classic.state is GroupState.PREPARING_REBALANCE:
-                members = group.classic.awaiting_join
+            membership = group.membership
+            limit = self.config.group_max_size
+            members = len(list(membership.places()))
+            if isinstance(membership, ConsumerGroup):
+                members, limit = len(membership.members), self.config.consumer_max_size
+            elif isinstance(membership, ClassicGroup) and membership.state is GroupState.PREPARING_REBALANCE:
+                members = membership.awaiting_join
             if members > limit:
                 self.fail(f"{group_id} has {members} members, the limit is {limit}")
 
@@ -262,20 +265,21 @@ class ReplayChecker(Checker):
             again.apply(record)
         again.on_loaded(Now(self.world.now_ms, self.world.wall_ms), TopicImage())
         for group_id, group in machine.context.ledger.groups.items():
-            if group.consumer is None and group.classic.state is GroupState.STABLE:
-                loaded = describe(again.context.ledger.groups[group_id])
-                if loaded != describe(group):
-                    self.fail(f"{group_id} would be loaded as {loaded}, but is {describe(group)}")
+            classic = group.under(ClassicGroup)
+            if classic is not None and classic.state is GroupState.STABLE:
+                twin = again.context.ledger.groups[group_id].under(ClassicGroup)
+                loaded = None if twin is None else describe(twin)
+                if loaded != describe(classic):
+                    self.fail(f"{group_id} would be loaded as {loaded}, but is {describe(classic)}")
 
 
-def describe(group: Group) -> tuple[Any, ...]:
+def describe(classic: ClassicGroup) -> tuple[Any, ...]:
     """A stable group's soft state that a restart must find again."""
-    classic = group.classic
     members = {
         name: (member.instance_id, member.assignment, member.metadata(classic.protocol), member.session_timeout_ms)
         for name, member in classic.members.items()
     }
-    head = (classic.state, group.generation, classic.protocol, classic.leader, classic.static_ids)
+    head = (classic.state, classic.generation, classic.protocol, classic.leader, classic.static_ids)
     return (*head, classic.subscribed, members)
 
 
@@ -297,16 +301,16 @@ class AnswerChecker(Checker):
     def on_durable(self, machine: GroupMachine, records: list[Record], waiting: Waiting) -> None:
         if not self.chance.likely(self.SHARE):
             return
-        known = {
-            request
-            for group in machine.context.ledger.groups.values()
-            for member in group.classic.members.values()
-            for request in (member.join_request, member.sync_request, member.held)
-        }
+        known: set[int | None] = set()
         for group in machine.context.ledger.groups.values():
-            for presence in group.consumer.presences.values() if group.consumer is not None else ():
-                waits = (presence.waiting, presence.held, presence.joining)
-                known.update(event.request for event in waits if event is not None)
+            membership = group.membership
+            if isinstance(membership, ClassicGroup):
+                for member in membership.members.values():
+                    known.update((member.join_request, member.sync_request, member.held))
+            elif isinstance(membership, ConsumerGroup):
+                for presence in membership.presences.values():
+                    waits = (presence.waiting, presence.held, presence.joining)
+                    known.update(event.request for event in waits if event is not None)
         for token, (event, _, _) in waiting.items():
             if token not in known:
                 self.fail(f"forgotten: {event}")
@@ -369,7 +373,7 @@ class EvennessChecker(Checker):
             return
         context = self._machine.context
         for group_id, group in context.ledger.groups.items():
-            consumer = group.consumer
+            consumer = group.under(ConsumerGroup)
             if consumer is None or preferred_assignor(context, consumer) != "uniform":
                 continue
             shares = {member_id: len(consumer.targets[member_id]) for member_id in consumer.members}

@@ -6,14 +6,15 @@ from dataclasses import replace
 from typing import Any
 
 from kohort.errors import ErrorCode
+from kohort.groups.classic.state import ClassicGroup
 from kohort.groups.config import GroupConfig
-from kohort.groups.consumer import heartbeat as consumer
-from kohort.groups.consumer.state import LEFT_FOR_A_WHILE
+from kohort.groups.consumer.state import LEFT_FOR_A_WHILE, ConsumerGroup
 from kohort.groups.context import Context
 from kohort.groups.events import ConsumerGroupHeartbeat, JoinGroup, OffsetCommit, TransactionEnded
 from kohort.groups.group import Group
 from kohort.groups.liveness.deadlines import Deadline, Deadlines, Timer
 from kohort.groups.machine import GroupMachine
+from kohort.groups.migration import arrivals
 from kohort.groups.outcome import JoinGroupReply, Now, OffsetCommitReply, Outcome, SyncGroupReply
 from kohort.groups.records import EpochBumped, GenerationStarted, OffsetCommitted, TargetEpochSet
 from simulation.away_checker import AwayChecker
@@ -139,8 +140,8 @@ class GivesWhatIsHeld(GroupMachine):
     def step(self, event: Any, now: Now) -> Outcome:
         """As the real one, without knowing who holds what."""
         for group in self.context.ledger.groups.values():
-            if group.consumer is not None:
-                group.consumer.holders.clear()
+            if (consumer := group.under(ConsumerGroup)) is not None:
+                consumer.holders.clear()
         return super().step(event, now)
 
 
@@ -153,8 +154,9 @@ class MiscountsJoiners(GroupMachine):
         for reply in outcome.replies:
             if isinstance(reply.value, JoinGroupReply) and reply.value.error is ErrorCode.UNKNOWN_MEMBER_ID:
                 group = self.context.find(event.group_id) if isinstance(event, JoinGroup) else None
-                if group is not None:
-                    group.classic.awaiting_join += 1
+                classic = None if group is None else group.under(ClassicGroup)
+                if classic is not None:
+                    classic.awaiting_join += 1
         return outcome
 
 
@@ -191,8 +193,9 @@ class ForgetsWhomItSpared(GroupMachine):
         """As the real one, but it forgets."""
         outcome = super().step(event, now)
         for group in self.context.ledger.groups.values():
-            if group.consumer is not None and group.consumer.target_epoch == group.consumer.epoch:
-                group.consumer.spared.clear()
+            consumer = group.under(ConsumerGroup)
+            if consumer is not None and consumer.target_epoch == consumer.epoch:
+                consumer.spared.clear()
         return outcome
 
 
@@ -206,12 +209,13 @@ class WakesTheAway(GroupMachine):
     @staticmethod
     def _heartbeat(context: Context, event: ConsumerGroupHeartbeat) -> None:
         group = context.find(event.group_id)
-        presences = {} if group is None or group.consumer is None else group.consumer.presences
-        presence = presences.get(event.member_id) if event.member_epoch == LEFT_FOR_A_WHILE else None
+        consumer = None if group is None else group.under(ConsumerGroup)
+        leaves = consumer is not None and event.member_epoch == LEFT_FOR_A_WHILE
+        presence = consumer.presences.get(event.member_id) if consumer is not None and leaves else None
         held = None if presence is None else presence.held
         if presence is not None:
             presence.held = None
-        consumer.heartbeat(context, event)
+        arrivals.consumer_heartbeat(context, event)
         if presence is not None and held is not None:
             presence.held = held
             context.run(presence.hold, held.hold_ms)

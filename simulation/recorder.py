@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from kohort.groups.consumer.state import ConsumerGroup
 from kohort.groups.group import Group
 from kohort.groups.machine import GroupMachine
 from kohort.groups.outcome import Now, Outcome
@@ -46,20 +47,20 @@ class RecordingMachine(GroupMachine):
 
     def _is_consumer(self, group_id: str) -> bool:
         group = self.context.find(group_id)
-        return group is not None and group.consumer is not None
+        return group is not None and group.under(ConsumerGroup) is not None
 
     def _groups(self, named: str | None) -> States:
         return {
-            group.group_id: (CLASSIC if group.consumer is None else CONSUMER, str(group.state()))
+            group.group_id: (CLASSIC if group.under(ConsumerGroup) is None else CONSUMER, str(group.state()))
             for group in self._concerned(named)
         }
 
     def _members(self, named: str | None) -> dict[tuple[str, str], str]:
         return {
-            (group.group_id, member_id): group.consumer.standing(member_id).state.name
+            (group.group_id, member_id): consumer.standing(member_id).state.name
             for group in self._concerned(named)
-            if group.consumer is not None
-            for member_id in group.consumer.members
+            if (consumer := group.under(ConsumerGroup)) is not None
+            for member_id in consumer.members
         }
 
     def _compare(self, event: str, before: States, after: States) -> None:

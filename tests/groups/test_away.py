@@ -45,9 +45,7 @@ def leave(trial: Trial, member: str, instance: str = "i") -> None:
 
 
 def standing(trial: Trial, member: str) -> Current:
-    consumer = trial.machine.context.ledger.groups["g"].consumer
-    assert consumer is not None
-    return consumer.standing(member)
+    return trial.consumer_group().standing(member)
 
 
 def share(trial: Trial, member: str) -> list[int]:

@@ -483,7 +483,7 @@ def test_a_connection_that_ends_while_held_is_held_no_more() -> None:
     assert trial.counted(Meter.HELD_DISCONNECTS) == 1
     trial.send(trial.members[0], connection=7)
     assert trial.all_heard() == [ErrorCode.NONE, None, None]
-    assert trial.machine.context.ledger.groups["g"].classic.members[trial.members[0]].interval_ms > 2_500
+    assert trial.classic_group().members[trial.members[0]].interval_ms > 2_500
 
 
 def test_a_member_that_comes_late_after_a_hold_is_held_no_more() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from kohort.errors import ErrorCode
 from kohort.groups.classic.state import ClassicMember
+from kohort.groups.consumer.state import ConsumerGroup
 from kohort.groups.events import Client, ConnectionLost
 from tests.groups.test_conversion import make_trial, offer, plan
 from tests.groups.trial import Trial, protocols
@@ -22,12 +23,12 @@ def lost(connection: int, process: str = "") -> ConnectionLost:
 
 
 def classic_member(trial: Trial, member: str) -> ClassicMember:
-    return trial.machine.context.ledger.groups["g"].classic.members[member]
+    return trial.classic_group().members[member]
 
 
 def is_member(trial: Trial, member: str) -> bool:
     group = trial.machine.context.ledger.groups["g"]
-    return member in (group.classic.members if group.consumer is None else group.consumer.members)
+    return member in {member_id for member_id, _, _ in group.membership.places()}
 
 
 def test_a_static_member_that_took_its_predecessors_place_is_bound_to_its_connection() -> None:
@@ -154,7 +155,7 @@ def test_a_classic_member_whose_id_no_reply_has_told_goes_with_its_connection() 
     assert trial.reply(waiting) is None
     trial.feed(ConnectionLost(2))
     assert trial.reply(waiting).error is ErrorCode.UNKNOWN_MEMBER_ID
-    assert set(trial.machine.context.ledger.groups["g"].consumer.members) == {"new"}  # type: ignore[union-attr]
+    assert set(trial.consumer_group().members) == {"new"}
 
 
 def classic(trial: Trial, connection: int, process: str = "") -> str:
@@ -179,7 +180,7 @@ def test_a_group_that_becomes_a_consumer_group_knows_where_its_classic_members_a
 def test_a_group_that_becomes_classic_knows_where_its_members_are(process: str) -> None:
     trial, member, _ = mixed(process=process)
     trial.beat("new", -1, connection=1)
-    assert trial.machine.context.ledger.groups["g"].consumer is None
+    assert trial.machine.context.ledger.groups["g"].under(ConsumerGroup) is None
     trial.feed(lost(2, process))
     trial.pass_time(0 if process else LEASE_MS)
     assert not is_member(trial, member)

@@ -79,7 +79,7 @@ def test_any_bytes_are_read_or_refused(raw: bytes) -> None:
 def test_broken_invariants_are_named() -> None:
     trial = Trial()
     members, _ = trial.stable(2)
-    classic = trial.machine.context.ledger.groups["g"].classic
+    classic = trial.classic_group()
     invariants.check(trial.machine.context)
     classic.awaiting_join = 7
     classic.static_ids["i"] = members[0]

@@ -10,8 +10,10 @@ from typing import Any
 
 from kohort.errors import ErrorCode
 from kohort.groups import invariants
+from kohort.groups.classic.state import ClassicGroup
 from kohort.groups.config import GroupConfig
 from kohort.groups.consumer import targets
+from kohort.groups.consumer.state import ConsumerGroup
 from kohort.groups.consumer_protocol import write_assignment
 from kohort.groups.events import (
     Client,
@@ -86,12 +88,28 @@ class Trial:
         self.works_at_once = True
         self._request = 0
         self._fresh = 0
-        self.machine = GroupMachine(self.config)
+        self.machine = self.make_machine()
         self._take(self.machine.on_loaded(self.now, self.image))
+
+    def make_machine(self) -> GroupMachine:
+        """A machine without state."""
+        return GroupMachine(self.config)
 
     @property
     def now(self) -> Now:
         return Now(self.mono_ms, self.wall_ms)
+
+    def classic_group(self, group_id: str = "g") -> ClassicGroup:
+        """The members of a group that speaks the classic protocol."""
+        classic = self.machine.context.ledger.groups[group_id].under(ClassicGroup)
+        assert classic is not None, f"{group_id} is no classic group"
+        return classic
+
+    def consumer_group(self, group_id: str = "g") -> ConsumerGroup:
+        """The members of a group under KIP-848."""
+        consumer = self.machine.context.ledger.groups[group_id].under(ConsumerGroup)
+        assert consumer is not None, f"{group_id} is no consumer group"
+        return consumer
 
     def feed(self, event: Any) -> Outcome:
         """One event; its outcome is kept."""
@@ -114,7 +132,7 @@ class Trial:
         """Throw the machine away and replay the journal, cut after `cut` records if given."""
         if cut is not None:
             del self.journal[cut:]
-        self.machine = GroupMachine(self.config)
+        self.machine = self.make_machine()
         for record in self.journal:
             self.machine.apply(record)
         self._take(self.machine.on_loaded(self.now, self.image))

@@ -3,34 +3,25 @@
 from __future__ import annotations
 
 from kohort.errors import ErrorCode
-from kohort.groups.consumer.members import preferred_assignor
-from kohort.groups.consumer.state import Pairs, pack
-from kohort.groups.consumer_protocol import CONSUMER_PROTOCOL_TYPE
 from kohort.groups.context import Context
 from kohort.groups.events import ConsumerGroupDescribe, DeleteGroups, DescribeGroups, ListGroups
 from kohort.groups.group import Group
-from kohort.groups.offsets import expiry
 from kohort.groups.offsets import requests as offset_requests
 from kohort.groups.outcome import (
     ConsumerGroupDescribeReply,
     DeleteGroupsReply,
-    DescribedConsumer,
     DescribedConsumerGroup,
     DescribedGroup,
-    DescribedMember,
     DescribeGroupsReply,
     GroupState,
-    GroupType,
     ListedGroup,
     ListGroupsReply,
     Meter,
-    NamedPartitions,
 )
-from kohort.ids import TopicId
 
 
 def describe(context: Context, event: DescribeGroups) -> None:
-    """Classic groups with their members; metadata only while stable."""
+    """Groups with their members, those of which DescribeGroups tells."""
     described = tuple(describe_one(context, group_id, event.knows_missing) for group_id in event.group_ids)
     context.reply(event.request, DescribeGroupsReply(described))
 
@@ -38,28 +29,14 @@ def describe(context: Context, event: DescribeGroups) -> None:
 def describe_one(context: Context, group_id: str, knows_missing: bool) -> DescribedGroup:
     """One group; a missing one is Dead, and GROUP_ID_NOT_FOUND to who knows that answer."""
     group = context.find(group_id)
-    if group is None or group.consumer is not None:
-        if knows_missing:
-            what = "not found" if group is None else "is not a classic group"
-            message = f"Group {group_id} {what}."
-            error = ErrorCode.GROUP_ID_NOT_FOUND
-            return DescribedGroup(group_id, GroupState.DEAD, error=error, error_message=message)
+    described = None if group is None else context.protocol(group).describe(context, group.membership)
+    if described is not None:
+        return described
+    if not knows_missing:
         return DescribedGroup(group_id, GroupState.DEAD)
-    classic = group.classic
-    stable = classic.state is GroupState.STABLE
-    protocol = classic.protocol if stable else None
-    members = tuple(
-        DescribedMember(
-            member.member_id,
-            member.instance_id,
-            member.client.id,
-            member.client.host,
-            member.metadata(protocol),
-            member.assignment,
-        )
-        for member in classic.members.values()
-    )
-    return DescribedGroup(group_id, classic.state, classic.protocol_type or "", protocol or "", members)
+    message = f"Group {group_id} {'not found' if group is None else 'is not a classic group'}."
+    error = ErrorCode.GROUP_ID_NOT_FOUND
+    return DescribedGroup(group_id, GroupState.DEAD, error=error, error_message=message)
 
 
 def list_groups(context: Context, event: ListGroups) -> None:
@@ -68,18 +45,16 @@ def list_groups(context: Context, event: ListGroups) -> None:
     types = {kind.strip().lower() for kind in event.types}
     found = tuple(
         listed
-        for listed in map(list_one, context.ledger.groups.values())
+        for listed in (list_one(context, group) for group in context.ledger.groups.values())
         if (not states or listed.state.lower() in states) and (not types or listed.type.lower() in types)
     )
     context.reply(event.request, ListGroupsReply(found))
 
 
-def list_one(group: Group) -> ListedGroup:
+def list_one(context: Context, group: Group) -> ListedGroup:
     """One group's line."""
-    if group.consumer is not None:
-        return ListedGroup(group.group_id, CONSUMER_PROTOCOL_TYPE, group.consumer.state(), GroupType.CONSUMER)
-    classic = group.classic
-    return ListedGroup(group.group_id, classic.protocol_type or "", classic.state, GroupType.CLASSIC)
+    protocol = context.protocol(group)
+    return ListedGroup(group.group_id, protocol.protocol_type(group.membership), group.state(), protocol.name)
 
 
 def describe_consumer_groups(context: Context, event: ConsumerGroupDescribe) -> None:
@@ -91,46 +66,11 @@ def describe_consumer_groups(context: Context, event: ConsumerGroupDescribe) -> 
 def describe_consumer_group(context: Context, group_id: str) -> DescribedConsumerGroup:
     """One group; GROUP_ID_NOT_FOUND for one that is missing or classic."""
     group = context.find(group_id)
-    consumer = None if group is None else group.consumer
-    if consumer is None:
-        message = f"Group {group_id} not found." if group is None else f"Group {group_id} is not a consumer group."
-        return DescribedConsumerGroup(group_id, error=ErrorCode.GROUP_ID_NOT_FOUND, error_message=message)
-    names = {topic.id: topic.name for topic in context.image.topics.values()}
-    members = []
-    for member_id, member in consumer.members.items():
-        current = consumer.standing(member_id)
-        members.append(
-            DescribedConsumer(
-                member_id=member_id,
-                instance_id=member.instance_id,
-                rack_id=member.rack_id,
-                member_epoch=current.member_epoch,
-                client_id=member.client_id,
-                client_host=member.client_host,
-                subscribed_topics=member.subscribed_topics,
-                subscribed_regex=member.subscribed_regex,
-                assignment=named(current.assigned | current.pending, names),
-                target=named(consumer.targets.get(member_id, frozenset()), names),
-                member_type=1 if member.classic_protocols is None else 0,
-            )
-        )
-    return DescribedConsumerGroup(
-        group_id,
-        consumer.state(),
-        consumer.epoch,
-        consumer.target_epoch,
-        preferred_assignor(context, consumer),
-        tuple(members),
-    )
-
-
-def named(pairs: Pairs, names: dict[TopicId, str]) -> tuple[NamedPartitions, ...]:
-    """Partitions by topic id and name; those of deleted topics are left out."""
-    return tuple(
-        NamedPartitions(entry.topic_id, names[entry.topic_id], entry.partitions)
-        for entry in pack(pairs)
-        if entry.topic_id in names
-    )
+    described = None if group is None else context.protocol(group).describe_consumer(context, group.membership)
+    if described is not None:
+        return described
+    message = f"Group {group_id} {'not found' if group is None else 'is not a consumer group'}."
+    return DescribedConsumerGroup(group_id, error=ErrorCode.GROUP_ID_NOT_FOUND, error_message=message)
 
 
 def delete(context: Context, event: DeleteGroups) -> None:
@@ -149,6 +89,6 @@ def delete_one(context: Context, group_id: str) -> ErrorCode:
     for partition in partitions:
         offset_requests.tombstone(context, group_id, partition)
     context.count(Meter.OFFSET_DELETIONS, len(partitions))
-    expiry.remove(context, group)
+    context.remove(group)
     context.tell(group_id, f"deleted, with {len(partitions)} offsets")
     return ErrorCode.NONE

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
 from kohort.groups.config import GroupConfig
 from kohort.groups.events import NO_CONNECTION, GroupSettings, TopicImage
 from kohort.groups.group import Group
 from kohort.groups.ledger import Ledger
 from kohort.groups.liveness.deadlines import Deadline, Deadlines, Timer
 from kohort.groups.outcome import Counted, Level, Meter, Now, Outcome, Rebalanced, Reply, ReplyValue, Told
-from kohort.groups.records import GroupSaved, Record
+from kohort.groups.records import GroupSaved, Record, Tombstone
+
+if TYPE_CHECKING:
+    from kohort.groups.protocol import Protocol
 
 
 class Context:
     """The state of one shard and the step it is in.
 
     Attributes:
+        protocols: a group's row by the class of its membership.
         ledger: the hard state.
         now: the moment of the step.
         out: what the step will return.
@@ -25,9 +32,10 @@ class Context:
         expiring: groups whose offsets the expiration under way has still to look at.
     """
 
-    def __init__(self, config: GroupConfig) -> None:
+    def __init__(self, config: GroupConfig, protocols: Sequence[Protocol[Any]]) -> None:
         self.config = config
-        self.ledger = Ledger()
+        self.protocols = {protocol.membership: protocol for protocol in protocols}
+        self.ledger = Ledger(list(self.protocols))
         self.deadlines = Deadlines()
         self.image = TopicImage()
         self.now = Now(0, 0)
@@ -96,17 +104,19 @@ class Context:
         """The group, None when there is none."""
         return self.ledger.groups.get(group_id)
 
+    def protocol(self, group: Group) -> Protocol[Any]:
+        """The row of a group's protocol, whose functions take its membership."""
+        return self.protocols[type(group.membership)]
+
+    def remove(self, group: Group) -> None:
+        """Write that a group has no members' records any more; its offsets stay."""
+        for key in list(group.membership.tombstones()):
+            self.emit(Tombstone(key))
+
     def create(self, group_id: str) -> Group | None:
         """A new empty group with its record; None when the shard has as many as it may have."""
         if len(self.ledger.groups) >= self.config.groups_max:
             self.tell(group_id, f"refused: there are {self.config.groups_max} groups already", Level.WARNING)
             return None
-        self.ensure_saved(group_id)
+        self.emit(GroupSaved(group_id, "", 0, None, None, self.now.wall_ms, ()))
         return self.ledger.groups[group_id]
-
-    def ensure_saved(self, group_id: str) -> None:
-        """Write the record of a classic group that has none: one that holds offsets only would go with the last of them."""
-        group = self.ledger.groups.get(group_id)
-        if group is None or group.saved is None:
-            generation = 0 if group is None else group.generation
-            self.emit(GroupSaved(group_id, "", generation, None, None, self.now.wall_ms, ()))

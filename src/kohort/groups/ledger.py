@@ -7,27 +7,13 @@ taken without complaint, because compaction leaves such.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from operator import itemgetter
 from typing import Any, Final
 
-from kohort.groups.consumer.state import ConsumerGroup, pack, unpack
-from kohort.groups.group import Group, Partition, PendingOffset
-from kohort.groups.records import (
-    EpochBumped,
-    GenerationStarted,
-    GroupSaved,
-    Kind,
-    MemberAssigned,
-    MemberSaved,
-    OffsetCommitted,
-    Record,
-    RegexResolved,
-    TargetAssigned,
-    TargetEpochSet,
-    Tombstone,
-    TransactionMarked,
-)
+from kohort.groups.group import Group, M, Membership, Partition, PendingOffset
+from kohort.groups.records import Kind, OffsetCommitted, Record, Tombstone, TransactionMarked
 
 PARTITION_OF: Final = itemgetter(1, 2)
 """Topic and partition of an `OffsetCommitted`."""
@@ -40,23 +26,20 @@ class Ledger:
         open_transactions: producer id to the groups that hold pending offsets of it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, kinds: Sequence[type[Membership]]) -> None:
+        """Args are the memberships there are; a group that none has a record of is of the first kind."""
         self.groups: dict[str, Group] = {}
+        self._first = kinds[0]
         self.open_transactions: dict[int, dict[str, None]] = {}
         self._pending_order = 0
         self._appliers: dict[type, Callable[[Any], None]] = {
             OffsetCommitted: self._offset_committed,
             TransactionMarked: self._transaction_marked,
-            GroupSaved: self._group_saved,
-            GenerationStarted: self._generation_started,
             Tombstone: self._tombstone,
-            EpochBumped: self._epoch_bumped,
-            MemberSaved: lambda record: self.consumer(record.group_id).take_member(record),
-            TargetEpochSet: self._target_epoch_set,
-            TargetAssigned: self._target_assigned,
-            MemberAssigned: lambda record: self.consumer(record.group_id).take_current(record),
-            RegexResolved: self._regex_resolved,
         }
+        for kind in kinds:
+            for record, take in kind.takes.items():
+                self._appliers[record] = partial(self._take, kind, take)
 
     def apply(self, record: Record) -> None:
         """Take in one record."""
@@ -65,12 +48,7 @@ class Ledger:
     def snapshot(self) -> Iterator[Record]:
         """Every current record, in an order that replays to the same state."""
         for group in self.groups.values():
-            if group.saved is not None:
-                yield group.saved
-            if group.started:
-                yield GenerationStarted(group.group_id, group.started)
-            if group.consumer is not None:
-                yield from consumer_records(group.group_id, group.consumer)
+            yield from group.membership.records()
             pending = [slot for offsets in group.pending.values() for slot in offsets.values()]
             pending.sort(key=lambda slot: slot.order)
             yield from (slot.record for slot in pending if slot.superseded)
@@ -81,37 +59,19 @@ class Ledger:
         """The group, made when there is none."""
         group = self.groups.get(group_id)
         if group is None:
-            group = self.groups[group_id] = Group(group_id)
+            group = self.groups[group_id] = Group(group_id, self._first(group_id))
         return group
 
-    def consumer(self, group_id: str) -> ConsumerGroup:
-        """The group under KIP-848, made when there is none."""
+    def membership(self, group_id: str, kind: type[M]) -> M:
+        """The group's members under this protocol, which it speaks from now on."""
         group = self.group(group_id)
-        if group.consumer is None:
-            group.consumer = ConsumerGroup()
-        return group.consumer
+        membership = group.membership
+        if not isinstance(membership, kind):
+            membership = group.membership = kind(group_id)
+        return membership
 
-    def _epoch_bumped(self, record: EpochBumped) -> None:
-        consumer = self.consumer(record.group_id)
-        consumer.epoch = record.epoch
-        consumer.metadata_hash = record.metadata_hash
-
-    def _target_epoch_set(self, record: TargetEpochSet) -> None:
-        consumer = self.consumer(record.group_id)
-        consumer.target_epoch = record.epoch
-        consumer.assigned_ms = record.assigned_ms
-
-    def _target_assigned(self, record: TargetAssigned) -> None:
-        self.consumer(record.group_id).targets[record.member_id] = unpack(record.partitions)
-
-    def _regex_resolved(self, record: RegexResolved) -> None:
-        self.consumer(record.group_id).regexes[record.regex] = record
-
-    def _group_saved(self, record: GroupSaved) -> None:
-        self.group(record.group_id).saved = record
-
-    def _generation_started(self, record: GenerationStarted) -> None:
-        self.group(record.group_id).started = record.generation
+    def _take(self, kind: type[Membership], take: Callable[[Any, Any], None], record: Any) -> None:
+        take(self.membership(record.group_id, kind), record)
 
     def take_commit(self, group: Group, records: list[OffsetCommitted]) -> None:
         """As `apply` of each: positions of one group, none of them transactional."""
@@ -146,28 +106,9 @@ class Ledger:
             return
         if kind is Kind.OFFSET:
             self._drop_offset(group, (rest[0], rest[1]))
-        elif kind is Kind.GROUP:
-            group.saved = None
-        elif kind is Kind.GENERATION:
-            group.started = 0
-        elif group.consumer is not None:
-            self._drop_consumer_fact(group, group.consumer, kind, rest)
+        elif group.membership.drop(kind, rest):
+            group.membership = self._first(group_id)
         self._drop_if_void(group)
-
-    @staticmethod
-    def _drop_consumer_fact(group: Group, consumer: ConsumerGroup, kind: Kind, rest: list[str]) -> None:
-        if kind is Kind.EPOCH:
-            group.consumer = None
-        elif kind is Kind.MEMBER:
-            consumer.drop_member(rest[0])
-        elif kind is Kind.TARGET_EPOCH:
-            consumer.target_epoch = 0
-        elif kind is Kind.TARGET:
-            consumer.targets.pop(rest[0], None)
-        elif kind is Kind.CURRENT:
-            consumer.drop_current(rest[0])
-        elif kind is Kind.REGEX:
-            consumer.regexes.pop(rest[0], None)
 
     def _drop_offset(self, group: Group, partition: Partition) -> None:
         group.offsets.pop(partition, None)
@@ -181,19 +122,6 @@ class Ledger:
     def _drop_if_void(self, group: Group) -> None:
         if group.is_void():
             self.groups.pop(group.group_id, None)
-
-
-def consumer_records(group_id: str, consumer: ConsumerGroup) -> Iterator[Record]:
-    """Every record of a group under KIP-848."""
-    yield from consumer.members.values()
-    yield EpochBumped(group_id, consumer.epoch, consumer.metadata_hash)
-    yield from consumer.regexes.values()
-    for member_id, target in consumer.targets.items():
-        yield TargetAssigned(group_id, member_id, pack(target))
-    if consumer.target_epoch:
-        yield TargetEpochSet(group_id, consumer.target_epoch, consumer.assigned_ms)
-    for member_id, current in consumer.current.items():
-        yield current.record(group_id, member_id)
 
 
 def _supersede(group: Group, partition: Partition, up_to: int) -> None:

@@ -11,15 +11,11 @@ replies. When the append fails, the shell throws the machine away and replays: n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from kohort.groups import admin
-from kohort.groups.classic import gathering, leader, rebalance
-from kohort.groups.classic import requests as classic
 from kohort.groups.config import GroupConfig
-from kohort.groups.consumer import heartbeat as consumer
-from kohort.groups.consumer import targets
 from kohort.groups.context import Context
 from kohort.groups.events import (
     AssignmentComputed,
@@ -50,11 +46,14 @@ from kohort.groups.events import (
 from kohort.groups.group import Group
 from kohort.groups.liveness import lost
 from kohort.groups.liveness.deadlines import Deadline, Timer
-from kohort.groups.migration import classic_members
+from kohort.groups.migration import arrivals
 from kohort.groups.offsets import expiry
 from kohort.groups.offsets import requests as offset_requests
 from kohort.groups.outcome import GroupState, Now, Outcome
+from kohort.groups.protocol import Protocol
+from kohort.groups.protocols import PROTOCOLS
 from kohort.groups.records import Record
+from kohort.groups.topics import ImageChange
 
 Handler = Callable[[Context, Any], None]
 
@@ -62,47 +61,9 @@ Handler = Callable[[Context, Any], None]
 def on_topics_changed(context: Context, event: TopicsChanged) -> None:
     """Take over the new image and look at the groups that read what changed."""
     before, context.image = context.image, event.image
-    targets.on_image(context, before)
-    leader.on_image(context)
-
-
-def on_join(context: Context, event: JoinGroup) -> None:
-    """To the classic protocol, or to a consumer group's classic side; an empty consumer group turns classic."""
-    group = context.find(event.group_id)
-    if group is not None and group.consumer is not None:
-        if group.consumer.members:
-            classic_members.join(context, group, group.consumer, event)
-            return
-        if event.member_id == "" and event.protocol_type and event.protocols:
-            expiry.remove(context, group)
-    classic.join(context, event)
-
-
-def on_sync(context: Context, event: SyncGroup) -> None:
-    """As `on_join`."""
-    group = context.find(event.group_id)
-    if group is not None and group.consumer is not None:
-        classic_members.sync(context, group.consumer, event)
-    else:
-        classic.sync(context, event)
-
-
-def on_heartbeat(context: Context, event: Heartbeat) -> None:
-    """As `on_join`."""
-    group = context.ledger.groups.get(event.group_id)
-    if group is not None and group.consumer is not None:
-        classic_members.heartbeat(context, group.consumer, event)
-    else:
-        classic.heartbeat(context, event)
-
-
-def on_leave(context: Context, event: LeaveGroup) -> None:
-    """As `on_join`."""
-    group = context.find(event.group_id)
-    if group is not None and group.consumer is not None:
-        classic_members.leave(context, group, group.consumer, event)
-    else:
-        classic.leave(context, event)
+    change = ImageChange.between(before, event.image)
+    for group in list(context.ledger.groups.values()):
+        context.protocol(group).topics_changed(context, group.membership, change)
 
 
 def on_release(context: Context, event: ReleaseHeld) -> None:
@@ -110,21 +71,32 @@ def on_release(context: Context, event: ReleaseHeld) -> None:
     for request in event.requests:
         group_id, member_id = context.held.get(request, ("", ""))
         group = context.find(group_id)
-        if group is None:
-            continue
-        if group.consumer is None:
-            gathering.on_hold_end(context, group, member_id)
-        else:
-            consumer.on_hold_end(context, group, member_id)
+        if group is not None:
+            context.protocol(group).hold_ended(context, group.membership, member_id)
+
+
+def on_settings(context: Context, event: GroupSettingsChanged) -> None:
+    """A group has settings of its own now, or will have them when there is one."""
+    context.settings[event.group_id] = event.settings
+    on_result(context, event)
+
+
+def on_result(context: Context, event: AssignmentComputed | RegexesResolved | GroupSettingsChanged) -> None:
+    """To the group if it is there, and of a protocol that this says something to."""
+    group = context.find(event.group_id)
+    if group is not None:
+        take = context.protocol(group).results.get(type(event))
+        if take is not None:
+            take(context, group.membership, event)
 
 
 HANDLERS: dict[type, Handler] = {
-    Heartbeat: on_heartbeat,
+    Heartbeat: arrivals.heartbeat,
     OffsetCommit: offset_requests.commit,
     OffsetFetch: offset_requests.fetch,
-    JoinGroup: on_join,
-    SyncGroup: on_sync,
-    LeaveGroup: on_leave,
+    JoinGroup: arrivals.join,
+    SyncGroup: arrivals.sync,
+    LeaveGroup: arrivals.leave,
     TxnOffsetCommit: offset_requests.commit_transactional,
     TransactionEnded: offset_requests.end_transaction,
     OffsetDelete: offset_requests.delete,
@@ -134,11 +106,11 @@ HANDLERS: dict[type, Handler] = {
     TopicsChanged: on_topics_changed,
     TopicsDeleted: offset_requests.on_topics_deleted,
     ConnectionLost: lost.on_connection_lost,
-    ConsumerGroupHeartbeat: consumer.heartbeat,
+    ConsumerGroupHeartbeat: arrivals.consumer_heartbeat,
     ConsumerGroupDescribe: admin.describe_consumer_groups,
-    AssignmentComputed: consumer.on_computed,
-    RegexesResolved: targets.on_resolved,
-    GroupSettingsChanged: consumer.on_settings,
+    AssignmentComputed: on_result,
+    RegexesResolved: on_result,
+    GroupSettingsChanged: on_settings,
     ReleaseHeld: on_release,
 }
 
@@ -146,9 +118,11 @@ HANDLERS: dict[type, Handler] = {
 class GroupMachine:
     """All groups of one shard, as a deterministic state machine."""
 
-    def __init__(self, config: GroupConfig) -> None:
-        self.context = Context(config)
+    def __init__(self, config: GroupConfig, protocols: Sequence[Protocol[Any]] = PROTOCOLS) -> None:
+        self.context = Context(config, protocols)
         self._handlers: dict[type, Handler] = {**HANDLERS, Tick: lambda context, event: self._tick()}
+        for protocol in protocols:
+            self._handlers.update(protocol.events)
 
     def apply(self, record: Record) -> None:
         """Change the hard state by one durable record. Replay calls nothing else."""
@@ -164,10 +138,7 @@ class GroupMachine:
         context.image = image
         offset_requests.on_loaded(context)
         for group in list(context.ledger.groups.values()):
-            if group.consumer is None:
-                classic.load(context, group)
-            else:
-                consumer.load(context, group)
+            context.protocol(group).load(context, group.membership)
         expiry.schedule(context)
         return context.out
 
@@ -185,7 +156,7 @@ class GroupMachine:
     def group_states(self) -> Iterator[tuple[str, GroupState]]:
         """Protocol ("classic" or "consumer") and state of every group."""
         for group in self.context.ledger.groups.values():
-            yield "classic" if group.consumer is None else "consumer", group.state()
+            yield self.context.protocol(group).name, group.state()
 
     def snapshot(self) -> Iterator[Record]:
         """Every record of the hard state, in an order that replays: what compaction keeps."""
@@ -204,37 +175,6 @@ class GroupMachine:
                 self._due(group, timer)
 
     def _due(self, group: Group, timer: Timer) -> None:
-        if group.consumer is None:
-            self._due_classic(group, timer)
-        else:
-            self._due_consumer(group, timer)
-
-    def _due_consumer(self, group: Group, timer: Timer) -> None:
-        context, member_id = self.context, timer.subject
-        if timer.kind is Deadline.SESSION:
-            consumer.on_session_end(context, group, member_id)
-        elif timer.kind is Deadline.PENDING_MEMBER and group.consumer is not None:
-            group.consumer.given_ids.pop(member_id, None)
-        elif timer.kind is Deadline.REVOCATION:
-            consumer.on_move_end(context, group, member_id, "revoke")
-        elif timer.kind is Deadline.HELD:
-            consumer.on_hold_end(context, group, member_id)
-        elif timer.kind is Deadline.SILENCE:
-            consumer.on_watch(context, group)
-        elif timer.kind in (Deadline.JOIN_PHASE, Deadline.SYNC_PHASE):
-            consumer.on_move_end(context, group, member_id, "join or sync")
-
-    def _due_classic(self, group: Group, timer: Timer) -> None:
-        context = self.context
-        if timer.kind is Deadline.SESSION:
-            rebalance.on_session_end(context, group, timer.subject)
-        elif timer.kind is Deadline.PENDING_MEMBER:
-            classic.on_pending_deadline(context, group, timer.subject)
-        elif timer.kind is Deadline.JOIN_PHASE:
-            rebalance.on_join_deadline(context, group)
-        elif timer.kind is Deadline.SYNC_PHASE:
-            rebalance.on_sync_deadline(context, group)
-        elif timer.kind is Deadline.HELD:
-            gathering.on_hold_end(context, group, timer.subject)
-        elif timer.kind is Deadline.GATHERING:
-            gathering.on_deadline(context, group)
+        due = self.context.protocol(group).due.get(timer.kind)
+        if due is not None:
+            due(self.context, group.membership, timer.subject)

@@ -27,7 +27,6 @@ from kohort.groups.classic.state import ClassicGroup, ClassicMember, Gathering
 from kohort.groups.consumer_protocol import CONSUMER_PROTOCOL_TYPE
 from kohort.groups.context import Context
 from kohort.groups.events import Heartbeat
-from kohort.groups.group import Group
 from kohort.groups.liveness.deadlines import Deadline, Timer
 from kohort.groups.liveness.patience import SHORTEST_HOLD_MS
 from kohort.groups.outcome import GroupState, HeartbeatReply, Meter
@@ -42,10 +41,10 @@ COOPERATIVE = "cooperative"
 """Strategies with this in their names keep their members at work."""
 
 
-def learn(context: Context, group: Group, member: ClassicMember, event: Heartbeat) -> None:
+def learn(context: Context, classic: ClassicGroup, member: ClassicMember, event: Heartbeat) -> None:
     """A heartbeat has come: what it tells of its member's interval, and of how the member bore the last hold."""
     if member.held is not None:
-        release(context, group, member)
+        release(context, classic, member)
     now_ms, before_ms, released_ms = context.now.mono_ms, member.beat_ms, member.released_ms
     interval = member.interval_ms
     if event.interval_ms:
@@ -66,18 +65,17 @@ def learn(context: Context, group: Group, member: ClassicMember, event: Heartbea
     member.released_ms = None
     member.due_ms = now_ms + interval if interval else None
     member.bears_hold = event.hold_ms > 0
-    gathering = group.classic.gathering
+    gathering = classic.gathering
     if gathering is not None and member.member_id in gathering.silent:
         forget_awaited(gathering, member.member_id)
-        tell_if_all_held(context, group)
+        tell_if_all_held(context, classic)
 
 
-def hold(context: Context, group: Group, member: ClassicMember, event: Heartbeat) -> bool:
+def hold(context: Context, classic: ClassicGroup, member: ClassicMember, event: Heartbeat) -> bool:
     """Keep a valid heartbeat's reply; False when it must be answered now.
 
     Held for a third of the session at most, so that a client that was held in vain has time for another heartbeat.
     """
-    classic = group.classic
     interval = member.interval_ms
     limit = min(event.hold_ms, interval * HELD_TENTHS // 10, member.session_timeout_ms // 3)
     if limit < SHORTEST_HOLD_MS or member.never_held or classic.protocol_type != CONSUMER_PROTOCOL_TYPE:
@@ -88,19 +86,18 @@ def hold(context: Context, group: Group, member: ClassicMember, event: Heartbeat
     elif classic.gathering is None or member.join_request is not None:
         return False
     member.held = event.request
-    context.held[event.request] = (group.group_id, member.member_id)
+    context.held[event.request] = (classic.group_id, member.member_id)
     if member.hold is None:
-        member.hold = Timer(Deadline.HELD, group.group_id, member.member_id)
+        member.hold = Timer(Deadline.HELD, classic.group_id, member.member_id)
     context.run(member.hold, limit)
     if classic.gathering is not None:
         forget_awaited(classic.gathering, member.member_id)
-        tell_if_all_held(context, group)
+        tell_if_all_held(context, classic)
     return True
 
 
-def answer(context: Context, group: Group, member: ClassicMember) -> ErrorCode:
+def answer(context: Context, classic: ClassicGroup, member: ClassicMember) -> ErrorCode:
     """What a heartbeat says that is answered now: join again, unless the member's next one comes in time."""
-    classic = group.classic
     if classic.state is not GroupState.PREPARING_REBALANCE:
         return ErrorCode.NONE
     gathering = classic.gathering
@@ -113,7 +110,7 @@ def answer(context: Context, group: Group, member: ClassicMember) -> ErrorCode:
     return ErrorCode.REBALANCE_IN_PROGRESS
 
 
-def release(context: Context, group: Group, member: ClassicMember) -> None:
+def release(context: Context, classic: ClassicGroup, member: ClassicMember) -> None:
     """Answer a held heartbeat as it would be answered now; the member's session starts again."""
     interval, beat_ms = member.interval_ms, member.beat_ms or 0
     now_ms = context.now.mono_ms
@@ -121,8 +118,8 @@ def release(context: Context, group: Group, member: ClassicMember) -> None:
     if not member.lost:
         member.heard_ms = now_ms
         context.deadlines.set(member.session, now_ms + member.session_timeout_ms)
-    reply(context, member, answer(context, group, member))
-    tell_if_all_held(context, group)
+    reply(context, member, answer(context, classic, member))
+    tell_if_all_held(context, classic)
 
 
 def reply(context: Context, member: ClassicMember, error: ErrorCode) -> None:
@@ -137,11 +134,11 @@ def reply(context: Context, member: ClassicMember, error: ErrorCode) -> None:
     context.reply(request, HeartbeatReply(error))
 
 
-def on_hold_end(context: Context, group: Group, member_id: str) -> None:
+def on_hold_end(context: Context, classic: ClassicGroup, member_id: str) -> None:
     """A member was held long enough, or asks for something else."""
-    member = group.classic.members.get(member_id)
+    member = classic.members.get(member_id)
     if member is not None and member.held is not None:
-        release(context, group, member)
+        release(context, classic, member)
 
 
 def on_disconnect(context: Context, member: ClassicMember) -> None:
@@ -153,35 +150,35 @@ def on_disconnect(context: Context, member: ClassicMember) -> None:
         member.released_ms = None  # when it comes again says nothing of its interval
 
 
-def begin(context: Context, group: Group) -> None:
+def begin(context: Context, classic: ClassicGroup) -> None:
     """A stable group has begun a rebalance: gather, or tell at once all whose replies are held.
 
     Members whose clients bear no hold are told with their next heartbeat, unless someone is silent already: that takes no
     hold, only an answer that says nothing yet.
     """
-    classic, now_ms = group.classic, context.now.mono_ms
+    now_ms = context.now.mono_ms
     end(classic)
     gathers = longest_interval_ms(classic) or any(is_silent(member, now_ms) for member in classic.members.values())
     if not gathers or COOPERATIVE in (classic.protocol or "") or context.config.notify_at_once == "off":
-        tell_all(context, group)
+        tell_all(context, classic)
         return
     awaited = dict.fromkeys(
         member.member_id
         for member in classic.members.values()
         if member.held is None and member.join_request is None and member.member_id not in classic.pending_sync
     )
-    classic.gathering = Gathering(awaited, now_ms, Timer(Deadline.GATHERING, group.group_id))
-    set_until(context, group, classic.gathering)
-    tell_if_all_held(context, group)
+    classic.gathering = Gathering(awaited, now_ms, Timer(Deadline.GATHERING, classic.group_id))
+    set_until(context, classic, classic.gathering)
+    tell_if_all_held(context, classic)
 
 
-def set_until(context: Context, group: Group, gathering: Gathering) -> None:
+def set_until(context: Context, classic: ClassicGroup, gathering: Gathering) -> None:
     """Say when all are told: when the last one is due, but not before the silent are back or out.
 
     For one session at most, however many fall silent one after the other: some wait without work, and partitions of the
     dead are read by nobody. Who falls silent once all are told and have joined keeps no round from ending.
     """
-    classic, now_ms = group.classic, context.now.mono_ms
+    now_ms = context.now.mono_ms
     awaited = [classic.members[member_id] for member_id in gathering.awaited]
     silent = [member for member in awaited if is_silent(member, now_ms)]
     gathering.silent = dict.fromkeys(member.member_id for member in silent)
@@ -204,15 +201,15 @@ def is_silent(member: ClassicMember, now_ms: int) -> bool:
     return member.is_gone or (member.due_ms is not None and member.due_ms + LATE_MS <= now_ms)
 
 
-def on_deadline(context: Context, group: Group) -> None:
+def on_deadline(context: Context, classic: ClassicGroup, subject: str) -> None:
     """The last one was due: tell all, unless it did not come and is silent now."""
-    gathering = group.classic.gathering
+    gathering = classic.gathering
     if gathering is None:
         return
     if not gathering.spares:
-        set_until(context, group, gathering)
+        set_until(context, classic, gathering)
     if not gathering.spares or gathering.until_ms <= context.now.mono_ms:
-        tell_all(context, group)
+        tell_all(context, classic)
 
 
 def longest_interval_ms(classic: ClassicGroup) -> int:
@@ -220,30 +217,30 @@ def longest_interval_ms(classic: ClassicGroup) -> int:
     return max((member.interval_ms for member in classic.members.values() if member.bears_hold), default=0)
 
 
-def tell_if_all_held(context: Context, group: Group) -> None:
+def tell_if_all_held(context: Context, classic: ClassicGroup) -> None:
     """End the gathering when no one is awaited any more; when no one is silent any more, look when the last one is due."""
-    gathering = group.classic.gathering
+    gathering = classic.gathering
     if gathering is None:
         return
     if not gathering.awaited:
-        tell_all(context, group)
+        tell_all(context, classic)
     elif gathering.spares and not gathering.silent:
-        set_until(context, group, gathering)
+        set_until(context, classic, gathering)
 
 
-def tell_all(context: Context, group: Group) -> None:
+def tell_all(context: Context, classic: ClassicGroup) -> None:
     """Tell everyone whose reply is held that the group rebalances; others hear it with their next heartbeat.
 
     Where that was put off for the silent, they have their whole time to join from now on.
     """
-    classic, gathering = group.classic, group.classic.gathering
+    gathering = classic.gathering
     timeout_ms = classic.rebalance_timeout_ms()
     if gathering is not None and context.now.mono_ms - gathering.began_ms > timeout_ms // USUAL_PART:
         context.run(classic.join_phase, timeout_ms)
     end(classic)
-    told = [member for member in group.classic.members.values() if member.held is not None]
+    told = [member for member in classic.members.values() if member.held is not None]
     for member in told:
-        release(context, group, member)
+        release(context, classic, member)
     context.count(Meter.HELD_TOLD, len(told))
 
 

@@ -16,7 +16,6 @@ from kohort.errors import ErrorCode
 from kohort.groups.classic import gathering
 from kohort.groups.classic.state import ClassicGroup, ClassicMember
 from kohort.groups.context import Context
-from kohort.groups.group import Group
 from kohort.groups.outcome import GroupState, JoinedMember, JoinGroupReply, Level, SyncGroupReply
 from kohort.groups.records import GenerationStarted, GroupSaved
 
@@ -128,17 +127,16 @@ def alive(context: Context, member: ClassicMember) -> None:
     touch(context, member)
 
 
-def after_change(context: Context, group: Group, reason: str) -> None:
+def after_change(context: Context, classic: ClassicGroup, reason: str) -> None:
     """A member came, changed or went: begin a round, or see whether the one under way is complete."""
-    if group.classic.state in REBALANCES_FROM:
-        prepare(context, group, reason)
+    if classic.state in REBALANCES_FROM:
+        prepare(context, classic, reason)
     else:
-        complete_if_all_joined(context, group)
+        complete_if_all_joined(context, classic)
 
 
-def prepare(context: Context, group: Group, reason: str) -> None:
+def prepare(context: Context, classic: ClassicGroup, reason: str) -> None:
     """Begin a join phase. Members that wait on a SyncGroup are told to join again. Source: spec 3.8."""
-    classic = group.classic
     if classic.state is GroupState.COMPLETING_REBALANCE:
         for member in classic.members.values():
             forget_assignment(classic, member)
@@ -150,7 +148,7 @@ def prepare(context: Context, group: Group, reason: str) -> None:
     move(classic, GroupState.PREPARING_REBALANCE)
     if classic.began_ms is None:
         classic.began_ms = context.now.mono_ms
-    context.tell(group.group_id, f"preparing a rebalance after generation {group.generation}: {reason}")
+    context.tell(classic.group_id, f"preparing a rebalance after generation {classic.generation}: {reason}")
     if initial:
         classic.delay_ms = context.config.initial_rebalance_delay_ms
         classic.remaining_ms = max(classic.rebalance_timeout_ms() - classic.delay_ms, 0)
@@ -158,13 +156,13 @@ def prepare(context: Context, group: Group, reason: str) -> None:
         if classic.delay_ms:
             context.run(classic.join_phase, classic.delay_ms)
         else:
-            complete_join(context, group)
+            complete_join(context, classic)
     elif classic.all_joined():
-        complete_join(context, group)
+        complete_join(context, classic)
     else:
         context.run(classic.join_phase, classic.rebalance_timeout_ms())
         if classic.previous_state is GroupState.STABLE:
-            gathering.begin(context, group)
+            gathering.begin(context, classic)
 
 
 def move(classic: ClassicGroup, state: GroupState) -> None:
@@ -173,12 +171,11 @@ def move(classic: ClassicGroup, state: GroupState) -> None:
     classic.state = state
 
 
-def settled(context: Context, group: Group) -> None:
+def settled(context: Context, classic: ClassicGroup) -> None:
     """The assignments are handed out: the rebalance is over, and everyone works."""
-    classic = group.classic
     now_ms = context.now.mono_ms
     still = [now_ms - member.stopped_ms for member in classic.members.values() if member.stopped_ms is not None]
-    context.rebalanced(group.group_id, "classic", classic.began_ms, still, len(classic.members))
+    context.rebalanced(classic.group_id, "classic", classic.began_ms, still, len(classic.members))
     classic.began_ms = None
     for member in classic.members.values():
         member.stopped_ms = None
@@ -197,20 +194,18 @@ def set_assignment(classic: ClassicGroup, member: ClassicMember, assignment: byt
     classic.size += change
 
 
-def complete_if_all_joined(context: Context, group: Group) -> None:
+def complete_if_all_joined(context: Context, classic: ClassicGroup) -> None:
     """End the join phase when it waits for no one; an initial one only ends by its delay."""
-    classic = group.classic
     if classic.state is not GroupState.PREPARING_REBALANCE or classic.previous_state is GroupState.EMPTY:
         return
     if classic.all_joined():
-        complete_join(context, group)
+        complete_join(context, classic)
     else:
-        gathering.tell_if_all_held(context, group)
+        gathering.tell_if_all_held(context, classic)
 
 
-def on_join_deadline(context: Context, group: Group) -> None:
+def on_join_deadline(context: Context, classic: ClassicGroup, subject: str) -> None:
     """The initial delay or the rebalance timeout has passed."""
-    classic = group.classic
     if classic.state is not GroupState.PREPARING_REBALANCE:
         return
     if classic.previous_state is GroupState.EMPTY and classic.newcomer and classic.remaining_ms:
@@ -220,27 +215,26 @@ def on_join_deadline(context: Context, group: Group) -> None:
         classic.delay_ms = delay
         context.run(classic.join_phase, delay)
         return
-    complete_join(context, group)
+    complete_join(context, classic)
 
 
-def complete_join(context: Context, group: Group) -> None:
+def complete_join(context: Context, classic: ClassicGroup) -> None:
     """End the join phase: put out who did not come, elect a leader, begin a generation."""
-    classic = group.classic
     classic.join_phase.cancel()
     gathering.end(classic)
     absent = [m.member_id for m in classic.members.values() if m.join_request is None and m.instance_id is None]
     for member_id in absent:
         remove_member(context, classic, member_id)
     if absent:
-        context.tell(group.group_id, f"put out members that did not join in time: {', '.join(absent)}")
+        context.tell(classic.group_id, f"put out members that did not join in time: {', '.join(absent)}")
     if not classic.members:
-        become_empty(context, group)
+        become_empty(context, classic)
         return
     if not elect_leader(classic):
-        context.tell(group.group_id, "no member joined; static members keep their places", Level.WARNING)
+        context.tell(classic.group_id, "no member joined; static members keep their places", Level.WARNING)
         context.run(classic.join_phase, max(classic.rebalance_timeout_ms(), LEAST_WAIT_MS))
         return
-    begin_generation(context, group)
+    begin_generation(context, classic)
 
 
 def elect_leader(classic: ClassicGroup) -> bool:
@@ -255,9 +249,8 @@ def elect_leader(classic: ClassicGroup) -> bool:
     return False
 
 
-def become_empty(context: Context, group: Group) -> None:
+def become_empty(context: Context, classic: ClassicGroup) -> None:
     """The last member is gone: a generation without members, from whose time offsets expire."""
-    classic = group.classic
     classic.protocol = None
     classic.leader = None
     classic.subscribed = classic.read_subscriptions()
@@ -265,38 +258,36 @@ def become_empty(context: Context, group: Group) -> None:
     classic.pending_sync.clear()
     move(classic, GroupState.EMPTY)
     classic.began_ms = None
-    generation = group.generation + 1
+    generation = classic.generation + 1
     context.emit(
-        GroupSaved(group.group_id, classic.protocol_type or "", generation, None, None, context.now.wall_ms, ())
+        GroupSaved(classic.group_id, classic.protocol_type or "", generation, None, None, context.now.wall_ms, ())
     )
-    context.tell(group.group_id, f"generation {generation} has no members: the group is empty")
+    context.tell(classic.group_id, f"generation {generation} has no members: the group is empty")
 
 
-def begin_generation(context: Context, group: Group) -> None:
+def begin_generation(context: Context, classic: ClassicGroup) -> None:
     """All are here: choose the protocol, make the generation durable, tell the members. Source: spec 3.7."""
-    classic = group.classic
-    context.emit(GenerationStarted(group.group_id, group.generation + 1))
+    context.emit(GenerationStarted(classic.group_id, classic.generation + 1))
     classic.protocol = classic.select_protocol()
     classic.subscribed = classic.read_subscriptions()
     classic.resumed_from = -1
     move(classic, GroupState.COMPLETING_REBALANCE)
     classic.pending_sync = dict.fromkeys(classic.members)
     for member in classic.members.values():
-        answer_join(context, classic, member, joined(group, member))
+        answer_join(context, classic, member, joined(classic, member))
         member.is_new = False
         touch(context, member)
     context.run(classic.sync_phase, classic.rebalance_timeout_ms())
-    context.tell(group.group_id, f"generation {group.generation} has {len(classic.members)} members")
+    context.tell(classic.group_id, f"generation {classic.generation} has {len(classic.members)} members")
 
 
-def joined(group: Group, member: ClassicMember) -> JoinGroupReply:
+def joined(classic: ClassicGroup, member: ClassicMember) -> JoinGroupReply:
     """What a member of the current generation is told; the leader also hears of all members."""
-    classic = group.classic
     leads = classic.is_leader(member.member_id)
     return JoinGroupReply(
         ErrorCode.NONE,
         member_id=member.member_id,
-        generation=group.generation,
+        generation=classic.generation,
         protocol_type=classic.protocol_type,
         protocol_name=classic.protocol,
         leader=classic.leader or "",
@@ -313,15 +304,14 @@ def all_members(classic: ClassicGroup) -> tuple[JoinedMember, ...]:
     )
 
 
-def on_sync_deadline(context: Context, group: Group) -> None:
+def on_sync_deadline(context: Context, classic: ClassicGroup, subject: str) -> None:
     """The rebalance timeout has passed since the generation began: who never synced is put out."""
-    classic = group.classic
     if classic.state not in (GroupState.COMPLETING_REBALANCE, GroupState.STABLE) or not classic.pending_sync:
         return
     late = list(classic.pending_sync)
     for member_id in late:
         remove_member(context, classic, member_id)
-    prepare(context, group, f"members that did not sync in time were put out: {', '.join(late)}")
+    prepare(context, classic, f"members that did not sync in time were put out: {', '.join(late)}")
 
 
 def synced(context: Context, classic: ClassicGroup, member_id: str) -> None:
@@ -331,15 +321,15 @@ def synced(context: Context, classic: ClassicGroup, member_id: str) -> None:
         classic.sync_phase.cancel()
 
 
-def on_session_end(context: Context, group: Group, member_id: str) -> None:
+def on_session_end(context: Context, classic: ClassicGroup, member_id: str) -> None:
     """A member was silent for its session timeout, or its grace. One that waits on a reply has not been silent."""
-    member = group.classic.members.get(member_id)
+    member = classic.members.get(member_id)
     if member is None:
         return
     if member.lost:
         put_out(
             context,
-            group,
+            classic,
             member_id,
             f"member {member_id} did not come back after its connection ended ({_last_seen(context, member)})",
         )
@@ -348,7 +338,7 @@ def on_session_end(context: Context, group: Group, member_id: str) -> None:
         return
     put_out(
         context,
-        group,
+        classic,
         member_id,
         f"member {member_id} was silent for its session of {member.session_timeout_ms} ms ({_last_seen(context, member)})",
     )
@@ -360,16 +350,16 @@ def _last_seen(context: Context, member: ClassicMember) -> str:
     return f"client {member.client.id} at {member.client.host}{heard}, connection {'ended' if member.is_gone else 'stands'}"
 
 
-def put_out(context: Context, group: Group, member_id: str, reason: str) -> None:
+def put_out(context: Context, classic: ClassicGroup, member_id: str, reason: str) -> None:
     """Remove a member and do what its removal leads to."""
-    remove_member(context, group.classic, member_id)
-    context.tell(group.group_id, reason)
-    after_removal(context, group, reason)
+    remove_member(context, classic, member_id)
+    context.tell(classic.group_id, reason)
+    after_removal(context, classic, reason)
 
 
-def after_removal(context: Context, group: Group, reason: str) -> None:
+def after_removal(context: Context, classic: ClassicGroup, reason: str) -> None:
     """Members are gone: a running round may be complete now, a settled group begins one."""
-    if group.classic.state is GroupState.PREPARING_REBALANCE:
-        complete_if_all_joined(context, group)
-    elif group.classic.state is not GroupState.EMPTY:
-        prepare(context, group, reason)
+    if classic.state is GroupState.PREPARING_REBALANCE:
+        complete_if_all_joined(context, classic)
+    elif classic.state is not GroupState.EMPTY:
+        prepare(context, classic, reason)

@@ -12,7 +12,6 @@ from kohort.groups.classic.state import ClassicGroup, ClassicMember, PendingMemb
 from kohort.groups.consumer_protocol import read_topics
 from kohort.groups.context import Context
 from kohort.groups.events import Heartbeat, JoinGroup, LeaveGroup, LeavingMember, SyncGroup
-from kohort.groups.group import Group
 from kohort.groups.liveness.deadlines import Deadline, Timer
 from kohort.groups.outcome import (
     GroupState,
@@ -41,48 +40,53 @@ def validate(classic: ClassicGroup, member_id: str, instance_id: str | None) -> 
     return ErrorCode.NONE if member_id in classic.members else ErrorCode.UNKNOWN_MEMBER_ID
 
 
-def is_current(group: Group, generation: int) -> bool:
+def is_current(classic: ClassicGroup, generation: int) -> bool:
     """Whether a generation is the group's, or the one before a round that a restart interrupted."""
-    return generation == group.generation or (generation == group.classic.resumed_from and generation >= 0)
+    return generation == classic.generation or (generation == classic.resumed_from and generation >= 0)
 
 
-def join(context: Context, event: JoinGroup) -> None:
+def join_first(context: Context, event: JoinGroup) -> None:
+    """A member asks for a group that is not there: it is made, if the request is one that it would take."""
+    error = sizes.check_join(context.config, event)
+    if error is ErrorCode.NONE and event.member_id:
+        error = ErrorCode.UNKNOWN_MEMBER_ID
+    elif error is ErrorCode.NONE and not (event.protocol_type and event.protocols):
+        error = ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+    elif error is ErrorCode.NONE and context.create(event.group_id) is None:
+        error = ErrorCode.POLICY_VIOLATION
+    if error is ErrorCode.NONE:
+        join(context, context.ledger.membership(event.group_id, ClassicGroup), event)
+    else:
+        context.reply(event.request, JoinGroupReply(error, member_id=event.member_id))
+
+
+def join(context: Context, classic: ClassicGroup, event: JoinGroup) -> None:
     """A member asks to be in the next generation."""
-    error = join_or_error(context, event)
+    error = join_or_error(context, classic, event)
     if error is not ErrorCode.NONE:
         member_id = "" if error is ErrorCode.GROUP_MAX_SIZE_REACHED else event.member_id
         context.reply(event.request, JoinGroupReply(error, member_id=member_id))
 
 
-def join_or_error(context: Context, event: JoinGroup) -> ErrorCode:
+def join_or_error(context: Context, classic: ClassicGroup, event: JoinGroup) -> ErrorCode:
     """Take a JoinGroup in, or say why not."""
     config = context.config
     refused = sizes.check_join(config, event)
     if refused is not ErrorCode.NONE:
         return refused
-    group = context.find(event.group_id)
-    if group is None:
-        if event.member_id:
-            return ErrorCode.UNKNOWN_MEMBER_ID
-        if not event.protocol_type or not event.protocols:
-            return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
-        group = context.create(event.group_id)
-        if group is None:
-            return ErrorCode.POLICY_VIOLATION
-    classic = group.classic
     if not has_room(context, classic, event):
         if event.member_id in classic.members:
-            rebalance.put_out(context, group, event.member_id, f"no room for member {event.member_id}")
+            rebalance.put_out(context, classic, event.member_id, f"no room for member {event.member_id}")
         rebalance.drop_pending(context, classic, event.member_id)
         return ErrorCode.GROUP_MAX_SIZE_REACHED
     if len(event.protocols) > config.protocols_max or not classic.supports(event.protocol_type, event.protocols):
         return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
-    if outgrows(context, group, event):
+    if outgrows(context, classic, event):
         return ErrorCode.GROUP_MAX_SIZE_REACHED
     if not event.member_id:
-        join_new(context, group, event)
+        join_new(context, classic, event)
         return ErrorCode.NONE
-    return join_again(context, group, event)
+    return join_again(context, classic, event)
 
 
 def has_room(context: Context, classic: ClassicGroup, event: JoinGroup) -> bool:
@@ -97,15 +101,15 @@ def has_room(context: Context, classic: ClassicGroup, event: JoinGroup) -> bool:
     return member is not None or len(classic.members) < limit
 
 
-def outgrows(context: Context, group: Group, event: JoinGroup) -> bool:
+def outgrows(context: Context, classic: ClassicGroup, event: JoinGroup) -> bool:
     """Whether the group's record could outgrow its limit with this member, which then is refused at once."""
-    member = group.classic.members.get(event.member_id)
+    member = classic.members.get(event.member_id)
     before = 0 if member is None else member.size
     metadata = max(len(protocol.metadata) for protocol in event.protocols)
-    if group.classic.size - before + metadata + len(event.client.id) <= context.config.group_record_bytes_max:
+    if classic.size - before + metadata + len(event.client.id) <= context.config.group_record_bytes_max:
         return False
     context.tell(
-        group.group_id,
+        classic.group_id,
         f"refused a member: the group would not fit into one record of {context.config.group_record_bytes_max} bytes "
         "(group.record.max.bytes)",
         Level.ERROR,
@@ -113,29 +117,28 @@ def outgrows(context: Context, group: Group, event: JoinGroup) -> bool:
     return True
 
 
-def join_new(context: Context, group: Group, event: JoinGroup) -> None:
+def join_new(context: Context, classic: ClassicGroup, event: JoinGroup) -> None:
     """A first join: a static member may replace its predecessor, a dynamic one is sent back for its id."""
-    classic = group.classic
-    context.ensure_saved(group.group_id)
+    if classic.saved is None:  # one that holds offsets only would go with the last of them
+        context.emit(GroupSaved(classic.group_id, "", classic.generation, None, None, context.now.wall_ms, ()))
     if event.instance_id is not None:
         predecessor = classic.static_ids.get(event.instance_id)
         if predecessor is not None:
-            replace_static(context, group, classic.members[predecessor], event)
+            replace_static(context, classic, classic.members[predecessor], event)
             return
     elif event.requires_known_id:
-        timer = Timer(Deadline.PENDING_MEMBER, group.group_id, event.new_member_id)
+        timer = Timer(Deadline.PENDING_MEMBER, classic.group_id, event.new_member_id)
         classic.pending[event.new_member_id] = PendingMember(timer, event.connection)
         context.run(timer, event.session_timeout_ms)
-        context.remember_connection(event.connection, group.group_id, event.new_member_id)
+        context.remember_connection(event.connection, classic.group_id, event.new_member_id)
         context.reply(event.request, JoinGroupReply(ErrorCode.MEMBER_ID_REQUIRED, member_id=event.new_member_id))
         return
-    add(context, group, event, event.new_member_id, told=event.instance_id is not None)
+    add(context, classic, event, event.new_member_id, told=event.instance_id is not None)
 
 
-def add(context: Context, group: Group, event: JoinGroup, member_id: str, *, told: bool) -> None:
+def add(context: Context, classic: ClassicGroup, event: JoinGroup, member_id: str, *, told: bool) -> None:
     """Take a new member in."""
-    classic = group.classic
-    member = ClassicMember(group.group_id, member_id, event.instance_id, event.client)
+    member = ClassicMember(classic.group_id, member_id, event.instance_id, event.client)
     member.protocols = event.protocols
     member.session_timeout_ms = event.session_timeout_ms
     member.rebalance_timeout_ms = event.rebalance_timeout_ms
@@ -148,14 +151,13 @@ def add(context: Context, group: Group, event: JoinGroup, member_id: str, *, tol
     rebalance.add_member(context, classic, member, event.request)
     rebalance.bind(context, member, event.connection)
     context.run(member.session, context.config.new_member_timeout_ms)
-    rebalance.after_change(context, group, f"member {member_id} joined; its reason: {event.reason or 'not given'}")
+    rebalance.after_change(context, classic, f"member {member_id} joined; its reason: {event.reason or 'not given'}")
 
 
-def join_again(context: Context, group: Group, event: JoinGroup) -> ErrorCode:
+def join_again(context: Context, classic: ClassicGroup, event: JoinGroup) -> ErrorCode:
     """A join with a member id: of a pending member, or of one that is in the group."""
-    classic = group.classic
     if event.member_id in classic.pending and event.instance_id is None:
-        add(context, group, event, event.member_id, told=True)
+        add(context, classic, event, event.member_id, told=True)
         return ErrorCode.NONE
     error = validate(classic, event.member_id, event.instance_id)
     if error is not ErrorCode.NONE:
@@ -167,12 +169,12 @@ def join_again(context: Context, group: Group, event: JoinGroup) -> ErrorCode:
     settled = classic.state is GroupState.COMPLETING_REBALANCE or (classic.state is GroupState.STABLE and not leads)
     if settled and unchanged:
         rebalance.touch(context, member)
-        context.reply(event.request, rebalance.joined(group, member))
+        context.reply(event.request, rebalance.joined(classic, member))
         return ErrorCode.NONE
     update(context, classic, member, event)
     role = "leader" if leads else "member"
     rebalance.after_change(
-        context, group, f"{role} {event.member_id} joined again; its reason: {event.reason or 'not given'}"
+        context, classic, f"{role} {event.member_id} joined again; its reason: {event.reason or 'not given'}"
     )
     return ErrorCode.NONE
 
@@ -187,11 +189,10 @@ def update(context: Context, classic: ClassicGroup, member: ClassicMember, event
     rebalance.await_join(context, classic, member, event.request)
 
 
-def replace_static(context: Context, group: Group, old: ClassicMember, event: JoinGroup) -> None:
+def replace_static(context: Context, classic: ClassicGroup, old: ClassicMember, event: JoinGroup) -> None:
     """A static member is back under a new id; the old id is fenced. Source: KIP-345."""
-    classic = group.classic
     old_leader = classic.leader or ""
-    new = ClassicMember(group.group_id, event.new_member_id, event.instance_id, old.client)
+    new = ClassicMember(classic.group_id, event.new_member_id, event.instance_id, old.client)
     new.assignment = old.assignment
     fenced = JoinGroupReply(ErrorCode.FENCED_INSTANCE_ID, member_id=old.member_id)
     rebalance.answer_join(context, classic, old, fenced)
@@ -199,7 +200,7 @@ def replace_static(context: Context, group: Group, old: ClassicMember, event: Jo
     gathering.forget(context, classic, old, ErrorCode.FENCED_INSTANCE_ID)
     classic.count(old, -1)
     old.session.cancel()
-    context.forget_connection(old.connection, group.group_id, old.member_id)
+    context.forget_connection(old.connection, classic.group_id, old.member_id)
     del classic.members[old.member_id]
     classic.members[new.member_id] = new
     classic.static_ids[event.instance_id] = new.member_id
@@ -211,25 +212,26 @@ def replace_static(context: Context, group: Group, old: ClassicMember, event: Jo
     rebalance.bind(context, new, event.connection)
     update(context, classic, new, event)
     rebalance.touch(context, new)
-    context.tell(group.group_id, f"static member {event.instance_id} is {new.member_id} now, was {old.member_id}")
+    context.tell(classic.group_id, f"static member {event.instance_id} is {new.member_id} now, was {old.member_id}")
     classic.owes_look |= read_topics(old.metadata(classic.protocol)) != read_topics(new.metadata(classic.protocol))
-    after_replacement(context, group, new, event, old_leader)
+    after_replacement(context, classic, new, event, old_leader)
 
 
-def after_replacement(context: Context, group: Group, new: ClassicMember, event: JoinGroup, old_leader: str) -> None:
+def after_replacement(
+    context: Context, classic: ClassicGroup, new: ClassicMember, event: JoinGroup, old_leader: str
+) -> None:
     """A stable group keeps its assignment, unless the protocol changes or a leader is back to topics that have changed.
 
     A returning leader compares topics from then on only, so what changed before it came back is compared here
     (KAFKA-13435); after a restart that is not known. A sync under way begins anew (KAFKA-9801). Partitions of nobody mean that
     a cooperative member gave some up and went before it joined again, as it owed the others.
     """
-    classic = group.classic
-    keeps = classic.select_protocol() == classic.protocol and not leader.leaves_out(context, group)
+    keeps = classic.select_protocol() == classic.protocol and not leader.leaves_out(context, classic)
     if keeps and classic.is_leader(new.member_id):
         keeps = classic.subscribed is None or classic.topics_hash == leader.topics_hash(context, classic)
     if classic.state is GroupState.STABLE and keeps:
-        save(context, group)
-        reply = rebalance.joined(group, new)
+        save(context, classic)
+        reply = rebalance.joined(classic, new)
         leads = classic.is_leader(new.member_id)
         classic.leader_unaware |= leads
         if not event.can_skip_assignment:
@@ -249,18 +251,17 @@ def after_replacement(context: Context, group: Group, new: ClassicMember, event:
             )
         rebalance.answer_join(context, classic, new, reply)
         return
-    rebalance.after_change(context, group, f"static member {event.instance_id} came back")
+    rebalance.after_change(context, classic, f"static member {event.instance_id} came back")
 
 
-def save(context: Context, group: Group) -> None:
+def save(context: Context, classic: ClassicGroup) -> None:
     """Write the group's record and take the subscriptions from it."""
-    classic = group.classic
     members = tuple(member.saved(classic.protocol) for member in classic.members.values())
     context.emit(
         GroupSaved(
-            group.group_id,
+            classic.group_id,
             classic.protocol_type or "",
-            group.generation,
+            classic.generation,
             classic.protocol,
             classic.leader,
             context.now.wall_ms,
@@ -270,26 +271,22 @@ def save(context: Context, group: Group) -> None:
     classic.subscribed = classic.read_subscriptions()
 
 
-def sync(context: Context, event: SyncGroup) -> None:
+def sync(context: Context, classic: ClassicGroup, event: SyncGroup) -> None:
     """A member asks for its assignment; the leader brings everyone's."""
-    error = sync_or_error(context, event)
+    error = sync_or_error(context, classic, event)
     if error is not ErrorCode.NONE:
         context.reply(event.request, SyncGroupReply(error))
 
 
-def sync_or_error(context: Context, event: SyncGroup) -> ErrorCode:
+def sync_or_error(context: Context, classic: ClassicGroup, event: SyncGroup) -> ErrorCode:
     """Take a SyncGroup in, or say why not."""
-    if not event.group_id:
-        return ErrorCode.INVALID_GROUP_ID
-    group = context.find(event.group_id)
-    if group is None or group.classic.state is GroupState.EMPTY:
+    if classic.state is GroupState.EMPTY:
         return ErrorCode.UNKNOWN_MEMBER_ID
-    classic = group.classic
     error = validate(classic, event.member_id, event.instance_id)
     if error is not ErrorCode.NONE:
         return error
     rebalance.heard(context, classic.members[event.member_id], event.connection)
-    if not is_current(group, event.generation):
+    if not is_current(classic, event.generation):
         return ErrorCode.ILLEGAL_GENERATION
     if differs(event.protocol_type, classic.protocol_type) or differs(event.protocol_name, classic.protocol):
         return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
@@ -307,7 +304,7 @@ def sync_or_error(context: Context, event: SyncGroup) -> ErrorCode:
         context.reply(member.sync_request, SyncGroupReply(ErrorCode.REBALANCE_IN_PROGRESS))
     member.sync_request = event.request
     if classic.is_leader(event.member_id):
-        complete_sync(context, group, dict(event.assignments))
+        complete_sync(context, classic, dict(event.assignments))
     return ErrorCode.NONE
 
 
@@ -321,94 +318,81 @@ def assigned(classic: ClassicGroup, member: ClassicMember) -> SyncGroupReply:
     return SyncGroupReply(ErrorCode.NONE, member.assignment, classic.protocol_type, classic.protocol)
 
 
-def complete_sync(context: Context, group: Group, assignments: dict[str, bytes]) -> None:
+def complete_sync(context: Context, classic: ClassicGroup, assignments: dict[str, bytes]) -> None:
     """The leader's assignments are here: make them durable, then hand them out. Source: spec 3.7."""
-    classic = group.classic
     for member in classic.members.values():
         rebalance.set_assignment(classic, member, assignments.get(member.member_id, b""))
     if classic.size > context.config.group_record_bytes_max:
-        refuse_generation(context, group)
+        refuse_generation(context, classic)
         return
     rebalance.move(classic, GroupState.STABLE)
-    save(context, group)
+    save(context, classic)
     classic.topics_hash = leader.topics_hash(context, classic)
     classic.leader_unaware, classic.left_out = False, None
-    rebalance.settled(context, group)
+    rebalance.settled(context, classic)
     for member in classic.members.values():
         if rebalance.answer_sync(context, member, assigned(classic, member)):
             rebalance.touch(context, member)
 
 
-def refuse_generation(context: Context, group: Group) -> None:
+def refuse_generation(context: Context, classic: ClassicGroup) -> None:
     """The assignment doesn't fit into a record: every member is told, once, instead of trying for ever."""
-    classic = group.classic
     context.tell(
-        group.group_id,
-        f"generation {group.generation} is refused: with its assignment the group takes {classic.size} bytes, "
+        classic.group_id,
+        f"generation {classic.generation} is refused: with its assignment the group takes {classic.size} bytes, "
         f"a record may have {context.config.group_record_bytes_max} (group.record.max.bytes)",
         Level.ERROR,
     )
-    classic.refused_generation = group.generation
+    classic.refused_generation = classic.generation
     for member in classic.members.values():
         rebalance.forget_assignment(classic, member)
         rebalance.answer_sync(context, member, SyncGroupReply(ErrorCode.GROUP_MAX_SIZE_REACHED))
 
 
-def heartbeat(context: Context, event: Heartbeat) -> None:
+def heartbeat(context: Context, classic: ClassicGroup, event: Heartbeat) -> None:
     """A sign of life, answered with what the member must do, or held until there is something to say."""
-    group = context.ledger.groups.get(event.group_id)
-    if group is None:
-        error = ErrorCode.UNKNOWN_MEMBER_ID if event.group_id else ErrorCode.INVALID_GROUP_ID
-        context.reply(event.request, HeartbeatReply(error))
-        return
-    error = heartbeat_error(group, event)
+    error = heartbeat_error(classic, event)
     if error is ErrorCode.NONE:
-        if group.classic.owes_look:
-            leader.look(context, group)
-        member = group.classic.members[event.member_id]
+        if classic.owes_look:
+            leader.look(context, classic)
+        member = classic.members[event.member_id]
         if member.connection != event.connection or member.lost:
             rebalance.heard(context, member, event.connection)
-        gathering.learn(context, group, member, event)
+        gathering.learn(context, classic, member, event)
         rebalance.touch(context, member)
-        if gathering.hold(context, group, member, event):
+        if gathering.hold(context, classic, member, event):
             return
-        error = gathering.answer(context, group, member)
+        error = gathering.answer(context, classic, member)
     context.reply(event.request, HeartbeatReply(error))
     if error is ErrorCode.REBALANCE_IN_PROGRESS:
-        gathering.tell_if_all_held(context, group)
+        gathering.tell_if_all_held(context, classic)
 
 
-def heartbeat_error(group: Group, event: Heartbeat) -> ErrorCode:
+def heartbeat_error(classic: ClassicGroup, event: Heartbeat) -> ErrorCode:
     """Whether a heartbeat is of a member, with the current generation."""
-    classic = group.classic
     if event.member_id not in classic.members or event.instance_id is not None:
         error = validate(classic, event.member_id, event.instance_id)
         if error is not ErrorCode.NONE:
             return error
-    return ErrorCode.NONE if is_current(group, event.generation) else ErrorCode.ILLEGAL_GENERATION
+    return ErrorCode.NONE if is_current(classic, event.generation) else ErrorCode.ILLEGAL_GENERATION
 
 
-def leave(context: Context, event: LeaveGroup) -> None:
+def leave(context: Context, classic: ClassicGroup, event: LeaveGroup) -> None:
     """Members go, by themselves or by an administrator's hand."""
-    if not event.group_id:
-        context.reply(event.request, LeaveGroupReply(ErrorCode.INVALID_GROUP_ID))
-        return
-    group = context.find(event.group_id)
     left = []
     gone = []
     for leaving in event.members:
-        error = ErrorCode.UNKNOWN_MEMBER_ID if group is None else leave_one(context, group, leaving)
+        error = leave_one(context, classic, leaving)
         left.append(LeftMember(leaving.member_id, leaving.instance_id, error))
         if error is ErrorCode.NONE:
             gone.append(leaving.member_id or leaving.instance_id or "")
     context.reply(event.request, LeaveGroupReply(ErrorCode.NONE, tuple(left)))
-    if group is not None and gone:
-        rebalance.after_removal(context, group, f"{', '.join(gone)} left")
+    if gone:
+        rebalance.after_removal(context, classic, f"{', '.join(gone)} left")
 
 
-def leave_one(context: Context, group: Group, leaving: LeavingMember) -> ErrorCode:
+def leave_one(context: Context, classic: ClassicGroup, leaving: LeavingMember) -> ErrorCode:
     """Remove one member, pending or not."""
-    classic = group.classic
     member_id = leaving.member_id
     if not member_id:
         found = classic.static_ids.get(leaving.instance_id) if leaving.instance_id is not None else None
@@ -419,38 +403,30 @@ def leave_one(context: Context, group: Group, leaving: LeavingMember) -> ErrorCo
         error = validate(classic, member_id, leaving.instance_id)
         if error is not ErrorCode.NONE:
             return error
-    context.tell(group.group_id, f"member {member_id} left; its reason: {leaving.reason or 'not given'}")
+    context.tell(classic.group_id, f"member {member_id} left; its reason: {leaving.reason or 'not given'}")
     rebalance.remove_member(context, classic, member_id)
     return ErrorCode.NONE
 
 
-def on_pending_deadline(context: Context, group: Group, member_id: str) -> None:
+def on_pending_deadline(context: Context, classic: ClassicGroup, member_id: str) -> None:
     """A member id was given out and never came back."""
-    if rebalance.drop_pending(context, group.classic, member_id):
-        rebalance.complete_if_all_joined(context, group)
+    if rebalance.drop_pending(context, classic, member_id):
+        rebalance.complete_if_all_joined(context, classic)
 
 
-def drop_untold(context: Context, group: Group, member_id: str) -> None:
-    """The connection of a new member ended before a reply told its id."""
-    member = group.classic.members.get(member_id)
-    if member_id in group.classic.pending or (member is not None and not member.told):
-        rebalance.put_out(context, group, member_id, f"the connection of new member {member_id} ended")
-
-
-def load(context: Context, group: Group) -> None:
+def load(context: Context, classic: ClassicGroup) -> None:
     """Build the soft state from the group's record; sessions start anew. Source: spec 3.7.
 
     A generation that began and was never synchronized is over: its members, and those before, join again.
     """
-    saved = group.saved
+    saved = classic.saved
     if saved is None:
         return
-    classic = group.classic
     classic.protocol_type = saved.protocol_type or None
     classic.protocol = saved.protocol
     classic.leader = saved.leader
     for stored in saved.members:
-        member = ClassicMember.from_saved(group.group_id, stored, saved.protocol or "")
+        member = ClassicMember.from_saved(classic.group_id, stored, saved.protocol or "")
         classic.members[member.member_id] = member
         if member.instance_id is not None:
             classic.static_ids[member.instance_id] = member.member_id
@@ -460,10 +436,10 @@ def load(context: Context, group: Group) -> None:
     if not classic.members:
         return
     classic.state = classic.previous_state = GroupState.STABLE
-    if group.started > saved.generation:
+    if classic.started > saved.generation:
         classic.resumed_from = saved.generation
-        rebalance.prepare(context, group, f"a restart interrupted generation {group.started}")
+        rebalance.prepare(context, classic, f"a restart interrupted generation {classic.started}")
     elif len(classic.members) > context.config.group_max_size:
-        rebalance.prepare(context, group, f"{len(classic.members)} members are more than group.max.size")
+        rebalance.prepare(context, classic, f"{len(classic.members)} members are more than group.max.size")
     else:
-        leader.on_loaded(context, group)
+        leader.on_loaded(context, classic)

@@ -1,17 +1,20 @@
 """A group under the classic protocol: its members, with the requests they wait on, and its rounds.
 
-All of it is soft: lost with the process and built again from the group's record.
+Its two records are hard; all else is lost with the process and built again from them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 from kohort.groups.consumer_protocol import CONSUMER_PROTOCOL_TYPE, read_topics
 from kohort.groups.events import NO_CONNECTION, Client
+from kohort.groups.group import Membership
 from kohort.groups.liveness.deadlines import Deadline, Timer
 from kohort.groups.outcome import GroupState
-from kohort.groups.records import ClassicProtocol, SavedMember
+from kohort.groups.records import ClassicProtocol, GenerationStarted, GroupSaved, Kind, Record, RecordKey, SavedMember
 
 MEMBER_RECORD_OVERHEAD = 40
 
@@ -169,10 +172,12 @@ class Gathering:
     spares: bool = False
 
 
-class ClassicGroup:
-    """The soft state of a group under the classic protocol.
+class ClassicGroup(Membership):
+    """The members of a group under the classic protocol.
 
     Attributes:
+        saved: the last GroupSaved, None when there is none.
+        started: the last GenerationStarted's generation, 0 when there is none.
         previous_state: before the current one; Empty tells an initial rebalance.
         members: by member id, in the order they came.
         static_ids: instance id to member id; None, of dynamic members, is never in it, and may be looked up.
@@ -195,6 +200,9 @@ class ClassicGroup:
     """
 
     def __init__(self, group_id: str) -> None:
+        super().__init__(group_id)
+        self.saved: GroupSaved | None = None
+        self.started = 0
         self.state = GroupState.EMPTY
         self.previous_state = GroupState.EMPTY
         self.protocol_type: str | None = None
@@ -221,6 +229,11 @@ class ClassicGroup:
         self.size = 0
         self.began_ms: int | None = None
         self.gathering: Gathering | None = None
+
+    @property
+    def generation(self) -> int:
+        """The last generation begun or saved; 0 before the first."""
+        return self.started if self.saved is None else max(self.started, self.saved.generation)
 
     def is_leader(self, member_id: str) -> bool:
         """Whether this member leads."""
@@ -280,3 +293,78 @@ class ClassicGroup:
         if self.subscribed is None:
             return self.protocol_type == CONSUMER_PROTOCOL_TYPE
         return topic in self.subscribed
+
+    def cancel(self) -> None:
+        """Stop all its timers."""
+        timers = [self.join_phase, self.sync_phase]
+        timers += [member.session for member in self.members.values()]
+        timers += [pending.timer for pending in self.pending.values()]
+        if self.gathering is not None:
+            timers.append(self.gathering.timer)
+        for timer in timers:
+            timer.cancel()
+
+    def group_state(self) -> GroupState:
+        """Where its round is."""
+        return self.state
+
+    def places(self) -> Iterator[tuple[str, int, bool]]:
+        """Where its members are; of ids given out nothing is said."""
+        return ((member.member_id, member.connection, member.is_gone) for member in self.members.values())
+
+    def expires_offsets(self) -> bool:
+        """While it is empty, or settled with subscriptions that can be read."""
+        if self.state is GroupState.EMPTY:
+            return True
+        return self.state is GroupState.STABLE and self.knows_topics() and self.subscribed is not None
+
+    def empty_since_ms(self) -> int:
+        """When the record of an empty group that had members was written."""
+        saved = self.saved
+        return saved.state_ms if self.state is GroupState.EMPTY and saved is not None and saved.protocol_type else -1
+
+    def awaits_members(self) -> bool:
+        """Whether a member id was given out (KIP-394) and has not come back."""
+        return bool(self.pending)
+
+    def knows_topics(self) -> bool:
+        """Whether its members say in bytes that are known here what they read, or there are none."""
+        return self.state is GroupState.EMPTY or self.protocol_type == CONSUMER_PROTOCOL_TYPE
+
+    def records(self) -> Iterator[Record]:
+        """The record of its last settled state, and the generation that began since."""
+        if self.saved is not None:
+            yield self.saved
+        if self.started:
+            yield GenerationStarted(self.group_id, self.started)
+
+    def has_records(self) -> bool:
+        """Whether it has either."""
+        return self.saved is not None or self.started > 0
+
+    def tombstones(self) -> Iterator[RecordKey]:
+        """Both keys; that of the group in any case."""
+        if self.started:
+            yield (Kind.GENERATION, self.group_id)
+        yield (Kind.GROUP, self.group_id)
+
+    def drop(self, kind: Kind, names: list[Any]) -> bool:
+        """Ledger: a record is gone. Without any it is a group that holds offsets only."""
+        if kind is Kind.GROUP:
+            self.saved = None
+        elif kind is Kind.GENERATION:
+            self.started = 0
+        return False
+
+    def take_saved(self, record: GroupSaved) -> None:
+        """Ledger: a generation is settled, or the group empty."""
+        self.saved = record
+
+    def take_started(self, record: GenerationStarted) -> None:
+        """Ledger: a generation began."""
+        self.started = record.generation
+
+    takes: ClassVar[Mapping[type, Callable[[Any, Any], None]]] = {
+        GroupSaved: take_saved,
+        GenerationStarted: take_started,
+    }

@@ -16,7 +16,6 @@ from kohort.groups.consumer.members import Refusal
 from kohort.groups.consumer.state import LEFT_FOR_A_WHILE, ConsumerGroup, Current, Presence, pack, unpack
 from kohort.groups.context import Context
 from kohort.groups.events import AssignmentComputed, ConsumerGroupHeartbeat, GroupSettingsChanged
-from kohort.groups.group import Group
 from kohort.groups.liveness import patience
 from kohort.groups.migration import classic_members, conversion
 from kohort.groups.outcome import ConsumerGroupHeartbeatReply, Level
@@ -29,13 +28,11 @@ MEMBERS_PER_MS = 5
 """How many unsettled members may ask in one ms, which bounds what their short interval costs."""
 
 
-def heartbeat(context: Context, event: ConsumerGroupHeartbeat) -> None:
-    """Join, go on, or leave."""
-    refusal = check(context, event)
-    if refusal is None:
-        refusal = leave(context, event) if event.member_epoch < 0 else beat(context, event)
+def heartbeat(context: Context, consumer: ConsumerGroup, event: ConsumerGroupHeartbeat) -> None:
+    """Join, go on, or leave, with a request that `check` let pass."""
+    refusal = leave(context, consumer, event) if event.member_epoch < 0 else beat(context, consumer, event)
     if refusal is not None:
-        members.note_fenced(context, event, refusal)
+        members.note_fenced(context, consumer, event, refusal)
         members.refuse(context, event, refusal)
 
 
@@ -97,15 +94,8 @@ def check_join(event: ConsumerGroupHeartbeat) -> str | None:
     return None
 
 
-def beat(context: Context, event: ConsumerGroupHeartbeat) -> Refusal | None:
+def beat(context: Context, consumer: ConsumerGroup, event: ConsumerGroupHeartbeat) -> Refusal | None:
     """A join or a regular heartbeat."""
-    group_id = event.group_id
-    if event.member_epoch == 0 and not conversion.make_consumer_group(context, group_id):
-        return Refusal(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} is not a consumer group.")
-    group = context.find(group_id)
-    consumer = None if group is None else group.consumer
-    if consumer is None:
-        return not_found(group, event)
     member_id = event.member_id or event.new_member_id
     refusal = admit(context, consumer, event, member_id)
     if refusal is not None:
@@ -113,37 +103,25 @@ def beat(context: Context, event: ConsumerGroupHeartbeat) -> Refusal | None:
     back = silence.heard(context, consumer, member_id)
     joins, before = event.member_epoch == 0, consumer.members.get(member_id)
     if joins:
-        members.come_back(context, group_id, consumer, member_id)
+        members.come_back(context, consumer, member_id)
     if save(context, consumer, event, member_id):
-        targets.bump(context, group_id, f"member {member_id} joined or changed its subscription")
+        targets.bump(context, consumer, f"member {member_id} joined or changed its subscription")
     elif back:
-        targets.bump(context, group_id, f"member {member_id} is heard again")
-    presence = members.heard(context, group_id, consumer, member_id, event.connection)
+        targets.bump(context, consumer, f"member {member_id} is heard again")
+    presence = members.heard(context, consumer, member_id, event.connection)
     presence.overdue = presence.fenced = False
     if joins:
         presence.process = event.client.process
     if before is not None and before.classic_protocols is not None:
         members.change_protocol(context, presence, member_id)
-    let_go(context, group_id, consumer, member_id)
+    let_go(context, consumer, member_id)
     if consumer.epoch > consumer.target_epoch:
-        targets.request(context, group_id)
+        targets.request(context, consumer)
         if joins:
             presence.waiting, presence.waits_for = event, consumer.epoch
             return None
     answer(context, consumer, event, member_id)
     return None
-
-
-def not_found(group: Group | None, event: ConsumerGroupHeartbeat) -> Refusal:
-    """There is no such consumer group; a static member whose place a classic one has taken must not fight for it."""
-    holder = None if group is None else group.classic.static_ids.get(event.instance_id)
-    if holder is not None and holder != event.member_id:
-        text = f"Static member {event.member_id} with instance id {event.instance_id} was fenced by member {holder}."
-        return Refusal(ErrorCode.FENCED_INSTANCE_ID, text)
-    if group is not None:
-        return Refusal(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {event.group_id} is not a consumer group.")
-    what = "Group" if event.member_epoch < 0 else "Consumer group"
-    return Refusal(ErrorCode.GROUP_ID_NOT_FOUND, f"{what} {event.group_id} not found.")
 
 
 def admit(context: Context, consumer: ConsumerGroup, event: ConsumerGroupHeartbeat, member_id: str) -> Refusal | None:
@@ -163,7 +141,7 @@ def admit(context: Context, consumer: ConsumerGroup, event: ConsumerGroupHeartbe
         return None
     if not known:
         return Refusal(ErrorCode.UNKNOWN_MEMBER_ID, f"Member {member_id} is not a member of group {event.group_id}.")
-    if consumer.presence(event.group_id, member_id).overdue:
+    if consumer.presence(member_id).overdue:
         text = f"Member {member_id} did not give its partitions up within its rebalance timeout and must join again."
         return Refusal(ErrorCode.UNKNOWN_MEMBER_ID, text)
     return check_epoch(consumer.standing(member_id), event)
@@ -204,7 +182,7 @@ def replace_static(
             f"id is owned by {old_id} member."
         )
         return Refusal(ErrorCode.UNRELEASED_INSTANCE_ID, text)
-    members.take_place(context, event.group_id, consumer, old_id, new_id)
+    members.take_place(context, consumer, old_id, new_id)
     return None
 
 
@@ -248,10 +226,10 @@ def answer(context: Context, consumer: ConsumerGroup, event: ConsumerGroupHeartb
     """Move the member one step on and tell it what is new, or hold the reply while nothing is."""
     before = consumer.standing(member_id)
     owned = None if event.owned is None else unpack(event.owned)
-    after = members.step(context, event.group_id, consumer, member_id, owned)
+    after = members.step(context, consumer, member_id, owned)
     told = says_everything(event) or after.assigned != before.assigned or after.member_epoch != event.member_epoch
     settled = after.is_reconciled_to(consumer.epoch)
-    presence = consumer.presence(event.group_id, member_id)
+    presence = consumer.presence(member_id)
     if settled and not told and event.owned is None and event.hold_ms > 0 and hold(context, consumer, event, presence):
         return
     interval = members.heartbeat_interval_ms(context, consumer)
@@ -312,7 +290,7 @@ def hold(context: Context, consumer: ConsumerGroup, event: ConsumerGroupHeartbea
     return True
 
 
-def let_go(context: Context, group_id: str, consumer: ConsumerGroup, member_id: str) -> None:
+def let_go(context: Context, consumer: ConsumerGroup, member_id: str) -> None:
     """Answer what a member's earlier heartbeats wait for: a joiner's with what it is now, a held one as usual."""
     presence = consumer.presences.get(member_id)
     if presence is None:
@@ -326,20 +304,16 @@ def let_go(context: Context, group_id: str, consumer: ConsumerGroup, member_id: 
             answer(context, consumer, replace(event, hold_ms=0), member_id)
 
 
-def release_all(context: Context, group_id: str, consumer: ConsumerGroup) -> None:
+def release_all(context: Context, consumer: ConsumerGroup) -> None:
     """Something changed: every held heartbeat is answered, so that its member moves now."""
     for member_id, presence in list(consumer.presences.items()):
         if presence.held is not None:
-            let_go(context, group_id, consumer, member_id)
+            let_go(context, consumer, member_id)
 
 
-def on_computed(context: Context, event: AssignmentComputed) -> None:
+def on_computed(context: Context, consumer: ConsumerGroup, event: AssignmentComputed) -> None:
     """A target is here: joiners that waited for it are answered, held members move, the next target is asked for."""
-    taken = targets.take(context, event)
-    group = context.find(event.group_id)
-    consumer = None if group is None else group.consumer
-    if consumer is None:
-        return
+    taken = targets.take(context, consumer, event)
     for member_id, presence in list(consumer.presences.items()):
         if presence.waiting is None:
             continue
@@ -347,20 +321,16 @@ def on_computed(context: Context, event: AssignmentComputed) -> None:
             members.refuse(context, presence.waiting, Refusal(ErrorCode.UNKNOWN_SERVER_ERROR, event.failure))
             presence.waiting = None
         elif presence.waits_for <= consumer.target_epoch:
-            let_go(context, event.group_id, consumer, member_id)
-    classic_members.on_target(context, event.group_id, consumer, event.failure)
+            let_go(context, consumer, member_id)
+    classic_members.on_target(context, consumer, event.failure)
     if taken:
-        release_all(context, event.group_id, consumer)
-        silence.watch(context, event.group_id, consumer)
-        targets.request(context, event.group_id)
+        release_all(context, consumer)
+        silence.watch(context, consumer)
+        targets.request(context, consumer)
 
 
-def leave(context: Context, event: ConsumerGroupHeartbeat) -> Refusal | None:
+def leave(context: Context, consumer: ConsumerGroup, event: ConsumerGroupHeartbeat) -> Refusal | None:
     """A member goes, for good or (a static one) for a while."""
-    group = context.find(event.group_id)
-    consumer = None if group is None else group.consumer
-    if group is None or consumer is None:
-        return not_found(group, event)
     member_id = event.member_id
     if event.instance_id is not None:
         holder = consumer.static_ids.get(event.instance_id)
@@ -372,45 +342,32 @@ def leave(context: Context, event: ConsumerGroupHeartbeat) -> Refusal | None:
     elif member_id not in consumer.members:
         return Refusal(ErrorCode.UNKNOWN_MEMBER_ID, f"Member {member_id} is not a member of group {event.group_id}.")
     if event.member_epoch == LEFT_FOR_A_WHILE:
-        members.leave_for_a_while(context, event.group_id, consumer, member_id)
+        members.leave_for_a_while(context, consumer, member_id)
     else:
-        put_out(context, group, member_id, f"member {member_id} left")
+        put_out(context, consumer, member_id, f"member {member_id} left")
     context.reply(
         event.request, ConsumerGroupHeartbeatReply(ErrorCode.NONE, member_id=member_id, member_epoch=event.member_epoch)
     )
     return None
 
 
-def put_out(context: Context, group: Group, member_id: str, reason: str) -> None:
+def put_out(context: Context, consumer: ConsumerGroup, member_id: str, reason: str) -> None:
     """Remove a member; the others get a new epoch, or their classic group back."""
-    consumer = group.consumer
-    if consumer is None or member_id not in consumer.members:
+    if member_id not in consumer.members:
         return
-    context.tell(group.group_id, reason)
+    context.tell(consumer.group_id, reason)
     if conversion.turns_classic(context, consumer, without=member_id):
         members.dismiss(context, consumer, member_id)
-        conversion.make_classic_group(context, group, leaving=member_id)
+        conversion.make_classic_group(context, consumer, leaving=member_id)
         return
-    members.remove(context, group.group_id, consumer, member_id)
-    targets.bump(context, group.group_id, reason)
+    members.remove(context, consumer, member_id)
+    targets.bump(context, consumer, reason)
 
 
-def drop_untold(context: Context, group: Group, member_id: str) -> None:
-    """The connection of a new member ended before a reply told its id."""
-    presence = None if group.consumer is None else group.consumer.presences.get(member_id)
-    if presence is None:
-        return
-    first, joining = presence.waiting, presence.joining
-    untold = joining is not None and not joining.member_id and joining.instance_id is None
-    if untold or (first is not None and not first.member_id):
-        put_out(context, group, member_id, f"the connection of new member {member_id} ended")
-
-
-def on_session_end(context: Context, group: Group, member_id: str) -> None:
+def on_session_end(context: Context, consumer: ConsumerGroup, member_id: str) -> None:
     """A member was silent too long."""
-    consumer = group.consumer
-    presence = None if consumer is None else consumer.presences.get(member_id)
-    if consumer is None or presence is None or member_id not in consumer.members:
+    presence = consumer.presences.get(member_id)
+    if presence is None or member_id not in consumer.members:
         return
     if presence.overdue:
         reason = "did not move in time and did not join again"
@@ -419,69 +376,71 @@ def on_session_end(context: Context, group: Group, member_id: str) -> None:
     else:
         reason = f"was silent for its session of {members.session_timeout_ms(context, consumer, member_id)} ms"
     put_out(
-        context, group, member_id, f"member {member_id} {reason} ({members.last_seen(context, consumer, member_id)})"
+        context, consumer, member_id, f"member {member_id} {reason} ({members.last_seen(context, consumer, member_id)})"
     )
 
 
-def on_move_end(context: Context, group: Group, member_id: str, what: str) -> None:
+def on_revocation_end(context: Context, consumer: ConsumerGroup, member_id: str) -> None:
+    """A member did not give its partitions up within its rebalance timeout."""
+    expect_join(context, consumer, member_id, "revoke")
+
+
+def on_phase_end(context: Context, consumer: ConsumerGroup, member_id: str) -> None:
+    """A classic member did not join or sync within its rebalance timeout."""
+    expect_join(context, consumer, member_id, "join or sync")
+
+
+def on_given_id_end(context: Context, consumer: ConsumerGroup, member_id: str) -> None:
+    """A member id was given out and never came back."""
+    consumer.given_ids.pop(member_id, None)
+
+
+def expect_join(context: Context, consumer: ConsumerGroup, member_id: str, what: str) -> None:
     """A member did not give its partitions up, join or sync within its rebalance timeout: it must join again.
 
     It may not have heard that it must move, nor hear that it is refused now; so its partitions stay its own until it
     joins again, leaves, or its session since it was last accepted ends, by which time it has stopped.
     """
-    presence = None if group.consumer is None else group.consumer.presences.get(member_id)
+    presence = consumer.presences.get(member_id)
     if presence is not None and presence.waiting is None and presence.joining is None:
-        context.tell(group.group_id, f"member {member_id} did not {what} in time: it must join again")
+        context.tell(consumer.group_id, f"member {member_id} did not {what} in time: it must join again")
         presence.overdue = True
 
 
-def on_hold_end(context: Context, group: Group, member_id: str) -> None:
-    """Nothing happened while a heartbeat was held."""
-    if group.consumer is not None:
-        let_go(context, group.group_id, group.consumer, member_id)
-
-
-def on_watch(context: Context, group: Group) -> None:
+def on_watch(context: Context, consumer: ConsumerGroup, subject: str) -> None:
     """Someone may be waited for who is silent: then the group gets a target that is made without it."""
-    consumer = group.consumer
-    if consumer is None:
-        return
     silent = silence.silent_of(context, consumer, silence.unmoved(consumer))
     if silent and silence.applies(context, consumer):
-        targets.bump(context, group.group_id, f"no one waits for silent members: {', '.join(silent)}")
+        targets.bump(context, consumer, f"no one waits for silent members: {', '.join(silent)}")
     else:
-        silence.watch(context, group.group_id, consumer)
+        silence.watch(context, consumer)
 
 
-def on_settings(context: Context, event: GroupSettingsChanged) -> None:
+def on_settings(context: Context, consumer: ConsumerGroup, event: GroupSettingsChanged) -> None:
     """A group has timeouts of its own now."""
-    context.settings[event.group_id] = event.settings
-    group = context.find(event.group_id)
-    if group is not None and group.consumer is not None:
-        group.consumer.settings = event.settings
+    consumer.settings = event.settings
 
 
-def load(context: Context, group: Group) -> None:
+def load(context: Context, consumer: ConsumerGroup) -> None:
     """Sessions start anew; members that must give up have their whole time again; a missing target is asked for.
 
     Topics that came or went while no coordinator looked are found by matching regular expressions again.
     """
-    consumer = group.consumer
-    if consumer is None:
-        return
-    consumer.settings = context.settings.get(group.group_id, consumer.settings)
+    consumer.settings = context.settings.get(consumer.group_id, consumer.settings)
     for member_id, member in consumer.members.items():
-        presence = consumer.presence(group.group_id, member_id)
+        presence = consumer.presence(member_id)
         context.run(presence.session, members.session_timeout_ms(context, consumer, member_id))
         presence.heard_ms = context.now.mono_ms
         unrevoked = consumer.standing(member_id).state is MemberState.UNREVOKED_PARTITIONS
         if unrevoked and member.classic_protocols is None:
             context.run(presence.revocation, member.rebalance_timeout_ms)
     if consumer.members:
-        targets.resolve_if_needed(context, group.group_id, again=True)
-        targets.look_at_topics(context, group.group_id, consumer)
+        targets.resolve_if_needed(context, consumer, again=True)
+        targets.look_at_topics(context, consumer)
         if consumer.epoch == consumer.target_epoch and silence.is_uneven(context, consumer):
-            targets.bump(context, group.group_id, "shares are not even")
-        targets.request(context, group.group_id)
-        silence.watch(context, group.group_id, consumer)
-    context.tell(group.group_id, f"loaded with {len(consumer.members)} members at epoch {consumer.epoch}", Level.DEBUG)
+            targets.bump(context, consumer, "shares are not even")
+        targets.request(context, consumer)
+        silence.watch(context, consumer)
+    context.tell(
+        consumer.group_id, f"loaded with {len(consumer.members)} members at epoch {consumer.epoch}", Level.DEBUG
+    )

@@ -26,12 +26,10 @@ def refuse(context: Context, event: ConsumerGroupHeartbeat, refusal: Refusal) ->
     context.reply(event.request, ConsumerGroupHeartbeatReply(refusal.error, refusal.message))
 
 
-def note_fenced(context: Context, event: ConsumerGroupHeartbeat, refusal: Refusal) -> None:
+def note_fenced(context: Context, consumer: ConsumerGroup, event: ConsumerGroupHeartbeat, refusal: Refusal) -> None:
     """Leave a line for the log when a member is fenced by its epoch, once until it is heard again."""
-    group = context.find(event.group_id)
-    consumer = None if group is None else group.consumer
-    presence = None if consumer is None else consumer.presences.get(event.member_id)
-    if consumer is None or presence is None or presence.fenced or refusal.error is not ErrorCode.FENCED_MEMBER_EPOCH:
+    presence = consumer.presences.get(event.member_id)
+    if presence is None or presence.fenced or refusal.error is not ErrorCode.FENCED_MEMBER_EPOCH:
         return
     presence.fenced = True
     current = consumer.standing(event.member_id)
@@ -51,23 +49,23 @@ def last_seen(context: Context, consumer: ConsumerGroup, member_id: str) -> str:
     return f"client {member.client_id} at {member.client_host}{heard}, {ended}"
 
 
-def step(context: Context, group_id: str, consumer: ConsumerGroup, member_id: str, owned: Pairs | None) -> Current:
+def step(context: Context, consumer: ConsumerGroup, member_id: str, owned: Pairs | None) -> Current:
     """Move a member one step towards its target and watch the time that it takes to give up."""
     before = consumer.standing(member_id)
     target = consumer.targets.get(member_id, frozenset())
     after = next_step(consumer, member_id, target, owned)
     if after == before and member_id in consumer.current:
         return after
-    context.emit(after.record(group_id, member_id))
+    context.emit(after.record(consumer.group_id, member_id))
     note_moved(context, consumer, before.assigned, after.assigned)
     member = consumer.members[member_id]
-    presence = consumer.presence(group_id, member_id)
+    presence = consumer.presence(member_id)
     if after.state is MemberState.UNREVOKED_PARTITIONS and member.classic_protocols is None:
         context.run(presence.revocation, member.rebalance_timeout_ms)
     else:
         presence.revocation.cancel()
     if after.is_reconciled_to(consumer.epoch) and not before.is_reconciled_to(consumer.epoch):
-        note_settled(context, group_id, consumer)
+        note_settled(context, consumer)
     return after
 
 
@@ -85,7 +83,7 @@ def note_moved(context: Context, consumer: ConsumerGroup, before: Pairs, after: 
                 consumer.still.append(now_ms - since)
 
 
-def note_settled(context: Context, group_id: str, consumer: ConsumerGroup) -> None:
+def note_settled(context: Context, consumer: ConsumerGroup) -> None:
     """Count a rebalance when the last member has reached its target."""
     if consumer.settling_epoch != consumer.epoch:
         consumer.settling, consumer.settling_epoch = list(consumer.members), consumer.epoch
@@ -97,7 +95,7 @@ def note_settled(context: Context, group_id: str, consumer: ConsumerGroup) -> No
         if awaited and not consumer.standing(left[-1]).is_reconciled_to(consumer.epoch):
             return
         left.pop()
-    context.rebalanced(group_id, "consumer", consumer.began_ms, consumer.still, len(consumer.members))
+    context.rebalanced(consumer.group_id, "consumer", consumer.began_ms, consumer.still, len(consumer.members))
     consumer.began_ms = None
     consumer.stopped.clear()
     consumer.still = []
@@ -125,12 +123,12 @@ def preferred_assignor(context: Context, consumer: ConsumerGroup) -> str:
     return max(votes, key=lambda name: votes[name]) if votes else context.config.consumer_assignors[0]
 
 
-def heard(context: Context, group_id: str, consumer: ConsumerGroup, member_id: str, connection: int) -> Presence:
+def heard(context: Context, consumer: ConsumerGroup, member_id: str, connection: int) -> Presence:
     """A member spoke: what it was heard on before no longer matters, nor that it has ended, and its session is whole."""
-    presence = consumer.presence(group_id, member_id)
+    presence = consumer.presence(member_id)
     if presence.connection != connection:
-        context.forget_connection(presence.connection, group_id, member_id)
-        context.remember_connection(connection, group_id, member_id)
+        context.forget_connection(presence.connection, consumer.group_id, member_id)
+        context.remember_connection(connection, consumer.group_id, member_id)
         presence.connection = connection
     presence.gone_ms = None
     alive(context, consumer, presence, member_id)
@@ -150,25 +148,25 @@ def touch(context: Context, consumer: ConsumerGroup, presence: Presence, member_
         context.run(presence.session, session_timeout_ms(context, consumer, member_id))
 
 
-def committed(context: Context, group_id: str, consumer: ConsumerGroup, member_id: str) -> None:
+def committed(context: Context, consumer: ConsumerGroup, member_id: str) -> None:
     """A classic member's commit is a sign of life, as it is in a classic group: its client need not know where it is."""
     member = consumer.members.get(member_id)
     if member is not None and member.classic_protocols is not None:
-        presence = consumer.presence(group_id, member_id)
+        presence = consumer.presence(member_id)
         if not presence.overdue:
             alive(context, consumer, presence, member_id)
 
 
-def leave_for_a_while(context: Context, group_id: str, consumer: ConsumerGroup, member_id: str) -> None:
+def leave_for_a_while(context: Context, consumer: ConsumerGroup, member_id: str) -> None:
     """Write that a static member has gone and may be back; what it has is its own for the rest of its session.
 
     It waits for nothing any more: a heartbeat that is answered later would move it on, back into the group.
     """
-    presence = consumer.presence(group_id, member_id)
+    presence = consumer.presence(member_id)
     presence.expect_nothing()
     gone = Refusal(ErrorCode.FENCED_MEMBER_EPOCH, f"Member {member_id} has left the group for a while.")
     turn_away(context, presence, gone)
-    context.emit(consumer.standing(member_id).away().record(group_id, member_id))
+    context.emit(consumer.standing(member_id).away().record(consumer.group_id, member_id))
 
 
 def change_protocol(context: Context, presence: Presence, member_id: str) -> None:
@@ -177,37 +175,37 @@ def change_protocol(context: Context, presence: Presence, member_id: str) -> Non
     turn_away(context, presence, Refusal(ErrorCode.UNKNOWN_MEMBER_ID, f"Member {member_id} speaks another protocol."))
 
 
-def come_back(context: Context, group_id: str, consumer: ConsumerGroup, member_id: str) -> None:
+def come_back(context: Context, consumer: ConsumerGroup, member_id: str) -> None:
     """A member joins under its own id: if it was away, it has its place again."""
     current = consumer.standing(member_id)
     if current.is_away:
-        context.emit(current.afresh().record(group_id, member_id))
+        context.emit(current.afresh().record(consumer.group_id, member_id))
 
 
-def take_place(context: Context, group_id: str, consumer: ConsumerGroup, old_id: str, new_id: str) -> None:
+def take_place(context: Context, consumer: ConsumerGroup, old_id: str, new_id: str) -> None:
     """Write that a static member goes on under a new id, with what the old one has."""
     old, target = consumer.members[old_id], consumer.targets.get(old_id)
     before = consumer.standing(old_id)
     if old_id in consumer.spared:
         consumer.spared[new_id] = None
     dismiss(context, consumer, old_id, ErrorCode.FENCED_INSTANCE_ID)
-    remove(context, group_id, consumer, old_id)
+    remove(context, consumer, old_id)
     context.emit(replace(old, member_id=new_id))
     if target is not None:
-        context.emit(TargetAssigned(group_id, new_id, pack(target)))
-    context.emit(before.afresh().record(group_id, new_id))
+        context.emit(TargetAssigned(consumer.group_id, new_id, pack(target)))
+    context.emit(before.afresh().record(consumer.group_id, new_id))
 
 
-def remove(context: Context, group_id: str, consumer: ConsumerGroup, member_id: str) -> None:
+def remove(context: Context, consumer: ConsumerGroup, member_id: str) -> None:
     """Write that a member is gone."""
     dismiss(context, consumer, member_id)
     consumer.spared.pop(member_id, None)
     if member_id in consumer.current:
         note_moved(context, consumer, consumer.current[member_id].assigned, frozenset())
-        context.emit(Tombstone((Kind.CURRENT, group_id, member_id)))
+        context.emit(Tombstone((Kind.CURRENT, consumer.group_id, member_id)))
     if member_id in consumer.targets:
-        context.emit(Tombstone((Kind.TARGET, group_id, member_id)))
-    context.emit(Tombstone((Kind.MEMBER, group_id, member_id)))
+        context.emit(Tombstone((Kind.TARGET, consumer.group_id, member_id)))
+    context.emit(Tombstone((Kind.MEMBER, consumer.group_id, member_id)))
 
 
 def dismiss(

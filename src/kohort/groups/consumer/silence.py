@@ -78,7 +78,7 @@ def heard(context: Context, consumer: ConsumerGroup, member_id: str) -> bool:
     return True
 
 
-def watch(context: Context, group_id: str, consumer: ConsumerGroup) -> None:
+def watch(context: Context, consumer: ConsumerGroup) -> None:
     """There is a new target: look when the first of those that have to move would be silent."""
     if not applies(context, consumer):
         return
@@ -86,7 +86,7 @@ def watch(context: Context, group_id: str, consumer: ConsumerGroup) -> None:
     first_ms = min((each for each in due if each is not None), default=None)
     if first_ms is not None:
         if consumer.watch is None:
-            consumer.watch = Timer(Deadline.SILENCE, group_id)
+            consumer.watch = Timer(Deadline.SILENCE, consumer.group_id)
         context.deadlines.set(consumer.watch, max(first_ms, context.now.mono_ms + SLACK_MS))
 
 

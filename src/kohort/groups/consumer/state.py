@@ -6,18 +6,26 @@ soft state: timers, joiners that wait for a first assignment, work under way.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 from kohort.groups.events import NO_CONNECTION, ConsumerGroupHeartbeat, GroupSettings, JoinGroup
+from kohort.groups.group import Membership
 from kohort.groups.liveness.deadlines import Deadline, Timer
 from kohort.groups.outcome import GroupState
 from kohort.groups.records import (
+    EpochBumped,
     HeldPartitions,
+    Kind,
     MemberAssigned,
     MemberSaved,
     MemberState,
+    Record,
+    RecordKey,
     RegexResolved,
+    TargetAssigned,
+    TargetEpochSet,
     TopicPartitions,
 )
 from kohort.ids import TopicId
@@ -196,7 +204,7 @@ class Presence:
 
 
 @dataclass(slots=True)
-class ConsumerGroup:
+class ConsumerGroup(Membership):
     """A group under KIP-848.
 
     Attributes:
@@ -222,6 +230,7 @@ class ConsumerGroup:
         settings: the group's own timeouts.
     """
 
+    group_id: str
     members: dict[str, MemberSaved] = field(default_factory=dict)
     epoch: int = 0
     metadata_hash: int = 0
@@ -271,15 +280,22 @@ class ConsumerGroup:
         """Whether a member reads this topic."""
         return any(topic in self.topics_of(member) for member in self.members.values())
 
-    def presence(self, group_id: str, member_id: str) -> Presence:
+    def presence(self, member_id: str) -> Presence:
         """A member's soft state, made when there is none."""
         presence = self.presences.get(member_id)
         if presence is None:
-            presence = self.presences[member_id] = Presence(group_id, member_id)
+            presence = self.presences[member_id] = Presence(self.group_id, member_id)
         return presence
 
-    def state(self) -> GroupState:
-        """The state that DescribeGroups shows."""
+    def cancel(self) -> None:
+        """Stop all its timers."""
+        for presence in self.presences.values():
+            presence.cancel()
+        for timer in (*self.given_ids.values(), *(() if self.watch is None else (self.watch,))):
+            timer.cancel()
+
+    def group_state(self) -> GroupState:
+        """Whether there is a target for the newest epoch, and all have it."""
         if not self.members:
             return GroupState.EMPTY
         if self.epoch > self.target_epoch:
@@ -291,6 +307,76 @@ class ConsumerGroup:
     def classic_members(self) -> list[MemberSaved]:
         """Members that speak the classic protocol."""
         return [member for member in self.members.values() if member.classic_protocols is not None]
+
+    def places(self) -> Iterator[tuple[str, int, bool]]:
+        """Where its members are."""
+        return ((member_id, each.connection, each.gone_ms is not None) for member_id, each in self.presences.items())
+
+    def empty_since_ms(self) -> int:
+        """When the target of the epoch without members was written."""
+        return -1 if self.members else self.assigned_ms
+
+    def records(self) -> Iterator[Record]:
+        """Members, the epoch, regular expressions, the target, and where members stand."""
+        yield from self.members.values()
+        yield EpochBumped(self.group_id, self.epoch, self.metadata_hash)
+        yield from self.regexes.values()
+        for member_id, target in self.targets.items():
+            yield TargetAssigned(self.group_id, member_id, pack(target))
+        if self.target_epoch:
+            yield TargetEpochSet(self.group_id, self.target_epoch, self.assigned_ms)
+        for member_id, current in self.current.items():
+            yield current.record(self.group_id, member_id)
+
+    def has_records(self) -> bool:
+        """Always: it is there from its first record until its epoch's is gone."""
+        return True
+
+    def tombstones(self) -> Iterator[RecordKey]:
+        """The members' keys, and last the epoch's."""
+        names: tuple[tuple[Kind, Iterable[str]], ...] = (
+            (Kind.CURRENT, self.current),
+            (Kind.TARGET, self.targets),
+            (Kind.MEMBER, self.members),
+            (Kind.REGEX, self.regexes),
+        )
+        for kind, of_kind in names:
+            yield from ((kind, self.group_id, name) for name in of_kind)
+        if self.target_epoch:
+            yield (Kind.TARGET_EPOCH, self.group_id)
+        yield (Kind.EPOCH, self.group_id)
+
+    def drop(self, kind: Kind, names: list[Any]) -> bool:
+        """Ledger: a record is gone; that of the epoch is the group's last."""
+        if kind is Kind.MEMBER:
+            self.drop_member(names[0])
+        elif kind is Kind.TARGET_EPOCH:
+            self.target_epoch = 0
+        elif kind is Kind.TARGET:
+            self.targets.pop(names[0], None)
+        elif kind is Kind.CURRENT:
+            self.drop_current(names[0])
+        elif kind is Kind.REGEX:
+            self.regexes.pop(names[0], None)
+        return kind is Kind.EPOCH
+
+    def take_epoch(self, record: EpochBumped) -> None:
+        """Ledger: something changed that needs a new target."""
+        self.epoch = record.epoch
+        self.metadata_hash = record.metadata_hash
+
+    def take_target_epoch(self, record: TargetEpochSet) -> None:
+        """Ledger: the target is whole."""
+        self.target_epoch = record.epoch
+        self.assigned_ms = record.assigned_ms
+
+    def take_target(self, record: TargetAssigned) -> None:
+        """Ledger: what a member is to have."""
+        self.targets[record.member_id] = unpack(record.partitions)
+
+    def take_regex(self, record: RegexResolved) -> None:
+        """Ledger: the topics that a regular expression matches."""
+        self.regexes[record.regex] = record
 
     def take_member(self, member: MemberSaved) -> None:
         """Ledger: a member said something new of itself."""
@@ -331,6 +417,15 @@ class ConsumerGroup:
             for pair in before.assigned | before.pending:
                 if self.holders.get(pair) == member_id:
                     del self.holders[pair]
+
+    takes: ClassVar[Mapping[type, Callable[[Any, Any], None]]] = {
+        EpochBumped: take_epoch,
+        MemberSaved: take_member,
+        TargetEpochSet: take_target_epoch,
+        TargetAssigned: take_target,
+        MemberAssigned: take_current,
+        RegexResolved: take_regex,
+    }
 
 
 def _shift(counts: dict[str, int], name: str, sign: int) -> None:

@@ -6,7 +6,6 @@ is computed: with members joining all the time, a group would otherwise never ge
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from kohort.assignors import MemberSubscription, TopicInfo, server_assignor
@@ -14,7 +13,7 @@ from kohort.groups.consumer import silence
 from kohort.groups.consumer.members import preferred_assignor
 from kohort.groups.consumer.state import NOTHING, ConsumerGroup, Pairs, pack, unpack
 from kohort.groups.context import Context
-from kohort.groups.events import AssignmentComputed, RegexesResolved, Topic, TopicImage
+from kohort.groups.events import AssignmentComputed, RegexesResolved, Topic
 from kohort.groups.outcome import ComputeAssignment, Level, ResolveRegexes
 from kohort.groups.records import (
     EpochBumped,
@@ -24,45 +23,33 @@ from kohort.groups.records import (
     TargetEpochSet,
     Tombstone,
 )
+from kohort.groups.topics import ImageChange, metadata_hash
 from kohort.ids import TopicPartition
 
 Matcher = Callable[[str, Iterable[str]], Iterable[str]]
 """From a regular expression and topic names to the names it matches."""
 
 
-def metadata_hash(image: TopicImage, names: Iterable[str]) -> int:
-    """A number that changes when a subscribed topic appears, goes, grows, or moves between racks; signed 64 bit."""
-    digest = hashlib.blake2b(digest_size=8)
-    for name in names:
-        topic = image.topics.get(name)
-        if topic is not None:
-            racks = "|".join(",".join(partition) for partition in topic.racks)
-            digest.update(f"{name}\0{topic.id}\0{topic.partitions}\0{racks}\0".encode())
-    return int.from_bytes(digest.digest(), "big", signed=True)
-
-
-def bump(context: Context, group_id: str, reason: str) -> None:
+def bump(context: Context, consumer: ConsumerGroup, reason: str) -> None:
     """A new epoch, with the topics as they are now."""
-    consumer = context.ledger.consumer(group_id)
     if consumer.began_ms is None:
         consumer.began_ms = context.now.mono_ms
     epoch = consumer.epoch + 1
-    context.emit(EpochBumped(group_id, epoch, metadata_hash(context.image, consumer.subscribed())))
-    context.tell(group_id, f"epoch {epoch}: {reason}", Level.DEBUG)
+    context.emit(EpochBumped(consumer.group_id, epoch, metadata_hash(context.image, consumer.subscribed())))
+    context.tell(consumer.group_id, f"epoch {epoch}: {reason}", Level.DEBUG)
     if not consumer.members:
         for regex in list(consumer.regexes):  # no one looks after them until a member comes that reads them
-            context.emit(Tombstone((Kind.REGEX, group_id, regex)))
-        context.emit(TargetEpochSet(group_id, epoch, context.now.wall_ms))
+            context.emit(Tombstone((Kind.REGEX, consumer.group_id, regex)))
+        context.emit(TargetEpochSet(consumer.group_id, epoch, context.now.wall_ms))
         return
-    request(context, group_id)
+    request(context, consumer)
 
 
-def request(context: Context, group_id: str) -> None:
+def request(context: Context, consumer: ConsumerGroup) -> None:
     """Ask for the target of the newest epoch, unless a computation or what it needs is under way."""
-    consumer = context.ledger.consumer(group_id)
     if consumer.computing >= 0 or consumer.resolving >= 0 or consumer.epoch <= consumer.target_epoch:
         return
-    if resolve_if_needed(context, group_id):
+    if resolve_if_needed(context, consumer):
         return
     consumer.computing = context.ticket()
     subscribed = {member_id: consumer.topics_of(member) for member_id, member in sorted(consumer.members.items())}
@@ -71,7 +58,7 @@ def request(context: Context, group_id: str) -> None:
     spared = silence.spare(context, consumer)
     context.out.work.append(
         ComputeAssignment(
-            group_id=group_id,
+            group_id=consumer.group_id,
             ticket=consumer.computing,
             epoch=consumer.epoch,
             assignor=preferred_assignor(context, consumer),
@@ -90,28 +77,25 @@ def existing(pairs: Pairs, topics: Mapping[str, Topic]) -> Pairs:
     return frozenset((topic_id, number) for topic_id, number in pairs if number < sizes.get(topic_id, 0))
 
 
-def resolve_if_needed(context: Context, group_id: str, *, again: bool = False) -> bool:
+def resolve_if_needed(context: Context, consumer: ConsumerGroup, *, again: bool = False) -> bool:
     """Ask for the topics of regular expressions that have none yet, or with `again` of all; True when it was asked."""
-    consumer = context.ledger.consumer(group_id)
     wanted = sorted({m.subscribed_regex for m in consumer.members.values() if m.subscribed_regex})
     for regex in [regex for regex in consumer.regexes if regex not in wanted]:
-        context.emit(Tombstone((Kind.REGEX, group_id, regex)))
+        context.emit(Tombstone((Kind.REGEX, consumer.group_id, regex)))
     regexes = tuple(regex for regex in wanted if again or regex not in consumer.regexes)
     if not regexes or consumer.resolving >= 0:
         return bool(regexes)
     consumer.resolving = context.ticket()
     version = context.image.version
     context.out.work.append(
-        ResolveRegexes(group_id, consumer.resolving, version, regexes, tuple(sorted(context.image.topics)))
+        ResolveRegexes(consumer.group_id, consumer.resolving, version, regexes, tuple(sorted(context.image.topics)))
     )
     return True
 
 
-def on_resolved(context: Context, event: RegexesResolved) -> None:
+def on_resolved(context: Context, consumer: ConsumerGroup, event: RegexesResolved) -> None:
     """Topics for regular expressions are here; a group whose topics changed gets a new epoch."""
-    group = context.find(event.group_id)
-    consumer = None if group is None else group.consumer
-    if consumer is None or consumer.resolving != event.ticket:
+    if consumer.resolving != event.ticket:
         return
     consumer.resolving = -1
     in_use = {member.subscribed_regex for member in consumer.members.values()}
@@ -120,44 +104,37 @@ def on_resolved(context: Context, event: RegexesResolved) -> None:
         if regex in in_use and (known is None or known.topics != names):
             context.emit(RegexResolved(event.group_id, regex, names, event.version, context.now.wall_ms))
     if event.version < context.image.version:
-        resolve_if_needed(context, event.group_id, again=True)
-    look_at_topics(context, event.group_id, consumer)
-    request(context, event.group_id)
+        resolve_if_needed(context, consumer, again=True)
+    look_at_topics(context, consumer)
+    request(context, consumer)
 
 
-def look_at_topics(context: Context, group_id: str, consumer: ConsumerGroup) -> None:
+def look_at_topics(context: Context, consumer: ConsumerGroup) -> None:
     """A group whose subscribed topics are not what its epoch was made for gets a new one."""
     if consumer.members and metadata_hash(context.image, consumer.subscribed()) != consumer.metadata_hash:
-        bump(context, group_id, "its topics changed")
+        bump(context, consumer, "its topics changed")
 
 
-def on_image(context: Context, before: TopicImage) -> None:
-    """The topics changed: every group that reads one of them, or may, is looked at."""
-    changed = {name for name, topic in context.image.topics.items() if before.topics.get(name) != topic}
-    changed.update(before.topics.keys() - context.image.topics.keys())
-    names_changed = before.topics.keys() != context.image.topics.keys()
-    for group in list(context.ledger.groups.values()):
-        consumer = group.consumer
-        if consumer is None or not consumer.members:
-            continue
-        if names_changed and any(member.subscribed_regex for member in consumer.members.values()):
-            resolve_if_needed(context, group.group_id, again=True)
-        if not changed.isdisjoint(consumer.subscribed()):
-            look_at_topics(context, group.group_id, consumer)
+def on_image(context: Context, consumer: ConsumerGroup, change: ImageChange) -> None:
+    """The topics changed: a group that reads one of them, or may, is looked at."""
+    if not consumer.members:
+        return
+    if change.names_differ and any(member.subscribed_regex for member in consumer.members.values()):
+        resolve_if_needed(context, consumer, again=True)
+    if not change.topics.isdisjoint(consumer.subscribed()):
+        look_at_topics(context, consumer)
 
 
-def take(context: Context, event: AssignmentComputed) -> bool:
+def take(context: Context, consumer: ConsumerGroup, event: AssignmentComputed) -> bool:
     """A target is here: write what differs, then its epoch. False when it is stale or failed."""
-    group = context.find(event.group_id)
-    consumer = None if group is None else group.consumer
-    if consumer is None or consumer.computing != event.ticket:
+    if consumer.computing != event.ticket:
         return False
     consumer.computing = -1
     if event.failure is not None:
         context.tell(event.group_id, f"no target for epoch {event.epoch}: {event.failure}", Level.ERROR)
         return False
     if event.epoch == consumer.epoch and not consumer.members.keys() <= event.assignment.keys():
-        request(context, event.group_id)  # a static member was replaced meanwhile: its place has another id now
+        request(context, consumer)  # a static member was replaced meanwhile: its place has another id now
         return False
     for member_id in consumer.members:
         target = unpack(event.assignment.get(member_id, ()))

@@ -16,13 +16,8 @@ shell's to say (`ConnectionLost`):
 
 from __future__ import annotations
 
-from kohort.groups.classic import gathering
-from kohort.groups.classic import requests as classic
-from kohort.groups.classic.state import ClassicMember
-from kohort.groups.consumer import heartbeat as consumer
-from kohort.groups.consumer.state import ConsumerGroup
 from kohort.groups.context import Context
-from kohort.groups.events import NO_CONNECTION, ConnectionLost
+from kohort.groups.events import ConnectionLost
 from kohort.groups.liveness.deadlines import Timer
 
 LEAST_INTERVAL_MS = 1_000
@@ -35,48 +30,8 @@ def on_connection_lost(context: Context, event: ConnectionLost) -> None:
     """New members whose id no reply has reached can't come back and go at once; others have their grace."""
     for group_id, member_id in context.connections.pop(event.connection, {}):
         group = context.find(group_id)
-        if group is None:
-            continue
-        if group.consumer is None:
-            classic.drop_untold(context, group, member_id)
-            member = group.classic.members.get(member_id)
-            if member is None or member.connection != event.connection:
-                continue
-            member.is_gone = True
-            gathering.on_disconnect(context, member)
-            if event.noticed:
-                lose_classic(context, member, event)
-        else:
-            consumer.drop_untold(context, group, member_id)
-            if group.consumer is not None:  # it may have been the last of the consumer protocol
-                lose_consumer(context, group.consumer, member_id, event)
-
-
-def lose_classic(context: Context, member: ClassicMember, event: ConnectionLost) -> None:
-    """A classic member has its grace from now on."""
-    if member.instance_id is None:
-        member.connection = NO_CONNECTION
-        member.lost = True
-        interval_ms = member.interval_ms or member.session_timeout_ms // 3
-        end_ms = grace_end_ms(context, event, member.heard_ms, interval_ms)
-        shorten(context, member.session, context.now.mono_ms if is_dead(event, member.client.process) else end_ms)
-
-
-def lose_consumer(context: Context, group: ConsumerGroup, member_id: str, event: ConnectionLost) -> None:
-    """As `lose_classic`, if it counts; a held heartbeat is answered, to no one."""
-    presence, member = group.presences.get(member_id), group.members.get(member_id)
-    if presence is None or presence.connection != event.connection or member is None:
-        return
-    presence.gone_ms = context.now.mono_ms
-    if event.noticed and member.instance_id is None:
-        presence.connection = NO_CONNECTION
-        presence.lost = True
-    if presence.held is not None:
-        consumer.let_go(context, presence.session.group_id, group, member_id)
-    if presence.lost:
-        classic_ms = 0 if member.classic_protocols is None else member.classic_session_timeout_ms // 3
-        end_ms = grace_end_ms(context, event, presence.heard_ms, presence.told_ms or classic_ms)
-        shorten(context, presence.session, context.now.mono_ms if is_dead(event, presence.process) else end_ms)
+        if group is not None:
+            context.protocol(group).connection_lost(context, group.membership, member_id, event)
 
 
 def is_dead(event: ConnectionLost, process: str) -> bool:

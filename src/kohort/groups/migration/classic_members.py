@@ -9,13 +9,13 @@ from __future__ import annotations
 from kohort.errors import ErrorCode
 from kohort.groups import sizes
 from kohort.groups.classic import rebalance
+from kohort.groups.classic.state import ClassicGroup
 from kohort.groups.consumer import members, targets
 from kohort.groups.consumer.reconcile import waits_for_others
 from kohort.groups.consumer.state import ConsumerGroup, Pairs
 from kohort.groups.consumer_protocol import CONSUMER_PROTOCOL_TYPE, Subscription, read_subscription
 from kohort.groups.context import Context
 from kohort.groups.events import Heartbeat, JoinGroup, LeaveGroup, LeavingMember, SyncGroup
-from kohort.groups.group import Group
 from kohort.groups.liveness.deadlines import Deadline, Timer
 from kohort.groups.migration import conversion
 from kohort.groups.outcome import (
@@ -28,15 +28,15 @@ from kohort.groups.outcome import (
 from kohort.groups.records import MemberSaved, MemberState
 
 
-def join(context: Context, group: Group, consumer: ConsumerGroup, event: JoinGroup) -> None:
+def join(context: Context, consumer: ConsumerGroup, event: JoinGroup) -> None:
     """A classic member joins, or joins again to move."""
-    error = join_or_error(context, group, consumer, event)
+    error = join_or_error(context, consumer, event)
     if error is not ErrorCode.NONE:
         member_id = event.new_member_id if error is ErrorCode.MEMBER_ID_REQUIRED else event.member_id
         context.reply(event.request, JoinGroupReply(error, member_id=member_id))
 
 
-def join_or_error(context: Context, group: Group, consumer: ConsumerGroup, event: JoinGroup) -> ErrorCode:
+def join_or_error(context: Context, consumer: ConsumerGroup, event: JoinGroup) -> ErrorCode:
     """Take a JoinGroup in, or say why not."""
     refused = sizes.check_join(context.config, event)
     if refused is not ErrorCode.NONE:
@@ -65,19 +65,18 @@ def join_or_error(context: Context, group: Group, consumer: ConsumerGroup, event
     if replaced is not None and replaced != member_id:
         goes_down = conversion.turns_classic(context, consumer, without=replaced) or len(consumer.members) == 1
         goes_down = goes_down and consumer.members[replaced].classic_protocols is None
-        members.take_place(context, event.group_id, consumer, replaced, member_id)
+        members.take_place(context, consumer, replaced, member_id)
     else:
-        members.come_back(context, event.group_id, consumer, member_id)
+        members.come_back(context, consumer, member_id)
     before = consumer.members.get(member_id)
     if save(context, consumer, event, member_id, subscription):
-        targets.bump(context, event.group_id, f"classic member {member_id} joined or changed its subscription")
-    presence = members.heard(context, event.group_id, consumer, member_id, event.connection)
+        targets.bump(context, consumer, f"classic member {member_id} joined or changed its subscription")
+    presence = members.heard(context, consumer, member_id, event.connection)
     presence.process = event.client.process
     if before is not None and before.classic_protocols is None:
         members.change_protocol(context, presence, member_id)
     if goes_down and context.config.consumer_migration_policy in ("downgrade", "bidirectional"):
-        conversion.make_classic_group(context, group)
-        join_classic(context, event, member_id)
+        join_classic(context, conversion.make_classic_group(context, consumer), event, member_id)
         return ErrorCode.NONE
     wait(context, consumer, event, member_id)
     return ErrorCode.NONE
@@ -105,12 +104,10 @@ def is_known(consumer: ConsumerGroup, member_id: str) -> bool:
     return timer is not None
 
 
-def join_classic(context: Context, event: JoinGroup, member_id: str) -> None:
+def join_classic(context: Context, classic: ClassicGroup, event: JoinGroup, member_id: str) -> None:
     """The group has just become classic: the member that made it so waits for the round like the others."""
-    group = context.ledger.group(event.group_id)
-    member = group.classic.members[member_id]
-    rebalance.await_join(context, group.classic, member, event.request)
-    rebalance.complete_if_all_joined(context, group)
+    rebalance.await_join(context, classic, classic.members[member_id], event.request)
+    rebalance.complete_if_all_joined(context, classic)
 
 
 def supports(consumer: ConsumerGroup, event: JoinGroup) -> bool:
@@ -152,7 +149,7 @@ def save(
 
 def wait(context: Context, consumer: ConsumerGroup, event: JoinGroup, member_id: str) -> None:
     """Answer the join when there is a target for it."""
-    presence = consumer.presence(event.group_id, member_id)
+    presence = consumer.presence(member_id)
     again = members.Refusal(ErrorCode.UNKNOWN_MEMBER_ID, f"Member {member_id} has sent another JoinGroup.")
     members.turn_away(context, presence, again)
     presence.joining, presence.waits_for = event, consumer.epoch
@@ -161,10 +158,10 @@ def wait(context: Context, consumer: ConsumerGroup, event: JoinGroup, member_id:
     if consumer.epoch <= consumer.target_epoch:
         complete_join(context, consumer, member_id)
     else:
-        targets.request(context, event.group_id)
+        targets.request(context, consumer)
 
 
-def on_target(context: Context, group_id: str, consumer: ConsumerGroup, failure: str | None) -> None:
+def on_target(context: Context, consumer: ConsumerGroup, failure: str | None) -> None:
     """A target is here: classic members that joined are told."""
     for member_id, presence in list(consumer.presences.items()):
         if presence.joining is None:
@@ -187,7 +184,7 @@ def complete_join(context: Context, consumer: ConsumerGroup, member_id: str) -> 
     before = consumer.standing(member_id)
     subscription = read_subscription(event.protocols[0].metadata)
     owned = None if is_behind(subscription, before.member_epoch) else owned_ids(context, subscription)
-    current = members.step(context, event.group_id, consumer, member_id, owned)
+    current = members.step(context, consumer, member_id, owned)
     members.touch(context, consumer, presence, member_id)
     if current != before:  # else it has its assignment or is waited for already: a join may come again, and late
         context.run(presence.sync_phase, event.rebalance_timeout_ms)
@@ -247,7 +244,7 @@ def sync(context: Context, consumer: ConsumerGroup, event: SyncGroup) -> None:
         context.reply(event.request, SyncGroupReply(error))
         return
     member = consumer.members[event.member_id]
-    presence = members.heard(context, event.group_id, consumer, event.member_id, event.connection)
+    presence = members.heard(context, consumer, event.member_id, event.connection)
     presence.sync_phase.cancel()
     names = {topic.id: topic.name for topic in context.image.topics.values()}
     assignment = conversion.assignment_bytes(consumer, member, names)
@@ -271,7 +268,7 @@ def check_sync(context: Context, consumer: ConsumerGroup, event: SyncGroup) -> E
 
 def expect_join(context: Context, consumer: ConsumerGroup, member: MemberSaved) -> None:
     """A classic member was told to join again: from the first time on, it has its rebalance timeout for it."""
-    timer = consumer.presence(member.group_id, member.member_id).join_phase
+    timer = consumer.presence(member.member_id).join_phase
     if timer.due_ms is None:
         context.run(timer, member.rebalance_timeout_ms)
 
@@ -281,7 +278,7 @@ def heartbeat(context: Context, consumer: ConsumerGroup, event: Heartbeat) -> No
     error = validate(consumer, event.member_id, event.instance_id, event.generation)
     if error is ErrorCode.NONE:
         member = consumer.members[event.member_id]
-        members.heard(context, event.group_id, consumer, event.member_id, event.connection)
+        members.heard(context, consumer, event.member_id, event.connection)
         current = consumer.standing(event.member_id)
         freed = current.state is MemberState.UNRELEASED_PARTITIONS and not waits_for_others(consumer, event.member_id)
         if current.member_epoch < consumer.epoch or current.state is MemberState.UNREVOKED_PARTITIONS or freed:
@@ -290,19 +287,19 @@ def heartbeat(context: Context, consumer: ConsumerGroup, event: Heartbeat) -> No
     context.reply(event.request, HeartbeatReply(error))
 
 
-def leave(context: Context, group: Group, consumer: ConsumerGroup, event: LeaveGroup) -> None:
+def leave(context: Context, consumer: ConsumerGroup, event: LeaveGroup) -> None:
     """Classic members go."""
     left = []
     gone = []
     for leaving in event.members:
         error, member_id = leaver(consumer, leaving)
         if error is ErrorCode.NONE:
-            members.remove(context, event.group_id, consumer, member_id)
+            members.remove(context, consumer, member_id)
             gone.append(member_id)
         left.append(LeftMember(leaving.member_id, leaving.instance_id, error))
     context.reply(event.request, LeaveGroupReply(ErrorCode.NONE, tuple(left)))
     if gone:
-        targets.bump(context, event.group_id, f"{', '.join(gone)} left")
+        targets.bump(context, consumer, f"{', '.join(gone)} left")
 
 
 def leaver(consumer: ConsumerGroup, leaving: LeavingMember) -> tuple[ErrorCode, str]:

@@ -24,7 +24,6 @@ from kohort.groups.context import Context
 from kohort.groups.events import Client
 from kohort.groups.group import Group
 from kohort.groups.liveness.deadlines import Timer
-from kohort.groups.offsets import expiry
 from kohort.groups.outcome import GroupState, JoinGroupReply, Level, SyncGroupReply
 from kohort.groups.records import (
     EpochBumped,
@@ -48,43 +47,36 @@ def make_consumer_group(context: Context, group_id: str) -> bool:
             return False
         begin_consumer_group(context, group_id)
         return True
-    if group.consumer is not None:
+    membership = group.membership
+    if isinstance(membership, ConsumerGroup):
         return True
-    if group.classic.state is GroupState.EMPTY:
-        if group.saved is not None or group.started:
-            expiry.remove(context, group)
+    if membership.group_state() is GroupState.EMPTY:
+        give_up(context, group)
         begin_consumer_group(context, group_id)
-        reset_classic(context.ledger.group(group_id))
         return True
-    return upgrade(context, group)
+    return isinstance(membership, ClassicGroup) and upgrade(context, group, membership)
 
 
-def begin_consumer_group(context: Context, group_id: str, epoch: int = FIRST_EPOCH) -> None:
+def give_up(context: Context, group: Group) -> None:
+    """An empty group speaks its protocol no more, nor any other: it is whatever joins it."""
+    group.membership.cancel()
+    if group.membership.has_records():
+        context.remove(group)
+
+
+def begin_consumer_group(context: Context, group_id: str, epoch: int = FIRST_EPOCH) -> ConsumerGroup:
     """Write that there is a consumer group; it has the timeouts of its own that were set before it was there."""
     context.emit(EpochBumped(group_id, epoch))
-    consumer = context.ledger.consumer(group_id)
+    consumer = context.ledger.membership(group_id, ConsumerGroup)
     consumer.settings = context.settings.get(group_id, consumer.settings)
+    return consumer
 
 
-def reset_classic(group: Group) -> None:
-    """Forget the classic soft state."""
-    classic = group.classic
-    classic.join_phase.cancel()
-    classic.sync_phase.cancel()
-    gathering.end(classic)
-    for member in classic.members.values():
-        member.session.cancel()
-    for pending in classic.pending.values():
-        pending.timer.cancel()
-    group.classic = ClassicGroup(group.group_id)
-
-
-def upgrade(context: Context, group: Group) -> bool:
+def upgrade(context: Context, group: Group, classic: ClassicGroup) -> bool:
     """Make a classic group with members a consumer group; False, and nothing changed, when that may not be.
 
     A round that was under way goes on as a new epoch, whoever joined: what a member left behind has no other owner.
     """
-    classic = group.classic
     open_way = context.config.consumer_migration_policy in ("upgrade", "bidirectional")
     fits = len(classic.members) < context.config.consumer_max_size
     if not open_way or not fits or classic.protocol_type != CONSUMER_PROTOCOL_TYPE:
@@ -94,17 +86,17 @@ def upgrade(context: Context, group: Group) -> bool:
     if len(members) < len(converted):
         context.tell(group.group_id, "can't become a consumer group: a member's bytes are malformed", Level.WARNING)
         return False
-    unsettled = classic.state is not GroupState.STABLE or leader.leaves_out(context, group)
+    unsettled = classic.state is not GroupState.STABLE or leader.leaves_out(context, classic)
     for member in classic.members.values():
         again = JoinGroupReply(ErrorCode.REBALANCE_IN_PROGRESS, member_id=member.member_id)
         rebalance.answer_join(context, classic, member, again)
         gathering.reply(context, member, ErrorCode.REBALANCE_IN_PROGRESS)
         rebalance.answer_sync(context, member, SyncGroupReply(ErrorCode.REBALANCE_IN_PROGRESS))
-    generation = group.generation
-    write_consumer_group(context, group, generation, share_out(members))
+    generation = classic.generation
+    consumer = write_consumer_group(context, group, classic, share_out(members))
     context.tell(group.group_id, f"is a consumer group now, from generation {generation} on")
     if unsettled:
-        targets.bump(context, group.group_id, "it was rebalancing when it became a consumer group")
+        targets.bump(context, consumer, "it was rebalancing when it became a consumer group")
     return True
 
 
@@ -158,29 +150,29 @@ def convert_member(context: Context, classic: ClassicGroup, member: ClassicMembe
 
 
 def write_consumer_group(
-    context: Context, group: Group, generation: int, settled: list[tuple[MemberSaved, Pairs]]
-) -> None:
+    context: Context, group: Group, classic: ClassicGroup, settled: list[tuple[MemberSaved, Pairs]]
+) -> ConsumerGroup:
     """Write the group anew, every member settled with what it holds."""
-    group_id, before = group.group_id, group.classic.members
+    group_id, generation, before = group.group_id, classic.generation, classic.members
     ends_ms = {member_id: member.session.due_ms for member_id, member in before.items()}
-    reset_classic(group)
-    expiry.remove(context, group)
+    classic.cancel()
+    context.remove(group)
     for saved, _ in settled:
         fields = {name: getattr(saved, name) for name in saved.__slots__} | {"group_id": group_id}
         context.emit(MemberSaved(**fields))
-    begin_consumer_group(context, group_id, generation)
+    consumer = begin_consumer_group(context, group_id, generation)
     for saved, held in settled:
         context.emit(TargetAssigned(group_id, saved.member_id, pack(held)))
     context.emit(TargetEpochSet(group_id, generation, context.now.wall_ms))
-    consumer = context.ledger.consumer(group_id)
     for saved, held in settled:
         context.emit(Current(generation, generation, assigned=held).record(group_id, saved.member_id))
-        presence, member = consumer.presence(group_id, saved.member_id), before[saved.member_id]
+        presence, member = consumer.presence(saved.member_id), before[saved.member_id]
         presence.connection, presence.process = member.connection, member.client.process
         presence.gone_ms = context.now.mono_ms if member.is_gone else None
         presence.lost, presence.heard_ms = member.lost, member.heard_ms
         members.touch(context, consumer, presence, saved.member_id)
         go_on(context, presence.session, ends_ms[saved.member_id])
+    return consumer
 
 
 def go_on(context: Context, session: Timer, ends_ms: int | None) -> None:
@@ -201,37 +193,28 @@ def turns_classic(context: Context, consumer: ConsumerGroup, without: str) -> bo
     )
 
 
-def make_classic_group(context: Context, group: Group, leaving: str | None = None) -> None:
+def make_classic_group(context: Context, consumer: ConsumerGroup, leaving: str | None = None) -> ClassicGroup:
     """Make a consumer group of classic members a classic one, and let it rebalance."""
-    consumer = group.consumer
-    if consumer is None:
-        return
-    group_id, epoch = group.group_id, consumer.epoch
+    group_id, epoch = consumer.group_id, consumer.epoch
     names = {topic.id: topic.name for topic in context.image.topics.values()}
-    classic = ClassicGroup(group_id)
-    classic.protocol_type = CONSUMER_PROTOCOL_TYPE
-    for saved in consumer.members.values():
-        if saved.member_id != leaving:
-            member = convert_back(consumer, saved, names)
-            classic.members[saved.member_id] = member
-            classic.count(member, 1)
-            if saved.instance_id is not None:
-                classic.static_ids[saved.instance_id] = saved.member_id
-    classic.protocol = classic.select_protocol()
-    classic.leader = next(iter(classic.members), None)
+    rest = [saved for saved in consumer.members.values() if saved.member_id != leaving]
+    kept = [convert_back(consumer, saved, names) for saved in rest]
     joining = {name: presence.joining for name, presence in consumer.presences.items() if presence.joining is not None}
     ends_ms = {name: presence.session.due_ms for name, presence in consumer.presences.items()}
-    for presence in consumer.presences.values():
-        presence.cancel()
-    expiry.write_tombstones(context, group_id, consumer)
-    members = tuple(member.saved(classic.protocol) for member in classic.members.values())
-    protocol_type = CONSUMER_PROTOCOL_TYPE
-    context.emit(
-        GroupSaved(group_id, protocol_type, epoch, classic.protocol, classic.leader, context.now.wall_ms, members)
-    )
+    consumer.cancel()
+    context.remove(context.ledger.group(group_id))
+    classic = context.ledger.membership(group_id, ClassicGroup)
+    classic.protocol_type = CONSUMER_PROTOCOL_TYPE
+    for member in kept:
+        classic.members[member.member_id] = member
+        classic.count(member, 1)
+        if member.instance_id is not None:
+            classic.static_ids[member.instance_id] = member.member_id
+    protocol = classic.protocol = classic.select_protocol()
+    leads = classic.leader = next(iter(classic.members), None)
+    members = tuple(member.saved(protocol) for member in kept)
+    context.emit(GroupSaved(group_id, CONSUMER_PROTOCOL_TYPE, epoch, protocol, leads, context.now.wall_ms, members))
     context.emit(GenerationStarted(group_id, epoch + 1))  # after a crash the rebalance that begins here begins again
-    group = context.ledger.group(group_id)
-    group.classic = classic
     classic.resumed_from = epoch
     classic.state = classic.previous_state = GroupState.STABLE
     classic.subscribed = classic.read_subscriptions()
@@ -241,12 +224,13 @@ def make_classic_group(context: Context, group: Group, leaving: str | None = Non
         if (event := joining.get(member.member_id)) is not None:
             rebalance.await_join(context, classic, member, event.request)
     context.tell(group_id, f"is a classic group again, from generation {epoch} on")
-    rebalance.prepare(context, group, "the last member of the consumer protocol went")
+    rebalance.prepare(context, classic, "the last member of the consumer protocol went")
+    return classic
 
 
 def convert_back(consumer: ConsumerGroup, saved: MemberSaved, names: dict[TopicId, str]) -> ClassicMember:
     """A classic member of a consumer group as a classic group has it."""
-    presence = consumer.presence(saved.group_id, saved.member_id)
+    presence = consumer.presence(saved.member_id)
     client = Client(saved.client_id, saved.client_host, presence.process)
     member = ClassicMember(saved.group_id, saved.member_id, saved.instance_id, client)
     member.connection, member.is_gone = presence.connection, presence.gone_ms is not None

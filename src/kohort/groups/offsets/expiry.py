@@ -14,13 +14,11 @@ replace stays. Source: spec 1.5, 1.6, KIP-211, KIP-496, scenario 13.
 
 from __future__ import annotations
 
-from kohort.groups.consumer.state import ConsumerGroup
-from kohort.groups.consumer_protocol import CONSUMER_PROTOCOL_TYPE
 from kohort.groups.context import Context
 from kohort.groups.group import Group
 from kohort.groups.offsets.requests import tombstone
 from kohort.groups.outcome import GroupState, Meter
-from kohort.groups.records import Kind, OffsetCommitted, Tombstone
+from kohort.groups.records import OffsetCommitted
 
 OFFSETS_A_STEP = 5_000
 """How many positions one step looks at, so that no heartbeat waits long behind an expiration."""
@@ -49,12 +47,13 @@ def on_deadline(context: Context) -> None:
 
 def expire_group(context: Context, group: Group) -> None:
     """Remove a group's expired positions, and the group when it holds nothing and no one."""
-    if not is_subject(group):
+    membership = group.membership
+    if not membership.expires_offsets():
         return
     gone = [
         partition
         for partition, record in group.offsets.items()
-        if not group.is_subscribed(partition[0])
+        if not membership.is_subscribed(partition[0])
         and not (group.pending and group.has_pending(partition))
         and is_expired(context, group, record)
     ]
@@ -63,17 +62,8 @@ def expire_group(context: Context, group: Group) -> None:
     context.count(Meter.OFFSET_EXPIRATIONS, len(gone))
     if gone:
         context.tell(group.group_id, f"{len(gone)} offsets expired")
-    if group.state() is GroupState.EMPTY and not (group.offsets or group.pending or group.classic.pending):
-        remove(context, group)
-
-
-def is_subject(group: Group) -> bool:
-    """Whether any of a group's positions may expire in its present state."""
-    classic = group.classic
-    if group.consumer is not None or classic.state is GroupState.EMPTY:
-        return True
-    readable = classic.protocol_type == CONSUMER_PROTOCOL_TYPE and classic.subscribed is not None
-    return readable and classic.state is GroupState.STABLE
+    if group.state() is GroupState.EMPTY and not (group.offsets or group.pending or membership.awaits_members()):
+        context.remove(group)
 
 
 def is_expired(context: Context, group: Group, record: OffsetCommitted) -> bool:
@@ -81,36 +71,5 @@ def is_expired(context: Context, group: Group, record: OffsetCommitted) -> bool:
     wall_ms = context.now.wall_ms
     if record.expire_ms >= 0:
         return wall_ms >= record.expire_ms
-    start_ms = record.commit_ms
-    saved, consumer = group.saved, group.consumer
-    if consumer is not None and not consumer.members:
-        start_ms = max(start_ms, consumer.assigned_ms)
-    elif group.classic.state is GroupState.EMPTY and saved is not None and saved.protocol_type:
-        start_ms = max(start_ms, saved.state_ms)
+    start_ms = max(record.commit_ms, group.membership.empty_since_ms())
     return wall_ms - start_ms >= context.config.offsets_retention_ms
-
-
-def remove(context: Context, group: Group) -> None:
-    """Write that a group is gone."""
-    if group.consumer is not None:
-        write_tombstones(context, group.group_id, group.consumer)
-        return
-    if group.started:
-        context.emit(Tombstone((Kind.GENERATION, group.group_id)))
-    context.emit(Tombstone((Kind.GROUP, group.group_id)))
-
-
-def write_tombstones(context: Context, group_id: str, consumer: ConsumerGroup) -> None:
-    """Write that a consumer group is gone."""
-    kinds: list[tuple[Kind, list[str]]] = [
-        (Kind.CURRENT, list(consumer.current)),
-        (Kind.TARGET, list(consumer.targets)),
-        (Kind.MEMBER, list(consumer.members)),
-        (Kind.REGEX, list(consumer.regexes)),
-    ]
-    for kind, names in kinds:
-        for name in names:
-            context.emit(Tombstone((kind, group_id, name)))
-    if consumer.target_epoch:
-        context.emit(Tombstone((Kind.TARGET_EPOCH, group_id)))
-    context.emit(Tombstone((Kind.EPOCH, group_id)))

@@ -13,15 +13,8 @@ from typing import Any, Final
 
 from kohort.errors import ErrorCode
 from kohort.groups import sizes
-from kohort.groups.classic import gathering, rebalance
-from kohort.groups.classic.requests import is_current, validate
-from kohort.groups.classic.state import ClassicGroup
-from kohort.groups.consumer import members
-from kohort.groups.consumer.state import ConsumerGroup
-from kohort.groups.consumer_protocol import CONSUMER_PROTOCOL_TYPE
 from kohort.groups.context import Context
 from kohort.groups.events import (
-    NO_CONNECTION,
     OffsetCommit,
     OffsetDelete,
     OffsetFetch,
@@ -33,7 +26,6 @@ from kohort.groups.events import (
 from kohort.groups.group import Group, Partition
 from kohort.groups.outcome import (
     FetchedOffset,
-    GroupState,
     Meter,
     OffsetCommitReply,
     OffsetDeleteReply,
@@ -55,11 +47,7 @@ def commit(context: Context, event: OffsetCommit) -> None:
     if group is None:
         context.reply(event.request, OffsetCommitReply((error,) * len(event.offsets)))
         return
-    classic = group.classic
-    if event.member_id in classic.members and classic.state is not GroupState.COMPLETING_REBALANCE:
-        rebalance.alive(context, classic.members[event.member_id])
-    elif group.consumer is not None:
-        members.committed(context, event.group_id, group.consumer, event.member_id)
+    context.protocols[type(group.membership)].committed(context, group.membership, event)
     expire_ms = -1 if event.retention_ms < 0 else context.now.wall_ms + event.retention_ms
     limit = context.config.offset_metadata_bytes_max
     taken = event.offsets
@@ -104,72 +92,8 @@ def committing_group(context: Context, event: OffsetCommit) -> tuple[ErrorCode, 
         group = context.create(event.group_id)
         if group is None:
             return ErrorCode.POLICY_VIOLATION, None
-    if group.consumer is not None:
-        error = may_commit_consumer(context, group.consumer, event, event.knows_stale_epoch)
-    else:
-        error = may_commit(group, event.member_id, event.instance_id, event.generation, transactional=False)
-        if error is ErrorCode.NONE and has_given_up(group.classic, event):
-            error = ErrorCode.REBALANCE_IN_PROGRESS
+    error = context.protocols[type(group.membership)].may_commit(context, group.membership, event)
     return error, (group if error is ErrorCode.NONE else None)
-
-
-def may_commit(
-    group: Group, member_id: str, instance_id: str | None, generation: int, *, transactional: bool
-) -> ErrorCode:
-    """Whether a member, or someone without group management, may commit now."""
-    classic = group.classic
-    if generation < 0 and classic.state is GroupState.EMPTY:
-        return ErrorCode.NONE
-    if generation >= 0 or member_id or instance_id is not None:
-        error = validate(classic, member_id, instance_id)
-        if error is not ErrorCode.NONE:
-            return error
-        if not is_current(group, generation):
-            return ErrorCode.ILLEGAL_GENERATION
-    elif not transactional and classic.state is not GroupState.EMPTY:
-        return ErrorCode.UNKNOWN_MEMBER_ID
-    if not transactional and classic.state is GroupState.COMPLETING_REBALANCE:
-        return ErrorCode.REBALANCE_IN_PROGRESS
-    return ErrorCode.NONE
-
-
-def has_given_up(classic: ClassicGroup, event: OffsetCommit) -> bool:
-    """Whether a commit comes behind its member's JoinGroup, before which an eager one gives up what it had.
-
-    Kafka takes the requests of a connection one after the other, so that it looks at such a commit when the round is over,
-    and refuses it. A process that slept while it waited to join can't commit here what others may have had since.
-    """
-    member = classic.members.get(event.member_id)
-    if member is None or member.join_request is None or event.connection == NO_CONNECTION:
-        return False
-    return event.connection == member.connection and gathering.COOPERATIVE not in (classic.protocol or "")
-
-
-def may_commit_consumer(
-    context: Context, consumer: ConsumerGroup, event: OffsetCommit | TxnOffsetCommit, knows_stale_epoch: bool = True
-) -> ErrorCode:
-    """Whether a member of a consumer group, or when it is empty anyone, may commit now.
-
-    A member's epoch may move on while its commit is under way: an older one will do for partitions that it had then and
-    has had ever since. Source: KIP-1251.
-    """
-    member_id, instance_id, epoch = event.member_id, event.instance_id, event.generation
-    if epoch < 0 and not consumer.members:
-        return ErrorCode.NONE
-    if instance_id is not None and consumer.static_ids.get(instance_id, member_id) != member_id:
-        return ErrorCode.FENCED_INSTANCE_ID
-    member = consumer.members.get(member_id)
-    if member is None:
-        return ErrorCode.UNKNOWN_MEMBER_ID
-    if member.classic_protocols is None and not knows_stale_epoch:
-        return ErrorCode.UNSUPPORTED_VERSION
-    standing, topics = consumer.standing(member_id), context.image.topics
-    if epoch == standing.member_epoch or all(
-        offset.topic in topics and standing.covers(epoch, (topics[offset.topic].id, offset.partition))
-        for offset in event.offsets
-    ):
-        return ErrorCode.NONE
-    return ErrorCode.STALE_MEMBER_EPOCH if member.classic_protocols is None else ErrorCode.ILLEGAL_GENERATION
 
 
 def commit_transactional(context: Context, event: TxnOffsetCommit) -> None:
@@ -184,13 +108,8 @@ def commit_transactional(context: Context, event: TxnOffsetCommit) -> None:
         error = ErrorCode.ILLEGAL_GENERATION
     elif group is None:
         error = ErrorCode.NONE if context.create(event.group_id) else ErrorCode.POLICY_VIOLATION
-    elif group.consumer is not None:
-        if event.generation >= 0 or event.member_id:
-            error = may_commit_consumer(context, group.consumer, event)
-        if error is ErrorCode.STALE_MEMBER_EPOCH:
-            error = ErrorCode.ILLEGAL_GENERATION
     else:
-        error = may_commit(group, event.member_id, event.instance_id, event.generation, transactional=True)
+        error = context.protocol(group).may_commit_in_transaction(context, group.membership, event)
     if error is not ErrorCode.NONE:
         context.reply(event.request, OffsetCommitReply((error,) * len(event.offsets)))
         return
@@ -235,26 +154,13 @@ def fetch(context: Context, event: OffsetFetch) -> None:
     if group is None:
         wanted = event.partitions or ()
         found = tuple(FetchedOffset(topic, partition) for topic, partition in wanted)
-    elif group.consumer is not None and (error := may_fetch(group.consumer, event)) is not ErrorCode.NONE:
+    elif (error := context.protocol(group).may_fetch(context, group.membership, event)) is not ErrorCode.NONE:
         context.reply(event.request, OffsetFetchReply(error))
         return
     else:
         wanted = tuple(group.offsets) if event.partitions is None else event.partitions
         found = tuple(fetch_one(group, partition, event.require_stable) for partition in wanted)
     context.reply(event.request, OffsetFetchReply(ErrorCode.NONE, found))
-
-
-def may_fetch(consumer: ConsumerGroup, event: OffsetFetch) -> ErrorCode:
-    """Whether a fetch that names a member names one with its epoch; one that names none is anyone's."""
-    if event.member_id is None and event.member_epoch < 0:
-        return ErrorCode.NONE
-    member_id = event.member_id or ""
-    if member_id not in consumer.members:
-        return ErrorCode.UNKNOWN_MEMBER_ID
-    if event.member_epoch == consumer.standing(member_id).member_epoch:
-        return ErrorCode.NONE
-    is_classic = consumer.members[member_id].classic_protocols is not None
-    return ErrorCode.ILLEGAL_GENERATION if is_classic else ErrorCode.STALE_MEMBER_EPOCH
 
 
 def fetch_one(group: Group, partition: Partition, require_stable: bool) -> FetchedOffset:
@@ -276,9 +182,7 @@ def delete(context: Context, event: OffsetDelete) -> None:
     if group is None:
         context.reply(event.request, OffsetDeleteReply(ErrorCode.GROUP_ID_NOT_FOUND))
         return
-    classic = group.classic
-    is_classic = group.consumer is None
-    if is_classic and classic.state is not GroupState.EMPTY and classic.protocol_type != CONSUMER_PROTOCOL_TYPE:
+    if not group.membership.knows_topics():
         context.reply(event.request, OffsetDeleteReply(ErrorCode.NON_EMPTY_GROUP))
         return
     errors = tuple(delete_one(context, group, partition) for partition in event.partitions)
@@ -287,7 +191,7 @@ def delete(context: Context, event: OffsetDelete) -> None:
 
 def delete_one(context: Context, group: Group, partition: TopicPartition) -> ErrorCode:
     """Delete one partition's position, and what transactions hold of it; none is no error."""
-    if group.is_subscribed(partition.topic):
+    if group.membership.is_subscribed(partition.topic):
         return ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
     key = (partition.topic, partition.partition)
     if key in group.offsets or group.has_pending(key):

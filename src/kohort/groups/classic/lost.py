@@ -1,0 +1,37 @@
+"""Classic members whose connection ended without a leave. What their grace is, `liveness.lost` says."""
+
+from __future__ import annotations
+
+from kohort.groups.classic import gathering, rebalance
+from kohort.groups.classic.state import ClassicGroup, ClassicMember
+from kohort.groups.context import Context
+from kohort.groups.events import NO_CONNECTION, ConnectionLost
+from kohort.groups.liveness.lost import grace_end_ms, is_dead, shorten
+
+
+def on_connection_lost(context: Context, classic: ClassicGroup, member_id: str, event: ConnectionLost) -> None:
+    """A new member that no reply has told its id goes at once; a held heartbeat is answered, to no one."""
+    drop_untold(context, classic, member_id)
+    member = classic.members.get(member_id)
+    if member is None or member.connection != event.connection:
+        return
+    member.is_gone = True
+    gathering.on_disconnect(context, member)
+    if event.noticed and member.instance_id is None:
+        lose(context, member, event)
+
+
+def drop_untold(context: Context, classic: ClassicGroup, member_id: str) -> None:
+    """The connection of a new member ended before a reply told its id."""
+    member = classic.members.get(member_id)
+    if member_id in classic.pending or (member is not None and not member.told):
+        rebalance.put_out(context, classic, member_id, f"the connection of new member {member_id} ended")
+
+
+def lose(context: Context, member: ClassicMember, event: ConnectionLost) -> None:
+    """A member has its grace from now on."""
+    member.connection = NO_CONNECTION
+    member.lost = True
+    interval_ms = member.interval_ms or member.session_timeout_ms // 3
+    end_ms = grace_end_ms(context, event, member.heard_ms, interval_ms)
+    shorten(context, member.session, context.now.mono_ms if is_dead(event, member.client.process) else end_ms)

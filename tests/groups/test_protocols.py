@@ -1,0 +1,377 @@
+"""A third protocol is a membership, its handlers and a row: nothing else of `groups` has to know of it.
+
+The toy's members sign in for topics, and are out when their session ends or their connection does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from kohort.errors import ErrorCode
+from kohort.groups import invariants
+from kohort.groups.context import Context
+from kohort.groups.events import (
+    ConnectionLost,
+    ConsumerGroupDescribe,
+    DeleteGroups,
+    DescribeGroups,
+    GroupSettings,
+    GroupSettingsChanged,
+    Heartbeat,
+    JoinGroup,
+    LeaveGroup,
+    LeavingMember,
+    ListGroups,
+    OffsetCommit,
+    OffsetDelete,
+    OffsetFetch,
+    OffsetToCommit,
+    ReleaseHeld,
+    SyncGroup,
+    TxnOffsetCommit,
+)
+from kohort.groups.group import Membership
+from kohort.groups.liveness.deadlines import Deadline, Timer
+from kohort.groups.machine import GroupMachine
+from kohort.groups.outcome import (
+    DescribedGroup,
+    DescribedMember,
+    GroupState,
+    HeartbeatReply,
+    LeaveGroupReply,
+    LeftMember,
+)
+from kohort.groups.protocol import Protocol
+from kohort.groups.protocols import PROTOCOLS
+from kohort.groups.topics import ImageChange
+from kohort.ids import TopicPartition
+from tests.groups.trial import CLIENT, Trial, protocols
+
+SESSION_MS = 10_000
+GROUP, MEMBER = 20_000, 20_001
+MINUTE_MS = 60_000
+
+
+@dataclass(frozen=True)
+class ToyRecord:
+    """A group of the toy is there; or, with a member id, so is this member."""
+
+    group_id: str
+    member_id: str = ""
+    topics: tuple[str, ...] = ()
+    state_ms: int = -1
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        return (MEMBER, self.group_id, self.member_id) if self.member_id else (GROUP, self.group_id)
+
+
+@dataclass(frozen=True)
+class SignIn:
+    """A member comes, or says that it lives; `holds`: it waits until it is told to go on."""
+
+    request: int
+    group_id: str
+    member_id: str
+    topics: tuple[str, ...] = ("t",)
+    connection: int = -1
+    holds: bool = False
+
+
+class ToyGroup(Membership):
+    """Who has signed in."""
+
+    def __init__(self, group_id: str) -> None:
+        super().__init__(group_id)
+        self.there: ToyRecord | None = None
+        self.members: dict[str, ToyRecord] = {}
+        self.sessions: dict[str, Timer] = {}
+        self.connections: dict[str, int] = {}
+        self.held: dict[str, int] = {}
+        self.looked = 0
+        self.settings = GroupSettings()
+
+    def group_state(self) -> GroupState:
+        return GroupState.STABLE if self.members else GroupState.EMPTY
+
+    def is_subscribed(self, topic: str) -> bool:
+        return any(topic in member.topics for member in self.members.values())
+
+    def empty_since_ms(self) -> int:
+        return -1 if self.members or self.there is None else self.there.state_ms
+
+    def records(self) -> Iterator[Any]:
+        if self.there is not None:
+            yield self.there
+        yield from self.members.values()
+
+    def has_records(self) -> bool:
+        return self.there is not None
+
+    def tombstones(self) -> Iterator[Any]:
+        yield from (member.key for member in self.members.values())
+        yield (GROUP, self.group_id)
+
+    def drop(self, kind: Any, names: list[Any]) -> bool:
+        if kind == MEMBER:
+            self.members.pop(names[0], None)
+        return bool(kind == GROUP)
+
+    def cancel(self) -> None:
+        for timer in self.sessions.values():
+            timer.cancel()
+
+    def places(self) -> Iterator[tuple[str, int, bool]]:
+        return ((name, connection, False) for name, connection in self.connections.items())
+
+    def take(self, record: ToyRecord) -> None:
+        if record.member_id:
+            self.members[record.member_id] = record
+        else:
+            self.there = record
+
+    takes = {ToyRecord: take}  # noqa: RUF012
+
+
+def sign_in(context: Context, event: SignIn) -> None:
+    group = context.find(event.group_id)
+    if group is None:
+        context.emit(ToyRecord(event.group_id))  # type: ignore[arg-type]
+    toy = context.ledger.membership(event.group_id, ToyGroup)
+    context.emit(ToyRecord(event.group_id, event.member_id, event.topics))  # type: ignore[arg-type]
+    toy.connections[event.member_id] = event.connection
+    context.remember_connection(event.connection, event.group_id, event.member_id)
+    expect(context, toy, event.member_id)
+    if event.holds:
+        toy.held[event.member_id] = event.request
+        context.held[event.request] = (event.group_id, event.member_id)
+    else:
+        context.reply(event.request, HeartbeatReply(ErrorCode.NONE))
+
+
+def expect(context: Context, toy: ToyGroup, member_id: str) -> None:
+    timer = toy.sessions.setdefault(member_id, Timer(Deadline.SESSION, toy.group_id, member_id))
+    context.run(timer, SESSION_MS)
+
+
+def load(context: Context, toy: ToyGroup) -> None:
+    for member_id in toy.members:
+        expect(context, toy, member_id)
+
+
+def go(context: Context, toy: ToyGroup, member_id: str) -> None:
+    context.emit(ToyRecord(toy.group_id, state_ms=context.now.wall_ms))  # type: ignore[arg-type]
+    context.forget_connection(toy.connections.pop(member_id, -1), toy.group_id, member_id)
+    toy.sessions.pop(member_id).cancel()
+    toy.members.pop(member_id)
+    let_go(context, toy, member_id)
+
+
+def let_go(context: Context, toy: ToyGroup, member_id: str) -> None:
+    request = toy.held.pop(member_id, None)
+    if request is not None:
+        context.held.pop(request)
+        context.reply(request, HeartbeatReply(ErrorCode.NONE))
+
+
+def lost(context: Context, toy: ToyGroup, member_id: str, event: ConnectionLost) -> None:
+    go(context, toy, member_id)
+
+
+def changed(context: Context, toy: ToyGroup, change: ImageChange) -> None:
+    toy.looked += any(toy.is_subscribed(topic) for topic in change.topics)
+
+
+def may_commit(context: Context, toy: ToyGroup, event: OffsetCommit | TxnOffsetCommit) -> ErrorCode:
+    return ErrorCode.NONE if event.member_id in toy.members else ErrorCode.UNKNOWN_MEMBER_ID
+
+
+def committed(context: Context, toy: ToyGroup, event: OffsetCommit) -> None:
+    expect(context, toy, event.member_id)
+
+
+def describe(context: Context, toy: ToyGroup) -> DescribedGroup:
+    members = tuple(DescribedMember(name, None, "", "", b"", b"") for name in toy.members)
+    return DescribedGroup(toy.group_id, toy.group_state(), "toy", members=members)
+
+
+def broken(toy: ToyGroup) -> Iterator[str]:
+    if toy.members.keys() != toy.sessions.keys():
+        yield "a session has no member"
+
+
+def set_settings(context: Context, toy: ToyGroup, event: GroupSettingsChanged) -> None:
+    toy.settings = event.settings
+
+
+TOY = Protocol(
+    name="toy",
+    membership=ToyGroup,
+    protocol_type=lambda toy: "toys",
+    load=load,
+    may_commit=may_commit,
+    may_commit_in_transaction=may_commit,
+    due={Deadline.SESSION: go},
+    connection_lost=lost,
+    hold_ended=let_go,
+    topics_changed=changed,
+    committed=committed,
+    describe=describe,
+    broken=broken,
+    results={GroupSettingsChanged: set_settings},
+    events={SignIn: sign_in},
+)
+
+
+class ToyTrial(Trial):
+    """A trial of a machine that speaks three protocols."""
+
+    def make_machine(self) -> GroupMachine:
+        return GroupMachine(self.config, (*PROTOCOLS, TOY))
+
+    def sign_in(self, member_id: str, **more: Any) -> ErrorCode | None:
+        request = self.request()
+        self.feed(SignIn(request, "g", member_id, **more))
+        reply = self.reply(request)
+        return None if reply is None else reply.error
+
+    def toy(self) -> ToyGroup:
+        toy = self.machine.context.ledger.groups["g"].under(ToyGroup)
+        assert toy is not None
+        return toy
+
+    def commit_of(self, member_id: str) -> ErrorCode:
+        event = OffsetCommit(self.request(), "g", member_id, 0, (OffsetToCommit("t", 0, 7),))
+        (error,) = self.ask(event).errors
+        return error
+
+    def listed(self) -> list[tuple[str, ...]]:
+        groups = self.ask(ListGroups(self.request())).groups
+        return [(group.group_id, group.protocol_type, group.state, group.type) for group in groups]
+
+
+@pytest.fixture
+def trial() -> ToyTrial:
+    trial = ToyTrial()
+    assert trial.sign_in("a", connection=1) is ErrorCode.NONE
+    return trial
+
+
+def test_its_groups_are_listed_described_and_counted(trial: ToyTrial) -> None:
+    assert trial.listed() == [("g", "toys", "Stable", "toy")]
+    assert list(trial.machine.group_states()) == [("toy", GroupState.STABLE)]
+    (described,) = trial.ask(DescribeGroups(trial.request(), ("g",), knows_missing=True)).groups
+    assert (described.error, [member.member_id for member in described.members]) == (ErrorCode.NONE, ["a"])
+    (other,) = trial.ask(ConsumerGroupDescribe(trial.request(), ("g",))).groups
+    assert (other.error, other.error_message) == (ErrorCode.GROUP_ID_NOT_FOUND, "Group g is not a consumer group.")
+
+
+def test_its_groups_load_and_have_their_deadlines(trial: ToyTrial) -> None:
+    trial.journal[:] = list(trial.machine.snapshot())
+    trial.restart()
+    assert trial.toy().members.keys() == {"a"}
+    trial.pass_time(SESSION_MS)
+    assert trial.listed() == [("g", "toys", "Empty", "toy")]
+
+
+def test_its_members_lose_their_connections(trial: ToyTrial) -> None:
+    assert trial.sign_in("b", connection=2) is ErrorCode.NONE
+    trial.feed(ConnectionLost(1))
+    assert trial.toy().members.keys() == {"b"}
+
+
+def test_its_held_replies_are_released(trial: ToyTrial) -> None:
+    assert trial.sign_in("a", connection=1, holds=True) is None
+    (held,) = trial.machine.context.held
+    trial.feed(ReleaseHeld((held,)))
+    assert trial.reply(held).error is ErrorCode.NONE
+
+
+def test_it_refuses_and_takes_commits(trial: ToyTrial) -> None:
+    assert trial.commit_of("stranger") is ErrorCode.UNKNOWN_MEMBER_ID
+    trial.pass_time(SESSION_MS - 1)
+    assert trial.commit_of("a") is ErrorCode.NONE
+    trial.pass_time(SESSION_MS - 1)
+    assert trial.toy().members.keys() == {"a"}, "a commit is a sign of life"
+    fetched = trial.ask(OffsetFetch(trial.request(), "g", (TopicPartition("t", 0),)))
+    assert [offset.offset for offset in fetched.offsets] == [7]
+    stranger = TxnOffsetCommit(trial.request(), "g", 1, 0, (OffsetToCommit("t", 0, 8),), "stranger", 0)
+    assert trial.ask(stranger).errors == (ErrorCode.UNKNOWN_MEMBER_ID,)
+
+
+def test_it_hears_of_topics_and_settings(trial: ToyTrial) -> None:
+    trial.set_topics(u=1)
+    assert trial.toy().looked == 0
+    trial.set_topics(u=1, t=1)
+    assert trial.toy().looked == 1
+    trial.feed(GroupSettingsChanged("g", GroupSettings(session_timeout_ms=1)))
+    assert trial.toy().settings.session_timeout_ms == 1
+
+
+def test_who_speaks_another_protocol_is_refused(trial: ToyTrial) -> None:
+    request = trial.request()
+    join = JoinGroup(
+        request, "g", "", "new", CLIENT, "consumer", protocols("range"), 10_000, 10_000, requires_known_id=False
+    )
+    assert trial.ask(join).error is ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+    assert trial.ask(SyncGroup(trial.request(), "g", 1, "a")).error is ErrorCode.UNKNOWN_MEMBER_ID
+    assert trial.ask(Heartbeat(trial.request(), "g", 1, "a")).error is ErrorCode.UNKNOWN_MEMBER_ID
+    left = trial.ask(LeaveGroup(trial.request(), "g", (LeavingMember("a"),)))
+    assert left == LeaveGroupReply(ErrorCode.NONE, (LeftMember("a", None, ErrorCode.UNKNOWN_MEMBER_ID),))
+    assert trial.ask(trial.consumer_event("c")).error is ErrorCode.GROUP_ID_NOT_FOUND
+    assert trial.toy().members.keys() == {"a"}
+
+
+def test_its_offsets_are_deleted_where_no_member_reads(trial: ToyTrial) -> None:
+    assert trial.commit_of("a") is ErrorCode.NONE
+    delete = OffsetDelete(trial.request(), "g", (TopicPartition("t", 0),))
+    assert trial.ask(delete).errors == (ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC,)
+    trial.sign_in("a", topics=("u",), connection=1)
+    delete = OffsetDelete(trial.request(), "g", (TopicPartition("t", 0),))
+    assert trial.ask(delete).errors == (ErrorCode.NONE,)
+    assert not trial.machine.context.ledger.groups["g"].offsets
+
+
+def test_its_groups_are_removed_when_they_are_empty(trial: ToyTrial) -> None:
+    assert trial.ask(DeleteGroups(trial.request(), ("g",))).errors == (ErrorCode.NON_EMPTY_GROUP,)
+    trial.feed(ConnectionLost(1))
+    assert trial.ask(DeleteGroups(trial.request(), ("g",))).errors == (ErrorCode.NONE,)
+    assert trial.listed() == []
+
+
+def test_its_groups_expire_by_the_time_they_became_empty() -> None:
+    trial = ToyTrial(offsets_retention_minutes=60, offsets_retention_check_ms=10 * MINUTE_MS)
+    trial.sign_in("a", connection=1)
+    assert trial.commit_of("a") is ErrorCode.NONE
+    while trial.mono_ms < 70 * MINUTE_MS:
+        trial.pass_time(SESSION_MS - 1)
+        trial.sign_in("a", connection=1)
+    trial.feed(ConnectionLost(1))
+    trial.pass_time(50 * MINUTE_MS)
+    assert trial.listed(), "its time starts when it is empty, not at the commit"
+    trial.pass_time(20 * MINUTE_MS)
+    assert trial.listed() == []
+
+
+@pytest.mark.parametrize("classic", [True, False])
+def test_an_empty_group_of_it_is_whatever_joins_it(trial: ToyTrial, classic: bool) -> None:
+    trial.commit_of("a")
+    trial.feed(ConnectionLost(1))
+    if classic:
+        trial.join(protocols=protocols("range"))
+    else:
+        trial.beat("c")
+    assert [line[3] for line in trial.listed()] == ["classic" if classic else "consumer"]
+    assert list(trial.machine.context.ledger.groups["g"].offsets) == [("t", 0)]
+    trial.restart()
+    assert [line[3] for line in trial.listed()] == ["classic" if classic else "consumer"]
+
+
+def test_what_is_broken_in_it_is_named(trial: ToyTrial) -> None:
+    trial.toy().sessions.clear()
+    with pytest.raises(invariants.BrokenInvariantError, match="g: a session has no member"):
+        invariants.check(trial.machine.context)
