@@ -9,8 +9,8 @@ from typing import Any
 
 from kohort.broker.api import consumer_groups, group_offsets, groups
 from kohort.errors import ErrorCode
-from kohort.groups.liveness.lost import beat_ms, hold_max_ms
 from kohort.groups.liveness.patience import Patience
+from kohort.lease import beat_ms, hold_max_ms
 from kohort.wire import framing
 from kohort.wire.cluster import ApiVersionsRequest, ApiVersionsResponse, MetadataRequest, MetadataResponse
 from kohort.wire.groups import FindCoordinatorRequest, FindCoordinatorResponse

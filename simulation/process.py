@@ -6,11 +6,11 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
-from kohort.client.group.lease import CLOCK_MARGIN, Lease
+from kohort.client.group.lease import Lease
 from kohort.errors import ErrorCode
 from kohort.groups.events import ConsumerGroupHeartbeat, Heartbeat, OffsetCommit, OffsetFetch, OffsetToCommit
-from kohort.groups.liveness.lost import hold_max_ms
 from kohort.ids import NO_TOPIC_ID, TopicId, TopicPartition
+from kohort.lease import CLOCK_MARGIN, hold_max_ms
 from simulation.assigning import EAGER
 from simulation.checkers import Checkers
 from simulation.client import Client

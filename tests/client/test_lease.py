@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from kohort.client.group.lease import CLOCK_MARGIN, Lease
+from kohort.client.group.lease import Lease
 from kohort.client.group.membership import MemberState
 from kohort.errors import ErrorCode
+from kohort.lease import CLOCK_MARGIN
 from tests.client.test_membership import Coordinator as ClassicCoordinator
 from tests.client.test_membership import parts
 from tests.client.test_membership_consumer import HEARTBEAT

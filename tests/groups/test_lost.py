@@ -7,7 +7,6 @@ import pytest
 from kohort.errors import ErrorCode
 from kohort.groups.consumer.state import ConsumerGroup
 from kohort.groups.events import Client, ConnectionLost
-from kohort.groups.liveness.lost import hold_max_ms
 from kohort.groups.outcome import Told
 from tests.groups.test_conversion import make_classic, make_trial
 from tests.groups.trial import Trial, protocols
@@ -207,10 +206,6 @@ def test_a_lease_of_a_consumer_member_runs_since_its_last_heartbeat_held_or_not(
     assert "a" in trial.consumer_group().members
     trial.pass_time(1)
     assert trial.beat("a", epoch, connection=2).error is ErrorCode.UNKNOWN_MEMBER_ID
-
-
-def test_two_held_answers_in_a_row_leave_a_part_of_the_lease() -> None:
-    assert 2 * hold_max_ms(LEASE_MS) == LEASE_MS * 3 / 4
 
 
 def ended(connection: int, process: str) -> ConnectionLost:

@@ -29,10 +29,10 @@ from kohort.broker.turns import Turns
 from kohort.broker.waits import Waits
 from kohort.coordinator.shard import GroupShard
 from kohort.groups.events import Event, TopicImage
-from kohort.groups.liveness.lost import beat_ms, hold_max_ms
 from kohort.groups.liveness.patience import Patience, classic_hold_ms, patience
 from kohort.groups.outcome import Counted, Push, Rebalanced, Work
 from kohort.journal.local import LogJournal
+from kohort.lease import beat_ms, hold_max_ms
 from kohort.log import LogStore
 from kohort.processes import has_ended
 from kohort.wire.cluster import ApiVersionsResponse

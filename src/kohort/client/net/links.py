@@ -143,7 +143,7 @@ class Links:
 
     Attributes:
         bytes_sent, bytes_received, requests_sent: counters for metrics.
-        lease_ms: the shortest lease that a broker told this client, None: none did. See `kohort.client.group.lease`.
+        lease_ms: the shortest lease that a broker told this client, None: none did. See `kohort.lease`.
         features: the cluster's finalized features by name, as the newest ApiVersions answer told them (KIP-584).
     """
 

@@ -18,12 +18,13 @@ def may_commit(context: Context, classic: ClassicGroup, event: OffsetCommit) -> 
         return ErrorCode.NONE
     if generation < 0 and not event.member_id and event.instance_id is None:
         return ErrorCode.UNKNOWN_MEMBER_ID
-    error = validate(classic, event.member_id, event.instance_id)
-    if error is not ErrorCode.NONE:
-        return error
+    if event.member_id not in classic.members or event.instance_id is not None:
+        error = validate(classic, event.member_id, event.instance_id)
+        if error is not ErrorCode.NONE:
+            return error
     if not is_current(classic, generation):
         return ErrorCode.ILLEGAL_GENERATION
-    if classic.state is GroupState.COMPLETING_REBALANCE or has_given_up(classic, event):
+    if classic.state is GroupState.COMPLETING_REBALANCE or (classic.awaiting_join and has_given_up(classic, event)):
         return ErrorCode.REBALANCE_IN_PROGRESS
     return ErrorCode.NONE
 

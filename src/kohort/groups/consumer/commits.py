@@ -9,23 +9,8 @@ from kohort.groups.context import Context
 from kohort.groups.events import OffsetCommit, OffsetFetch, TxnOffsetCommit
 
 
-def may_commit(context: Context, consumer: ConsumerGroup, event: OffsetCommit) -> ErrorCode:
-    """Whether a member, or when the group is empty anyone, may commit now."""
-    return check(context, consumer, event, event.knows_stale_epoch)
-
-
-def may_commit_in_transaction(context: Context, consumer: ConsumerGroup, event: TxnOffsetCommit) -> ErrorCode:
-    """As `may_commit`; a producer that names no member is not asked for one."""
-    error = ErrorCode.NONE
-    if event.generation >= 0 or event.member_id:
-        error = check(context, consumer, event)
-    return ErrorCode.ILLEGAL_GENERATION if error is ErrorCode.STALE_MEMBER_EPOCH else error
-
-
-def check(
-    context: Context, consumer: ConsumerGroup, event: OffsetCommit | TxnOffsetCommit, knows_stale_epoch: bool = True
-) -> ErrorCode:
-    """Whether a member commits with its epoch.
+def may_commit(context: Context, consumer: ConsumerGroup, event: OffsetCommit | TxnOffsetCommit) -> ErrorCode:
+    """Whether a member, or when the group is empty anyone, may commit now.
 
     A member's epoch may move on while its commit is under way: an older one will do for partitions that it had then and
     has had ever since. Source: KIP-1251.
@@ -38,7 +23,7 @@ def check(
     member = consumer.members.get(member_id)
     if member is None:
         return ErrorCode.UNKNOWN_MEMBER_ID
-    if member.classic_protocols is None and not knows_stale_epoch:
+    if member.classic_protocols is None and isinstance(event, OffsetCommit) and not event.knows_stale_epoch:
         return ErrorCode.UNSUPPORTED_VERSION
     standing, topics = consumer.standing(member_id), context.image.topics
     if epoch == standing.member_epoch or all(
@@ -49,9 +34,21 @@ def check(
     return ErrorCode.STALE_MEMBER_EPOCH if member.classic_protocols is None else ErrorCode.ILLEGAL_GENERATION
 
 
+def may_commit_in_transaction(context: Context, consumer: ConsumerGroup, event: TxnOffsetCommit) -> ErrorCode:
+    """As `may_commit`; a producer that names no member is not asked for one."""
+    error = ErrorCode.NONE
+    if event.generation >= 0 or event.member_id:
+        error = may_commit(context, consumer, event)
+    return ErrorCode.ILLEGAL_GENERATION if error is ErrorCode.STALE_MEMBER_EPOCH else error
+
+
 def committed(context: Context, consumer: ConsumerGroup, event: OffsetCommit) -> None:
     """A classic member's commit is a sign of life, as it is in a classic group: its client need not know where it is."""
-    members.committed(context, consumer, event.member_id)
+    member = consumer.members.get(event.member_id)
+    if member is not None and member.classic_protocols is not None:
+        presence = consumer.presence(event.member_id)
+        if not presence.overdue:
+            members.alive(context, consumer, presence, event.member_id)
 
 
 def may_fetch(context: Context, consumer: ConsumerGroup, event: OffsetFetch) -> ErrorCode:

@@ -148,15 +148,6 @@ def touch(context: Context, consumer: ConsumerGroup, presence: Presence, member_
         context.run(presence.session, session_timeout_ms(context, consumer, member_id))
 
 
-def committed(context: Context, consumer: ConsumerGroup, member_id: str) -> None:
-    """A classic member's commit is a sign of life, as it is in a classic group: its client need not know where it is."""
-    member = consumer.members.get(member_id)
-    if member is not None and member.classic_protocols is not None:
-        presence = consumer.presence(member_id)
-        if not presence.overdue:
-            alive(context, consumer, presence, member_id)
-
-
 def leave_for_a_while(context: Context, consumer: ConsumerGroup, member_id: str) -> None:
     """Write that a static member has gone and may be back; what it has is its own for the rest of its session.
 

@@ -5,10 +5,8 @@ heartbeat. So a member has a grace; whatever it says within it, on any connectio
 members keep their session in any case: to be away for a while is what they are for. Whose connections count is the
 shell's to say (`ConnectionLost`):
 
-- **Clients that keep a lease.** Such a client was told a number of ms by the shell, and hands out nothing when so long has
-  passed since it *sent* the last request that was answered (`kohort.client.group.lease`). It is put out so long after the
-  coordinator *received* the last one. Sent is before received, and a request that came after the connection ended is a
-  sign of life, so that a member that lives on behind a broken connection has stopped before its partitions are others'.
+- **Clients that keep a lease** (`kohort.lease`). They are put out a lease after the coordinator *received* their last
+  request, and have stopped by then, counting from when they *sent* it.
 - **Members that joined from a process that has ended**, by the word of the kernel that it and the broker run on: at once.
 - **Others, where the operator asked for it.** The grace is a little more than the interval at which the member has been
   heard. A member that lives on does not know of it: its commits are refused, but it may work on records of others.
@@ -52,17 +50,3 @@ def shorten(context: Context, session: Timer, due_ms: int) -> None:
     """Let a session end then, if it would end later."""
     if session.due_ms is None or due_ms < session.due_ms:
         context.deadlines.set(session, due_ms)
-
-
-def beat_ms(lease_ms: int) -> int:
-    """At which interval a client sends heartbeats that keeps a lease; shorter where it was told so by its user."""
-    return lease_ms * 2 // 5
-
-
-def hold_max_ms(lease_ms: int) -> int:
-    """How long the answer to a heartbeat may be held back from a client that keeps a lease.
-
-    Of two held answers the second comes up to twice as long after the first one's request was sent: with three eighths a
-    quarter of the lease is left for the way there and back.
-    """
-    return lease_ms * 3 // 8

@@ -43,11 +43,20 @@ NEW_RECORD: Final[Callable[[Iterable[Any]], OffsetCommitted]] = partial(tuple.__
 
 def commit(context: Context, event: OffsetCommit) -> None:
     """Positions of a member, or of someone who assigns partitions to itself."""
-    error, group = committing_group(context, event)
-    if group is None:
+    group = context.ledger.groups.get(event.group_id)
+    error = ErrorCode.NONE
+    if not sizes.commit_fits(event.group_id, event.offsets):
+        error = ErrorCode.INVALID_COMMIT_OFFSET_SIZE
+    elif group is None:
+        error = make_group(context, event)
+        group = context.find(event.group_id)
+    if group is not None and error is ErrorCode.NONE:
+        protocol = context.protocols[type(group.membership)]
+        error = protocol.may_commit(context, group.membership, event)
+    if group is None or error is not ErrorCode.NONE:
         context.reply(event.request, OffsetCommitReply((error,) * len(event.offsets)))
         return
-    context.protocols[type(group.membership)].committed(context, group.membership, event)
+    protocol.committed(context, group.membership, event)
     expire_ms = -1 if event.retention_ms < 0 else context.now.wall_ms + event.retention_ms
     limit = context.config.offset_metadata_bytes_max
     taken = event.offsets
@@ -79,21 +88,13 @@ def offsets_committed(
     return list(map(NEW_RECORD, zip(*columns, strict=False)))
 
 
-def committing_group(context: Context, event: OffsetCommit) -> tuple[ErrorCode, Group | None]:
-    """The group that takes this commit, or why none does. A commit without generation makes its group."""
-    if not sizes.commit_fits(event.group_id, event.offsets):
-        return ErrorCode.INVALID_COMMIT_OFFSET_SIZE, None
-    group = context.find(event.group_id)
-    if group is None:
-        if not sizes.fits(event.group_id):
-            return ErrorCode.INVALID_GROUP_ID, None
-        if event.generation >= 0:
-            return (ErrorCode.GROUP_ID_NOT_FOUND if event.knows_stale_epoch else ErrorCode.ILLEGAL_GENERATION), None
-        group = context.create(event.group_id)
-        if group is None:
-            return ErrorCode.POLICY_VIOLATION, None
-    error = context.protocols[type(group.membership)].may_commit(context, group.membership, event)
-    return error, (group if error is ErrorCode.NONE else None)
+def make_group(context: Context, event: OffsetCommit) -> ErrorCode:
+    """A commit without generation makes its group; any other is refused."""
+    if not sizes.fits(event.group_id):
+        return ErrorCode.INVALID_GROUP_ID
+    if event.generation >= 0:
+        return ErrorCode.GROUP_ID_NOT_FOUND if event.knows_stale_epoch else ErrorCode.ILLEGAL_GENERATION
+    return ErrorCode.POLICY_VIOLATION if context.create(event.group_id) is None else ErrorCode.NONE
 
 
 def commit_transactional(context: Context, event: TxnOffsetCommit) -> None:
