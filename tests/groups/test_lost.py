@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from kohort.errors import ErrorCode
@@ -313,7 +315,9 @@ def test_the_log_tells_why_a_classic_member_was_put_out() -> None:
     trial.feed(ConnectionLost(2, noticed=True))
     trial.pass_time(20_000)
     assert any(
-        f"member {members[1]} did not come back after its connection ended (client " in text for text in told(trial)
+        text.startswith(f"member {members[1]} did not come back after its connection ended (client ")
+        and re.search(r"connection ended \d+ ms ago\)$", text)
+        for text in told(trial)
     )
     assert any(
         f"member {members[0]} was silent for its session of " in text and text.endswith("connection stands)")

@@ -10,6 +10,7 @@ from kohort.errors import ErrorCode
 from kohort.groups.classic.state import ClassicMember
 from kohort.groups.consumer.state import ConsumerGroup
 from kohort.groups.events import Client, ConnectionLost
+from kohort.groups.outcome import Told
 from tests.groups.test_conversion import make_trial, offer, plan
 from tests.groups.trial import Trial, protocols
 
@@ -228,3 +229,16 @@ def test_held_heartbeats_of_a_static_member_end_with_its_connection() -> None:
     assert trial.machine.context.held
     trial.feed(ConnectionLost(2))
     assert not trial.machine.context.held
+
+
+def test_the_log_tells_when_the_connection_ended_though_the_group_has_changed_its_protocol_since() -> None:
+    trial = make_trial()
+    member = classic(trial, 1)
+    trial.feed(lost(1))
+    trial.pass_time(1_000)
+    trial.beat("new", connection=2)
+    trial.pass_time(LEASE_MS - 1_000)
+    texts = [
+        note.text for note in trial.notes if isinstance(note, Told) and f"member {member} did not come" in note.text
+    ]
+    assert texts and all("connection ended 5000 ms ago" in text for text in texts)

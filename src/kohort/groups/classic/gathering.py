@@ -86,10 +86,7 @@ def hold(context: Context, classic: ClassicGroup, member: ClassicMember, event: 
     elif classic.gathering is None or member.join_request is not None:
         return False
     member.held = event.request
-    context.held[event.request] = (classic.group_id, member.member_id)
-    if member.hold is None:
-        member.hold = Timer(Deadline.HELD, classic.group_id, member.member_id)
-    context.run(member.hold, limit)
+    member.hold_reply(context, event.request, limit)
     if classic.gathering is not None:
         forget_awaited(classic.gathering, member.member_id)
         tell_if_all_held(context, classic)
@@ -115,22 +112,19 @@ def release(context: Context, classic: ClassicGroup, member: ClassicMember) -> N
     interval, beat_ms = member.interval_ms, member.beat_ms or 0
     now_ms = context.now.mono_ms
     member.due_ms = now_ms + interval if member.times_from_reply else max(now_ms, beat_ms + interval)
-    if not member.lost:
-        member.heard_ms = now_ms
-        context.deadlines.set(member.session, now_ms + member.session_timeout_ms)
+    member.touch(context, member.session_timeout_ms)
     reply(context, member, answer(context, classic, member))
     tell_if_all_held(context, classic)
 
 
 def reply(context: Context, member: ClassicMember, error: ErrorCode) -> None:
     """Answer a held heartbeat, if there is one."""
-    request, hold_timer = member.held, member.hold
-    if request is None or hold_timer is None:
+    request = member.held
+    if request is None:
         return
-    hold_timer.cancel()
+    member.unhold(context, request)
     member.held = None
     member.released_ms = context.now.mono_ms
-    context.held.pop(request, None)
     context.reply(request, HeartbeatReply(error))
 
 

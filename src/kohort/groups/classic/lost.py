@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from kohort.groups.classic import gathering, rebalance
-from kohort.groups.classic.state import ClassicGroup, ClassicMember
+from kohort.groups.classic.state import ClassicGroup
 from kohort.groups.context import Context
-from kohort.groups.events import NO_CONNECTION, ConnectionLost
-from kohort.groups.liveness.lost import grace_end_ms, is_dead, shorten
+from kohort.groups.events import ConnectionLost
 
 
 def on_connection_lost(context: Context, classic: ClassicGroup, member_id: str, event: ConnectionLost) -> None:
@@ -15,10 +14,11 @@ def on_connection_lost(context: Context, classic: ClassicGroup, member_id: str, 
     member = classic.members.get(member_id)
     if member is None or member.connection != event.connection:
         return
-    member.is_gone = True
+    member.lose(context, event, is_static=member.instance_id is not None)
     gathering.on_disconnect(context, member)
-    if event.noticed and member.instance_id is None:
-        lose(context, member, event)
+    if member.lost:
+        interval_ms = member.interval_ms or member.session_timeout_ms // 3
+        member.give_grace(context, event, interval_ms, member.client.process)
 
 
 def drop_untold(context: Context, classic: ClassicGroup, member_id: str) -> None:
@@ -26,12 +26,3 @@ def drop_untold(context: Context, classic: ClassicGroup, member_id: str) -> None
     member = classic.members.get(member_id)
     if member_id in classic.pending or (member is not None and not member.told):
         rebalance.put_out(context, classic, member_id, f"the connection of new member {member_id} ended")
-
-
-def lose(context: Context, member: ClassicMember, event: ConnectionLost) -> None:
-    """A member has its grace from now on."""
-    member.connection = NO_CONNECTION
-    member.lost = True
-    interval_ms = member.interval_ms or member.session_timeout_ms // 3
-    end_ms = grace_end_ms(context, event, member.heard_ms, interval_ms)
-    shorten(context, member.session, context.now.mono_ms if is_dead(event, member.client.process) else end_ms)

@@ -80,7 +80,7 @@ def remove_member(context: Context, classic: ClassicGroup, member_id: str) -> No
         if member.instance_id is not None:
             classic.static_ids.pop(member.instance_id, None)
         member.session.cancel()
-        context.forget_connection(member.connection, member.session.group_id, member_id)
+        member.unbind(context)
     if classic.leader == member_id:
         classic.leader = next(iter(classic.members), None)
     drop_pending(context, classic, member_id)
@@ -97,34 +97,12 @@ def drop_pending(context: Context, classic: ClassicGroup, member_id: str) -> boo
     return True
 
 
-def touch(context: Context, member: ClassicMember) -> None:
-    """A sign of life, or the end of a wait: its session starts again, unless its connection has ended."""
-    if not member.lost:
-        member.heard_ms = context.now.mono_ms
-        context.deadlines.set(member.session, context.now.mono_ms + member.session_timeout_ms)
-
-
 def heard(context: Context, member: ClassicMember, connection: int) -> None:
     """A member spoke: what it was heard on before no longer matters, nor that it has ended."""
     if connection != member.connection:
-        bind(context, member, connection)
+        member.bind(context, connection)
     if member.lost:
-        alive(context, member)
-
-
-def bind(context: Context, member: ClassicMember, connection: int) -> None:
-    """It is this connection's end, and no other's, that says something of the member."""
-    session = member.session
-    context.forget_connection(member.connection, session.group_id, member.member_id)
-    context.remember_connection(connection, session.group_id, member.member_id)
-    member.connection = connection
-    member.is_gone = False
-
-
-def alive(context: Context, member: ClassicMember) -> None:
-    """A member was heard, on whatever connection: its session is whole again."""
-    member.lost = False
-    touch(context, member)
+        member.alive(context, member.session_timeout_ms)
 
 
 def after_change(context: Context, classic: ClassicGroup, reason: str) -> None:
@@ -141,7 +119,7 @@ def prepare(context: Context, classic: ClassicGroup, reason: str) -> None:
         for member in classic.members.values():
             forget_assignment(classic, member)
             if answer_sync(context, member, SyncGroupReply(ErrorCode.REBALANCE_IN_PROGRESS)):
-                touch(context, member)
+                member.touch(context, member.session_timeout_ms)
     classic.pending_sync.clear()
     classic.sync_phase.cancel()
     initial = classic.state is GroupState.EMPTY
@@ -276,7 +254,7 @@ def begin_generation(context: Context, classic: ClassicGroup) -> None:
     for member in classic.members.values():
         answer_join(context, classic, member, joined(classic, member))
         member.is_new = False
-        touch(context, member)
+        member.touch(context, member.session_timeout_ms)
     context.run(classic.sync_phase, classic.rebalance_timeout_ms())
     context.tell(classic.group_id, f"generation {classic.generation} has {len(classic.members)} members")
 
@@ -331,7 +309,7 @@ def on_session_end(context: Context, classic: ClassicGroup, member_id: str) -> N
             context,
             classic,
             member_id,
-            f"member {member_id} did not come back after its connection ended ({_last_seen(context, member)})",
+            f"member {member_id} did not come back after its connection ended ({member.last_seen(context, member.client.id, member.client.host)})",
         )
         return
     if not member.is_new and (member.join_request is not None or member.sync_request is not None):
@@ -340,14 +318,8 @@ def on_session_end(context: Context, classic: ClassicGroup, member_id: str) -> N
         context,
         classic,
         member_id,
-        f"member {member_id} was silent for its session of {member.session_timeout_ms} ms ({_last_seen(context, member)})",
+        f"member {member_id} was silent for its session of {member.session_timeout_ms} ms ({member.last_seen(context, member.client.id, member.client.host)})",
     )
-
-
-def _last_seen(context: Context, member: ClassicMember) -> str:
-    """For the log: who a member is, when it was heard last, and whether its connection stands."""
-    heard = "" if member.heard_ms is None else f", heard {context.now.mono_ms - member.heard_ms} ms ago"
-    return f"client {member.client.id} at {member.client.host}{heard}, connection {'ended' if member.is_gone else 'stands'}"
 
 
 def put_out(context: Context, classic: ClassicGroup, member_id: str, reason: str) -> None:

@@ -149,7 +149,7 @@ def add(context: Context, classic: ClassicGroup, event: JoinGroup, member_id: st
     if classic.state is GroupState.PREPARING_REBALANCE and classic.previous_state is GroupState.EMPTY:
         classic.newcomer = True
     rebalance.add_member(context, classic, member, event.request)
-    rebalance.bind(context, member, event.connection)
+    member.bind(context, event.connection)
     context.run(member.session, context.config.new_member_timeout_ms)
     rebalance.after_change(context, classic, f"member {member_id} joined; its reason: {event.reason or 'not given'}")
 
@@ -168,7 +168,7 @@ def join_again(context: Context, classic: ClassicGroup, event: JoinGroup) -> Err
     leads = classic.is_leader(event.member_id)
     settled = classic.state is GroupState.COMPLETING_REBALANCE or (classic.state is GroupState.STABLE and not leads)
     if settled and unchanged:
-        rebalance.touch(context, member)
+        member.touch(context, member.session_timeout_ms)
         context.reply(event.request, rebalance.joined(classic, member))
         return ErrorCode.NONE
     update(context, classic, member, event)
@@ -200,7 +200,7 @@ def replace_static(context: Context, classic: ClassicGroup, old: ClassicMember, 
     gathering.forget(context, classic, old, ErrorCode.FENCED_INSTANCE_ID)
     classic.count(old, -1)
     old.session.cancel()
-    context.forget_connection(old.connection, classic.group_id, old.member_id)
+    old.unbind(context)
     del classic.members[old.member_id]
     classic.members[new.member_id] = new
     classic.static_ids[event.instance_id] = new.member_id
@@ -209,9 +209,9 @@ def replace_static(context: Context, classic: ClassicGroup, old: ClassicMember, 
     if classic.pending_sync.pop(old.member_id, "") is None:
         classic.pending_sync[new.member_id] = None
     classic.count(new, 1)
-    rebalance.bind(context, new, event.connection)
+    new.bind(context, event.connection)
     update(context, classic, new, event)
-    rebalance.touch(context, new)
+    new.touch(context, new.session_timeout_ms)
     context.tell(classic.group_id, f"static member {event.instance_id} is {new.member_id} now, was {old.member_id}")
     classic.owes_look |= read_topics(old.metadata(classic.protocol)) != read_topics(new.metadata(classic.protocol))
     after_replacement(context, classic, new, event, old_leader)
@@ -297,7 +297,7 @@ def sync_or_error(context: Context, classic: ClassicGroup, event: SyncGroup) -> 
     member = classic.members[event.member_id]
     rebalance.synced(context, classic, event.member_id)
     if classic.state is GroupState.STABLE:
-        rebalance.touch(context, member)
+        member.touch(context, member.session_timeout_ms)
         context.reply(event.request, assigned(classic, member))
         return ErrorCode.NONE
     if member.sync_request is not None:
@@ -332,7 +332,7 @@ def complete_sync(context: Context, classic: ClassicGroup, assignments: dict[str
     rebalance.settled(context, classic)
     for member in classic.members.values():
         if rebalance.answer_sync(context, member, assigned(classic, member)):
-            rebalance.touch(context, member)
+            member.touch(context, member.session_timeout_ms)
 
 
 def refuse_generation(context: Context, classic: ClassicGroup) -> None:
@@ -359,7 +359,7 @@ def heartbeat(context: Context, classic: ClassicGroup, event: Heartbeat) -> None
         if member.connection != event.connection or member.lost:
             rebalance.heard(context, member, event.connection)
         gathering.learn(context, classic, member, event)
-        rebalance.touch(context, member)
+        member.touch(context, member.session_timeout_ms)
         if gathering.hold(context, classic, member, event):
             return
         error = gathering.answer(context, classic, member)
@@ -431,7 +431,7 @@ def load(context: Context, classic: ClassicGroup) -> None:
         if member.instance_id is not None:
             classic.static_ids[member.instance_id] = member.member_id
         classic.count(member, 1)
-        rebalance.touch(context, member)
+        member.touch(context, member.session_timeout_ms)
     classic.subscribed = classic.read_subscriptions()
     if not classic.members:
         return

@@ -10,16 +10,17 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from kohort.groups.consumer_protocol import CONSUMER_PROTOCOL_TYPE, read_topics
-from kohort.groups.events import NO_CONNECTION, Client
+from kohort.groups.events import Client
 from kohort.groups.group import Membership
 from kohort.groups.liveness.deadlines import Deadline, Timer
+from kohort.groups.liveness.pacing import Pacing
 from kohort.groups.outcome import GroupState
 from kohort.groups.records import ClassicProtocol, GenerationStarted, GroupSaved, Kind, Record, RecordKey, SavedMember
 
 MEMBER_RECORD_OVERHEAD = 40
 
 
-class ClassicMember:
+class ClassicMember(Pacing):
     """A member of a classic group, with the requests it waits on.
 
     Attributes:
@@ -28,14 +29,9 @@ class ClassicMember:
         is_new: it has not been through a completed join phase.
         told: a reply has named its id, so that its client can come back with it.
         size: its share of the group's record in bytes, as last counted.
-        connection: it was last heard on.
-        is_gone: that connection has ended, and it has not been heard since.
-        lost: it is gone, and that counts.
-        heard_ms: when it was last heard, or its wait for a reply ended; None before the first time.
         beat_ms: when its last heartbeat came, None at first and after each join.
         interval_ms: the longest recent time between two heartbeats that were answered at once, 0 while it is not known.
         held: the heartbeat whose reply is held, None when none is.
-        hold: ends it, None as long as none was held.
         released_ms: when the reply to its last heartbeat was released, None when that was answered at once.
         due_ms: when its next heartbeat is due, None when that is not known.
         times_from_reply: its next heartbeat is due an interval after the last was answered, not after it was sent. Taken
@@ -50,23 +46,17 @@ class ClassicMember:
         "bears_hold",
         "beat_ms",
         "client",
-        "connection",
         "due_ms",
-        "heard_ms",
         "held",
-        "hold",
         "instance_id",
         "interval_ms",
-        "is_gone",
         "is_new",
         "join_request",
-        "lost",
         "member_id",
         "never_held",
         "protocols",
         "rebalance_timeout_ms",
         "released_ms",
-        "session",
         "session_timeout_ms",
         "size",
         "stopped_ms",
@@ -76,6 +66,7 @@ class ClassicMember:
     )
 
     def __init__(self, group_id: str, member_id: str, instance_id: str | None, client: Client) -> None:
+        super().__init__(group_id, member_id)
         self.member_id = member_id
         self.instance_id = instance_id
         self.client = client
@@ -83,20 +74,14 @@ class ClassicMember:
         self.rebalance_timeout_ms = 0
         self.protocols: tuple[ClassicProtocol, ...] = ()
         self.assignment = b""
-        self.session = Timer(Deadline.SESSION, group_id, member_id)
         self.join_request: int | None = None
         self.sync_request: int | None = None
         self.is_new = False
         self.told = True
-        self.connection = NO_CONNECTION
         self.size = 0
-        self.is_gone = False
-        self.lost = False
-        self.heard_ms: int | None = None
         self.beat_ms: int | None = None
         self.interval_ms = 0
         self.held: int | None = None
-        self.hold: Timer | None = None
         self.released_ms: int | None = None
         self.due_ms: int | None = None
         self.times_from_reply = True

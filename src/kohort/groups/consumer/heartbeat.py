@@ -285,8 +285,7 @@ def hold(context: Context, consumer: ConsumerGroup, event: ConsumerGroupHeartbea
     if limit < patience.SHORTEST_HOLD_MS:
         return False
     presence.held = event
-    context.held[event.request] = (event.group_id, event.member_id)
-    context.run(presence.hold, limit)
+    presence.hold_reply(context, event.request, limit)
     return True
 
 
@@ -295,11 +294,10 @@ def let_go(context: Context, consumer: ConsumerGroup, member_id: str) -> None:
     presence = consumer.presences.get(member_id)
     if presence is None:
         return
-    presence.hold.cancel()
     for event in (presence.waiting, presence.held):
         if event is not None:
             presence.waiting = presence.held = None
-            context.held.pop(event.request, None)
+            presence.unhold(context, event.request)
             members.touch(context, consumer, presence, member_id)
             answer(context, consumer, replace(event, hold_ms=0), member_id)
 

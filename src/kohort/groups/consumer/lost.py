@@ -5,8 +5,7 @@ from __future__ import annotations
 from kohort.groups.consumer import heartbeat
 from kohort.groups.consumer.state import ConsumerGroup
 from kohort.groups.context import Context
-from kohort.groups.events import NO_CONNECTION, ConnectionLost
-from kohort.groups.liveness.lost import grace_end_ms, is_dead, shorten
+from kohort.groups.events import ConnectionLost
 
 
 def on_connection_lost(context: Context, consumer: ConsumerGroup, member_id: str, event: ConnectionLost) -> None:
@@ -15,16 +14,12 @@ def on_connection_lost(context: Context, consumer: ConsumerGroup, member_id: str
     presence, member = consumer.presences.get(member_id), consumer.members.get(member_id)
     if presence is None or presence.connection != event.connection or member is None:
         return
-    presence.gone_ms = context.now.mono_ms
-    if event.noticed and member.instance_id is None:
-        presence.connection = NO_CONNECTION
-        presence.lost = True
+    presence.lose(context, event, is_static=member.instance_id is not None)
     if presence.held is not None:
         heartbeat.let_go(context, consumer, member_id)
     if presence.lost:
         classic_ms = 0 if member.classic_protocols is None else member.classic_session_timeout_ms // 3
-        end_ms = grace_end_ms(context, event, presence.heard_ms, presence.told_ms or classic_ms)
-        shorten(context, presence.session, context.now.mono_ms if is_dead(event, presence.process) else end_ms)
+        presence.give_grace(context, event, presence.told_ms or classic_ms, presence.process)
 
 
 def drop_untold(context: Context, consumer: ConsumerGroup, member_id: str) -> None:

@@ -42,11 +42,8 @@ def note_fenced(context: Context, consumer: ConsumerGroup, event: ConsumerGroupH
 
 def last_seen(context: Context, consumer: ConsumerGroup, member_id: str) -> str:
     """For the log: who a member is, when it was heard last, and what became of its connection."""
-    member, presence = consumer.members[member_id], consumer.presences[member_id]
-    heard = "" if presence.heard_ms is None else f", heard {context.now.mono_ms - presence.heard_ms} ms ago"
-    gone_ms = presence.gone_ms
-    ended = "connection stands" if gone_ms is None else f"connection ended {context.now.mono_ms - gone_ms} ms ago"
-    return f"client {member.client_id} at {member.client_host}{heard}, {ended}"
+    member = consumer.members[member_id]
+    return consumer.presences[member_id].last_seen(context, member.client_id, member.client_host)
 
 
 def step(context: Context, consumer: ConsumerGroup, member_id: str, owned: Pairs | None) -> Current:
@@ -127,9 +124,7 @@ def heard(context: Context, consumer: ConsumerGroup, member_id: str, connection:
     """A member spoke: what it was heard on before no longer matters, nor that it has ended, and its session is whole."""
     presence = consumer.presence(member_id)
     if presence.connection != connection:
-        context.forget_connection(presence.connection, consumer.group_id, member_id)
-        context.remember_connection(connection, consumer.group_id, member_id)
-        presence.connection = connection
+        presence.bind(context, connection)
     presence.gone_ms = None
     alive(context, consumer, presence, member_id)
     return presence
@@ -137,15 +132,12 @@ def heard(context: Context, consumer: ConsumerGroup, member_id: str, connection:
 
 def alive(context: Context, consumer: ConsumerGroup, presence: Presence, member_id: str) -> None:
     """A member was heard, on whatever connection: its session is whole again."""
-    presence.lost = False
-    touch(context, consumer, presence, member_id)
+    presence.alive(context, session_timeout_ms(context, consumer, member_id))
 
 
 def touch(context: Context, consumer: ConsumerGroup, presence: Presence, member_id: str) -> None:
     """A sign of life, or the end of a wait: its session starts again, unless its connection has ended."""
-    if not presence.lost:
-        presence.heard_ms = context.now.mono_ms
-        context.run(presence.session, session_timeout_ms(context, consumer, member_id))
+    presence.touch(context, session_timeout_ms(context, consumer, member_id))
 
 
 def leave_for_a_while(context: Context, consumer: ConsumerGroup, member_id: str) -> None:
@@ -206,7 +198,7 @@ def dismiss(
     presence = consumer.presences.pop(member_id, None)
     if presence is not None:
         presence.cancel()
-        context.forget_connection(presence.connection, presence.session.group_id, member_id)
+        presence.unbind(context)
         turn_away(context, presence, Refusal(error, f"Member {member_id} was removed."))
 
 
@@ -214,7 +206,7 @@ def turn_away(context: Context, presence: Presence, refusal: Refusal) -> None:
     """Answer everything a member waits for: it is not, or no more, who asked."""
     for event in (presence.waiting, presence.held):
         if event is not None:
-            context.held.pop(event.request, None)
+            presence.unhold(context, event.request)
             refuse(context, event, refusal)
     if presence.joining is not None:
         is_new = refusal.error is ErrorCode.FENCED_MEMBER_EPOCH  # classic clients do not know it

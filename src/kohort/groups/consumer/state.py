@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from kohort.groups.events import NO_CONNECTION, ConsumerGroupHeartbeat, GroupSettings, JoinGroup
+from kohort.groups.events import ConsumerGroupHeartbeat, GroupSettings, JoinGroup
 from kohort.groups.group import Membership
 from kohort.groups.liveness.deadlines import Deadline, Timer
+from kohort.groups.liveness.pacing import Pacing
 from kohort.groups.outcome import GroupState
 from kohort.groups.records import (
     EpochBumped,
@@ -129,11 +130,10 @@ class Current:
         return self.state is MemberState.STABLE and self.member_epoch == epoch
 
 
-class Presence:
+class Presence(Pacing):
     """A member's soft state.
 
     Attributes:
-        session: ends it after silence.
         revocation: bounds how long it may take to give partitions up.
         join_phase, sync_phase: bound a classic member's way through a rebalance.
         waiting: its first heartbeat, which is answered when there is a target for `waits_for`.
@@ -141,29 +141,19 @@ class Presence:
         held: a heartbeat that is answered when there is something to say.
         told_ms: the heartbeat interval it was told last, 0 before the first reply.
         slowest_ms: how long it once took to be heard, of a member that was taken for silent.
-        connection: it was last heard on.
         process: it joined from, "": not known.
-        heard_ms: when its last heartbeat came, or its wait for the reply ended.
-        gone_ms: when that connection ended, None if it has not, or the member has been heard since.
-        lost: it is gone, and that counts.
         fenced: it said a wrong epoch, which the log was told.
         overdue: it did not move within its rebalance timeout, and is refused until it joins again.
     """
 
     __slots__ = (
-        "connection",
         "fenced",
-        "gone_ms",
-        "heard_ms",
         "held",
-        "hold",
         "join_phase",
         "joining",
-        "lost",
         "overdue",
         "process",
         "revocation",
-        "session",
         "slowest_ms",
         "sync_phase",
         "told_ms",
@@ -172,22 +162,17 @@ class Presence:
     )
 
     def __init__(self, group_id: str, member_id: str) -> None:
-        self.session = Timer(Deadline.SESSION, group_id, member_id)
+        super().__init__(group_id, member_id)
         self.revocation = Timer(Deadline.REVOCATION, group_id, member_id)
         self.join_phase = Timer(Deadline.JOIN_PHASE, group_id, member_id)
         self.sync_phase = Timer(Deadline.SYNC_PHASE, group_id, member_id)
-        self.hold = Timer(Deadline.HELD, group_id, member_id)
         self.waiting: ConsumerGroupHeartbeat | None = None
         self.joining: JoinGroup | None = None
         self.waits_for = 0
         self.held: ConsumerGroupHeartbeat | None = None
         self.told_ms = 0
         self.slowest_ms = 0
-        self.connection = NO_CONNECTION
         self.process = ""
-        self.heard_ms: int | None = None
-        self.gone_ms: int | None = None
-        self.lost = False
         self.overdue = False
         self.fenced = False
 
@@ -199,7 +184,8 @@ class Presence:
     def expect_nothing(self) -> None:
         """Stop the timers of what it was to do, and of its held heartbeat; its session goes on."""
         for timer in (self.revocation, self.join_phase, self.sync_phase, self.hold):
-            timer.cancel()
+            if timer is not None:
+                timer.cancel()
         self.overdue = False
 
 
@@ -310,7 +296,7 @@ class ConsumerGroup(Membership):
 
     def places(self) -> Iterator[tuple[str, int, bool]]:
         """Where its members are."""
-        return ((member_id, each.connection, each.gone_ms is not None) for member_id, each in self.presences.items())
+        return ((member_id, each.connection, each.is_gone) for member_id, each in self.presences.items())
 
     def empty_since_ms(self) -> int:
         """When the target of the epoch without members was written."""

@@ -32,11 +32,6 @@ def on_connection_lost(context: Context, event: ConnectionLost) -> None:
             context.protocol(group).connection_lost(context, group.membership, member_id, event)
 
 
-def is_dead(event: ConnectionLost, process: str) -> bool:
-    """Whether a member has ended with its process: the one that it joined from, not one that only spoke for it since."""
-    return event.ended != "" and event.ended == process
-
-
 def grace_end_ms(context: Context, event: ConnectionLost, heard_ms: int | None, interval_ms: int) -> int:
     """When a member's grace ends: its lease runs since it was heard, and time to connect again is left in any case."""
     now_ms = context.now.mono_ms

@@ -167,9 +167,8 @@ def write_consumer_group(
     for saved, held in settled:
         context.emit(Current(generation, generation, assigned=held).record(group_id, saved.member_id))
         presence, member = consumer.presence(saved.member_id), before[saved.member_id]
-        presence.connection, presence.process = member.connection, member.client.process
-        presence.gone_ms = context.now.mono_ms if member.is_gone else None
-        presence.lost, presence.heard_ms = member.lost, member.heard_ms
+        presence.go_on_from(member)
+        presence.process = member.client.process
         members.touch(context, consumer, presence, saved.member_id)
         go_on(context, presence.session, ends_ms[saved.member_id])
     return consumer
@@ -219,7 +218,7 @@ def make_classic_group(context: Context, consumer: ConsumerGroup, leaving: str |
     classic.state = classic.previous_state = GroupState.STABLE
     classic.subscribed = classic.read_subscriptions()
     for member in classic.members.values():
-        rebalance.touch(context, member)
+        member.touch(context, member.session_timeout_ms)
         go_on(context, member.session, ends_ms.get(member.member_id))
         if (event := joining.get(member.member_id)) is not None:
             rebalance.await_join(context, classic, member, event.request)
@@ -233,8 +232,7 @@ def convert_back(consumer: ConsumerGroup, saved: MemberSaved, names: dict[TopicI
     presence = consumer.presence(saved.member_id)
     client = Client(saved.client_id, saved.client_host, presence.process)
     member = ClassicMember(saved.group_id, saved.member_id, saved.instance_id, client)
-    member.connection, member.is_gone = presence.connection, presence.gone_ms is not None
-    member.lost, member.heard_ms = presence.lost, presence.heard_ms
+    member.go_on_from(presence)
     member.rebalance_timeout_ms = saved.rebalance_timeout_ms
     member.session_timeout_ms = saved.classic_session_timeout_ms
     member.protocols = saved.classic_protocols or ()
