@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 
-from kohort.errors import ErrorCode
-from kohort.groups.consumer_protocol import (
+from kohort.consumer_protocol import (
+    Assignment,
     Subscription,
     read_assignment,
     read_subscription,
     read_topics,
     write_assignment,
 )
+from kohort.errors import ErrorCode
 from kohort.groups.events import ConsumerGroupDescribe, DescribeGroups, LeaveGroup, LeavingMember, ListGroups
 from kohort.groups.records import ClassicProtocol, GroupSaved
 from kohort.ids import TopicPartition
@@ -60,7 +61,8 @@ def types(trial: Trial) -> list[str]:
 def assignment(trial: Trial, member: str, generation: int) -> list[int]:
     reply = trial.reply(trial.sync(member, generation))
     assert reply.error is ErrorCode.NONE
-    return [number for _, number in read_assignment(reply.assignment) or ()]
+    assignment = read_assignment(reply.assignment)
+    return [] if assignment is None else [number for _, number in assignment.partitions]
 
 
 def test_scenario_15_a_classic_group_becomes_a_consumer_group_and_no_partition_has_two_owners() -> None:
@@ -272,17 +274,19 @@ def test_a_round_that_is_under_way_goes_on_when_a_static_member_turns_its_group_
 
 def test_subscriptions_of_every_version_are_read() -> None:
     raw = classic_metadata(1, 2, rack="a")
-    assert read_subscription(raw) == Subscription(3, ("t",), (TopicPartition("t", 1), TopicPartition("t", 2)), "a")
-    assert read_subscription(subscription("t", version=0)) == Subscription(0, ("t",))
+    assert read_subscription(raw) == Subscription(
+        3, ("t",), (TopicPartition("t", 1), TopicPartition("t", 2)), "a", -1, b""
+    )
+    assert read_subscription(subscription("t", version=0)) == Subscription(0, ("t",), user_data=b"")
     assert read_subscription(raw[:-1]) is None
     assert read_topics(raw[:9]) == ("t",)
 
 
 def test_assignments_are_written_as_they_are_read() -> None:
     partitions = (TopicPartition("t", 3), TopicPartition("u", 0), TopicPartition("u", 2))
-    assert read_assignment(write_assignment(9, partitions)) == partitions
+    assert read_assignment(write_assignment(9, partitions)) == Assignment(partitions)
     assert write_assignment(9, partitions)[:2] == b"\0\3"
-    assert read_assignment(b"") == ()
+    assert read_assignment(b"") == Assignment()
     assert read_assignment(b"\0\0\0") is None
     assert owned("t") == ()
 

@@ -8,11 +8,11 @@ import uuid
 from collections.abc import Iterable
 from typing import Any
 
+from kohort.consumer_protocol import write_assignment
 from kohort.errors import ErrorCode
 from kohort.groups import invariants
 from kohort.groups.config import GroupConfig
 from kohort.groups.consumer import targets
-from kohort.groups.consumer_protocol import write_assignment
 from kohort.groups.events import (
     Client,
     ConsumerGroupHeartbeat,

@@ -6,13 +6,13 @@ join what it still has, and gets by its sync what it is to have.
 
 from __future__ import annotations
 
+from kohort.consumer_protocol import CONSUMER_PROTOCOL_TYPE, Subscription, read_subscription
 from kohort.errors import ErrorCode
 from kohort.groups import sizes
 from kohort.groups.classic import rebalance
 from kohort.groups.consumer import members, targets
 from kohort.groups.consumer.reconcile import waits_for_others
 from kohort.groups.consumer.state import ConsumerGroup, Pairs
-from kohort.groups.consumer_protocol import CONSUMER_PROTOCOL_TYPE, Subscription, read_subscription
 from kohort.groups.context import Context
 from kohort.groups.events import Heartbeat, JoinGroup, LeaveGroup, LeavingMember, SyncGroup
 from kohort.groups.group import Group

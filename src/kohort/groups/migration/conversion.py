@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kohort.errors import ErrorCode
-from kohort.groups.classic import gathering, leader, rebalance
-from kohort.groups.classic.state import ClassicGroup, ClassicMember
-from kohort.groups.consumer import members, targets
-from kohort.groups.consumer.state import ConsumerGroup, Current, Pairs, pack
-from kohort.groups.consumer_protocol import (
+from kohort.consumer_protocol import (
     CONSUMER_PROTOCOL_TYPE,
     read_assignment,
     read_subscription,
     write_assignment,
 )
+from kohort.errors import ErrorCode
+from kohort.groups.classic import gathering, leader, rebalance
+from kohort.groups.classic.state import ClassicGroup, ClassicMember
+from kohort.groups.consumer import members, targets
+from kohort.groups.consumer.state import ConsumerGroup, Current, Pairs, pack
 from kohort.groups.context import Context
 from kohort.groups.events import Client
 from kohort.groups.group import Group
@@ -138,7 +138,7 @@ def convert_member(context: Context, classic: ClassicGroup, member: ClassicMembe
     if subscription is None or assignment is None:
         return None
     topics = context.image.topics
-    assigned = frozenset((topics[topic].id, number) for topic, number in assignment if topic in topics)
+    assigned = frozenset((topics[topic].id, number) for topic, number in assignment.partitions if topic in topics)
     claimed = frozenset((topics[topic].id, number) for topic, number in subscription.owned if topic in topics)
     saved = MemberSaved(
         group_id="",
