@@ -29,11 +29,8 @@ from kohort.log.results import (
 )
 from kohort.log.segment import ReadBuffer, Segment
 from kohort.log.strays import is_empty_leftover, step_aside
-from kohort.wire.batch import (
-    BatchHeader,
-    parse_header,
-    read_records,
-)
+from kohort.wire.batch import BatchHeader, parse_header
+from kohort.wire.records import read_records
 
 LATEST = -1
 EARLIEST = -2
