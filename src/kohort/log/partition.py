@@ -424,6 +424,7 @@ class PartitionLog:
 
         Raises:
             OffsetError: OFFSET_OUT_OF_RANGE: above the end.
+            OSError: it could not be persisted; the log starts where it did.
         """
         if before_offset == -1:
             before_offset = self.end_offset
@@ -431,9 +432,13 @@ class PartitionLog:
             text = f"offset {before_offset} is outside {self.log_start_offset} to {self.end_offset}"
             raise self._refuse(ErrorCode.OFFSET_OUT_OF_RANGE, text)
         if before_offset > self.log_start_offset:
-            self.log_start_offset = before_offset
-            if self._persist is not None:
-                self._persist()
+            known, self.log_start_offset = self.log_start_offset, before_offset
+            try:
+                if self._persist is not None:
+                    self._persist()
+            except OSError:
+                self.log_start_offset = known
+                raise
             self.drop_segments(bisect_right(self._bases, before_offset) - 1)
         return self.log_start_offset
 
