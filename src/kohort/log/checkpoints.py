@@ -74,7 +74,9 @@ def _put_back(path: Path, before: int, error: OSError) -> OSError:
             with open(before, "rb", closefd=False) as file:
                 _put(path, file.read(), sync=True)
     except OSError as failure:
-        return OSError(error.errno, f"{why}; it has its new content all the same, which could not be put back ({failure})")
+        return OSError(
+            error.errno, f"{why}; it has its new content all the same, which could not be put back ({failure})"
+        )
     return OSError(error.errno, f"{why}; {'it has its old content' if before >= 0 else 'it is removed'} again")
 
 

@@ -366,7 +366,9 @@ class LogStore:
         """What a journal held of earlier topics under the names of those there are is gone; durable. Raises OSError."""
         topics = {name: self.topics[name] for name in self.unseen(journal)}
         if topics:
-            left = {n: replace(t, unseen=tuple(each for each in t.unseen if each != journal)) for n, t in topics.items()}
+            left = {
+                n: replace(t, unseen=tuple(each for each in t.unseen if each != journal)) for n, t in topics.items()
+            }
             self._catalog.put(left)
 
     def set_configs(self, name: str, configs: Mapping[str, str]) -> Topic:
