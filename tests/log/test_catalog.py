@@ -13,7 +13,8 @@ import pytest
 
 from kohort.ids import TopicPartition
 from kohort.log import LogStore
-from kohort.log.catalog import read_catalog
+from kohort.log.catalog import TopicPlan, read_catalog
+from kohort.log.steps import completed
 from tests.log.making import NOW, batch, values
 
 CHANGES: dict[str, Callable[[LogStore], object]] = {
@@ -136,3 +137,29 @@ def test_a_checkpoint_that_is_no_file_keeps_no_store_from_opening(tmp_path: Path
     store = LogStore(tmp_path / "d")
     assert values(store.partition(TopicPartition("t", 0))) == [(0, b"x"), (1, b"y")]
     let_go(store)
+
+
+def test_a_topic_names_the_journals_that_have_not_seen_it_until_they_have(tmp_path: Path) -> None:
+    store = filled(tmp_path / "d")
+    asked: list[str] = []
+
+    def unseen() -> tuple[int, ...]:
+        assert "new" not in store.topics
+        asked.append("now")
+        return 3, 5
+
+    making = store.creating([TopicPlan("new", 2)], unseen)
+    next(making)
+    assert not asked, "it is asked when the topic is made, and not before"
+    completed(making)
+    assert (store.unseen(3), store.unseen(5), store.unseen(4)) == (["new"], ["new"], [])
+    growing = store.growing({"new": 3})
+    next(growing)
+    store.seen(3)
+    completed(growing)
+    store.set_configs("new", {"retention.ms": "7"})
+    let_go(store)
+    with LogStore(tmp_path / "d") as store:
+        assert (store.unseen(3), store.unseen(5)) == ([], ["new"])
+        store.seen(5)
+    assert "unseen" not in (tmp_path / "d" / "topics.json").read_text()
