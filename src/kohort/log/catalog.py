@@ -49,13 +49,19 @@ class _Row(msgspec.Struct, omit_defaults=True):
     unseen: tuple[int, ...] = ()
 
 
-class _File(msgspec.Struct):
+class _File(msgspec.Struct, omit_defaults=True):
     version: int
     topics: list[_Row]
+    power_losses: int = 0
 
 
 def read_catalog(folder: Path) -> dict[str, Topic] | None:
     """The topics by name, None if there is no catalog. Raises CorruptDataError."""
+    found = _read(folder)
+    return None if found is None else found[0]
+
+
+def _read(folder: Path) -> tuple[dict[str, Topic], int] | None:
     path = folder / FILE
     try:
         data = path.read_bytes()
@@ -68,17 +74,17 @@ def read_catalog(folder: Path) -> dict[str, Topic] | None:
         raise CorruptDataError(f"{path} can't be read: {error}") from error
     if file.version != _VERSION:
         raise CorruptDataError(f"{path} has version {file.version}, this program knows {_VERSION}")
-    return topics
+    return topics, file.power_losses
 
 
 def _topic(row: _Row) -> Topic:
     return Topic(row.name, decode_id(row.id), row.partitions, row.configs, row.unseen)
 
 
-def write_catalog(folder: Path, topics: Mapping[str, Topic]) -> None:
+def write_catalog(folder: Path, topics: Mapping[str, Topic], power_losses: int = 0) -> None:
     """Replace the catalog; durable when returned."""
     rows = [_Row(t.name, encode_id(t.id), t.partitions, dict(t.configs), t.unseen) for t in topics.values()]
-    replace_file(folder / FILE, msgspec.json.format(msgspec.json.encode(_File(_VERSION, rows)), indent=1))
+    replace_file(folder / FILE, msgspec.json.format(msgspec.json.encode(_File(_VERSION, rows, power_losses)), indent=1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,14 +137,27 @@ class Catalog:
         topics: by name, in the order of creation.
         by_id: the same by id.
         names: what new ones are held against.
+        power_losses: how often the machine died over open logs.
     """
 
-    def __init__(self, folder: Path, topics: dict[str, Topic]) -> None:
+    def __init__(self, folder: Path, topics: dict[str, Topic], power_losses: int = 0) -> None:
         self.topics = topics
+        self.power_losses = power_losses
         self.by_id = {topic.id: topic for topic in topics.values()}
         self.names = Names(topics)
         self._folder = folder
         self._unsure = False
+
+    @classmethod
+    def read(cls, folder: Path) -> Catalog | None:
+        """What the file says, None if there is none. Raises CorruptDataError."""
+        found = _read(folder)
+        return None if found is None else cls(folder, *found)
+
+    def note_power_loss(self) -> None:
+        """Count one more; durable when returned."""
+        self.power_losses += 1
+        self._write(self.topics)
 
     def put(self, topics: Mapping[str, Topic]) -> None:
         """Take in new or changed topics; durable when returned. Raises OSError: there is no change."""
@@ -164,7 +183,7 @@ class Catalog:
 
     def _write(self, topics: Mapping[str, Topic]) -> None:
         self._unsure = True
-        write_catalog(self._folder, topics)
+        write_catalog(self._folder, topics, self.power_losses)
         self._unsure = False
 
 

@@ -16,7 +16,7 @@ from typing import Self
 from kohort.errors import CorruptDataError, ErrorCode, InvalidInputError, KafkaError, NotFoundError
 from kohort.ids import TopicPartition
 from kohort.log import checkpoints, folder, retention
-from kohort.log.catalog import Catalog, Draft, Topic, TopicPlan, effective_config, read_catalog, write_catalog
+from kohort.log.catalog import Catalog, Draft, Topic, TopicPlan, effective_config, write_catalog
 from kohort.log.checkpoints import CLEANED, LOG_STARTS, RECOVERY_POINTS
 from kohort.log.compaction import Compaction
 from kohort.log.config import FLUSH_NEVER_MS, LogConfig, StoreLimits
@@ -83,15 +83,18 @@ class LogStore:
     # -- opening
 
     def _open_all(self) -> None:
-        topics = read_catalog(self.path)
-        if topics is None:
+        catalog = Catalog.read(self.path)
+        if catalog is None:
             found = sorted(p.name for p in self.path.iterdir() if (p / checkpoints.PARTITION_METADATA).exists())
             if found:
                 raise CorruptDataError(f"{self.path} holds partitions ({found[0]} …) but no catalog of topics")
-            topics = {}
-            write_catalog(self.path, topics)
-        self._catalog = Catalog(self.path, topics)
-        self.topics, self.topics_by_id = self._catalog.topics, self._catalog.by_id
+            catalog = Catalog(self.path, {})
+            write_catalog(self.path, {})
+        if catalog.topics and not self._owned.clean and not self._owned.same_boot:
+            catalog.note_power_loss()
+        self._catalog = catalog
+        topics = self.topics = catalog.topics
+        self.topics_by_id = catalog.by_id
         ids = remove_strays(self.path, self.topics)
         points = checkpoints.readable_offsets(self.path / RECOVERY_POINTS)
         starts = checkpoints.readable_offsets(self.path / LOG_STARTS)
@@ -108,6 +111,7 @@ class LogStore:
                     log_start_offset=(starts or {}).get(tp),
                     cleaned_offset=(cleaned or {}).get(tp, 0),
                     cleaned_unknown=cleaned is None,
+                    epoch_without_folder=catalog.power_losses,
                     topic_id=None if ids.get(str(tp)) == topic.id else topic.id,
                 )
                 self._open(tp, config, known)
