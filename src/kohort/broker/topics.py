@@ -168,4 +168,4 @@ class Topics:
 
 def _failed(request: Request, count: int, error: OSError) -> list[Topic | KafkaError]:
     log.error("topics could not be changed: %s: %s", request.name, error)
-    return [error_for(ErrorCode.KAFKA_STORAGE_ERROR, f"the topics are as they were: {error}")] * count
+    return [error_for(ErrorCode.KAFKA_STORAGE_ERROR, f"nothing was changed: {error}")] * count
