@@ -182,6 +182,8 @@ class Driven:
         self.turns = Turns()
         self.answers: dict[int, list[Any]] = {}
         self.announced = 0
+        self.unseen: list[str] = []
+        self.not_noted: list[OSError] = []
         self._numbers = itertools.count(1)
         self.metrics = Metrics()
         self.image = IMAGE
@@ -192,7 +194,13 @@ class Driven:
     def topic_image(self) -> TopicImage:
         return self.image
 
+    def unseen_topics(self, index: int) -> list[str]:
+        return self.unseen
+
     def shard_loaded(self, index: int) -> None:
+        if self.not_noted:
+            raise self.not_noted.pop(0)
+        self.unseen = []
         self.announced += 1
 
     def run_work(self, work: Work, done: Callable[[Event], None]) -> None:

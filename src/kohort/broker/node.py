@@ -83,7 +83,7 @@ class Node:
         self.producer_ids = ProducerIds(data_dir)
         self._tokens = itertools.count(1)
         self.groups = GroupShards(self.token)
-        self.topics = Topics(store, self.config.num_partitions, self.waits, self.groups.tell_all)
+        self.topics = Topics(store, self.config.num_partitions, self.waits, self.groups)
         self.turns = Turns(loop)
         self.group_settings = GroupSettingsFile(
             data_dir, self.group_config, lambda event: self.groups.of(event.group_id).tell(event)
@@ -169,8 +169,13 @@ class Node:
         keeps_one = self.group_config.notice_disconnects != "off" and software == OWN_SOFTWARE
         return self.group_config.disconnect_lease_ms if keeps_one else 0
 
+    def unseen_topics(self, index: int) -> list[str]:
+        """Topics made since a shard's journal was last loaded."""
+        return self.store.unseen(index)
+
     def shard_loaded(self, index: int) -> None:
-        """Tell a shard its groups' own settings."""
+        """Note that what a shard's journal held of earlier topics is gone, and tell it its groups' own settings."""
+        self.store.seen(index)
         self.group_settings.announce(lambda group: self.groups.index_of(group) == index)
 
     def run_work(self, work: Work, done: Callable[[Event], None]) -> None:

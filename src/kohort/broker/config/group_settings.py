@@ -70,13 +70,13 @@ class GroupSettingsFile:
             raise InvalidInputError(f"{name} must be from {low} to {high} ms", ErrorCode.INVALID_CONFIG)
 
     def set(self, group: str, configs: Mapping[str, str]) -> None:
-        """Replace a group's settings; durable when returned."""
+        """Replace a group's settings; in the file when returned. Raises InvalidInputError, OSError: there is no change."""
         parsed = self.check(configs)
+        after = {name: found for name, found in self._by_group.items() if name != group}
         if configs:
-            self._by_group[group] = dict(configs)
-        else:
-            self._by_group.pop(group, None)
-        write_json(self._path, self._by_group)
+            after[group] = dict(configs)
+        write_json(self._path, after)
+        self._by_group = after
         self._tell(GroupSettingsChanged(group, parsed))
 
     def announce(self, of_shard: Callable[[str], bool]) -> None:
