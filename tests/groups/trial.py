@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import struct
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from kohort.errors import ErrorCode
@@ -14,6 +14,7 @@ from kohort.groups.config import GroupConfig
 from kohort.groups.events import (
     Client,
     ConsumerGroupHeartbeat,
+    GroupSettings,
     Heartbeat,
     JoinGroup,
     LeaveGroup,
@@ -109,14 +110,14 @@ class Trial:
             self.feed(Tick())
         self._move(end)
 
-    def restart(self, cut: int | None = None) -> None:
-        """Throw the machine away and replay the journal, cut after `cut` records if given."""
+    def restart(self, cut: int | None = None, settings: Mapping[str, GroupSettings] | None = None) -> None:
+        """Throw the machine away and replay the journal, cut after `cut` records if given; groups have these settings."""
         if cut is not None:
             del self.journal[cut:]
         self.machine = GroupMachine(self.config)
         for record in self.journal:
             self.machine.apply(record)
-        self._take(self.machine.on_loaded(self.now, self.image))
+        self._take(self.machine.on_loaded(self.now, self.image, settings or {}))
 
     def reply(self, request: int) -> Any:
         """The reply to a request, None while it waits."""

@@ -28,7 +28,7 @@ from kohort.broker.transactions import TransactionHost, Transactions
 from kohort.broker.turns import Turns
 from kohort.broker.users import Users
 from kohort.broker.waits import Waits
-from kohort.groups.events import Event, TopicImage
+from kohort.groups.events import Event, GroupSettings, TopicImage
 from kohort.groups.lost import beat_ms, hold_max_ms
 from kohort.groups.notify import Patience, classic_hold_ms, patience
 from kohort.groups.outcome import Counted, Push, Rebalanced, Work
@@ -168,9 +168,9 @@ class Node:
         keeps_one = self.group_config.notice_disconnects != "off" and software == OWN_SOFTWARE
         return self.group_config.disconnect_lease_ms if keeps_one else 0
 
-    def shard_loaded(self, index: int) -> None:
-        """Tell a shard its groups' own settings."""
-        self.group_settings.announce(lambda group: self.groups.index_of(group) == index)
+    def own_settings(self, index: int) -> dict[str, GroupSettings]:
+        """What groups of a shard have set for themselves."""
+        return self.group_settings.usable(lambda group: self.groups.index_of(group) == index)
 
     def run_work(self, work: Work, done: Callable[[Event], None]) -> None:
         """Run long work in a thread; its event comes back on the loop."""

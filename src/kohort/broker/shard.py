@@ -22,13 +22,13 @@ import asyncio
 import enum
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol, TypeAlias
 
 from kohort.broker.metrics import Metrics
 from kohort.errors import ErrorCode, FencedError, KafkaError
 from kohort.groups.config import GroupConfig
-from kohort.groups.events import Event, Tick, TopicImage, TopicsDeleted
+from kohort.groups.events import Event, GroupSettings, Tick, TopicImage, TopicsDeleted
 from kohort.groups.machine import GroupMachine
 from kohort.groups.outcome import Counted, GroupState, Now, Outcome, Push, Rebalanced, ReplyValue, Told, Work
 from kohort.groups.records import Record
@@ -92,8 +92,8 @@ class ShardHost(Protocol):
     def topic_image(self) -> TopicImage:
         """All topics now."""
 
-    def shard_loaded(self, index: int) -> None:
-        """A shard has loaded: tell it what is not in its journal."""
+    def own_settings(self, index: int) -> Mapping[str, GroupSettings]:
+        """What groups of a shard have set for themselves, now, by group: it is not in the journal."""
 
     def run_work(self, work: Work, done: Callable[[Event], None]) -> None:
         """Run long work off the loop and hand its event to `done` on the loop."""
@@ -183,7 +183,7 @@ class GroupShard:
                 if time.monotonic() > until:
                     self._loop.call_soon(self._replay, load, machine, batches)
                     return
-            outcome = machine.on_loaded(now(), self._host.topic_image())
+            outcome = machine.on_loaded(now(), self._host.topic_image(), self._host.own_settings(self.index))
         except FencedError as error:
             self._fenced(error)
         except OSError as error:
@@ -196,11 +196,9 @@ class GroupShard:
         else:
             self._machine, self.phase = machine, Phase.SERVING
             self._finish([(None, outcome)])
-            if self.loaded:
-                self._host.shard_loaded(self.index)
-                if self._deleted:
-                    self._enqueue(TopicsDeleted(tuple(self._deleted)))
-                    self._deleted.clear()
+            if self.loaded and self._deleted:
+                self._enqueue(TopicsDeleted(tuple(self._deleted)))
+                self._deleted.clear()
 
     # -- events
 
