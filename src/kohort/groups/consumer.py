@@ -400,7 +400,8 @@ def put_out(kernel: Kernel, group: Group, member_id: str, reason: str) -> None:
     if consumer is None or member_id not in consumer.members:
         return
     kernel.tell(group.group_id, reason)
-    if conversion.turns_classic(kernel, consumer, without=member_id):
+    is_of_consumer_protocol = consumer.members[member_id].classic_protocols is None
+    if is_of_consumer_protocol and conversion.turns_classic(kernel, group.group_id, consumer, leaving=member_id):
         dismiss(kernel, consumer, member_id)
         conversion.make_classic_group(kernel, group, leaving=member_id)
         return

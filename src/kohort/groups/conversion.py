@@ -7,6 +7,7 @@ themselves. `group.consumer.migration.policy` says which way is open; an empty g
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from kohort.errors import ErrorCode
@@ -17,6 +18,7 @@ from kohort.groups.events import Client
 from kohort.groups.kernel import Kernel
 from kohort.groups.outcome import GroupState, JoinGroupReply, Level, SyncGroupReply
 from kohort.groups.records import (
+    ClassicProtocol,
     EpochBumped,
     GenerationStarted,
     GroupSaved,
@@ -88,8 +90,14 @@ def upgrade(kernel: Kernel, group: Group) -> bool:
         return False
     converted = [convert_member(kernel, classic, member) for member in classic.members.values()]
     members = [each for each in converted if each is not None]
+    limit = kernel.config.group_record_bytes_max
+    why = ""
     if len(members) < len(converted):
-        kernel.tell(group.group_id, "can't become a consumer group: a member's bytes are malformed", Level.WARNING)
+        why = "a member's bytes are malformed"
+    elif max(protocols_bytes(member.saved.classic_protocols or ()) for member in members) > limit:
+        why = f"the strategies of a member take more than {limit} bytes (group.record.max.bytes)"
+    if why:
+        kernel.tell(group.group_id, f"can't become a consumer group: {why}", Level.WARNING)
         return False
     unsettled = classic.state is not GroupState.STABLE or leader.leaves_out(kernel, group)
     for member in classic.members.values():
@@ -103,6 +111,11 @@ def upgrade(kernel: Kernel, group: Group) -> bool:
     if unsettled:
         targets.bump(kernel, group.group_id, "it was rebalancing when it became a consumer group")
     return True
+
+
+def protocols_bytes(protocols: Iterable[ClassicProtocol]) -> int:
+    """What a classic member's strategies take in the record that a consumer group has of it; a classic group keeps one."""
+    return sum(len(each.metadata) for each in protocols)
 
 
 class Converted(NamedTuple):
@@ -186,16 +199,32 @@ def go_on(kernel: Kernel, session: Timer, ends_ms: int | None) -> None:
         kernel.deadlines.set(session, ends_ms)
 
 
-def turns_classic(kernel: Kernel, consumer: ConsumerGroup, without: str) -> bool:
-    """Whether only classic members are left without this one, and the way down is open."""
-    rest = [member for member_id, member in consumer.members.items() if member_id != without]
+def turns_classic(kernel: Kernel, group_id: str, consumer: ConsumerGroup, leaving: str | None = None) -> bool:
+    """Whether only classic members are left, without the one that leaves, and they may be a classic group."""
+    rest = [member for member_id, member in consumer.members.items() if member_id != leaving]
     return (
         bool(rest)
-        and consumer.members[without].classic_protocols is None
         and all(member.classic_protocols is not None for member in rest)
         and kernel.config.consumer_migration_policy in ("downgrade", "bidirectional")
         and len(rest) <= kernel.config.group_max_size
+        and fits_one_record(kernel, group_id, consumer, rest)
     )
+
+
+def fits_one_record(kernel: Kernel, group_id: str, consumer: ConsumerGroup, members: list[MemberSaved]) -> bool:
+    """Whether these members are no more than the one record of a classic group may hold; each has one of its own now."""
+    names, limit = topic_names(kernel), kernel.config.group_record_bytes_max
+    size = sum(convert_back(consumer, member, names).record_bytes() for member in members)
+    if size <= limit:
+        return True
+    text = f"it would take {size} bytes, a record may have {limit} (group.record.max.bytes)"
+    kernel.tell(group_id, f"only classic members are left, but it stays a consumer group: {text}", Level.WARNING)
+    return False
+
+
+def topic_names(kernel: Kernel) -> dict[TopicId, str]:
+    """The names of all topics, by id."""
+    return {topic.id: topic.name for topic in kernel.image.topics.values()}
 
 
 def make_classic_group(kernel: Kernel, group: Group, leaving: str | None = None) -> None:
@@ -204,7 +233,7 @@ def make_classic_group(kernel: Kernel, group: Group, leaving: str | None = None)
     if consumer is None:
         return
     group_id, epoch = group.group_id, consumer.epoch
-    names = {topic.id: topic.name for topic in kernel.image.topics.values()}
+    names = topic_names(kernel)
     classic = ClassicGroup(group_id)
     classic.protocol_type = CONSUMER_PROTOCOL_TYPE
     for saved in consumer.members.values():
