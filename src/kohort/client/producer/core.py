@@ -70,7 +70,7 @@ class ProducerCore:
         self.cluster = cluster
         self.config = config
         cluster.auto_create_topics = True
-        self.accumulator = Accumulator(config, cluster, lambda: wake(self._kicked), condition)
+        self.accumulator = Accumulator(config, cluster, wake, self._kicked, condition)
         self.sender = Sender(cluster, self.accumulator, config)
         self.transactions = (
             None if config.transactional_id is None else Transactions(cluster, self.accumulator, self.sender, config)
