@@ -285,7 +285,8 @@ class Accumulator:
         self._kick()
         try:
             return await self._until(
-                lambda: now.isdisjoint(self.incomplete), None if timeout_ms is None else monotonic_ms() + timeout_ms
+                lambda: now.isdisjoint(self.incomplete),
+                None if timeout_ms is None else self.runtime.now_ms + timeout_ms,
             )
         finally:
             self.flushing -= 1
@@ -297,7 +298,7 @@ class Accumulator:
                 if ready():
                     return True
                 self._progress = progress = self._progress if not self._progress.done else Promise()
-            left = None if until_ms is None else until_ms - monotonic_ms()
+            left = None if until_ms is None else until_ms - self.runtime.now_ms
             if left is not None and left <= 0:
                 return False
             await self.runtime.first(progress, timeout_ms=left)
