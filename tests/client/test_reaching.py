@@ -49,6 +49,7 @@ def test_a_poll_waits_for_a_broker_and_the_log_is_warned_at_once(
         assert warnings_of(caplog) == [f"no connection to {REFUSED}; it is tried again"]
 
 
+@pytest.mark.kohort_broker({"group.initial.rebalance.delay.ms": 0})
 def test_a_broker_that_comes_up_later_is_found(kohort_broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
     with Producer(kohort_broker.bootstrap_servers) as producer:
         producer.send("numbers", "1", partition=0).result(timeout_ms=20_000)
