@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
+from kohort.client.consumer.closing import GOODBYE_MS, KEPT_TO_LEAVE, LAST_COMMIT_MS, Closing
 from kohort.client.consumer.commits import Commits, OnCommit, tell
 from kohort.client.consumer.effects import Await, CallUser, Decode, Script, Wait
 from kohort.client.consumer.fetching import Fetched, Fetcher
@@ -31,10 +32,6 @@ from kohort.errors import CommitFailedError, ErrorCode, InvalidInputError, Kafka
 from kohort.ids import TopicPartition
 
 log = logging.getLogger("kohort.client")
-_GOODBYE_MS = 200
-_LAST_COMMIT_MS = 5_000
-_KEPT_TO_LEAVE = 0.25
-"""Share of a close's time that the last commit may not use: a coordinator that does not answer it may answer the leave."""
 
 
 class WakeupError(KafkaError):
@@ -92,7 +89,7 @@ class ConsumerCore:
         self._manual = False
         self._woken = False
         self._closed = False
-        self._closes_ms = float("inf")
+        self._closing = Closing(cluster.runtime)
         cluster.auto_create_topics = config.allow_auto_create_topics
         cluster.on_metadata(self._follow_metadata)
 
@@ -325,13 +322,13 @@ class ConsumerCore:
         try:
             yield CallUser(self.listener.on_partitions_lost if lost else self.listener.on_partitions_revoked, gone)
         finally:
-            self._closes_ms += self.cluster.runtime.now_ms - began_ms
+            self._closing.leave_out(began_ms)
             self.partitions.remove(gone)
             self._moved()
 
     def _last_commit(self, positions: Mapping[TopicPartition, Position]) -> Script[bool]:
         """Commit before partitions go; False when they are someone else's already."""
-        limit_ms = min(self.config.default_api_timeout_ms, self._at_most(_LAST_COMMIT_MS, keep=_KEPT_TO_LEAVE))
+        limit_ms = min(self.config.default_api_timeout_ms, self._closing.at_most(LAST_COMMIT_MS, keep=KEPT_TO_LEAVE))
         try:
             yield Await(self.commits.commit(offsets_of(positions), limit_ms))
         except KafkaError as error:
@@ -354,32 +351,22 @@ class ConsumerCore:
             self._lapses_before += member.lapses
             self.membership = None
             self._seen = self._rebalances_seen = 0
-            yield Await(member.leave(reason, self._at_most(LEAVE_MS)))
-
-    def _at_most(self, limit_ms: float, keep: float = 0.0) -> float:
-        """How long one step may take: its own limit, or what a close has left for it. Milliseconds."""
-        left_ms = self._closes_ms - self.cluster.runtime.now_ms
-        return max(0.0, min(limit_ms, left_ms * (1 - keep)))
+            yield Await(member.leave(reason, self._closing.at_most(LEAVE_MS)))
 
     def close(self, timeout_ms: float | None) -> Script[None]:
-        """Commit what was returned (with auto commit), tell the listener, leave the group.
-
-        Args:
-            timeout_ms: For all of it, but what the listener takes; None: as long as each of its steps may take.
-        """
+        """Commit what was returned (with auto commit), tell the listener, leave the group; see `Closing` for the time."""
         if self._closed:
             return
         self._closed = True
-        if timeout_ms is not None:
-            self._closes_ms = self.cluster.runtime.now_ms + timeout_ms
+        self._closing.begin(timeout_ms)
         self.fetcher.close()
         try:
             if self.membership is not None:
                 yield from self._leave("the consumer is closed")
             elif self._manual and self.config.group_id is not None and self.config.enable_auto_commit:
                 yield from self._last_commit(self.partitions.positions())
-            yield Await(self.commits.drain(self._at_most(_LAST_COMMIT_MS)))
-            yield Await(self.fetcher.end_sessions(self._at_most(_GOODBYE_MS)))
+            yield Await(self.commits.drain(self._closing.at_most(LAST_COMMIT_MS)))
+            yield Await(self.fetcher.end_sessions(self._closing.at_most(GOODBYE_MS)))
         finally:
             self.retained.clear()
             self.positions.close()
