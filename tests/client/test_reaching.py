@@ -17,7 +17,7 @@ import pytest
 
 from kohort import Admin, AsyncAdmin, Broker, Consumer, Producer, TopicPartition
 from kohort.broker.embedded import FaultHandle
-from kohort.broker.fault import Fault
+from kohort.broker.net.fault import Fault
 from kohort.client.net.contact import reach
 from kohort.client.net.thread_driver import ThreadClient
 from kohort.client.settings import ConnectionConfig, client_config
