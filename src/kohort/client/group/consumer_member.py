@@ -361,8 +361,5 @@ class ConsumerMembership(Membership):
                 instance_id=self.config.group_instance_id,
             )
 
-        try:
-            limit = min(self.config.request_timeout_ms, LEAVE_MS)
-            await self._ask(Versioned(ConsumerGroupHeartbeatRequest, build), limit, f"leave:{self.group}")
-        except KafkaError as error:
-            log.debug("group %s: leave was not heard: %s", self.group, error)
+        limit = min(self.config.request_timeout_ms, LEAVE_MS)
+        await self._ask(Versioned(ConsumerGroupHeartbeatRequest, build), limit, f"leave:{self.group}")
