@@ -25,6 +25,7 @@ from kohort.groups.state import Group
 from kohort.ids import NO_TOPIC_ID, TopicPartition
 from simulation.assigning import decode_assignment, to_names
 from simulation.away_checker import AwayChecker
+from simulation.journal_model import JournalModel
 from simulation.offset_checkers import DurabilityChecker, TransactionChecker
 from simulation.property import Checker, Holder, Waiting
 from simulation.world import World
@@ -398,13 +399,16 @@ ALL: tuple[type[Checker], ...] = (
 class Checkers:
     """All properties of one run; each hook is passed on to those that override it."""
 
-    HOOKS = ("on_hold", "on_stepped", "on_released", "on_durable", "on_replayed", "on_deleted", "at_end")
+    HOOKS = ("on_hold", "on_stepped", "on_released", "on_durable", "on_replayed", "on_loaded", "on_deleted", "at_end")
 
     def __init__(
         self, world: World, members: list[Holder], config: GroupConfig, kinds: Iterable[type[Checker]] = ALL
     ) -> None:
         self._offset = 0
+        self._journal = JournalModel()
         checkers = [kind(world, members, config) for kind in kinds]
+        for checker in checkers:
+            checker.journal = self._journal
         self._hooks = {
             hook: [
                 getattr(checker, hook)
@@ -428,6 +432,8 @@ class Checkers:
         """As `Checker.on_stepped`."""
         for hook in self._hooks["on_stepped"]:
             hook(event, outcome, waiting)
+        if outcome.records:
+            self._journal.take(outcome.records)
 
     def on_released(self, event: Any, value: Any) -> None:
         """As `Checker.on_released`."""
@@ -441,8 +447,15 @@ class Checkers:
 
     def on_replayed(self, machine: GroupMachine) -> None:
         """As `Checker.on_replayed`."""
+        self._journal.rebuild(machine.snapshot())
         for hook in self._hooks["on_replayed"]:
             hook(machine)
+
+    def on_loaded(self, machine: GroupMachine, outcome: Outcome) -> None:
+        """As `Checker.on_loaded`."""
+        for hook in self._hooks["on_loaded"]:
+            hook(machine, outcome)
+        self._journal.take(outcome.records)
 
     def on_deleted(self, topic: str) -> None:
         """As `Checker.on_deleted`."""

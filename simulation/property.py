@@ -10,6 +10,7 @@ from kohort.groups.machine import GroupMachine
 from kohort.groups.outcome import Outcome
 from kohort.groups.records import Record
 from kohort.ids import TopicId, TopicPartition
+from simulation.journal_model import JournalModel
 from simulation.world import World
 
 Waiting = Mapping[int, tuple[Any, Any, int]]
@@ -53,7 +54,13 @@ class Holder(Protocol):
 
 
 class Checker:
-    """One property; the hooks it needs are overridden."""
+    """One property; the hooks it needs are overridden.
+
+    Attributes:
+        journal: what the journal says; while a step is looked at, what it said before.
+    """
+
+    journal: JournalModel
 
     def __init__(self, world: World, members: list[Holder], config: GroupConfig) -> None:
         self.world = world
@@ -79,6 +86,9 @@ class Checker:
 
     def on_replayed(self, machine: GroupMachine) -> None:
         """The coordinator has read its journal."""
+
+    def on_loaded(self, machine: GroupMachine, outcome: Outcome) -> None:
+        """The coordinator has built its soft state after that, and begins."""
 
     def on_deleted(self, topic: str) -> None:
         """A topic is being deleted: the coordinator is about to hear of it."""

@@ -52,6 +52,7 @@ def bump(kernel: Kernel, group_id: str, reason: str) -> None:
     if not consumer.members:
         for regex in list(consumer.regexes):  # no one looks after them until a member comes that reads them
             kernel.emit(Tombstone((Kind.REGEX, group_id, regex)))
+        consumer.computing = -1  # a result for those who were there would set the target back
         kernel.emit(TargetEpochSet(group_id, epoch, kernel.now.wall_ms))
         return
     request(kernel, group_id)
