@@ -75,7 +75,7 @@ class DeletionChecker(AdminChecker):
         return self._states.get(group_id, GroupState.EMPTY) if journal.consumer is None else journal.consumer.state()
 
     def _check_groups(self, event: DeleteGroups, outcome: Outcome) -> None:
-        (_, reply), = outcome.replies
+        ((_, reply),) = outcome.replies
         assert isinstance(reply, DeleteGroupsReply)
         buried = {record.key for record in outcome.records if isinstance(record, Tombstone)}
         for group_id, error in zip(event.group_ids, reply.errors, strict=True):
@@ -90,7 +90,7 @@ class DeletionChecker(AdminChecker):
                 self.fail(f"{group_id} is deleted with {error.name}, expected {expected.name}; {gone ^ whole} are left")
 
     def _check_offsets(self, event: OffsetDelete, outcome: Outcome) -> None:
-        (_, reply), = outcome.replies
+        ((_, reply),) = outcome.replies
         assert isinstance(reply, OffsetDeleteReply)
         journal = self.journal.groups.get(event.group_id)
         if journal is None:
@@ -158,9 +158,12 @@ class DescriptionChecker(AdminChecker):
     """Lists and descriptions say what the journal says, and of a classic round that is under way nothing too much."""
 
     def on_stepped(self, event: Any, outcome: Outcome, waiting: Waiting) -> None:
-        for _, value in outcome.replies if isinstance(event, ListGroups | DescribeGroups | ConsumerGroupDescribe) else ():
-            if isinstance(value, ListGroupsReply):
-                self._check_list(value)
+        for _, value in (
+            outcome.replies if isinstance(event, ListGroups | DescribeGroups | ConsumerGroupDescribe) else ()
+        ):
+            if isinstance(event, ListGroups):
+                assert isinstance(value, ListGroupsReply)
+                self._check_list(event, value)
             elif isinstance(value, DescribeGroupsReply):
                 for described in value.groups:
                     self._check_classic(described)
@@ -168,9 +171,15 @@ class DescriptionChecker(AdminChecker):
                 for each in value.groups:
                     self._check_consumer(each)
 
-    def _check_list(self, reply: ListGroupsReply) -> None:
+    def _check_list(self, event: ListGroups, reply: ListGroupsReply) -> None:
         listed = {one.group_id: one for one in reply.groups}
-        expected = {group_id: self._line(group_id, journal) for group_id, journal in self.journal.groups.items()}
+        lines = [self._line(group_id, journal) for group_id, journal in self.journal.groups.items()]
+        states, types = {state.lower() for state in event.states}, {kind.lower() for kind in event.types}
+        expected = {
+            line.group_id: line
+            for line in lines
+            if line.state.lower() in (states or {line.state.lower()}) and line.type in (types or {line.type})
+        }
         if len(listed) != len(reply.groups) or listed != expected:
             self.fail(f"listed are {listed}, there are {expected}")
 
@@ -196,7 +205,11 @@ class DescriptionChecker(AdminChecker):
                 self.fail(f"{described} is no classic group")
             return
         members = {member.member_id: member for member in described.members}
-        if described.error or described.state != self._classic_state(group) or members.keys() != group.classic.members.keys():
+        if (
+            described.error
+            or described.state != self._classic_state(group)
+            or members.keys() != group.classic.members.keys()
+        ):
             self.fail(f"{described} has members {list(group.classic.members)} and is {self._classic_state(group)}")
         if described.state != GroupState.STABLE or journal.saved is None:
             if described.protocol or any(member.metadata for member in members.values()):

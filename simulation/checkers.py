@@ -23,11 +23,17 @@ from kohort.groups.outcome import GroupState, LeaveGroupReply, Now, Outcome
 from kohort.groups.records import Kind, MemberSaved, OffsetCommitted, Record, Tombstone
 from kohort.groups.state import Group
 from kohort.ids import NO_TOPIC_ID, TopicPartition
+from simulation.admin_checkers import DeletionChecker, DescriptionChecker
 from simulation.assigning import decode_assignment, to_names
 from simulation.away_checker import AwayChecker
+from simulation.epoch_checker import StaleEpochChecker
+from simulation.eviction_checker import EvictionChecker
 from simulation.journal_model import JournalModel
 from simulation.offset_checkers import DurabilityChecker, TransactionChecker
 from simulation.property import Checker, Holder, Waiting
+from simulation.share_checkers import ClassicEvennessChecker
+from simulation.soft_state_checker import SoftStateChecker
+from simulation.target_checkers import CountChecker, HandoverChecker, TargetChecker
 from simulation.world import World
 
 LONGEST_WAIT_MS = 60_000
@@ -392,7 +398,16 @@ ALL: tuple[type[Checker], ...] = (
     InvariantChecker,
     LivenessChecker,
     EvennessChecker,
+    ClassicEvennessChecker,
     AwayChecker,
+    EvictionChecker,
+    StaleEpochChecker,
+    TargetChecker,
+    CountChecker,
+    HandoverChecker,
+    SoftStateChecker,
+    DeletionChecker,
+    DescriptionChecker,
 )
 
 

@@ -259,7 +259,7 @@ class EvictionChecker(Checker):
 
     def _goes_by_itself(self, event: Any, value: Any, key: Key, kept: Kept) -> bool:
         """Whether it left, was removed by name, found no room, or is there under another id."""
-        group_id, member_id = key
+        member_id = key[1]
         if isinstance(event, LeaveGroup):
             return any(
                 leaving.member_id == member_id or leaving.instance_id == kept.instance_id is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from kohort.groups.config import GroupConfig
 from kohort.groups.events import AssignmentComputed, ConsumerGroupHeartbeat, RegexesResolved, SyncGroup
@@ -34,7 +34,10 @@ def ended(outcome: Outcome) -> list[str]:
 class TargetChecker(Checker):
     """Only the newest work that was asked for is taken, once, and no target is older than the one before."""
 
-    WRITTEN = {AssignmentComputed: (TargetAssigned, TargetEpochSet), RegexesResolved: (RegexResolved,)}
+    WRITTEN: ClassVar[dict[type, tuple[type, ...]]] = {
+        AssignmentComputed: (TargetAssigned, TargetEpochSet),
+        RegexesResolved: (RegexResolved,),
+    }
 
     def __init__(self, world: World, members: list[Holder], config: GroupConfig) -> None:
         super().__init__(world, members, config)
@@ -105,7 +108,9 @@ class CountChecker(Checker):
     def _count(self, group_id: str, outcome: Outcome) -> None:
         bumped = [one.epoch for one in outcome.records if isinstance(one, EpochBumped) and one.group_id == group_id]
         consumer = self.journal.consumer(group_id)
-        settled = [one.member_epoch for one in outcome.records if isinstance(one, MemberAssigned) and one.group_id == group_id]
+        settled = [
+            one.member_epoch for one in outcome.records if isinstance(one, MemberAssigned) and one.group_id == group_id
+        ]
         epoch = max(settled, default=bumped[0] if bumped else 0 if consumer is None else consumer.epoch)
         if (group_id, epoch) in self._counted:
             self.fail(f"the rebalance of {group_id} to epoch {epoch} is counted twice")
