@@ -27,7 +27,7 @@ from kohort.groups.records import HeldPartitions, Kind, Tombstone
 from kohort.groups.state import Group
 from kohort.groups.subscription import CONSUMER_PROTOCOL_TYPE, read_topics
 from simulation.journal_model import ConsumerJournal, GroupJournal, Pairs, Slot, pairs
-from simulation.property import Checker, Holder, Waiting
+from simulation.property import QUIET, Checker, Holder, Waiting
 from simulation.world import World
 
 ASSIGNORS = ("uniform", "range")
@@ -51,13 +51,16 @@ class AdminChecker(Checker):
 class DeletionChecker(AdminChecker):
     """Offsets of a topic that members read, and groups that have members, are not deleted; all others are, wholly."""
 
+    skips = QUIET
+
     def __init__(self, world: World, members: list[Holder], config: GroupConfig) -> None:
         super().__init__(world, members, config)
         self._states: dict[str, GroupState] = {}
 
     def on_loaded(self, machine: GroupMachine, outcome: Outcome) -> None:
         super().on_loaded(machine, outcome)
-        self._states.clear()
+        groups = machine.kernel.ledger.groups.values()
+        self._states = {group.group_id: group.classic.state for group in groups}
 
     def on_stepped(self, event: Any, outcome: Outcome, waiting: Waiting) -> None:
         if isinstance(event, DeleteGroups):
@@ -156,6 +159,8 @@ def keys_of(group_id: str, journal: GroupJournal) -> set[tuple[Any, ...]]:
 
 class DescriptionChecker(AdminChecker):
     """Lists and descriptions say what the journal says, and of a classic round that is under way nothing too much."""
+
+    skips = QUIET
 
     def on_stepped(self, event: Any, outcome: Outcome, waiting: Waiting) -> None:
         for _, value in (

@@ -30,7 +30,7 @@ from simulation.epoch_checker import StaleEpochChecker
 from simulation.eviction_checker import EvictionChecker
 from simulation.journal_model import JournalModel
 from simulation.offset_checkers import DurabilityChecker, TransactionChecker
-from simulation.property import Checker, Holder, Waiting
+from simulation.property import QUIET, Checker, Holder, Waiting
 from simulation.share_checkers import ClassicEvennessChecker
 from simulation.soft_state_checker import SoftStateChecker
 from simulation.target_checkers import CountChecker, HandoverChecker, TargetChecker
@@ -46,6 +46,8 @@ class OwnershipChecker(Checker):
     or whose place in a full group others took while it rebalanced, is none: the older, or the removed one, hears of it by its next request, and its commits are refused from the first
     moment (`FencingChecker`), so they are not watched here.
     """
+
+    skips = QUIET
 
     def __init__(self, world: World, members: list[Holder], config: GroupConfig) -> None:
         super().__init__(world, members, config)
@@ -110,6 +112,8 @@ class FencingChecker(Checker):
     A commit that names a topic without its id may be meant for a topic that was deleted and made again.
     """
 
+    skips = QUIET
+
     def __init__(self, world: World, members: list[Holder], config: GroupConfig) -> None:
         super().__init__(world, members, config)
         self._told: dict[tuple[str, str, int], str] = {}
@@ -155,6 +159,8 @@ class GenerationChecker(Checker):
     Classic members of a consumer group have no leader and a generation each.
     """
 
+    skips = QUIET
+
     def __init__(self, world: World, members: list[Holder], config: GroupConfig) -> None:
         super().__init__(world, members, config)
         self._newest: dict[str, int] = {}
@@ -181,6 +187,8 @@ class GenerationChecker(Checker):
 
 class EpochChecker(Checker):
     """A consumer group's epoch only grows, and so does the one that a member is told, until the group is deleted."""
+
+    skips = QUIET
 
     def __init__(self, world: World, members: list[Holder], config: GroupConfig) -> None:
         super().__init__(world, members, config)
@@ -368,7 +376,7 @@ class EvennessChecker(Checker):
         super().__init__(world, members, config)
         self._machine: GroupMachine | None = None
 
-    def on_durable(self, machine: GroupMachine, records: list[Record], waiting: Waiting) -> None:
+    def on_loaded(self, machine: GroupMachine, outcome: Outcome) -> None:
         self._machine = machine
 
     def at_end(self, waiting: Waiting, partitions: Mapping[str, int]) -> None:
@@ -424,6 +432,8 @@ class Checkers:
         checkers = [kind(world, members, config) for kind in kinds]
         for checker in checkers:
             checker.journal = self._journal
+        self._checkers = checkers
+        self._on_step: dict[type, list[Any]] = {}
         self._hooks = {
             hook: [
                 getattr(checker, hook)
@@ -445,7 +455,12 @@ class Checkers:
 
     def on_stepped(self, event: Any, outcome: Outcome, waiting: Waiting) -> None:
         """As `Checker.on_stepped`."""
-        for hook in self._hooks["on_stepped"]:
+        hooks = self._on_step.get(type(event))
+        if hooks is None:
+            wanted = [checker.on_stepped for checker in self._checkers if type(event) not in checker.skips]
+            hooks = [hook for hook in wanted if hook in self._hooks["on_stepped"]]
+            self._on_step[type(event)] = hooks
+        for hook in hooks:
             hook(event, outcome, waiting)
         if outcome.records:
             self._journal.take(outcome.records)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kohort.errors import ErrorCode
-from kohort.groups.events import ConsumerGroupHeartbeat, Heartbeat, OffsetFetch, SyncGroup
+from kohort.groups.events import ConsumerGroupHeartbeat, Heartbeat, OffsetCommit, OffsetFetch, SyncGroup
 from kohort.groups.outcome import Outcome
 from kohort.groups.records import MemberState
 from simulation.journal_model import ConsumerJournal, pairs
@@ -18,6 +18,8 @@ class StaleEpochChecker(Checker):
     One exception: a heartbeat may name the epoch before, of which only the reply can have been lost, if it says that the
     member has nothing that it was not given.
     """
+
+    skips = frozenset({OffsetCommit})
 
     def on_stepped(self, event: Any, outcome: Outcome, waiting: Waiting) -> None:
         if not isinstance(event, ConsumerGroupHeartbeat | Heartbeat | SyncGroup | OffsetFetch):

@@ -20,6 +20,7 @@ from kohort.groups.events import (
     JoinGroup,
     LeaveGroup,
     OffsetCommit,
+    OffsetFetch,
     SyncGroup,
     Tick,
 )
@@ -87,6 +88,8 @@ class Round:
 class EvictionChecker(Checker):
     """Nobody who behaves is evicted."""
 
+    skips = frozenset({OffsetFetch})
+
     def __init__(self, world: World, members: list[Holder], config: GroupConfig) -> None:
         super().__init__(world, members, config)
         self._machine: GroupMachine | None = None
@@ -116,6 +119,9 @@ class EvictionChecker(Checker):
         return Kept(self.world.now_ms, session_ms, member.rebalance_timeout_ms, member.instance_id)
 
     def on_stepped(self, event: Any, outcome: Outcome, waiting: Waiting) -> None:
+        if isinstance(event, OffsetCommit):
+            self._hear_commit(event, outcome)
+            return
         replies = dict(outcome.replies)
         group_id, request = getattr(event, "group_id", None), getattr(event, "request", None)
         value = None if request is None else replies.get(request)
@@ -135,7 +141,7 @@ class EvictionChecker(Checker):
             if isinstance(record, MemberAssigned) and (key := (record.group_id, record.member_id)) in self._kept:
                 moves = record.state is MemberState.UNREVOKED_PARTITIONS
                 self._kept[key].moves_ms = self.world.now_ms if moves else None
-        if isinstance(event, JoinGroup | SyncGroup | Heartbeat | ConsumerGroupHeartbeat | OffsetCommit):
+        if isinstance(event, Heartbeat | ConsumerGroupHeartbeat | JoinGroup | SyncGroup):
             self._hear(event, value)
 
     def _group(self, group_id: str) -> Group | None:
@@ -169,9 +175,8 @@ class EvictionChecker(Checker):
             return
         now_ms, kept = self.world.now_ms, self._kept.get(key)
         error = ErrorCode.NONE if value is None else getattr(value, "error", None)
-        if isinstance(event, OffsetCommit):
-            if kept is not None and self._is_classic(key) and any(each in TAKEN for each in value.errors):
-                kept.heard_ms, kept.lost_ms = now_ms, None
+        if isinstance(event, Heartbeat) and error is ErrorCode.NONE and kept is not None:
+            kept.heard_ms, kept.lost_ms, kept.connection = now_ms, None, event.connection
             return
         if isinstance(event, ConsumerGroupHeartbeat) and event.member_epoch < 0:
             return
@@ -198,6 +203,14 @@ class EvictionChecker(Checker):
             self._waits[event.request] = key
         elif error is ErrorCode.NONE:
             kept.told = True
+
+    def _hear_commit(self, event: OffsetCommit, outcome: Outcome) -> None:
+        """A commit of a member that speaks the classic protocol is a sign of life."""
+        key = (event.group_id, event.member_id)
+        kept = self._kept.get(key)
+        if kept is not None and any(error in TAKEN for error in outcome.replies[-1].value.errors):  # type: ignore[union-attr]
+            if self._is_classic(key):
+                kept.heard_ms, kept.lost_ms = self.world.now_ms, None
 
     def _note_join(self, event: Any, value: Any, kept: Kept) -> None:
         """What a join says of its member's limits; by what a settled one repeats nothing changes."""

@@ -123,14 +123,15 @@ class JournalModel:
     def take(self, records: Iterable[Record]) -> None:
         """What a step wrote."""
         for record in records:
-            if isinstance(record, OffsetCommitted):
-                self._commit(record)
-            elif isinstance(record, TransactionMarked):
-                self._end(record)
-            elif isinstance(record, Tombstone):
-                self._bury(record)
+            kind = type(record)
+            if kind is OffsetCommitted:
+                self._commit(record)  # type: ignore[arg-type]
+            elif kind is TransactionMarked:
+                self._end(record)  # type: ignore[arg-type]
+            elif kind is Tombstone:
+                self._bury(record)  # type: ignore[arg-type]
             else:
-                self._save(self.groups.setdefault(record.group_id, GroupJournal()), record)
+                self._save(self.groups.setdefault(record.group_id, GroupJournal()), record)  # type: ignore[union-attr]
 
     def _commit(self, record: OffsetCommitted) -> None:
         group = self.groups.get(record.group_id)

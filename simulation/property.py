@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from kohort.groups.config import GroupConfig
+from kohort.groups.events import Heartbeat, OffsetCommit, OffsetFetch
 from kohort.groups.machine import GroupMachine
 from kohort.groups.outcome import Outcome
 from kohort.groups.records import Record
@@ -13,6 +14,8 @@ from kohort.ids import TopicId, TopicPartition
 from simulation.journal_model import JournalModel
 from simulation.world import World
 
+QUIET: frozenset[type] = frozenset({Heartbeat, OffsetCommit, OffsetFetch})
+"""Most requests are such: no member or group comes, moves or ends by them, except a group that begins with a commit."""
 Waiting = Mapping[int, tuple[Any, Any, int]]
 
 
@@ -57,9 +60,11 @@ class Checker:
     """One property; the hooks it needs are overridden.
 
     Attributes:
+        skips: kinds of events after which `on_stepped` has nothing to look at.
         journal: what the journal says; while a step is looked at, what it said before.
     """
 
+    skips: frozenset[type] = frozenset()
     journal: JournalModel
 
     def __init__(self, world: World, members: list[Holder], config: GroupConfig) -> None:

@@ -36,7 +36,7 @@ FEWEST_EVENTS = 200
 """Every run has at least so many."""
 SETTLING_MS = 20_000
 LOOK_MS = 5_000
-WATCH_MS = 10_000
+WATCH_MS = 25_000
 LOOKS = 3
 """A world that is whole at so many looks in a row has healed."""
 KINDS: dict[str, type[Process]] = {

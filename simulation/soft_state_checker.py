@@ -24,7 +24,7 @@ class SoftStateChecker(Checker):
     Beside the real restarts it looks at some that might have been.
     """
 
-    SHARE = 0.01
+    SHARE = 0.005
 
     def __init__(self, world: World, members: list[Holder], config: GroupConfig) -> None:
         super().__init__(world, members, config)

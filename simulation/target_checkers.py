@@ -22,7 +22,7 @@ from kohort.groups.records import (
 )
 from kohort.ids import TopicPartition
 from simulation.journal_model import pairs
-from simulation.property import Checker, Holder, Waiting
+from simulation.property import QUIET, Checker, Holder, Waiting
 from simulation.world import World
 
 
@@ -33,6 +33,8 @@ def ended(outcome: Outcome) -> list[str]:
 
 class TargetChecker(Checker):
     """Only the newest work that was asked for is taken, once, and no target is older than the one before."""
+
+    skips = QUIET
 
     WRITTEN: ClassVar[dict[type, tuple[type, ...]]] = {
         AssignmentComputed: (TargetAssigned, TargetEpochSet),
@@ -73,6 +75,8 @@ class TargetChecker(Checker):
 
 class CountChecker(Checker):
     """Every rebalance that is complete is counted, and told of, once."""
+
+    skips = QUIET
 
     def __init__(self, world: World, members: list[Holder], config: GroupConfig) -> None:
         super().__init__(world, members, config)
@@ -132,6 +136,8 @@ class CountChecker(Checker):
 
 class HandoverChecker(Checker):
     """What a classic member works on when its group becomes a consumer group is its own there until it gives it up."""
+
+    skips = QUIET
 
     def on_stepped(self, event: Any, outcome: Outcome, waiting: Waiting) -> None:
         if not isinstance(event, ConsumerGroupHeartbeat) or not outcome.records:
