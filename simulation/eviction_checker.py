@@ -208,9 +208,10 @@ class EvictionChecker(Checker):
         """A commit of a member that speaks the classic protocol is a sign of life."""
         key = (event.group_id, event.member_id)
         kept = self._kept.get(key)
-        if kept is not None and any(error in TAKEN for error in outcome.replies[-1].value.errors):  # type: ignore[union-attr]
-            if self._is_classic(key):
-                kept.heard_ms, kept.lost_ms = self.world.now_ms, None
+        if kept is None or not self._is_classic(key):
+            return
+        if any(error in TAKEN for error in outcome.replies[-1].value.errors):  # type: ignore[union-attr]
+            kept.heard_ms, kept.lost_ms = self.world.now_ms, None
 
     def _note_join(self, event: Any, value: Any, kept: Kept) -> None:
         """What a join says of its member's limits; by what a settled one repeats nothing changes."""
