@@ -45,7 +45,7 @@ class Kept:
     """A member as the book has it; times in ms.
 
     Attributes:
-        heard_ms: when it was last heard, or what it waited for was answered.
+        heard_ms: when it was last heard, or what it waited for was answered; a join that waits is no sign of life.
         new_ms: when it joined a classic group, until its first round is over.
         waits: joins, syncs and consumer heartbeats of it that are not answered.
         told: an answer has named its id.
@@ -191,7 +191,8 @@ class EvictionChecker(Checker):
             kept.told = bool(event.member_id) or event.instance_id is not None
             kept.new_ms = now_ms
         self._note_join(event, value, kept)
-        if not isinstance(event, SyncGroup) or error is ErrorCode.NONE:
+        waits_only = value is None and isinstance(event, JoinGroup) and kept.lost_ms is None
+        if not waits_only and (not isinstance(event, SyncGroup) or error is ErrorCode.NONE):
             kept.heard_ms, kept.lost_ms = now_ms, None
         kept.connection = event.connection
         if isinstance(event, Heartbeat | SyncGroup) and error is ErrorCode.REBALANCE_IN_PROGRESS:
@@ -241,7 +242,7 @@ class EvictionChecker(Checker):
             return
         kept.waits.discard(request)
         kept.told = True
-        if kept.lost_ms is None:
+        if kept.lost_ms is None and value.error in GOES_ON:
             kept.heard_ms = self.world.now_ms
         if isinstance(value, JoinGroupReply) and value.error is ErrorCode.NONE:
             self._welcomed(kept)

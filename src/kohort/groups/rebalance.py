@@ -122,9 +122,11 @@ def bind(kernel: Kernel, member: ClassicMember, connection: int) -> None:
 
 
 def alive(kernel: Kernel, member: ClassicMember) -> None:
-    """A member was heard, on whatever connection: its session is whole again."""
+    """A member was heard, on whatever connection: its session is whole again, or the time of a new one."""
     member.lost = False
     touch(kernel, member)
+    if member.is_new:
+        kernel.run(member.session, kernel.config.new_member_timeout_ms)
 
 
 def after_change(kernel: Kernel, group: Group, reason: str) -> None:
