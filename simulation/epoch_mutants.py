@@ -161,17 +161,18 @@ class CountsTwice(Swapped):
         return settled
 
 
-class IgnoresClaims(Swapped):
-    """Makes a consumer group of a classic one by its assignment alone, whatever cooperative members still work on."""
+class ForgetsAssignments(Swapped):
+    """Makes a consumer group of a classic one by what members claim alone: eager ones claim nothing and have all the same."""
 
     module, name = conversion, "share_out"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
-        """As if no one had claimed anything."""
+        """As if no one had been assigned anything."""
 
         def share_out(members: list[Converted]) -> list[tuple[MemberSaved, Pairs]]:
-            return [(member.saved, member.assigned) for member in members]
+            shares: list[tuple[MemberSaved, Pairs]] = real([one._replace(assigned=frozenset()) for one in members])
+            return shares
 
         return share_out
 
@@ -185,5 +186,5 @@ EPOCH_MUTANTS: dict[type[GroupMachine], type[Checker]] = {
     TakesStaleTopics: TargetChecker,
     CountsNoConsumerRebalances: CountChecker,
     CountsTwice: CountChecker,
-    IgnoresClaims: HandoverChecker,
+    ForgetsAssignments: HandoverChecker,
 }
