@@ -6,7 +6,9 @@ from typing import Any
 
 from kohort.errors import ErrorCode
 from kohort.groups.config import GroupConfig
+from kohort.groups.consumer_protocol import CONSUMER_PROTOCOL_TYPE, read_topics
 from kohort.groups.events import ConsumerGroupDescribe, DeleteGroups, DescribeGroups, ListGroups, OffsetDelete
+from kohort.groups.group import Group
 from kohort.groups.machine import GroupMachine
 from kohort.groups.outcome import (
     ConsumerGroupDescribeReply,
@@ -24,8 +26,6 @@ from kohort.groups.outcome import (
     Outcome,
 )
 from kohort.groups.records import HeldPartitions, Kind, Tombstone
-from kohort.groups.state import Group
-from kohort.groups.subscription import CONSUMER_PROTOCOL_TYPE, read_topics
 from simulation.journal_model import ConsumerJournal, GroupJournal, Pairs, Slot, pairs
 from simulation.property import QUIET, Checker, Holder, Waiting
 from simulation.world import World
@@ -45,7 +45,7 @@ class AdminChecker(Checker):
 
     def group(self, group_id: str) -> Group | None:
         """The group as it lives."""
-        return None if self._machine is None else self._machine.kernel.find(group_id)
+        return None if self._machine is None else self._machine.context.find(group_id)
 
 
 class DeletionChecker(AdminChecker):
@@ -59,7 +59,7 @@ class DeletionChecker(AdminChecker):
 
     def on_loaded(self, machine: GroupMachine, outcome: Outcome) -> None:
         super().on_loaded(machine, outcome)
-        groups = machine.kernel.ledger.groups.values()
+        groups = machine.context.ledger.groups.values()
         self._states = {group.group_id: group.classic.state for group in groups}
 
     def on_stepped(self, event: Any, outcome: Outcome, waiting: Waiting) -> None:
@@ -258,7 +258,7 @@ class DescriptionChecker(AdminChecker):
     def _existing(self, found: Pairs) -> Pairs:
         """Those whose topic the coordinator knows."""
         assert self._machine is not None
-        ids = {topic.id for topic in self._machine.kernel.image.topics.values()}
+        ids = {topic.id for topic in self._machine.context.image.topics.values()}
         return frozenset(pair for pair in found if pair[0] in ids)
 
 

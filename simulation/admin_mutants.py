@@ -7,13 +7,17 @@ from dataclasses import replace
 from typing import Any
 
 from kohort.errors import ErrorCode
-from kohort.groups import admin, offsets, rebalance
-from kohort.groups.consumer_state import ConsumerGroup
+from kohort.groups import admin
+from kohort.groups.classic import rebalance
+from kohort.groups.classic.state import ClassicGroup
+from kohort.groups.consumer.state import ConsumerGroup
+from kohort.groups.context import Context
 from kohort.groups.events import (
     DeleteGroups,
 )
-from kohort.groups.kernel import Kernel
+from kohort.groups.group import Group
 from kohort.groups.machine import GroupMachine
+from kohort.groups.offsets import requests as offsets
 from kohort.groups.outcome import (
     DescribedConsumerGroup,
     DescribedGroup,
@@ -23,7 +27,6 @@ from kohort.groups.outcome import (
     Now,
     Outcome,
 )
-from kohort.groups.state import ClassicGroup, Group
 from simulation.admin_checkers import DeletionChecker, DescriptionChecker
 from simulation.property import Checker
 from simulation.share_checkers import ClassicEvennessChecker
@@ -39,8 +42,8 @@ class DeletesOffsetsThatAreRead(Swapped):
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
         """As if no one read it."""
 
-        def delete(kernel: Kernel, group: Group, partition: Any) -> ErrorCode:
-            offsets.tombstone(kernel, group.group_id, (partition.topic, partition.partition))
+        def delete(context: Context, group: Group, partition: Any) -> ErrorCode:
+            offsets.tombstone(context, group.group_id, (partition.topic, partition.partition))
             return ErrorCode.NONE
 
         return delete
@@ -79,9 +82,9 @@ class LeavesTracesOfGroups(Swapped):
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
         """A deletion without the offsets."""
 
-        def delete(kernel: Kernel, group_id: str) -> ErrorCode:
+        def delete(context: Context, group_id: str) -> ErrorCode:
             with swapped(offsets, "all_partitions", lambda group: []):
-                error: ErrorCode = real(kernel, group_id)
+                error: ErrorCode = real(context, group_id)
             return error
 
         return delete
@@ -96,8 +99,8 @@ class DescribesWhatIsChosen(Swapped):
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
         """Every group is described as a stable one."""
 
-        def describe(kernel: Kernel, group_id: str, knows_missing: bool) -> DescribedGroup:
-            group, described = kernel.find(group_id), real(kernel, group_id, knows_missing)
+        def describe(context: Context, group_id: str, knows_missing: bool) -> DescribedGroup:
+            group, described = context.find(group_id), real(context, group_id, knows_missing)
             chosen = None if group is None else group.classic.protocol
             return replace(described, protocol=chosen or "") if described.members else described
 
@@ -113,12 +116,12 @@ class HidesWhatIsGivenUp(Swapped):
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
         """Members as if they had given it up."""
 
-        def describe(kernel: Kernel, group_id: str) -> DescribedConsumerGroup:
-            described: DescribedConsumerGroup = real(kernel, group_id)
-            group = kernel.find(group_id)
+        def describe(context: Context, group_id: str) -> DescribedConsumerGroup:
+            described: DescribedConsumerGroup = real(context, group_id)
+            group = context.find(group_id)
             if group is None or group.consumer is None:
                 return described
-            names = {topic.id: topic.name for topic in kernel.image.topics.values()}
+            names = {topic.id: topic.name for topic in context.image.topics.values()}
             kept = {one.member_id: group.consumer.standing(one.member_id).assigned for one in described.members}
             members = [replace(one, assignment=admin.named(kept[one.member_id], names)) for one in described.members]
             return replace(described, members=tuple(members))

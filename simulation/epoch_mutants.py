@@ -7,9 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from kohort.errors import ErrorCode
-from kohort.groups import consumer, conversion, membership, mixed, offsets, targets
-from kohort.groups.consumer_state import ConsumerGroup, Current, Pairs
-from kohort.groups.conversion import Converted
+from kohort.groups.consumer import heartbeat as consumer
+from kohort.groups.consumer import members as membership
+from kohort.groups.consumer import targets
+from kohort.groups.consumer.state import ConsumerGroup, Current, Pairs
+from kohort.groups.context import Context
 from kohort.groups.events import (
     AssignmentComputed,
     ConsumerGroupHeartbeat,
@@ -17,8 +19,11 @@ from kohort.groups.events import (
     RegexesResolved,
     SyncGroup,
 )
-from kohort.groups.kernel import Kernel
 from kohort.groups.machine import GroupMachine
+from kohort.groups.migration import classic_members as mixed
+from kohort.groups.migration import conversion
+from kohort.groups.migration.conversion import Converted
+from kohort.groups.offsets import requests as offsets
 from kohort.groups.outcome import (
     Meter,
     Now,
@@ -90,8 +95,8 @@ class SyncsInAnOlderEpoch(Swapped):
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
         """The check without epochs."""
 
-        def check(kernel: Kernel, group: ConsumerGroup, event: SyncGroup) -> ErrorCode:
-            error: ErrorCode = real(kernel, group, event)
+        def check(context: Context, group: ConsumerGroup, event: SyncGroup) -> ErrorCode:
+            error: ErrorCode = real(context, group, event)
             return ErrorCode.NONE if error is ErrorCode.REBALANCE_IN_PROGRESS else error
 
         return check
@@ -106,8 +111,8 @@ class TakesStaleTargets(Swapped):
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
         """Any result counts while one is awaited."""
 
-        def take(kernel: Kernel, event: AssignmentComputed) -> Any:
-            group = kernel.find(event.group_id)
+        def take(context: Context, event: AssignmentComputed) -> Any:
+            group = context.find(event.group_id)
             awaited = -1 if group is None or group.consumer is None else group.consumer.computing
             if (
                 group is not None
@@ -116,7 +121,7 @@ class TakesStaleTargets(Swapped):
                 and event.epoch <= group.consumer.epoch
             ):
                 event = replace(event, ticket=awaited)
-            return real(kernel, event)
+            return real(context, event)
 
         return take
 
@@ -126,7 +131,7 @@ class TakesStaleTopics(GroupMachine):
 
     def step(self, event: Any, now: Now) -> Outcome:
         """As the real one, with any answer for the one that is awaited."""
-        group = self.kernel.find(event.group_id) if isinstance(event, RegexesResolved) else None
+        group = self.context.find(event.group_id) if isinstance(event, RegexesResolved) else None
         if group is not None and group.consumer is not None and group.consumer.resolving >= 0:
             event = replace(event, ticket=group.consumer.resolving)
         return super().step(event, now)
@@ -154,9 +159,9 @@ class CountsTwice(Swapped):
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
         """Nothing is kept of who has settled."""
 
-        def settled(kernel: Kernel, group_id: str, group: ConsumerGroup) -> None:
+        def settled(context: Context, group_id: str, group: ConsumerGroup) -> None:
             group.settling_epoch = -1
-            real(kernel, group_id, group)
+            real(context, group_id, group)
 
         return settled
 

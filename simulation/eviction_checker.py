@@ -24,10 +24,10 @@ from kohort.groups.events import (
     SyncGroup,
     Tick,
 )
+from kohort.groups.group import Group
 from kohort.groups.machine import GroupMachine
 from kohort.groups.outcome import GroupState, JoinGroupReply, Outcome
 from kohort.groups.records import MemberAssigned, MemberSaved, MemberState
-from kohort.groups.state import Group
 from simulation.property import Checker, Holder, Waiting
 from simulation.world import World
 
@@ -145,7 +145,7 @@ class EvictionChecker(Checker):
             self._hear(event, value)
 
     def _group(self, group_id: str) -> Group | None:
-        return None if self._machine is None else self._machine.kernel.find(group_id)
+        return None if self._machine is None else self._machine.context.find(group_id)
 
     def _look(self, group_id: str) -> set[str]:
         """Who is no member any more; a classic group's round is noted by the way."""

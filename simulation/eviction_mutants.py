@@ -6,20 +6,24 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from kohort.groups import consumer, lost, mixed, rebalance, silence, targets
-from kohort.groups.consumer_state import ConsumerGroup, Current, Pairs
+from kohort.groups.classic import rebalance
+from kohort.groups.consumer import heartbeat as consumer
+from kohort.groups.consumer import silence, targets
+from kohort.groups.consumer.state import ConsumerGroup, Current, Pairs
+from kohort.groups.context import Context
 from kohort.groups.events import (
     ConnectionLost,
     JoinGroup,
     TopicImage,
 )
-from kohort.groups.kernel import Kernel
+from kohort.groups.group import Group
+from kohort.groups.liveness import lost
 from kohort.groups.machine import GroupMachine
+from kohort.groups.migration import classic_members as mixed
 from kohort.groups.outcome import (
     Now,
     Outcome,
 )
-from kohort.groups.state import Group
 from simulation.eviction_checker import EvictionChecker
 from simulation.property import Checker
 from simulation.soft_state_checker import SoftStateChecker
@@ -35,12 +39,12 @@ class NeverStopsRevocations(Swapped):
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
         """A step that leaves the deadline as it was."""
 
-        def step(kernel: Kernel, group_id: str, group: ConsumerGroup, member_id: str, owned: Pairs | None) -> Current:
+        def step(context: Context, group_id: str, group: ConsumerGroup, member_id: str, owned: Pairs | None) -> Current:
             due_ms = group.presence(group_id, member_id).revocation.due_ms
-            after: Current = real(kernel, group_id, group, member_id, owned)
+            after: Current = real(context, group_id, group, member_id, owned)
             timer = group.presence(group_id, member_id).revocation
             if due_ms is not None and timer.due_ms is None:
-                kernel.deadlines.set(timer, due_ms)
+                context.deadlines.set(timer, due_ms)
             return after
 
         return step
@@ -55,12 +59,12 @@ class NeverStopsJoinPhases(Swapped):
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
         """A join that leaves the deadline as it was."""
 
-        def wait(kernel: Kernel, group: ConsumerGroup, event: JoinGroup, member_id: str) -> None:
+        def wait(context: Context, group: ConsumerGroup, event: JoinGroup, member_id: str) -> None:
             timer = group.presence(event.group_id, member_id).join_phase
             due_ms = timer.due_ms
-            real(kernel, group, event, member_id)
+            real(context, group, event, member_id)
             if due_ms is not None:
-                kernel.deadlines.set(timer, due_ms)
+                context.deadlines.set(timer, due_ms)
 
         return wait
 
@@ -74,11 +78,11 @@ class PutsOutTheStatic(Swapped):
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
         """As if it were a dynamic one."""
 
-        def lose(kernel: Kernel, group: ConsumerGroup, member_id: str, event: ConnectionLost) -> None:
+        def lose(context: Context, group: ConsumerGroup, member_id: str, event: ConnectionLost) -> None:
             member = group.members.get(member_id)
             if member is not None:
                 group.members[member_id] = replace(member, instance_id=None)
-            real(kernel, group, member_id, event)
+            real(context, group, member_id, event)
             if member is not None and member_id in group.members:
                 group.members[member_id] = member
 
@@ -94,11 +98,11 @@ class HurriesJoiners(Swapped):
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
         """A round with a shorter join phase."""
 
-        def prepare(kernel: Kernel, group: Group, reason: str) -> None:
-            real(kernel, group, reason)
-            timer, now_ms = group.classic.join_phase, kernel.now.mono_ms
+        def prepare(context: Context, group: Group, reason: str) -> None:
+            real(context, group, reason)
+            timer, now_ms = group.classic.join_phase, context.now.mono_ms
             if timer.due_ms is not None:
-                kernel.deadlines.set(timer, now_ms + (timer.due_ms - now_ms) // 5)
+                context.deadlines.set(timer, now_ms + (timer.due_ms - now_ms) // 5)
 
         return prepare
 
@@ -112,9 +116,9 @@ class ForgetsThatItWaits(Swapped):
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
         """The end of a session, whatever its member waits for."""
 
-        def ended(kernel: Kernel, group: Group, member_id: str) -> None:
+        def ended(context: Context, group: Group, member_id: str) -> None:
             if member_id in group.classic.members:
-                rebalance.put_out(kernel, group, member_id, "silent")
+                rebalance.put_out(context, group, member_id, "silent")
 
         return ended
 
@@ -125,7 +129,7 @@ class NeverEndsRevocationsAfterRestart(GroupMachine):
     def on_loaded(self, now: Now, image: TopicImage) -> Outcome:
         """As the real one, without those timers."""
         outcome = super().on_loaded(now, image)
-        for group in self.kernel.ledger.groups.values():
+        for group in self.context.ledger.groups.values():
             for presence in group.consumer.presences.values() if group.consumer is not None else ():
                 presence.revocation.cancel()
         return outcome
@@ -137,7 +141,7 @@ class AsksForNoTargetAfterRestart(GroupMachine):
     def on_loaded(self, now: Now, image: TopicImage) -> Outcome:
         """As the real one, without the work."""
         outcome = super().on_loaded(now, image)
-        for group in self.kernel.ledger.groups.values():
+        for group in self.context.ledger.groups.values():
             if group.consumer is not None:
                 group.consumer.computing = -1
         outcome.work.clear()
@@ -153,9 +157,9 @@ class LooksAtNoTopicsAfterRestart(Swapped):
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
         """Nothing is compared before the first request."""
 
-        def look(kernel: Kernel, group_id: str, group: ConsumerGroup) -> None:
+        def look(context: Context, group_id: str, group: ConsumerGroup) -> None:
             if any(presence.connection >= 0 for presence in group.presences.values()):
-                real(kernel, group_id, group)
+                real(context, group_id, group)
 
         return look
 
@@ -169,9 +173,9 @@ class WatchesNoOneAfterRestart(Swapped):
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
         """No one is watched before the first request."""
 
-        def watch(kernel: Kernel, group_id: str, group: ConsumerGroup) -> None:
+        def watch(context: Context, group_id: str, group: ConsumerGroup) -> None:
             if any(presence.connection >= 0 for presence in group.presences.values()):
-                real(kernel, group_id, group)
+                real(context, group_id, group)
 
         return watch
 

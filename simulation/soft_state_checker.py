@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from kohort.groups.config import GroupConfig
-from kohort.groups.consumer_state import ConsumerGroup, Presence
-from kohort.groups.deadlines import Timer
+from kohort.groups.consumer.state import ConsumerGroup, Presence
 from kohort.groups.events import Topic
+from kohort.groups.group import Group
+from kohort.groups.liveness.deadlines import Timer
 from kohort.groups.machine import GroupMachine
 from kohort.groups.outcome import ComputeAssignment, GroupState, Now, Outcome, ResolveRegexes
 from kohort.groups.records import MemberState, Record
-from kohort.groups.state import Group
 from simulation.journal_model import ConsumerJournal, GroupJournal, JournalModel, pairs
 from simulation.property import Checker, Holder, Waiting
 from simulation.world import World
@@ -36,23 +36,23 @@ class SoftStateChecker(Checker):
     def on_durable(self, machine: GroupMachine, records: list[Record], waiting: Waiting) -> None:
         if not self.chance.likely(self.SHARE):
             return
-        again, journal = type(machine)(machine.kernel.config), JournalModel()
+        again, journal = type(machine)(machine.context.config), JournalModel()
         saved = list(machine.snapshot())
         for record in saved:
             again.apply(record)
         journal.take(saved)
-        outcome = again.on_loaded(Now(self.world.now_ms, self.world.wall_ms), machine.kernel.image)
+        outcome = again.on_loaded(Now(self.world.now_ms, self.world.wall_ms), machine.context.image)
         self._check(again, outcome, journal)
 
     def _check(self, machine: GroupMachine, outcome: Outcome, before: JournalModel) -> None:
         """Look at every group; `before`: what the journal said to this coordinator."""
-        kernel = machine.kernel
-        if not self._runs(kernel.expiry, self.config.offsets_retention_check_ms):
-            self.fail(f"offsets are looked at at {kernel.expiry.due_ms}")
-        topics = kernel.image.topics
+        context = machine.context
+        if not self._runs(context.expiry, self.config.offsets_retention_check_ms):
+            self.fail(f"offsets are looked at at {context.expiry.due_ms}")
+        topics = context.image.topics
         after = JournalModel()
         after.take(machine.snapshot())
-        for group_id, group in kernel.ledger.groups.items():
+        for group_id, group in context.ledger.groups.items():
             known, now = before.groups.get(group_id), after.groups[group_id]
             if group.consumer is None:
                 self._check_classic(group, now)
