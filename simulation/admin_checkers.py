@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from kohort.consumer_protocol import CONSUMER_PROTOCOL_TYPE, read_topics
+
 from kohort.errors import ErrorCode
 from kohort.groups.config import GroupConfig
-from kohort.groups.consumer_protocol import CONSUMER_PROTOCOL_TYPE, read_topics
 from kohort.groups.events import ConsumerGroupDescribe, DeleteGroups, DescribeGroups, ListGroups, OffsetDelete
 from kohort.groups.group import Group
 from kohort.groups.machine import GroupMachine
