@@ -97,7 +97,7 @@ class GroupMember(Lookups):
     def owns(self) -> bool:
         """Whether work on what is held may begin: the coordinator has answered lately. Always so where the broker tells no lease.
 
-        Source: `kohort.client.group.lease`.
+        See `kohort.client.group.lease`.
         """
         with self._client.lock:
             return self._membership.owns
