@@ -123,9 +123,9 @@ def _kohort(servers, topic, **settings):  # type: ignore[no-untyped-def]
 def confluent_kafka(servers: str, topic: str, count: int) -> Timed:
     """Librdkafka by batches of 5000 messages.
 
-    Its queue is full long before the application has worked it off, and by default it then stays away from the broker for
-    a second (`fetch.queue.backoff.ms`), most of which the application waits: a sixth of the rate. A short pause is what
-    suits a consumer that is faster than that.
+    Its queue is full long before the application has worked it off, and by default it then stays away from the broker
+    for a second (`fetch.queue.backoff.ms`), most of which the application waits: a sixth of the rate. A short pause is
+    what suits a consumer that is faster than that.
     """
     from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 

@@ -6,8 +6,8 @@
 
     admin.delete_topics("abc")      # InvalidInputError: Admin.delete_topics: topics must be a list of str, not 'abc'; write ['abc']
 
-Annotations are read at a call's first use. A method that is called for every record checks what it is given itself, with
-`Arguments.take` where something is wrong, and is marked `checks_itself`.
+Annotations are read at a call's first use. A method that is called for every record checks what it is given itself,
+with `Arguments.take` where something is wrong, and is marked `checks_itself`.
 """
 
 from __future__ import annotations

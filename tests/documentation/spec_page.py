@@ -23,7 +23,8 @@ _SOURCE = re.compile(r"(?<!class )\bSource:\s+((?:(?!\n\s*\n|\"\"\").)*)", re.DO
 KNOWN_SOURCES = re.compile(
     r"KIP-\d+|\bspec\s\d|\bscenario\s\d|KAFKA-\d+|RFC\s\d+|\bKafka('s)?\s|Spark, \"|proc_pid_stat\(5\)|\(\d{4}\)"
 )
-"""What a reader can look up: a KIP, this page, an issue of Kafka's, a standard, other projects' documents, a paper's year."""
+"""What a reader can look up: a KIP, this page, an issue of Kafka's, a standard, other projects' documents, a paper's
+year."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,8 @@ from kohort.ids import TopicPartition
 
 PARTITIONS = 4
 SESSION_MS = 1_000_000
-"""Beyond every wait: a member that a busy machine holds up stays one, and one that ended is not missed by its session alone."""
+"""Beyond every wait: a member that a busy machine holds up stays one, and one that ended is not missed by its session
+alone."""
 SPAN_COLUMNS = "value,partition,offset,generation,rangeStart,rangeEnd"
 
 

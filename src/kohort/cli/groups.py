@@ -36,7 +36,8 @@ STATES = (
     "PreparingRebalance", "CompletingRebalance", "Stable", "Dead", "Empty", "Assigning", "Reconciling", "NotReady",
 )  # fmt: skip
 PROTOCOLS = ("consumer", "connect", "share", "streams")
-"""Kafka's own names of a group's states, types and protocol types; what else groups of the cluster have is known too."""
+"""Kafka's own names of a group's states, types and protocol types; what else groups of the cluster have is known
+too."""
 
 
 @app.command(name="list")

@@ -176,7 +176,8 @@ async def commit_offsets(
         offsets: What to commit.
         identity: As whom.
         timeout_ms: None: `default_api_timeout_ms`.
-        ids: Of the topics that the offsets belong to, so that a topic that was deleted and made again gets none of them;
+        ids: Of the topics that the offsets belong to, so that a topic that was deleted and made again gets none of
+            them;
             None: those known now.
 
     Raises:

@@ -40,8 +40,8 @@ TRIGGER_S = 1.5
 KILL_AT = 0.45
 """The share of the flights after which the victim dies, with the next batch it has written."""
 BEFORE_SHARED, BEFORE_KILLED = 0.2, 0.6
-"""The shares that the replay does not pass before both members hold partitions, and before the victim is dead: on a slow
-machine it waits for them, on others it never notices."""
+"""The shares that the replay does not pass before both members hold partitions, and before the victim is dead: on a
+slow machine it waits for them, on others it never notices."""
 SESSION_TIMEOUT_MS = 6_000
 PATIENCE_S = 120.0
 """How long nothing may move before the demo gives up; a machine that is merely slow still moves something."""

@@ -37,7 +37,8 @@ class Found:
         partition: `<topic>-<partition>`, "" for a file of the whole folder.
         damage: where, and which offsets are lost by it; none where only an index or the like is damaged.
         epoch: the leader epoch of what was there.
-        kind: records (a stretch of a log file), index (is made again when it is missing), file (can't be opened at all).
+        kind: records (a stretch of a log file), index (is made again when it is missing), file (can't be opened at
+            all).
     """
 
     partition: str

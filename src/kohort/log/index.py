@@ -2,9 +2,11 @@
 
 Entries reach the file in groups (`flush`): the log's tail behind the last one is scanned on recovery anyway.
 
-- `.index`: int32 offset relative to the segment's base, int32 position. The offset is the last of the batch at the position.
+- `.index`: int32 offset relative to the segment's base, int32 position. The offset is the last of the batch at the
+  position.
 - `.timeindex`: int64 largest timestamp so far, int32 relative offset of the last record of the batch that has it.
-- `.txnindex`: one entry per aborted transaction: int16 version 0, int64 producer id, first, last and last stable offset.
+- `.txnindex`: one entry per aborted transaction: int16 version 0, int64 producer id, first, last and last stable
+  offset.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The codecs of record batches, with a bound on what comes out.
 
-Decompression goes into buffers that grow up to a limit: a batch of a megabyte can state that it holds gigabytes, and the
-reader must find that out before its memory is gone.
+Decompression goes into buffers that grow up to a limit: a batch of a megabyte can state that it holds gigabytes, and
+the reader must find that out before its memory is gone.
 """
 
 from __future__ import annotations

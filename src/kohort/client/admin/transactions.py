@@ -169,8 +169,8 @@ async def abort_transaction(
 ) -> None:
     """Ends a transaction that hangs in one partition, its coordinator knowing nothing of it any more (KIP-664).
 
-    The marker is written to the partition alone. Use it for what `describe_producers` shows open while `describe_transactions`
-    does not; a transaction that its coordinator knows is ended by `fence_producers`.
+    The marker is written to the partition alone. Use it for what `describe_producers` shows open while
+    `describe_transactions` does not; a transaction that its coordinator knows is ended by `fence_producers`.
 
     Raises:
         KafkaError: the partition's leader refused, the transaction being another one by now, say.

@@ -47,15 +47,17 @@ class Consumer(Lookups):
                     ...
                 consumer.commit()
 
-    One thread at a time may use it; `wakeup` may be called from any. Heartbeats and fetches go on in the background between
-    polls; rebalance listeners are called inside `poll`, by the thread that polls.
+    One thread at a time may use it; `wakeup` may be called from any. Heartbeats and fetches go on in the background
+    between polls; rebalance listeners are called inside `poll`, by the thread that polls.
 
-    When a kohort broker's coordinator has not answered for its `group.disconnect.lease.ms`, others may have this consumer's
-    partitions soon: polls then return nothing (a warning, `figures.lapses`), positions stay, and the next answer makes it go on.
+    When a kohort broker's coordinator has not answered for its `group.disconnect.lease.ms`, others may have this
+    consumer's partitions soon: polls then return nothing (a warning, `figures.lapses`), positions stay, and the next
+    answer makes it go on.
 
-    While no broker can be reached, polls return nothing and connections are tried again, since one that restarts can't be told
-    from one that never was there. The log `kohort.client` is warned at once, then more and more rarely. Calls that need an answer
-    (`committed`, `position`, `commit` …) raise TimedOutError with addresses and causes when their time is over.
+    While no broker can be reached, polls return nothing and connections are tried again, since one that restarts can't
+    be told from one that never was there. The log `kohort.client` is warned at once, then more and more rarely. Calls
+    that need an answer (`committed`, `position`, `commit` …) raise TimedOutError with addresses and causes when their
+    time is over.
     """
 
     @checked_call
@@ -64,7 +66,8 @@ class Consumer(Lookups):
 
         Args:
             bootstrap_servers: HOST:PORT, several with commas between or as a list.
-            **settings: Kafka's names with `_` for `.`, or as a file has them (`**{"group.id": "g"}`); the class's text lists them.
+            **settings: Kafka's names with `_` for `.`, or as a file has them (`**{"group.id": "g"}`); the class's text
+                lists them.
 
         Raises:
             InvalidInputError: an unknown setting (naming the nearest), or a value that can't be.
@@ -107,7 +110,8 @@ class Consumer(Lookups):
 
         Raises:
             WakeupError: `wakeup` was called.
-            KafkaError: the group can't be joined, or a partition can't be read on; what was returned before is not affected.
+            KafkaError: the group can't be joined, or a partition can't be read on; what was returned before is not
+                affected.
         """
         limit = self._limit if max_records is None else max_records
         taken = self._poll(limit, timeout_ms)

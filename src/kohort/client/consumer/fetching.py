@@ -1,11 +1,11 @@
 """Plans fetches and takes their answers in: one request in flight and little ahead per broker. No I/O.
 
-A broker is asked for what follows its last answer (the batch headers say where that is) as soon as that is here, so that
-the next answer travels while the application decodes and works. At most two answers per broker wait to be decoded, the
-second only behind a small one, and nothing is asked for while `queued_max_bytes` are waiting altogether.
-With a bound on records the next fetch begins when fewer than `max_poll_records` are kept, or an eighth of a large answer is used
-up: begun with the last poll of it, the application would wait as long as the answer is on its way.
-Source: spec 2.4 (prefetch heuristics 1 and 2), KIP-74, KIP-227, KIP-320, KIP-392.
+A broker is asked for what follows its last answer (the batch headers say where that is) as soon as that is here, so
+that the next answer travels while the application decodes and works. At most two answers per broker wait to be decoded,
+the second only behind a small one, and nothing is asked for while `queued_max_bytes` are waiting altogether. With a
+bound on records the next fetch begins when fewer than `max_poll_records` are kept, or an eighth of a large answer is
+used up: begun with the last poll of it, the application would wait as long as the answer is on its way. Source: spec
+2.4 (prefetch heuristics 1 and 2), KIP-74, KIP-227, KIP-320, KIP-392.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ _SMALL_BYTES = 8 * 1024 * 1024
 """Of an answer behind which another may wait: together they take as long to decode as one of usual size to arrive."""
 
 _LARGE_BYTES = 1024 * 1024
-"""Of an answer that takes so long to come that the next is asked for when an eighth of it is used, not only at the last poll."""
+"""Of an answer that takes so long to come that the next is asked for when an eighth of it is used, not only at the last
+poll."""
 
 
 @dataclass(slots=True)
@@ -61,7 +62,8 @@ class Fetcher:
     Attributes:
         ready: Answers to decode, oldest first.
         error: Why a broker can't be fetched from though it may be tried again; taken with `take_error`.
-        unbounded: Whether the application polls without a bound on records: then only bytes bound what is fetched ahead.
+        unbounded: Whether the application polls without a bound on records: then only bytes bound what is fetched
+            ahead.
     """
 
     def __init__(

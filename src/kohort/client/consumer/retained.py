@@ -1,9 +1,9 @@
 """Records that were fetched and not returned yet, and the fair choice of what to return next. Pure.
 
-Each partition has a queue of chunks, one per fetch. The rotation holds the partitions that have chunks: a call to `take`
-begins with the partition where the last one left off, and a partition goes to the end of the rotation when its chunk is used
-up, so that between two chunks of one partition every other partition has its turn, however fast the one is refilled.
-Source: spec 2.1–2.3, 2.5, 2.7.
+Each partition has a queue of chunks, one per fetch. The rotation holds the partitions that have chunks: a call to
+`take` begins with the partition where the last one left off, and a partition goes to the end of the rotation when its
+chunk is used up, so that between two chunks of one partition every other partition has its turn, however fast the one
+is refilled. Source: spec 2.1–2.3, 2.5, 2.7.
 """
 
 from __future__ import annotations

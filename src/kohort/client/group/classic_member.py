@@ -291,7 +291,8 @@ class ClassicMembership(Membership):
             session_left = self._session_left_ms()
             if self._awaiting_sync or self.state is MemberState.JOINING:
                 if session_left <= 0 and self.assignment.partitions:
-                    # Its join claimed them, and who assigns may wait until they are given up: only another says they were.
+                    # Its join claimed them, and who assigns may wait until they are given up: only another says they
+                    # were.
                     self.request_rejoin("partitions were lost while it joined")
                     await self._lose_held(NOT_HEARD)
                 if not await self._beat_aside(sent, sent_elapsed):
@@ -325,8 +326,8 @@ class ClassicMembership(Membership):
     async def _beat_aside(self, sent: float, sent_elapsed: float) -> bool:
         """A sign of life on a connection of its own, while a join or sync waits on the usual one.
 
-        The coordinator keeps a member that waits, but not one whose answer is on its way for a session or gets lost. What
-        went wrong is told by the answer to that join or sync. False: the coordinator was not reached.
+        The coordinator keeps a member that waits, but not one whose answer is on its way for a session or gets lost.
+        What went wrong is told by the answer to that join or sync. False: the coordinator was not reached.
         """
         limit = min(self.config.request_timeout_ms, max(self.config.retry_backoff_ms, self._session_left_ms()))
         try:

@@ -1,8 +1,8 @@
 """What the members of a classic group tell each other through the coordinator: subscriptions up, assignments down.
 
-The "consumer" protocol's metadata is a version number and the message at that version. Readers take any version: newer ones
-have what older ones have, at the same place, and more behind it.
-Source: spec 3.2–3.6, 3.10, 3.13; KIP-429; KIP-792.
+The "consumer" protocol's metadata is a version number and the message at that version. Readers take any version: newer
+ones have what older ones have, at the same place, and more behind it. Source: spec 3.2–3.6, 3.10, 3.13; KIP-429;
+KIP-792.
 """
 
 from __future__ import annotations

@@ -11,12 +11,11 @@ REVOKING   waits for the application to release partitions              release:
 LEFT       closed                                                       -
 ========== ============================================================ =====================================================
 
-A heartbeat carries only what changed since the last one that was answered, and everything after one that failed. One is under way
-at a time: what it says of the partitions owned is an acknowledgement, which the coordinator takes to know the answer before. Said
-too early, it would release partitions that the answer gives.
-Partitions are held under the topic's id that the coordinator gave: those of a topic that was deleted and made again are
-given up, since partitions of the same name are another's until the coordinator says whose.
-Source: KIP-848, "Consumer Group Protocol"; spec 3.4, 3.11.
+A heartbeat carries only what changed since the last one that was answered, and everything after one that failed. One is
+under way at a time: what it says of the partitions owned is an acknowledgement, which the coordinator takes to know the
+answer before. Said too early, it would release partitions that the answer gives. Partitions are held under the topic's
+id that the coordinator gave: those of a topic that was deleted and made again are given up, since partitions of the
+same name are another's until the coordinator says whose. Source: KIP-848, "Consumer Group Protocol"; spec 3.4, 3.11.
 """
 
 from __future__ import annotations

@@ -32,9 +32,10 @@ class GroupMember(Lookups):
             member.release()                        # acknowledges; the next assignment comes by itself
         member.close()
 
-    A revocation waits for `release()`; the member heartbeats meanwhile. When the rebalance timeout (`max_poll_interval_ms`)
-    passes first, the coordinator goes on without it: the revocation turns into one with `lost=True`, and commits of the old
-    generation raise CommitFailedError. There is no other time limit: a member that is not looked at stays a member.
+    A revocation waits for `release()`; the member heartbeats meanwhile. When the rebalance timeout
+    (`max_poll_interval_ms`) passes first, the coordinator goes on without it: the revocation turns into one with
+    `lost=True`, and commits of the old generation raise CommitFailedError. There is no other time limit: a member that
+    is not looked at stays a member.
     """
 
     def __init__(
@@ -106,7 +107,8 @@ class GroupMember(Lookups):
         """What the group wants back, until `release`; None otherwise.
 
         Raises:
-            KafkaError: this member can't be in the group any more (fenced by another with its instance id, not authorized …).
+            KafkaError: this member can't be in the group any more (fenced by another with its instance id, not
+                authorized …).
         """
         self._raise_error()
         with self._client.lock:

@@ -3,8 +3,8 @@
 Two levels that the application reads, and one word it says:
 
 - `assignment`: what the member holds now. Empty before the first join and after a revocation was released.
-- `revocation`: what the group wants back; stays until the application says `release()`. The member heartbeats meanwhile, and
-  goes on only after it. One with `lost` set says that the partitions are someone else's already.
+- `revocation`: what the group wants back; stays until the application says `release()`. The member heartbeats
+  meanwhile, and goes on only after it. One with `lost` set says that the partitions are someone else's already.
 
 The protocols are `membership_classic` (members assign) and `membership_consumer` (KIP-848, the coordinator assigns).
 """
@@ -33,7 +33,8 @@ LEAVE_MS = 3_000
 _LASTING_FAILURES = 8
 """Attempts in a row after which trying again is worth a word: about 5 s with the usual backoff."""
 NOT_HEARD = "the coordinator was not heard for a session"
-"""Why a member lets go by its own clock. Whether it was put out only the coordinator knows, so it comes back under its id."""
+"""Why a member lets go by its own clock. Whether it was put out only the coordinator knows, so it comes back under its
+id."""
 
 
 class MemberState(Enum):

@@ -33,7 +33,8 @@ class Channel:
         if self._tls:
             sock.setblocking(False)
         else:
-            # The descriptor stays blocking: small reads pass MSG_DONTWAIT, large ones wait a little for the whole frame.
+            # The descriptor stays blocking: small reads pass MSG_DONTWAIT, large ones wait a little for the whole
+            # frame.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", 0, _LARGE_WAIT_US))
 
     def send(self, parts: list[Any]) -> None:

@@ -8,8 +8,8 @@
     class AsyncAdmin:
         list_topics = awaiting(list_topics)           # await admin.list_topics(internal=True)
 
-Names, parameters, types and documentation are the function's; a face adds how it waits. It has `_core`, which every function
-takes first, and `_call`, which runs a coroutine of the core.
+Names, parameters, types and documentation are the function's; a face adds how it waits. It has `_core`, which every
+function takes first, and `_call`, which runs a coroutine of the core.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """What the log is told of failures that no caller is told of: at once, and then sparingly.
 
-Who holds a client can see what goes wrong in the background (heartbeats, refreshes, connections) only here. A failure that lasts
-must not fill the log either: the same kind is told again after 10 s, then after twice as long each time, at most every 10 minutes.
+Who holds a client can see what goes wrong in the background (heartbeats, refreshes, connections) only here. A failure
+that lasts must not fill the log either: the same kind is told again after 10 s, then after twice as long each time, at
+most every 10 minutes.
 """
 
 from __future__ import annotations

@@ -38,8 +38,9 @@ class ClientClosed(KafkaError):
 class ThreadClient:
     """A client's core and the thread that drives it.
 
-    The thread starts with the first call. Coroutines run on it, under `lock`; other threads may look at the core's state
-    while they hold `lock`, and must call `wake` after changing anything. Not picklable; a forked child gets `ClientClosed`.
+    The thread starts with the first call. Coroutines run on it, under `lock`; other threads may look at the core's
+    state while they hold `lock`, and must call `wake` after changing anything. Not picklable; a forked child gets
+    `ClientClosed`.
 
     Attributes:
         cluster: The core; give its coroutines to `call`.
@@ -115,8 +116,8 @@ class ThreadClient:
     def send_now(self) -> None:
         """`wake_if_busy`, but requests leave by the calling thread where that can be.
 
-        A program that works on records in Python holds the interpreter, and the client's thread may wait for it for as long as
-        the interpreter's switch interval: an answer can be on its way meanwhile.
+        A program that works on records in Python holds the interpreter, and the client's thread may wait for it for as
+        long as the interpreter's switch interval: an answer can be on its way meanwhile.
         """
         with self.lock:
             if self.cluster.runtime.busy and (self._io is None or not self._io.send_now()):
@@ -262,7 +263,8 @@ class _IoThread:
     def send_now(self) -> bool:
         """Step the core and send, on another thread, under the lock; False when something is left for the thread itself.
 
-        Sockets are closed by the thread alone, which may be reading from them, and TLS is not for two threads at a time.
+        Sockets are closed by the thread alone, which may be reading from them, and TLS is not for two threads at a
+        time.
         """
         runtime = self._cluster.runtime
         if self._tls is not None:
