@@ -39,7 +39,10 @@ def public_classes() -> list[type]:
 
 
 def callables(kind: type) -> Iterator[tuple[str, Any]]:
-    """The public methods of a class and its bases, the functions of its properties, and its making where callers make it."""
+    """The public methods of a class and its bases.
+
+    The functions of its properties too, and its making where callers make it.
+    """
     for name, member in inspect.getmembers_static(kind):
         made = name == "__init__" and (hasattr(member, "arguments") or dataclasses.is_dataclass(kind))
         if (name.startswith("_") and not made) or issubclass(kind, Enum):
@@ -132,7 +135,10 @@ def test_importing_the_package_imports_nothing_of_it() -> None:
 
 
 def test_timeouts_are_timeout_ms_and_given_by_name() -> None:
-    """A number without a name could be seconds; poll, whose first argument everybody knows, takes it by position too."""
+    """A number without a name could be seconds.
+
+    `poll`, whose first argument everybody knows, takes it by position too.
+    """
     wrong = []
     for kind in public_classes():
         for where, function in () if dataclasses.is_dataclass(kind) else callables(kind):

@@ -374,7 +374,10 @@ class ClassicMember(Member):
 
 
 class ConsumerMember(Member):
-    """KIP-848: one request kind; revoked partitions are acknowledged at once, as a client with nothing to finish does."""
+    """KIP-848: one request kind.
+
+    Revoked partitions are acknowledged at once, as by a client with nothing to finish.
+    """
 
     def __init__(self, plan: Plan, group: str, name: str, book: Book) -> None:
         super().__init__(plan, group, name, book)

@@ -27,7 +27,9 @@ _BY_NAME = 12
 
 
 def raw_receive(servers: str, topic: str, count: int) -> Timed:
-    """The same bytes received into one buffer and not decoded: a blocking socket, requests made beforehand but for offsets.
+    """The same bytes received into one buffer and not decoded.
+
+    A blocking socket; requests are made beforehand but for their offsets.
 
     Of each answer the headers of batches are walked, since the next request follows from them.
     """

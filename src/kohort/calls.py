@@ -88,7 +88,9 @@ class Arguments:
         self._open = False
 
     def fit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
-        """The arguments by position, `self` before them, as the method takes them; those by name are put right in `kwargs`.
+        """The arguments by position, `self` before them, as the method takes them.
+
+        Those by name are put right in `kwargs`.
 
         Raises:
             InvalidInputError: they are not what the signature says.

@@ -1,4 +1,6 @@
-"""What a type annotation admits: values are taken as they are, or refused with what is wanted and what to write instead.
+"""What a type annotation admits.
+
+Values are taken as they are, or refused with what is wanted and what to write instead.
 
     wanted(Iterable[NewTopic], "topics").take(["x"])        # Unfit: [0] must be NewTopic, not 'x'; write NewTopic('x')
 

@@ -1,4 +1,7 @@
-"""The pages themselves: blocks that are run or say why not, links that lead somewhere, versions that are those of the pins."""
+"""The pages themselves.
+
+Blocks that are run or say why not, links that lead somewhere, versions that are those of the pins.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`kohort groups`: list, describe, members, lag; the changes are in `group_changes`, the live table in `group_watch`."""
+"""`kohort groups`: list, describe, members, lag.
+
+The changes are in `group_changes`, the live table in `group_watch`.
+"""
 
 from __future__ import annotations
 

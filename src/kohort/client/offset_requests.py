@@ -1,4 +1,7 @@
-"""Offsets asked of brokers and coordinators: first, last, by time, committed; and commits. Coroutines over a Cluster."""
+"""Offsets asked of brokers and coordinators: first, last, by time, committed; and commits.
+
+Coroutines over a Cluster.
+"""
 
 from __future__ import annotations
 
@@ -141,7 +144,10 @@ def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[TopicPartit
 
 
 class GroupIdentity:
-    """As whom a member commits: generation (or epoch), member id, instance id. The defaults are for no member at all."""
+    """As whom a member commits: generation (or epoch), member id, instance id.
+
+    The defaults are for no member at all.
+    """
 
     __slots__ = ("generation", "instance_id", "member_id")
 
@@ -154,7 +160,10 @@ class GroupIdentity:
 def known_ids(
     cluster: Cluster, partitions: Iterable[TopicPartition], held: Mapping[str, UUID] | None = None
 ) -> dict[str, UUID]:
-    """The ids of these partitions' topics, by metadata where they are not held under one; empty when one is not known."""
+    """The ids of these partitions' topics.
+
+    By metadata where they are not held under one; empty when one is not known.
+    """
     known = cluster.metadata.topic_id
     ids = {topic: (held or {}).get(topic, known(topic)) for topic in {part.topic for part in partitions}}
     return ids if NO_TOPIC_ID not in ids.values() else {}

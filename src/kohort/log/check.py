@@ -189,7 +189,10 @@ class PartitionCheck:
         self._options = options
 
     def run(self, progress: Progress) -> None:
-        """Look at each segment, and at what lies beside. A folder comes with the first record: without any there is none."""
+        """Look at each segment, and at what lies beside.
+
+        A folder comes with the first record: without any there is none.
+        """
         there = self.path.exists()
         names = sorted(os.listdir(self.path)) if there else []
         bases, missing = self._bases(names)

@@ -14,7 +14,10 @@ from kohort.log.damage import Damage
 
 
 def blamed_by_index(findings: Iterable[Located | Damage], pins: Pins, rules: Rules) -> int | None:
-    """The position of the one batch whose offset is not what the index says, None if there is none or the index is wrong."""
+    """The position of the one batch whose offset is not what the index says.
+
+    None if there is none or the index is wrong.
+    """
     said = dict(zip(pins.positions, pins.offsets, strict=True))
     blamed: list[int] = []
     gap = False

@@ -84,7 +84,10 @@ class OffsetIndex:
         self._flushed = 0
 
     def load(self, log_size: int) -> bool:
-        """Read the file; False (and empty) if it can't belong to a log of `log_size` bytes. No file is an empty index."""
+        """Read the file; False (and empty) if it can't belong to a log of `log_size` bytes.
+
+        No file is an empty index.
+        """
         data = _read(self._path)
         if len(data) % _OFFSET_ENTRY.size:
             return False

@@ -91,7 +91,10 @@ class PartitionLog:
 
     @classmethod
     def open(cls, path: Path, config: LogConfig, options: OpenOptions | None = None, *, now_ms: int = 0) -> Self:
-        """Open the folder `<topic>-<partition>`, recovering after an unclean end; one that is not there is an empty log."""
+        """Open the folder `<topic>-<partition>`, recovering after an unclean end.
+
+        One that is not there is an empty log.
+        """
         options = options or OpenOptions()
         log = cls(path, config, options)
         names: list[str] = []
@@ -130,7 +133,10 @@ class PartitionLog:
         return log
 
     def _make_folder(self) -> None:
-        """Before the first write: most of many partitions never see one, and a folder takes longer than all the rest."""
+        """Before the first write.
+
+        Most of many partitions never see one, and a folder takes longer than all the rest.
+        """
         try:
             self.path.mkdir()
         except FileExistsError:
@@ -141,7 +147,10 @@ class PartitionLog:
         self.missing = False
 
     def _clear_the_way(self) -> None:
-        """A folder of this name is there: of an attempt that failed, of a deleted topic, or somebody's, which is left alone."""
+        """A folder of this name is there.
+
+        Of an attempt that failed, of a deleted topic, or somebody's, which is left alone.
+        """
         found = checkpoints.read_partition_metadata(self.path)
         if found == self._topic_id or all(is_empty_leftover(file) for file in self.path.iterdir()):
             return
@@ -358,7 +367,10 @@ class PartitionLog:
     def offset_for_timestamp(
         self, timestamp: int, isolation: Isolation = Isolation.READ_UNCOMMITTED
     ) -> TimestampOffset:
-        """First record at or after `timestamp` (ms), or for -1 the end, -2 and -4 the start, -3 the latest timestamp."""
+        """First record at or after `timestamp` (ms).
+
+        For -1 the end, for -2 and -4 the start, for -3 the latest timestamp.
+        """
         end = self.last_stable_offset if isolation == Isolation.READ_COMMITTED else self.end_offset
         if timestamp == LATEST:
             return TimestampOffset(end, -1, self.leader_epoch)

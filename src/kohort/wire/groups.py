@@ -340,7 +340,10 @@ class ConsumerGroupDescribeResponse(Message, key=69, versions=(0, 1), flexible=0
 
 
 class ConsumerProtocolSubscription(Message, versions=(0, 3)):
-    """What a classic member tells the assignor: topics, what it owns, generation, rack. Starts with its version as int16."""
+    """What a classic member tells the assignor: topics, what it owns, generation, rack.
+
+    Starts with its version as int16.
+    """
 
     class TopicPartition(Struct):
         """Part of ConsumerProtocolSubscription."""

@@ -1,4 +1,7 @@
-"""DescribeConfigs, AlterConfigs, IncrementalAlterConfigs, ListConfigResources: settings of topics, groups and the broker."""
+"""Settings of topics, groups and the broker.
+
+DescribeConfigs, AlterConfigs, IncrementalAlterConfigs, ListConfigResources.
+"""
 
 from __future__ import annotations
 

@@ -111,7 +111,10 @@ def _described(state: Any, node: int) -> TransactionDescription | KafkaError:
 async def fence_producers(
     cluster: Cluster, transactional_ids: Iterable[str], *, timeout_ms: float | None = None
 ) -> Results[str, ProducerIdentity]:
-    """Makes the producers of transactional ids unable to go on, and undoes what they have open; gives the new identity."""
+    """Makes the producers of transactional ids unable to go on, and undoes what they have open.
+
+    Gives the new identity.
+    """
 
     async def ask(node: int, names: list[str]) -> dict[str, Any]:
         outcomes: dict[str, Any] = {}

@@ -151,7 +151,10 @@ class Consumer(Lookups):
     def commit_async(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int] | None = None, callback: OnCommit | None = None
     ) -> None:
-        """Commit in the background, in order with the others; `callback(offsets, error or None)` runs on the client's thread."""
+        """Commit in the background, in order with the others.
+
+        `callback(offsets, error or None)` runs on the client's thread.
+        """
         self._do(lambda core: core.commit_async(offsets, callback))
 
     def committed(
@@ -183,7 +186,10 @@ class Consumer(Lookups):
         self._do(lambda core: core.seek_to(partitions, "latest"))
 
     def seek_to_times(self, times: Mapping[TopicPartition, int], *, timeout_ms: float | None = None) -> None:
-        """Go on from the first records at or after these times (ms since the epoch); where there is none, after the last offset."""
+        """Go on from the first records at or after these times (ms since the epoch).
+
+        Where there is none, after the last offset.
+        """
         found = self.offsets_for_times(times, timeout_ms=timeout_ms)
         late = [partition for partition, value in found.items() if value is None]
         if late:
@@ -230,7 +236,10 @@ class Consumer(Lookups):
         self._client.notify()
 
     def close(self, *, timeout_ms: float = _CLOSE_MS) -> None:
-        """Commit what was returned (with auto commit), leave the group at once, close the connections. Can be called twice."""
+        """Commit what was returned (with auto commit), leave the group at once, close the connections.
+
+        Can be called twice.
+        """
         if self._client.closed:
             return
         try:

@@ -101,7 +101,10 @@ class Fetcher:
     def on_lost_position(
         self, out_of_range: Callable[[TopicPartition], None], truncated: Callable[[TopicPartition, Position], None]
     ) -> None:
-        """Called when the broker does not have a partition's fetch position; `truncated` gets the last one that both have."""
+        """Called when the broker does not have a partition's fetch position.
+
+        `truncated` gets the last one that both have.
+        """
         self._on_out_of_range, self._on_truncated = out_of_range, truncated
 
     def close(self) -> None:
@@ -138,7 +141,10 @@ class Fetcher:
         return self.retained.available() + self._undecoded_records - paused
 
     def next_ready(self) -> Fetched | None:
-        """The oldest answer, without what was revoked or sought away since; None when there is none. The caller decodes it."""
+        """The oldest answer, without what was revoked or sought away since; None when there is none.
+
+        The caller decodes it.
+        """
         while self.ready:
             fetched = self.ready.popleft()
             keep = [i for i, given in enumerate(fetched.sets) if self._current(given, fetched.eras[i])]
@@ -354,7 +360,10 @@ class Fetcher:
         self._pump_at(self._ask_leaders_ms)
 
     def _asked_leaders(self, refresh: Promise[None]) -> None:
-        """No leader is known, and what keeps metadata away does not pass by itself: a login refused, an answer that can't be read."""
+        """No leader is known, and what keeps metadata away does not pass by itself.
+
+        A login was refused, say, or an answer can't be read.
+        """
         if isinstance(refresh.error, KafkaError):
             self.error = refresh.error
             self._changed()

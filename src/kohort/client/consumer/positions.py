@@ -50,7 +50,10 @@ class PositionFinder:
 
     @property
     def error(self) -> KafkaError | None:
-        """Why positions can't be found; None if the application has meanwhile placed or dropped all that were asked for."""
+        """Why positions can't be found.
+
+        None if the application has meanwhile placed or dropped all that were asked for.
+        """
         moot = self._asked and not any(self._still_asked(partition) for partition in self._asked)
         return None if moot else self._error
 

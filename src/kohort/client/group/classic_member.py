@@ -273,7 +273,10 @@ class ClassicMembership(Membership):
             self._beating = None
 
     async def _beat(self) -> None:
-        """Until it is fenced or stopped. Any other end would leave a member that no one beats for, so it is the member's failure."""
+        """Until it is fenced or stopped.
+
+        Any other end would leave a member that no one beats for, so it is the member's failure.
+        """
         try:
             await self._beat_on()
         except Exception as error:  # noqa: BLE001 - the application is told, whatever it is

@@ -31,7 +31,7 @@ _ASSIGNMENT_VERSION = 3
 
 
 class ClassicProtocol:
-    """Builds and reads the protocol's bytes, runs the assignor as the leader, and watches metadata for reasons to rebalance."""
+    """Builds and reads the protocol's bytes, runs the assignor as the leader, and watches for reasons to rebalance."""
 
     protocol_type = PROTOCOL_TYPE
 
@@ -161,7 +161,10 @@ class ClassicProtocol:
     # Metadata.
 
     def metadata_changed(self) -> None:
-        """Ask for a rebalance where topics appeared, grew or went since the last assignment; the leader gathers changes first."""
+        """Ask for a rebalance where topics appeared, grew or went since the last assignment.
+
+        The leader gathers changes first.
+        """
         if (
             self._subscription is not None
             and self._subscription.pattern is not None
@@ -216,7 +219,10 @@ def encode_assignment(partitions: Iterable[TopicPartition], user_data: bytes | N
 
 
 def _member_subscription(member: Any) -> MemberSubscription:
-    """What a member asks for: nothing, when its bytes can't be read, so that one such member does not stop the group."""
+    """What a member asks for.
+
+    Nothing, when its bytes can't be read, so that one such member does not stop the group.
+    """
     try:
         message = _decode_versioned(ConsumerProtocolSubscription, bytes(member.metadata), "subscription")
     except CorruptDataError as error:

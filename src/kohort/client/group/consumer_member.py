@@ -138,7 +138,10 @@ class ConsumerMembership(Membership):
             self.cluster.runtime.spawn(self._hurry(), f"news of {self.group}")
 
     async def _hurry(self) -> None:
-        """There is news while a heartbeat is under way: kohort's broker may hold its answer until another request comes."""
+        """There is news while a heartbeat is under way.
+
+        kohort's broker may hold its answer until another request comes.
+        """
         anything = MetadataRequest(topics=[])
         with contextlib.suppress(KafkaError):  # the heartbeat fails too, and is tried again
             await self.cluster.send(anything, self._coordinator, timeout_ms=self.config.request_timeout_ms)
@@ -306,7 +309,10 @@ class ConsumerMembership(Membership):
         self._move()
 
     def _named(self, target: dict[uuid.UUID, list[int]]) -> tuple[TopicPartition, ...] | None:
-        """The target with names; None while metadata does not know a topic, which is asked for beside the heartbeats."""
+        """The target with names.
+
+        None while metadata does not know a topic, which is asked for beside the heartbeats.
+        """
         names = self.cluster.metadata.topic_names
         unknown = [topic for topic in target if topic not in names]
         if unknown:

@@ -70,12 +70,17 @@ class GroupMember(Lookups):
             self._client.wake()
 
     def assignment(self) -> Assignment:
-        """What is held now: partitions, generation, member id; empty before the first join and while nothing is held."""
+        """What is held now: partitions, generation, member id.
+
+        Empty before the first join and while nothing is held.
+        """
         with self._client.lock:
             return self._membership.assignment
 
     def wait_assignment(self, timeout_ms: float, *, after_generation: int = -1) -> Assignment:
-        """Wait until an assignment of a generation above `after_generation` is held and owned, and no revocation is pending.
+        """Wait until an assignment of a generation above `after_generation` is held and owned.
+
+        No revocation is pending then.
 
         Raises:
             TimedOutError: none within the time; says what the member was waiting for.
@@ -96,7 +101,9 @@ class GroupMember(Lookups):
         return self.assignment()
 
     def owns(self) -> bool:
-        """Whether work on what is held may begin: the coordinator has answered lately. Always so where the broker tells no lease.
+        """Whether work on what is held may begin: the coordinator has answered lately.
+
+        Always so where the broker tells no lease.
 
         See `kohort.client.group.lease`.
         """
@@ -115,7 +122,10 @@ class GroupMember(Lookups):
             return self._membership.revocation
 
     def wait_change(self, timeout_ms: float) -> bool:
-        """Wait until assignment or revocation differ from what they were at the last call of this method; False: time is over."""
+        """Wait until assignment or revocation differ from what they were at the last call of this method.
+
+        False: time is over.
+        """
         changed = self._client.wait(lambda: self._membership.sequence != self._seen, timeout_ms / 1000)
         with self._client.lock:
             self._seen = self._membership.sequence

@@ -175,7 +175,10 @@ class Membership(ABC):
 
     @property
     def owns(self) -> bool:
-        """Whether what is held is this member's to work on, as far as it can know: its lease holds, or it was told none."""
+        """Whether what is held is this member's to work on, as far as it can know.
+
+        Its lease holds, or it was told none.
+        """
         return self._lease.holds(self.cluster.runtime.elapsed_ms())
 
     async def leave(self, reason: str) -> None:
@@ -340,7 +343,10 @@ class Membership(ABC):
             raise
 
     def _not_yet(self, why: object, failures: int) -> None:
-        """The coordinator could not be asked, or not for now: routine when a broker restarts, worth a word when it lasts."""
+        """The coordinator could not be asked, or not for now.
+
+        Routine when a broker restarts, worth a word when it lasts.
+        """
         if failures >= _LASTING_FAILURES and self._sparingly.due("not yet"):
             log.warning("group %s: still not done after %d attempts: %s", self.group, failures, why)
         else:

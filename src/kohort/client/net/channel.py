@@ -1,4 +1,7 @@
-"""One socket of a client that a thread drives: how it comes up, what is sent and received on it, what went wrong in words."""
+"""One socket of a client that a thread drives.
+
+How it comes up, what is sent and received on it, what went wrong in words.
+"""
 
 from __future__ import annotations
 
@@ -120,7 +123,10 @@ def connect(address: Address, config: ConnectionConfig, tls: ssl.SSLContext | No
 
 
 def told_process(sock: socket.socket) -> str:
-    """What the broker behind a connected socket is told of this process: its name if it is on this machine, else nothing."""
+    """What the broker behind a connected socket is told of this process.
+
+    Its name if it is on this machine, else nothing.
+    """
     try:
         here = sock.getpeername()[0] == sock.getsockname()[0]
     except OSError:

@@ -122,7 +122,9 @@ class Cluster:
         lane: str = "main",
         answered: bool = True,
     ) -> Any:
-        """Send one request at the highest version both sides know, and return the decoded answer. One attempt, no retry.
+        """Send one request at the highest version both sides know, and return the decoded answer.
+
+        One attempt, no retry.
 
         Args:
             message: A kohort.wire request, or `Versioned`.
@@ -195,7 +197,10 @@ class Cluster:
     # Metadata.
 
     def want_topics(self, owner: object, topics: Iterable[str] | None) -> None:
-        """Name the topics that `owner` needs metadata of (None: all); replaces what it named before. Refreshes when one is new."""
+        """Name the topics that `owner` needs metadata of (None: all).
+
+        Replaces what it named before. Refreshes when one is new.
+        """
         wanted = None if topics is None else frozenset(topics)
         before = self._interests.get(owner, frozenset())
         self._interests[owner] = wanted

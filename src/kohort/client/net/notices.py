@@ -68,7 +68,10 @@ class FailureLog:
 
 
 def fault(what: str, error: Exception) -> KafkaError:
-    """What the caller gets for an error that no one foresaw, ours or of code the application plugged in; the traceback is logged."""
+    """What the caller gets for an error that no one foresaw, ours or of code the application plugged in.
+
+    The traceback is logged.
+    """
     if isinstance(error, KafkaError):
         return error
     log.error("%s: a fault", what, exc_info=error)

@@ -243,7 +243,10 @@ class Runtime:
         self.now_ms = max(self.now_ms, now_ms)
 
     def stood_still_ms(self, since_ms: float) -> float:
-        """For how long at most the driver came late since then: the process was stopped, starved of its processor, or held up."""
+        """For how long at most the driver came late since then.
+
+        The process was stopped, starved of its processor, or held up.
+        """
         return max((late_ms for at_ms, late_ms in self._stood_still if at_ms >= since_ms), default=0.0)
 
     def next_deadline_ms(self) -> float | None:

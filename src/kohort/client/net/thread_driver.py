@@ -133,7 +133,10 @@ class ThreadClient:
         return self._closed
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Close connections and end the thread. Calls under way fail. Does nothing the second time or in a forked child."""
+        """Close connections and end the thread.
+
+        Calls under way fail. Does nothing the second time or in a forked child.
+        """
         if os.getpid() != self._pid:
             return
         with self.lock:
@@ -149,7 +152,10 @@ class ThreadClient:
             io.thread.join(timeout_s)
 
     def abandon(self, goodbye: Coroutine[Any, Any, None], timeout_s: float = 1.0) -> None:
-        """Say goodbye and close, for an owner that was never closed: the interpreter ends, or the owner was collected."""
+        """Say goodbye and close, for an owner that was never closed.
+
+        The interpreter ends, or the owner was collected.
+        """
         try:
             future = self.submit(goodbye, "goodbye")
         except ClientClosed:
@@ -261,7 +267,9 @@ class _IoThread:
             self._waker.send(b"\0")
 
     def send_now(self) -> bool:
-        """Step the core and send, on another thread, under the lock; False when something is left for the thread itself.
+        """Step the core and send, on another thread, under the lock.
+
+        False when something is left for the thread itself.
 
         Sockets are closed by the thread alone, which may be reading from them, and TLS is not for two threads at a
         time.
@@ -417,6 +425,9 @@ class _IoThread:
 
 
 def elapsed_ms() -> float:
-    """Now, by a clock that also runs while the machine sleeps where there is one: `time.monotonic` stands still on Linux."""
+    """Now, by a clock that also runs while the machine sleeps where there is one.
+
+    `time.monotonic` stands still on Linux.
+    """
     clock = getattr(time, "CLOCK_BOOTTIME", None)
     return (time.monotonic() if clock is None else time.clock_gettime(clock)) * 1000

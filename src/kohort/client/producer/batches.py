@@ -127,7 +127,10 @@ class Batch:
         return RecordMetadata(self.partition.topic, self.partition.partition, offset, stamp)
 
     def tell(self) -> None:
-        """Call those who want to know; outside the producer's lock. What a callback raises is logged: others want to know too."""
+        """Call those who want to know; outside the producer's lock.
+
+        What a callback raises is logged: others want to know too.
+        """
         callbacks, self.callbacks = self.callbacks, []
         for index, timestamp, callback in callbacks:
             error = self.failure(index)

@@ -172,7 +172,10 @@ class Producer:
     # Life.
 
     def close(self, *, timeout_ms: float | None = None) -> None:
-        """Deliver what was sent (for at most `timeout_ms`), abort an open transaction, close. Does nothing the second time."""
+        """Deliver what was sent (for at most `timeout_ms`), abort an open transaction, close.
+
+        Does nothing the second time.
+        """
         if self._client.closed:
             return
         try:

@@ -223,7 +223,10 @@ class Sender:
                 self._dispatch(parcel)
 
     def _collect(self, queue: PartitionQueue, parcels: dict[Way, Parcel], now_ms: float) -> float:
-        """Put a queue's next batch into its leader's parcel. Gives the milliseconds until the queue has to be looked at again."""
+        """Put a queue's next batch into its leader's parcel.
+
+        Gives the milliseconds until the queue has to be looked at again.
+        """
         hurry = self.accumulator.flushing or self.accumulator.waiting or self.closed
         if queue.open is not None:
             age = now_ms - queue.open.created_ms
