@@ -129,7 +129,10 @@ def test_type_checkers_see_the_names_that_there_are() -> None:
 
 
 def test_importing_the_package_imports_nothing_of_it() -> None:
-    code = "import sys, kohort; print([name for name in sys.modules if name.startswith(('kohort.', 'pyarrow', 'asyncio'))])"
+    code = (
+        "import sys, kohort; "
+        "print([name for name in sys.modules if name.startswith(('kohort.', 'pyarrow', 'asyncio'))])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
@@ -163,8 +166,13 @@ def test_timeouts_are_timeout_ms_and_given_by_name() -> None:
 def test_settings_are_typed_as_they_are_configured() -> None:
     """The written types against the configuration classes: names, types, defaults, units, texts."""
     done = subprocess.run(
-        [sys.executable, "-m", "ruff", "format", "-"], input=setting_types.source(), capture_output=True, text=True, check=True, cwd=HOME
-    )  # fmt: skip
+        [sys.executable, "-m", "ruff", "format", "-"],
+        input=setting_types.source(),
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=HOME,
+    )
     assert (HOME / "client/setting_types.py").read_text() == done.stdout, "make docs writes it"
     for name, config in CLIENTS.items():
         kind: Any = getattr(kohort, name)

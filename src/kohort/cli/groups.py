@@ -112,7 +112,8 @@ def describe(
             epoch = "" if row["epoch"] is None else f"  epoch {row['epoch']}"
             line = (
                 f"group {row['group']}  state {row['state']}  type {row['type']}  protocol {row['protocol'] or '-'}"
-                f"  assignor {row['assignor'] or '-'}  members {row['members']}  coordinator {row['coordinator']}{epoch}"
+                f"  assignor {row['assignor'] or '-'}  members {row['members']}"
+                f"  coordinator {row['coordinator']}{epoch}"
             )
             print(printable(line))
             show(row["partitions"], OF_PARTITION, as_json=False, empty=f"group {row['group']} has no offsets")

@@ -310,7 +310,8 @@ def _compare(counted: list[dict[str, Any]], tally: Tally) -> Iterator[str]:
         row = found.get(key) or dict.fromkeys(SUMS, 0)
         expected = (tally.flights[key], tally.dep_minutes[key])
         if (row["flights"], row["dep_minutes"]) != expected and (wrong := wrong + 1) <= 5:
-            yield f"{' '.join(map(str, key))}:00: {row['flights']} flights of {expected[0]}, {row['dep_minutes']} minutes of {expected[1]}"
+            text = f"{row['flights']} flights of {expected[0]}, {row['dep_minutes']} minutes of {expected[1]}"
+            yield f"{' '.join(map(str, key))}:00: {text}"
     if wrong > 5:
         yield f"and {wrong - 5} more connections and hours"
 

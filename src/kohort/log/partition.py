@@ -66,8 +66,9 @@ class PartitionLog:
     readable: ClassVar[bool] = True
 
     __slots__ = (
-        "_bases", "_config", "_epochs", "_intake", "_persist", "_since_snapshot", "_snapshot_offset", "_topic_id", "active", "cleaned_offset", "end_offset", "files",
-        "flushed_offset", "leader_epoch", "log_start_offset", "missing", "path", "producers", "recovery", "segments",
+        "_bases", "_config", "_epochs", "_intake", "_persist", "_since_snapshot", "_snapshot_offset", "_topic_id",
+        "active", "cleaned_offset", "end_offset", "files", "flushed_offset", "leader_epoch", "log_start_offset",
+        "missing", "path", "producers", "recovery", "segments",
     )  # fmt: skip
 
     def __init__(self, path: Path, config: LogConfig, options: OpenOptions) -> None:
@@ -91,10 +92,7 @@ class PartitionLog:
 
     @classmethod
     def open(cls, path: Path, config: LogConfig, options: OpenOptions | None = None, *, now_ms: int = 0) -> Self:
-        """Open the folder `<topic>-<partition>`, recovering after an unclean end.
-
-        One that is not there is an empty log.
-        """
+        """Open the folder `<topic>-<partition>`, recovering after an unclean end; no folder is an empty log."""
         options = options or OpenOptions()
         log = cls(path, config, options)
         names: list[str] = []
@@ -133,10 +131,7 @@ class PartitionLog:
         return log
 
     def _make_folder(self) -> None:
-        """Before the first write.
-
-        Most of many partitions never see one, and a folder takes longer than all the rest.
-        """
+        """Before the first write: most partitions never see one, and a folder takes longer than all the rest."""
         try:
             self.path.mkdir()
         except FileExistsError:
@@ -147,10 +142,7 @@ class PartitionLog:
         self.missing = False
 
     def _clear_the_way(self) -> None:
-        """A folder of this name is there.
-
-        Of an attempt that failed, of a deleted topic, or somebody's, which is left alone.
-        """
+        """A folder of this name is there: of a failed attempt, a deleted topic, or somebody's, which is left alone."""
         found = checkpoints.read_partition_metadata(self.path)
         if found == self._topic_id or all(is_empty_leftover(file) for file in self.path.iterdir()):
             return
@@ -367,10 +359,7 @@ class PartitionLog:
     def offset_for_timestamp(
         self, timestamp: int, isolation: Isolation = Isolation.READ_UNCOMMITTED
     ) -> TimestampOffset:
-        """First record at or after `timestamp` (ms).
-
-        For -1 the end, for -2 and -4 the start, for -3 the latest timestamp.
-        """
+        """First record at or after `timestamp` (ms); for -1 the end, -2 and -4 the start, -3 the latest timestamp."""
         end = self.last_stable_offset if isolation == Isolation.READ_COMMITTED else self.end_offset
         if timestamp == LATEST:
             return TimestampOffset(end, -1, self.leader_epoch)

@@ -73,7 +73,8 @@ class BatchOffset:
         """
         if found.get("kohort") != FORM:
             raise InvalidInputError(
-                f"the checkpoint's offset {json.dumps(found)[:200]} is not of this source; use a fresh checkpointLocation"
+                f"the checkpoint's offset {json.dumps(found)[:200]} is not of this source; "
+                "use a fresh checkpointLocation"
             )
         spans = {
             TopicPartition(topic, int(number)): Span(int(span["start"]), int(span["end"]))

@@ -2,17 +2,18 @@
 
 States, and what moves the member on:
 
-========== ============================================================ =====================================================
-state      meaning                                                      leaves it
-========== ============================================================ =====================================================
-IDLE       no subscription, or given up for not polling                 subscribe; poll
-REVOKING   waits for the application to release partitions              release, or fenced meanwhile
-JOINING    JoinGroup is out; partitions are held only cooperatively     its answer
-SYNCING    joined; the leader assigns; SyncGroup is out                 its answer
-HOLDING    a generation is held, heartbeats go on                       the group rebalances; subscription or metadata change;
-                                                                        fenced; session over by the own clock; poll overdue
-LEFT       closed                                                       -
-========== ============================================================ =====================================================
+========== ======================================================== ====================================================
+state      meaning                                                  leaves it
+========== ======================================================== ====================================================
+IDLE       no subscription, or given up for not polling             subscribe; poll
+REVOKING   waits for the application to release partitions          release, or fenced meanwhile
+JOINING    JoinGroup is out; partitions are held only cooperatively its answer
+SYNCING    joined; the leader assigns; SyncGroup is out             its answer
+HOLDING    a generation is held, heartbeats go on                   the group rebalances; subscription or metadata
+                                                                    change; fenced; session over by the own clock; poll
+                                                                    overdue
+LEFT       closed                                                   -
+========== ======================================================== ====================================================
 
 Source: spec 3.1–3.11, KIP-62, KIP-345, KIP-394, KIP-429.
 """

@@ -1,15 +1,15 @@
 """A member in the KIP-848 protocol: the coordinator assigns, heartbeats carry everything.
 
-========== ============================================================ =====================================================
-state      meaning                                                      leaves it
-========== ============================================================ =====================================================
-IDLE       no subscription, or given up for not polling                 subscribe; poll
-JOINING    a heartbeat with epoch 0 is out                              its answer
-HOLDING    an epoch is held; heartbeats at the interval the             an assignment that lacks held partitions; fenced;
-           coordinator tells, and at once when there is news            session over by the own clock; poll overdue
-REVOKING   waits for the application to release partitions              release: acknowledged at once; fenced meanwhile
-LEFT       closed                                                       -
-========== ============================================================ =====================================================
+========== ======================================================== ====================================================
+state      meaning                                                  leaves it
+========== ======================================================== ====================================================
+IDLE       no subscription, or given up for not polling             subscribe; poll
+JOINING    a heartbeat with epoch 0 is out                          its answer
+HOLDING    an epoch is held; heartbeats at the interval the         an assignment that lacks held partitions; fenced;
+           coordinator tells, and at once when there is news        session over by the own clock; poll overdue
+REVOKING   waits for the application to release partitions          release: acknowledged at once; fenced meanwhile
+LEFT       closed                                                   -
+========== ======================================================== ====================================================
 
 A heartbeat carries only what changed since the last one that was answered, and everything after one that failed. One is
 under way at a time: what it says of the partitions owned is an acknowledgement, which the coordinator takes to know the

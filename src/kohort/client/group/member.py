@@ -168,7 +168,8 @@ class GroupMember(Lookups):
             identity = self._membership.identity()
             joined = self._membership.joined
         if not joined or generation not in (None, identity.generation):
-            text = f"group {self.group_id!r}: generation {generation if generation is not None else ''} is over, nothing was committed"
+            which = "" if generation is None else generation
+            text = f"group {self.group_id!r}: generation {which} is over, nothing was committed"
             raise CommitFailedError(text, ErrorCode.ILLEGAL_GENERATION)
         self._client.call(commit_offsets(self._client.cluster, self.group_id, values, identity, timeout_ms))
 

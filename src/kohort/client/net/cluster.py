@@ -11,8 +11,8 @@ producer, admin) is written as coroutines over a `Cluster`:
 
 and called from outside through a driver, which steps the runtime and owns the sockets:
 
-    client = ThreadClient(config)                          # kohort.client.net.thread_driver
-    client.call(delete_groups(client.cluster, ["g"]))      # blocks; client.submit(...) gives a concurrent.futures.Future
+    client = ThreadClient(config)                      # kohort.client.net.thread_driver
+    client.call(delete_groups(client.cluster, ["g"]))  # blocks; client.submit(...) gives a concurrent.futures.Future
     client.close()
 
     client = await AsyncClient.open(config)                # kohort.client.net.asyncio_driver

@@ -51,5 +51,6 @@ def _like(method: Callable[Concatenate[Any, P], T], function: Callable[..., Any]
     update_wrapper(method, function)
     signature = inspect.signature(function)
     first, *others = signature.parameters.values()
-    method.__signature__ = signature.replace(parameters=[first.replace(name="self"), *others])  # type: ignore[attr-defined]
+    shown = signature.replace(parameters=[first.replace(name="self"), *others])
+    method.__signature__ = shown  # type: ignore[attr-defined]
     return method

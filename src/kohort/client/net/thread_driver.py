@@ -295,7 +295,7 @@ class _IoThread:
         try:
             while self._turn():
                 pass
-        except Exception as error:  # noqa: BLE001 - a thread that ends in silence would leave its callers waiting for ever
+        except Exception as error:  # noqa: BLE001 - a thread that ends in silence leaves its callers waiting for ever
             failure = error
         finally:
             with self._lock:
