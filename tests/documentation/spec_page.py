@@ -16,7 +16,7 @@ POINTS = {1: 8, 2: 7, 3: 13, 4: 12, 5: 13, 6: 2}
 """Text to the number of its points: 1.1 to 1.8, 2.1 to 2.7, and so on."""
 SCENARIOS = 22
 FOLDERS = ("src", "tests", "simulation", "bench", "tools", "docs")
-_CITED = re.compile(r"\bspec\s+(\d(?:\.\d+)?(?:\s*(?:,|–|and)\s*\d\.\d+)*)")
+_CITED = re.compile(r"\bspec\s+(\d(?:\.\d+)?(?:\s*(?:,|–|-|and)\s*\d\.\d+)*)")
 _CITED_SCENARIO = re.compile(r"\bscenarios?\s+(\d+)")
 _CITED_ISSUE = re.compile(r"\bKAFKA-\d+")
 _SOURCE = re.compile(r"(?<!class )\bSource:\s+((?:(?!\n\s*\n|\"\"\").)*)", re.DOTALL)
@@ -88,7 +88,7 @@ def names_in(file: str) -> frozenset[str]:
 def expanded(cited: str) -> Iterator[str]:
     """The ids of a citation: `2.1–2.3, 3.4` is four; a whole text, `3`, is itself."""
     for part in re.split(r"\s*(?:,|\band\b)\s*", cited):
-        first, _, last = (end.strip() for end in part.partition("–"))
+        first, _, last = (end.strip() for end in part.replace("–", "-").partition("-"))
         text, _, number = first.partition(".")
         if not last:
             yield first

@@ -108,6 +108,7 @@ def test_a_page_that_is_not_true_is_noticed(
         ("Source: spec 1.5, 1.6, KIP-211.", "1.6"),
         ("Source: spec 2.1–2.3, 2.5.", "2.2"),
         ("Source: spec 2.1–2.3,\n2.5.", "2.5"),
+        ("Source: spec 3.2-3.6, 3.10.", "3.4"),
         ("(spec 3.7) and more", "3.7"),
     ],
 )
