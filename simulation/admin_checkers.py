@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from kohort.consumer_protocol import CONSUMER_PROTOCOL_TYPE, read_topics
-
 from kohort.errors import ErrorCode
 from kohort.groups.config import GroupConfig
 from kohort.groups.events import ConsumerGroupDescribe, DeleteGroups, DescribeGroups, ListGroups, OffsetDelete
