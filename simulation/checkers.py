@@ -24,10 +24,17 @@ from kohort.groups.machine import GroupMachine
 from kohort.groups.outcome import GroupState, LeaveGroupReply, Now, Outcome
 from kohort.groups.records import Kind, MemberSaved, OffsetCommitted, Record, Tombstone
 from kohort.ids import NO_TOPIC_ID, TopicPartition
+from simulation.admin_checkers import DeletionChecker, DescriptionChecker
 from simulation.assigning import decode_assignment, to_names
 from simulation.away_checker import AwayChecker
+from simulation.epoch_checker import StaleEpochChecker
+from simulation.eviction_checker import EvictionChecker
+from simulation.journal_model import JournalModel
 from simulation.offset_checkers import DurabilityChecker, TransactionChecker
-from simulation.property import Checker, Holder, Waiting
+from simulation.property import QUIET, Checker, Holder, Waiting
+from simulation.share_checkers import ClassicEvennessChecker
+from simulation.soft_state_checker import SoftStateChecker
+from simulation.target_checkers import CountChecker, HandoverChecker, TargetChecker
 from simulation.world import World
 
 LONGEST_WAIT_MS = 60_000
@@ -40,6 +47,8 @@ class OwnershipChecker(Checker):
     or whose place in a full group others took while it rebalanced, is none: the older, or the removed one, hears of it by its next request, and its commits are refused from the first
     moment (`FencingChecker`), so they are not watched here.
     """
+
+    skips = QUIET
 
     def __init__(self, world: World, members: list[Holder], config: GroupConfig) -> None:
         super().__init__(world, members, config)
@@ -104,6 +113,8 @@ class FencingChecker(Checker):
     A commit that names a topic without its id may be meant for a topic that was deleted and made again.
     """
 
+    skips = QUIET
+
     def __init__(self, world: World, members: list[Holder], config: GroupConfig) -> None:
         super().__init__(world, members, config)
         self._told: dict[tuple[str, str, int], str] = {}
@@ -149,6 +160,8 @@ class GenerationChecker(Checker):
     Classic members of a consumer group have no leader and a generation each.
     """
 
+    skips = QUIET
+
     def __init__(self, world: World, members: list[Holder], config: GroupConfig) -> None:
         super().__init__(world, members, config)
         self._newest: dict[str, int] = {}
@@ -175,6 +188,8 @@ class GenerationChecker(Checker):
 
 class EpochChecker(Checker):
     """A consumer group's epoch only grows, and so does the one that a member is told, until the group is deleted."""
+
+    skips = QUIET
 
     def __init__(self, world: World, members: list[Holder], config: GroupConfig) -> None:
         super().__init__(world, members, config)
@@ -220,8 +235,7 @@ class LimitsChecker(Checker):
         if len(groups) > self.config.groups_max:
             self.fail(f"there are {len(groups)} groups")
         for group_id, group in groups.items():
-            membership = group.membership
-            limit = self.config.group_max_size
+            membership, limit = group.membership, self.config.group_max_size
             members = len(list(membership.places()))
             if isinstance(membership, ConsumerGroup):
                 members, limit = len(membership.members), self.config.consumer_max_size
@@ -267,10 +281,9 @@ class ReplayChecker(Checker):
         for group_id, group in machine.context.ledger.groups.items():
             classic = group.under(ClassicGroup)
             if classic is not None and classic.state is GroupState.STABLE:
-                twin = again.context.ledger.groups[group_id].under(ClassicGroup)
-                loaded = None if twin is None else describe(twin)
-                if loaded != describe(classic):
-                    self.fail(f"{group_id} would be loaded as {loaded}, but is {describe(classic)}")
+                twin, alive = again.context.ledger.groups[group_id].under(ClassicGroup), describe(classic)
+                if twin is None or (loaded := describe(twin)) != alive:
+                    self.fail(f"{group_id} would be loaded as {twin and loaded}, but is {alive}")
 
 
 def describe(classic: ClassicGroup) -> tuple[Any, ...]:
@@ -365,7 +378,7 @@ class EvennessChecker(Checker):
         super().__init__(world, members, config)
         self._machine: GroupMachine | None = None
 
-    def on_durable(self, machine: GroupMachine, records: list[Record], waiting: Waiting) -> None:
+    def on_loaded(self, machine: GroupMachine, outcome: Outcome) -> None:
         self._machine = machine
 
     def at_end(self, waiting: Waiting, partitions: Mapping[str, int]) -> None:
@@ -395,20 +408,34 @@ ALL: tuple[type[Checker], ...] = (
     InvariantChecker,
     LivenessChecker,
     EvennessChecker,
+    ClassicEvennessChecker,
     AwayChecker,
+    EvictionChecker,
+    StaleEpochChecker,
+    TargetChecker,
+    CountChecker,
+    HandoverChecker,
+    SoftStateChecker,
+    DeletionChecker,
+    DescriptionChecker,
 )
 
 
 class Checkers:
     """All properties of one run; each hook is passed on to those that override it."""
 
-    HOOKS = ("on_hold", "on_stepped", "on_released", "on_durable", "on_replayed", "on_deleted", "at_end")
+    HOOKS = ("on_hold", "on_stepped", "on_released", "on_durable", "on_replayed", "on_loaded", "on_deleted", "at_end")
 
     def __init__(
         self, world: World, members: list[Holder], config: GroupConfig, kinds: Iterable[type[Checker]] = ALL
     ) -> None:
         self._offset = 0
+        self._journal = JournalModel()
         checkers = [kind(world, members, config) for kind in kinds]
+        for checker in checkers:
+            checker.journal = self._journal
+        self._checkers = checkers
+        self._on_step: dict[type, list[Any]] = {}
         self._hooks = {
             hook: [
                 getattr(checker, hook)
@@ -430,8 +457,15 @@ class Checkers:
 
     def on_stepped(self, event: Any, outcome: Outcome, waiting: Waiting) -> None:
         """As `Checker.on_stepped`."""
-        for hook in self._hooks["on_stepped"]:
+        hooks = self._on_step.get(type(event))
+        if hooks is None:
+            wanted = [checker.on_stepped for checker in self._checkers if type(event) not in checker.skips]
+            hooks = [hook for hook in wanted if hook in self._hooks["on_stepped"]]
+            self._on_step[type(event)] = hooks
+        for hook in hooks:
             hook(event, outcome, waiting)
+        if outcome.records:
+            self._journal.take(outcome.records)
 
     def on_released(self, event: Any, value: Any) -> None:
         """As `Checker.on_released`."""
@@ -445,8 +479,15 @@ class Checkers:
 
     def on_replayed(self, machine: GroupMachine) -> None:
         """As `Checker.on_replayed`."""
+        self._journal.rebuild(machine.snapshot())
         for hook in self._hooks["on_replayed"]:
             hook(machine)
+
+    def on_loaded(self, machine: GroupMachine, outcome: Outcome) -> None:
+        """As `Checker.on_loaded`."""
+        for hook in self._hooks["on_loaded"]:
+            hook(machine, outcome)
+        self._journal.take(outcome.records)
 
     def on_deleted(self, topic: str) -> None:
         """As `Checker.on_deleted`."""

@@ -1,4 +1,4 @@
-"""How one number of ms is divided, so that who lives on behind a broken connection has stopped before others take over."""
+"""How one number of ms is divided: who lives on behind a broken connection has stopped before others take over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The broker's machine dies with records that were read already: their readers find out, and miss none of what comes after."""
+"""The broker's machine dies with records that were read already.
+
+Their readers find out, and miss none of what comes after.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,8 @@ import pytest
 from kohort import Admin, Broker, Consumer, Producer, TopicPartition
 from kohort.client.admin.values import NewTopic
 from kohort.errors import ErrorCode, OffsetError
+from kohort.log.checkpoints import RECOVERY_POINTS
 from kohort.log.folder import CLEAN, LOCK
-from kohort.log.store import RECOVERY_POINTS
 from tests.broker.raw import RawClient, fetch_request
 from tests.support.waiting import until
 

@@ -1,4 +1,7 @@
-"""Offsets asked of brokers and coordinators: first, last, by time, committed; and commits. Coroutines over a Cluster."""
+"""Offsets asked of brokers and coordinators: first, last, by time, committed; and commits.
+
+Coroutines over a Cluster.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from kohort.client.net.metadata import NO_TOPIC_ID
 from kohort.client.net.runtime import Task
 from kohort.client.offset_values import OffsetAndMetadata, OffsetAndTimestamp
 from kohort.errors import CommitFailedError, ErrorCode, KafkaError, error_for
-from kohort.ids import TopicPartition
+from kohort.ids import TopicPartition, by_topic
 from kohort.wire.data import ListOffsetsRequest
 from kohort.wire.offsets import OffsetCommitRequest, OffsetFetchRequest
 
@@ -103,12 +106,12 @@ async def _ask_leader(
 ) -> None:
     def build(version: int) -> ListOffsetsRequest:
         topics = []
-        for topic, parts in by_topic(wanted).items():
+        for topic, numbers in by_topic(wanted).items():
             entries = [
                 ListOffsetsRequest.ListOffsetsTopic.ListOffsetsPartition(
-                    partition_index=part.partition, timestamp=wanted[part]
+                    partition_index=number, timestamp=wanted[TopicPartition(topic, number)]
                 )
-                for part in parts
+                for number in numbers
             ]
             topics.append(ListOffsetsRequest.ListOffsetsTopic(name=topic, partitions=entries))
         request = ListOffsetsRequest(replica_id=-1, topics=topics)
@@ -132,16 +135,11 @@ async def _ask_leader(
         raise failure
 
 
-def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[TopicPartition]]:
-    """Partitions grouped by topic, both sorted."""
-    groups: dict[str, list[TopicPartition]] = {}
-    for partition in sorted(partitions):
-        groups.setdefault(partition.topic, []).append(partition)
-    return groups
-
-
 class GroupIdentity:
-    """As whom a member commits: generation (or epoch), member id, instance id. The defaults are for no member at all."""
+    """As whom a member commits: generation (or epoch), member id, instance id.
+
+    The defaults are for no member at all.
+    """
 
     __slots__ = ("generation", "instance_id", "member_id")
 
@@ -154,7 +152,10 @@ class GroupIdentity:
 def known_ids(
     cluster: Cluster, partitions: Iterable[TopicPartition], held: Mapping[str, UUID] | None = None
 ) -> dict[str, UUID]:
-    """The ids of these partitions' topics, by metadata where they are not held under one; empty when one is not known."""
+    """The ids of these partitions' topics.
+
+    By metadata where they are not held under one; empty when one is not known.
+    """
     known = cluster.metadata.topic_id
     ids = {topic: (held or {}).get(topic, known(topic)) for topic in {part.topic for part in partitions}}
     return ids if NO_TOPIC_ID not in ids.values() else {}
@@ -176,7 +177,8 @@ async def commit_offsets(
         offsets: What to commit.
         identity: As whom.
         timeout_ms: None: `default_api_timeout_ms`.
-        ids: Of the topics that the offsets belong to, so that a topic that was deleted and made again gets none of them;
+        ids: Of the topics that the offsets belong to, so that a topic that was deleted and made again gets none of
+            them;
             None: those known now.
 
     Raises:
@@ -194,7 +196,8 @@ async def commit_offsets(
             generation_id_or_member_epoch=identity.generation,
             member_id=identity.member_id,
             topics=[
-                _commit_topic(topic, parts, offsets, version, topic_ids) for topic, parts in by_topic(offsets).items()
+                _commit_topic(topic, numbers, offsets, version, topic_ids)
+                for topic, numbers in by_topic(offsets).items()
             ],
         )
         if version >= 7:
@@ -235,17 +238,17 @@ async def _is_gone(cluster: Cluster, topic: str, ids: Mapping[str, UUID]) -> boo
 
 def _commit_topic(
     topic: str,
-    parts: list[TopicPartition],
+    numbers: list[int],
     offsets: Mapping[TopicPartition, OffsetAndMetadata],
     version: int,
     ids: Mapping[str, UUID],
 ) -> Any:
     topic_type = OffsetCommitRequest.OffsetCommitRequestTopic
     entries = []
-    for part in parts:
-        value = offsets[part]
+    for number in numbers:
+        value = offsets[TopicPartition(topic, number)]
         entry = topic_type.OffsetCommitRequestPartition(
-            partition_index=part.partition, committed_offset=value.offset, committed_metadata=value.metadata
+            partition_index=number, committed_offset=value.offset, committed_metadata=value.metadata
         )
         if version >= 6:
             entry.committed_leader_epoch = value.leader_epoch
@@ -326,10 +329,7 @@ def _offset_fetch(
     topics = by_topic(wanted)
     if version < 8:
         topic_type = OffsetFetchRequest.OffsetFetchRequestTopic
-        entries = [
-            topic_type(name=name, partition_indexes=[part.partition for part in parts])
-            for name, parts in topics.items()
-        ]
+        entries = [topic_type(name=name, partition_indexes=numbers) for name, numbers in topics.items()]
         request = OffsetFetchRequest(group_id=group, topics=entries)
     else:
         group_type = OffsetFetchRequest.OffsetFetchRequestGroup
@@ -337,8 +337,8 @@ def _offset_fetch(
         named = [
             topic_of(topic_id=ids[name]) if version >= _TOPIC_IDS_SINCE else topic_of(name=name) for name in topics
         ]
-        for entry, parts in zip(named, topics.values(), strict=True):
-            entry.partition_indexes = [part.partition for part in parts]
+        for entry, numbers in zip(named, topics.values(), strict=True):
+            entry.partition_indexes = numbers
         asked = group_type(group_id=group, topics=named)
         if version >= 9 and identity is not None and identity.member_id:
             asked.member_id, asked.member_epoch = identity.member_id, identity.generation

@@ -38,7 +38,10 @@ class Ownership:
     cluster_id: str
 
     def opened(self) -> None:
-        """All logs are open: from now on only what the machine does next counts. Until then a start may be interrupted."""
+        """All logs are open: from now on only what the machine does next counts.
+
+        Until then a start may be interrupted.
+        """
         if not self.same_boot:
             if not self.fresh and not self.clean:
                 os.sync()  # what recovery cut and made, in many small files
@@ -46,9 +49,11 @@ class Ownership:
 
     def release(self, *, clean: bool) -> None:
         """Give the folder free."""
-        if clean:
-            replace_file(self.path / CLEAN, '{"version":0,"brokerEpoch":-1}')
-        os.close(self.lock_fd)
+        try:
+            if clean:
+                replace_file(self.path / CLEAN, '{"version":0,"brokerEpoch":-1}')
+        finally:
+            os.close(self.lock_fd)
 
 
 def take(path: Path, node_id: int, cluster_id: str | None) -> Ownership:

@@ -15,14 +15,6 @@ _BROKER_TIME_SHARE = 0.8
 """Of the call's time, what the broker is told that it may take; the rest is for the way."""
 
 
-def by_topic(partitions: Sequence[TopicPartition]) -> dict[str, list[int]]:
-    """Partition numbers by topic, both sorted."""
-    found: dict[str, list[int]] = {}
-    for topic, number in sorted(partitions):
-        found.setdefault(topic, []).append(number)
-    return found
-
-
 async def at_leaders(
     cluster: Cluster,
     partitions: Sequence[TopicPartition],
@@ -113,7 +105,9 @@ async def at_coordinators(
     timeout_ms: float | None,
     kind: int = GROUP,
 ) -> Results[str, Any]:
-    """Asks the coordinator of each group, or transactional id, again where coordinators have moved; an outcome for each.
+    """Asks the coordinator of each group, or transactional id, again where coordinators have moved.
+
+    Gives an outcome for each.
 
     Args:
         ask: called with a node id and its groups; gives a value or a KafkaError for each.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from kohort.client.admin.places import at_coordinators, at_leaders, by_topic, refused
+from kohort.client.admin.places import at_coordinators, at_leaders, refused
 from kohort.client.admin.values import (
     PartitionResults,
     ProducerIdentity,
@@ -16,7 +16,7 @@ from kohort.client.admin.values import (
 )
 from kohort.client.net.cluster import TRANSACTION, Cluster, Node, Versioned
 from kohort.errors import ErrorCode, KafkaError, error_for
-from kohort.ids import TopicPartition
+from kohort.ids import TopicPartition, by_topic
 from kohort.wire.transactions import (
     DescribeProducersRequest,
     DescribeTransactionsRequest,
@@ -111,7 +111,10 @@ def _described(state: Any, node: int) -> TransactionDescription | KafkaError:
 async def fence_producers(
     cluster: Cluster, transactional_ids: Iterable[str], *, timeout_ms: float | None = None
 ) -> Results[str, ProducerIdentity]:
-    """Makes the producers of transactional ids unable to go on, and undoes what they have open; gives the new identity."""
+    """Makes the producers of transactional ids unable to go on, and undoes what they have open.
+
+    Gives the new identity.
+    """
 
     async def ask(node: int, names: list[str]) -> dict[str, Any]:
         outcomes: dict[str, Any] = {}
@@ -169,8 +172,8 @@ async def abort_transaction(
 ) -> None:
     """Ends a transaction that hangs in one partition, its coordinator knowing nothing of it any more (KIP-664).
 
-    The marker is written to the partition alone. Use it for what `describe_producers` shows open while `describe_transactions`
-    does not; a transaction that its coordinator knows is ended by `fence_producers`.
+    The marker is written to the partition alone. Use it for what `describe_producers` shows open while
+    `describe_transactions` does not; a transaction that its coordinator knows is ended by `fence_producers`.
 
     Raises:
         KafkaError: the partition's leader refused, the transaction being another one by now, say.

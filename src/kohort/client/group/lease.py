@@ -20,7 +20,10 @@ class Lease:
         self.heard_ms = float("-inf")
 
     def told(self, length_ms: int | None) -> None:
-        """The broker's number. Of two the shorter one counts: what came with the longer may be over for the coordinator."""
+        """The broker's number.
+
+        Of two the shorter one counts: what came with the longer may be over for the coordinator.
+        """
         if length_ms is not None:
             self.length_ms = length_ms if self.length_ms is None else min(self.length_ms, length_ms)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kohort.errors import ErrorCode
-from kohort.groups.classic import gathering
+from kohort.groups.classic import gathering, rebalance
 from kohort.groups.classic.requests import is_current, validate
 from kohort.groups.classic.state import ClassicGroup
 from kohort.groups.context import Context
@@ -57,4 +57,4 @@ def committed(context: Context, classic: ClassicGroup, event: OffsetCommit) -> N
     """A member's commit is a sign of life."""
     member = classic.members.get(event.member_id)
     if member is not None and classic.state is not GroupState.COMPLETING_REBALANCE:
-        member.alive(context, member.session_timeout_ms)
+        rebalance.alive(context, member)

@@ -47,6 +47,17 @@ def broken_in(classic: ClassicGroup) -> Iterator[str]:
     holds = [member.member_id for member in members if member.held is not None]
     if holds and classic.state is not GroupState.STABLE and gathering is None:
         yield f"{holds} are held while it is {classic.state} and all are told"
+    unwatched = [
+        member.member_id
+        for member in members
+        if member.session.due_ms is None and member.join_request is None and member.sync_request is None
+    ]
+    if unwatched:
+        yield f"no sessions of {unwatched} run"
+    if classic.state is GroupState.PREPARING_REBALANCE and classic.join_phase.due_ms is None:
+        yield "nothing ends its join phase"
+    if classic.state is GroupState.COMPLETING_REBALANCE and classic.sync_phase.due_ms is None and classic.pending_sync:
+        yield "nothing ends its sync phase"
     waiting = [member.member_id for member in members if member.sync_request is not None]
     if waiting and classic.state is not GroupState.COMPLETING_REBALANCE:
         yield f"{waiting} wait for a sync while it is {classic.state}"

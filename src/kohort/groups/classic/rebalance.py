@@ -102,7 +102,14 @@ def heard(context: Context, member: ClassicMember, connection: int) -> None:
     if connection != member.connection:
         member.bind(context, connection)
     if member.lost:
-        member.alive(context, member.session_timeout_ms)
+        alive(context, member)
+
+
+def alive(context: Context, member: ClassicMember) -> None:
+    """A member was heard, on whatever connection: its session is whole again, or the time of a new one."""
+    member.alive(context, member.session_timeout_ms)
+    if member.is_new:
+        context.run(member.session, context.config.new_member_timeout_ms)
 
 
 def after_change(context: Context, classic: ClassicGroup, reason: str) -> None:

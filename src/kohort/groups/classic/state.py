@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from kohort.groups.consumer_protocol import CONSUMER_PROTOCOL_TYPE, read_topics
+from kohort.consumer_protocol import CONSUMER_PROTOCOL_TYPE, read_topics
 from kohort.groups.events import Client
 from kohort.groups.group import Membership
 from kohort.groups.liveness.deadlines import Deadline, Timer

@@ -354,7 +354,8 @@ def put_out(context: Context, consumer: ConsumerGroup, member_id: str, reason: s
     if member_id not in consumer.members:
         return
     context.tell(consumer.group_id, reason)
-    if conversion.turns_classic(context, consumer, without=member_id):
+    is_of_consumer_protocol = consumer.members[member_id].classic_protocols is None
+    if is_of_consumer_protocol and conversion.turns_classic(context, consumer, leaving=member_id):
         members.dismiss(context, consumer, member_id)
         conversion.make_classic_group(context, consumer, leaving=member_id)
         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kohort.groups.consumer.state import ConsumerGroup, Pair, Presence
+from kohort.groups.records import MemberState
 
 
 def broken_in(consumer: ConsumerGroup) -> Iterator[str]:
@@ -17,8 +18,13 @@ def broken_in(consumer: ConsumerGroup) -> Iterator[str]:
     statics = {m.instance_id: m.member_id for m in consumer.members.values() if m.instance_id is not None}
     if consumer.static_ids != statics:
         yield f"static_ids are {consumer.static_ids}"
-    for member_id, presence in consumer.presences.items():
-        yield from broken_waits(consumer, member_id, presence)
+    for member_id in consumer.members:
+        presence = consumer.presences.get(member_id)
+        if presence is None or presence.session.due_ms is None:
+            yield f"no session of {member_id} runs"
+        else:
+            yield from broken_waits(consumer, member_id, presence)
+            yield from broken_moves(consumer, member_id, presence)
     holders: dict[Pair, str] = {}
     for member_id, current in consumer.current.items():
         if current.member_epoch > consumer.epoch:
@@ -43,3 +49,12 @@ def broken_waits(consumer: ConsumerGroup, member_id: str, presence: Presence) ->
         yield f"{member_id} speaks the consumer protocol and waits for the answer to a JoinGroup"
     if (beats or joins) and consumer.standing(member_id).is_away:
         yield f"{member_id} is away and waits for an answer"
+
+
+def broken_moves(consumer: ConsumerGroup, member_id: str, presence: Presence) -> Iterator[str]:
+    """What bounds the time that a member takes to give partitions up: it runs as long as it has to, and no longer."""
+    runs = presence.revocation.due_ms is not None
+    gives_up = consumer.standing(member_id).state is MemberState.UNREVOKED_PARTITIONS
+    must = gives_up and consumer.members[member_id].classic_protocols is None and not presence.overdue
+    if runs is not must:
+        yield f"{member_id} {'has' if gives_up else 'has not'} to give up and its deadline {'runs' if runs else 'does not'}"

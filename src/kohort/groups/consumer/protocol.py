@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
+from kohort.consumer_protocol import CONSUMER_PROTOCOL_TYPE
 from kohort.groups.consumer import commits, heartbeat, invariants, lost, targets
 from kohort.groups.consumer.members import preferred_assignor
 from kohort.groups.consumer.state import ConsumerGroup, Pairs, pack
-from kohort.groups.consumer_protocol import CONSUMER_PROTOCOL_TYPE
 from kohort.groups.context import Context
 from kohort.groups.events import AssignmentComputed, GroupSettingsChanged, RegexesResolved
 from kohort.groups.liveness.deadlines import Deadline
-from kohort.groups.migration import classic_members
+from kohort.groups.migration import classic_members, conversion
 from kohort.groups.outcome import DescribedConsumer, DescribedConsumerGroup, GroupType, NamedPartitions
 from kohort.groups.protocol import Protocol
 from kohort.ids import TopicId
@@ -19,7 +19,7 @@ from kohort.ids import TopicId
 
 def describe(context: Context, consumer: ConsumerGroup) -> DescribedConsumerGroup:
     """A group with its members, epochs, assignments and targets."""
-    names = {topic.id: topic.name for topic in context.image.topics.values()}
+    names = conversion.topic_names(context)
     members = []
     for member_id, member in consumer.members.items():
         current = consumer.standing(member_id)

@@ -40,6 +40,7 @@ def bump(context: Context, consumer: ConsumerGroup, reason: str) -> None:
     if not consumer.members:
         for regex in list(consumer.regexes):  # no one looks after them until a member comes that reads them
             context.emit(Tombstone((Kind.REGEX, consumer.group_id, regex)))
+        consumer.computing = -1  # a result for those who were there would set the target back
         context.emit(TargetEpochSet(consumer.group_id, epoch, context.now.wall_ms))
         return
     request(context, consumer)

@@ -1,0 +1,71 @@
+"""A coordinator with one function of its own replaced as long as it takes a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields, replace
+from types import ModuleType
+from typing import Any
+
+from kohort.groups.events import TopicImage
+from kohort.groups.machine import GroupMachine
+from kohort.groups.outcome import Now, Outcome
+from kohort.groups.protocol import Protocol
+
+
+@contextmanager
+def swapped(where: ModuleType | type, name: str, other: Any) -> Iterator[None]:
+    """A module or a class with another function of this name."""
+    real = getattr(where, name)
+    setattr(where, name, other)
+    try:
+        yield
+    finally:
+        setattr(where, name, real)
+
+
+def rewired(protocol: Protocol[Any], real: Any, other: Any) -> Protocol[Any]:
+    """A row with another function wherever it has the real one."""
+    changed: dict[str, Any] = {}
+    for field in fields(protocol):
+        cell = getattr(protocol, field.name)
+        if cell is real:
+            changed[field.name] = other
+        elif isinstance(cell, Mapping) and real in cell.values():
+            changed[field.name] = {key: other if each is real else each for key, each in cell.items()}
+    return replace(protocol, **changed)
+
+
+class Swapped(GroupMachine):
+    """The real one with one function of the coordinator replaced, by `swap(real)`."""
+
+    module: ModuleType | type
+    name: str
+
+    @staticmethod
+    def swap(real: Callable[..., Any]) -> Callable[..., Any]:
+        """What stands in for the real function."""
+        raise NotImplementedError
+
+    @contextmanager
+    def _swapped(self) -> Iterator[None]:
+        """The function replaced in its module, and in the rows of the protocols that have it."""
+        real, protocols = getattr(self.module, self.name), self.context.protocols
+        other = self.swap(real)
+        self.context.protocols = {kind: rewired(row, real, other) for kind, row in protocols.items()}
+        try:
+            with swapped(self.module, self.name, other):
+                yield
+        finally:
+            self.context.protocols = protocols
+
+    def step(self, event: Any, now: Now) -> Outcome:
+        """As the real one, but for the function."""
+        with self._swapped():
+            return super().step(event, now)
+
+    def on_loaded(self, now: Now, image: TopicImage) -> Outcome:
+        """As the real one, but for the function."""
+        with self._swapped():
+            return super().on_loaded(now, image)
