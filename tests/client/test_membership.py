@@ -17,6 +17,7 @@ from kohort.client.net.metadata import Metadata, TopicInfo
 from kohort.errors import ErrorCode, FencedError, KafkaError
 from kohort.ids import TopicPartition
 from kohort.wire.groups import (
+    ConsumerProtocolAssignment,
     ConsumerProtocolSubscription,
     HeartbeatResponse,
     JoinGroupResponse,
@@ -578,6 +579,44 @@ def test_the_leader_rebalances_when_partitions_are_added_and_gathers_changes() -
     member.release()
     trial.world.run(9000)
     assert len(member.assignment.partitions) == 8 and trial.generation == 2
+
+
+@pytest.mark.parametrize("subscribed", [{"topics": ("a", "b")}, {"topics": ("a",)}, {"pattern": "^a"}])
+def test_the_leader_rebalances_when_a_topic_is_deleted_that_anyone_reads(subscribed: dict[str, Any]) -> None:
+    trial = Coordinator(metadata_max_age_ms=1000, rebalance_batch_ms=0)
+    asked = ConsumerProtocolSubscription(topics=["b"], owned_partitions=[])
+    trial.others = {"other": (3).to_bytes(2, "big") + asked.encode(3)}
+    member = trial.subscribe(*subscribed.pop("topics", ()), **subscribed)
+    trial.world.run(1500)
+    assert member.revocation is None and trial.generation == 1
+    del trial.world.topics["b"]
+    trial.world.run(4000)
+    member.release()
+    trial.world.run(20_000)
+    assert member.holding and trial.generation == 2, "once, and not again for a topic that stays away"
+    given = trial.world.sent("SyncGroup")[-1].message.assignments
+    read = {topic for entry in given for topic in topics_of(bytes(entry.assignment))}
+    assert read == {"a"}
+
+
+def topics_of(assignment: bytes) -> list[str]:
+    """The topics that an assignment gives partitions of."""
+    message = ConsumerProtocolAssignment.decode(assignment[2:], 3)
+    return [topic.topic for topic in message.assigned_partitions]
+
+
+def test_a_change_that_another_rebalance_took_up_asks_for_no_second_one() -> None:
+    trial = Coordinator(metadata_max_age_ms=1000, rebalance_batch_ms=5000)
+    member = trial.subscribe("a")
+    trial.world.topics["a"] = 5
+    trial.world.run(2500)
+    trial.heartbeat = ErrorCode.REBALANCE_IN_PROGRESS
+    trial.world.run(3500)
+    trial.heartbeat = ErrorCode.NONE
+    member.release()
+    trial.world.run(20_000)
+    assert member.assignment.partitions == parts(0, 1, 2, 3, 4)
+    assert member.holding and trial.generation == 2
 
 
 def test_a_follower_leaves_metadata_changes_to_the_leader() -> None:
