@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kohort.errors import ErrorCode
-from kohort.groups.events import ConnectionLost, DescribeGroups, LeaveGroup, LeavingMember, SyncGroup, Tick
+from kohort.groups.events import ConnectionLost, DescribeGroups, LeaveGroup, LeavingMember, SyncGroup
 from kohort.groups.outcome import JoinedMember, JoinGroupReply, LeftMember, Meter, SyncGroupReply
 from kohort.groups.records import GenerationStarted, GroupSaved
 from tests.groups.trial import Trial, protocols, subscription
@@ -356,13 +356,14 @@ def test_an_administrator_removes_a_static_member_by_its_instance_id() -> None:
 @pytest.mark.parametrize("timeout_ms", [0, -1])
 def test_static_members_without_a_rebalance_timeout_do_not_keep_the_coordinator_busy(timeout_ms: int) -> None:
     trial = Trial()
-    static = trial.join_event(instance_id="i", rebalance_timeout_ms=timeout_ms)
-    name = static.new_member_id
-    trial.feed_together(static, Tick(), SyncGroup(trial.request(), "g", 1, name, ((name, b"x"),), "i"))
+    name = trial.joined(instance_id="i").member_id
+    trial.sync(name, 1, {name: b"x"}, instance_id="i")
+    again = trial.join_event(name, instance_id="i", rebalance_timeout_ms=timeout_ms)
+    trial.feed_together(again, SyncGroup(trial.request(), "g", 2, name, ((name, b"x"),), "i"))
     join = trial.join_event(rebalance_timeout_ms=timeout_ms, requires_known_id=False, connection=9)
     trial.feed_together(join, ConnectionLost(9))
     assert state(trial) == "PreparingRebalance"
-    assert trial.heartbeat(name, 1, instance_id="i") is ErrorCode.REBALANCE_IN_PROGRESS
+    assert trial.heartbeat(name, 2, instance_id="i") is ErrorCode.REBALANCE_IN_PROGRESS
 
 
 def test_a_static_member_keeps_its_place_through_a_join_phase() -> None:
