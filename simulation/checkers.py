@@ -25,6 +25,8 @@ from kohort.groups.state import Group
 from kohort.ids import NO_TOPIC_ID, TopicPartition
 from simulation.assigning import decode_assignment, to_names
 from simulation.away_checker import AwayChecker
+from simulation.expiry_checker import ExpiryChecker
+from simulation.let_go_checker import LetGoChecker
 from simulation.offset_checkers import DurabilityChecker, TransactionChecker
 from simulation.property import Checker, Holder, Waiting
 from simulation.world import World
@@ -331,7 +333,10 @@ class InvariantChecker(Checker):
 
 
 class LivenessChecker(Checker):
-    """Once the world is healthy, every group is stable and every partition of its topics is owned by one client."""
+    """Once the world is healthy, every group is stable and every partition of its topics is owned by one client.
+
+    Nobody holds what there is not: partitions of a topic that was deleted.
+    """
 
     def at_end(self, waiting: Waiting, partitions: Mapping[str, int]) -> None:
         found = unhealthy(self.members, partitions)
@@ -346,6 +351,10 @@ def unhealthy(members: Sequence[Holder], partitions: Mapping[str, int]) -> str |
         unsettled = [member.name for member in living if not member.stable]
         if unsettled:
             return f"{', '.join(unsettled)} of {group_id} never became stable"
+        for member in living:
+            gone = [str(each) for each in sorted(member.held) if each.partition >= partitions.get(each.topic, 0)]
+            if gone:
+                return f"{member.name} of {group_id} holds {', '.join(gone)}, which there is not"
         for topic in sorted({topic for member in living for topic in member.topics}):
             for number in range(partitions.get(topic, 0)):
                 owners = [member.name for member in living if member.owns(TopicPartition(topic, number))]
@@ -392,6 +401,8 @@ ALL: tuple[type[Checker], ...] = (
     LivenessChecker,
     EvennessChecker,
     AwayChecker,
+    LetGoChecker,
+    ExpiryChecker,
 )
 
 

@@ -10,7 +10,7 @@ from kohort.groups import consumer
 from kohort.groups.config import GroupConfig
 from kohort.groups.consumer_state import LEFT_FOR_A_WHILE
 from kohort.groups.deadlines import Deadline, Deadlines, Timer
-from kohort.groups.events import ConsumerGroupHeartbeat, JoinGroup, OffsetCommit, TransactionEnded
+from kohort.groups.events import ConsumerGroupHeartbeat, JoinGroup, OffsetCommit, Tick, TransactionEnded
 from kohort.groups.kernel import Kernel
 from kohort.groups.machine import GroupMachine
 from kohort.groups.outcome import JoinGroupReply, Now, OffsetCommitReply, Outcome, SyncGroupReply
@@ -29,6 +29,13 @@ from simulation.checkers import (
     OwnershipChecker,
     ReplayChecker,
 )
+from simulation.client_mutants import (
+    CountsLeasesFromAnswers,
+    CountsSessionsFromAnswers,
+    TrustsItsClock,
+)
+from simulation.expiry_checker import ExpiryChecker
+from simulation.let_go_checker import LetGoChecker
 from simulation.offset_checkers import DurabilityChecker, TransactionChecker
 from simulation.property import Checker
 
@@ -228,6 +235,28 @@ class LosesTheReturned(GroupMachine):
         return outcome
 
 
+class ExpiresFromCommits(GroupMachine):
+    """Takes an empty group's positions to have begun their time with their commit."""
+
+    def step(self, event: Any, now: Now) -> Outcome:
+        """As the real one, but it forgets since when groups are empty."""
+        if isinstance(event, Tick):
+            for group in self.kernel.ledger.groups.values():
+                if group.consumer is not None:
+                    group.consumer.assigned_ms = -1
+                elif group.saved is not None:
+                    group.saved = replace(group.saved, state_ms=-1)
+        return super().step(event, now)
+
+
+class KeepsPositions(GroupMachine):
+    """Never looks for positions whose time is over."""
+
+    def _tick(self) -> None:
+        self.kernel.expiry.cancel()
+        super()._tick()
+
+
 MUTANTS: dict[type[GroupMachine], type[Checker]] = {
     EndsSessionsEarly: OwnershipChecker,
     LeasesIgnored: OwnershipChecker,
@@ -245,4 +274,9 @@ MUTANTS: dict[type[GroupMachine], type[Checker]] = {
     NeverEndsSessions: LivenessChecker,
     ForgetsWhomItSpared: EvennessChecker,
     WakesTheAway: AwayChecker,
+    CountsSessionsFromAnswers: LetGoChecker,
+    CountsLeasesFromAnswers: LetGoChecker,
+    TrustsItsClock: LetGoChecker,
+    ExpiresFromCommits: ExpiryChecker,
+    KeepsPositions: ExpiryChecker,
 }

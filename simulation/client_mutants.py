@@ -1,0 +1,104 @@
+"""Clients of our own with one known fault each; in `mutants` stands which checker sees it."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from kohort.client.group.classic import ClassicMembership
+from kohort.client.group.classic_protocol import ClassicProtocol
+from kohort.client.group.consumer import ConsumerMembership
+from kohort.client.group.lease import Lease
+from kohort.client.group.membership import Membership
+from kohort.groups.machine import GroupMachine
+
+
+class _FromAnswer:
+    """Takes what the coordinator answered for heard when it came."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = f"_{name}_of_answer"
+
+    def __get__(self, member: Any, owner: type) -> float:
+        return float(getattr(member, self._name, 0.0))
+
+    def __set__(self, member: Any, sent_ms: float) -> None:
+        setattr(member, self._name, member.cluster.runtime.now_ms)
+
+
+class _ClassicSession(ClassicMembership):
+    _heard_ms = _FromAnswer()  # type: ignore[assignment]
+
+
+class _ConsumerSession(ConsumerMembership):
+    _heard_ms = _FromAnswer()  # type: ignore[assignment]
+
+
+class _ClassicLease(ClassicMembership):
+    def _renew(self, sent_ms: float) -> None:
+        super()._renew(self.cluster.runtime.elapsed_ms())
+
+
+class _ConsumerLease(ConsumerMembership):
+    def _renew(self, sent_ms: float) -> None:
+        super()._renew(self.cluster.runtime.elapsed_ms())
+
+
+class _WholeLease(Lease):
+    __slots__ = ()
+
+    @property
+    def end_ms(self) -> float:
+        """By a clock that is never wrong."""
+        return float("inf") if self.length_ms is None else self.heard_ms + self.length_ms
+
+
+def _without_margin(kind: type[Membership]) -> type[Membership]:
+    class Trusting(kind):  # type: ignore[misc, valid-type]
+        def __init__(self, *args: Any, **more: Any) -> None:
+            super().__init__(*args, **more)
+            self._kept = _WholeLease()
+
+        @property
+        def _session_end_ms(self) -> float:
+            return float(self._heard_ms + self.config.session_timeout_ms)
+
+    return Trusting
+
+
+class _BlindProtocol(ClassicProtocol):
+    def _leader_sees_change(self) -> bool:
+        gone = [topic for topic in self._assigned_for if not self._cluster.metadata.partitions_of(topic)]
+        return not gone and super()._leader_sees_change()
+
+
+class _BlindLeader(ClassicMembership):
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.protocol = _BlindProtocol(self.cluster, self.config, self, self.request_rejoin)
+
+
+class CountsSessionsFromAnswers(GroupMachine):
+    """Our client takes its session to run from when an answer came."""
+
+    memberships: ClassVar = {"classic": _ClassicSession, "consumer": _ConsumerSession}
+
+
+class CountsLeasesFromAnswers(GroupMachine):
+    """Our client takes its lease to run from when an answer came."""
+
+    memberships: ClassVar = {"classic": _ClassicLease, "consumer": _ConsumerLease}
+
+
+class TrustsItsClock(GroupMachine):
+    """Our client leaves no margin for clocks that differ."""
+
+    memberships: ClassVar = {
+        "classic": _without_margin(ClassicMembership),
+        "consumer": _without_margin(ConsumerMembership),
+    }
+
+
+class KeepsDeletedTopics(GroupMachine):
+    """Our client, as a classic group's leader, does not see that a topic is gone."""
+
+    memberships: ClassVar = {"classic": _BlindLeader, "consumer": ConsumerMembership}
