@@ -44,7 +44,7 @@ class LetGoChecker(Checker):
         }
 
     def on_stepped(self, event: Any, outcome: Outcome, waiting: Waiting) -> None:
-        if type(event) not in MOVES:
+        if event is not None and type(event) not in MOVES:
             return
         before, self._places = self._places, self._taken()
         if type(event) not in SILENT:

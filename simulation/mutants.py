@@ -10,11 +10,11 @@ from kohort.groups import consumer
 from kohort.groups.config import GroupConfig
 from kohort.groups.consumer_state import LEFT_FOR_A_WHILE
 from kohort.groups.deadlines import Deadline, Deadlines, Timer
-from kohort.groups.events import ConsumerGroupHeartbeat, JoinGroup, OffsetCommit, Tick, TransactionEnded
+from kohort.groups.events import ConsumerGroupHeartbeat, JoinGroup, OffsetCommit, Tick, TopicImage, TransactionEnded
 from kohort.groups.kernel import Kernel
 from kohort.groups.machine import GroupMachine
 from kohort.groups.outcome import JoinGroupReply, Now, OffsetCommitReply, Outcome, SyncGroupReply
-from kohort.groups.records import EpochBumped, GenerationStarted, OffsetCommitted, TargetEpochSet
+from kohort.groups.records import EpochBumped, GenerationStarted, MemberAssigned, OffsetCommitted, TargetEpochSet
 from kohort.groups.state import Group
 from simulation.away_checker import AwayChecker
 from simulation.checkers import (
@@ -224,6 +224,34 @@ class WakesTheAway(GroupMachine):
             kernel.run(presence.hold, held.hold_ms)
 
 
+def away(machine: GroupMachine) -> list[MemberAssigned]:
+    """Where members stand that left for a while."""
+    assigned = [record for record in machine.snapshot() if isinstance(record, MemberAssigned)]
+    return [record for record in assigned if record.member_epoch == LEFT_FOR_A_WHILE]
+
+
+class LoadsTheAwayAsBack(GroupMachine):
+    """Takes members that left for a while to be back when it has loaded."""
+
+    def on_loaded(self, now: Now, image: TopicImage) -> Outcome:
+        """As the real one, but it moves them."""
+        outcome = super().on_loaded(now, image)
+        for record in away(self):
+            self.kernel.emit(replace(record, member_epoch=record.previous_epoch))
+        return outcome
+
+
+class EmptiesTheAway(GroupMachine):
+    """Gives away what members have that left for a while, with the first tick."""
+
+    def step(self, event: Any, now: Now) -> Outcome:
+        """As the real one, but a tick takes their shares."""
+        outcome = super().step(event, now)
+        for record in away(self) if isinstance(event, Tick) else ():
+            self.kernel.emit(replace(record, assigned=()))
+        return outcome
+
+
 class LosesTheReturned(GroupMachine):
     """Does not know on which connection a classic static member is that took its predecessor's place."""
 
@@ -274,6 +302,8 @@ MUTANTS: dict[type[GroupMachine], type[Checker]] = {
     NeverEndsSessions: LivenessChecker,
     ForgetsWhomItSpared: EvennessChecker,
     WakesTheAway: AwayChecker,
+    LoadsTheAwayAsBack: AwayChecker,
+    EmptiesTheAway: AwayChecker,
     CountsSessionsFromAnswers: LetGoChecker,
     CountsLeasesFromAnswers: LetGoChecker,
     TrustsItsClock: LetGoChecker,

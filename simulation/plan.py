@@ -166,7 +166,7 @@ class Draft:
         self.modern = {group: chance.choice((0.0, 0.5, 1.0)) for group in self.group_ids}
         self.heal_ms = SHORTEST_FAULTS_MS + chance.upto(self.scale.faults_ms - SHORTEST_FAULTS_MS)
         self.only_ours = False
-        self.own_share = {MODERN: chance.choice((0.0, 0.0, 1.0)), CLASSIC: chance.choice((0.0, 0.0, 0.0, 0.0, 0.7))}
+        self.own_share = {MODERN: chance.choice((0.0, 0.5, 1.0)), CLASSIC: chance.choice((0.0, 0.0, 0.0, 0.0, 0.7))}
         self.living: list[Known] = []
         self.started = 0
         self.steps: list[Step] = []

@@ -87,6 +87,7 @@ class Server:
             machine.apply(record)
         self.checkers.on_replayed(machine)
         outcome = machine.on_loaded(self.now, self.image)
+        self.checkers.on_stepped(None, outcome, self.waiting)
         self.machine = machine
         self.world.tell(f"coordinator: up, incarnation {self.incarnation}, {len(self.disk.records)} records")
         self._finish([outcome])
