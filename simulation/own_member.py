@@ -67,9 +67,12 @@ class OwnMember(Process):
             "max_poll_interval_ms": habits.rebalance_timeout_ms,
             "partition_assignment_strategy": list(habits.strategies),
             "group_protocol": self.protocol,
+            "client_rack": habits.rack or "",
             "metadata_max_age_ms": 10_000,
             "request_timeout_ms": 5_000,
         }
+        if self.protocol == "consumer":
+            settings["group_remote_assignor"] = habits.assignor
         config = client_config(ConsumerConfig, f"{HOST}:{PORT}", settings)
         self._cluster = cluster = Cluster(config)
         cluster.runtime.set_time(self._clock_ms)

@@ -35,7 +35,7 @@ TROUBLE = {
     "weeks": 4,
     "desert": 3,
     "commit": 4,
-    "compact": 2,
+    "compact": 5,
     "create": 3,
     "delete": 3,
     "transact": 8,
@@ -164,6 +164,8 @@ class Draft:
         self.group_ids = [f"g{number}" for number in range(1 + chance.upto(self.scale.groups - 1))]
         self.manners = {group: chance.choice(((EAGER,), (COOPERATIVE,))) for group in self.group_ids}
         self.modern = {group: chance.choice((0.0, 0.5, 1.0)) for group in self.group_ids}
+        self.assignors = chance.choice(((None,), (None, "uniform"), ("range",), ("range", "uniform", None)))
+        self.racks = chance.choice(((None,), (None, "r1", "r2")))
         self.heal_ms = SHORTEST_FAULTS_MS + chance.upto(self.scale.faults_ms - SHORTEST_FAULTS_MS)
         self.only_ours = False
         self.own_share = {MODERN: chance.choice((0.0, 0.5, 1.0)), CLASSIC: chance.choice((0.0, 0.0, 0.0, 0.0, 0.7))}
@@ -226,6 +228,8 @@ class Draft:
             commits_on_revocation=chance.likely(0.7),
             hold_ms=chance.choice((0, 1_200)),
             short_interval=chance.likely(0.5),
+            assignor=chance.choice(self.assignors),
+            rack=chance.choice(self.racks),
             keeps_lease=ours,
             clock_rate=chance.choice((0.985, 1.0, 1.0, 1.015)) if ours else 1.0,
         )

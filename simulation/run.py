@@ -64,6 +64,11 @@ class Result:
     faults: Counter[str] = field(default_factory=Counter)
 
 
+def racks_of(partitions: int) -> tuple[tuple[str, ...], ...]:
+    """One replica each, on two racks in turn."""
+    return tuple((f"r{1 + number % 2}",) for number in range(partitions))
+
+
 class Run:
     """The world of one plan.
 
@@ -265,7 +270,7 @@ class Run:
         version = self.server.image.version + 1
         ids = {name: topic_id(name, self._made[name]) for name in self.partitions}
         self.world.topic_ids = ids
-        topics = {name: Topic(name, ids[name], count) for name, count in self.partitions.items()}
+        topics = {name: Topic(name, ids[name], count, racks_of(count)) for name, count in self.partitions.items()}
         topics[INTERNAL] = Topic(INTERNAL, TopicId(int=2**100), 1)
         self.server.change_topics(TopicImage(version, topics), deleted)
         for member in self.members:
