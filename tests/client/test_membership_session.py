@@ -85,6 +85,20 @@ def test_its_end_waits_for_no_other_attempt(trial: Trial, before_ms: int) -> Non
     ends_at(trial, answered_ms + END_MS)
 
 
+def test_its_end_does_not_wait_for_a_connection_that_takes_long(trial: Trial) -> None:
+    """Making one and the answer on it may take a heartbeat's time each."""
+    trial.world.run(1_500)
+    answered_ms = trial.world.sent(beat_name(trial))[-1].at_ms
+    shake = trial.world.handlers["ApiVersions"]
+    trial.world.handlers["ApiVersions"] = lambda message, version: PARK
+    silence(trial)
+    trial.world.cut()
+    trial.world.run(answered_ms + 3_400)
+    for waiting in trial.world.parked_named("ApiVersions"):
+        trial.world.answer(waiting, shake(waiting.message, waiting.version))
+    ends_at(trial, answered_ms + END_MS)
+
+
 def joining() -> ClassicCoordinator:
     """A cooperative member that holds four partitions; its last heartbeat is answered, and its second join waits."""
     trial = ClassicCoordinator("cooperative-sticky", session_timeout_ms=SESSION_MS, heartbeat_interval_ms=1_000)

@@ -348,7 +348,9 @@ class ClassicMembership(Membership):
                 request.group_instance_id = self.config.group_instance_id
             return request
 
-        answer = await self._ask(Versioned(HeartbeatRequest, build), self._lease.answer_ms(timeout_ms), lane)
+        asking = self._ask(Versioned(HeartbeatRequest, build), self._lease.answer_ms(timeout_ms), lane)
+        # A connection is made first, which may take as long again.
+        answer = await self.cluster.runtime.within(asking, timeout_ms, f"heartbeat of group {self.group!r}")
         code = ErrorCode.of(answer.error_code)
         if code in LOST_COORDINATOR:
             self.cluster.forget_coordinator(self._coordinator)
