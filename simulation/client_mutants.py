@@ -7,8 +7,6 @@ from typing import Any, ClassVar
 from kohort.client.group.classic import ClassicMembership
 from kohort.client.group.classic_protocol import ClassicProtocol
 from kohort.client.group.consumer import ConsumerMembership
-from kohort.client.group.lease import Lease
-from kohort.client.group.membership import Membership
 from kohort.groups.machine import GroupMachine
 
 
@@ -43,28 +41,6 @@ class _ConsumerLease(ConsumerMembership):
         super()._renew(self.cluster.runtime.elapsed_ms())
 
 
-class _WholeLease(Lease):
-    __slots__ = ()
-
-    @property
-    def end_ms(self) -> float:
-        """By a clock that is never wrong."""
-        return float("inf") if self.length_ms is None else self.heard_ms + self.length_ms
-
-
-def _without_margin(kind: type[Membership]) -> type[Membership]:
-    class Trusting(kind):  # type: ignore[misc, valid-type]
-        def __init__(self, *args: Any, **more: Any) -> None:
-            super().__init__(*args, **more)
-            self._kept = _WholeLease()
-
-        @property
-        def _session_end_ms(self) -> float:
-            return float(self._heard_ms + self.config.session_timeout_ms)
-
-    return Trusting
-
-
 class _BlindProtocol(ClassicProtocol):
     def _leader_sees_change(self) -> bool:
         gone = [topic for topic in self._assigned_for if not self._cluster.metadata.partitions_of(topic)]
@@ -87,15 +63,6 @@ class CountsLeasesFromAnswers(GroupMachine):
     """Our client takes its lease to run from when an answer came."""
 
     memberships: ClassVar = {"classic": _ClassicLease, "consumer": _ConsumerLease}
-
-
-class TrustsItsClock(GroupMachine):
-    """Our client leaves no margin for clocks that differ."""
-
-    memberships: ClassVar = {
-        "classic": _without_margin(ClassicMembership),
-        "consumer": _without_margin(ConsumerMembership),
-    }
 
 
 class KeepsDeletedTopics(GroupMachine):

@@ -32,7 +32,6 @@ from simulation.checkers import (
 from simulation.client_mutants import (
     CountsLeasesFromAnswers,
     CountsSessionsFromAnswers,
-    TrustsItsClock,
 )
 from simulation.expiry_checker import ExpiryChecker
 from simulation.let_go_checker import LetGoChecker
@@ -306,7 +305,6 @@ MUTANTS: dict[type[GroupMachine], type[Checker]] = {
     EmptiesTheAway: AwayChecker,
     CountsSessionsFromAnswers: LetGoChecker,
     CountsLeasesFromAnswers: LetGoChecker,
-    TrustsItsClock: LetGoChecker,
     ExpiresFromCommits: ExpiryChecker,
     KeepsPositions: ExpiryChecker,
 }
