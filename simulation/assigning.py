@@ -5,8 +5,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Mapping
 
+from kohort.groups.consumer_protocol import read_assignment, read_subscription, write_assignment
 from kohort.groups.records import TopicPartitions
-from kohort.groups.subscription import read_assignment, read_subscription, write_assignment
 from kohort.ids import TopicId, TopicPartition
 
 EAGER, COOPERATIVE = "range", "cooperative-sticky"

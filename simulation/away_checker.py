@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kohort.groups.config import GroupConfig
-from kohort.groups.consumer_state import LEFT_FOR_A_WHILE, Pairs, unpack
+from kohort.groups.consumer.state import LEFT_FOR_A_WHILE, Pairs, unpack
 from kohort.groups.events import ConsumerGroupHeartbeat, JoinGroup, LeaveGroup
 from kohort.groups.machine import GroupMachine
 from kohort.groups.outcome import Outcome
@@ -46,7 +46,7 @@ class AwayChecker(Checker):
     def on_replayed(self, machine: GroupMachine) -> None:
         now_ms = self.world.now_ms
         self._shares, self._instances, self._away, self._heard_ms = {}, {}, {}, {}
-        for group_id, group in machine.kernel.ledger.groups.items():
+        for group_id, group in machine.context.ledger.groups.items():
             for member_id, member in group.consumer.members.items() if group.consumer is not None else ():
                 key, current = (group_id, member_id), group.consumer.standing(member_id)  # type: ignore[union-attr]
                 self._instances[key], self._shares[key] = member.instance_id, current.assigned

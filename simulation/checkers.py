@@ -8,6 +8,7 @@ from typing import Any
 from kohort.errors import ErrorCode
 from kohort.groups import invariants
 from kohort.groups.config import GroupConfig
+from kohort.groups.consumer.members import preferred_assignor
 from kohort.groups.events import (
     ConsumerGroupHeartbeat,
     JoinGroup,
@@ -17,11 +18,10 @@ from kohort.groups.events import (
     TopicImage,
     TxnOffsetCommit,
 )
+from kohort.groups.group import Group
 from kohort.groups.machine import GroupMachine
-from kohort.groups.membership import preferred_assignor
 from kohort.groups.outcome import GroupState, LeaveGroupReply, Now, Outcome
 from kohort.groups.records import Kind, MemberSaved, OffsetCommitted, Record, Tombstone
-from kohort.groups.state import Group
 from kohort.ids import NO_TOPIC_ID, TopicPartition
 from simulation.assigning import decode_assignment, to_names
 from simulation.away_checker import AwayChecker
@@ -188,7 +188,7 @@ class EpochChecker(Checker):
             self._told = {key: epoch for key, epoch in self._told.items() if key[0] != group_id}
 
     def on_durable(self, machine: GroupMachine, records: list[Record], waiting: Waiting) -> None:
-        for group_id, group in machine.kernel.ledger.groups.items():
+        for group_id, group in machine.context.ledger.groups.items():
             if group.consumer is not None:
                 newest, epoch = self._newest.get(group_id, 0), group.consumer.epoch
                 if epoch < newest:
@@ -217,7 +217,7 @@ class LimitsChecker(Checker):
     def on_durable(self, machine: GroupMachine, records: list[Record], waiting: Waiting) -> None:
         if not self.chance.likely(self.SHARE):
             return
-        groups = machine.kernel.ledger.groups
+        groups = machine.context.ledger.groups
         if len(groups) > self.config.groups_max:
             self.fail(f"there are {len(groups)} groups")
         for group_id, group in groups.items():
@@ -244,7 +244,7 @@ class ReplayChecker(Checker):
     def on_durable(self, machine: GroupMachine, records: list[Record], waiting: Waiting) -> None:
         mirror = self._mirror
         if mirror is None or self._source is not records:
-            mirror, self._source, self._replayed = GroupMachine(machine.kernel.config), records, 0
+            mirror, self._source, self._replayed = GroupMachine(machine.context.config), records, 0
             self._mirror = mirror
         for at in range(self._replayed, len(records)):
             mirror.apply(records[at])
@@ -259,13 +259,13 @@ class ReplayChecker(Checker):
         if live != replayed:
             different = sorted(str(key) for key in live.keys() | replayed.keys() if live.get(key) != replayed.get(key))
             self.fail(f"replay differs from life in {different}")
-        again = GroupMachine(machine.kernel.config)
+        again = GroupMachine(machine.context.config)
         for record in replayed.values():
             again.apply(record)
         again.on_loaded(Now(self.world.now_ms, self.world.wall_ms), TopicImage())
-        for group_id, group in machine.kernel.ledger.groups.items():
+        for group_id, group in machine.context.ledger.groups.items():
             if group.consumer is None and group.classic.state is GroupState.STABLE:
-                loaded = describe(again.kernel.ledger.groups[group_id])
+                loaded = describe(again.context.ledger.groups[group_id])
                 if loaded != describe(group):
                     self.fail(f"{group_id} would be loaded as {loaded}, but is {describe(group)}")
 
@@ -301,11 +301,11 @@ class AnswerChecker(Checker):
             return
         known = {
             request
-            for group in machine.kernel.ledger.groups.values()
+            for group in machine.context.ledger.groups.values()
             for member in group.classic.members.values()
             for request in (member.join_request, member.sync_request, member.held)
         }
-        for group in machine.kernel.ledger.groups.values():
+        for group in machine.context.ledger.groups.values():
             for presence in group.consumer.presences.values() if group.consumer is not None else ():
                 waits = (presence.waiting, presence.held, presence.joining)
                 known.update(event.request for event in waits if event is not None)
@@ -327,7 +327,7 @@ class InvariantChecker(Checker):
     def on_durable(self, machine: GroupMachine, records: list[Record], waiting: Waiting) -> None:
         if self.chance.likely(self.SHARE):
             try:
-                invariants.check(machine.kernel)
+                invariants.check(machine.context)
             except invariants.BrokenInvariantError as error:
                 self.fail(str(error))
 
@@ -376,10 +376,10 @@ class EvennessChecker(Checker):
     def at_end(self, waiting: Waiting, partitions: Mapping[str, int]) -> None:
         if self._machine is None:
             return
-        kernel = self._machine.kernel
-        for group_id, group in kernel.ledger.groups.items():
+        context = self._machine.context
+        for group_id, group in context.ledger.groups.items():
             consumer = group.consumer
-            if consumer is None or preferred_assignor(kernel, consumer) != "uniform":
+            if consumer is None or preferred_assignor(context, consumer) != "uniform":
                 continue
             shares = {member_id: len(consumer.targets[member_id]) for member_id in consumer.members}
             alike = len({consumer.topics_of(member) for member in consumer.members.values()}) == 1

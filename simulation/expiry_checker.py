@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kohort.groups.config import GroupConfig
+from kohort.groups.consumer_protocol import CONSUMER_PROTOCOL_TYPE
 from kohort.groups.events import Tick
 from kohort.groups.machine import GroupMachine
 from kohort.groups.outcome import GroupState, Outcome
 from kohort.groups.records import GroupSaved, Kind, MemberSaved, OffsetCommitted, Record, Tombstone
-from kohort.groups.subscription import CONSUMER_PROTOCOL_TYPE
 from simulation.property import Checker, Holder, Waiting
 from simulation.world import World
 
@@ -52,7 +52,7 @@ class ExpiryChecker(Checker):
         self._machine, self._groups = machine, {}
         for record in machine.snapshot():
             self._take(record, None)
-        for group_id, group in machine.kernel.ledger.groups.items():
+        for group_id, group in machine.context.ledger.groups.items():
             consumer = group.consumer  # when it became empty stands in no record that the model could tell from others
             if consumer is not None and not consumer.members:
                 self._kept(group_id).empty_ms = consumer.assigned_ms
@@ -105,7 +105,7 @@ class ExpiryChecker(Checker):
             kept.members, kept.empty_ms = set(), None
 
     def _is_consumer(self, group_id: str) -> bool:
-        group = None if self._machine is None else self._machine.kernel.find(group_id)
+        group = None if self._machine is None else self._machine.context.find(group_id)
         return group is not None and group.consumer is not None
 
     def _expired(self, group_id: str, kept: Kept, partition: tuple[str, int]) -> None:
@@ -141,7 +141,7 @@ class ExpiryChecker(Checker):
             return
         now_ms = self.world.now_ms
         for group_id, kept in self._groups.items():
-            group = machine.kernel.find(group_id)
+            group = machine.context.find(group_id)
             if group is None:
                 continue
             for partition in kept.at_ms:
@@ -158,7 +158,7 @@ class ExpiryChecker(Checker):
 
     def _may_stay(self, group_id: str, kept: Kept, partition: tuple[str, int]) -> bool:
         """Whether the group's state keeps a position whose time is over: it is read, or who reads is not settled."""
-        group = None if self._machine is None else self._machine.kernel.find(group_id)
+        group = None if self._machine is None else self._machine.context.find(group_id)
         if group is None:
             return True
         if group.consumer is not None or group.state() is GroupState.EMPTY:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from kohort.broker.api import consumer_groups, groups, offsets
+from kohort.broker.api import consumer_groups, group_offsets, groups
 from kohort.errors import ErrorCode
-from kohort.groups.lost import beat_ms, hold_max_ms
-from kohort.groups.notify import Patience
+from kohort.groups.liveness.lost import beat_ms, hold_max_ms
+from kohort.groups.liveness.patience import Patience
 from kohort.wire import framing
 from kohort.wire.cluster import ApiVersionsRequest, ApiVersionsResponse, MetadataRequest, MetadataResponse
 from kohort.wire.groups import FindCoordinatorRequest, FindCoordinatorResponse
@@ -18,7 +18,7 @@ from simulation.network import Connection
 from simulation.server import Server
 from simulation.world import World
 
-HANDLERS = {**groups.HANDLERS, **consumer_groups.HANDLERS, **offsets.HANDLERS}
+HANDLERS = {**groups.HANDLERS, **consumer_groups.HANDLERS, **group_offsets.HANDLERS}
 HOST, PORT = "127.0.0.1", 9092
 Respond = Callable[[memoryview], None]
 

@@ -39,7 +39,7 @@ class LetGoChecker(Checker):
             return set()
         return {
             (group_id, member_id)
-            for group_id, group in self._machine.kernel.ledger.groups.items()
+            for group_id, group in self._machine.context.ledger.groups.items()
             for member_id in (group.classic if group.consumer is None else group.consumer).members
         }
 

@@ -6,16 +6,16 @@ from dataclasses import replace
 from typing import Any
 
 from kohort.errors import ErrorCode
-from kohort.groups import consumer
 from kohort.groups.config import GroupConfig
-from kohort.groups.consumer_state import LEFT_FOR_A_WHILE
-from kohort.groups.deadlines import Deadline, Deadlines, Timer
+from kohort.groups.consumer import heartbeat as consumer
+from kohort.groups.consumer.state import LEFT_FOR_A_WHILE
+from kohort.groups.context import Context
 from kohort.groups.events import ConsumerGroupHeartbeat, JoinGroup, OffsetCommit, Tick, TopicImage, TransactionEnded
-from kohort.groups.kernel import Kernel
+from kohort.groups.group import Group
+from kohort.groups.liveness.deadlines import Deadline, Deadlines, Timer
 from kohort.groups.machine import GroupMachine
 from kohort.groups.outcome import JoinGroupReply, Now, OffsetCommitReply, Outcome, SyncGroupReply
 from kohort.groups.records import EpochBumped, GenerationStarted, MemberAssigned, OffsetCommitted, TargetEpochSet
-from kohort.groups.state import Group
 from simulation.away_checker import AwayChecker
 from simulation.checkers import (
     AnswerChecker,
@@ -56,7 +56,7 @@ class EndsSessionsEarly(GroupMachine):
 
     def __init__(self, config: GroupConfig) -> None:
         super().__init__(config)
-        self.kernel.deadlines = self._deadlines = HastyDeadlines()
+        self.context.deadlines = self._deadlines = HastyDeadlines()
 
     def step(self, event: Any, now: Now) -> Outcome:
         """As the real one, with sessions measured wrongly."""
@@ -84,12 +84,12 @@ class TakesAnyCommit(GroupMachine):
         self._handlers[OffsetCommit] = self._take
 
     @staticmethod
-    def _take(kernel: Kernel, event: OffsetCommit) -> None:
+    def _take(context: Context, event: OffsetCommit) -> None:
         for one in event.offsets:
-            kernel.emit(
-                OffsetCommitted(event.group_id, one.topic, one.partition, one.offset, -1, "", kernel.now.wall_ms)
+            context.emit(
+                OffsetCommitted(event.group_id, one.topic, one.partition, one.offset, -1, "", context.now.wall_ms)
             )
-        kernel.reply(event.request, OffsetCommitReply((ErrorCode.NONE,) * len(event.offsets)))
+        context.reply(event.request, OffsetCommitReply((ErrorCode.NONE,) * len(event.offsets)))
 
 
 class ForgetsGenerations(GroupMachine):
@@ -110,7 +110,7 @@ class WritesBesideRecords(GroupMachine):
         outcome = super().step(event, now)
         for record in outcome.records:
             if isinstance(record, OffsetCommitted) and record.offset % 7 == 0:
-                group = self.kernel.ledger.groups[record.group_id]
+                group = self.context.ledger.groups[record.group_id]
                 group.offsets[record.topic, record.partition] = record._replace(metadata="live only")
         return outcome
 
@@ -144,7 +144,7 @@ class GivesWhatIsHeld(GroupMachine):
 
     def step(self, event: Any, now: Now) -> Outcome:
         """As the real one, without knowing who holds what."""
-        for group in self.kernel.ledger.groups.values():
+        for group in self.context.ledger.groups.values():
             if group.consumer is not None:
                 group.consumer.holders.clear()
         return super().step(event, now)
@@ -158,7 +158,7 @@ class MiscountsJoiners(GroupMachine):
         outcome = super().step(event, now)
         for reply in outcome.replies:
             if isinstance(reply.value, JoinGroupReply) and reply.value.error is ErrorCode.UNKNOWN_MEMBER_ID:
-                group = self.kernel.find(event.group_id) if isinstance(event, JoinGroup) else None
+                group = self.context.find(event.group_id) if isinstance(event, JoinGroup) else None
                 if group is not None:
                     group.classic.awaiting_join += 1
         return outcome
@@ -196,7 +196,7 @@ class ForgetsWhomItSpared(GroupMachine):
     def step(self, event: Any, now: Now) -> Outcome:
         """As the real one, but it forgets."""
         outcome = super().step(event, now)
-        for group in self.kernel.ledger.groups.values():
+        for group in self.context.ledger.groups.values():
             if group.consumer is not None and group.consumer.target_epoch == group.consumer.epoch:
                 group.consumer.spared.clear()
         return outcome
@@ -210,17 +210,17 @@ class WakesTheAway(GroupMachine):
         self._handlers[ConsumerGroupHeartbeat] = self._heartbeat
 
     @staticmethod
-    def _heartbeat(kernel: Kernel, event: ConsumerGroupHeartbeat) -> None:
-        group = kernel.find(event.group_id)
+    def _heartbeat(context: Context, event: ConsumerGroupHeartbeat) -> None:
+        group = context.find(event.group_id)
         presences = {} if group is None or group.consumer is None else group.consumer.presences
         presence = presences.get(event.member_id) if event.member_epoch == LEFT_FOR_A_WHILE else None
         held = None if presence is None else presence.held
         if presence is not None:
             presence.held = None
-        consumer.heartbeat(kernel, event)
+        consumer.heartbeat(context, event)
         if presence is not None and held is not None:
             presence.held = held
-            kernel.run(presence.hold, held.hold_ms)
+            context.run(presence.hold, held.hold_ms)
 
 
 def away(machine: GroupMachine) -> list[MemberAssigned]:
@@ -236,7 +236,7 @@ class LoadsTheAwayAsBack(GroupMachine):
         """As the real one, but it moves them."""
         outcome = super().on_loaded(now, image)
         for record in away(self):
-            self.kernel.emit(replace(record, member_epoch=record.previous_epoch))
+            self.context.emit(replace(record, member_epoch=record.previous_epoch))
         return outcome
 
 
@@ -247,7 +247,7 @@ class EmptiesTheAway(GroupMachine):
         """As the real one, but a tick takes their shares."""
         outcome = super().step(event, now)
         for record in away(self) if isinstance(event, Tick) else ():
-            self.kernel.emit(replace(record, assigned=()))
+            self.context.emit(replace(record, assigned=()))
         return outcome
 
 
@@ -258,7 +258,7 @@ class LosesTheReturned(GroupMachine):
         """As the real one, but it forgets the connection of a first join."""
         outcome = super().step(event, now)
         if isinstance(event, JoinGroup) and event.instance_id is not None and not event.member_id:
-            self.kernel.forget_connection(event.connection, event.group_id, event.new_member_id)
+            self.context.forget_connection(event.connection, event.group_id, event.new_member_id)
         return outcome
 
 
@@ -268,7 +268,7 @@ class ExpiresFromCommits(GroupMachine):
     def step(self, event: Any, now: Now) -> Outcome:
         """As the real one, but it forgets since when groups are empty."""
         if isinstance(event, Tick):
-            for group in self.kernel.ledger.groups.values():
+            for group in self.context.ledger.groups.values():
                 if group.consumer is not None:
                     group.consumer.assigned_ms = -1
                 elif group.saved is not None:
@@ -280,7 +280,7 @@ class KeepsPositions(GroupMachine):
     """Never looks for positions whose time is over."""
 
     def _tick(self) -> None:
-        self.kernel.expiry.cancel()
+        self.context.expiry.cancel()
         super()._tick()
 
 

@@ -119,7 +119,7 @@ class DurabilityChecker(Checker):
     def on_replayed(self, machine: GroupMachine) -> None:
         self._arm()
         for group_id, topic, partition in self._floor:
-            group = machine.kernel.find(group_id)
+            group = machine.context.find(group_id)
             record = group.offsets.get((topic, partition)) if group is not None else None
             slot = (group_id, topic, partition)
             if record is not None or not self._is_pending(slot):

@@ -9,7 +9,7 @@ from typing import Any
 from kohort.client.group.lease import CLOCK_MARGIN, Lease
 from kohort.errors import ErrorCode
 from kohort.groups.events import ConsumerGroupHeartbeat, Heartbeat, OffsetCommit, OffsetFetch, OffsetToCommit
-from kohort.groups.lost import hold_max_ms
+from kohort.groups.liveness.lost import hold_max_ms
 from kohort.ids import NO_TOPIC_ID, TopicId, TopicPartition
 from simulation.assigning import EAGER
 from simulation.checkers import Checkers

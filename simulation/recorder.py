@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from kohort.groups.group import Group
 from kohort.groups.machine import GroupMachine
 from kohort.groups.outcome import Now, Outcome
-from kohort.groups.state import Group
 from kohort.groups.transitions import CLASSIC, CONSUMER, NONE
 
 Seen = tuple[str, str, str]
@@ -38,14 +38,14 @@ class RecordingMachine(GroupMachine):
 
     def _concerned(self, named: str | None) -> list[Group]:
         """The group that an event names, or all."""
-        groups = self.kernel.ledger.groups
+        groups = self.context.ledger.groups
         if named is None:
             return list(groups.values())
         group = groups.get(named)
         return [] if group is None else [group]
 
     def _is_consumer(self, group_id: str) -> bool:
-        group = self.kernel.find(group_id)
+        group = self.context.find(group_id)
         return group is not None and group.consumer is not None
 
     def _groups(self, named: str | None) -> States:

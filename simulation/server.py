@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any
 
 from kohort.errors import ErrorCode
-from kohort.groups import targets
 from kohort.groups.config import GroupConfig
+from kohort.groups.consumer import targets
 from kohort.groups.events import (
     ConnectionLost,
     OffsetCommit,

@@ -23,7 +23,7 @@ from typing import Any
 from bench.coordinator.book import Book
 from bench.coordinator.wire import Link
 from kohort.errors import ErrorCode
-from kohort.groups.lost import beat_ms
+from kohort.groups.liveness.lost import beat_ms
 from kohort.processes import name_of
 from kohort.wire.cluster import ApiVersionsRequest
 from kohort.wire.groups import (

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from kohort.broker.embedded import (
         FaultHandle as FaultHandle,
     )
-    from kohort.broker.fault import Fault as Fault
+    from kohort.broker.net.fault import Fault as Fault
     from kohort.client.admin.admin import Admin as Admin
     from kohort.client.admin.async_admin import AsyncAdmin as AsyncAdmin
     from kohort.client.admin.values import (
@@ -215,7 +215,7 @@ _NAMES = {
         "BrokerFaults",
         "FaultHandle",
     ),
-    "kohort.broker.fault": ("Fault",),
+    "kohort.broker.net.fault": ("Fault",),
     "kohort.client.admin.admin": ("Admin",),
     "kohort.client.admin.async_admin": ("AsyncAdmin",),
     "kohort.client.admin.values": (

@@ -16,7 +16,7 @@ from typing import Any
 from uuid import UUID
 
 from kohort.broker.metrics import Metrics
-from kohort.broker.shard import GroupShard
+from kohort.coordinator.shard import GroupShard
 from kohort.errors import ErrorCode, InvalidInputError
 from kohort.groups.config import GroupConfig
 from kohort.groups.events import Event, OffsetCommit, OffsetFetch, OffsetToCommit, Topic, TopicImage
@@ -24,7 +24,8 @@ from kohort.groups.machine import GroupMachine
 from kohort.groups.outcome import Push, Work
 from kohort.groups.records import OffsetCommitted, Record
 from kohort.ids import TopicPartition
-from kohort.log import LogJournal, OpenOptions, PartitionLog
+from kohort.journal.local import LogJournal
+from kohort.log import OpenOptions, PartitionLog
 from tests.log.making import small
 
 TERM = 1

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from kohort import Broker
-from kohort.broker.settings import broker_configs
+from kohort.broker.config.settings import broker_configs
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError
 from kohort.wire.cluster import (
     ApiVersionsRequest,

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from kohort.broker.api.groups import heartbeat
-from kohort.broker.shard import Phase
 from kohort.broker.shards import GroupShards
+from kohort.coordinator.shard import Phase
 from kohort.errors import ErrorCode
 from tests.broker.driven import Driven, no_space
 

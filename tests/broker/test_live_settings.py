@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from kohort import Admin, Broker, Producer
-from kohort.broker.live_settings import ALL, FILE, LiveSettings
-from kohort.broker.settings import broker_configs
+from kohort.broker.config.live_settings import ALL, FILE, LiveSettings
+from kohort.broker.config.settings import broker_configs
 from kohort.client.admin.values import ConfigResource, NewTopic, ResourceType
 from kohort.errors import CorruptDataError, ErrorCode, InvalidInputError, KafkaError
 from kohort.wire.cluster import MetadataRequest
@@ -108,7 +108,7 @@ def test_nothing_changes_when_it_can_not_be_kept(tmp_path: Path, monkeypatch: py
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("kohort.broker.live_settings.write_json", full)
+        patch.setattr("kohort.broker.config.live_settings.write_json", full)
         with pytest.raises(OSError, match="No space"):
             live.set("1", SMALL)
     assert live.log.max_message_bytes == 1_048_588 and not told and not live.altered("1")

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from kohort.broker.topics import OFFSETS_TOPIC
-from kohort.broker.transaction_log import Status, Transaction
-from kohort.broker.transactions import Transactions
+from kohort.broker.transactions.coordinator import Transactions
+from kohort.broker.transactions.log import Status, Transaction
 from kohort.errors import ErrorCode
 from kohort.ids import TopicPartition
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from kohort.broker import shard as shard_module
 from kohort.broker.run import RunningBroker
-from kohort.broker.shard import GroupShard
+from kohort.coordinator import shard as shard_module
+from kohort.coordinator.shard import GroupShard
 from kohort.errors import ErrorCode
 from kohort.groups.events import Heartbeat, ListGroups, OffsetCommit, OffsetFetch, OffsetToCommit
 from kohort.ids import TopicPartition

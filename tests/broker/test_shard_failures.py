@@ -273,7 +273,7 @@ def test_a_load_answers_who_waits_and_forgets_what_is_queued(driven: Driven) -> 
 
 
 def test_a_second_load_takes_the_place_of_the_first(driven: Driven, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kohort.broker.shard.LOAD_SLICE_S", -1.0)
+    monkeypatch.setattr("kohort.coordinator.shard.LOAD_SLICE_S", -1.0)
     announced = driven.announced
     driven.shard.load()
     driven.shard.load()
@@ -330,7 +330,7 @@ def test_what_is_too_large_only_together_is_written_one_after_the_other(driven: 
 
 
 def test_events_are_not_gathered_into_appends_without_bound(driven: Driven, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kohort.broker.shard.APPEND_RECORDS", 4)
+    monkeypatch.setattr("kohort.coordinator.shard.APPEND_RECORDS", 4)
     driven.journal.appends.clear()
     numbers = [driven.commit("a", offset) for offset in range(10)]
     driven.turns.settle()

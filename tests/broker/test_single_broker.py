@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from kohort import Admin, Broker
-from kohort.broker.settings import broker_configs
-from kohort.broker.single_broker import Place, place_in
+from kohort.broker.config.settings import broker_configs
+from kohort.broker.config.single_broker import Place, place_in
 from kohort.client.admin.values import ConfigResource, NewTopic, ResourceType
 from kohort.config import read_properties
 from kohort.errors import InvalidInputError

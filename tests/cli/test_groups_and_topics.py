@@ -16,7 +16,7 @@ from tests.cli.running import Kohort, committed, fill
 from tests.support.waiting import until
 
 from kohort import Admin, Broker, Consumer, TopicPartition
-from kohort.broker.fault import Fault
+from kohort.broker.net.fault import Fault
 from kohort.cli.app import run
 from kohort.client.offset_values import OffsetAndMetadata
 

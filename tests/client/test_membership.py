@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kohort.assignors.range import Range
-from kohort.client.group.classic import ClassicMembership
+from kohort.client.group.classic_member import ClassicMembership
 from kohort.client.group.classic_protocol import encode_assignment
 from kohort.client.group.membership import Membership, MemberState
 from kohort.client.group.subscription import Subscription

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kohort.client.group.consumer import ConsumerMembership
+from kohort.client.group.consumer_member import ConsumerMembership
 from kohort.client.group.subscription import Subscription
 from kohort.errors import ErrorCode
 from kohort.ids import TopicPartition

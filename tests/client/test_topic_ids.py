@@ -10,8 +10,8 @@ import pytest
 
 from kohort import Admin, Broker, Consumer, Producer
 from kohort.client.admin.values import NewTopic
+from kohort.client.offset_requests import GroupIdentity, commit_offsets, committed_offsets
 from kohort.client.offset_values import OffsetAndMetadata
-from kohort.client.offsets import GroupIdentity, commit_offsets, committed_offsets
 from kohort.errors import ErrorCode, NotFoundError
 from kohort.ids import TopicPartition
 from kohort.wire.offsets import OffsetCommitResponse, OffsetFetchResponse

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kohort import Admin, Broker, Consumer, Producer, TopicPartition
-from kohort.broker.fault import Fault
+from kohort.broker.net.fault import Fault
 from kohort.client.admin.values import NewTopic
 from kohort.client.consumer.range_reader import RangeReader
 from kohort.client.offset_values import GroupMetadata

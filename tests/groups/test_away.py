@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kohort.errors import ErrorCode
-from kohort.groups.consumer_state import LEFT_FOR_A_WHILE, Current
+from kohort.groups.consumer.state import LEFT_FOR_A_WHILE, Current
 from kohort.groups.events import ConnectionLost, ConsumerGroupDescribe, ReleaseHeld, Tick
 from kohort.groups.outcome import DescribedConsumerGroup
 from tests.groups.test_conversion import offer
@@ -45,7 +45,7 @@ def leave(trial: Trial, member: str, instance: str = "i") -> None:
 
 
 def standing(trial: Trial, member: str) -> Current:
-    consumer = trial.machine.kernel.ledger.groups["g"].consumer
+    consumer = trial.machine.context.ledger.groups["g"].consumer
     assert consumer is not None
     return consumer.standing(member)
 

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from kohort.errors import ErrorCode
-from kohort.groups import notify
 from kohort.groups.events import (
     AssignmentComputed,
     ConnectionLost,
@@ -21,6 +20,7 @@ from kohort.groups.events import (
     OffsetFetch,
     ReleaseHeld,
 )
+from kohort.groups.liveness import patience
 from kohort.groups.outcome import ListedGroup
 from kohort.groups.records import EpochBumped, MemberState
 from kohort.ids import TopicPartition
@@ -204,7 +204,7 @@ def test_scenario_6_a_partition_is_assigned_anew_while_its_revocation_is_pending
     trial.beat("b", -1)
     trial.beat("c")
     for _ in range(3):
-        reply = trial.beat("c", trial.machine.kernel.ledger.groups["g"].consumer.standing("c").member_epoch)
+        reply = trial.beat("c", trial.machine.context.ledger.groups["g"].consumer.standing("c").member_epoch)
         assert reply.assignment is None or not pending & set(held(reply))
     assert trial.beat("a", 2).member_epoch == 2
     state = settle(trial, "a", "c")
@@ -407,7 +407,7 @@ def test_a_client_that_is_held_anyway_is_told_a_short_interval() -> None:
     ],
 )
 def test_who_is_held(mode: str, software: str | None, expected: tuple[int, bool]) -> None:
-    assert notify.patience(mode, software) == expected
+    assert patience.patience(mode, software) == expected
 
 
 def test_switched_off_unsettled_members_are_told_the_plain_interval() -> None:
@@ -562,7 +562,7 @@ def test_a_snapshot_replays_to_the_same_state() -> None:
     trial.journal[:] = list(trial.machine.snapshot())
     trial.restart()
     assert list(trial.machine.snapshot()) == trial.journal
-    current = trial.machine.kernel.ledger.groups["g"].consumer
+    current = trial.machine.context.ledger.groups["g"].consumer
     assert current is not None
     assert current.standing("a").state is MemberState.UNREVOKED_PARTITIONS
     assert len(current.holders) == 4

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from kohort.errors import ErrorCode
-from kohort.groups.events import ConsumerGroupDescribe, DescribeGroups, LeaveGroup, LeavingMember, ListGroups
-from kohort.groups.records import ClassicProtocol, GroupSaved
-from kohort.groups.subscription import (
+from kohort.groups.consumer_protocol import (
     Subscription,
     read_assignment,
     read_subscription,
     read_topics,
     write_assignment,
 )
+from kohort.groups.events import ConsumerGroupDescribe, DescribeGroups, LeaveGroup, LeavingMember, ListGroups
+from kohort.groups.records import ClassicProtocol, GroupSaved
 from kohort.ids import TopicPartition
 from tests.groups.trial import Trial, owned, subscription
 
@@ -265,7 +265,7 @@ def test_a_round_that_is_under_way_goes_on_when_a_static_member_turns_its_group_
     trial.sync(one, generation, {one: plan(0, 1), two: plan(2, 3)}, instance_id="i")
     assert trial.leave(two) is ErrorCode.NONE
     trial.beat("new", instance_id="i")
-    consumer = trial.machine.kernel.ledger.consumer("g")
+    consumer = trial.machine.context.ledger.consumer("g")
     assert list(consumer.members) == ["new"]
     assert sorted(number for _, number in consumer.targets["new"]) == [0, 1, 2, 3]
 
@@ -295,7 +295,7 @@ def test_a_static_member_replaced_while_its_target_is_computed_gets_its_share() 
     trial.beat("b", -2, instance_id="i")
     trial.beat("c", instance_id="i")
     trial.do_work()
-    consumer = trial.machine.kernel.ledger.consumer("g")
+    consumer = trial.machine.context.ledger.consumer("g")
     assert consumer.target_epoch == consumer.epoch
     owned = sorted(number for target in consumer.targets.values() for _, number in target)
     assert (sorted(consumer.members), owned) == (["a", "c"], [0, 1, 2, 3])
@@ -341,7 +341,7 @@ def mixed_pair(trial: Trial) -> tuple[str, int, list[int]]:
 
 def has(trial: Trial, member: str) -> list[int]:
     """The partitions that a member of the consumer group has not given up, as the coordinator knows."""
-    holders = trial.machine.kernel.ledger.consumer("g").holders
+    holders = trial.machine.context.ledger.consumer("g").holders
     return sorted(number for (_, number), holder in holders.items() if holder == member)
 
 
@@ -404,7 +404,7 @@ def test_a_dynamic_member_does_not_take_the_place_of_one_with_an_empty_instance_
     trial.beat("new")
     static = trial.reply(trial.join(protocols=offer(), instance_id="")).member_id
     dynamic = trial.reply(trial.join(protocols=offer(), requires_known_id=False)).member_id
-    assert {"new", static, dynamic} == set(trial.machine.kernel.ledger.consumer("g").members)
+    assert {"new", static, dynamic} == set(trial.machine.context.ledger.consumer("g").members)
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from kohort.errors import ErrorCode
-from kohort.groups import notify
 from kohort.groups.events import ConnectionLost, Heartbeat, ReleaseHeld
+from kohort.groups.liveness import patience
 from kohort.groups.outcome import Meter
 from tests.groups.test_conversion import make_classic, make_trial
 from tests.groups.trial import Trial, protocols
@@ -483,7 +483,7 @@ def test_a_connection_that_ends_while_held_is_held_no_more() -> None:
     assert trial.counted(Meter.HELD_DISCONNECTS) == 1
     trial.send(trial.members[0], connection=7)
     assert trial.all_heard() == [ErrorCode.NONE, None, None]
-    assert trial.machine.kernel.ledger.groups["g"].classic.members[trial.members[0]].interval_ms > 2_500
+    assert trial.machine.context.ledger.groups["g"].classic.members[trial.members[0]].interval_ms > 2_500
 
 
 def test_a_member_that_comes_late_after_a_hold_is_held_no_more() -> None:
@@ -542,4 +542,4 @@ def test_a_group_that_takes_a_consumer_member_in_holds_no_classic_heartbeat() ->
     ],
 )
 def test_whose_heartbeats_are_held(mode: str, software: str | None, expected: int) -> None:
-    assert notify.classic_hold_ms(mode, software) == expected
+    assert patience.classic_hold_ms(mode, software) == expected

@@ -6,7 +6,7 @@ import pytest
 
 from kohort.errors import ErrorCode
 from kohort.groups.events import Client, ConnectionLost
-from kohort.groups.lost import hold_max_ms
+from kohort.groups.liveness.lost import hold_max_ms
 from kohort.groups.outcome import Told
 from tests.groups.test_conversion import make_classic, make_trial
 from tests.groups.trial import Trial, protocols
@@ -108,14 +108,14 @@ def test_who_crashed_while_it_waited_on_its_join_is_put_out_too() -> None:
 
 def test_connections_are_forgotten_with_their_members() -> None:
     trial, members, generation = classic()
-    kernel = trial.machine.kernel
-    assert set(kernel.connections) == {1, 2}
+    context = trial.machine.context
+    assert set(context.connections) == {1, 2}
     trial.leave(members[1])
-    assert set(kernel.connections) == {1}
+    assert set(context.connections) == {1}
     assert trial.heartbeat(members[0], generation, connection=8) is ErrorCode.REBALANCE_IN_PROGRESS
-    assert set(kernel.connections) == {8}
+    assert set(context.connections) == {8}
     trial.feed(ConnectionLost(8, noticed=True))
-    assert not kernel.connections
+    assert not context.connections
 
 
 def test_a_consumer_member_is_put_out_after_the_interval_it_was_told() -> None:
@@ -125,7 +125,7 @@ def test_a_consumer_member_is_put_out_after_the_interval_it_was_told() -> None:
     assert trial.beat("a", epoch, connection=1).heartbeat_interval_ms == 5_000
     trial.feed(ConnectionLost(1, noticed=True))
     trial.pass_time(6_499)
-    assert "a" in trial.machine.kernel.ledger.groups["g"].consumer.members
+    assert "a" in trial.machine.context.ledger.groups["g"].consumer.members
     trial.pass_time(1)
     assert trial.beat("a", epoch, connection=2).error is ErrorCode.UNKNOWN_MEMBER_ID
 
@@ -149,7 +149,7 @@ def test_a_held_heartbeat_on_a_lost_connection_does_not_prolong_the_session() ->
     trial.beat("a", epoch, connection=1)
     assert trial.beat("a", epoch, connection=1, hold_ms=4_000) is None
     trial.feed(ConnectionLost(1, noticed=True))
-    assert not trial.machine.kernel.held
+    assert not trial.machine.context.held
     trial.pass_time(6_500)
     assert trial.beat("a", epoch, connection=2).error is ErrorCode.UNKNOWN_MEMBER_ID
 
@@ -167,7 +167,7 @@ def test_a_lease_runs_since_the_member_was_heard_and_leaves_time_to_come_back(si
     trial.pass_time(silent_ms)
     trial.feed(lost(2))
     trial.pass_time(grace_ms - 1)
-    assert members[1] in trial.machine.kernel.ledger.groups["g"].classic.members
+    assert members[1] in trial.machine.context.ledger.groups["g"].classic.members
     trial.pass_time(1)
     assert trial.heartbeat(members[1], generation) is ErrorCode.UNKNOWN_MEMBER_ID
 
@@ -178,9 +178,9 @@ def test_a_lease_runs_since_a_sync_or_join_was_answered_too() -> None:
     assert trial.reply(trial.sync(members[1], generation, connection=2)).error is ErrorCode.NONE
     trial.feed(lost(2))
     trial.pass_time(4_999)
-    assert members[1] in trial.machine.kernel.ledger.groups["g"].classic.members
+    assert members[1] in trial.machine.context.ledger.groups["g"].classic.members
     trial.pass_time(1)
-    assert members[1] not in trial.machine.kernel.ledger.groups["g"].classic.members
+    assert members[1] not in trial.machine.context.ledger.groups["g"].classic.members
 
 
 def test_a_lease_does_not_prolong_a_session() -> None:
@@ -188,7 +188,7 @@ def test_a_lease_does_not_prolong_a_session() -> None:
     trial.pass_time(9_000)
     trial.feed(ConnectionLost(2, noticed=True, lease_ms=60_000))
     trial.pass_time(999)
-    assert members[1] in trial.machine.kernel.ledger.groups["g"].classic.members
+    assert members[1] in trial.machine.context.ledger.groups["g"].classic.members
     trial.pass_time(1)
     assert trial.heartbeat(members[1], generation) is ErrorCode.UNKNOWN_MEMBER_ID
 
@@ -203,7 +203,7 @@ def test_a_lease_of_a_consumer_member_runs_since_its_last_heartbeat_held_or_not(
     trial.pass_time(1_000)
     trial.feed(lost(1))
     trial.pass_time(3_999)
-    assert "a" in trial.machine.kernel.ledger.groups["g"].consumer.members
+    assert "a" in trial.machine.context.ledger.groups["g"].consumer.members
     trial.pass_time(1)
     assert trial.beat("a", epoch, connection=2).error is ErrorCode.UNKNOWN_MEMBER_ID
 
@@ -274,7 +274,7 @@ def test_a_member_without_an_id_yet_that_goes_turns_its_group_classic_again() ->
     trial.works_at_once = False
     assert trial.beat("", connection=3) is None
     trial.feed(lost(3))
-    assert trial.machine.kernel.ledger.groups["g"].consumer is None
+    assert trial.machine.context.ledger.groups["g"].consumer is None
     assert trial.heartbeat(member, generation + 1, connection=1) is ErrorCode.REBALANCE_IN_PROGRESS
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from kohort.errors import ErrorCode
+from kohort.groups.classic.state import ClassicMember
 from kohort.groups.events import Client, ConnectionLost
-from kohort.groups.state import ClassicMember
 from tests.groups.test_conversion import make_trial, offer, plan
 from tests.groups.trial import Trial, protocols
 
@@ -22,11 +22,11 @@ def lost(connection: int, process: str = "") -> ConnectionLost:
 
 
 def classic_member(trial: Trial, member: str) -> ClassicMember:
-    return trial.machine.kernel.ledger.groups["g"].classic.members[member]
+    return trial.machine.context.ledger.groups["g"].classic.members[member]
 
 
 def is_member(trial: Trial, member: str) -> bool:
-    group = trial.machine.kernel.ledger.groups["g"]
+    group = trial.machine.context.ledger.groups["g"]
     return member in (group.classic.members if group.consumer is None else group.consumer.members)
 
 
@@ -35,7 +35,7 @@ def test_a_static_member_that_took_its_predecessors_place_is_bound_to_its_connec
     first = trial.joined(instance_id="i", connection=1)
     trial.sync(first.member_id, 1, {first.member_id: b"x"}, instance_id="i", connection=1)
     second = trial.joined(instance_id="i", connection=2)
-    assert set(trial.machine.kernel.connections) == {2}
+    assert set(trial.machine.context.connections) == {2}
     trial.feed(lost(1))
     assert not classic_member(trial, second.member_id).is_gone
     for _ in range(3):
@@ -50,7 +50,7 @@ def test_a_static_member_that_took_its_predecessors_place_is_bound_to_its_connec
 def test_a_new_static_member_is_bound_to_its_connection() -> None:
     trial = Trial()
     first = trial.joined(instance_id="i", connection=1)
-    assert set(trial.machine.kernel.connections) == {1}
+    assert set(trial.machine.context.connections) == {1}
     trial.feed(lost(1))
     assert classic_member(trial, first.member_id).is_gone
 
@@ -62,10 +62,10 @@ def test_the_connection_of_an_id_that_was_given_out_is_forgotten(ends: str) -> N
     assert given.error is ErrorCode.MEMBER_ID_REQUIRED
     if ends == "it never comes":
         trial.pass_time(SESSION_MS)
-        assert not trial.machine.kernel.connections
+        assert not trial.machine.context.connections
     else:
         trial.join(given.member_id, connection=2)
-        assert set(trial.machine.kernel.connections) == {2}
+        assert set(trial.machine.context.connections) == {2}
 
 
 def mixed(instance: str | None = None, process: str = "") -> tuple[Trial, str, int]:
@@ -154,7 +154,7 @@ def test_a_classic_member_whose_id_no_reply_has_told_goes_with_its_connection() 
     assert trial.reply(waiting) is None
     trial.feed(ConnectionLost(2))
     assert trial.reply(waiting).error is ErrorCode.UNKNOWN_MEMBER_ID
-    assert set(trial.machine.kernel.ledger.groups["g"].consumer.members) == {"new"}  # type: ignore[union-attr]
+    assert set(trial.machine.context.ledger.groups["g"].consumer.members) == {"new"}  # type: ignore[union-attr]
 
 
 def classic(trial: Trial, connection: int, process: str = "") -> str:
@@ -179,7 +179,7 @@ def test_a_group_that_becomes_a_consumer_group_knows_where_its_classic_members_a
 def test_a_group_that_becomes_classic_knows_where_its_members_are(process: str) -> None:
     trial, member, _ = mixed(process=process)
     trial.beat("new", -1, connection=1)
-    assert trial.machine.kernel.ledger.groups["g"].consumer is None
+    assert trial.machine.context.ledger.groups["g"].consumer is None
     trial.feed(lost(2, process))
     trial.pass_time(0 if process else LEASE_MS)
     assert not is_member(trial, member)
@@ -224,6 +224,6 @@ def test_held_heartbeats_of_a_static_member_end_with_its_connection() -> None:
         trial.pass_time(2_000)
     with pytest.raises(AttributeError):  # no answer: it is held
         trial.heartbeat(member, 1, instance_id="i", connection=2, hold_ms=4_000)
-    assert trial.machine.kernel.held
+    assert trial.machine.context.held
     trial.feed(ConnectionLost(2))
-    assert not trial.machine.kernel.held
+    assert not trial.machine.context.held

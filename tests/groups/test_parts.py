@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kohort.groups import invariants
-from kohort.groups.deadlines import Deadline, Deadlines, Timer
-from kohort.groups.subscription import read_topics
+from kohort.groups.consumer_protocol import read_topics
+from kohort.groups.liveness.deadlines import Deadline, Deadlines, Timer
 from tests.groups.trial import Trial, subscription
 
 
@@ -79,9 +79,9 @@ def test_any_bytes_are_read_or_refused(raw: bytes) -> None:
 def test_broken_invariants_are_named() -> None:
     trial = Trial()
     members, _ = trial.stable(2)
-    classic = trial.machine.kernel.ledger.groups["g"].classic
-    invariants.check(trial.machine.kernel)
+    classic = trial.machine.context.ledger.groups["g"].classic
+    invariants.check(trial.machine.context)
     classic.awaiting_join = 7
     classic.static_ids["i"] = members[0]
     with pytest.raises(invariants.BrokenInvariantError, match="g: awaiting_join is 7; static_ids are"):
-        invariants.check(trial.machine.kernel)
+        invariants.check(trial.machine.context)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from kohort.errors import ErrorCode
+from kohort.groups.consumer_protocol import write_assignment
 from kohort.groups.events import ConnectionLost, DescribeGroups
 from kohort.groups.records import GroupSaved
-from kohort.groups.subscription import write_assignment
 from kohort.ids import TopicPartition
 from tests.groups.trial import Trial, protocols
 
@@ -68,7 +68,7 @@ def test_scenario_3_the_last_member_awaited_goes(how: str) -> None:
     elif how == "dies":
         trial.pass_time(10_000)
     else:
-        trial.machine.kernel.config = type(trial.config)(initial_rebalance_delay_ms=0, group_max_size=1)
+        trial.machine.context.config = type(trial.config)(initial_rebalance_delay_ms=0, group_max_size=1)
         assert trial.reply(trial.join(members[1])).error is ErrorCode.GROUP_MAX_SIZE_REACHED
     reply = trial.reply(waiting)
     assert (reply.generation, len(reply.members)) == (generation + 1, 1)

@@ -9,8 +9,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from kohort.errors import ErrorCode
-from kohort.groups import invariants, targets
+from kohort.groups import invariants
 from kohort.groups.config import GroupConfig
+from kohort.groups.consumer import targets
+from kohort.groups.consumer_protocol import write_assignment
 from kohort.groups.events import (
     Client,
     ConsumerGroupHeartbeat,
@@ -30,7 +32,6 @@ from kohort.groups.events import (
 from kohort.groups.machine import GroupMachine
 from kohort.groups.outcome import Counted, JoinGroupReply, Meter, Now, Outcome, ReplyValue, ResolveRegexes, Work
 from kohort.groups.records import ClassicProtocol, Record, TopicPartitions
-from kohort.groups.subscription import write_assignment
 from kohort.ids import TopicPartition
 
 CLIENT = Client("client", "/127.0.0.1")
@@ -242,7 +243,7 @@ class Trial:
         self.notes.extend(outcome.notes)
         self.outcome = outcome
         if self._request < CHECKED_REQUESTS:
-            invariants.check(self.machine.kernel)
+            invariants.check(self.machine.context)
         self.work.extend(outcome.work)
         if self.works_at_once:
             self.do_work()

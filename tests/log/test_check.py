@@ -12,7 +12,8 @@ import pytest
 from kohort.errors import InvalidInputError
 from kohort.groups import records as r
 from kohort.ids import TopicPartition
-from kohort.log import LogJournal, LogStore
+from kohort.journal.local import LogJournal
+from kohort.log import LogStore
 from kohort.log.check import FolderCheck, Found, Report, locked
 from kohort.log.recovery import ASIDE
 from kohort.log.repair import repair

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from kohort.ids import TopicPartition
 from kohort.spark.admission import fair_shares, limit_by_bytes
-from kohort.spark.offsets import Span
+from kohort.spark.batch_offset import Span
 from kohort.spark.tasks import SMALL_TASK, cut
 
 counts = st.dictionaries(st.integers(0, 20), st.integers(0, 1000), max_size=8)

@@ -6,10 +6,10 @@ import pytest
 from tests.support.waiting import STILL_S, until
 
 from kohort import Admin, Broker
-from kohort.broker.fault import Fault
+from kohort.broker.net.fault import Fault
 from kohort.client.admin.values import NewTopic
-from kohort.spark.membership import Membership
 from kohort.spark.options import parse_options
+from kohort.spark.query_member import Membership
 
 pytestmark = pytest.mark.filterwarnings("default")
 """The pipes of Spark's gateway in the tests before are collected, and warned of, while these run."""

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from kohort.broker.fault import Fault
+from kohort.broker.net.fault import Fault
 from kohort.broker.run import RunningBroker, serve
 from kohort.errors import KafkaError
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-from kohort.broker.fault import Fault
+from kohort.broker.net.fault import Fault
 from kohort.calls import checked, checked_call
 from kohort.errors import InvalidInputError, KafkaError, TimedOutError, error_for
 

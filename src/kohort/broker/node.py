@@ -11,28 +11,29 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from kohort.broker.connection import Connection
-from kohort.broker.faults import Faults
+from kohort.broker.config.group_settings import GroupSettingsFile
+from kohort.broker.config.live_settings import LiveSettings
+from kohort.broker.config.quotas import Quotas
+from kohort.broker.config.settings import BrokerConfig
+from kohort.broker.config.users import Users
 from kohort.broker.fetch_sessions import FetchSessions
-from kohort.broker.group_settings import GroupSettingsFile
-from kohort.broker.live_settings import LiveSettings
 from kohort.broker.metrics import Metrics
-from kohort.broker.producer_ids import ProducerIds
-from kohort.broker.quotas import Quotas
-from kohort.broker.request import Request
-from kohort.broker.settings import BrokerConfig
-from kohort.broker.shard import GroupShard
+from kohort.broker.net.connection import Connection
+from kohort.broker.net.faults import Faults
+from kohort.broker.net.request import Request
 from kohort.broker.shards import GroupShards
 from kohort.broker.topics import OFFSETS_TOPIC, Topics
-from kohort.broker.transactions import TransactionHost, Transactions
+from kohort.broker.transactions.coordinator import TransactionHost, Transactions
+from kohort.broker.transactions.producer_ids import ProducerIds
 from kohort.broker.turns import Turns
-from kohort.broker.users import Users
 from kohort.broker.waits import Waits
+from kohort.coordinator.shard import GroupShard
 from kohort.groups.events import Event, TopicImage
-from kohort.groups.lost import beat_ms, hold_max_ms
-from kohort.groups.notify import Patience, classic_hold_ms, patience
+from kohort.groups.liveness.lost import beat_ms, hold_max_ms
+from kohort.groups.liveness.patience import Patience, classic_hold_ms, patience
 from kohort.groups.outcome import Counted, Push, Rebalanced, Work
-from kohort.log import LogJournal, LogStore
+from kohort.journal.local import LogJournal
+from kohort.log import LogStore
 from kohort.processes import has_ended
 from kohort.wire.cluster import ApiVersionsResponse
 

@@ -7,9 +7,9 @@ from kohort.broker.api import (
     configs,
     consumer_groups,
     fetch,
+    group_offsets,
     groups,
     listoffsets,
-    offsets,
     operations,
     produce,
     quotas,
@@ -18,7 +18,7 @@ from kohort.broker.api import (
     transactions,
 )
 from kohort.broker.api.cluster import unknown_api_versions
-from kohort.broker.dispatch import route_table
+from kohort.broker.net.dispatch import route_table
 
 __all__ = ["ROUTES", "unknown_api_versions"]
 
@@ -32,7 +32,7 @@ ROUTES = route_table(
         fetch.HANDLERS,
         groups.HANDLERS,
         listoffsets.HANDLERS,
-        offsets.HANDLERS,
+        group_offsets.HANDLERS,
         operations.HANDLERS,
         produce.HANDLERS,
         quotas.HANDLERS,

@@ -11,15 +11,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kohort.broker.config.live_settings import LiveSettings
+from kohort.broker.config.settings import broker_configs, parse_listen
+from kohort.broker.config.single_broker import is_idle
 from kohort.broker.descriptors import open_file_limit, shares
-from kohort.broker.dispatch import Dispatcher, api_keys
-from kohort.broker.live_settings import LiveSettings
-from kohort.broker.log_lines import LogLines
+from kohort.broker.net.dispatch import Dispatcher, api_keys
+from kohort.broker.net.log_lines import LogLines
+from kohort.broker.net.server import Server, listening_socket
 from kohort.broker.node import Node
 from kohort.broker.routes import ROUTES, unknown_api_versions
-from kohort.broker.server import Server, listening_socket
-from kohort.broker.settings import broker_configs, parse_listen
-from kohort.broker.single_broker import is_idle
 from kohort.errors import KafkaError
 from kohort.log import LogStore, StoreLimits
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
-from kohort.broker.connection import Connection
-from kohort.broker.request import Request
-from kohort.broker.shard import GroupShard
+from kohort.broker.net.connection import Connection
+from kohort.broker.net.request import Request
+from kohort.coordinator.shard import GroupShard
 from kohort.errors import ErrorCode
 from kohort.groups.events import ConnectionLost, Event, ReleaseHeld
 

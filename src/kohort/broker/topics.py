@@ -12,7 +12,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 
-from kohort.broker.request import Request
+from kohort.broker.net.request import Request
 from kohort.broker.waits import Waits
 from kohort.errors import ErrorCode, KafkaError, error_for
 from kohort.groups import events

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from kohort.broker.regex import matcher
 from kohort.errors import InvalidInputError
-from kohort.groups import targets
+from kohort.groups.consumer import targets
 from kohort.groups.events import AssignmentComputed, Event
 from kohort.groups.outcome import ResolveRegexes, Work
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from kohort.client.net.cluster import Cluster
+from kohort.client.offset_requests import EARLIEST, LATEST, list_offsets
 from kohort.client.offset_values import OffsetAndTimestamp
-from kohort.client.offsets import EARLIEST, LATEST, list_offsets
 from kohort.errors import ErrorCode, error_for
 from kohort.ids import TopicPartition
 

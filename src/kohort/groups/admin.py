@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from kohort.errors import ErrorCode
-from kohort.groups import expiry, offsets
-from kohort.groups.consumer_state import Pairs, pack
+from kohort.groups.consumer.members import preferred_assignor
+from kohort.groups.consumer.state import Pairs, pack
+from kohort.groups.consumer_protocol import CONSUMER_PROTOCOL_TYPE
+from kohort.groups.context import Context
 from kohort.groups.events import ConsumerGroupDescribe, DeleteGroups, DescribeGroups, ListGroups
-from kohort.groups.kernel import Kernel
-from kohort.groups.membership import preferred_assignor
+from kohort.groups.group import Group
+from kohort.groups.offsets import expiry
+from kohort.groups.offsets import requests as offset_requests
 from kohort.groups.outcome import (
     ConsumerGroupDescribeReply,
     DeleteGroupsReply,
@@ -23,20 +26,18 @@ from kohort.groups.outcome import (
     Meter,
     NamedPartitions,
 )
-from kohort.groups.state import Group
-from kohort.groups.subscription import CONSUMER_PROTOCOL_TYPE
 from kohort.ids import TopicId
 
 
-def describe(kernel: Kernel, event: DescribeGroups) -> None:
+def describe(context: Context, event: DescribeGroups) -> None:
     """Classic groups with their members; metadata only while stable."""
-    described = tuple(describe_one(kernel, group_id, event.knows_missing) for group_id in event.group_ids)
-    kernel.reply(event.request, DescribeGroupsReply(described))
+    described = tuple(describe_one(context, group_id, event.knows_missing) for group_id in event.group_ids)
+    context.reply(event.request, DescribeGroupsReply(described))
 
 
-def describe_one(kernel: Kernel, group_id: str, knows_missing: bool) -> DescribedGroup:
+def describe_one(context: Context, group_id: str, knows_missing: bool) -> DescribedGroup:
     """One group; a missing one is Dead, and GROUP_ID_NOT_FOUND to who knows that answer."""
-    group = kernel.find(group_id)
+    group = context.find(group_id)
     if group is None or group.consumer is not None:
         if knows_missing:
             what = "not found" if group is None else "is not a classic group"
@@ -61,16 +62,16 @@ def describe_one(kernel: Kernel, group_id: str, knows_missing: bool) -> Describe
     return DescribedGroup(group_id, classic.state, classic.protocol_type or "", protocol or "", members)
 
 
-def list_groups(kernel: Kernel, event: ListGroups) -> None:
+def list_groups(context: Context, event: ListGroups) -> None:
     """Every group that passes the filters."""
     states = {state.strip().lower() for state in event.states}
     types = {kind.strip().lower() for kind in event.types}
     found = tuple(
         listed
-        for listed in map(list_one, kernel.ledger.groups.values())
+        for listed in map(list_one, context.ledger.groups.values())
         if (not states or listed.state.lower() in states) and (not types or listed.type.lower() in types)
     )
-    kernel.reply(event.request, ListGroupsReply(found))
+    context.reply(event.request, ListGroupsReply(found))
 
 
 def list_one(group: Group) -> ListedGroup:
@@ -81,20 +82,20 @@ def list_one(group: Group) -> ListedGroup:
     return ListedGroup(group.group_id, classic.protocol_type or "", classic.state, GroupType.CLASSIC)
 
 
-def describe_consumer_groups(kernel: Kernel, event: ConsumerGroupDescribe) -> None:
+def describe_consumer_groups(context: Context, event: ConsumerGroupDescribe) -> None:
     """Groups under KIP-848 with their members, epochs, assignments and targets."""
-    described = tuple(describe_consumer_group(kernel, group_id) for group_id in event.group_ids)
-    kernel.reply(event.request, ConsumerGroupDescribeReply(described))
+    described = tuple(describe_consumer_group(context, group_id) for group_id in event.group_ids)
+    context.reply(event.request, ConsumerGroupDescribeReply(described))
 
 
-def describe_consumer_group(kernel: Kernel, group_id: str) -> DescribedConsumerGroup:
+def describe_consumer_group(context: Context, group_id: str) -> DescribedConsumerGroup:
     """One group; GROUP_ID_NOT_FOUND for one that is missing or classic."""
-    group = kernel.find(group_id)
+    group = context.find(group_id)
     consumer = None if group is None else group.consumer
     if consumer is None:
         message = f"Group {group_id} not found." if group is None else f"Group {group_id} is not a consumer group."
         return DescribedConsumerGroup(group_id, error=ErrorCode.GROUP_ID_NOT_FOUND, error_message=message)
-    names = {topic.id: topic.name for topic in kernel.image.topics.values()}
+    names = {topic.id: topic.name for topic in context.image.topics.values()}
     members = []
     for member_id, member in consumer.members.items():
         current = consumer.standing(member_id)
@@ -118,7 +119,7 @@ def describe_consumer_group(kernel: Kernel, group_id: str) -> DescribedConsumerG
         consumer.state(),
         consumer.epoch,
         consumer.target_epoch,
-        preferred_assignor(kernel, consumer),
+        preferred_assignor(context, consumer),
         tuple(members),
     )
 
@@ -132,22 +133,22 @@ def named(pairs: Pairs, names: dict[TopicId, str]) -> tuple[NamedPartitions, ...
     )
 
 
-def delete(kernel: Kernel, event: DeleteGroups) -> None:
+def delete(context: Context, event: DeleteGroups) -> None:
     """Remove groups without members, and all their positions."""
-    kernel.reply(event.request, DeleteGroupsReply(tuple(delete_one(kernel, name) for name in event.group_ids)))
+    context.reply(event.request, DeleteGroupsReply(tuple(delete_one(context, name) for name in event.group_ids)))
 
 
-def delete_one(kernel: Kernel, group_id: str) -> ErrorCode:
+def delete_one(context: Context, group_id: str) -> ErrorCode:
     """Remove one group, or say why not."""
-    group = kernel.find(group_id)
+    group = context.find(group_id)
     if group is None:
         return ErrorCode.GROUP_ID_NOT_FOUND
     if group.state() is not GroupState.EMPTY:
         return ErrorCode.NON_EMPTY_GROUP
-    partitions = offsets.all_partitions(group)
+    partitions = offset_requests.all_partitions(group)
     for partition in partitions:
-        offsets.tombstone(kernel, group_id, partition)
-    kernel.count(Meter.OFFSET_DELETIONS, len(partitions))
-    expiry.remove(kernel, group)
-    kernel.tell(group_id, f"deleted, with {len(partitions)} offsets")
+        offset_requests.tombstone(context, group_id, partition)
+    context.count(Meter.OFFSET_DELETIONS, len(partitions))
+    expiry.remove(context, group)
+    context.tell(group_id, f"deleted, with {len(partitions)} offsets")
     return ErrorCode.NONE

@@ -7,30 +7,31 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kohort.groups.consumer_state import ConsumerGroup, Pair, Presence
+from kohort.groups.classic.state import ClassicGroup
+from kohort.groups.consumer.state import ConsumerGroup, Pair, Presence
+from kohort.groups.context import Context
 from kohort.groups.events import NO_CONNECTION
-from kohort.groups.kernel import Kernel
+from kohort.groups.group import Group
 from kohort.groups.outcome import GroupState
-from kohort.groups.state import ClassicGroup, Group
 
 
 class BrokenInvariantError(Exception):
     """The state contradicts itself."""
 
 
-def check(kernel: Kernel) -> None:
+def check(context: Context) -> None:
     """Look at every group.
 
     Raises:
         BrokenInvariantError: naming the group and everything that is wrong with it.
     """
-    for group in kernel.ledger.groups.values():
-        broken = [*broken_in(group), *unbound_in(kernel, group)]
+    for group in context.ledger.groups.values():
+        broken = [*broken_in(group), *unbound_in(context, group)]
         if broken:
             raise BrokenInvariantError(f"{group.group_id}: {'; '.join(broken)}")
-    for producer_id, group_ids in kernel.ledger.open_transactions.items():
+    for producer_id, group_ids in context.ledger.open_transactions.items():
         for group_id in group_ids:
-            if producer_id not in kernel.ledger.groups[group_id].pending:
+            if producer_id not in context.ledger.groups[group_id].pending:
                 raise BrokenInvariantError(f"{group_id}: transaction of {producer_id} is open without offsets")
 
 
@@ -46,14 +47,14 @@ def broken_in(group: Group) -> Iterator[str]:
     yield from broken_in_classic(group, group.classic)
 
 
-def unbound_in(kernel: Kernel, group: Group) -> Iterator[str]:
+def unbound_in(context: Context, group: Group) -> Iterator[str]:
     """Members whose connection may end unnoticed: it has not ended, and no one knows that they are on it."""
     places = [(member.member_id, member.connection, member.is_gone) for member in group.classic.members.values()]
     if group.consumer is not None:
         presences = group.consumer.presences.items()
         places = [(member_id, each.connection, each.gone_ms is not None) for member_id, each in presences]
     for member_id, connection, is_gone in places:
-        bound = connection == NO_CONNECTION or (group.group_id, member_id) in kernel.connections.get(connection, ())
+        bound = connection == NO_CONNECTION or (group.group_id, member_id) in context.connections.get(connection, ())
         if not is_gone and not bound:
             yield f"{member_id} is not bound to its connection {connection}"
 

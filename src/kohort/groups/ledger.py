@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 from operator import itemgetter
 from typing import Any, Final
 
-from kohort.groups.consumer_state import ConsumerGroup, pack, unpack
+from kohort.groups.consumer.state import ConsumerGroup, pack, unpack
+from kohort.groups.group import Group, Partition, PendingOffset
 from kohort.groups.records import (
     EpochBumped,
     GenerationStarted,
@@ -27,7 +28,6 @@ from kohort.groups.records import (
     Tombstone,
     TransactionMarked,
 )
-from kohort.groups.state import Group, Partition, PendingOffset
 
 PARTITION_OF: Final = itemgetter(1, 2)
 """Topic and partition of an `OffsetCommitted`."""

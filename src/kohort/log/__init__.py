@@ -1,21 +1,12 @@
-"""Record batches on disk, in Apache Kafka's own layout: segments, partitions, the store of all of them, the group journal.
+"""Record batches on disk, in Apache Kafka's own layout: segments, partitions, the store of all of them.
 
 One thread owns a `LogStore` and everything below it; only `ReadResult.bytes()` may be called from others.
 """
 
 from kohort.log.catalog import Topic, TopicPlan
-from kohort.log.checked import (
-    ON_CORRUPTION,
-    UNREADABLE,
-    WHAT_TO_DO,
-    Survey,
-    checked_batches,
-    tell_cut_off,
-)
 from kohort.log.compaction import Compaction, compact_now
 from kohort.log.config import FLUSH_NEVER_MS, LogConfig, StoreLimits
 from kohort.log.damage import Damage, DamagedError
-from kohort.log.journal import Journal, LogJournal
 from kohort.log.markers import Marker
 from kohort.log.partition import EARLIEST, EARLIEST_LOCAL, LATEST, MAX_TIMESTAMP, PartitionLog
 from kohort.log.recovery import OpenOptions
@@ -37,10 +28,7 @@ __all__ = [
     "FLUSH_NEVER_MS",
     "LATEST",
     "MAX_TIMESTAMP",
-    "ON_CORRUPTION",
     "RETENTION_CHECK_MS",
-    "UNREADABLE",
-    "WHAT_TO_DO",
     "AbortedTransaction",
     "AppendResult",
     "Compaction",
@@ -48,9 +36,7 @@ __all__ = [
     "DamagedError",
     "FileRange",
     "Isolation",
-    "Journal",
     "LogConfig",
-    "LogJournal",
     "LogStore",
     "Marker",
     "OpenOptions",
@@ -59,12 +45,9 @@ __all__ = [
     "RecoveryReport",
     "Steps",
     "StoreLimits",
-    "Survey",
     "TimestampOffset",
     "Topic",
     "TopicPlan",
-    "checked_batches",
     "compact_now",
     "completed",
-    "tell_cut_off",
 ]

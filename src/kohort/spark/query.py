@@ -10,10 +10,10 @@ from typing import Any
 from kohort.errors import CommitFailedError, OffsetError, TimedOutError
 from kohort.ids import TopicPartition
 from kohort.spark.admission import BytesSeen, fair_shares, limit_by_bytes
+from kohort.spark.batch_offset import BatchOffset, Committed, Span, Stamp, resume_at
 from kohort.spark.catalog import Catalog, starting_bound
-from kohort.spark.membership import Held, Membership, OffsetKeeper, Place
-from kohort.spark.offsets import BatchOffset, Committed, Span, Stamp, resume_at
 from kohort.spark.options import SourceOptions, duration_ms
+from kohort.spark.query_member import Held, Membership, OffsetKeeper, Place
 
 log = logging.getLogger("kohort.spark")
 

@@ -30,8 +30,8 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from kohort.client.settings import ConsumerConfig, client_config
+from kohort.spark.batch_offset import BatchOffset, Span
 from kohort.spark.catalog import Catalog, client_settings, ending_bound, starting_bound
-from kohort.spark.offsets import BatchOffset, Span
 from kohort.spark.options import SourceOptions, parse_options
 from kohort.spark.process import ParentWatch, end_on_sigterm
 from kohort.spark.query import Query

@@ -9,7 +9,7 @@ from itertools import pairwise
 from pyspark.sql.datasource import InputPartition
 
 from kohort.ids import TopicPartition
-from kohort.spark.offsets import Span
+from kohort.spark.batch_offset import Span
 
 SMALL_TASK = 5_000
 """Records below which partitions share a task: starting a task costs about 20 ms, reading these costs less."""

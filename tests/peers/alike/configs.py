@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kohort.broker.live_settings import alterable
+from kohort.broker.config.live_settings import alterable
 from kohort.wire.cluster import AlterConfigsRequest, DescribeConfigsRequest, IncrementalAlterConfigsRequest
 from kohort.wire.operations import ListConfigResourcesRequest
 from tests.peers.alike.harness import Side, scenario

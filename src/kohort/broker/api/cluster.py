@@ -12,9 +12,9 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from kohort.broker.api.permitted import ON_CLUSTER, ON_TOPIC, permitted
+from kohort.broker.net.request import Request
 from kohort.broker.node import Node
-from kohort.broker.permitted import ON_CLUSTER, ON_TOPIC, permitted
-from kohort.broker.request import Request
 from kohort.broker.turns import in_turn
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError
 from kohort.log import Steps, TopicPlan

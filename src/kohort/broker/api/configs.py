@@ -10,9 +10,9 @@ from collections.abc import Callable
 from enum import IntEnum
 from typing import Any
 
-from kohort.broker.config_entries import Entry, Type, broker_entries, cluster_entries, group_entries, topic_entries
+from kohort.broker.config.entries import Entry, Type, broker_entries, cluster_entries, group_entries, topic_entries
+from kohort.broker.net.request import Request
 from kohort.broker.node import Node
-from kohort.broker.request import Request
 from kohort.config import did_you_mean, parse_value, settings
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, NotFoundError
 from kohort.log import LogConfig

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from kohort.broker.api.groups import client_of
+from kohort.broker.api.permitted import ON_GROUP, permitted
+from kohort.broker.net.request import Request
 from kohort.broker.node import Node
-from kohort.broker.permitted import ON_GROUP, permitted
 from kohort.broker.regex import matcher
-from kohort.broker.request import Request
 from kohort.errors import ErrorCode, InvalidInputError
 from kohort.groups import events
 from kohort.groups.outcome import DescribedConsumerGroup, NamedPartitions

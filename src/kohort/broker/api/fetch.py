@@ -12,9 +12,9 @@ from typing import Any
 
 from kohort.broker.api.listoffsets import epoch_error
 from kohort.broker.fetch_sessions import Fetched, FetchSession, Key
+from kohort.broker.net.parts import LogSlice
+from kohort.broker.net.request import Request
 from kohort.broker.node import Node
-from kohort.broker.parts import LogSlice
-from kohort.broker.request import Request
 from kohort.broker.waits import Wait
 from kohort.errors import ErrorCode, KafkaError
 from kohort.log import DamagedError, Isolation, PartitionLog, ReadResult

@@ -11,9 +11,9 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
+from kohort.broker.api.permitted import ON_GROUP, permitted
+from kohort.broker.net.request import Request
 from kohort.broker.node import Node
-from kohort.broker.permitted import ON_GROUP, permitted
-from kohort.broker.request import Request
 from kohort.errors import ErrorCode
 from kohort.groups import events
 from kohort.groups.outcome import DescribedGroup

@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from kohort.broker.net.request import Request
 from kohort.broker.node import Node
-from kohort.broker.request import Request
 from kohort.errors import ErrorCode, KafkaError
 from kohort.log import EARLIEST, EARLIEST_LOCAL, LATEST, MAX_TIMESTAMP, Isolation, PartitionLog
 from kohort.wire.data import (

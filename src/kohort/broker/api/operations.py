@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from kohort.broker.net.request import Request
 from kohort.broker.node import Node
-from kohort.broker.request import Request
 from kohort.broker.topics import OFFSETS_TOPIC
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError
 from kohort.groups.events import TransactionEnded

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from kohort.broker.net.request import Request
 from kohort.broker.node import Node
-from kohort.broker.request import Request
 from kohort.errors import ErrorCode, KafkaError, RecordsRefusedError
 from kohort.ids import TopicPartition
 from kohort.wire.batch import TRANSACTIONAL

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from kohort.broker.config.quotas import CLIENT, IP, USER, Entity, check, entity_of
+from kohort.broker.net.request import Request
 from kohort.broker.node import Node
-from kohort.broker.quotas import CLIENT, IP, USER, Entity, check, entity_of
-from kohort.broker.request import Request
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError
 from kohort.wire.operations import (
     AlterClientQuotasRequest,

@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from kohort.broker.config.users import ITERATIONS_MAX, ITERATIONS_MIN, MECHANISMS
+from kohort.broker.net.request import Request
 from kohort.broker.node import Node
-from kohort.broker.request import Request
-from kohort.broker.users import ITERATIONS_MAX, ITERATIONS_MIN, MECHANISMS
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError
 from kohort.wire.security import (
     AlterUserScramCredentialsRequest,

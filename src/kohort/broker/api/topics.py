@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kohort.broker.config_entries import topic_entries
+from kohort.broker.config.entries import topic_entries
+from kohort.broker.net.request import Request
 from kohort.broker.node import Node
-from kohort.broker.request import Request
 from kohort.broker.turns import in_turn
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, NotFoundError
 from kohort.log import Steps, Topic, TopicPlan

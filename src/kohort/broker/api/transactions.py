@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from kohort.broker.api.offsets import CommitPlan
+from kohort.broker.api.group_offsets import CommitPlan
+from kohort.broker.net.request import Request
 from kohort.broker.node import Node
 from kohort.broker.regex import matcher
-from kohort.broker.request import Request
 from kohort.broker.topics import OFFSETS_TOPIC
-from kohort.broker.transaction_log import Status
+from kohort.broker.transactions.log import Status
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError
 from kohort.groups import events
 from kohort.ids import TopicPartition

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 from kohort.calls import checked, checked_call
-from kohort.client.admin import acls, cluster, configs, groups, offsets, topics, transactions, users
+from kohort.client.admin import acls, cluster, configs, group_offsets, groups, topics, transactions, users
 from kohort.client.net.faces import blocking
 from kohort.client.net.thread_driver import ThreadClient
 from kohort.client.setting_types import ConnectionSettings
@@ -62,7 +62,7 @@ class Admin:
     delete_topics = blocking(topics.delete_topics)
     create_partitions = blocking(topics.create_partitions)
     delete_records = blocking(topics.delete_records)
-    list_offsets = blocking(offsets.list_offsets)
+    list_offsets = blocking(group_offsets.list_offsets)
 
     # Configurations.
 
@@ -75,9 +75,9 @@ class Admin:
     describe_consumer_groups = blocking(groups.describe_consumer_groups)
     delete_consumer_groups = blocking(groups.delete_consumer_groups)
     remove_members_from_consumer_group = blocking(groups.remove_members_from_consumer_group)
-    list_consumer_group_offsets = blocking(offsets.list_consumer_group_offsets)
-    alter_consumer_group_offsets = blocking(offsets.alter_consumer_group_offsets)
-    delete_consumer_group_offsets = blocking(offsets.delete_consumer_group_offsets)
+    list_consumer_group_offsets = blocking(group_offsets.list_consumer_group_offsets)
+    alter_consumer_group_offsets = blocking(group_offsets.alter_consumer_group_offsets)
+    delete_consumer_group_offsets = blocking(group_offsets.delete_consumer_group_offsets)
 
     # Transactions.
 

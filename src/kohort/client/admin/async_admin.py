@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 from kohort.calls import checked, checked_call
-from kohort.client.admin import acls, cluster, configs, groups, offsets, topics, transactions, users
+from kohort.client.admin import acls, cluster, configs, group_offsets, groups, topics, transactions, users
 from kohort.client.net.asyncio_driver import AsyncClient
 from kohort.client.net.faces import awaiting
 from kohort.client.setting_types import ConnectionSettings
@@ -50,7 +50,7 @@ class AsyncAdmin:
     delete_topics = awaiting(topics.delete_topics)
     create_partitions = awaiting(topics.create_partitions)
     delete_records = awaiting(topics.delete_records)
-    list_offsets = awaiting(offsets.list_offsets)
+    list_offsets = awaiting(group_offsets.list_offsets)
 
     # Configurations.
 
@@ -63,9 +63,9 @@ class AsyncAdmin:
     describe_consumer_groups = awaiting(groups.describe_consumer_groups)
     delete_consumer_groups = awaiting(groups.delete_consumer_groups)
     remove_members_from_consumer_group = awaiting(groups.remove_members_from_consumer_group)
-    list_consumer_group_offsets = awaiting(offsets.list_consumer_group_offsets)
-    alter_consumer_group_offsets = awaiting(offsets.alter_consumer_group_offsets)
-    delete_consumer_group_offsets = awaiting(offsets.delete_consumer_group_offsets)
+    list_consumer_group_offsets = awaiting(group_offsets.list_consumer_group_offsets)
+    alter_consumer_group_offsets = awaiting(group_offsets.alter_consumer_group_offsets)
+    delete_consumer_group_offsets = awaiting(group_offsets.delete_consumer_group_offsets)
 
     # Transactions.
 

@@ -15,8 +15,8 @@ from kohort.client.consumer.effects import Await, CallUser, Decode, Running, Scr
 from kohort.client.consumer.records import Records, to_batch
 from kohort.client.consumer.subscription import Position
 from kohort.client.net.asyncio_driver import AsyncClient
+from kohort.client.offset_requests import committed_offsets
 from kohort.client.offset_values import GroupMetadata, OffsetAndMetadata, OffsetAndTimestamp, RebalanceListener
-from kohort.client.offsets import committed_offsets
 from kohort.client.setting_types import ConsumerSettings
 from kohort.client.settings import ConsumerConfig, Servers, client_config
 from kohort.client.topic_offsets import beginning_offsets, end_offsets, offsets_for_times, partitions_of

@@ -15,8 +15,8 @@ from kohort.client.group.membership import Membership
 from kohort.client.net.cluster import Cluster
 from kohort.client.net.notices import fault
 from kohort.client.net.runtime import Promise, Task
+from kohort.client.offset_requests import GroupIdentity, commit_offsets, known_ids
 from kohort.client.offset_values import OffsetAndMetadata
-from kohort.client.offsets import GroupIdentity, commit_offsets, known_ids
 from kohort.client.settings import ConsumerConfig
 from kohort.errors import CommitFailedError, ErrorCode, InvalidInputError, KafkaError, TimedOutError
 from kohort.ids import TopicPartition

@@ -18,8 +18,8 @@ from kohort.client.consumer.retained import Slice
 from kohort.client.consumer.subscription import Position
 from kohort.client.lookups import Lookups
 from kohort.client.net.thread_driver import ThreadClient
+from kohort.client.offset_requests import committed_offsets
 from kohort.client.offset_values import GroupMetadata, OffsetAndMetadata, RebalanceListener
-from kohort.client.offsets import committed_offsets
 from kohort.client.setting_types import ConsumerSettings
 from kohort.client.settings import ConsumerConfig, Servers, client_config
 from kohort.columns import Record, decode

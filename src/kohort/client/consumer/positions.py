@@ -10,7 +10,7 @@ from kohort.client.consumer.subscription import Partitions, Position
 from kohort.client.net.cluster import Cluster
 from kohort.client.net.notices import fault
 from kohort.client.net.runtime import Promise, Task
-from kohort.client.offsets import EARLIEST, LATEST, committed_offsets, list_offsets
+from kohort.client.offset_requests import EARLIEST, LATEST, committed_offsets, list_offsets
 from kohort.client.settings import ConsumerConfig, duration_ms
 from kohort.errors import KafkaError, OffsetError, RetriableError
 from kohort.ids import TopicPartition

@@ -16,8 +16,8 @@ from kohort.assignors import TopicInfo as AssignableTopic
 from kohort.client.group.subscription import Subscription
 from kohort.client.net.cluster import Cluster
 from kohort.client.net.metadata import Metadata
+from kohort.client.offset_requests import by_topic
 from kohort.client.offset_values import Assignment
-from kohort.client.offsets import by_topic
 from kohort.client.settings import ConsumerConfig
 from kohort.errors import CorruptDataError, ErrorCode, InvalidInputError, KafkaError, error_for
 from kohort.ids import TopicPartition

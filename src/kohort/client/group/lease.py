@@ -1,6 +1,6 @@
 """How long a member may go on without an answer from its coordinator. Pure.
 
-kohort's broker puts a member out soon after its connection has ended, long before its session would (`kohort.groups.lost`).
+kohort's broker puts a member out soon after its connection has ended, long before its session would (`kohort.groups.liveness.lost`).
 The member may live on behind the broken connection, and must have stopped by then. So both know one number, the lease:
 the broker tells it to kohort's clients when they connect, and to no one else, so that against other brokers nothing changes.
 

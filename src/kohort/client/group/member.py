@@ -12,8 +12,8 @@ from kohort.client.group.protocols import join_group
 from kohort.client.group.subscription import Subscription
 from kohort.client.lookups import Lookups
 from kohort.client.net.thread_driver import ThreadClient
+from kohort.client.offset_requests import commit_offsets, committed_offsets
 from kohort.client.offset_values import Assignment, OffsetAndMetadata, Revocation
-from kohort.client.offsets import commit_offsets, committed_offsets
 from kohort.client.settings import ConsumerConfig, client_config
 from kohort.errors import CommitFailedError, ErrorCode, KafkaError, TimedOutError
 from kohort.ids import TopicPartition

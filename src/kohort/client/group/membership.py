@@ -22,8 +22,8 @@ from kohort.client.group.subscription import Subscription
 from kohort.client.net.cluster import Cluster, Coordinator, Versioned
 from kohort.client.net.notices import Sparingly
 from kohort.client.net.runtime import Promise, Task
+from kohort.client.offset_requests import GroupIdentity
 from kohort.client.offset_values import Assignment, Revocation
-from kohort.client.offsets import GroupIdentity
 from kohort.client.settings import ConsumerConfig
 from kohort.errors import ErrorCode, FencedError, KafkaError, RetriableError
 from kohort.ids import TopicPartition

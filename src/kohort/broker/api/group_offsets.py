@@ -1,0 +1,290 @@
+"""OffsetCommit, OffsetFetch, OffsetDelete: the positions of groups.
+
+Versions: OffsetCommit 2-4 a retention time, 6 leader epochs, 9 member epochs, 10 topic ids; OffsetFetch 2 all partitions
+and an error for the group, 7 require_stable, 8 several groups, 9 member epochs, 10 topic ids; TxnOffsetCommit is in
+`transactions`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache, partial
+from itertools import islice, repeat, starmap
+from typing import Any, Final
+
+from kohort.broker.net.request import Request
+from kohort.broker.node import Node
+from kohort.errors import ErrorCode
+from kohort.groups import events
+from kohort.groups.outcome import OffsetFetchReply
+from kohort.groups.records import NO_TOPIC_ID
+from kohort.ids import TopicPartition
+from kohort.wire.offsets import (
+    OffsetCommitRequest,
+    OffsetCommitResponse,
+    OffsetDeleteRequest,
+    OffsetDeleteResponse,
+    OffsetFetchRequest,
+    OffsetFetchResponse,
+)
+
+NEW_OFFSET: Final[Callable[[Iterable[Any]], events.OffsetToCommit]] = partial(tuple.__new__, events.OffsetToCommit)
+"""`OffsetToCommit._make` without its step of Python."""
+PARTS_KEPT: Final = 8_192
+"""Parts of answers kept to be given again: every member commits the same partitions again and again."""
+
+
+class CommitPlan:
+    """A commit's partitions in the request's order: those the coordinator decides, and those refused before.
+
+    Whole columns where nothing is refused: a commit may name hundreds of partitions.
+    """
+
+    def __init__(self, node: Node, topics: Any, by_id: bool) -> None:
+        self.offsets: list[events.OffsetToCommit] = []
+        self._topics: list[tuple[Any, list[int], dict[int, ErrorCode]]] = []
+        store = node.store
+        for topic in topics:
+            known = store.topics_by_id.get(topic.topic_id) if by_id else store.topics.get(topic.name)
+            parts = topic.partitions
+            indexes = [part.partition_index for part in parts]
+            refused: dict[int, ErrorCode] = {}
+            if known is None:
+                refused = dict.fromkeys(
+                    range(len(parts)),
+                    ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                )
+            elif parts:
+                if max(indexes) >= known.partitions or min(indexes) < 0:
+                    there = range(known.partitions)
+                    missing = [place for place, index in enumerate(indexes) if index not in there]
+                    refused = dict.fromkeys(missing, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+                    parts = [part for part in parts if part.partition_index in there]
+                columns = (
+                    repeat(known.name),
+                    [part.partition_index for part in parts] if refused else indexes,
+                    [part.committed_offset for part in parts],
+                    [part.committed_leader_epoch for part in parts],
+                    [part.committed_metadata or "" for part in parts],
+                    repeat(topic.topic_id if by_id else NO_TOPIC_ID),
+                )
+                self.offsets += map(NEW_OFFSET, zip(*columns, strict=False))
+            self._topics.append((topic, indexes, refused))
+
+    def answers(self, value: Any) -> Iterator[tuple[Any, Iterable[tuple[int, int]]]]:
+        """For each topic of the request, its partitions with their errors; `value` is the coordinator's answer."""
+        whole = value if isinstance(value, ErrorCode) else None
+        errors = iter(() if whole is not None or value is None else value.errors)
+        for topic, indexes, refused in self._topics:
+            if refused:
+                found: Iterable[int] = [
+                    refused[place] if place in refused else whole if whole is not None else next(errors)
+                    for place in range(len(indexes))
+                ]
+            else:
+                found = repeat(whole, len(indexes)) if whole is not None else islice(errors, len(indexes))
+            yield topic, zip(indexes, map(int, found), strict=True)
+
+
+@lru_cache(maxsize=PARTS_KEPT)
+def commit_answer(index: int, error: int) -> Any:
+    """What becomes of one partition; nobody changes it, so that one is enough for all."""
+    return OffsetCommitResponse.OffsetCommitResponsePartition(partition_index=index, error_code=error)
+
+
+def offset_commit(node: Node, request: Request) -> None:
+    """Commit positions; answered when they are durable."""
+    message, version = request.message, request.version
+    by_id = version >= 10
+    plan = CommitPlan(node, message.topics, by_id)
+
+    def answer(value: Any) -> None:
+        make_topic = OffsetCommitResponse.OffsetCommitResponseTopic
+        topics = []
+        for topic, pairs in plan.answers(value):
+            partitions = list(starmap(commit_answer, pairs))
+            if by_id:
+                topics.append(make_topic(topic_id=topic.topic_id, partitions=partitions))
+            else:
+                topics.append(make_topic(name=topic.name, partitions=partitions))
+        request.reply(OffsetCommitResponse(topics=topics))
+
+    if not plan.offsets:
+        answer(None)
+        return
+    event = events.OffsetCommit(
+        request=node.token(),
+        group_id=message.group_id,
+        member_id=message.member_id,
+        generation=message.generation_id_or_member_epoch,
+        offsets=tuple(plan.offsets),
+        instance_id=message.group_instance_id,
+        retention_ms=message.retention_time_ms if version <= 4 else -1,
+        knows_stale_epoch=version >= 9,
+        connection=request.connection.number,
+    )
+    node.groups.ask(request, event, answer)
+
+
+def offset_fetch(node: Node, request: Request) -> None:
+    """The committed positions of one group, or (version 8 and up) of several."""
+    message, version = request.message, request.version
+    if version < 8:
+        _fetch_one(node, request)
+        return
+    groups = message.groups
+    found: dict[int, Any] = {}
+    if not groups:
+        request.reply(OffsetFetchResponse())
+        return
+
+    def collect(position: int, response: Any) -> None:
+        found[position] = response
+        if len(found) == len(groups):
+            request.reply(OffsetFetchResponse(groups=[found[each] for each in range(len(groups))]))
+
+    for position, group in enumerate(groups):
+        _fetch_group(node, request, group, partial(collect, position))
+
+
+def _fetch_one(node: Node, request: Request) -> None:
+    message, version = request.message, request.version
+    topics = message.topics
+    everything = topics is None and version >= 2
+    partitions = (
+        None if everything else tuple(TopicPartition(t.name, i) for t in topics or () for i in t.partition_indexes)
+    )
+    event = events.OffsetFetch(
+        node.token(), message.group_id, partitions, require_stable=version >= 7 and message.require_stable
+    )
+
+    def answer(value: Any) -> None:
+        reply = OffsetFetchReply(value) if isinstance(value, ErrorCode) else value
+        make_topic = OffsetFetchResponse.OffsetFetchResponseTopic
+        make = OffsetFetchResponse.OffsetFetchResponsePartition
+        by_topic: dict[str, list[Any]] = {} if everything or reply.error else {topic.name: [] for topic in topics or ()}
+        if reply.error and version < 2:  # no error for the group as a whole: each partition carries it
+            for name, index in partitions or ():
+                by_topic.setdefault(name, []).append(
+                    make(partition_index=index, committed_offset=-1, metadata="", error_code=reply.error)
+                )
+        for each in reply.offsets:
+            part = make(
+                partition_index=each.partition,
+                committed_offset=each.offset,
+                metadata=each.metadata,
+                error_code=each.error,
+            )
+            if version >= 5:
+                part.committed_leader_epoch = each.leader_epoch
+            by_topic.setdefault(each.topic, []).append(part)
+        request.reply(
+            OffsetFetchResponse(
+                topics=[make_topic(name=name, partitions=parts) for name, parts in by_topic.items()],
+                error_code=reply.error if version >= 2 else 0,
+            )
+        )
+
+    node.groups.ask(request, event, answer)
+
+
+def _fetch_group(node: Node, request: Request, group: Any, done: Callable[[Any], None]) -> None:
+    """One group of a request of version 8 and up."""
+    version = request.version
+    by_id = version >= 10
+    wanted: list[TopicPartition] | None = None
+    named: dict[str, None] = {}
+    unknown: list[Any] = []
+    make_topic = OffsetFetchResponse.OffsetFetchResponseTopics
+    make = OffsetFetchResponse.OffsetFetchResponsePartitions
+    if group.topics is not None:
+        wanted = []
+        for topic in group.topics:
+            name: str | None = topic.name
+            if by_id:
+                known = node.store.topics_by_id.get(topic.topic_id)
+                name = known.name if known is not None else None
+            if name is None:
+                refused = [
+                    make(partition_index=i, committed_offset=-1, error_code=ErrorCode.UNKNOWN_TOPIC_ID)
+                    for i in topic.partition_indexes
+                ]
+                unknown.append(make_topic(topic_id=topic.topic_id, partitions=refused))
+            else:
+                named[name] = None
+                wanted += [TopicPartition(name, index) for index in topic.partition_indexes]
+
+    def answer(value: Any) -> None:
+        reply = OffsetFetchReply(value) if isinstance(value, ErrorCode) else value
+        by_topic: dict[str, list[Any]] = {name: [] for name in named}
+        for each in reply.offsets:
+            by_topic.setdefault(each.topic, []).append(
+                make(
+                    partition_index=each.partition,
+                    committed_offset=each.offset,
+                    committed_leader_epoch=each.leader_epoch,
+                    metadata=each.metadata,
+                    error_code=each.error,
+                )
+            )
+        topics = list(unknown)
+        for name, parts in by_topic.items():
+            if not by_id:
+                topics.append(make_topic(name=name, partitions=parts))
+            elif (known := node.store.topics.get(name)) is not None:
+                topics.append(make_topic(topic_id=known.id, partitions=parts))
+        done(
+            OffsetFetchResponse.OffsetFetchResponseGroup(
+                group_id=group.group_id, topics=topics if not reply.error else [], error_code=reply.error
+            )
+        )
+
+    event = events.OffsetFetch(
+        node.token(),
+        group.group_id,
+        tuple(wanted) if wanted is not None else None,
+        require_stable=request.message.require_stable,
+        member_id=group.member_id if version >= 9 else None,
+        member_epoch=group.member_epoch if version >= 9 else -1,
+    )
+    node.groups.ask(request, event, answer)
+
+
+def offset_delete(node: Node, request: Request) -> None:
+    """Delete positions of topics nobody in the group is subscribed to. Source: KIP-496."""
+    message = request.message
+    if not message.group_id:
+        request.reply(OffsetDeleteResponse(error_code=ErrorCode.INVALID_GROUP_ID))
+        return
+    known = [
+        TopicPartition(topic.name, part.partition_index)
+        for topic in message.topics
+        for part in topic.partitions
+        if node.store.get(topic.name, part.partition_index) is not None
+    ]
+
+    def answer(value: Any) -> None:
+        whole = value if isinstance(value, ErrorCode) else value.error
+        if whole:
+            request.reply(OffsetDeleteResponse(error_code=whole))
+            return
+        errors = dict(zip(known, value.errors, strict=True))
+        make = OffsetDeleteResponse.OffsetDeleteResponsePartition
+        topics = []
+        for topic in message.topics:
+            parts = []
+            for part in topic.partitions:
+                key = TopicPartition(topic.name, part.partition_index)
+                error = errors.get(key, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+                parts.append(make(partition_index=part.partition_index, error_code=error))
+            topics.append(OffsetDeleteResponse.OffsetDeleteResponseTopic(name=topic.name, partitions=parts))
+        request.reply(OffsetDeleteResponse(topics=topics))
+
+    node.groups.ask(request, events.OffsetDelete(node.token(), message.group_id, tuple(known)), answer)
+
+
+HANDLERS: dict[type, Callable[[Any, Any], Any]] = {
+    OffsetCommitRequest: offset_commit,
+    OffsetFetchRequest: offset_fetch,
+    OffsetDeleteRequest: offset_delete,
+}

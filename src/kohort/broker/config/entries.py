@@ -1,0 +1,191 @@
+"""Settings as DescribeConfigs shows them: of topics, of this broker, of groups, each with where its value comes from.
+
+Those of Kafka's that mean nothing here (controllers, replicas, TLS …) are not shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+
+from kohort.broker.config.live_settings import ALL, OF_TOPICS_ONLY, alterable
+from kohort.broker.config.settings import BROKER_NAMES, BrokerConfig
+from kohort.broker.node import Node
+from kohort.config import Setting, format_value, settings
+from kohort.groups.config import GroupConfig
+from kohort.log import FLUSH_NEVER_MS, RETENTION_CHECK_MS, LogConfig
+
+
+class Source(IntEnum):
+    """Where a value comes from, by the numbers of the protocol."""
+
+    DYNAMIC_TOPIC = 1
+    DYNAMIC_BROKER = 2
+    DYNAMIC_DEFAULT_BROKER = 3
+    STATIC_BROKER = 4
+    DEFAULT = 5
+    DYNAMIC_GROUP = 8
+
+
+class Type(IntEnum):
+    """Of what kind a value is, by the numbers of the protocol."""
+
+    BOOLEAN = 1
+    STRING = 2
+    INT = 3
+    SHORT = 4
+    LONG = 5
+    DOUBLE = 6
+    LIST = 7
+
+
+LONGS = frozenset(
+    {
+        "connections.max.idle.ms", "delete.retention.ms", "file.delete.delay.ms", "flush.messages", "flush.ms",
+        "local.retention.bytes", "local.retention.ms", "log.cleaner.backoff.ms",
+        "log.cleaner.dedupe.buffer.size", "max.compaction.lag.ms", "message.timestamp.after.max.ms",
+        "message.timestamp.before.max.ms", "min.compaction.lag.ms", "offsets.retention.check.interval.ms",
+        "retention.bytes", "retention.ms", "segment.jitter.ms", "segment.ms",
+    }
+)  # fmt: skip
+"""Settings that Kafka holds in 64 bits; other whole numbers have 32."""
+UNSET = {
+    "log.flush.interval.ms": ("log.flush.scheduler.interval.ms", str(FLUSH_NEVER_MS)),
+    "log.retention.ms": ("log.retention.hours", "168"),
+    "log.roll.jitter.ms": ("log.roll.jitter.hours", "0"),
+    "log.roll.ms": ("log.roll.hours", "168"),
+}
+"""Settings without a value of their own until they are given one, with what Kafka takes their default from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Synonym:
+    """One of the settings that a value could come from."""
+
+    name: str
+    value: str | None
+    source: Source
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One setting of a resource as it is described; `synonyms` with the one in effect first."""
+
+    name: str
+    value: str | None
+    source: Source
+    type: Type
+    why: str = ""
+    read_only: bool = True
+    synonyms: tuple[Synonym, ...] = ()
+
+
+def type_of(name: str, setting: Setting) -> Type:
+    """The kind of value that Kafka says a setting has."""
+    kinds = {bool: Type.BOOLEAN, float: Type.DOUBLE, int: Type.LONG if name in LONGS else Type.INT}
+    if "tuple" in str(setting.type):
+        return Type.LIST
+    return next((kind for python, kind in kinds.items() if setting.type in (python, python | None)), Type.STRING)
+
+
+def topic_entries(node: Node, name: str, explicit: Mapping[str, str] | None = None) -> list[Entry]:
+    """A topic's settings in effect; `explicit` are the ones set on it (those it has, when it exists)."""
+    if explicit is None:
+        explicit = node.store.topics[name].configs
+    entries = []
+    _, _, given = node.live.given
+    for key, setting in settings(LogConfig).items():
+        layers = _layers(node, BROKER_NAMES.get(key, key), setting, given)
+        if key in explicit:
+            layers.insert(0, Synonym(key, explicit[key], Source.DYNAMIC_TOPIC))
+        first = layers[0] if layers else Synonym(key, format_value(setting.default), Source.DEFAULT)
+        kind = type_of(key, setting)
+        entries.append(Entry(key, first.value, first.source, kind, setting.knob.why, False, tuple(layers)))
+    return entries
+
+
+def broker_entries(node: Node) -> list[Entry]:
+    """This broker's settings: its own, the groups', and the topics' defaults under the broker's names."""
+    entries = []
+    for cls, given in zip((BrokerConfig, GroupConfig, LogConfig), node.live.given, strict=True):
+        for key, setting in settings(cls).items():
+            if key in OF_TOPICS_ONLY:
+                continue
+            name = BROKER_NAMES.get(key, key)
+            layers = _layers(node, name, setting, given)
+            first = layers[0] if layers else Synonym(name, None, Source.DEFAULT)
+            why, fixed = setting.knob.why, name not in alterable()
+            entries.append(Entry(name, first.value, first.source, type_of(key, setting), why, fixed, tuple(layers)))
+    return [*entries, *_facts(node)]
+
+
+def _layers(node: Node, name: str, setting: Setting, given: object) -> list[Synonym]:
+    """Where a setting of the broker has values, the one in effect first."""
+    layers = []
+    for altered, source in ((str(node.id), Source.DYNAMIC_BROKER), (ALL, Source.DYNAMIC_DEFAULT_BROKER)):
+        values = node.live.altered(altered)
+        if name in values:
+            layers.append(Synonym(name, values[name], source))
+    chosen = getattr(given, setting.field)
+    if chosen != setting.default:
+        layers.append(Synonym(name, format_value(chosen), Source.STATIC_BROKER))
+    if name in UNSET:
+        layers += [Synonym(*UNSET[name], Source.DEFAULT)] if layers else []
+    elif setting.default is not None and name not in OF_TOPICS_ONLY:
+        layers.append(Synonym(name, format_value(setting.default), Source.DEFAULT))
+    return layers
+
+
+def _facts(node: Node) -> list[Entry]:
+    """What is so in this broker, under the names of Kafka's settings that would say it."""
+    listener = f"PLAINTEXT://{node.host}:{node.port}"
+    advertised = f"PLAINTEXT://{node.config.advertised_host or node.host}:{node.config.advertised_port or node.port}"
+    facts = (
+        ("listeners", listener, Type.LIST),
+        ("advertised.listeners", advertised, Type.LIST),
+        ("listener.security.protocol.map", "PLAINTEXT:PLAINTEXT", Type.STRING),
+        ("log.dirs", str(node.data_dir), Type.LIST),
+        ("broker.id", str(node.id), Type.INT),
+        ("log.cleaner.enable", "true", Type.BOOLEAN),
+        ("log.retention.check.interval.ms", str(RETENTION_CHECK_MS), Type.LONG),
+        ("log.retention.hours", "168", Type.INT),
+        ("log.roll.hours", "168", Type.INT),
+        ("offsets.topic.replication.factor", "1", Type.SHORT),
+        ("transaction.state.log.replication.factor", "1", Type.SHORT),
+        ("transaction.state.log.min.isr", "1", Type.INT),
+        ("authorizer.class.name", "", Type.STRING),
+    )
+    return [
+        Entry(name, value, Source.STATIC_BROKER, kind, synonyms=(Synonym(name, value, Source.STATIC_BROKER),))
+        for name, value, kind in facts
+    ]
+
+
+def cluster_entries(node: Node) -> list[Entry]:
+    """What was altered for all brokers."""
+    source, entries = Source.DYNAMIC_DEFAULT_BROKER, []
+    for name, value in sorted(node.live.altered(ALL).items()):
+        setting, synonyms = alterable()[name], (Synonym(name, value, source),)
+        kind = type_of(setting.knob.name, setting)
+        entries.append(Entry(name, value, source, kind, setting.knob.why, False, synonyms))
+    return entries
+
+
+def group_entries(node: Node, group: str) -> list[Entry]:
+    """A group's settings, its own or the broker's."""
+    explicit = node.group_settings.explicit(group)
+    entries = []
+    for key, setting in node.group_settings.known().items():
+        chosen = getattr(node.group_config, setting.field)
+        synonyms = []
+        if key in explicit:
+            synonyms.append(Synonym(key, explicit[key], Source.DYNAMIC_GROUP))
+        if chosen != setting.default:
+            synonyms.append(Synonym("group." + key, format_value(chosen), Source.STATIC_BROKER))
+        synonyms.append(Synonym("group." + key, format_value(setting.default), Source.DEFAULT))
+        first = synonyms[0]
+        entries.append(
+            Entry(key, first.value, first.source, type_of(key, setting), setting.knob.why, False, tuple(synonyms))
+        )
+    return entries

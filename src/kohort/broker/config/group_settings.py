@@ -1,0 +1,90 @@
+"""Settings of single groups (`consumer.heartbeat.interval.ms` …), kept in one small file of the data folder."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from kohort.broker.config.json_file import read_json, write_json
+from kohort.config import Setting, did_you_mean, parse_value, settings
+from kohort.errors import ErrorCode, InvalidInputError
+from kohort.groups.config import GroupConfig
+from kohort.groups.events import GroupSettings, GroupSettingsChanged
+
+log = logging.getLogger("kohort.broker")
+
+FILE = "group-settings.json"
+_HEARTBEAT = "consumer.heartbeat.interval.ms"
+_SESSION = "consumer.session.timeout.ms"
+
+
+class GroupSettingsFile:
+    """Reads, checks and keeps the settings; tells the shards of changes."""
+
+    def __init__(self, folder: Path, config: GroupConfig, tell: Callable[[GroupSettingsChanged], None]) -> None:
+        self._path = folder / FILE
+        self._config = config
+        self._tell = tell
+        self._by_group: dict[str, dict[str, str]] = read_json(self._path)
+
+    def known(self) -> dict[str, Setting]:
+        """The settings a group may have, with the broker setting that is their default."""
+        found = settings(GroupConfig)
+        return {name: found["group." + name] for name in (_HEARTBEAT, _SESSION)}
+
+    def names(self) -> list[str]:
+        """The groups that have settings of their own."""
+        return sorted(self._by_group)
+
+    def explicit(self, group: str) -> Mapping[str, str]:
+        """What was set for a group."""
+        return self._by_group.get(group, {})
+
+    def check(self, configs: Mapping[str, str]) -> GroupSettings:
+        """The settings as the coordinator takes them.
+
+        Raises:
+            InvalidInputError: unknown, or outside the broker's limits.
+        """
+        known = self.known()
+        values: dict[str, int] = {}
+        for name, text in configs.items():
+            if name not in known:
+                text = f"groups have no setting {name}{did_you_mean(name, known)}"
+                raise InvalidInputError(text, ErrorCode.INVALID_CONFIG)
+            try:
+                values[name] = parse_value(known[name], text, name)
+            except InvalidInputError as error:
+                raise InvalidInputError(error.message, ErrorCode.INVALID_CONFIG) from error
+        limits = self._config
+        self._within(
+            values, _HEARTBEAT, limits.consumer_min_heartbeat_interval_ms, limits.consumer_max_heartbeat_interval_ms
+        )
+        self._within(values, _SESSION, limits.consumer_min_session_timeout_ms, limits.consumer_max_session_timeout_ms)
+        return GroupSettings(values.get(_SESSION), values.get(_HEARTBEAT))
+
+    @staticmethod
+    def _within(values: Mapping[str, int], name: str, low: int, high: int) -> None:
+        if name in values and not low <= values[name] <= high:
+            raise InvalidInputError(f"{name} must be from {low} to {high} ms", ErrorCode.INVALID_CONFIG)
+
+    def set(self, group: str, configs: Mapping[str, str]) -> None:
+        """Replace a group's settings; durable when returned."""
+        parsed = self.check(configs)
+        if configs:
+            self._by_group[group] = dict(configs)
+        else:
+            self._by_group.pop(group, None)
+        write_json(self._path, self._by_group)
+        self._tell(GroupSettingsChanged(group, parsed))
+
+    def announce(self, of_shard: Callable[[str], bool]) -> None:
+        """Tell a shard that has just loaded the settings of its groups."""
+        for group, configs in self._by_group.items():
+            if not of_shard(group):
+                continue
+            try:
+                self._tell(GroupSettingsChanged(group, self.check(configs)))
+            except InvalidInputError as error:  # the broker's limits were changed since
+                log.warning("the settings of group %s are not used: %s", group, error.message)

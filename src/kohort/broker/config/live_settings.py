@@ -1,0 +1,143 @@
+"""Settings of the broker that are altered while it runs, kept in a file of the data folder. Source: KIP-226.
+
+What counts is what was altered on this broker, else what was altered for all brokers, else what the broker was started with.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from kohort.broker.config.json_file import read_json, write_json
+from kohort.broker.config.settings import BROKER_NAMES, BrokerConfig, known_names
+from kohort.config import Setting, format_value, parse_value, settings, unknown_key
+from kohort.errors import ErrorCode, InvalidInputError
+from kohort.groups.config import GroupConfig
+from kohort.log import LogConfig
+
+log = logging.getLogger("kohort.broker")
+
+FILE = "broker-settings.json"
+ALL = ""
+"""The name of what is altered for all brokers."""
+CLUSTER_WIDE = "min.insync.replicas"
+"""What every cluster has a default of for all its brokers, and no broker a value of its own (Source: KIP-966)."""
+_OF_BROKERS = (
+    "background.threads", "group.consumer.assignment.interval.ms", "log.cleaner.backoff.ms",
+    "log.cleaner.dedupe.buffer.size", "log.cleaner.io.buffer.load.factor", "log.cleaner.io.buffer.size",
+    "log.cleaner.io.max.bytes.per.second", "log.cleaner.threads", "max.connections", "max.connections.per.ip",
+    "num.io.threads", "num.network.threads", "num.recovery.threads.per.data.dir", "num.replica.fetchers",
+    "producer.id.expiration.ms", "transaction.partition.verification.enable",
+)  # fmt: skip
+OF_TOPICS_ONLY = frozenset({"follower.replication.throttled.replicas", "leader.replication.throttled.replicas"})
+"""Settings of topics that have no default at the broker."""
+
+
+@cache
+def alterable() -> dict[str, Setting]:
+    """The settings that can be altered, which are Kafka's, under the broker's names."""
+    of_brokers = settings(BrokerConfig)
+    of_logs = {BROKER_NAMES.get(key, key): found for key, found in settings(LogConfig).items()}
+    return {name: of_brokers[name] for name in _OF_BROKERS} | {
+        name: found for name, found in of_logs.items() if name not in OF_TOPICS_ONLY
+    }
+
+
+class LiveSettings:
+    """The broker's settings now.
+
+    Args:
+        folder: the data folder.
+        configs: what the broker was started with.
+
+    Attributes:
+        given: what the broker was started with.
+        broker, groups, log: what is in effect; `log` is what topics start from.
+        listeners: called after a change.
+    """
+
+    def __init__(self, folder: Path, configs: tuple[BrokerConfig, GroupConfig, LogConfig]) -> None:
+        self.given = configs
+        self.broker, self.groups, self.log = configs
+        self.listeners: list[Callable[[], None]] = []
+        self._path = folder / FILE
+        self._own = str(self.broker.node_id)
+        self._altered: dict[str, dict[str, str]] = {ALL: {}, self._own: {}, **read_json(self._path)}
+        self._altered[ALL].setdefault(CLUSTER_WIDE, format_value(self.log.min_insync_replicas))
+        for name in (ALL, self._own):
+            self._drop_unusable(self._altered[name])
+        self._take_effect()
+
+    def _drop_unusable(self, altered: dict[str, str]) -> None:
+        for key in [*altered]:
+            try:
+                _parsed(key, altered[key])
+            except InvalidInputError as error:
+                log.warning("%s: not used: %s", self._path, error.message)
+                del altered[key]
+
+    def _take_effect(self) -> None:
+        broker, _, topics = self.given
+        for altered in (self._altered[ALL], self._altered[self._own]):
+            of_broker: dict[str, Any] = {}
+            of_logs: dict[str, Any] = {}
+            for key, text in altered.items():
+                field = alterable()[key].field
+                (of_broker if key in _OF_BROKERS else of_logs)[field] = _parsed(key, text)
+            broker, topics = replace(broker, **of_broker), replace(topics, **of_logs)
+        self.broker, self.log = broker, topics
+
+    def altered(self, name: str) -> Mapping[str, str]:
+        """What was altered.
+
+        Args:
+            name: this broker's id, or `ALL`.
+
+        Raises:
+            InvalidInputError: it is neither.
+        """
+        if name not in (ALL, self._own):
+            raise InvalidInputError(f"this is broker {self._own}, not {name}")
+        return self._altered[name]
+
+    def check(self, name: str, altered: Mapping[str, str]) -> None:
+        """Whether these can be all that is altered of `name`.
+
+        Raises:
+            InvalidInputError: unknown, not to be altered while the broker runs, or not a value that it can have.
+        """
+        for key, text in altered.items():
+            self.check_key(name, key)
+            _parsed(key, text)
+        if name == ALL and CLUSTER_WIDE not in altered:
+            raise InvalidInputError(f"{CLUSTER_WIDE} of all brokers can't be removed", ErrorCode.INVALID_CONFIG)
+
+    @staticmethod
+    def check_key(name: str, key: str) -> None:
+        """Whether a setting can be altered, or what was altered taken back, for `name`. Raises InvalidInputError."""
+        if key == CLUSTER_WIDE and name != ALL:
+            raise InvalidInputError(f"{CLUSTER_WIDE} is altered for all brokers only", ErrorCode.INVALID_CONFIG)
+
+    def set(self, name: str, altered: Mapping[str, str]) -> None:
+        """Replace what is altered of `name`; durable and in effect when returned. Raises as `check` and `altered`."""
+        self.altered(name)
+        self.check(name, altered)
+        after = {**self._altered, name: dict(altered)}
+        write_json(self._path, after)
+        self._altered = after
+        self._take_effect()
+        for listener in self.listeners:
+            listener()
+
+
+def _parsed(key: str, text: str) -> Any:
+    setting = alterable().get(key)
+    if setting is not None:
+        return parse_value(setting, text, key)
+    if key in known_names():
+        raise InvalidInputError(f"{key} can't be altered while the broker runs: it is given at its start")
+    raise unknown_key(key, alterable())

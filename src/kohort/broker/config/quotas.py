@@ -1,0 +1,82 @@
+"""Quotas of users, clients and addresses, kept in a file of the data folder. They are told, not enforced. Source: KIP-546."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeAlias
+
+from kohort.broker.config.json_file import read_json, write_json
+from kohort.errors import ErrorCode, InvalidInputError
+
+FILE = "quotas.json"
+Entity: TypeAlias = tuple[tuple[str, str | None], ...]
+"""Types with names, sorted by type; None is the default of a type."""
+USER, CLIENT, IP = "user", "client-id", "ip"
+_WHOLE = {"producer_byte_rate", "consumer_byte_rate"}
+_OF_USERS = {*_WHOLE, "request_percentage", "controller_mutation_rate"}
+_OF_IPS = {"connection_creation_rate"}
+
+
+def entity_of(names: list[tuple[str, str | None]]) -> Entity:
+    """The entity that a request names.
+
+    Raises:
+        InvalidInputError: there is no such entity.
+    """
+    kinds = [kind for kind, _ in names]
+    if len(set(kinds)) < len(kinds) or not kinds:
+        raise InvalidInputError("a quota is for a user, a client-id, both, or an ip", ErrorCode.INVALID_REQUEST)
+    for kind, name in names:
+        if kind not in (USER, CLIENT, IP):
+            raise InvalidInputError(f"there are no quotas for a {kind!r}", ErrorCode.INVALID_REQUEST)
+        if name == "":
+            raise InvalidInputError(f"an empty {kind}", ErrorCode.INVALID_REQUEST)
+    if IP in kinds and len(kinds) > 1:
+        raise InvalidInputError("an ip has quotas by itself only", ErrorCode.INVALID_REQUEST)
+    return tuple(sorted(names))
+
+
+def check(entity: Entity, key: str, value: float) -> None:
+    """Whether an entity can have this quota.
+
+    Raises:
+        InvalidInputError: it can't.
+    """
+    address = dict(entity).get(IP)
+    if address is not None:
+        try:
+            ipaddress.ip_address(address)
+        except ValueError:
+            raise InvalidInputError(f"{address} is no address", ErrorCode.INVALID_REQUEST) from None
+    if key not in (_OF_IPS if entity[0][0] == IP else _OF_USERS):
+        raise InvalidInputError(f"there is no quota {key} here", ErrorCode.INVALID_REQUEST)
+    if value <= 0 or ((key in _WHOLE or key in _OF_IPS) and value != int(value)):
+        raise InvalidInputError(f"{key} can't be {value}", ErrorCode.INVALID_REQUEST)
+
+
+class Quotas:
+    """What was set, by entity."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / FILE
+        self._by_entity: dict[Entity, dict[str, float]] = {
+            tuple((kind, name) for kind, name in json.loads(key)): values
+            for key, values in read_json(self._path).items()
+        }
+
+    def all(self) -> Mapping[Entity, Mapping[str, float]]:
+        """Every entity with quotas of its own."""
+        return self._by_entity
+
+    def change(self, entity: Entity, values: Mapping[str, float | None]) -> None:
+        """Set quotas, or take away those that are None; durable when returned."""
+        after = dict(self._by_entity)
+        kept = {**after.pop(entity, {}), **values}
+        left = {key: value for key, value in kept.items() if value is not None}
+        if left:
+            after[entity] = left
+        write_json(self._path, {json.dumps(each): found for each, found in after.items()})
+        self._by_entity = after

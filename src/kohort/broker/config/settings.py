@@ -1,0 +1,296 @@
+"""The broker's own settings, under Kafka's property names.
+
+Settings of the group coordinator are in `kohort.groups.config`, settings of topics in `kohort.log`; the broker takes
+the properties of all three in one mapping (`broker_configs`).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from kohort.broker.config.single_broker import known_facts, own_properties
+from kohort.config import from_properties_many, knob, settings, unknown_key
+from kohort.errors import InvalidInputError
+from kohort.groups.config import GroupConfig
+from kohort.journal.checked import ON_CORRUPTION
+from kohort.log import LogConfig
+
+MIB = 1 << 20
+DAY_MS = 86_400_000
+_ONE_LOOP = "taken as it is: one thread serves all"
+_CLEANER = "taken as it is: compaction reads a segment at a time"
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerConfig:
+    """How one broker serves. Names and defaults are Kafka's, except where `why` says otherwise."""
+
+    node_id: int = knob("node.id", 1, low=0, high=2**31 - 1, aliases=("broker.id",), why="this broker's id in metadata")
+    rack: str | None = knob("broker.rack", None, why="given to clients that fetch or assign by rack")
+    cluster_id: str | None = knob("cluster.id", None, why="fixes the cluster id; made up and kept when not given")
+    advertised_host: str | None = knob(
+        "advertised.host.name", None, why="the host that metadata names; the address a client reached us at otherwise"
+    )
+    advertised_port: int | None = knob(
+        "advertised.port", None, low=1, high=65535, why="the port that metadata names; the listening one otherwise"
+    )
+
+    num_partitions: int = knob(
+        "num.partitions", 1, low=1, high=10_000, why="partitions of a topic made without a count"
+    )
+    auto_create_topics: bool = knob("auto.create.topics.enable", True, why="a metadata request may create a topic")
+    default_replication_factor: int = knob(
+        "default.replication.factor", 1, low=1, high=1, why="there is one broker, so one replica"
+    )
+    delete_topics: bool = knob("delete.topic.enable", True, why="off: topics can't be deleted by clients")
+    max_partitions: int = knob(
+        "max.partitions",
+        100_000,
+        low=1,
+        unit="partitions",
+        why="each costs about 3 KB of memory, and a folder and files once it is written to (Kafka: no limit)",
+    )
+
+    request_bytes_max: int = knob(
+        "socket.request.max.bytes", 100 * MIB, low=1024, high=2**31 - 1, unit="bytes", why="bounds one request's memory"
+    )
+    fetch_bytes_max: int = knob(
+        "fetch.max.bytes", 55 * MIB, low=1024, high=2**31 - 1, unit="bytes", why="the largest answer to one fetch"
+    )
+    connections_max: int = knob(
+        "max.connections", 20_000, low=1, unit="connections", why="bounds sockets and their buffers (Kafka: no limit)"
+    )
+    connections_max_per_ip: int = knob(
+        "max.connections.per.ip", 2**31 - 1, low=0, unit="connections", why="one host can't take all connections"
+    )
+    connection_idle_ms: int = knob(
+        "connections.max.idle.ms", 600_000, low=1_000, unit="ms", why="a connection that says nothing is closed"
+    )
+    send_buffer_bytes: int = knob(
+        "socket.send.buffer.bytes",
+        102_400,
+        low=-1,
+        high=2**31 - 1,
+        unit="bytes",
+        why="what lies in a short buffer is still in the processor's cache when its reader copies it; -1: the system's choice",
+    )
+    receive_buffer_bytes: int = knob(
+        "socket.receive.buffer.bytes",
+        -1,
+        low=-1,
+        high=2**31 - 1,
+        unit="bytes",
+        why="-1: the system's choice, since large requests arrive in fewer pieces (Kafka: 102,400)",
+    )
+    listen_backlog: int = knob(
+        "socket.listen.backlog.size",
+        4096,
+        low=1,
+        high=65535,
+        unit="connections",
+        why="thousands of members that come back at once must not be dropped (Kafka: 50)",
+    )
+    queued_requests_max: int = knob(
+        "queued.max.requests",
+        500,
+        low=1,
+        unit="requests",
+        why="requests of one connection that may wait for an answer; reading stops beyond it",
+    )
+    queued_bytes_max: int = knob(
+        "queued.max.response.bytes",
+        64 * MIB,
+        low=MIB,
+        unit="bytes",
+        why="answers of one connection that its client has not taken; reading stops beyond it",
+    )
+    fetch_sessions_max: int = knob(
+        "max.incremental.fetch.session.cache.slots",
+        1000,
+        low=0,
+        unit="sessions",
+        why="bounds the memory of incremental fetch sessions; clients beyond it send whole requests",
+    )
+
+    offsets_partitions: int = knob(
+        "offsets.topic.num.partitions",
+        8,
+        low=1,
+        high=1000,
+        unit="partitions",
+        why="group shards of a new data folder (Kafka: 50; one process gains nothing from more)",
+    )
+    offsets_load_on_corruption: str = knob(
+        ON_CORRUPTION,
+        "refuse",
+        choices=("refuse", "older"),
+        why="what becomes of a partition of __consumer_offsets or __transaction_state that is damaged: its groups or "
+        "transactional ids are not served (UNKNOWN_SERVER_ERROR), or what can be read of it is, older values where newer ones are "
+        "lost; the log says which (Kafka: not served)",
+    )
+    transaction_partitions: int = knob(
+        "transaction.state.log.num.partitions",
+        4,
+        low=1,
+        high=1000,
+        unit="partitions",
+        why="transaction shards of a new data folder (Kafka: 50)",
+    )
+    transaction_timeout_max_ms: int = knob(
+        "transaction.max.timeout.ms", 900_000, low=1, unit="ms", why="the longest timeout a producer may ask for"
+    )
+    transactional_id_expiration_ms: int = knob(
+        "transactional.id.expiration.ms", 7 * DAY_MS, low=1, unit="ms", why="unused transactional ids are forgotten"
+    )
+    transaction_abort_interval_ms: int = knob(
+        "transaction.abort.timed.out.transaction.cleanup.interval.ms",
+        1_000,
+        low=10,
+        unit="ms",
+        why="how often transactions past their timeout are looked for (Kafka: 10 s)",
+    )
+    metrics_listen: str | None = knob(
+        "metrics.listen", None, why="HOST:PORT where Prometheus reads the broker's figures; nowhere when not given"
+    )
+    shutdown_ms: int = knob(
+        "shutdown.grace.ms", 5_000, low=0, unit="ms", why="answers under way get this long when the broker ends"
+    )
+    producer_id_expiration_ms: int = knob(
+        "producer.id.expiration.ms",
+        DAY_MS,
+        low=1,
+        high=2**31 - 1,
+        unit="ms",
+        why="the sequences of a producer that has been silent for so long are forgotten",
+    )
+
+    background_threads: int = knob("background.threads", 10, low=1, why=_ONE_LOOP)
+    io_threads: int = knob("num.io.threads", 8, low=1, why=_ONE_LOOP)
+    network_threads: int = knob("num.network.threads", 3, low=1, why=_ONE_LOOP)
+    recovery_threads: int = knob(
+        "num.recovery.threads.per.data.dir", 2, low=1, why="taken as it is: logs are opened one after the other"
+    )
+    replica_fetchers: int = knob("num.replica.fetchers", 1, low=1, why="taken as it is: there is one replica")
+    cleaner_threads: int = knob("log.cleaner.threads", 1, low=0, why=_ONE_LOOP)
+    cleaner_backoff_ms: int = knob(
+        "log.cleaner.backoff.ms", 15_000, low=0, unit="ms", why="taken as it is: the logs are looked at every 5 s"
+    )
+    cleaner_rate: float = knob(
+        "log.cleaner.io.max.bytes.per.second", sys.float_info.max, unit="bytes", why="taken as it is: by slices of time"
+    )
+    cleaner_dedupe_bytes: int = knob("log.cleaner.dedupe.buffer.size", 128 * MIB, low=1, unit="bytes", why=_CLEANER)
+    cleaner_load_factor: float = knob("log.cleaner.io.buffer.load.factor", 0.9, low=0.0, why=_CLEANER)
+    cleaner_io_bytes: int = knob("log.cleaner.io.buffer.size", 512 << 10, low=0, unit="bytes", why=_CLEANER)
+    assignment_interval_ms: int = knob(
+        "group.consumer.assignment.interval.ms",
+        1_000,
+        low=0,
+        high=15_000,
+        unit="ms",
+        why="taken as it is: a target is made when it is needed",
+    )
+    verify_transactions: bool = knob(
+        "transaction.partition.verification.enable", True, why="taken as it is: the coordinator is in the same process"
+    )
+
+    @property
+    def older_values(self) -> bool:
+        """Whether a damaged journal is served as far as it can be read."""
+        return self.offsets_load_on_corruption == "older"
+
+
+def parse_listen(listen: str) -> tuple[str, int]:
+    """The host and port of `HOST:PORT`, `[V6]:PORT` or `PLAINTEXT://HOST:PORT`.
+
+    Raises:
+        InvalidInputError: it is none of these.
+    """
+    address = listen.removeprefix("PLAINTEXT://")
+    host, colon, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not port.isdecimal() or int(port) > 65535:
+        raise InvalidInputError(f"the address to listen on must be HOST:PORT, not {listen!r}")
+    return host or "127.0.0.1", int(port)
+
+
+HOUR_MS = 3_600_000
+LOG_NAMES = {
+    "log.cleaner.delete.retention.ms": "delete.retention.ms",
+    "log.cleaner.min.cleanable.ratio": "min.cleanable.dirty.ratio",
+    "log.cleaner.max.compaction.lag.ms": "max.compaction.lag.ms",
+    "log.cleaner.min.compaction.lag.ms": "min.compaction.lag.ms",
+    "log.cleanup.policy": "cleanup.policy",
+    "log.flush.interval.messages": "flush.messages",
+    "log.flush.interval.ms": "flush.ms",
+    "log.index.interval.bytes": "index.interval.bytes",
+    "log.index.size.max.bytes": "segment.index.bytes",
+    "log.local.retention.bytes": "local.retention.bytes",
+    "log.local.retention.ms": "local.retention.ms",
+    "log.message.timestamp.after.max.ms": "message.timestamp.after.max.ms",
+    "log.message.timestamp.before.max.ms": "message.timestamp.before.max.ms",
+    "log.message.timestamp.type": "message.timestamp.type",
+    "log.preallocate": "preallocate",
+    "log.retention.bytes": "retention.bytes",
+    "log.retention.ms": "retention.ms",
+    "log.roll.jitter.ms": "segment.jitter.ms",
+    "log.roll.ms": "segment.ms",
+    "log.segment.bytes": "segment.bytes",
+    "log.segment.delete.delay.ms": "file.delete.delay.ms",
+    "message.max.bytes": "max.message.bytes",
+}
+"""Kafka's broker names of what topics start from."""
+BROKER_NAMES = {topic: broker for broker, topic in LOG_NAMES.items()}
+"""What the broker calls the default of a topic's setting, where that is another name."""
+_LOG_UNITS = {
+    "log.retention.minutes": ("retention.ms", 60_000),
+    "log.retention.hours": ("retention.ms", HOUR_MS),
+    "log.roll.hours": ("segment.ms", HOUR_MS),
+    "log.roll.jitter.hours": ("segment.jitter.ms", HOUR_MS),
+    "log.flush.scheduler.interval.ms": ("flush.ms", 1),
+}
+"""Kafka's names of the same in other units; where several are given, the earlier one counts, and the names above before."""
+
+
+def broker_configs(properties: Mapping[str, Any]) -> tuple[BrokerConfig, GroupConfig, LogConfig]:
+    """The configurations of broker, groups and topics (their defaults) from one mapping of properties.
+
+    Raises:
+        InvalidInputError: an unknown key (naming the nearest), a bad value, or one of Kafka's settings that asks for what
+            one broker can't have.
+    """
+    given = own_properties({key: value for key, value in properties.items() if value is not None})
+    plain = {key: value for key, value in given.items() if key not in LOG_NAMES and key not in _LOG_UNITS}
+    for key, name in LOG_NAMES.items():
+        if key in given:
+            plain.setdefault(name, given[key])
+    for key, (name, factor) in _LOG_UNITS.items():
+        if key in given:
+            plain.setdefault(name, _scaled(key, given[key], factor))
+    unknown = [key for key in plain if key not in known_names() and not _is_alias(key)]
+    if unknown:
+        raise unknown_key(unknown[0], known_names())
+    broker, groups, log = from_properties_many((BrokerConfig, GroupConfig, LogConfig), plain)
+    return broker, groups, log
+
+
+@cache
+def known_names() -> tuple[str, ...]:
+    """Every property that a broker can be started with, without aliases."""
+    own = (*settings(BrokerConfig), *settings(GroupConfig), *settings(LogConfig), *LOG_NAMES, *_LOG_UNITS)
+    return (*own, *known_facts())
+
+
+def _is_alias(key: str) -> bool:
+    return any(key in setting.knob.aliases for setting in settings(BrokerConfig).values())
+
+
+def _scaled(key: str, value: Any, factor: int) -> int:
+    try:
+        number = int(value)
+    except (TypeError, ValueError):
+        raise InvalidInputError(f"{key} must be a whole number, not {value!r}") from None
+    return number * factor if number >= 0 else number

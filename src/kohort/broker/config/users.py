@@ -1,0 +1,51 @@
+"""SCRAM credentials of users, kept in a file of the data folder as Kafka keeps them: never the password. Source: KIP-554."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Iterable
+from pathlib import Path
+
+from kohort.broker.config.json_file import read_json, write_json
+
+FILE = "users.json"
+MECHANISMS = {1: "SCRAM-SHA-256", 2: "SCRAM-SHA-512"}
+ITERATIONS_MIN, ITERATIONS_MAX = 4096, 16384
+
+
+class Users:
+    """Who has credentials, in which mechanisms."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / FILE
+        self._by_name: dict[str, dict[str, dict[str, str | int]]] = read_json(self._path)
+
+    def names(self) -> list[str]:
+        """Everyone with a credential."""
+        return sorted(self._by_name)
+
+    def iterations(self, user: str) -> dict[int, int]:
+        """The mechanisms a user has, with their iterations."""
+        found = self._by_name.get(user, {})
+        return {number: int(found[name]["iterations"]) for number, name in MECHANISMS.items() if name in found}
+
+    def change(
+        self, deletions: Iterable[tuple[str, int]], upsertions: Iterable[tuple[str, int, int, bytes, bytes]]
+    ) -> None:
+        """Delete (user, mechanism) and set (user, mechanism, iterations, salt, salted password); durable when returned."""
+        after = {name: dict(found) for name, found in self._by_name.items()}
+        for user, mechanism in deletions:
+            after[user].pop(MECHANISMS[mechanism])
+        for user, mechanism, iterations, salt, salted in upsertions:
+            digest = hashlib.sha256 if mechanism == 1 else hashlib.sha512
+            client_key = hmac.digest(salted, b"Client Key", digest)
+            after.setdefault(user, {})[MECHANISMS[mechanism]] = {
+                "iterations": iterations,
+                "salt": salt.hex(),
+                "stored_key": digest(client_key).hexdigest(),
+                "server_key": hmac.digest(salted, b"Server Key", digest).hex(),
+            }
+        after = {name: found for name, found in after.items() if found}
+        write_json(self._path, after)
+        self._by_name = after

@@ -1,0 +1,1 @@
+"""Connections: bytes in, requests to their handlers, answers out in order."""

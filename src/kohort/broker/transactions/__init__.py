@@ -1,0 +1,1 @@
+"""The coordinator of transactions, its log, and producer ids."""

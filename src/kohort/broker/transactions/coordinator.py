@@ -1,0 +1,461 @@
+"""The transaction coordinator: who may write under a transactional id, and how its transactions end.
+
+| status | init | add partitions | end |
+|---|---|---|---|
+| EMPTY, COMPLETE_* | next epoch, EMPTY | ONGOING | the same outcome again: done; else refused |
+| ONGOING | the epoch is bumped, the transaction aborted, then as after that | more partitions | PREPARE_* is written, markers, COMPLETE_* |
+| PREPARE_* | waits for the end | CONCURRENT_TRANSACTIONS | the same outcome: waits for the end; else refused |
+
+A state is written to the log before it counts. What ends a transaction is the record PREPARE_*: a crash after it goes on
+with the markers, which may be written twice and do nothing the second time. A transaction past its timeout is aborted with
+a new epoch, so that its producer is fenced. Source: KIP-98, KIP-360, KIP-890.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from kohort.broker.config.settings import BrokerConfig
+from kohort.broker.shards import GroupShards
+from kohort.broker.topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC, Topics
+from kohort.broker.transactions.log import Status, Transaction, TransactionLog
+from kohort.broker.waits import Waits
+from kohort.errors import ErrorCode, KafkaError
+from kohort.groups.events import TransactionEnded
+from kohort.ids import TopicPartition
+from kohort.log import LogStore
+from kohort.log.markers import Marker
+from kohort.wire.batch import parse_header
+from kohort.wire.schema import Buffer
+
+log = logging.getLogger("kohort.transactions")
+
+Done: TypeAlias = Callable[[ErrorCode, int, int], None]
+"""Takes the error, producer id and epoch that answer a request."""
+
+EPOCH_MAX = 32_766
+"""The last epoch a producer gets; the one above is for fencing it."""
+COORDINATOR_EPOCH = 0
+RETRY_S = 0.5
+EXPIRE_CHECK_S = 60.0
+IDS_MAX = 100_000
+"""Transactional ids known at once: bounds the memory."""
+CONFIGS = {"cleanup.policy": "compact", "segment.bytes": "104857600"}
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionHost:
+    """What the coordinator needs of the broker."""
+
+    loop: asyncio.AbstractEventLoop
+    store: LogStore
+    config: BrokerConfig
+    topics: Topics
+    groups: GroupShards
+    waits: Waits
+    fresh_producer_id: Callable[[], int]
+    token: Callable[[], int]
+
+
+class Transactions:
+    """Every transactional id of this broker. All methods run on the loop."""
+
+    def __init__(self, host: TransactionHost) -> None:
+        self._host = host
+        self._log = TransactionLog(host.store, older_values=host.config.older_values)
+        self._known: dict[str, Transaction] = {}
+        self._unmarked: dict[str, set[TopicPartition]] = {}
+        self._retries: dict[str, asyncio.TimerHandle] = {}
+        self._waiting: dict[str, list[Callable[[], None]]] = {}
+        self._closed = False
+
+    def start(self) -> None:
+        """Load the log, go on with what was being ended, and begin to look for timeouts."""
+        if TRANSACTIONS_TOPIC in self._host.store.topics:
+            for transactional_id, transaction in self._log.read():
+                if transaction is None:
+                    self._known.pop(transactional_id, None)
+                else:
+                    self._known[transactional_id] = transaction
+        for transaction in list(self._known.values()):
+            if transaction.status.preparing:
+                self._begin_markers(transaction)
+        self._check_timeouts()
+        self._host.loop.call_later(EXPIRE_CHECK_S, self._expire)
+
+    def close(self) -> None:
+        """Stop; what is not done is gone on with at the next start."""
+        self._closed = True
+
+    def all(self) -> Iterable[Transaction]:
+        """Every id, for tools."""
+        return self._known.values()
+
+    def get(self, transactional_id: str) -> Transaction | None:
+        """One id's state."""
+        return self._known.get(transactional_id)
+
+    def serves(self, transactional_id: str) -> bool:
+        """Whether anything can be said of an id: not where its partition of the log is damaged."""
+        return self._log.serves(transactional_id)
+
+    def _save(self, transaction: Transaction) -> Transaction:
+        """Make a state durable and current. Raises OSError."""
+        if TRANSACTIONS_TOPIC not in self._host.store.topics:
+            self._host.topics.create(TRANSACTIONS_TOPIC, self._host.config.transaction_partitions, CONFIGS)
+        now_ms = _wall_ms()
+        transaction = replace(transaction, update_ms=now_ms)
+        self._log.write(transaction, now_ms)
+        self._known[transaction.id] = transaction
+        return transaction
+
+    # -- beginning
+
+    def init(self, transactional_id: str, timeout_ms: int, producer: tuple[int, int], done: Done) -> None:
+        """Give a producer its id and epoch; an unfinished transaction of an older one is aborted first.
+
+        Args:
+            transactional_id: what the producer calls itself.
+            timeout_ms: of its transactions.
+            producer: the id and epoch it has, to go on with the next epoch; (-1, -1): none.
+            done: called once.
+        """
+        if not 0 < timeout_ms <= self._host.config.transaction_timeout_max_ms:
+            done(ErrorCode.INVALID_TRANSACTION_TIMEOUT, -1, -1)
+            return
+        if not self.serves(transactional_id):
+            done(ErrorCode.UNKNOWN_SERVER_ERROR, -1, -1)
+            return
+        known = self._known.get(transactional_id)
+        if known is None:
+            if len(self._known) >= IDS_MAX:
+                done(ErrorCode.POLICY_VIOLATION, -1, -1)
+                return
+            made = Transaction(transactional_id, self._host.fresh_producer_id(), 0, timeout_ms)
+            self._answer(made, done)
+            return
+        if producer[0] != -1 and not _is_producer(known, *producer):
+            done(ErrorCode.PRODUCER_FENCED, -1, -1)
+            return
+        if known.status is Status.ONGOING:
+            if not self._fence(known):
+                done(ErrorCode.COORDINATOR_NOT_AVAILABLE, -1, -1)
+                return
+            producer = (-1, -1)
+        if self._known[transactional_id].status.preparing:
+            self._when_ended(transactional_id, lambda: self.init(transactional_id, timeout_ms, (-1, -1), done))
+            return
+        known = self._known[transactional_id]
+        if producer[0] != -1 and producer != (known.producer_id, known.epoch):
+            done(ErrorCode.NONE, known.producer_id, known.epoch)  # the answer was lost; nothing was written since
+            return
+        self._answer(self._bumped(replace(known, timeout_ms=timeout_ms)), done)
+
+    def _bumped(self, known: Transaction) -> Transaction:
+        """The producer's next epoch, or the next producer id when epochs have run out."""
+        fresh = replace(known, status=Status.EMPTY, partitions=(), start_ms=-1, next_producer_id=-1)
+        if known.epoch < EPOCH_MAX:
+            return replace(fresh, epoch=known.epoch + 1)
+        return replace(
+            fresh, producer_id=self._host.fresh_producer_id(), previous_producer_id=known.producer_id, epoch=0
+        )
+
+    def _answer(self, transaction: Transaction, done: Done) -> None:
+        try:
+            saved = self._save(transaction)
+        except OSError as error:
+            log.error("transactional id %s could not be written: %s", transaction.id, error)
+            done(ErrorCode.COORDINATOR_NOT_AVAILABLE, -1, -1)
+            return
+        done(ErrorCode.NONE, saved.producer_id, saved.epoch)
+
+    # -- writing
+
+    def add(self, transactional_id: str, producer: tuple[int, int], partitions: Iterable[TopicPartition]) -> ErrorCode:
+        """Take partitions into the transaction, which begins with the first."""
+        known, error = self._check(transactional_id, producer)
+        if known is None or error:
+            return error
+        new = [
+            tp for tp in dict.fromkeys(partitions) if known.status is not Status.ONGOING or tp not in known.partitions
+        ]
+        if not new:
+            return ErrorCode.NONE
+        ongoing = known.status is Status.ONGOING
+        begun = replace(
+            known,
+            status=Status.ONGOING,
+            partitions=(*known.partitions, *new) if ongoing else tuple(new),
+            start_ms=known.start_ms if ongoing else _wall_ms(),
+        )
+        try:
+            self._save(begun)
+        except OSError as failure:
+            log.error("transactional id %s could not be written: %s", transactional_id, failure)
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
+        return ErrorCode.NONE
+
+    def check_produce(self, transactional_id: str, partition: TopicPartition, records: Buffer, adds: bool) -> None:
+        """Whether a producer may write these batches; takes the partition in if the request's version says so.
+
+        Raises:
+            KafkaError: it may not.
+        """
+        header = parse_header(records)
+        producer = (header.producer_id, header.producer_epoch)
+        if not header.is_transactional:
+            raise KafkaError("a batch outside any transaction", ErrorCode.INVALID_RECORD)
+        if adds:
+            error = self.add(transactional_id, producer, [partition])
+        else:
+            error = self.check_member(transactional_id, producer, partition)
+        if error is ErrorCode.PRODUCER_FENCED:
+            error = ErrorCode.INVALID_PRODUCER_EPOCH
+        if error:
+            raise KafkaError(f"transaction {transactional_id}: {error.text}", error)
+
+    def check_member(self, transactional_id: str, producer: tuple[int, int], partition: TopicPartition) -> ErrorCode:
+        """Whether a partition is part of the producer's transaction."""
+        known, error = self._check(transactional_id, producer)
+        if known is None or error:
+            return error
+        if known.status is not Status.ONGOING or partition not in known.partitions:
+            return ErrorCode.INVALID_TXN_STATE
+        return ErrorCode.NONE
+
+    def _check(self, transactional_id: str, producer: tuple[int, int]) -> tuple[Transaction | None, ErrorCode]:
+        known = self._known.get(transactional_id)
+        if not transactional_id:
+            return None, ErrorCode.INVALID_REQUEST
+        if known is None and not self.serves(transactional_id):
+            return None, ErrorCode.UNKNOWN_SERVER_ERROR
+        if known is None or known.producer_id != producer[0]:
+            return None, ErrorCode.INVALID_PRODUCER_ID_MAPPING
+        if known.epoch != producer[1]:
+            return None, ErrorCode.PRODUCER_FENCED
+        if known.status.preparing:
+            return None, ErrorCode.CONCURRENT_TRANSACTIONS
+        return known, ErrorCode.NONE
+
+    # -- ending
+
+    def end(self, transactional_id: str, producer: tuple[int, int], commit: bool, new_epoch: bool, done: Done) -> None:
+        """Commit or abort; answered when all markers are written.
+
+        Args:
+            transactional_id: whose transaction.
+            producer: its id and epoch.
+            commit: else abort.
+            new_epoch: the producer goes on with the next epoch (KIP-890).
+            done: called once.
+        """
+        known = self._known.get(transactional_id)
+        if known is None or producer[0] not in (known.producer_id, known.previous_producer_id):
+            error = ErrorCode.INVALID_PRODUCER_ID_MAPPING if transactional_id else ErrorCode.INVALID_REQUEST
+            if not self.serves(transactional_id):
+                error = ErrorCode.UNKNOWN_SERVER_ERROR
+            done(error, -1, -1)
+            return
+        outcome = (
+            (Status.COMPLETE_COMMIT, Status.PREPARE_COMMIT) if commit else (Status.COMPLETE_ABORT, Status.PREPARE_ABORT)
+        )
+        again = new_epoch and (
+            producer == (known.producer_id, known.epoch - 1) or producer[0] == known.previous_producer_id
+        )
+        if producer != (known.producer_id, known.epoch) and not again:
+            done(ErrorCode.PRODUCER_FENCED, -1, -1)
+            return
+        if known.status in outcome and (again or not new_epoch):
+            self._when_ended(transactional_id, lambda: self._tell_end(transactional_id, done))
+        elif again:
+            fenced = known.status in (Status.ONGOING, Status.EMPTY)
+            done(ErrorCode.PRODUCER_FENCED if fenced else ErrorCode.INVALID_TXN_STATE, -1, -1)
+        elif known.status is Status.ONGOING or (new_epoch and not commit and not known.status.preparing):
+            self._end(known, commit, new_epoch, done)
+        elif known.status.preparing:
+            done(ErrorCode.CONCURRENT_TRANSACTIONS, -1, -1)
+        else:
+            done(ErrorCode.INVALID_TXN_STATE, -1, -1)
+
+    def _tell_end(self, transactional_id: str, done: Done) -> None:
+        known = self._known[transactional_id]
+        done(ErrorCode.NONE, known.producer_id, known.epoch)
+
+    def _end(self, known: Transaction, commit: bool, new_epoch: bool, done: Done) -> None:
+        """Make the outcome durable and write the markers."""
+        prepared = replace(
+            known,
+            status=Status.PREPARE_COMMIT if commit else Status.PREPARE_ABORT,
+            partitions=known.partitions if known.status is Status.ONGOING else (),
+            start_ms=known.start_ms if known.status is Status.ONGOING else _wall_ms(),
+            client_version=2 if new_epoch else 0,
+        )
+        if new_epoch:
+            prepared = replace(prepared, epoch=known.epoch + 1)
+            if prepared.epoch > EPOCH_MAX:
+                prepared = replace(prepared, next_producer_id=self._host.fresh_producer_id())
+        try:
+            prepared = self._save(prepared)
+        except OSError as error:
+            log.error("the end of transaction %s could not be written: %s", known.id, error)
+            done(ErrorCode.COORDINATOR_NOT_AVAILABLE, -1, -1)
+            return
+        self._begin_markers(prepared)
+        self._when_ended(known.id, lambda: self._tell_end(known.id, done))
+
+    def _fence(self, known: Transaction) -> bool:
+        """Abort under a new epoch: the producer of the old one can't write any more. False: it can't be written."""
+        aborted = replace(known, status=Status.PREPARE_ABORT, epoch=known.epoch + 1)
+        try:
+            self._begin_markers(self._save(aborted))
+        except OSError as error:
+            log.error("transaction %s could not be aborted: %s", known.id, error)
+            return False
+        return True
+
+    def _when_ended(self, transactional_id: str, then: Callable[[], None]) -> None:
+        if self._known[transactional_id].status.preparing:
+            self._waiting.setdefault(transactional_id, []).append(then)
+        else:
+            then()
+
+    # -- markers
+
+    def _begin_markers(self, transaction: Transaction) -> None:
+        self._unmarked[transaction.id] = set(transaction.partitions)
+        self._write_markers(transaction.id)
+
+    def _write_markers(self, transactional_id: str) -> None:
+        """Write the markers that are missing, then complete; try again later where something failed."""
+        transaction = self._known[transactional_id]
+        retry = self._retries.pop(transactional_id, None)
+        if retry is not None:
+            retry.cancel()
+        if self._closed or not transaction.status.preparing:
+            return
+        unmarked = self._unmarked[transactional_id]
+        failed = False
+        for tp in [each for each in transaction.partitions if each in unmarked]:
+            if tp.topic == OFFSETS_TOPIC:
+                self._mark_offsets(transaction, tp)
+            elif self._mark(transaction, tp):
+                unmarked.discard(tp)
+            else:
+                failed = True
+        if not unmarked and not self._complete(transaction):
+            failed = True
+        if failed:
+            self._retry_markers(transactional_id)
+
+    def _retry_markers(self, transactional_id: str) -> None:
+        """Write what is missing later: once, however many of its markers failed."""
+        if transactional_id not in self._retries:
+            retry = self._host.loop.call_later(RETRY_S, self._write_markers, transactional_id)
+            self._retries[transactional_id] = retry
+
+    def _mark(self, transaction: Transaction, tp: TopicPartition) -> bool:
+        target = self._host.store.get(*tp)
+        if target is None:  # deleted since: nothing is left to mark
+            return True
+        commit = transaction.status is Status.PREPARE_COMMIT
+        try:
+            target.append_marker(
+                Marker(transaction.producer_id, transaction.epoch, commit, COORDINATOR_EPOCH), _wall_ms()
+            )
+        except KafkaError as error:
+            log.error("transaction %s: no marker in %s: %s", transaction.id, tp, error)
+        except OSError as error:
+            log.error("transaction %s: the marker in %s could not be written: %s", transaction.id, tp, error)
+            return False
+        self._host.waits.changed([target])
+        return True
+
+    def _mark_offsets(self, transaction: Transaction, tp: TopicPartition) -> None:
+        """Have a group shard write the marker: the offsets of the transaction count with it."""
+        transactional_id = transaction.id
+        commit = transaction.status is Status.PREPARE_COMMIT
+
+        def marked(value: object) -> None:
+            error = value if isinstance(value, ErrorCode) else getattr(value, "error", ErrorCode.NONE)
+            if error:  # the shard is loading
+                self._retry_markers(transactional_id)
+                return
+            unmarked = self._unmarked.get(transactional_id)
+            if unmarked is None:
+                return
+            unmarked.discard(tp)
+            current = self._known[transactional_id]
+            if not unmarked and current.status.preparing and not self._complete(current):
+                self._retry_markers(transactional_id)
+
+        event = TransactionEnded(transaction.producer_id, transaction.epoch, commit, self._host.token())
+        self._host.groups.at(tp.partition).ask(event, marked)
+
+    def _complete(self, transaction: Transaction) -> bool:
+        """All markers are there."""
+        commit = transaction.status is Status.PREPARE_COMMIT
+        done = replace(transaction, status=Status.COMPLETE_COMMIT if commit else Status.COMPLETE_ABORT, partitions=())
+        if done.next_producer_id != -1:
+            done = replace(
+                done,
+                previous_producer_id=done.producer_id,
+                producer_id=done.next_producer_id,
+                next_producer_id=-1,
+                epoch=0,
+            )
+        try:
+            self._save(done)
+        except OSError as error:
+            log.error("the end of transaction %s could not be written: %s", transaction.id, error)
+            return False
+        del self._unmarked[transaction.id]
+        for then in self._waiting.pop(transaction.id, ()):
+            then()
+        return True
+
+    # -- time
+
+    def _check_timeouts(self) -> None:
+        if self._closed:
+            return
+        now_ms = _wall_ms()
+        for transaction in list(self._known.values()):
+            if transaction.status is Status.ONGOING and now_ms - transaction.start_ms > transaction.timeout_ms:
+                log.warning(
+                    "transaction %s is aborted: open for longer than its timeout of %d ms",
+                    transaction.id,
+                    transaction.timeout_ms,
+                )
+                self._fence(transaction)
+        self._host.loop.call_later(self._host.config.transaction_abort_interval_ms / 1000, self._check_timeouts)
+
+    def _expire(self) -> None:
+        if self._closed:
+            return
+        before = _wall_ms() - self._host.config.transactional_id_expiration_ms
+        settled = (Status.EMPTY, Status.COMPLETE_COMMIT, Status.COMPLETE_ABORT)
+        for transaction in list(self._known.values()):
+            if transaction.status in settled and transaction.update_ms < before:
+                try:
+                    self._log.forget(transaction.id, _wall_ms())
+                except OSError as error:
+                    log.error("transactional id %s could not be forgotten: %s", transaction.id, error)
+                    break
+                del self._known[transaction.id]
+        self._host.loop.call_later(EXPIRE_CHECK_S, self._expire)
+
+
+def _is_producer(known: Transaction, producer_id: int, epoch: int) -> bool:
+    """Whether someone who names this id and epoch is the current producer, or was it just before."""
+    if producer_id == known.producer_id:
+        return epoch in (known.epoch, known.epoch - 1)
+    return producer_id == known.previous_producer_id and known.epoch == 0
+
+
+def _wall_ms() -> int:
+    return time.time_ns() // 1_000_000

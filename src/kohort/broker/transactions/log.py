@@ -1,0 +1,214 @@
+"""Where transactions are kept: the partitions of `__transaction_state`, in Kafka's own record schemas."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+
+from kohort.broker.shards import java_hash
+from kohort.broker.topics import TRANSACTIONS_TOPIC
+from kohort.errors import CorruptDataError
+from kohort.ids import TopicPartition
+from kohort.journal.checked import UNREADABLE, WHAT_TO_DO, Survey, checked_batches, tell_cut_off
+from kohort.log import Damage, LogStore, PartitionLog
+from kohort.wire.batch import BatchHeader, BatchRecord, build_batch, read_records
+from kohort.wire.journal import TransactionLogKey, TransactionLogValue
+
+log = logging.getLogger("kohort.transactions")
+
+READ_BYTES = 1 << 20
+_KEY_VERSION = b"\0\0"
+VALUE_VERSION = 1
+"""1 carries the producer id's history (KIP-890)."""
+
+
+class Status(IntEnum):
+    """Where a transaction is, with the numbers that Kafka's records use.
+
+    EMPTY: nothing was written since the id was made. ONGOING: partitions were added. PREPARE_COMMIT, PREPARE_ABORT: the
+    outcome is durable, markers are being written; survives a crash, and is then gone on with. COMPLETE_COMMIT,
+    COMPLETE_ABORT: all markers are written.
+    """
+
+    EMPTY = 0
+    ONGOING = 1
+    PREPARE_COMMIT = 2
+    PREPARE_ABORT = 3
+    COMPLETE_COMMIT = 4
+    COMPLETE_ABORT = 5
+    DEAD = 6
+    PREPARE_EPOCH_FENCE = 7
+
+    @property
+    def preparing(self) -> bool:
+        """Whether markers are being written."""
+        return self in (Status.PREPARE_COMMIT, Status.PREPARE_ABORT)
+
+    @property
+    def shown(self) -> str:
+        """The name that tools show."""
+        return "".join(word.capitalize() for word in self.name.split("_"))
+
+
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    """A transactional id and its latest transaction.
+
+    Attributes:
+        previous_producer_id: the id before the current one, when its epochs ran out; -1: none.
+        next_producer_id: the id that the producer has after this transaction; -1: the same.
+        epoch: the producer's current one; while a transaction is being ended, that of its markers.
+        partitions: in the order they were added.
+        start_ms: wall clock of the first partition; -1: none yet.
+        update_ms: wall clock of this state.
+        client_version: 2: partitions were added by producing to them, and each end brings a new epoch (KIP-890).
+    """
+
+    id: str
+    producer_id: int
+    epoch: int
+    timeout_ms: int
+    status: Status = Status.EMPTY
+    partitions: tuple[TopicPartition, ...] = ()
+    start_ms: int = -1
+    update_ms: int = -1
+    previous_producer_id: int = -1
+    next_producer_id: int = -1
+    client_version: int = 0
+
+
+class TransactionLog:
+    """Writes and reads the topic's partitions."""
+
+    def __init__(self, store: LogStore, *, older_values: bool = False) -> None:
+        """Stand on the topic's partitions.
+
+        Args:
+            store: has them.
+            older_values: go on without what is damaged; otherwise a damaged partition is not served.
+        """
+        self._store = store
+        self._older_values = older_values
+        self._refused: set[int] = set()
+
+    @property
+    def partitions(self) -> int:
+        """How many partitions the topic has."""
+        return self._store.topics[TRANSACTIONS_TOPIC].partitions
+
+    def _log(self, index: int) -> PartitionLog:
+        return self._store.partition(TopicPartition(TRANSACTIONS_TOPIC, index))
+
+    def write(self, transaction: Transaction, now_ms: int) -> None:
+        """Make a state durable. Raises OSError: it is not."""
+        self._append(transaction.id, _encode(transaction), now_ms)
+
+    def forget(self, transactional_id: str, now_ms: int) -> None:
+        """Make it durable that an id is not known any more."""
+        self._append(transactional_id, None, now_ms)
+
+    def _append(self, transactional_id: str, value: bytes | None, now_ms: int) -> None:
+        key = _KEY_VERSION + TransactionLogKey(transactional_id=transactional_id).encode(0)
+        batch = build_batch([BatchRecord(0, now_ms, key, value)])
+        self._log(java_hash(transactional_id) % self.partitions).append(bytearray(batch), now_ms, from_client=False)
+
+    def read(self) -> Iterator[tuple[str, Transaction | None]]:
+        """Every state written, oldest first; None: the id was forgotten. None at all of a partition that is not served."""
+        for index in range(self.partitions):
+            source = self._log(index)
+            tell_cut_off(source, _id_of, "transactional id")
+            found: list[tuple[str, Transaction | None]] = []
+            if self._read_partition(source, found) or (self._older_values and source.readable):
+                yield from found
+            else:
+                self._refused.add(index)
+                log.error("%s: its transactional ids are not served. %s", source.path.name, WHAT_TO_DO)
+
+    def _read_partition(self, source: PartitionLog, found: list[tuple[str, Transaction | None]]) -> bool:
+        """Add what a partition says; whether all of it can be read. What can't is told."""
+        whole = True
+        for each in checked_batches(source, source.log_start_offset, READ_BYTES):
+            if isinstance(each, Damage):
+                whole = False
+                continue
+            _, header, batch = each
+            if not header.is_control:
+                try:
+                    found += _read_batch(header, batch)
+                except UNREADABLE:
+                    whole = False
+        if not whole:
+            survey = Survey(source, _read_batch, _id_of, "transactional id")
+            for _ in survey.steps():
+                pass
+            for sentence in survey.sentences():
+                log.error("%s%s", sentence, "; the older values are served" if self._older_values else "")
+        return whole
+
+    def serves(self, transactional_id: str) -> bool:
+        """Whether an id's partition could be read."""
+        return not self._refused or java_hash(transactional_id) % self.partitions not in self._refused
+
+
+def _read_batch(_header: BatchHeader, batch: memoryview) -> list[tuple[str, Transaction | None]]:
+    """The states in a batch."""
+    try:
+        return [_decode(record) for record in read_records(batch)]
+    except ValueError as error:
+        raise CorruptDataError(f"no state of a transaction: {error}") from error
+
+
+def _id_of(key: bytes) -> str | None:
+    """Whose record has this key."""
+    return TransactionLogKey.decode(key[2:], 0).transactional_id if key[:2] == _KEY_VERSION else None
+
+
+def _encode(transaction: Transaction) -> bytes:
+    by_topic: dict[str, list[int]] = {}
+    for topic, partition in transaction.partitions:
+        by_topic.setdefault(topic, []).append(partition)
+    make = TransactionLogValue.PartitionsSchema
+    empty = transaction.status is Status.EMPTY
+    value = TransactionLogValue(
+        producer_id=transaction.producer_id,
+        producer_epoch=transaction.epoch,
+        transaction_timeout_ms=transaction.timeout_ms,
+        transaction_status=int(transaction.status),
+        transaction_partitions=None
+        if empty
+        else [make(topic=topic, partition_ids=parts) for topic, parts in by_topic.items()],
+        transaction_last_update_timestamp_ms=transaction.update_ms,
+        transaction_start_timestamp_ms=transaction.start_ms,
+        previous_producer_id=transaction.previous_producer_id,
+        next_producer_id=transaction.next_producer_id,
+        client_transaction_version=transaction.client_version,
+    )
+    return VALUE_VERSION.to_bytes(2, "big") + value.encode(VALUE_VERSION)
+
+
+def _decode(record: BatchRecord) -> tuple[str, Transaction | None]:
+    if record.key is None or bytes(record.key[:2]) != _KEY_VERSION:
+        raise CorruptDataError("the transaction log holds a record that is none of its own")
+    transactional_id = TransactionLogKey.decode(record.key[2:], 0).transactional_id
+    if record.value is None:
+        return transactional_id, None
+    value = TransactionLogValue.decode(record.value[2:], int.from_bytes(record.value[:2], "big"))
+    return transactional_id, Transaction(
+        id=transactional_id,
+        producer_id=value.producer_id,
+        epoch=value.producer_epoch,
+        timeout_ms=value.transaction_timeout_ms,
+        status=Status(value.transaction_status),
+        partitions=tuple(
+            TopicPartition(each.topic, partition)
+            for each in value.transaction_partitions or ()
+            for partition in each.partition_ids
+        ),
+        start_ms=value.transaction_start_timestamp_ms,
+        update_ms=value.transaction_last_update_timestamp_ms,
+        previous_producer_id=value.previous_producer_id,
+        next_producer_id=value.next_producer_id,
+        client_version=value.client_transaction_version,
+    )

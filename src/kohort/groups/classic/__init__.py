@@ -1,0 +1,1 @@
+"""The classic protocol: JoinGroup, SyncGroup, Heartbeat, LeaveGroup. Source: spec 3."""

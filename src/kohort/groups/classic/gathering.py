@@ -1,0 +1,267 @@
+"""Heartbeats of classic members that are held until there is something to say, and who is told of a change when.
+
+A member learns of a change by the reply to a heartbeat. While its group is stable and its client bears it, the reply is
+held, so that it can be given at once; whatever else the client asks on that connection releases it first.
+
+An eager member gives everything up when it is told, and stands still until the last one has joined. So on a change in
+an eager group everyone goes on working, and all are told at one moment: when every reply is held, or when the last of
+those that were not held at the change is due. Whose reply is released before (by a commit, or since it was held long
+enough) is told then only if its next heartbeat is due after that moment: it would not come in time. Members of
+cooperative groups keep their work while they rebalance and are told at once. docs/notification.md has what a simulation
+and real clients showed of both.
+
+Nor does anyone stand still for a member that is silent: whose heartbeat is overdue, or whose connection has ended. A
+round can't end before it is back or its session is over, so that moment is when all are told.
+
+| a heartbeat | while the group is stable | while it gathers | once all are told |
+|---|---|---|---|
+| arrives | held | held; the last one ends the gathering | REBALANCE_IN_PROGRESS |
+| arrives, its client does not bear a hold | NONE | NONE if the next is due in time, else told | REBALANCE_IN_PROGRESS |
+| is released by another request, or its hold ends | NONE | NONE if the next is due in time, else told | - |
+"""
+
+from __future__ import annotations
+
+from kohort.errors import ErrorCode
+from kohort.groups.classic.state import ClassicGroup, ClassicMember, Gathering
+from kohort.groups.consumer_protocol import CONSUMER_PROTOCOL_TYPE
+from kohort.groups.context import Context
+from kohort.groups.events import Heartbeat
+from kohort.groups.group import Group
+from kohort.groups.liveness.deadlines import Deadline, Timer
+from kohort.groups.liveness.patience import SHORTEST_HOLD_MS
+from kohort.groups.outcome import GroupState, HeartbeatReply, Meter
+
+HELD_TENTHS = 9
+"""Of its interval a member is held at most so much: its next heartbeat should find no other one outstanding."""
+LATE_MS = 100
+"""A heartbeat may come so much later than it is due."""
+USUAL_PART, LONGEST_PART = 4, 2
+"""Parts of the rebalance timeout that a gathering may take, with a silent member the larger one."""
+COOPERATIVE = "cooperative"
+"""Strategies with this in their names keep their members at work."""
+
+
+def learn(context: Context, group: Group, member: ClassicMember, event: Heartbeat) -> None:
+    """A heartbeat has come: what it tells of its member's interval, and of how the member bore the last hold."""
+    if member.held is not None:
+        release(context, group, member)
+    now_ms, before_ms, released_ms = context.now.mono_ms, member.beat_ms, member.released_ms
+    interval = member.interval_ms
+    if event.interval_ms:
+        member.interval_ms = interval = event.interval_ms
+        member.times_from_reply = False
+    elif before_ms is not None:
+        spacing = now_ms - before_ms
+        if released_ms is None:
+            member.interval_ms = interval = max(spacing, interval - (interval >> 3))
+        else:
+            if now_ms - released_ms > interval * 3 // 2 + LATE_MS:
+                member.never_held = True
+                context.count(Meter.HELD_LATE)
+            if (released_ms - before_ms) * 10 > interval * 3:
+                member.times_from_reply = spacing * 10 > interval * 12
+            member.interval_ms = interval = min(interval, spacing)
+    member.beat_ms = now_ms
+    member.released_ms = None
+    member.due_ms = now_ms + interval if interval else None
+    member.bears_hold = event.hold_ms > 0
+    gathering = group.classic.gathering
+    if gathering is not None and member.member_id in gathering.silent:
+        forget_awaited(gathering, member.member_id)
+        tell_if_all_held(context, group)
+
+
+def hold(context: Context, group: Group, member: ClassicMember, event: Heartbeat) -> bool:
+    """Keep a valid heartbeat's reply; False when it must be answered now.
+
+    Held for a third of the session at most, so that a client that was held in vain has time for another heartbeat.
+    """
+    classic = group.classic
+    interval = member.interval_ms
+    limit = min(event.hold_ms, interval * HELD_TENTHS // 10, member.session_timeout_ms // 3)
+    if limit < SHORTEST_HOLD_MS or member.never_held or classic.protocol_type != CONSUMER_PROTOCOL_TYPE:
+        return False
+    if classic.state is GroupState.STABLE:
+        if member.member_id in classic.pending_sync:
+            return False
+    elif classic.gathering is None or member.join_request is not None:
+        return False
+    member.held = event.request
+    context.held[event.request] = (group.group_id, member.member_id)
+    if member.hold is None:
+        member.hold = Timer(Deadline.HELD, group.group_id, member.member_id)
+    context.run(member.hold, limit)
+    if classic.gathering is not None:
+        forget_awaited(classic.gathering, member.member_id)
+        tell_if_all_held(context, group)
+    return True
+
+
+def answer(context: Context, group: Group, member: ClassicMember) -> ErrorCode:
+    """What a heartbeat says that is answered now: join again, unless the member's next one comes in time."""
+    classic = group.classic
+    if classic.state is not GroupState.PREPARING_REBALANCE:
+        return ErrorCode.NONE
+    gathering = classic.gathering
+    if gathering is None:
+        return ErrorCode.REBALANCE_IN_PROGRESS
+    if member.join_request is None and member.due_ms is not None and member.due_ms <= gathering.until_ms:
+        gathering.awaited[member.member_id] = None
+        return ErrorCode.NONE
+    gathering.awaited.pop(member.member_id, None)
+    return ErrorCode.REBALANCE_IN_PROGRESS
+
+
+def release(context: Context, group: Group, member: ClassicMember) -> None:
+    """Answer a held heartbeat as it would be answered now; the member's session starts again."""
+    interval, beat_ms = member.interval_ms, member.beat_ms or 0
+    now_ms = context.now.mono_ms
+    member.due_ms = now_ms + interval if member.times_from_reply else max(now_ms, beat_ms + interval)
+    if not member.lost:
+        member.heard_ms = now_ms
+        context.deadlines.set(member.session, now_ms + member.session_timeout_ms)
+    reply(context, member, answer(context, group, member))
+    tell_if_all_held(context, group)
+
+
+def reply(context: Context, member: ClassicMember, error: ErrorCode) -> None:
+    """Answer a held heartbeat, if there is one."""
+    request, hold_timer = member.held, member.hold
+    if request is None or hold_timer is None:
+        return
+    hold_timer.cancel()
+    member.held = None
+    member.released_ms = context.now.mono_ms
+    context.held.pop(request, None)
+    context.reply(request, HeartbeatReply(error))
+
+
+def on_hold_end(context: Context, group: Group, member_id: str) -> None:
+    """A member was held long enough, or asks for something else."""
+    member = group.classic.members.get(member_id)
+    if member is not None and member.held is not None:
+        release(context, group, member)
+
+
+def on_disconnect(context: Context, member: ClassicMember) -> None:
+    """The connection of a held heartbeat ended: perhaps its client would not wait. It is never held again."""
+    if member.held is not None:
+        member.never_held = True
+        context.count(Meter.HELD_DISCONNECTS)
+        reply(context, member, ErrorCode.NONE)
+        member.released_ms = None  # when it comes again says nothing of its interval
+
+
+def begin(context: Context, group: Group) -> None:
+    """A stable group has begun a rebalance: gather, or tell at once all whose replies are held.
+
+    Members whose clients bear no hold are told with their next heartbeat, unless someone is silent already: that takes no
+    hold, only an answer that says nothing yet.
+    """
+    classic, now_ms = group.classic, context.now.mono_ms
+    end(classic)
+    gathers = longest_interval_ms(classic) or any(is_silent(member, now_ms) for member in classic.members.values())
+    if not gathers or COOPERATIVE in (classic.protocol or "") or context.config.notify_at_once == "off":
+        tell_all(context, group)
+        return
+    awaited = dict.fromkeys(
+        member.member_id
+        for member in classic.members.values()
+        if member.held is None and member.join_request is None and member.member_id not in classic.pending_sync
+    )
+    classic.gathering = Gathering(awaited, now_ms, Timer(Deadline.GATHERING, group.group_id))
+    set_until(context, group, classic.gathering)
+    tell_if_all_held(context, group)
+
+
+def set_until(context: Context, group: Group, gathering: Gathering) -> None:
+    """Say when all are told: when the last one is due, but not before the silent are back or out.
+
+    For one session at most, however many fall silent one after the other: some wait without work, and partitions of the
+    dead are read by nobody. Who falls silent once all are told and have joined keeps no round from ending.
+    """
+    classic, now_ms = group.classic, context.now.mono_ms
+    awaited = [classic.members[member_id] for member_id in gathering.awaited]
+    silent = [member for member in awaited if is_silent(member, now_ms)]
+    gathering.silent = dict.fromkeys(member.member_id for member in silent)
+    if silent:
+        ends_ms = max(member.session.due_ms or now_ms for member in silent)
+        longest_ms = max(member.session_timeout_ms for member in silent)
+        longest_ms = min(longest_ms, classic.rebalance_timeout_ms() // LONGEST_PART)
+        gathering.until_ms = min(ends_ms, gathering.began_ms + longest_ms)
+        gathering.spares = True
+    else:
+        last_ms = now_ms + min(longest_interval_ms(classic), classic.rebalance_timeout_ms() // USUAL_PART)
+        due_ms = max((last_ms if member.due_ms is None else member.due_ms for member in awaited), default=now_ms)
+        gathering.until_ms = min(due_ms + LATE_MS, last_ms)
+        gathering.spares = False
+    context.deadlines.set(gathering.timer, gathering.until_ms)
+
+
+def is_silent(member: ClassicMember, now_ms: int) -> bool:
+    """Whether a member that should have been heard was not, or can't be heard where it was heard last."""
+    return member.is_gone or (member.due_ms is not None and member.due_ms + LATE_MS <= now_ms)
+
+
+def on_deadline(context: Context, group: Group) -> None:
+    """The last one was due: tell all, unless it did not come and is silent now."""
+    gathering = group.classic.gathering
+    if gathering is None:
+        return
+    if not gathering.spares:
+        set_until(context, group, gathering)
+    if not gathering.spares or gathering.until_ms <= context.now.mono_ms:
+        tell_all(context, group)
+
+
+def longest_interval_ms(classic: ClassicGroup) -> int:
+    """Of the members whose clients bear a hold; 0 when there is none, or when none is known."""
+    return max((member.interval_ms for member in classic.members.values() if member.bears_hold), default=0)
+
+
+def tell_if_all_held(context: Context, group: Group) -> None:
+    """End the gathering when no one is awaited any more; when no one is silent any more, look when the last one is due."""
+    gathering = group.classic.gathering
+    if gathering is None:
+        return
+    if not gathering.awaited:
+        tell_all(context, group)
+    elif gathering.spares and not gathering.silent:
+        set_until(context, group, gathering)
+
+
+def tell_all(context: Context, group: Group) -> None:
+    """Tell everyone whose reply is held that the group rebalances; others hear it with their next heartbeat.
+
+    Where that was put off for the silent, they have their whole time to join from now on.
+    """
+    classic, gathering = group.classic, group.classic.gathering
+    timeout_ms = classic.rebalance_timeout_ms()
+    if gathering is not None and context.now.mono_ms - gathering.began_ms > timeout_ms // USUAL_PART:
+        context.run(classic.join_phase, timeout_ms)
+    end(classic)
+    told = [member for member in group.classic.members.values() if member.held is not None]
+    for member in told:
+        release(context, group, member)
+    context.count(Meter.HELD_TOLD, len(told))
+
+
+def end(classic: ClassicGroup) -> None:
+    """Gather no longer."""
+    if classic.gathering is not None:
+        classic.gathering.timer.cancel()
+        classic.gathering = None
+
+
+def forget(context: Context, classic: ClassicGroup, member: ClassicMember, error: ErrorCode) -> None:
+    """A member joins, goes, or is replaced: its held heartbeat is answered, and it is awaited no more."""
+    reply(context, member, error)
+    if classic.gathering is not None:
+        forget_awaited(classic.gathering, member.member_id)
+
+
+def forget_awaited(gathering: Gathering, member_id: str) -> None:
+    """Wait for this member no more."""
+    gathering.awaited.pop(member_id, None)
+    gathering.silent.pop(member_id, None)

@@ -1,0 +1,79 @@
+"""What a classic group's leader must notice, and who notices it for a leader that does not know that it leads.
+
+The leader compares topics with those that it assigned, and joins again when they changed. A static leader that comes back has
+assigned nothing: with JoinGroup below 9 it can't be told that it leads (KIP-814) and looks at nothing; told, it compares with what
+it sees once the answer is there, and misses what changed on the way. After a restart nobody knows which leader came back so.
+Until such a leader assigns, the coordinator looks itself. Source: KAFKA-13435.
+"""
+
+from __future__ import annotations
+
+from kohort.groups.classic import rebalance
+from kohort.groups.classic.state import ClassicGroup
+from kohort.groups.consumer.targets import metadata_hash
+from kohort.groups.consumer_protocol import read_assignment
+from kohort.groups.context import Context
+from kohort.groups.group import Group
+from kohort.groups.outcome import GroupState
+
+
+def topics_hash(context: Context, classic: ClassicGroup) -> int:
+    """A number for the subscribed topics as they are now."""
+    return metadata_hash(context.image, sorted(classic.subscribed or ()))
+
+
+def on_image(context: Context) -> None:
+    """The topics changed: groups whose leader may not notice begin a round."""
+    for group in list(context.ledger.groups.values()):
+        classic = group.classic
+        if group.consumer is not None or not classic.leader_unaware or classic.state is not GroupState.STABLE:
+            continue
+        now = topics_hash(context, classic)
+        if classic.subscribed is not None and classic.topics_hash != now:
+            classic.topics_hash = now
+            rebalance.after_change(context, group, "topics changed, and the leader may not look after them")
+
+
+def on_loaded(context: Context, group: Group) -> None:
+    """A static leader may not know that it leads; what changed while nobody looked shows as partitions of no member."""
+    classic = group.classic
+    leader = classic.members.get(classic.leader or "")
+    if leader is not None and leader.instance_id is not None:
+        classic.leader_unaware = True
+    if classic.static_ids:
+        look(context, group)
+
+
+def look(context: Context, group: Group) -> None:
+    """Begin a round if partitions are nobody's that members read.
+
+    A static member that comes back with another subscription gets its old assignment, as from Apache Kafka. There the topics
+    that only it reads stay nobody's until something else happens; here the group's next heartbeat begins a round.
+    """
+    classic = group.classic
+    classic.owes_look, classic.left_out = False, None
+    if classic.state is GroupState.STABLE and leaves_out(context, group):
+        rebalance.prepare(context, group, "partitions of subscribed topics are nobody's, and the leader may not look")
+
+
+def leaves_out(context: Context, group: Group) -> bool:
+    """Whether a subscribed topic has a partition that is in no member's assignment, as far as assignments can be read.
+
+    Looked up once for each generation and image: thousands of static members may come back at once.
+    """
+    classic = group.classic
+    asked = (group.generation, context.image.version)
+    if classic.left_out is None or classic.left_out[:2] != asked:
+        classic.left_out = (*asked, _is_anything_left(context, classic))
+    return classic.left_out[2]
+
+
+def _is_anything_left(context: Context, classic: ClassicGroup) -> bool:
+    held: set[tuple[str, int]] = set()
+    for member in classic.members.values():
+        assigned = read_assignment(member.assignment)
+        if assigned is None:
+            return False
+        held.update(assigned)
+    topics = ((name, context.image.topics.get(name)) for name in classic.subscribed or ())
+    return any((name, number) not in held for name, topic in topics if topic for number in range(topic.partitions))

@@ -1,0 +1,372 @@
+"""The rounds of the classic protocol: a join phase that ends in a generation, a sync phase that ends in an assignment.
+
+| state | what it waits for | what ends it |
+|---|---|---|
+| Empty | a first member | a member joins: PreparingRebalance, with the initial delay; one of 0 ends behind what has arrived |
+| PreparingRebalance | every member's JoinGroup | all joined, or the rebalance timeout: CompletingRebalance, or Empty when none is left |
+| CompletingRebalance | the leader's SyncGroup | it came: Stable; a member joins, leaves or dies: PreparingRebalance |
+| Stable | nothing | a member joins, changes, leaves or dies, or never syncs: PreparingRebalance |
+
+Source: KIP-134 (initial delay), KIP-345 (static members stay through a join phase), KIP-394 (pending members), spec 3.7.
+"""
+
+from __future__ import annotations
+
+from kohort.errors import ErrorCode
+from kohort.groups.classic import gathering
+from kohort.groups.classic.state import ClassicGroup, ClassicMember
+from kohort.groups.context import Context
+from kohort.groups.group import Group
+from kohort.groups.outcome import GroupState, JoinedMember, JoinGroupReply, Level, SyncGroupReply
+from kohort.groups.records import GenerationStarted, GroupSaved
+
+LEAST_WAIT_MS = 1_000
+"""Between two looks at a round that no one has joined, however short its members' rebalance timeout is."""
+REBALANCES_FROM = (GroupState.EMPTY, GroupState.COMPLETING_REBALANCE, GroupState.STABLE)
+
+
+def add_member(context: Context, classic: ClassicGroup, member: ClassicMember, request: int) -> None:
+    """Take in a member that waits on its JoinGroup."""
+    if member.instance_id is not None:
+        classic.static_ids[member.instance_id] = member.member_id
+    if classic.leader is None:
+        classic.leader = member.member_id
+    classic.members[member.member_id] = member
+    classic.count(member, 1)
+    await_join(context, classic, member, request)
+    drop_pending(context, classic, member.member_id)
+
+
+def await_join(context: Context, classic: ClassicGroup, member: ClassicMember, request: int) -> None:
+    """Let a member wait on this JoinGroup; an earlier one of it is answered, so that no request is left alone."""
+    gathering.forget(context, classic, member, ErrorCode.REBALANCE_IN_PROGRESS)
+    if member.join_request is None:
+        classic.awaiting_join += 1
+    else:
+        error = JoinGroupReply(ErrorCode.REBALANCE_IN_PROGRESS, member_id=member.member_id)
+        context.reply(member.join_request, error)
+    member.join_request = request
+    member.beat_ms = member.due_ms = None
+    if member.stopped_ms is None:
+        member.stopped_ms = context.now.mono_ms
+
+
+def answer_join(context: Context, classic: ClassicGroup, member: ClassicMember, reply: JoinGroupReply) -> None:
+    """Answer the JoinGroup a member waits on, if it waits on one."""
+    if member.join_request is None:
+        return
+    context.reply(member.join_request, reply)
+    member.join_request = None
+    classic.awaiting_join -= 1
+    member.told = member.told or bool(reply.member_id)
+
+
+def answer_sync(context: Context, member: ClassicMember, reply: SyncGroupReply) -> bool:
+    """Answer the SyncGroup a member waits on; False when it waits on none."""
+    if member.sync_request is None:
+        return False
+    context.reply(member.sync_request, reply)
+    member.sync_request = None
+    return True
+
+
+def remove_member(context: Context, classic: ClassicGroup, member_id: str) -> None:
+    """Put a member out: what it waits on is answered UNKNOWN_MEMBER_ID, the first of the others leads."""
+    member = classic.members.pop(member_id, None)
+    if member is not None:
+        classic.count(member, -1)
+        gathering.forget(context, classic, member, ErrorCode.UNKNOWN_MEMBER_ID)
+        answer_join(context, classic, member, JoinGroupReply(ErrorCode.UNKNOWN_MEMBER_ID))
+        answer_sync(context, member, SyncGroupReply(ErrorCode.UNKNOWN_MEMBER_ID))
+        if member.instance_id is not None:
+            classic.static_ids.pop(member.instance_id, None)
+        member.session.cancel()
+        context.forget_connection(member.connection, member.session.group_id, member_id)
+    if classic.leader == member_id:
+        classic.leader = next(iter(classic.members), None)
+    drop_pending(context, classic, member_id)
+    classic.pending_sync.pop(member_id, None)
+
+
+def drop_pending(context: Context, classic: ClassicGroup, member_id: str) -> bool:
+    """Forget that this id was given out; False when it was not, or has come back."""
+    pending = classic.pending.pop(member_id, None)
+    if pending is None:
+        return False
+    pending.timer.cancel()
+    context.forget_connection(pending.connection, pending.timer.group_id, member_id)
+    return True
+
+
+def touch(context: Context, member: ClassicMember) -> None:
+    """A sign of life, or the end of a wait: its session starts again, unless its connection has ended."""
+    if not member.lost:
+        member.heard_ms = context.now.mono_ms
+        context.deadlines.set(member.session, context.now.mono_ms + member.session_timeout_ms)
+
+
+def heard(context: Context, member: ClassicMember, connection: int) -> None:
+    """A member spoke: what it was heard on before no longer matters, nor that it has ended."""
+    if connection != member.connection:
+        bind(context, member, connection)
+    if member.lost:
+        alive(context, member)
+
+
+def bind(context: Context, member: ClassicMember, connection: int) -> None:
+    """It is this connection's end, and no other's, that says something of the member."""
+    session = member.session
+    context.forget_connection(member.connection, session.group_id, member.member_id)
+    context.remember_connection(connection, session.group_id, member.member_id)
+    member.connection = connection
+    member.is_gone = False
+
+
+def alive(context: Context, member: ClassicMember) -> None:
+    """A member was heard, on whatever connection: its session is whole again."""
+    member.lost = False
+    touch(context, member)
+
+
+def after_change(context: Context, group: Group, reason: str) -> None:
+    """A member came, changed or went: begin a round, or see whether the one under way is complete."""
+    if group.classic.state in REBALANCES_FROM:
+        prepare(context, group, reason)
+    else:
+        complete_if_all_joined(context, group)
+
+
+def prepare(context: Context, group: Group, reason: str) -> None:
+    """Begin a join phase. Members that wait on a SyncGroup are told to join again. Source: spec 3.8."""
+    classic = group.classic
+    if classic.state is GroupState.COMPLETING_REBALANCE:
+        for member in classic.members.values():
+            forget_assignment(classic, member)
+            if answer_sync(context, member, SyncGroupReply(ErrorCode.REBALANCE_IN_PROGRESS)):
+                touch(context, member)
+    classic.pending_sync.clear()
+    classic.sync_phase.cancel()
+    initial = classic.state is GroupState.EMPTY
+    move(classic, GroupState.PREPARING_REBALANCE)
+    if classic.began_ms is None:
+        classic.began_ms = context.now.mono_ms
+    context.tell(group.group_id, f"preparing a rebalance after generation {group.generation}: {reason}")
+    if initial:
+        classic.delay_ms = context.config.initial_rebalance_delay_ms
+        classic.remaining_ms = max(classic.rebalance_timeout_ms() - classic.delay_ms, 0)
+        classic.newcomer = False
+        context.run(classic.join_phase, classic.delay_ms)  # of 0 too: joins that are there already are taken in first
+    elif classic.all_joined():
+        complete_join(context, group)
+    else:
+        context.run(classic.join_phase, classic.rebalance_timeout_ms())
+        if classic.previous_state is GroupState.STABLE:
+            gathering.begin(context, group)
+
+
+def move(classic: ClassicGroup, state: GroupState) -> None:
+    """Change the state."""
+    classic.previous_state = classic.state
+    classic.state = state
+
+
+def settled(context: Context, group: Group) -> None:
+    """The assignments are handed out: the rebalance is over, and everyone works."""
+    classic = group.classic
+    now_ms = context.now.mono_ms
+    still = [now_ms - member.stopped_ms for member in classic.members.values() if member.stopped_ms is not None]
+    context.rebalanced(group.group_id, "classic", classic.began_ms, still, len(classic.members))
+    classic.began_ms = None
+    for member in classic.members.values():
+        member.stopped_ms = None
+
+
+def forget_assignment(classic: ClassicGroup, member: ClassicMember) -> None:
+    """Take a member's assignment away."""
+    set_assignment(classic, member, b"")
+
+
+def set_assignment(classic: ClassicGroup, member: ClassicMember, assignment: bytes) -> None:
+    """Give a member its assignment, and count it into the group's size."""
+    change = len(assignment) - len(member.assignment)
+    member.assignment = assignment
+    member.size += change
+    classic.size += change
+
+
+def complete_if_all_joined(context: Context, group: Group) -> None:
+    """End the join phase when it waits for no one; an initial one only ends by its delay."""
+    classic = group.classic
+    if classic.state is not GroupState.PREPARING_REBALANCE or classic.previous_state is GroupState.EMPTY:
+        return
+    if classic.all_joined():
+        complete_join(context, group)
+    else:
+        gathering.tell_if_all_held(context, group)
+
+
+def on_join_deadline(context: Context, group: Group) -> None:
+    """The initial delay or the rebalance timeout has passed."""
+    classic = group.classic
+    if classic.state is not GroupState.PREPARING_REBALANCE:
+        return
+    if classic.previous_state is GroupState.EMPTY and classic.newcomer and classic.remaining_ms:
+        classic.newcomer = False
+        delay = min(context.config.initial_rebalance_delay_ms, classic.remaining_ms)
+        classic.remaining_ms = max(classic.remaining_ms - classic.delay_ms, 0)
+        classic.delay_ms = delay
+        context.run(classic.join_phase, delay)
+        return
+    complete_join(context, group)
+
+
+def complete_join(context: Context, group: Group) -> None:
+    """End the join phase: put out who did not come, elect a leader, begin a generation."""
+    classic = group.classic
+    classic.join_phase.cancel()
+    gathering.end(classic)
+    absent = [m.member_id for m in classic.members.values() if m.join_request is None and m.instance_id is None]
+    for member_id in absent:
+        remove_member(context, classic, member_id)
+    if absent:
+        context.tell(group.group_id, f"put out members that did not join in time: {', '.join(absent)}")
+    if not classic.members:
+        become_empty(context, group)
+        return
+    if not elect_leader(classic):
+        context.tell(group.group_id, "no member joined; static members keep their places", Level.WARNING)
+        context.run(classic.join_phase, max(classic.rebalance_timeout_ms(), LEAST_WAIT_MS))
+        return
+    begin_generation(context, group)
+
+
+def elect_leader(classic: ClassicGroup) -> bool:
+    """Keep the leader if it joined, else take the first that did; False when none did."""
+    leader = classic.members.get(classic.leader or "")
+    if leader is not None and leader.join_request is not None:
+        return True
+    for member in classic.members.values():
+        if member.join_request is not None:
+            classic.leader = member.member_id
+            return True
+    return False
+
+
+def become_empty(context: Context, group: Group) -> None:
+    """The last member is gone: a generation without members, from whose time offsets expire."""
+    classic = group.classic
+    classic.protocol = None
+    classic.leader = None
+    classic.subscribed = classic.read_subscriptions()
+    classic.resumed_from = -1
+    classic.pending_sync.clear()
+    move(classic, GroupState.EMPTY)
+    classic.began_ms = None
+    generation = group.generation + 1
+    context.emit(
+        GroupSaved(group.group_id, classic.protocol_type or "", generation, None, None, context.now.wall_ms, ())
+    )
+    context.tell(group.group_id, f"generation {generation} has no members: the group is empty")
+
+
+def begin_generation(context: Context, group: Group) -> None:
+    """All are here: choose the protocol, make the generation durable, tell the members. Source: spec 3.7."""
+    classic = group.classic
+    context.emit(GenerationStarted(group.group_id, group.generation + 1))
+    classic.protocol = classic.select_protocol()
+    classic.subscribed = classic.read_subscriptions()
+    classic.resumed_from = -1
+    move(classic, GroupState.COMPLETING_REBALANCE)
+    classic.pending_sync = dict.fromkeys(classic.members)
+    for member in classic.members.values():
+        answer_join(context, classic, member, joined(group, member))
+        member.is_new = False
+        touch(context, member)
+    context.run(classic.sync_phase, classic.rebalance_timeout_ms())
+    context.tell(group.group_id, f"generation {group.generation} has {len(classic.members)} members")
+
+
+def joined(group: Group, member: ClassicMember) -> JoinGroupReply:
+    """What a member of the current generation is told; the leader also hears of all members."""
+    classic = group.classic
+    leads = classic.is_leader(member.member_id)
+    return JoinGroupReply(
+        ErrorCode.NONE,
+        member_id=member.member_id,
+        generation=group.generation,
+        protocol_type=classic.protocol_type,
+        protocol_name=classic.protocol,
+        leader=classic.leader or "",
+        members=all_members(classic) if leads else (),
+    )
+
+
+def all_members(classic: ClassicGroup) -> tuple[JoinedMember, ...]:
+    """Every member with its metadata for the chosen protocol, as the leader is told."""
+    protocol = classic.protocol
+    return tuple(
+        JoinedMember(member.member_id, member.instance_id, member.metadata(protocol))
+        for member in classic.members.values()
+    )
+
+
+def on_sync_deadline(context: Context, group: Group) -> None:
+    """The rebalance timeout has passed since the generation began: who never synced is put out."""
+    classic = group.classic
+    if classic.state not in (GroupState.COMPLETING_REBALANCE, GroupState.STABLE) or not classic.pending_sync:
+        return
+    late = list(classic.pending_sync)
+    for member_id in late:
+        remove_member(context, classic, member_id)
+    prepare(context, group, f"members that did not sync in time were put out: {', '.join(late)}")
+
+
+def synced(context: Context, classic: ClassicGroup, member_id: str) -> None:
+    """A member of this generation sent its SyncGroup."""
+    classic.pending_sync.pop(member_id, None)
+    if not classic.pending_sync:
+        classic.sync_phase.cancel()
+
+
+def on_session_end(context: Context, group: Group, member_id: str) -> None:
+    """A member was silent for its session timeout, or its grace. One that waits on a reply has not been silent."""
+    member = group.classic.members.get(member_id)
+    if member is None:
+        return
+    if member.lost:
+        put_out(
+            context,
+            group,
+            member_id,
+            f"member {member_id} did not come back after its connection ended ({_last_seen(context, member)})",
+        )
+        return
+    if not member.is_new and (member.join_request is not None or member.sync_request is not None):
+        return
+    put_out(
+        context,
+        group,
+        member_id,
+        f"member {member_id} was silent for its session of {member.session_timeout_ms} ms ({_last_seen(context, member)})",
+    )
+
+
+def _last_seen(context: Context, member: ClassicMember) -> str:
+    """For the log: who a member is, when it was heard last, and whether its connection stands."""
+    heard = "" if member.heard_ms is None else f", heard {context.now.mono_ms - member.heard_ms} ms ago"
+    return f"client {member.client.id} at {member.client.host}{heard}, connection {'ended' if member.is_gone else 'stands'}"
+
+
+def put_out(context: Context, group: Group, member_id: str, reason: str) -> None:
+    """Remove a member and do what its removal leads to."""
+    remove_member(context, group.classic, member_id)
+    context.tell(group.group_id, reason)
+    after_removal(context, group, reason)
+
+
+def after_removal(context: Context, group: Group, reason: str) -> None:
+    """Members are gone: a running round may be complete now, a settled group begins one."""
+    if group.classic.state is GroupState.PREPARING_REBALANCE:
+        complete_if_all_joined(context, group)
+    elif group.classic.state is not GroupState.EMPTY:
+        prepare(context, group, reason)

@@ -1,0 +1,469 @@
+"""The classic protocol's requests: join, sync, heartbeat, leave, each answered as Kafka's coordinator answers it.
+
+Rounds are in `rebalance`. Source: spec 3.1-3.13, KIP-62, KIP-345, KIP-394, KIP-814.
+"""
+
+from __future__ import annotations
+
+from kohort.errors import ErrorCode
+from kohort.groups import sizes
+from kohort.groups.classic import gathering, leader, rebalance
+from kohort.groups.classic.state import ClassicGroup, ClassicMember, PendingMember
+from kohort.groups.consumer_protocol import read_topics
+from kohort.groups.context import Context
+from kohort.groups.events import Heartbeat, JoinGroup, LeaveGroup, LeavingMember, SyncGroup
+from kohort.groups.group import Group
+from kohort.groups.liveness.deadlines import Deadline, Timer
+from kohort.groups.outcome import (
+    GroupState,
+    HeartbeatReply,
+    JoinGroupReply,
+    LeaveGroupReply,
+    LeftMember,
+    Level,
+    SyncGroupReply,
+)
+from kohort.groups.records import GroupSaved
+
+
+def validate(classic: ClassicGroup, member_id: str, instance_id: str | None) -> ErrorCode:
+    """Whether a request's member is in the group and not replaced by another with its instance id.
+
+    In a round that a restart interrupted, the member's newer id may be the one that was lost, so that no one is fenced
+    for it: an unknown member joins again without its id. Source: scenario 8.
+    """
+    if instance_id is not None:
+        current = classic.static_ids.get(instance_id)
+        if current is None:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        if current != member_id:
+            return ErrorCode.FENCED_INSTANCE_ID if classic.resumed_from < 0 else ErrorCode.UNKNOWN_MEMBER_ID
+    return ErrorCode.NONE if member_id in classic.members else ErrorCode.UNKNOWN_MEMBER_ID
+
+
+def is_current(group: Group, generation: int) -> bool:
+    """Whether a generation is the group's, or the one before a round that a restart interrupted."""
+    return generation == group.generation or (generation == group.classic.resumed_from and generation >= 0)
+
+
+def join(context: Context, event: JoinGroup) -> None:
+    """A member asks to be in the next generation."""
+    error = join_or_error(context, event)
+    if error is not ErrorCode.NONE:
+        member_id = "" if error is ErrorCode.GROUP_MAX_SIZE_REACHED else event.member_id
+        context.reply(event.request, JoinGroupReply(error, member_id=member_id))
+
+
+def join_or_error(context: Context, event: JoinGroup) -> ErrorCode:
+    """Take a JoinGroup in, or say why not."""
+    config = context.config
+    refused = sizes.check_join(config, event)
+    if refused is not ErrorCode.NONE:
+        return refused
+    group = context.find(event.group_id)
+    if group is None:
+        if event.member_id:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        if not event.protocol_type or not event.protocols:
+            return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+        group = context.create(event.group_id)
+        if group is None:
+            return ErrorCode.POLICY_VIOLATION
+    classic = group.classic
+    if not has_room(context, classic, event):
+        if event.member_id in classic.members:
+            rebalance.put_out(context, group, event.member_id, f"no room for member {event.member_id}")
+        rebalance.drop_pending(context, classic, event.member_id)
+        return ErrorCode.GROUP_MAX_SIZE_REACHED
+    if len(event.protocols) > config.protocols_max or not classic.supports(event.protocol_type, event.protocols):
+        return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+    if outgrows(context, group, event):
+        return ErrorCode.GROUP_MAX_SIZE_REACHED
+    if not event.member_id:
+        join_new(context, group, event)
+        return ErrorCode.NONE
+    return join_again(context, group, event)
+
+
+def has_room(context: Context, classic: ClassicGroup, event: JoinGroup) -> bool:
+    """Whether group.max.size lets this member in; while a round is prepared, the first to come have the places."""
+    limit = context.config.group_max_size
+    member_id = event.member_id or classic.static_ids.get(event.instance_id, "")
+    member = classic.members.get(member_id)
+    if classic.state is GroupState.EMPTY:
+        return True
+    if classic.state is GroupState.PREPARING_REBALANCE:
+        return (member is not None and member.join_request is not None) or classic.awaiting_join < limit
+    return member is not None or len(classic.members) < limit
+
+
+def outgrows(context: Context, group: Group, event: JoinGroup) -> bool:
+    """Whether the group's record could outgrow its limit with this member, which then is refused at once."""
+    member = group.classic.members.get(event.member_id)
+    before = 0 if member is None else member.size
+    metadata = max(len(protocol.metadata) for protocol in event.protocols)
+    if group.classic.size - before + metadata + len(event.client.id) <= context.config.group_record_bytes_max:
+        return False
+    context.tell(
+        group.group_id,
+        f"refused a member: the group would not fit into one record of {context.config.group_record_bytes_max} bytes "
+        "(group.record.max.bytes)",
+        Level.ERROR,
+    )
+    return True
+
+
+def join_new(context: Context, group: Group, event: JoinGroup) -> None:
+    """A first join: a static member may replace its predecessor, a dynamic one is sent back for its id."""
+    classic = group.classic
+    context.ensure_saved(group.group_id)
+    if event.instance_id is not None:
+        predecessor = classic.static_ids.get(event.instance_id)
+        if predecessor is not None:
+            replace_static(context, group, classic.members[predecessor], event)
+            return
+    elif event.requires_known_id:
+        timer = Timer(Deadline.PENDING_MEMBER, group.group_id, event.new_member_id)
+        classic.pending[event.new_member_id] = PendingMember(timer, event.connection)
+        context.run(timer, event.session_timeout_ms)
+        context.remember_connection(event.connection, group.group_id, event.new_member_id)
+        context.reply(event.request, JoinGroupReply(ErrorCode.MEMBER_ID_REQUIRED, member_id=event.new_member_id))
+        return
+    add(context, group, event, event.new_member_id, told=event.instance_id is not None)
+
+
+def add(context: Context, group: Group, event: JoinGroup, member_id: str, *, told: bool) -> None:
+    """Take a new member in."""
+    classic = group.classic
+    member = ClassicMember(group.group_id, member_id, event.instance_id, event.client)
+    member.protocols = event.protocols
+    member.session_timeout_ms = event.session_timeout_ms
+    member.rebalance_timeout_ms = event.rebalance_timeout_ms
+    member.is_new = True
+    member.told = told
+    if not classic.members:
+        classic.protocol_type = event.protocol_type
+    if classic.state is GroupState.PREPARING_REBALANCE and classic.previous_state is GroupState.EMPTY:
+        classic.newcomer = True
+    rebalance.add_member(context, classic, member, event.request)
+    rebalance.bind(context, member, event.connection)
+    context.run(member.session, context.config.new_member_timeout_ms)
+    rebalance.after_change(context, group, f"member {member_id} joined; its reason: {event.reason or 'not given'}")
+
+
+def join_again(context: Context, group: Group, event: JoinGroup) -> ErrorCode:
+    """A join with a member id: of a pending member, or of one that is in the group."""
+    classic = group.classic
+    if event.member_id in classic.pending and event.instance_id is None:
+        add(context, group, event, event.member_id, told=True)
+        return ErrorCode.NONE
+    error = validate(classic, event.member_id, event.instance_id)
+    if error is not ErrorCode.NONE:
+        return error
+    member = classic.members[event.member_id]
+    rebalance.heard(context, member, event.connection)
+    unchanged = member.protocols == event.protocols
+    leads = classic.is_leader(event.member_id)
+    settled = classic.state is GroupState.COMPLETING_REBALANCE or (classic.state is GroupState.STABLE and not leads)
+    if settled and unchanged:
+        rebalance.touch(context, member)
+        context.reply(event.request, rebalance.joined(group, member))
+        return ErrorCode.NONE
+    update(context, classic, member, event)
+    role = "leader" if leads else "member"
+    rebalance.after_change(
+        context, group, f"{role} {event.member_id} joined again; its reason: {event.reason or 'not given'}"
+    )
+    return ErrorCode.NONE
+
+
+def update(context: Context, classic: ClassicGroup, member: ClassicMember, event: JoinGroup) -> None:
+    """Take over what a member says of itself now, and let it wait on this join."""
+    classic.count(member, -1)
+    member.protocols = event.protocols
+    member.session_timeout_ms = event.session_timeout_ms
+    member.rebalance_timeout_ms = event.rebalance_timeout_ms
+    classic.count(member, 1)
+    rebalance.await_join(context, classic, member, event.request)
+
+
+def replace_static(context: Context, group: Group, old: ClassicMember, event: JoinGroup) -> None:
+    """A static member is back under a new id; the old id is fenced. Source: KIP-345."""
+    classic = group.classic
+    old_leader = classic.leader or ""
+    new = ClassicMember(group.group_id, event.new_member_id, event.instance_id, old.client)
+    new.assignment = old.assignment
+    fenced = JoinGroupReply(ErrorCode.FENCED_INSTANCE_ID, member_id=old.member_id)
+    rebalance.answer_join(context, classic, old, fenced)
+    rebalance.answer_sync(context, old, SyncGroupReply(ErrorCode.FENCED_INSTANCE_ID))
+    gathering.forget(context, classic, old, ErrorCode.FENCED_INSTANCE_ID)
+    classic.count(old, -1)
+    old.session.cancel()
+    context.forget_connection(old.connection, group.group_id, old.member_id)
+    del classic.members[old.member_id]
+    classic.members[new.member_id] = new
+    classic.static_ids[event.instance_id] = new.member_id
+    if classic.leader == old.member_id:
+        classic.leader = new.member_id
+    if classic.pending_sync.pop(old.member_id, "") is None:
+        classic.pending_sync[new.member_id] = None
+    classic.count(new, 1)
+    rebalance.bind(context, new, event.connection)
+    update(context, classic, new, event)
+    rebalance.touch(context, new)
+    context.tell(group.group_id, f"static member {event.instance_id} is {new.member_id} now, was {old.member_id}")
+    classic.owes_look |= read_topics(old.metadata(classic.protocol)) != read_topics(new.metadata(classic.protocol))
+    after_replacement(context, group, new, event, old_leader)
+
+
+def after_replacement(context: Context, group: Group, new: ClassicMember, event: JoinGroup, old_leader: str) -> None:
+    """A stable group keeps its assignment, unless the protocol changes or a leader is back to topics that have changed.
+
+    A returning leader compares topics from then on only, so what changed before it came back is compared here
+    (KAFKA-13435); after a restart that is not known. A sync under way begins anew (KAFKA-9801). Partitions of nobody mean that
+    a cooperative member gave some up and went before it joined again, as it owed the others.
+    """
+    classic = group.classic
+    keeps = classic.select_protocol() == classic.protocol and not leader.leaves_out(context, group)
+    if keeps and classic.is_leader(new.member_id):
+        keeps = classic.subscribed is None or classic.topics_hash == leader.topics_hash(context, classic)
+    if classic.state is GroupState.STABLE and keeps:
+        save(context, group)
+        reply = rebalance.joined(group, new)
+        leads = classic.is_leader(new.member_id)
+        classic.leader_unaware |= leads
+        if not event.can_skip_assignment:
+            reply = JoinGroupReply(
+                ErrorCode.NONE, new.member_id, reply.generation, reply.protocol_type, reply.protocol_name, old_leader
+            )
+        elif leads:
+            reply = JoinGroupReply(
+                ErrorCode.NONE,
+                new.member_id,
+                reply.generation,
+                reply.protocol_type,
+                reply.protocol_name,
+                reply.leader,
+                skip_assignment=True,
+                members=reply.members,
+            )
+        rebalance.answer_join(context, classic, new, reply)
+        return
+    rebalance.after_change(context, group, f"static member {event.instance_id} came back")
+
+
+def save(context: Context, group: Group) -> None:
+    """Write the group's record and take the subscriptions from it."""
+    classic = group.classic
+    members = tuple(member.saved(classic.protocol) for member in classic.members.values())
+    context.emit(
+        GroupSaved(
+            group.group_id,
+            classic.protocol_type or "",
+            group.generation,
+            classic.protocol,
+            classic.leader,
+            context.now.wall_ms,
+            members,
+        )
+    )
+    classic.subscribed = classic.read_subscriptions()
+
+
+def sync(context: Context, event: SyncGroup) -> None:
+    """A member asks for its assignment; the leader brings everyone's."""
+    error = sync_or_error(context, event)
+    if error is not ErrorCode.NONE:
+        context.reply(event.request, SyncGroupReply(error))
+
+
+def sync_or_error(context: Context, event: SyncGroup) -> ErrorCode:
+    """Take a SyncGroup in, or say why not."""
+    if not event.group_id:
+        return ErrorCode.INVALID_GROUP_ID
+    group = context.find(event.group_id)
+    if group is None or group.classic.state is GroupState.EMPTY:
+        return ErrorCode.UNKNOWN_MEMBER_ID
+    classic = group.classic
+    error = validate(classic, event.member_id, event.instance_id)
+    if error is not ErrorCode.NONE:
+        return error
+    rebalance.heard(context, classic.members[event.member_id], event.connection)
+    if not is_current(group, event.generation):
+        return ErrorCode.ILLEGAL_GENERATION
+    if differs(event.protocol_type, classic.protocol_type) or differs(event.protocol_name, classic.protocol):
+        return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+    if classic.state is GroupState.PREPARING_REBALANCE:
+        return ErrorCode.REBALANCE_IN_PROGRESS
+    if classic.refused_generation == event.generation:
+        return ErrorCode.GROUP_MAX_SIZE_REACHED
+    member = classic.members[event.member_id]
+    rebalance.synced(context, classic, event.member_id)
+    if classic.state is GroupState.STABLE:
+        rebalance.touch(context, member)
+        context.reply(event.request, assigned(classic, member))
+        return ErrorCode.NONE
+    if member.sync_request is not None:
+        context.reply(member.sync_request, SyncGroupReply(ErrorCode.REBALANCE_IN_PROGRESS))
+    member.sync_request = event.request
+    if classic.is_leader(event.member_id):
+        complete_sync(context, group, dict(event.assignments))
+    return ErrorCode.NONE
+
+
+def differs(asked: str | None, actual: str | None) -> bool:
+    """Whether two protocol names contradict each other; None says nothing."""
+    return asked is not None and actual is not None and asked != actual
+
+
+def assigned(classic: ClassicGroup, member: ClassicMember) -> SyncGroupReply:
+    """A member's assignment in the current generation."""
+    return SyncGroupReply(ErrorCode.NONE, member.assignment, classic.protocol_type, classic.protocol)
+
+
+def complete_sync(context: Context, group: Group, assignments: dict[str, bytes]) -> None:
+    """The leader's assignments are here: make them durable, then hand them out. Source: spec 3.7."""
+    classic = group.classic
+    for member in classic.members.values():
+        rebalance.set_assignment(classic, member, assignments.get(member.member_id, b""))
+    if classic.size > context.config.group_record_bytes_max:
+        refuse_generation(context, group)
+        return
+    rebalance.move(classic, GroupState.STABLE)
+    save(context, group)
+    classic.topics_hash = leader.topics_hash(context, classic)
+    classic.leader_unaware, classic.left_out = False, None
+    rebalance.settled(context, group)
+    for member in classic.members.values():
+        if rebalance.answer_sync(context, member, assigned(classic, member)):
+            rebalance.touch(context, member)
+
+
+def refuse_generation(context: Context, group: Group) -> None:
+    """The assignment doesn't fit into a record: every member is told, once, instead of trying for ever."""
+    classic = group.classic
+    context.tell(
+        group.group_id,
+        f"generation {group.generation} is refused: with its assignment the group takes {classic.size} bytes, "
+        f"a record may have {context.config.group_record_bytes_max} (group.record.max.bytes)",
+        Level.ERROR,
+    )
+    classic.refused_generation = group.generation
+    for member in classic.members.values():
+        rebalance.forget_assignment(classic, member)
+        rebalance.answer_sync(context, member, SyncGroupReply(ErrorCode.GROUP_MAX_SIZE_REACHED))
+
+
+def heartbeat(context: Context, event: Heartbeat) -> None:
+    """A sign of life, answered with what the member must do, or held until there is something to say."""
+    group = context.ledger.groups.get(event.group_id)
+    if group is None:
+        error = ErrorCode.UNKNOWN_MEMBER_ID if event.group_id else ErrorCode.INVALID_GROUP_ID
+        context.reply(event.request, HeartbeatReply(error))
+        return
+    error = heartbeat_error(group, event)
+    if error is ErrorCode.NONE:
+        if group.classic.owes_look:
+            leader.look(context, group)
+        member = group.classic.members[event.member_id]
+        if member.connection != event.connection or member.lost:
+            rebalance.heard(context, member, event.connection)
+        gathering.learn(context, group, member, event)
+        rebalance.touch(context, member)
+        if gathering.hold(context, group, member, event):
+            return
+        error = gathering.answer(context, group, member)
+    context.reply(event.request, HeartbeatReply(error))
+    if error is ErrorCode.REBALANCE_IN_PROGRESS:
+        gathering.tell_if_all_held(context, group)
+
+
+def heartbeat_error(group: Group, event: Heartbeat) -> ErrorCode:
+    """Whether a heartbeat is of a member, with the current generation."""
+    classic = group.classic
+    if event.member_id not in classic.members or event.instance_id is not None:
+        error = validate(classic, event.member_id, event.instance_id)
+        if error is not ErrorCode.NONE:
+            return error
+    return ErrorCode.NONE if is_current(group, event.generation) else ErrorCode.ILLEGAL_GENERATION
+
+
+def leave(context: Context, event: LeaveGroup) -> None:
+    """Members go, by themselves or by an administrator's hand."""
+    if not event.group_id:
+        context.reply(event.request, LeaveGroupReply(ErrorCode.INVALID_GROUP_ID))
+        return
+    group = context.find(event.group_id)
+    left = []
+    gone = []
+    for leaving in event.members:
+        error = ErrorCode.UNKNOWN_MEMBER_ID if group is None else leave_one(context, group, leaving)
+        left.append(LeftMember(leaving.member_id, leaving.instance_id, error))
+        if error is ErrorCode.NONE:
+            gone.append(leaving.member_id or leaving.instance_id or "")
+    context.reply(event.request, LeaveGroupReply(ErrorCode.NONE, tuple(left)))
+    if group is not None and gone:
+        rebalance.after_removal(context, group, f"{', '.join(gone)} left")
+
+
+def leave_one(context: Context, group: Group, leaving: LeavingMember) -> ErrorCode:
+    """Remove one member, pending or not."""
+    classic = group.classic
+    member_id = leaving.member_id
+    if not member_id:
+        found = classic.static_ids.get(leaving.instance_id) if leaving.instance_id is not None else None
+        if found is None:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        member_id = found
+    elif member_id not in classic.pending:
+        error = validate(classic, member_id, leaving.instance_id)
+        if error is not ErrorCode.NONE:
+            return error
+    context.tell(group.group_id, f"member {member_id} left; its reason: {leaving.reason or 'not given'}")
+    rebalance.remove_member(context, classic, member_id)
+    return ErrorCode.NONE
+
+
+def on_pending_deadline(context: Context, group: Group, member_id: str) -> None:
+    """A member id was given out and never came back."""
+    if rebalance.drop_pending(context, group.classic, member_id):
+        rebalance.complete_if_all_joined(context, group)
+
+
+def drop_untold(context: Context, group: Group, member_id: str) -> None:
+    """The connection of a new member ended before a reply told its id."""
+    member = group.classic.members.get(member_id)
+    if member_id in group.classic.pending or (member is not None and not member.told):
+        rebalance.put_out(context, group, member_id, f"the connection of new member {member_id} ended")
+
+
+def load(context: Context, group: Group) -> None:
+    """Build the soft state from the group's record; sessions start anew. Source: spec 3.7.
+
+    A generation that began and was never synchronized is over: its members, and those before, join again.
+    """
+    saved = group.saved
+    if saved is None:
+        return
+    classic = group.classic
+    classic.protocol_type = saved.protocol_type or None
+    classic.protocol = saved.protocol
+    classic.leader = saved.leader
+    for stored in saved.members:
+        member = ClassicMember.from_saved(group.group_id, stored, saved.protocol or "")
+        classic.members[member.member_id] = member
+        if member.instance_id is not None:
+            classic.static_ids[member.instance_id] = member.member_id
+        classic.count(member, 1)
+        rebalance.touch(context, member)
+    classic.subscribed = classic.read_subscriptions()
+    if not classic.members:
+        return
+    classic.state = classic.previous_state = GroupState.STABLE
+    if group.started > saved.generation:
+        classic.resumed_from = saved.generation
+        rebalance.prepare(context, group, f"a restart interrupted generation {group.started}")
+    elif len(classic.members) > context.config.group_max_size:
+        rebalance.prepare(context, group, f"{len(classic.members)} members are more than group.max.size")
+    else:
+        leader.on_loaded(context, group)

@@ -1,0 +1,501 @@
+"""ConsumerGroupHeartbeat: a member of a consumer group joins, moves, leaves, and is fenced. Source: KIP-848.
+
+What Kafka does otherwise: a joiner's reply waits the moment that its target takes to compute; members that wait for
+others are told a short interval; a settled member's reply may be held until there is something to say.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from zlib import crc32
+
+from kohort.errors import ErrorCode
+from kohort.groups import sizes
+from kohort.groups.consumer import silence, targets
+from kohort.groups.consumer.members import (
+    Refusal,
+    change_protocol,
+    come_back,
+    dismiss,
+    heard,
+    heartbeat_interval_ms,
+    last_seen,
+    leave_for_a_while,
+    note_fenced,
+    refuse,
+    remove,
+    session_timeout_ms,
+    step,
+    take_place,
+    touch,
+)
+from kohort.groups.consumer.state import LEFT_FOR_A_WHILE, ConsumerGroup, Current, Presence, pack, unpack
+from kohort.groups.context import Context
+from kohort.groups.events import AssignmentComputed, ConsumerGroupHeartbeat, GroupSettingsChanged
+from kohort.groups.group import Group
+from kohort.groups.liveness import patience
+from kohort.groups.migration import classic_members, conversion
+from kohort.groups.outcome import ConsumerGroupHeartbeatReply, Level
+from kohort.groups.records import MemberSaved, MemberState
+
+LEAVES = -1
+SPREAD_FROM = 500
+"""In groups of so many members the first whole interval is a part of one, so that they are heard one after the other."""
+MEMBERS_PER_MS = 5
+"""How many unsettled members may ask in one ms, which bounds what their short interval costs."""
+
+
+def heartbeat(context: Context, event: ConsumerGroupHeartbeat) -> None:
+    """Join, go on, or leave."""
+    refusal = check(context, event)
+    if refusal is None:
+        refusal = leave(context, event) if event.member_epoch < 0 else beat(context, event)
+    if refusal is not None:
+        note_fenced(context, event, refusal)
+        refuse(context, event, refusal)
+
+
+def check(context: Context, event: ConsumerGroupHeartbeat) -> Refusal | None:
+    """What a request itself may get wrong."""
+    message = None
+    if "consumer" not in context.config.rebalance_protocols:
+        return Refusal(ErrorCode.UNSUPPORTED_VERSION, "The consumer protocol is switched off.")
+    if (event.member_epoch > 0 or event.member_epoch == LEAVES) and is_blank(event.member_id):
+        message = "MemberId can't be empty."
+    elif is_blank(event.group_id):
+        message = "GroupId can't be empty."
+    elif is_blank(event.instance_id):
+        message = "InstanceId can't be empty."
+    elif is_blank(event.rack_id):
+        message = "RackId can't be empty."
+    elif event.member_epoch == 0:
+        message = check_join(event)
+    elif event.member_epoch == LEFT_FOR_A_WHILE and event.instance_id is None:
+        message = "InstanceId can't be null."
+    elif event.member_epoch < LEFT_FOR_A_WHILE:
+        message = "MemberEpoch is invalid."
+    if message is None and (event.member_epoch == 0 or event.subscribed_topics or event.subscribed_regex):
+        message = check_sizes(context, event)
+    if message is not None:
+        return Refusal(ErrorCode.INVALID_REQUEST, message)
+    if event.server_assignor is not None and event.server_assignor not in context.config.consumer_assignors:
+        offered = ", ".join(context.config.consumer_assignors)
+        text = f"ServerAssignor {event.server_assignor} is not supported. Supported assignors: {offered}."
+        return Refusal(ErrorCode.UNSUPPORTED_ASSIGNOR, text)
+    return None
+
+
+def is_blank(name: str | None) -> bool:
+    """Whether a name is given but says nothing."""
+    return name is not None and not name.strip()
+
+
+def check_sizes(context: Context, event: ConsumerGroupHeartbeat) -> str | None:
+    """What no record could hold."""
+    if not sizes.fits(event.group_id):
+        return f"GroupId can't be longer than {sizes.NAME_BYTES_MAX} bytes."
+    if not sizes.fits(event.member_id, event.new_member_id, event.instance_id, event.rack_id, event.subscribed_regex):
+        return f"No id, rack or regular expression can be longer than {sizes.NAME_BYTES_MAX} bytes."
+    limit = context.config.group_record_bytes_max
+    if event.subscribed_topics and sum(map(len, event.subscribed_topics)) > limit:
+        return f"The subscription takes more than {limit} bytes (group.record.max.bytes)."
+    return None
+
+
+def check_join(event: ConsumerGroupHeartbeat) -> str | None:
+    """What a join must say."""
+    if event.rebalance_timeout_ms == -1:
+        return "RebalanceTimeoutMs must be provided in first request."
+    if event.owned is None or event.owned:
+        return "TopicPartitions must be empty when (re-)joining."
+    if event.subscribed_topics is None and event.subscribed_regex is None:
+        return "Either SubscribedTopicNames or SubscribedTopicRegex must be non-null when (re-)joining."
+    return None
+
+
+def beat(context: Context, event: ConsumerGroupHeartbeat) -> Refusal | None:
+    """A join or a regular heartbeat."""
+    group_id = event.group_id
+    if event.member_epoch == 0 and not conversion.make_consumer_group(context, group_id):
+        return Refusal(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} is not a consumer group.")
+    group = context.find(group_id)
+    consumer = None if group is None else group.consumer
+    if consumer is None:
+        return not_found(group, event)
+    member_id = event.member_id or event.new_member_id
+    refusal = admit(context, consumer, event, member_id)
+    if refusal is not None:
+        return refusal
+    back = silence.heard(context, consumer, member_id)
+    joins, before = event.member_epoch == 0, consumer.members.get(member_id)
+    if joins:
+        come_back(context, group_id, consumer, member_id)
+    if save(context, consumer, event, member_id):
+        targets.bump(context, group_id, f"member {member_id} joined or changed its subscription")
+    elif back:
+        targets.bump(context, group_id, f"member {member_id} is heard again")
+    presence = heard(context, group_id, consumer, member_id, event.connection)
+    presence.overdue = presence.fenced = False
+    if joins:
+        presence.process = event.client.process
+    if before is not None and before.classic_protocols is not None:
+        change_protocol(context, presence, member_id)
+    let_go(context, group_id, consumer, member_id)
+    if consumer.epoch > consumer.target_epoch:
+        targets.request(context, group_id)
+        if joins:
+            presence.waiting, presence.waits_for = event, consumer.epoch
+            return None
+    answer(context, consumer, event, member_id)
+    return None
+
+
+def not_found(group: Group | None, event: ConsumerGroupHeartbeat) -> Refusal:
+    """There is no such consumer group; a static member whose place a classic one has taken must not fight for it."""
+    holder = None if group is None else group.classic.static_ids.get(event.instance_id)
+    if holder is not None and holder != event.member_id:
+        text = f"Static member {event.member_id} with instance id {event.instance_id} was fenced by member {holder}."
+        return Refusal(ErrorCode.FENCED_INSTANCE_ID, text)
+    if group is not None:
+        return Refusal(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {event.group_id} is not a consumer group.")
+    what = "Group" if event.member_epoch < 0 else "Consumer group"
+    return Refusal(ErrorCode.GROUP_ID_NOT_FOUND, f"{what} {event.group_id} not found.")
+
+
+def admit(context: Context, consumer: ConsumerGroup, event: ConsumerGroupHeartbeat, member_id: str) -> Refusal | None:
+    """Whether this member may speak with this epoch; a returning static member takes its predecessor's place."""
+    joins = event.member_epoch == 0
+    known = member_id in consumer.members
+    if event.instance_id is not None:
+        holder = consumer.static_ids.get(event.instance_id)
+        if holder is not None and holder != member_id:
+            return replace_static(context, consumer, event, holder, member_id)
+        if holder is None and not joins:
+            return Refusal(ErrorCode.UNKNOWN_MEMBER_ID, f"Instance id {event.instance_id} is unknown.")
+    if joins:
+        if not known and len(consumer.members) >= context.config.consumer_max_size:
+            text = f"The consumer group has reached its maximum capacity of {context.config.consumer_max_size} members."
+            return Refusal(ErrorCode.GROUP_MAX_SIZE_REACHED, text)
+        return None
+    if not known:
+        return Refusal(ErrorCode.UNKNOWN_MEMBER_ID, f"Member {member_id} is not a member of group {event.group_id}.")
+    if consumer.presence(event.group_id, member_id).overdue:
+        text = f"Member {member_id} did not give its partitions up within its rebalance timeout and must join again."
+        return Refusal(ErrorCode.UNKNOWN_MEMBER_ID, text)
+    return check_epoch(consumer.standing(member_id), event)
+
+
+def check_epoch(current: Current, event: ConsumerGroupHeartbeat) -> Refusal | None:
+    """An epoch must be the member's, or the one before when only the reply with the newer one can have been lost."""
+    epoch = event.member_epoch
+    if epoch == current.member_epoch:
+        return None
+    lost_reply = (
+        epoch < current.member_epoch
+        and epoch == current.previous_epoch
+        and event.owned is not None
+        and unpack(event.owned) <= current.assigned
+    )
+    if lost_reply:
+        return None
+    relation = "greater" if epoch > current.member_epoch else "smaller"
+    return Refusal(
+        ErrorCode.FENCED_MEMBER_EPOCH,
+        f"The consumer group member has a {relation} member epoch ({epoch}) than the one known by the group "
+        f"coordinator ({current.member_epoch}). The member must abandon all its partitions and rejoin.",
+    )
+
+
+def replace_static(
+    context: Context, consumer: ConsumerGroup, event: ConsumerGroupHeartbeat, old_id: str, new_id: str
+) -> Refusal | None:
+    """Another process has this instance id: it must have left for a while, or speak the classic protocol."""
+    if event.member_epoch != 0:
+        text = f"Static member {new_id} with instance id {event.instance_id} was fenced by member {old_id}."
+        return Refusal(ErrorCode.FENCED_INSTANCE_ID, text)
+    old = consumer.members[old_id]
+    if old.classic_protocols is None and not consumer.standing(old_id).is_away:
+        text = (
+            f"Static member {new_id} with instance id {event.instance_id} cannot join the group because the instance "
+            f"id is owned by {old_id} member."
+        )
+        return Refusal(ErrorCode.UNRELEASED_INSTANCE_ID, text)
+    take_place(context, event.group_id, consumer, old_id, new_id)
+    return None
+
+
+def save(context: Context, consumer: ConsumerGroup, event: ConsumerGroupHeartbeat, member_id: str) -> bool:
+    """Write what a member says of itself if it is new; True when the group needs a new epoch for it."""
+    old = consumer.members.get(member_id)
+    if old is not None and says_nothing_new(old, event):
+        return False
+    base = old or MemberSaved(event.group_id, member_id, None, None, "", "", (), None, -1, None)
+    topics, regex = base.subscribed_topics, base.subscribed_regex
+    new = MemberSaved(
+        group_id=event.group_id,
+        member_id=member_id,
+        instance_id=base.instance_id if event.instance_id is None else event.instance_id,
+        rack_id=base.rack_id if event.rack_id is None else event.rack_id,
+        client_id=event.client.id,
+        client_host=event.client.host,
+        subscribed_topics=topics if event.subscribed_topics is None else tuple(sorted(set(event.subscribed_topics))),
+        subscribed_regex=regex if event.subscribed_regex is None else event.subscribed_regex or None,
+        rebalance_timeout_ms=base.rebalance_timeout_ms
+        if event.rebalance_timeout_ms == -1
+        else event.rebalance_timeout_ms,
+        server_assignor=base.server_assignor if event.server_assignor is None else event.server_assignor,
+    )
+    if new == old:
+        return False
+    context.emit(new)
+    return old is None or (new.subscribed_topics, new.subscribed_regex) != (topics, regex)
+
+
+def says_nothing_new(old: MemberSaved, event: ConsumerGroupHeartbeat) -> bool:
+    """Whether a heartbeat has only its member's id and epoch: nearly every one."""
+    unsaid = event.subscribed_topics is None and event.subscribed_regex is None and event.rebalance_timeout_ms == -1
+    unsaid = unsaid and event.rack_id is None and event.server_assignor is None and old.classic_protocols is None
+    client, instance_id = event.client, event.instance_id
+    same = old.client_id == client.id and old.client_host == client.host and instance_id in (None, old.instance_id)
+    return unsaid and same
+
+
+def answer(context: Context, consumer: ConsumerGroup, event: ConsumerGroupHeartbeat, member_id: str) -> None:
+    """Move the member one step on and tell it what is new, or hold the reply while nothing is."""
+    before = consumer.standing(member_id)
+    owned = None if event.owned is None else unpack(event.owned)
+    after = step(context, event.group_id, consumer, member_id, owned)
+    told = says_everything(event) or after.assigned != before.assigned or after.member_epoch != event.member_epoch
+    settled = after.is_reconciled_to(consumer.epoch)
+    presence = consumer.presence(event.group_id, member_id)
+    if settled and not told and event.owned is None and event.hold_ms > 0 and hold(context, consumer, event, presence):
+        return
+    interval = heartbeat_interval_ms(context, consumer)
+    if not settled:
+        interval = unsettled_interval_ms(context, consumer, interval)
+    elif event.short_interval:
+        interval = min(interval, context.config.unsettled_interval_ms)
+    elif presence.told_ms < interval // 2 and len(consumer.members) >= SPREAD_FROM:
+        interval = spread(interval, member_id)
+    presence.told_ms = interval
+    context.reply(
+        event.request,
+        ConsumerGroupHeartbeatReply(
+            ErrorCode.NONE,
+            None,
+            member_id,
+            after.member_epoch,
+            interval,
+            pack(after.assigned) if told else None,
+        ),
+    )
+
+
+def says_everything(event: ConsumerGroupHeartbeat) -> bool:
+    """Whether a heartbeat is a join, or one of a client that had no answer to the last and so is told all again."""
+    subscribed = event.subscribed_topics is not None or event.subscribed_regex is not None
+    return event.member_epoch == 0 or (event.rebalance_timeout_ms != -1 and subscribed and event.owned is not None)
+
+
+def unsettled_interval_ms(context: Context, consumer: ConsumerGroup, settled_ms: int) -> int:
+    """What members are told that wait or must give up: short, longer in large groups."""
+    if context.config.notify_at_once == "off":
+        return settled_ms
+    return min(settled_ms, max(context.config.unsettled_interval_ms, len(consumer.members) // MEMBERS_PER_MS))
+
+
+def spread(interval_ms: int, member_id: str) -> int:
+    """A part of the interval, from a half on, by the member's id.
+
+    Members of a large group settle within moments of each other, and would all be heard at one moment ever after.
+    """
+    return interval_ms - crc32(member_id.encode()) % max(1, interval_ms // 2)
+
+
+def hold(context: Context, consumer: ConsumerGroup, event: ConsumerGroupHeartbeat, presence: Presence) -> bool:
+    """Keep the reply until something changes, the hold ends, or the shell asks for it; False when that is too short.
+
+    A third of the session at most, so that a client that was held in vain has time for another heartbeat.
+    """
+    limit = min(event.hold_ms, session_timeout_ms(context, consumer, event.member_id) // 3)
+    if not event.short_interval:
+        limit = min(limit, int(presence.told_ms * patience.SHARE_OF_TOLD))
+    if limit < patience.SHORTEST_HOLD_MS:
+        return False
+    presence.held = event
+    context.held[event.request] = (event.group_id, event.member_id)
+    context.run(presence.hold, limit)
+    return True
+
+
+def let_go(context: Context, group_id: str, consumer: ConsumerGroup, member_id: str) -> None:
+    """Answer what a member's earlier heartbeats wait for: a joiner's with what it is now, a held one as usual."""
+    presence = consumer.presences.get(member_id)
+    if presence is None:
+        return
+    presence.hold.cancel()
+    for event in (presence.waiting, presence.held):
+        if event is not None:
+            presence.waiting = presence.held = None
+            context.held.pop(event.request, None)
+            touch(context, consumer, presence, member_id)
+            answer(context, consumer, replace(event, hold_ms=0), member_id)
+
+
+def release_all(context: Context, group_id: str, consumer: ConsumerGroup) -> None:
+    """Something changed: every held heartbeat is answered, so that its member moves now."""
+    for member_id, presence in list(consumer.presences.items()):
+        if presence.held is not None:
+            let_go(context, group_id, consumer, member_id)
+
+
+def on_computed(context: Context, event: AssignmentComputed) -> None:
+    """A target is here: joiners that waited for it are answered, held members move, the next target is asked for."""
+    taken = targets.take(context, event)
+    group = context.find(event.group_id)
+    consumer = None if group is None else group.consumer
+    if consumer is None:
+        return
+    for member_id, presence in list(consumer.presences.items()):
+        if presence.waiting is None:
+            continue
+        if event.failure is not None and consumer.computing < 0:
+            refuse(context, presence.waiting, Refusal(ErrorCode.UNKNOWN_SERVER_ERROR, event.failure))
+            presence.waiting = None
+        elif presence.waits_for <= consumer.target_epoch:
+            let_go(context, event.group_id, consumer, member_id)
+    classic_members.on_target(context, event.group_id, consumer, event.failure)
+    if taken:
+        release_all(context, event.group_id, consumer)
+        silence.watch(context, event.group_id, consumer)
+        targets.request(context, event.group_id)
+
+
+def leave(context: Context, event: ConsumerGroupHeartbeat) -> Refusal | None:
+    """A member goes, for good or (a static one) for a while."""
+    group = context.find(event.group_id)
+    consumer = None if group is None else group.consumer
+    if group is None or consumer is None:
+        return not_found(group, event)
+    member_id = event.member_id
+    if event.instance_id is not None:
+        holder = consumer.static_ids.get(event.instance_id)
+        if holder is None:
+            return Refusal(ErrorCode.UNKNOWN_MEMBER_ID, f"Instance id {event.instance_id} is unknown.")
+        if holder != member_id:
+            text = f"Static member {member_id} with instance id {event.instance_id} was fenced by member {holder}."
+            return Refusal(ErrorCode.FENCED_INSTANCE_ID, text)
+    elif member_id not in consumer.members:
+        return Refusal(ErrorCode.UNKNOWN_MEMBER_ID, f"Member {member_id} is not a member of group {event.group_id}.")
+    if event.member_epoch == LEFT_FOR_A_WHILE:
+        leave_for_a_while(context, event.group_id, consumer, member_id)
+    else:
+        put_out(context, group, member_id, f"member {member_id} left")
+    context.reply(
+        event.request, ConsumerGroupHeartbeatReply(ErrorCode.NONE, member_id=member_id, member_epoch=event.member_epoch)
+    )
+    return None
+
+
+def put_out(context: Context, group: Group, member_id: str, reason: str) -> None:
+    """Remove a member; the others get a new epoch, or their classic group back."""
+    consumer = group.consumer
+    if consumer is None or member_id not in consumer.members:
+        return
+    context.tell(group.group_id, reason)
+    if conversion.turns_classic(context, consumer, without=member_id):
+        dismiss(context, consumer, member_id)
+        conversion.make_classic_group(context, group, leaving=member_id)
+        return
+    remove(context, group.group_id, consumer, member_id)
+    targets.bump(context, group.group_id, reason)
+
+
+def drop_untold(context: Context, group: Group, member_id: str) -> None:
+    """The connection of a new member ended before a reply told its id."""
+    presence = None if group.consumer is None else group.consumer.presences.get(member_id)
+    if presence is None:
+        return
+    first, joining = presence.waiting, presence.joining
+    untold = joining is not None and not joining.member_id and joining.instance_id is None
+    if untold or (first is not None and not first.member_id):
+        put_out(context, group, member_id, f"the connection of new member {member_id} ended")
+
+
+def on_session_end(context: Context, group: Group, member_id: str) -> None:
+    """A member was silent too long."""
+    consumer = group.consumer
+    presence = None if consumer is None else consumer.presences.get(member_id)
+    if consumer is None or presence is None or member_id not in consumer.members:
+        return
+    if presence.overdue:
+        reason = "did not move in time and did not join again"
+    elif presence.lost:
+        reason = "did not come back after its connection ended"
+    else:
+        reason = f"was silent for its session of {session_timeout_ms(context, consumer, member_id)} ms"
+    put_out(context, group, member_id, f"member {member_id} {reason} ({last_seen(context, consumer, member_id)})")
+
+
+def on_move_end(context: Context, group: Group, member_id: str, what: str) -> None:
+    """A member did not give its partitions up, join or sync within its rebalance timeout: it must join again.
+
+    It may not have heard that it must move, nor hear that it is refused now; so its partitions stay its own until it
+    joins again, leaves, or its session since it was last accepted ends, by which time it has stopped.
+    """
+    presence = None if group.consumer is None else group.consumer.presences.get(member_id)
+    if presence is not None and presence.waiting is None and presence.joining is None:
+        context.tell(group.group_id, f"member {member_id} did not {what} in time: it must join again")
+        presence.overdue = True
+
+
+def on_hold_end(context: Context, group: Group, member_id: str) -> None:
+    """Nothing happened while a heartbeat was held."""
+    if group.consumer is not None:
+        let_go(context, group.group_id, group.consumer, member_id)
+
+
+def on_watch(context: Context, group: Group) -> None:
+    """Someone may be waited for who is silent: then the group gets a target that is made without it."""
+    consumer = group.consumer
+    if consumer is None:
+        return
+    silent = silence.silent_of(context, consumer, silence.unmoved(consumer))
+    if silent and silence.applies(context, consumer):
+        targets.bump(context, group.group_id, f"no one waits for silent members: {', '.join(silent)}")
+    else:
+        silence.watch(context, group.group_id, consumer)
+
+
+def on_settings(context: Context, event: GroupSettingsChanged) -> None:
+    """A group has timeouts of its own now."""
+    context.settings[event.group_id] = event.settings
+    group = context.find(event.group_id)
+    if group is not None and group.consumer is not None:
+        group.consumer.settings = event.settings
+
+
+def load(context: Context, group: Group) -> None:
+    """Sessions start anew; members that must give up have their whole time again; a missing target is asked for.
+
+    Topics that came or went while no coordinator looked are found by matching regular expressions again.
+    """
+    consumer = group.consumer
+    if consumer is None:
+        return
+    consumer.settings = context.settings.get(group.group_id, consumer.settings)
+    for member_id, member in consumer.members.items():
+        presence = consumer.presence(group.group_id, member_id)
+        context.run(presence.session, session_timeout_ms(context, consumer, member_id))
+        presence.heard_ms = context.now.mono_ms
+        unrevoked = consumer.standing(member_id).state is MemberState.UNREVOKED_PARTITIONS
+        if unrevoked and member.classic_protocols is None:
+            context.run(presence.revocation, member.rebalance_timeout_ms)
+    if consumer.members:
+        targets.resolve_if_needed(context, group.group_id, again=True)
+        targets.look_at_topics(context, group.group_id, consumer)
+        if consumer.epoch == consumer.target_epoch and silence.is_uneven(context, consumer):
+            targets.bump(context, group.group_id, "shares are not even")
+        targets.request(context, group.group_id)
+        silence.watch(context, group.group_id, consumer)
+    context.tell(group.group_id, f"loaded with {len(consumer.members)} members at epoch {consumer.epoch}", Level.DEBUG)

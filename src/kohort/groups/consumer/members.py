@@ -1,0 +1,234 @@
+"""Members of a consumer group, whichever protocol they speak: one step on, another id, out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from kohort.errors import ErrorCode
+from kohort.groups.consumer.reconcile import next_step
+from kohort.groups.consumer.state import ConsumerGroup, Current, Pairs, Presence, pack
+from kohort.groups.context import Context
+from kohort.groups.events import ConsumerGroupHeartbeat
+from kohort.groups.outcome import ConsumerGroupHeartbeatReply, JoinGroupReply
+from kohort.groups.records import Kind, MemberState, TargetAssigned, Tombstone
+
+
+class Refusal(NamedTuple):
+    """Why a request is refused."""
+
+    error: ErrorCode
+    message: str
+
+
+def refuse(context: Context, event: ConsumerGroupHeartbeat, refusal: Refusal) -> None:
+    """Answer with an error."""
+    context.reply(event.request, ConsumerGroupHeartbeatReply(refusal.error, refusal.message))
+
+
+def note_fenced(context: Context, event: ConsumerGroupHeartbeat, refusal: Refusal) -> None:
+    """Leave a line for the log when a member is fenced by its epoch, once until it is heard again."""
+    group = context.find(event.group_id)
+    consumer = None if group is None else group.consumer
+    presence = None if consumer is None else consumer.presences.get(event.member_id)
+    if consumer is None or presence is None or presence.fenced or refusal.error is not ErrorCode.FENCED_MEMBER_EPOCH:
+        return
+    presence.fenced = True
+    current = consumer.standing(event.member_id)
+    context.tell(
+        event.group_id,
+        f"member {event.member_id} says epoch {event.member_epoch} and is at {current.member_epoch}, before at "
+        f"{current.previous_epoch}: it is fenced ({last_seen(context, consumer, event.member_id)})",
+    )
+
+
+def last_seen(context: Context, consumer: ConsumerGroup, member_id: str) -> str:
+    """For the log: who a member is, when it was heard last, and what became of its connection."""
+    member, presence = consumer.members[member_id], consumer.presences[member_id]
+    heard = "" if presence.heard_ms is None else f", heard {context.now.mono_ms - presence.heard_ms} ms ago"
+    gone_ms = presence.gone_ms
+    ended = "connection stands" if gone_ms is None else f"connection ended {context.now.mono_ms - gone_ms} ms ago"
+    return f"client {member.client_id} at {member.client_host}{heard}, {ended}"
+
+
+def step(context: Context, group_id: str, consumer: ConsumerGroup, member_id: str, owned: Pairs | None) -> Current:
+    """Move a member one step towards its target and watch the time that it takes to give up."""
+    before = consumer.standing(member_id)
+    target = consumer.targets.get(member_id, frozenset())
+    after = next_step(consumer, member_id, target, owned)
+    if after == before and member_id in consumer.current:
+        return after
+    context.emit(after.record(group_id, member_id))
+    note_moved(context, consumer, before.assigned, after.assigned)
+    member = consumer.members[member_id]
+    presence = consumer.presence(group_id, member_id)
+    if after.state is MemberState.UNREVOKED_PARTITIONS and member.classic_protocols is None:
+        context.run(presence.revocation, member.rebalance_timeout_ms)
+    else:
+        presence.revocation.cancel()
+    if after.is_reconciled_to(consumer.epoch) and not before.is_reconciled_to(consumer.epoch):
+        note_settled(context, group_id, consumer)
+    return after
+
+
+def note_moved(context: Context, consumer: ConsumerGroup, before: Pairs, after: Pairs) -> None:
+    """Partitions were taken from a member, or given to one: how long each of them stood still."""
+    if before == after:
+        return
+    now_ms = context.now.mono_ms
+    for pair in before - after:
+        consumer.stopped[pair] = now_ms
+    if consumer.stopped:
+        for pair in after - before:
+            since = consumer.stopped.pop(pair, None)
+            if since is not None:
+                consumer.still.append(now_ms - since)
+
+
+def note_settled(context: Context, group_id: str, consumer: ConsumerGroup) -> None:
+    """Count a rebalance when the last member has reached its target."""
+    if consumer.settling_epoch != consumer.epoch:
+        consumer.settling, consumer.settling_epoch = list(consumer.members), consumer.epoch
+    left = consumer.settling
+    if not left:  # all have been seen: someone is back in its place
+        return
+    while left:
+        awaited = left[-1] in consumer.members and left[-1] not in consumer.spared
+        if awaited and not consumer.standing(left[-1]).is_reconciled_to(consumer.epoch):
+            return
+        left.pop()
+    context.rebalanced(group_id, "consumer", consumer.began_ms, consumer.still, len(consumer.members))
+    consumer.began_ms = None
+    consumer.stopped.clear()
+    consumer.still = []
+
+
+def session_timeout_ms(context: Context, consumer: ConsumerGroup, member_id: str) -> int:
+    """How long a member may be silent."""
+    member = consumer.members[member_id]
+    if member.classic_protocols is not None:
+        return member.classic_session_timeout_ms
+    return consumer.settings.session_timeout_ms or context.config.consumer_session_timeout_ms
+
+
+def heartbeat_interval_ms(context: Context, consumer: ConsumerGroup) -> int:
+    """What settled members are told."""
+    return consumer.settings.heartbeat_interval_ms or context.config.consumer_heartbeat_interval_ms
+
+
+def preferred_assignor(context: Context, consumer: ConsumerGroup) -> str:
+    """The assignor that most members wish for; the configured first when none wishes."""
+    votes: dict[str, int] = {}
+    for member in consumer.members.values():
+        if member.server_assignor is not None:
+            votes[member.server_assignor] = votes.get(member.server_assignor, 0) + 1
+    return max(votes, key=lambda name: votes[name]) if votes else context.config.consumer_assignors[0]
+
+
+def heard(context: Context, group_id: str, consumer: ConsumerGroup, member_id: str, connection: int) -> Presence:
+    """A member spoke: what it was heard on before no longer matters, nor that it has ended, and its session is whole."""
+    presence = consumer.presence(group_id, member_id)
+    if presence.connection != connection:
+        context.forget_connection(presence.connection, group_id, member_id)
+        context.remember_connection(connection, group_id, member_id)
+        presence.connection = connection
+    presence.gone_ms = None
+    alive(context, consumer, presence, member_id)
+    return presence
+
+
+def alive(context: Context, consumer: ConsumerGroup, presence: Presence, member_id: str) -> None:
+    """A member was heard, on whatever connection: its session is whole again."""
+    presence.lost = False
+    touch(context, consumer, presence, member_id)
+
+
+def touch(context: Context, consumer: ConsumerGroup, presence: Presence, member_id: str) -> None:
+    """A sign of life, or the end of a wait: its session starts again, unless its connection has ended."""
+    if not presence.lost:
+        presence.heard_ms = context.now.mono_ms
+        context.run(presence.session, session_timeout_ms(context, consumer, member_id))
+
+
+def committed(context: Context, group_id: str, consumer: ConsumerGroup, member_id: str) -> None:
+    """A classic member's commit is a sign of life, as it is in a classic group: its client need not know where it is."""
+    member = consumer.members.get(member_id)
+    if member is not None and member.classic_protocols is not None:
+        presence = consumer.presence(group_id, member_id)
+        if not presence.overdue:
+            alive(context, consumer, presence, member_id)
+
+
+def leave_for_a_while(context: Context, group_id: str, consumer: ConsumerGroup, member_id: str) -> None:
+    """Write that a static member has gone and may be back; what it has is its own for the rest of its session.
+
+    It waits for nothing any more: a heartbeat that is answered later would move it on, back into the group.
+    """
+    presence = consumer.presence(group_id, member_id)
+    presence.expect_nothing()
+    gone = Refusal(ErrorCode.FENCED_MEMBER_EPOCH, f"Member {member_id} has left the group for a while.")
+    turn_away(context, presence, gone)
+    context.emit(consumer.standing(member_id).away().record(group_id, member_id))
+
+
+def change_protocol(context: Context, presence: Presence, member_id: str) -> None:
+    """A member speaks another protocol from now on: what it was to do in the one before is expected no more."""
+    presence.expect_nothing()
+    turn_away(context, presence, Refusal(ErrorCode.UNKNOWN_MEMBER_ID, f"Member {member_id} speaks another protocol."))
+
+
+def come_back(context: Context, group_id: str, consumer: ConsumerGroup, member_id: str) -> None:
+    """A member joins under its own id: if it was away, it has its place again."""
+    current = consumer.standing(member_id)
+    if current.is_away:
+        context.emit(current.afresh().record(group_id, member_id))
+
+
+def take_place(context: Context, group_id: str, consumer: ConsumerGroup, old_id: str, new_id: str) -> None:
+    """Write that a static member goes on under a new id, with what the old one has."""
+    old, target = consumer.members[old_id], consumer.targets.get(old_id)
+    before = consumer.standing(old_id)
+    if old_id in consumer.spared:
+        consumer.spared[new_id] = None
+    dismiss(context, consumer, old_id, ErrorCode.FENCED_INSTANCE_ID)
+    remove(context, group_id, consumer, old_id)
+    context.emit(replace(old, member_id=new_id))
+    if target is not None:
+        context.emit(TargetAssigned(group_id, new_id, pack(target)))
+    context.emit(before.afresh().record(group_id, new_id))
+
+
+def remove(context: Context, group_id: str, consumer: ConsumerGroup, member_id: str) -> None:
+    """Write that a member is gone."""
+    dismiss(context, consumer, member_id)
+    consumer.spared.pop(member_id, None)
+    if member_id in consumer.current:
+        note_moved(context, consumer, consumer.current[member_id].assigned, frozenset())
+        context.emit(Tombstone((Kind.CURRENT, group_id, member_id)))
+    if member_id in consumer.targets:
+        context.emit(Tombstone((Kind.TARGET, group_id, member_id)))
+    context.emit(Tombstone((Kind.MEMBER, group_id, member_id)))
+
+
+def dismiss(
+    context: Context, consumer: ConsumerGroup, member_id: str, error: ErrorCode = ErrorCode.UNKNOWN_MEMBER_ID
+) -> None:
+    """Stop a member's timers and answer what it waits for."""
+    presence = consumer.presences.pop(member_id, None)
+    if presence is not None:
+        presence.cancel()
+        context.forget_connection(presence.connection, presence.session.group_id, member_id)
+        turn_away(context, presence, Refusal(error, f"Member {member_id} was removed."))
+
+
+def turn_away(context: Context, presence: Presence, refusal: Refusal) -> None:
+    """Answer everything a member waits for: it is not, or no more, who asked."""
+    for event in (presence.waiting, presence.held):
+        if event is not None:
+            context.held.pop(event.request, None)
+            refuse(context, event, refusal)
+    if presence.joining is not None:
+        is_new = refusal.error is ErrorCode.FENCED_MEMBER_EPOCH  # classic clients do not know it
+        error = ErrorCode.UNKNOWN_MEMBER_ID if is_new else refusal.error
+        context.reply(presence.joining.request, JoinGroupReply(error))
+    presence.waiting = presence.held = presence.joining = None

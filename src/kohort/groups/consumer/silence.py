@@ -1,0 +1,116 @@
+"""Members of a consumer group that are silent: no one waits for them.
+
+A member that should have been heard and was not may be dead, which its session will show; until then what it has is its
+own. But a target that asks it to give something up, or gives it more, leaves others waiting and partitions unread. So a
+target is made without those that are silent when it is asked for: they keep what they have, and the others divide the rest.
+One that falls silent before it has moved gets a new target made. When it is heard again, or is put out, the next one is even.
+
+A member is silent half an interval and a little after it was due, and while it is away as a static member may be. One
+that was taken for silent and was not is given as much time as it took, so that clients with an interval of their own settle.
+
+Only with the assignor `uniform`: that of `range` keeps partitions of the same number together, which needs every member.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kohort.groups.consumer.members import heartbeat_interval_ms, preferred_assignor
+from kohort.groups.consumer.state import ConsumerGroup, Pairs
+from kohort.groups.context import Context
+from kohort.groups.liveness.deadlines import Deadline, Timer
+
+SLACK_MS = 500
+"""A heartbeat may be so much late beside half its interval, and a client takes so long to connect again."""
+ASSIGNOR = "uniform"
+
+
+def silent_from_ms(context: Context, consumer: ConsumerGroup, member_id: str) -> int | None:
+    """When a member counts as silent if it is not heard before; None while a request of it waits, and if it speaks classic."""
+    if consumer.members[member_id].classic_protocols is not None:
+        return None
+    if consumer.standing(member_id).is_away:
+        return context.now.mono_ms
+    presence = consumer.presences.get(member_id)
+    if presence is None or presence.heard_ms is None or presence.waiting is not None or presence.held is not None:
+        return None
+    if presence.gone_ms is not None:
+        return presence.gone_ms + SLACK_MS
+    told_ms = presence.told_ms or heartbeat_interval_ms(context, consumer)
+    return presence.heard_ms + max(told_ms, presence.slowest_ms) * 3 // 2 + SLACK_MS
+
+
+def is_silent(context: Context, consumer: ConsumerGroup, member_id: str) -> bool:
+    """Whether a member counts as silent now."""
+    from_ms = silent_from_ms(context, consumer, member_id)
+    return from_ms is not None and from_ms <= context.now.mono_ms
+
+
+def applies(context: Context, consumer: ConsumerGroup) -> bool:
+    """Whether targets may be made without some of the members."""
+    return context.config.notify_at_once != "off" and preferred_assignor(context, consumer) == ASSIGNOR
+
+
+def spare(context: Context, consumer: ConsumerGroup) -> dict[str, Pairs]:
+    """The silent members that the next target is made without, and what they have; no one where all are silent."""
+    consumer.spared.clear()
+    silent = silent_of(context, consumer, consumer.members) if applies(context, consumer) else []
+    consumer.spared.update(dict.fromkeys(silent))
+    standing = {member_id: consumer.standing(member_id) for member_id in silent}
+    return {member_id: current.assigned | current.pending for member_id, current in standing.items()}
+
+
+def silent_of(context: Context, consumer: ConsumerGroup, asked: Iterable[str]) -> list[str]:
+    """Those of some members that are silent; none when no member at all is not."""
+    if all(is_silent(context, consumer, member_id) for member_id in consumer.members):
+        return []
+    return [member_id for member_id in asked if is_silent(context, consumer, member_id)]
+
+
+def heard(context: Context, consumer: ConsumerGroup, member_id: str) -> bool:
+    """A member is heard: whether the target was made without it, so that the group needs another."""
+    if member_id not in consumer.spared:
+        return False
+    del consumer.spared[member_id]
+    presence = consumer.presences.get(member_id)
+    if presence is not None and presence.heard_ms is not None:
+        presence.slowest_ms = max(presence.slowest_ms, context.now.mono_ms - presence.heard_ms)
+    return True
+
+
+def watch(context: Context, group_id: str, consumer: ConsumerGroup) -> None:
+    """There is a new target: look when the first of those that have to move would be silent."""
+    if not applies(context, consumer):
+        return
+    due = [silent_from_ms(context, consumer, member_id) for member_id in unmoved(consumer)]
+    first_ms = min((each for each in due if each is not None), default=None)
+    if first_ms is not None:
+        if consumer.watch is None:
+            consumer.watch = Timer(Deadline.SILENCE, group_id)
+        context.deadlines.set(consumer.watch, max(first_ms, context.now.mono_ms + SLACK_MS))
+
+
+def unmoved(consumer: ConsumerGroup) -> list[str]:
+    """Members that the target was made with and that do not have it."""
+    return [
+        member_id
+        for member_id in consumer.members
+        if member_id not in consumer.spared and not _has_its_target(consumer, member_id)
+    ]
+
+
+def _has_its_target(consumer: ConsumerGroup, member_id: str) -> bool:
+    current = consumer.current.get(member_id)
+    target = consumer.targets.get(member_id)
+    return not target if current is None else not current.pending and current.assigned == (target or frozenset())
+
+
+def is_uneven(context: Context, consumer: ConsumerGroup) -> bool:
+    """Whether shares differ by more than one although all members read the same: a target that was made for the silent.
+
+    Who they were is not written; so a coordinator that takes over asks this.
+    """
+    if not applies(context, consumer) or len({consumer.topics_of(each) for each in consumer.members.values()}) != 1:
+        return False
+    shares = [len(consumer.targets.get(member_id, frozenset())) for member_id in consumer.members]
+    return max(shares) - min(shares) > 1

@@ -1,0 +1,1 @@
+"""Who is alive, and how a member may be heard: deadlines, lost connections, held heartbeats."""

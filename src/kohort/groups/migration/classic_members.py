@@ -1,0 +1,313 @@
+"""Classic members of a consumer group: JoinGroup, SyncGroup, Heartbeat and LeaveGroup against epochs. Source: KIP-848.
+
+A classic member's generation is its member epoch. It learns by REBALANCE_IN_PROGRESS that it must move, says by its
+join what it still has, and gets by its sync what it is to have.
+"""
+
+from __future__ import annotations
+
+from kohort.errors import ErrorCode
+from kohort.groups import sizes
+from kohort.groups.classic import rebalance
+from kohort.groups.consumer import members, targets
+from kohort.groups.consumer.reconcile import waits_for_others
+from kohort.groups.consumer.state import ConsumerGroup, Pairs
+from kohort.groups.consumer_protocol import CONSUMER_PROTOCOL_TYPE, Subscription, read_subscription
+from kohort.groups.context import Context
+from kohort.groups.events import Heartbeat, JoinGroup, LeaveGroup, LeavingMember, SyncGroup
+from kohort.groups.group import Group
+from kohort.groups.liveness.deadlines import Deadline, Timer
+from kohort.groups.migration import conversion
+from kohort.groups.outcome import (
+    HeartbeatReply,
+    JoinGroupReply,
+    LeaveGroupReply,
+    LeftMember,
+    SyncGroupReply,
+)
+from kohort.groups.records import MemberSaved, MemberState
+
+
+def join(context: Context, group: Group, consumer: ConsumerGroup, event: JoinGroup) -> None:
+    """A classic member joins, or joins again to move."""
+    error = join_or_error(context, group, consumer, event)
+    if error is not ErrorCode.NONE:
+        member_id = event.new_member_id if error is ErrorCode.MEMBER_ID_REQUIRED else event.member_id
+        context.reply(event.request, JoinGroupReply(error, member_id=member_id))
+
+
+def join_or_error(context: Context, group: Group, consumer: ConsumerGroup, event: JoinGroup) -> ErrorCode:
+    """Take a JoinGroup in, or say why not."""
+    refused = sizes.check_join(context.config, event)
+    if refused is not ErrorCode.NONE:
+        return refused
+    if sum(len(each.metadata) for each in event.protocols) > context.config.group_record_bytes_max:
+        return ErrorCode.GROUP_MAX_SIZE_REACHED
+    member_id = event.member_id or event.new_member_id
+    replaced = consumer.static_ids.get(event.instance_id)
+    is_new = event.member_id not in consumer.members and replaced is None
+    if is_new and len(consumer.members) >= context.config.consumer_max_size:
+        return ErrorCode.GROUP_MAX_SIZE_REACHED
+    subscription = read_subscription(event.protocols[0].metadata) if event.protocols else None
+    if subscription is None or len(event.protocols) > context.config.protocols_max or not supports(consumer, event):
+        return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+    if not event.member_id and event.instance_id is None and event.requires_known_id:
+        give_id(context, consumer, event)
+        return ErrorCode.MEMBER_ID_REQUIRED
+    if event.instance_id is None and not is_known(consumer, event.member_id):
+        return ErrorCode.UNKNOWN_MEMBER_ID
+    if event.instance_id is not None and event.member_id:
+        if replaced is None:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        if replaced != event.member_id:
+            return ErrorCode.FENCED_INSTANCE_ID
+    goes_down = False
+    if replaced is not None and replaced != member_id:
+        goes_down = conversion.turns_classic(context, consumer, without=replaced) or len(consumer.members) == 1
+        goes_down = goes_down and consumer.members[replaced].classic_protocols is None
+        members.take_place(context, event.group_id, consumer, replaced, member_id)
+    else:
+        members.come_back(context, event.group_id, consumer, member_id)
+    before = consumer.members.get(member_id)
+    if save(context, consumer, event, member_id, subscription):
+        targets.bump(context, event.group_id, f"classic member {member_id} joined or changed its subscription")
+    presence = members.heard(context, event.group_id, consumer, member_id, event.connection)
+    presence.process = event.client.process
+    if before is not None and before.classic_protocols is None:
+        members.change_protocol(context, presence, member_id)
+    if goes_down and context.config.consumer_migration_policy in ("downgrade", "bidirectional"):
+        conversion.make_classic_group(context, group)
+        join_classic(context, event, member_id)
+        return ErrorCode.NONE
+    wait(context, consumer, event, member_id)
+    return ErrorCode.NONE
+
+
+def give_id(context: Context, consumer: ConsumerGroup, event: JoinGroup) -> None:
+    """A first join is sent back with an id (KIP-394)."""
+    timer = consumer.given_ids[event.new_member_id] = Timer(
+        Deadline.PENDING_MEMBER, event.group_id, event.new_member_id
+    )
+    context.run(timer, event.session_timeout_ms)
+
+
+def is_known(consumer: ConsumerGroup, member_id: str) -> bool:
+    """Whether a dynamic member has no id yet, is in the group, or was just given its id.
+
+    Kafka takes any id here. A member that was put out and does not know it would go on with partitions that others have
+    by now; UNKNOWN_MEMBER_ID tells it to let go of them first.
+    """
+    if not member_id or member_id in consumer.members:
+        return True
+    timer = consumer.given_ids.pop(member_id, None)
+    if timer is not None:
+        timer.cancel()
+    return timer is not None
+
+
+def join_classic(context: Context, event: JoinGroup, member_id: str) -> None:
+    """The group has just become classic: the member that made it so waits for the round like the others."""
+    group = context.ledger.group(event.group_id)
+    member = group.classic.members[member_id]
+    rebalance.await_join(context, group.classic, member, event.request)
+    rebalance.complete_if_all_joined(context, group)
+
+
+def supports(consumer: ConsumerGroup, event: JoinGroup) -> bool:
+    """Whether a protocol of the member is one that all classic members support."""
+    others = [
+        {offered.name for offered in member.classic_protocols or ()}
+        for member in consumer.classic_members()
+        if member.member_id != event.member_id
+    ]
+    names = [offered.name for offered in event.protocols]
+    is_consumer = event.protocol_type == CONSUMER_PROTOCOL_TYPE
+    return is_consumer and any(all(name in other for other in others) for name in names)
+
+
+def save(
+    context: Context, consumer: ConsumerGroup, event: JoinGroup, member_id: str, subscription: Subscription
+) -> bool:
+    """Write what a classic member says of itself if it is new; True when the group needs a new epoch for it."""
+    old = consumer.members.get(member_id)
+    new = MemberSaved(
+        group_id=event.group_id,
+        member_id=member_id,
+        instance_id=event.instance_id,
+        rack_id=subscription.rack,
+        client_id=event.client.id,
+        client_host=event.client.host,
+        subscribed_topics=tuple(sorted(set(subscription.topics))),
+        subscribed_regex=None,
+        rebalance_timeout_ms=event.rebalance_timeout_ms,
+        server_assignor=None,
+        classic_session_timeout_ms=event.session_timeout_ms,
+        classic_protocols=event.protocols,
+    )
+    if new == old:
+        return False
+    context.emit(new)
+    return old is None or (old.subscribed_topics, old.subscribed_regex) != (new.subscribed_topics, None)
+
+
+def wait(context: Context, consumer: ConsumerGroup, event: JoinGroup, member_id: str) -> None:
+    """Answer the join when there is a target for it."""
+    presence = consumer.presence(event.group_id, member_id)
+    again = members.Refusal(ErrorCode.UNKNOWN_MEMBER_ID, f"Member {member_id} has sent another JoinGroup.")
+    members.turn_away(context, presence, again)
+    presence.joining, presence.waits_for = event, consumer.epoch
+    presence.overdue = False
+    presence.join_phase.cancel()
+    if consumer.epoch <= consumer.target_epoch:
+        complete_join(context, consumer, member_id)
+    else:
+        targets.request(context, event.group_id)
+
+
+def on_target(context: Context, group_id: str, consumer: ConsumerGroup, failure: str | None) -> None:
+    """A target is here: classic members that joined are told."""
+    for member_id, presence in list(consumer.presences.items()):
+        if presence.joining is None:
+            continue
+        if failure is not None and consumer.computing < 0:
+            reply = JoinGroupReply(ErrorCode.UNKNOWN_SERVER_ERROR, member_id=member_id)
+            context.reply(presence.joining.request, reply)
+            presence.joining = None
+        elif presence.waits_for <= consumer.target_epoch:
+            complete_join(context, consumer, member_id)
+
+
+def complete_join(context: Context, consumer: ConsumerGroup, member_id: str) -> None:
+    """Move a classic member on by what its join said it has, and tell it its epoch."""
+    presence = consumer.presences[member_id]
+    event = presence.joining
+    if event is None:
+        return
+    presence.joining = None
+    before = consumer.standing(member_id)
+    subscription = read_subscription(event.protocols[0].metadata)
+    owned = None if is_behind(subscription, before.member_epoch) else owned_ids(context, subscription)
+    current = members.step(context, event.group_id, consumer, member_id, owned)
+    members.touch(context, consumer, presence, member_id)
+    if current != before:  # else it has its assignment or is waited for already: a join may come again, and late
+        context.run(presence.sync_phase, event.rebalance_timeout_ms)
+    context.reply(
+        event.request,
+        JoinGroupReply(
+            ErrorCode.NONE,
+            member_id=member_id,
+            generation=current.member_epoch,
+            protocol_type=CONSUMER_PROTOCOL_TYPE,
+            protocol_name=event.protocols[0].name,
+        ),
+    )
+
+
+def is_behind(subscription: Subscription | None, member_epoch: int) -> bool:
+    """Whether a member that says what it has speaks of an older epoch than its own.
+
+    Such a join was sent before the member had what it has now, and came late or again after its answer was lost: what it leaves
+    out is not given up. Members that name no generation are taken at their word.
+    """
+    return subscription is not None and 0 < subscription.generation < member_epoch
+
+
+def owned_ids(context: Context, subscription: Subscription | None) -> Pairs:
+    """What a subscription says its member has."""
+    topics = context.image.topics
+    owned = () if subscription is None else subscription.owned
+    return frozenset((topics[topic].id, number) for topic, number in owned if topic in topics)
+
+
+def validate(consumer: ConsumerGroup, member_id: str, instance_id: str | None, generation: int | None) -> ErrorCode:
+    """Whether a classic member may speak, with this generation if one is given."""
+    if instance_id is not None:
+        holder = consumer.static_ids.get(instance_id)
+        if holder is None:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        if holder != member_id:
+            return ErrorCode.FENCED_INSTANCE_ID
+    member = consumer.members.get(member_id)
+    if member is None or member.classic_protocols is None:
+        return ErrorCode.UNKNOWN_MEMBER_ID
+    presence = consumer.presences.get(member_id)
+    if generation is not None and presence is not None and presence.overdue:
+        return ErrorCode.UNKNOWN_MEMBER_ID
+    if generation is not None and generation != consumer.standing(member_id).member_epoch:
+        return ErrorCode.ILLEGAL_GENERATION
+    return ErrorCode.NONE
+
+
+def sync(context: Context, consumer: ConsumerGroup, event: SyncGroup) -> None:
+    """A classic member asks for its assignment."""
+    error = validate(consumer, event.member_id, event.instance_id, event.generation)
+    if error is ErrorCode.NONE:
+        error = check_sync(context, consumer, event)
+    if error is not ErrorCode.NONE:
+        context.reply(event.request, SyncGroupReply(error))
+        return
+    member = consumer.members[event.member_id]
+    presence = members.heard(context, event.group_id, consumer, event.member_id, event.connection)
+    presence.sync_phase.cancel()
+    names = {topic.id: topic.name for topic in context.image.topics.values()}
+    assignment = conversion.assignment_bytes(consumer, member, names)
+    reply = SyncGroupReply(ErrorCode.NONE, assignment, event.protocol_type, event.protocol_name)
+    context.reply(event.request, reply)
+
+
+def check_sync(context: Context, consumer: ConsumerGroup, event: SyncGroup) -> ErrorCode:
+    """Whether protocol names match and no newer epoch calls the member back."""
+    member = consumer.members[event.member_id]
+    name = (member.classic_protocols or ())[0].name
+    wrong_type = event.protocol_type not in (None, CONSUMER_PROTOCOL_TYPE)
+    if wrong_type or event.protocol_name not in (None, name):
+        return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+    current = consumer.standing(event.member_id)
+    if consumer.epoch > current.member_epoch and current.state is not MemberState.UNREVOKED_PARTITIONS:
+        expect_join(context, consumer, member)
+        return ErrorCode.REBALANCE_IN_PROGRESS
+    return ErrorCode.NONE
+
+
+def expect_join(context: Context, consumer: ConsumerGroup, member: MemberSaved) -> None:
+    """A classic member was told to join again: from the first time on, it has its rebalance timeout for it."""
+    timer = consumer.presence(member.group_id, member.member_id).join_phase
+    if timer.due_ms is None:
+        context.run(timer, member.rebalance_timeout_ms)
+
+
+def heartbeat(context: Context, consumer: ConsumerGroup, event: Heartbeat) -> None:
+    """A classic member's sign of life, answered with whether it must move."""
+    error = validate(consumer, event.member_id, event.instance_id, event.generation)
+    if error is ErrorCode.NONE:
+        member = consumer.members[event.member_id]
+        members.heard(context, event.group_id, consumer, event.member_id, event.connection)
+        current = consumer.standing(event.member_id)
+        freed = current.state is MemberState.UNRELEASED_PARTITIONS and not waits_for_others(consumer, event.member_id)
+        if current.member_epoch < consumer.epoch or current.state is MemberState.UNREVOKED_PARTITIONS or freed:
+            expect_join(context, consumer, member)
+            error = ErrorCode.REBALANCE_IN_PROGRESS
+    context.reply(event.request, HeartbeatReply(error))
+
+
+def leave(context: Context, group: Group, consumer: ConsumerGroup, event: LeaveGroup) -> None:
+    """Classic members go."""
+    left = []
+    gone = []
+    for leaving in event.members:
+        error, member_id = leaver(consumer, leaving)
+        if error is ErrorCode.NONE:
+            members.remove(context, event.group_id, consumer, member_id)
+            gone.append(member_id)
+        left.append(LeftMember(leaving.member_id, leaving.instance_id, error))
+    context.reply(event.request, LeaveGroupReply(ErrorCode.NONE, tuple(left)))
+    if gone:
+        targets.bump(context, event.group_id, f"{', '.join(gone)} left")
+
+
+def leaver(consumer: ConsumerGroup, leaving: LeavingMember) -> tuple[ErrorCode, str]:
+    """Who is meant, or why that one can't leave this way."""
+    member_id = leaving.member_id
+    if not member_id and leaving.instance_id is not None:
+        member_id = consumer.static_ids.get(leaving.instance_id, "")
+    return validate(consumer, member_id, leaving.instance_id, None), member_id

@@ -1,0 +1,1 @@
+"""Offsets: committed, fetched, deleted, expired. Source: spec 1."""

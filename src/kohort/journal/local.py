@@ -1,0 +1,176 @@
+"""The group coordinator's records in a partition of the broker's own log."""
+
+from __future__ import annotations
+
+import logging
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from kohort.errors import ErrorCode, FencedError, InvalidInputError
+from kohort.groups.records import Record, TransactionMarked
+from kohort.journal.checked import (
+    UNREADABLE,
+    WHAT_TO_DO,
+    Survey,
+    checked_batches,
+    damage_of,
+    newest_first,
+    newest_of,
+    tell_cut_off,
+)
+from kohort.journal.codec import GroupRecordReader, appended_offsets, group_of
+from kohort.journal.sealing import sealed
+from kohort.log.compaction import compact_now
+from kohort.log.damage import Damage, DamagedError
+from kohort.log.markers import parse_marker
+from kohort.log.pairs import read_pairs
+from kohort.log.partition import PartitionLog
+from kohort.wire.batch import BatchHeader
+
+APPEND_BYTES_MAX: Final = 512 << 20
+"""One append goes into one segment, and what a step writes in one go must be bounded."""
+_READ_BYTES: Final = 256 << 10
+
+log = logging.getLogger("kohort.log")
+
+
+class LogJournal:
+    """A journal in one partition of `__consumer_offsets`, in Kafka's own record schemas.
+
+    An append is one batch where it can be. Offsets that wait for a transaction are in batches of its producer, its end is
+    a marker, and much in one append is cut into several batches; then a record before them says how many offsets
+    they span, and `replay` cuts off an append that a crash left unfinished.
+    """
+
+    def __init__(self, log: PartitionLog, *, older_values: bool = False) -> None:
+        """Stand on a partition's log.
+
+        Args:
+            older_values: go on without what is damaged; otherwise a damaged journal can't be replayed.
+        """
+        self._log = log
+        self._older_values = older_values
+        self._reader = GroupRecordReader()
+        self._told_cut = self._told_damage = False
+
+    def begin(self, term: int) -> None:
+        """Begin a term. Raises FencedError for one that is over, DamagedError if the log can't be opened."""
+        self._log.check_readable()
+        self._log.advance_leader_epoch(term)
+
+    def barrier(self, term: int) -> int:
+        """See `Journal`."""
+        self._check(term)
+        return self._log.end_offset - 1
+
+    def _check(self, term: int) -> None:
+        if term != self._log.leader_epoch:
+            text = f"{self._log.path.name}: term {term} is over, {self._log.leader_epoch} has begun"
+            raise FencedError(text, ErrorCode.FENCED_LEADER_EPOCH)
+
+    def append(self, term: int, records: Sequence[Record], now_ms: int) -> int:
+        """See `Journal`."""
+        self._check(term)
+        if not records:
+            return self._log.end_offset - 1
+        try:
+            data = bytearray().join(sealed(records, now_ms))
+        except struct.error as error:
+            raise InvalidInputError(f"a group record can't be encoded: {error}", ErrorCode.INVALID_RECORD) from error
+        if len(data) > APPEND_BYTES_MAX:
+            raise InvalidInputError(
+                f"{len(data)} bytes of group records in one append, the limit is {APPEND_BYTES_MAX}",
+                ErrorCode.RECORD_LIST_TOO_LARGE,
+            )
+        return self._log.append(data, now_ms, from_client=False).last_offset
+
+    def replay(self) -> Iterator[Sequence[Record]]:
+        """See `Journal`. Cuts off an append that is not there in full."""
+        if not self._told_cut:
+            self._told_cut = True
+            tell_cut_off(self._log, group_of, "group")
+        records: list[Record] = []
+        size = 0
+        for found in checked_batches(self._log, self._log.log_start_offset, _READ_BYTES):
+            if isinstance(found, Damage):
+                yield from self._damaged(found)
+                continue
+            position, header, batch = found
+            if header.is_control:
+                marker = parse_marker(header, batch)
+                if marker is not None:
+                    records.append(TransactionMarked(marker.producer_id, marker.producer_epoch, marker.commit))
+            else:
+                known = len(records)
+                try:
+                    cut = self._read_batch(batch, header, records)
+                except UNREADABLE as error:
+                    del records[known:]
+                    yield from self._damaged(damage_of(self._log, position, header, str(error)))
+                    continue
+                if cut is not None:
+                    self._cut_off(cut)
+                    break
+            size += header.size
+            if size >= _READ_BYTES:
+                yield records
+                records, size = [], 0
+        if records:
+            yield records
+
+    def _damaged(self, damage: Damage) -> Iterator[Sequence[Record]]:
+        """Say what is damaged, once, with all else that is; empty lists while that is found out.
+
+        Raises:
+            DamagedError: unless it is to be gone on without.
+        """
+        if not self._told_damage:
+            self._told_damage = True
+            survey = Survey(self._log, lambda header, batch: self._read_batch(batch, header, []), group_of, "group")
+            for _ in survey.steps():
+                yield ()
+            for sentence in survey.sentences():
+                log.error("%s%s", sentence, "; the older values are served" if self._older_values else "")
+        if not self._older_values:
+            raise DamagedError(damage, f"{damage.sentence()}. {WHAT_TO_DO}")
+
+    def _cut_off(self, offset: int) -> None:
+        """Cut off an append that a crash left unfinished."""
+        groups = newest_of(self._log, offset, group_of)
+        log.warning(
+            "%s: an append that the end of the broker left unfinished is cut off, offsets %d to %d; nobody was told that it is "
+            "durable. Groups in it: %s",
+            self._log.path.name,
+            offset,
+            self._log.end_offset - 1,
+            ", ".join(name for name, _ in newest_first(groups)) or "none",
+        )
+        self._log.truncate_to(offset)
+
+    def _read_batch(self, batch: memoryview, header: BatchHeader, found: list[Record]) -> int | None:
+        """Add a batch's records; the offset of an append that is not there in full, else None."""
+        producer_id = header.producer_id if header.is_transactional else -1
+        reader = self._reader
+        read_offset, add = reader.read_offset, found.append
+        epoch = header.producer_epoch if producer_id >= 0 else -1
+        for key, value, offset in read_pairs(batch, header):
+            if key is None:
+                continue
+            if key[:2] == b"\0\1":
+                add(read_offset(key, value, producer_id, epoch))
+                continue
+            span = appended_offsets(key, value)
+            if span is not None:
+                if offset + 1 + span > self._log.end_offset:
+                    return offset
+                continue
+            record = reader.read(key, value)
+            if record is not None:
+                add(record)
+        return None
+
+    def compact(self, now_ms: int) -> int:
+        """See `Journal`."""
+        self._log.roll()
+        return compact_now(self._log, now_ms)

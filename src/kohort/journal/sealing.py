@@ -1,0 +1,183 @@
+"""Group records to record batches: what every append of the journal goes through.
+
+A commit names many partitions of one topic with nothing else between them that differs, so that runs of such records are
+put together a column at a time, without a step of Python for each; whatever else there is goes one by one. Both give the
+same bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
+from itertools import chain, groupby, repeat
+from operator import itemgetter
+from typing import Any, Final, cast
+
+from kohort.groups.records import OffsetCommitted, Record, TransactionMarked
+from kohort.journal.codec import SharedBytes, append_started, encode, shared_bytes
+from kohort.log.markers import Marker, build_marker
+from kohort.wire.batch import BatchFacts, parse_header, seal_batch, varint
+
+BATCH_BYTES_MAX: Final = 1 << 20
+"""Appends beyond it become several batches: what reads the topic expects batches of about this size."""
+_RUN_MIN: Final = 4
+"""Shorter runs are quicker one by one."""
+_TABLE: Final = 4096
+_VARINTS: Final = [varint(number) for number in range(_TABLE)]
+_NULL: Final = varint(-1)
+_NO_TIME: Final = b"\0\0"
+"""A record's attributes and the difference of its time to the batch's."""
+_NO_HEADERS: Final = b"\0"
+_RECORD_BYTES: Final = 16
+"""What a record takes beside key and value at most."""
+_DELTA_SIZE: Final = 5
+"""Bytes of a number at most."""
+_POSITION_SIZE: Final = 12
+"""Offset and leader epoch."""
+_GROUP: Final = itemgetter(0)
+_TOPIC: Final = itemgetter(1)
+
+
+def sealed(records: Iterable[Record], now_ms: int) -> list[bytes | bytearray]:
+    """The batches of one append, all at `now_ms`, in the records' order.
+
+    Offsets that wait for a transaction are in batches of its producer, its end is a marker, much is cut into several
+    batches; where there are several, a record before them says how many offsets they span.
+    """
+    building = _Batches(now_ms)
+    for kind, run in groupby(records, type):
+        if kind is OffsetCommitted:
+            for _, offsets in groupby(cast("Iterator[OffsetCommitted]", run), _GROUP):
+                building.add_offsets(list(offsets))
+        elif kind is TransactionMarked:
+            building.add_markers(run)
+        else:
+            building.be({})
+            for record in run:
+                building.add(*encode(record))
+    batches = building.finish()
+    if len(batches) > 1:
+        span = sum(parse_header(batch).last_offset_delta + 1 for batch in batches)
+        first = _Batches(now_ms)
+        first.add(*append_started(span))
+        batches[:0] = first.finish()
+    return batches
+
+
+class _Batches:
+    """Batches being made; the last one is open."""
+
+    def __init__(self, now_ms: int) -> None:
+        self._now_ms = now_ms
+        self._done: list[bytes | bytearray] = []
+        self._facts: BatchFacts = {}
+        self._parts: list[bytes] = []
+        self._count = 0
+        self._size = 0
+
+    def be(self, facts: BatchFacts) -> None:
+        """What follows belongs into batches of this kind."""
+        if facts != self._facts:
+            self._seal()
+            self._facts = facts
+
+    def _seal(self) -> None:
+        if self._count:
+            numbers = (self._count - 1, self._now_ms, self._now_ms)
+            self._done.append(seal_batch(b"".join(self._parts), self._count, numbers, self._facts))
+            self._parts, self._count, self._size = [], 0, 0
+
+    def finish(self) -> list[bytes | bytearray]:
+        """All batches."""
+        self._seal()
+        return self._done
+
+    def add(self, key: bytes, value: bytes | None) -> None:
+        """One record."""
+        key_size = len(key)
+        value_size = len(value) if value is not None else 0
+        if self._size + key_size + value_size > BATCH_BYTES_MAX:
+            self._seal()
+        delta, key_length = _varint(self._count), _varint(key_size)
+        size = 3 + len(delta) + len(key_length) + key_size
+        if value is None:
+            size += 1
+            tail: tuple[bytes, ...] = (_NULL, _NO_HEADERS)
+        else:
+            value_length = _varint(value_size)
+            size += len(value_length) + value_size
+            tail = (value_length, value, _NO_HEADERS)
+        self._parts += (_varint(size), _NO_TIME, delta, key_length, key, *tail)
+        self._size += size
+        self._count += 1
+
+    def add_markers(self, run: Iterable[Any]) -> None:
+        """The ends of transactions, each a batch of its own."""
+        self._seal()
+        for marked in run:
+            marker = Marker(marked.producer_id, marked.producer_epoch, marked.committed, 0)
+            self._done.append(build_marker(marker, self._now_ms))
+
+    def add_offsets(self, run: Sequence[OffsetCommitted]) -> None:
+        """Positions of one group."""
+        if len(run) >= _RUN_MIN:
+            _, topics, partitions, offsets, epochs, *rest = zip(*run, strict=True)
+            if topics.count(topics[0]) != len(run):
+                for _, of_topic in groupby(run, _TOPIC):
+                    self.add_offsets(list(of_topic))
+                return
+            shared = shared_bytes(run[0]) if all(column.count(column[0]) == len(run) for column in rest) else None
+            if shared is not None:
+                self.be(_facts_of(run[0]))
+                self._add_columns(shared, partitions, offsets, epochs)
+                return
+        for record in run:
+            self.be(_facts_of(record))
+            self.add(*encode(record))
+
+    def _add_columns(
+        self, shared: SharedBytes, partitions: Sequence[int], offsets: Sequence[int], epochs: Sequence[int]
+    ) -> None:
+        """Records that differ in partition, offset and leader epoch alone."""
+        key, before, after = shared
+        middle = _varint(len(key) + 4) + key
+        before = _varint(len(before) + _POSITION_SIZE + len(after)) + before
+        after += _NO_HEADERS
+        pack = _packer(len(before), len(after))
+        fixed = len(_NO_TIME) + len(middle) + 4 + len(before) + _POSITION_SIZE + len(after)
+        heads = [_varint(fixed + size) + _NO_TIME for size in range(_DELTA_SIZE + 1)]
+        each = fixed + _RECORD_BYTES
+        done, total = 0, len(partitions)
+        while done < total:
+            if self._size + each > BATCH_BYTES_MAX:
+                self._seal()
+            stop = min(total, done + max(1, (BATCH_BYTES_MAX - self._size) // each), done + _TABLE)
+            deltas = _deltas(self._count, self._count + stop - done)
+            chosen = slice(done, stop)
+            packed = map(pack, partitions[chosen], repeat(before), offsets[chosen], epochs[chosen], repeat(after))
+            sized = map(heads.__getitem__, map(len, deltas))
+            self._parts += chain.from_iterable(zip(sized, deltas, repeat(middle), packed, strict=False))
+            self._count += stop - done
+            self._size += (stop - done) * each
+            done = stop
+
+
+@lru_cache(maxsize=1_000)
+def _packer(before: int, after: int) -> Callable[..., bytes]:
+    """Packs a partition, so many bytes, offset and leader epoch, so many bytes."""
+    return struct.Struct(f">i{before}sqi{after}s").pack
+
+
+def _deltas(first: int, end: int) -> list[bytes]:
+    return _VARINTS[first:end] if end <= _TABLE else list(map(varint, range(first, end)))
+
+
+def _varint(number: int) -> bytes:
+    return _VARINTS[number] if number < _TABLE else varint(number)
+
+
+def _facts_of(record: OffsetCommitted) -> BatchFacts:
+    if record.producer_id < 0:
+        return {}
+    return {"producer_id": record.producer_id, "producer_epoch": record.producer_epoch, "transactional": True}

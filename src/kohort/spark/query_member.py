@@ -1,0 +1,201 @@
+"""The query's place in its group: partitions are given up between batches, never inside one."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from kohort.client.consumer.consumer import Consumer
+from kohort.client.group.member import GroupMember
+from kohort.client.offset_values import OffsetAndMetadata
+from kohort.errors import CommitFailedError, FencedError, KafkaError, TimedOutError
+from kohort.ids import TopicPartition
+from kohort.spark.batch_offset import Committed, Stamp
+from kohort.spark.catalog import client_settings
+from kohort.spark.options import SourceOptions
+
+log = logging.getLogger("kohort.spark")
+
+WATCH_MS = 1_000
+"""How long the watching thread waits for a change before it looks whether it should end."""
+LEAVE_MS = 1_500
+"""How long leaving may take: Spark does not wait for this process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What the query may read now, and since which generation of the group (-1: no group)."""
+
+    partitions: tuple[TopicPartition, ...]
+    generation: int = -1
+
+
+class Place(Protocol):
+    """How a query stands to its group: as a member, or only as one who keeps offsets there."""
+
+    def held(self, timeout_ms: float) -> Held | None:
+        """The partitions held, once no rebalance is under way; None if that takes longer."""
+
+    def begin(self, held: Held) -> bool:
+        """Start a batch: from now on nothing is given up. False if the group has moved on since `held`."""
+
+    def end(self) -> None:
+        """The batch is over and committed: give up what the group wants back."""
+
+    def commit(self, offsets: Mapping[TopicPartition, int], stamp: Stamp, generation: int) -> None:
+        """Commit next offsets with the stamp as their metadata, and wait.
+
+        Raises:
+            CommitFailedError: the partitions are others' by now.
+        """
+
+    def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Committed | None]:
+        """The group's offsets with their makers."""
+
+    def close(self) -> None:
+        """Leave the group."""
+
+
+class Membership:
+    """Joins with the first use, heartbeats in the background, and answers revocations when no batch is running.
+
+    Calls come from the thread that plans; a thread of its own releases revoked partitions while the query is idle.
+    """
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._member = GroupMember(
+            options.bootstrap_servers,
+            str(options.group_id),
+            topics=options.subscribe,
+            pattern=options.subscribe_pattern,
+            group_protocol=options.group_protocol,
+            **client_settings(options),
+        )
+        self._lock = threading.Lock()
+        self._busy = False
+        self._failure: Exception | None = None
+        self._ended = threading.Event()
+        self._watch = threading.Thread(target=self._run, name="kohort-revocations", daemon=True)
+        self._watch.start()
+
+    def held(self, timeout_ms: float) -> Held | None:
+        """The partitions held, once no rebalance is under way; None if that takes longer.
+
+        Raises:
+            KafkaError: the membership has failed.
+        """
+        if self._failure is not None:
+            raise self._failure
+        try:
+            assignment = self._member.wait_assignment(timeout_ms)
+        except TimedOutError:
+            return None
+        return Held(tuple(assignment.partitions), assignment.generation)
+
+    def begin(self, held: Held) -> bool:
+        """Start a batch: from now on revocations wait. False if the group has moved on since `held`, or may have."""
+        with self._lock:
+            if self._member.revocation() is not None or not self._member.owns():
+                return False
+            if self._member.assignment().generation != held.generation:
+                return False
+            self._busy = True
+            return True
+
+    def end(self) -> None:
+        """The batch is over and committed: give up what the group wants back."""
+        with self._lock:
+            self._busy = False
+            if self._member.revocation() is not None:
+                self._member.release()
+
+    def commit(self, offsets: Mapping[TopicPartition, int], stamp: Stamp, generation: int) -> None:
+        """Commit next offsets with the stamp as their metadata, and wait.
+
+        Raises:
+            CommitFailedError: the partitions are others' by now.
+        """
+        wanted = _with_metadata(offsets, stamp)
+        try:
+            if wanted:
+                self._member.commit(wanted, generation=generation)
+        except FencedError as error:
+            raise CommitFailedError(str(error), error.code) from error
+
+    def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Committed | None]:
+        """The group's offsets with their makers."""
+        return _with_makers(self._member.committed(list(partitions)))
+
+    def close(self) -> None:
+        """Leave the group."""
+        self._ended.set()
+        self._member.close(timeout_ms=LEAVE_MS)
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            try:
+                self._member.wait_change(WATCH_MS)
+                with self._lock:
+                    if not self._busy and not self._ended.is_set() and self._member.revocation() is not None:
+                        self._member.release()
+            except Exception as error:
+                if not self._ended.is_set():
+                    log.warning("the membership failed: %s", error, exc_info=not isinstance(error, KafkaError))
+                    self._failure = error
+                return
+
+
+class OffsetKeeper:
+    """Keeps a query's offsets in a group that it is no member of: its partitions are named by `assign`."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._held = Held(options.assigned())
+        settings = client_settings(options) | {"enable.auto.commit": "false"}
+        self._consumer = Consumer(options.bootstrap_servers, group_id=options.group_id, **settings)
+        self._consumer.assign(self._held.partitions)
+
+    def held(self, timeout_ms: float) -> Held | None:
+        """All of `assign`."""
+        del timeout_ms
+        return self._held
+
+    def begin(self, held: Held) -> bool:
+        """Nobody takes anything away."""
+        return held == self._held
+
+    def end(self) -> None:
+        """Nothing is given up."""
+
+    def commit(self, offsets: Mapping[TopicPartition, int], stamp: Stamp, generation: int) -> None:
+        """Commit next offsets with the stamp as their metadata, and wait.
+
+        Raises:
+            CommitFailedError: the group has members.
+        """
+        del generation
+        if offsets:
+            self._consumer.commit(_with_metadata(offsets, stamp))
+
+    def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Committed | None]:
+        """The group's offsets with their makers."""
+        return _with_makers(self._consumer.committed(list(partitions)))
+
+    def close(self) -> None:
+        self._consumer.close(timeout_ms=LEAVE_MS)
+
+
+def _with_metadata(offsets: Mapping[TopicPartition, int], stamp: Stamp) -> dict[TopicPartition, OffsetAndMetadata]:
+    metadata = stamp.to_metadata()
+    return {tp: OffsetAndMetadata(offset, metadata) for tp, offset in offsets.items()}
+
+
+def _with_makers(
+    found: Mapping[TopicPartition, OffsetAndMetadata | None],
+) -> dict[TopicPartition, Committed | None]:
+    return {
+        tp: None if one is None else Committed(one.offset, Stamp.from_metadata(one.metadata))
+        for tp, one in found.items()
+    }

@@ -1,0 +1,265 @@
+"""Group records as Kafka's bytes, and the journal that keeps them."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kohort.errors import FencedError, InvalidInputError
+from kohort.groups import records as r
+from kohort.journal import local, sealing
+from kohort.journal.codec import GroupRecordReader, encode
+from kohort.journal.local import LogJournal
+from kohort.log import PartitionLog
+from kohort.log.pairs import read_pairs
+from kohort.wire.batch import BatchRecord, build_batch, crc_ok, iter_headers, parse_header, read_records
+from tests.log.making import CRASHED, NOW, copy_folder, keyed, small
+
+_ID = uuid.UUID("66fa98a9-798b-4cb7-8a8a-4d3a5e1cf0a2")
+RECORDS: list[r.Record] = [
+    r.OffsetCommitted("g", "t", 3, 42, 5, "meta", 1000),
+    r.OffsetCommitted("g", "t", 3, 42, -1, "", 1000),
+    r.OffsetCommitted("g", "t", 3, 42, -1, "m", 1000, expire_ms=2000),
+    r.OffsetCommitted("g", "t", 3, 42, 5, "ü" * 500, 1000, topic_id=_ID),
+    r.GroupSaved("empty", "", 0, None, None, -1, ()),
+    r.GroupSaved(
+        "g",
+        "consumer",
+        3,
+        "range",
+        "m1",
+        123,
+        (
+            r.SavedMember("m1", "i", "c", "/h", 300, 10, b"sub", b"asg"),
+            r.SavedMember("m2", None, "c", "/h", 300, 10, b"x" * 5000, b""),
+        ),
+    ),
+    r.GenerationStarted("g", 4),
+    r.MemberSaved("h", "m", None, "r", "c", "/x", ("a", "b"), None, 5, "uniform"),
+    r.MemberSaved("h", "m", "i", None, "c", "/x", (), "x.*", 5, None, 600, (r.ClassicProtocol("range", b"x"),)),
+    r.EpochBumped("h", 3, -77),
+    r.TargetEpochSet("h", 3, 99),
+    r.TargetEpochSet("h", 3),
+    r.TargetAssigned("h", "m", (r.TopicPartitions(_ID, (0, 1, 2)),)),
+    r.MemberAssigned(
+        "h",
+        "m",
+        3,
+        2,
+        r.MemberState.UNREVOKED_PARTITIONS,
+        (r.HeldPartitions(_ID, (0,), (3,)),),
+        (r.HeldPartitions(_ID, (1, 2), (1, 2)),),
+    ),
+    r.RegexResolved("h", "x.*", ("xa", "xb"), 5, 1234),
+]
+TOMBSTONES: list[r.Record] = [r.Tombstone(record.key) for record in RECORDS if not isinstance(record, r.Tombstone)]
+PENDING = r.OffsetCommitted("g", "t", 3, 43, 5, "m", 1000, producer_id=7, producer_epoch=1)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> PartitionLog:
+    return PartitionLog.open(
+        tmp_path / "__consumer_offsets-0", small(cleanup_policy=("compact",), segment_bytes=60_000)
+    )
+
+
+def replayed(log: PartitionLog) -> list[r.Record]:
+    return [record for some in LogJournal(log).replay() for record in some]
+
+
+@pytest.mark.parametrize("record", RECORDS + TOMBSTONES, ids=lambda record: type(record).__name__)
+def test_every_kind_survives_as_kafkas_bytes(record: r.Record) -> None:
+    key, value = encode(record)
+    assert GroupRecordReader().read(key, value) == record
+
+
+_TEXT = st.text(max_size=40)
+_COMMIT = st.builds(
+    r.OffsetCommitted,
+    group_id=_TEXT,
+    topic=_TEXT,
+    partition=st.integers(0, 2**31 - 1),
+    offset=st.integers(0, 2**63 - 1),
+    leader_epoch=st.integers(-1, 2**31 - 1),
+    metadata=_TEXT,
+    commit_ms=st.integers(0, 2**60),
+    expire_ms=st.just(-1),
+    topic_id=st.just(r.NO_TOPIC_ID) | st.uuids(),
+    producer_id=st.just(-1),
+    producer_epoch=st.just(-1),
+)
+
+
+@settings(deadline=None)
+@given(st.lists(_COMMIT, max_size=20))
+def test_any_commit_survives(commits: list[r.OffsetCommitted]) -> None:
+    reader = GroupRecordReader()
+    assert [reader.read(*encode(commit)) for commit in commits] == commits
+
+
+def test_kinds_of_others_are_skipped() -> None:
+    reader = GroupRecordReader()
+    for kind in (4, 9, 17, 99, 10001, 32000):
+        assert reader.read(kind.to_bytes(2, "big") + b"\0\1g", b"\0\0") is None
+
+
+def test_what_is_appended_is_replayed_in_order(log: PartitionLog) -> None:
+    writer = LogJournal(log)
+    writer.begin(1)
+    tokens = [writer.append(1, [record], NOW) for record in RECORDS]
+    assert tokens == sorted(set(tokens))
+    tokens.append(writer.append(1, RECORDS + TOMBSTONES, NOW))
+    assert writer.barrier(1) == tokens[-1] > tokens[-2]
+    assert writer.append(1, [], NOW) == tokens[-1]
+    for each in (log, PartitionLog.open(log.path, log.config, CRASHED)):
+        assert replayed(each) == RECORDS + RECORDS + TOMBSTONES
+
+
+def test_one_append_is_one_batch(log: PartitionLog) -> None:
+    writer = LogJournal(log)
+    writer.begin(1)
+    writer.append(1, RECORDS, NOW)
+    assert [parse_header(b).records_count for b in log.batches(0)] == [len(RECORDS)]
+
+
+_MANY = st.builds(
+    lambda one, places: [one._replace(partition=partition, offset=offset) for partition, offset in places],
+    _COMMIT | _COMMIT.map(lambda one: one._replace(expire_ms=5)) | st.just(PENDING),
+    st.lists(st.tuples(st.integers(0, 2**31 - 1), st.integers(0, 2**63 - 1)), max_size=200),
+)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.one_of(_MANY, st.lists(_COMMIT, max_size=6), st.just([RECORDS[6]])), max_size=6), st.booleans())
+def test_columns_and_single_records_give_the_same_bytes(some: list[list[r.OffsetCommitted]], small_ones: bool) -> None:
+    records = [record for several in some for record in several]
+    limit = 3_000 if small_ones else 1 << 20
+    with mock.patch.object(sealing, "BATCH_BYTES_MAX", limit):
+        whole = b"".join(sealing.sealed(records, NOW))
+        with mock.patch.object(sealing, "_RUN_MIN", 1 << 30):
+            single = b"".join(sealing.sealed(records, NOW))
+    assert pairs_of(whole) == pairs_of(single) == [encode(record) for record in records]
+    if not small_ones:
+        assert whole == single
+
+
+def pairs_of(batches: bytes) -> list[tuple[bytes | None, bytes | None]]:
+    """Keys and values of all records, without what only frames an append."""
+    found = []
+    for at, header in iter_headers(batches):
+        batch = batches[at : at + header.size]
+        assert crc_ok(batch, header)
+        found += [(key, value) for key, value, _ in read_pairs(batch, header)]
+        assert [record.offset for record in read_records(batch)] == list(range(header.records_count))
+    return [pair for pair in found if pair[0] != b"\x27\x11"]
+
+
+def test_an_older_term_is_fenced(log: PartitionLog) -> None:
+    writer = LogJournal(log)
+    writer.begin(4)
+    writer.append(4, RECORDS, NOW)
+    LogJournal(log).begin(5)
+    end = log.end_offset
+    with pytest.raises(FencedError):
+        writer.append(4, RECORDS, NOW)
+    with pytest.raises(FencedError):
+        writer.barrier(4)
+    with pytest.raises(FencedError):
+        writer.begin(4)
+    assert log.end_offset == end
+    with pytest.raises(FencedError):
+        LogJournal(PartitionLog.open(log.path, log.config, CRASHED)).begin(3)
+
+
+def test_offsets_of_transactions_are_in_transactional_batches(log: PartitionLog) -> None:
+    writer = LogJournal(log)
+    writer.begin(1)
+    mixed = [RECORDS[0], PENDING, PENDING, RECORDS[6], r.TransactionMarked(7, 1, True), RECORDS[0]]
+    writer.append(1, mixed[:4], NOW)
+    assert log.last_stable_offset < log.end_offset
+    writer.append(1, mixed[4:], NOW)
+    assert log.last_stable_offset == log.end_offset
+    writer.append(1, [PENDING], NOW)
+    writer.append(1, [r.TransactionMarked(7, 1, False)], NOW)
+    again = PartitionLog.open(log.path, log.config, CRASHED)
+    assert replayed(again) == [*mixed, PENDING, r.TransactionMarked(7, 1, False)]
+    headers = [parse_header(b) for b in again.batches(0)]
+    assert [h.is_transactional for h in headers if not h.is_control].count(True) == 2
+    assert len(again.active.transactions.entries) == 1
+
+
+def test_large_appends_are_whole_or_not_there(
+    log: PartitionLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sealing, "BATCH_BYTES_MAX", 2000)
+    writer = LogJournal(log)
+    writer.begin(1)
+    writer.append(1, [RECORDS[0]], NOW)
+    end = log.end_offset
+    commits = [r.OffsetCommitted("group", "topic", number, number, 0, "", NOW) for number in range(300)]
+    writer.append(1, commits, NOW)
+    sizes = [parse_header(b).size for b in log.batches(0)]
+    assert len(sizes) > 8
+    assert max(sizes) < 2500
+    assert replayed(log) == [RECORDS[0], *commits]
+    file = log.active.path
+    starts = [parse_header(b).base_offset for b in log.batches(end)]
+    for number, size in enumerate(range(sum(sizes[:1]), sum(sizes), 1777)):
+        copy = copy_folder(log.path, tmp_path / f"torn-{number}")
+        (copy / file.name).write_bytes(file.read_bytes()[:size])
+        torn = PartitionLog.open(copy, log.config, CRASHED)
+        assert torn.end_offset in [end, *starts]
+        assert replayed(torn) == [RECORDS[0]]
+        assert torn.end_offset == end
+        again = LogJournal(torn)
+        again.begin(2)
+        again.append(2, [RECORDS[1]], NOW)
+        assert replayed(torn) == [RECORDS[0], RECORDS[1]]
+
+
+def test_an_append_beyond_all_bounds_is_refused(log: PartitionLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "APPEND_BYTES_MAX", 1000)
+    writer = LogJournal(log)
+    writer.begin(1)
+    with pytest.raises(InvalidInputError, match="1000"):
+        writer.append(1, RECORDS, NOW)
+    assert log.end_offset == 0
+
+
+@pytest.mark.parametrize("record", [RECORDS[0]._replace(group_id="g" * 40_000), r.GenerationStarted("g" * 40_000, 1)])
+def test_a_name_that_no_record_holds_is_refused(log: PartitionLog, record: r.Record) -> None:
+    writer = LogJournal(log)
+    writer.begin(1)
+    with pytest.raises(InvalidInputError, match="can't be encoded"):
+        writer.append(1, [RECORDS[0], record], NOW)
+    assert log.end_offset == 0
+
+
+def test_the_journal_does_not_grow_for_ever(log: PartitionLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sealing, "BATCH_BYTES_MAX", 2000)
+    writer = LogJournal(log)
+    writer.begin(1)
+    largest = 0
+    for turn in range(30):
+        commits = [r.OffsetCommitted("group", "topic", number, turn, 0, "", NOW) for number in range(200)]
+        writer.append(1, commits, NOW)
+        writer.append(1, [PENDING, r.TransactionMarked(7, 1, turn % 2 == 0)], NOW)
+        if turn % 5 == 4:
+            writer.compact(NOW + turn)
+            largest = max(largest, log.size_bytes())
+    assert largest < 3 * 200 * 120
+    for each in (log, PartitionLog.open(log.path, log.config, CRASHED)):
+        state = {record.key: record for record in replayed(each) if isinstance(record, r.OffsetCommitted)}
+        assert [state[r.Kind.OFFSET, "group", "topic", number].offset for number in range(200)] == [29] * 200
+        LogJournal(each).begin(2)
+
+
+def test_a_foreign_record_without_key_is_skipped(log: PartitionLog) -> None:
+    log.append(build_batch([BatchRecord(0, NOW, None, b"odd")]), NOW, from_client=False)
+    log.append(keyed((b"\x7f\x00odd", b"odd")), NOW, from_client=False)
+    assert replayed(log) == []
