@@ -27,6 +27,7 @@ from kohort.client.offset_values import Assignment, Revocation
 from kohort.client.settings import ConsumerConfig
 from kohort.errors import ErrorCode, FencedError, KafkaError, RetriableError
 from kohort.ids import TopicPartition
+from kohort.lease import CLOCK_MARGIN
 
 log = logging.getLogger("kohort.client")
 LEAVE_MS = 3_000
@@ -288,6 +289,11 @@ class Membership(ABC):
         if not self._poll_bound:
             return None
         return self._polled_ms + self.config.max_poll_interval_ms - self.cluster.runtime.now_ms
+
+    @property
+    def _session_end_ms(self) -> float:
+        """When the session may be over: it runs from the last request that was sent and answered; clocks differ."""
+        return self._heard_ms + self.config.session_timeout_ms * (1 - CLOCK_MARGIN)
 
     @property
     def _lease(self) -> Lease:
