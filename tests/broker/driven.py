@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+from kohort.broker.driver import LoopDriver
 from kohort.broker.metrics import Metrics
-from kohort.coordinator.shard import GroupShard
+from kohort.coordinator.shard import Shard
 from kohort.errors import ErrorCode, InvalidInputError
 from kohort.groups.config import GroupConfig
 from kohort.groups.events import Event, OffsetCommit, OffsetFetch, OffsetToCommit, Topic, TopicImage
@@ -185,7 +186,8 @@ class Driven:
         self._numbers = itertools.count(1)
         self.metrics = Metrics()
         self.image = IMAGE
-        self.shard = GroupShard(0, self.turns, self.journal, TERM, GroupConfig(), self)  # type: ignore[arg-type]
+        driver = LoopDriver(self.turns, self)  # type: ignore[arg-type]
+        self.shard = Shard(0, self.journal, TERM, GroupConfig(), driver)
 
     # -- what a shard needs of the broker
 

@@ -10,13 +10,13 @@ import pytest
 
 from kohort.broker.run import RunningBroker
 from kohort.coordinator import shard as shard_module
-from kohort.coordinator.shard import GroupShard
+from kohort.coordinator.shard import Shard
 from kohort.errors import ErrorCode
 from kohort.groups.events import Heartbeat, ListGroups, OffsetCommit, OffsetFetch, OffsetToCommit
 from kohort.ids import TopicPartition
 
 
-async def loaded(shard: GroupShard) -> None:
+async def loaded(shard: Shard) -> None:
     """Wait until it serves."""
     async with asyncio.timeout(10):
         while not shard.loaded:  # noqa: ASYNC110  # a shard has no event for tests

@@ -1,6 +1,6 @@
 """One shard of the group coordinator: a partition of `__consumer_offsets` and the machine that it feeds.
 
-Events wait in a queue and are stepped together at the end of the loop's turn; all their records go to the journal in
+Events wait in a queue and are stepped together in the next turn that the driver gives; all their records go to the journal in
 one append, which is durable when it returns; only then are the replies released, in order.
 
 | phase | what it is | who asks gets | what follows |
@@ -18,22 +18,19 @@ says why, and the queue goes. So every request has exactly one answer.
 
 from __future__ import annotations
 
-import asyncio
 import enum
-import logging
-import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Protocol, TypeAlias
+from functools import partial
+from typing import Any, TypeAlias
 
+from kohort.coordinator.driver import Driver, Timer
 from kohort.errors import ErrorCode, FencedError, KafkaError
 from kohort.groups.config import GroupConfig
-from kohort.groups.events import Event, Tick, TopicImage, TopicsDeleted
+from kohort.groups.events import Event, Tick, TopicsDeleted
 from kohort.groups.machine import GroupMachine
-from kohort.groups.outcome import Counted, GroupState, Now, Outcome, Push, Rebalanced, ReplyValue, Told, Work
+from kohort.groups.outcome import GroupState, Outcome, ReplyValue
 from kohort.groups.records import Record
 from kohort.journal.protocol import Journal
-
-log = logging.getLogger("kohort.groups")
 
 OnReply: TypeAlias = Callable[[ReplyValue | ErrorCode], None]
 """Takes the reply's value, or the code that refuses the request when the shard can't serve it."""
@@ -46,9 +43,9 @@ APPEND_RECORDS = 100_000
 """No further event is stepped into an append of so many records: bounds its memory."""
 QUEUE_EVENTS_MAX = 200_000
 """Beyond it requests are refused with COORDINATOR_NOT_AVAILABLE, which clients retry: memory stays bounded."""
-RELOAD_DELAY_S = 0.5
+RELOAD_DELAY_MS = 500
 """What failed is tried again this much later, and twice as much after each further failure without an append between."""
-RELOAD_DELAY_MAX_S = 5.0
+RELOAD_DELAY_MAX_MS = 5_000
 """A disk that stays full costs a replay this often."""
 
 GROUP_SHOWN = 200
@@ -85,91 +82,38 @@ Step: TypeAlias = tuple[Event | None, Outcome]
 """What became of one event; None: of loading."""
 
 
-class Times(Protocol):
-    """Takes in durations in seconds."""
-
-    def observe(self, seconds: float) -> None:
-        """One more."""
-
-
-class ShardMetrics(Protocol):
-    """Where a shard's times go.
-
-    Attributes:
-        events: stepped.
-    """
-
-    events: int
-
-    @property
-    def queue(self) -> Times:
-        """How long the first event of a batch waited."""
-
-    @property
-    def step(self) -> Times:
-        """How long a batch took to be stepped."""
-
-    @property
-    def append(self) -> Times:
-        """How long an append took."""
-
-
-class ShardHost(Protocol):
-    """What a shard needs from the broker."""
-
-    def topic_image(self) -> TopicImage:
-        """All topics now."""
-
-    def shard_loaded(self, index: int) -> None:
-        """A shard has loaded: tell it what is not in its journal."""
-
-    def run_work(self, work: Work, done: Callable[[Event], None]) -> None:
-        """Run long work off the loop and hand its event to `done` on the loop."""
-
-    def push(self, push: Push) -> None:
-        """Send a frame no request asked for."""
-
-    def note(self, note: Counted | Rebalanced) -> None:
-        """A figure moved on."""
-
-    @property
-    def metrics(self) -> ShardMetrics:
-        """Where the shard's times go."""
-
-
-class GroupShard:
-    """The coordinator of the groups whose names hash to one journal partition. All methods run on the loop."""
+class Shard:
+    """The coordinator of the groups whose names hash to one journal partition. It knows no loop: its driver gives it turns and time."""
 
     def __init__(
         self,
         index: int,
-        loop: asyncio.AbstractEventLoop,
         journal: Journal,
         term: int,
         config: GroupConfig,
-        host: ShardHost,
+        driver: Driver,
+        machine: Callable[[GroupConfig], GroupMachine] = GroupMachine,
     ) -> None:
         self.index = index
         self.phase = Phase.LOADING
-        self._loop = loop
         self._journal = journal
         self._term = term
         self._config = config
-        self._host = host
+        self._driver = driver
+        self._make_machine = machine
         self._machine: GroupMachine | None = None
         self._queue: list[Event] = []
         self._waiting: dict[int, OnReply] = {}
         self._deleted: dict[str, None] = {}
         self._scheduled = False
         self._queued_at = 0.0
-        self._times = host.metrics
-        self._timer: asyncio.TimerHandle | None = None
+        self._times = driver.metrics
+        self._timer: Timer | None = None
         self._timer_at = 0
         self._ticking = False
-        self._reload: asyncio.TimerHandle | None = None
+        self._reload: Timer | None = None
         self._loads = 0
         self._failures = 0
-        self.records_written = 0
 
     @property
     def loaded(self) -> bool:
@@ -193,7 +137,7 @@ class GroupShard:
             return
         self._unload(Phase.LOADING, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
         self._loads += 1
-        self._replay(self._loads, GroupMachine(self._config), self._committed())
+        self._replay(self._loads, self._make_machine(self._config), self._committed())
 
     def _committed(self) -> Iterator[Any]:
         self._journal.begin(self._term)
@@ -203,21 +147,21 @@ class GroupShard:
         """Apply what the journal holds, in slices; a later load or the end stops it."""
         if load != self._loads or self.phase is not Phase.LOADING:
             return
-        until = time.monotonic() + LOAD_SLICE_S
+        until = self._driver.clock() + LOAD_SLICE_S
         try:
             for records in batches:
                 for record in records:
                     machine.apply(record)
-                if time.monotonic() > until:
-                    self._loop.call_soon(self._replay, load, machine, batches)
+                if self._driver.clock() > until:
+                    self._driver.soon(partial(self._replay, load, machine, batches))
                     return
-            outcome = machine.on_loaded(now(), self._host.topic_image())
+            outcome = machine.on_loaded(self._driver.now(), self._driver.topic_image())
         except FencedError as error:
             self._fenced(error)
         except OSError as error:
             self._failed(f"the journal can't be loaded ({error})")
         except KafkaError as error:
-            log.error("shard %d: its groups are not served: %s", self.index, error.message)
+            self._driver.error(f"shard {self.index}: its groups are not served: {error.message}")
             self._unload(Phase.DAMAGED, REFUSED[Phase.DAMAGED])
         except Exception as fault:  # noqa: BLE001  # a fault of ours, which is logged
             self._failed("a fault while it loads", fault=fault)
@@ -225,7 +169,7 @@ class GroupShard:
             self._machine, self.phase = machine, Phase.SERVING
             self._finish([(None, outcome)])
             if self.loaded:
-                self._host.shard_loaded(self.index)
+                self._driver.shard_loaded(self.index)
                 if self._deleted:
                     self._enqueue(TopicsDeleted(tuple(self._deleted)))
                     self._deleted.clear()
@@ -259,8 +203,8 @@ class GroupShard:
         self._queue.append(event)
         if not self._scheduled:
             self._scheduled = True
-            self._queued_at = time.perf_counter()
-            self._loop.call_soon(self._run)
+            self._queued_at = self._driver.clock()
+            self._driver.soon(self._run)
 
     def _run(self) -> None:
         self._scheduled = False
@@ -269,9 +213,9 @@ class GroupShard:
             return
         events = self._queue
         self._queue = []
-        began = time.perf_counter()
+        began = self._driver.clock()
         self._times.queue.observe(began - self._queued_at)
-        time_now = now()
+        time_now = self._driver.now()
         step = machine.step
         steps: list[Step] = []
         records = 0
@@ -289,9 +233,9 @@ class GroupShard:
         if len(steps) < len(events):
             self._queue = events[len(steps) :]
             self._scheduled = True
-            self._loop.call_soon(self._run)
+            self._driver.soon(self._run)
         self._times.events += len(steps)
-        self._times.step.observe(time.perf_counter() - began)
+        self._times.step.observe(self._driver.clock() - began)
         self._finish(steps)
 
     # -- outcomes
@@ -308,21 +252,18 @@ class GroupShard:
             for token, value in outcome.replies:
                 self._answer(token, value)
             for push in outcome.pushes:
-                self._host.push(push)
+                self._driver.push(push)
             for work in outcome.work:
-                self._host.run_work(work, self.tell)
+                self._driver.run_work(work, self.tell)
             for note in outcome.notes:
-                if isinstance(note, Told):
-                    log.log(note.level, "group %s: %s", note.group_id, note.text, extra={"group_id": note.group_id})
-                else:
-                    self._host.note(note)
+                self._driver.note(note)
         self._set_timer()
 
     def _append(self, records: list[Record], steps: list[Step]) -> bool:
         """Whether the records are durable; when not, their steps are dealt with."""
-        began = time.perf_counter()
+        began = self._driver.clock()
         try:
-            self._journal.append(self._term, records, time.time_ns() // 1_000_000)
+            self._journal.append(self._term, records, self._driver.now().wall_ms)
         except FencedError as error:
             self._fenced(error)
         except OSError as error:
@@ -332,8 +273,7 @@ class GroupShard:
         except Exception as fault:  # noqa: BLE001  # a fault of ours, which is logged
             self._failed("a fault in the journal", steps, fault)
         else:
-            self._times.append.observe(time.perf_counter() - began)
-            self.records_written += len(records)
+            self._times.append.observe(self._driver.clock() - began)
             self._failures = 0
             return True
         return False
@@ -357,8 +297,8 @@ class GroupShard:
         if on_reply is not None:
             try:
                 on_reply(value)
-            except Exception as fault:
-                log.error("shard %d: an answer could not be handed out", self.index, exc_info=fault)
+            except Exception as fault:  # noqa: BLE001  # a fault of ours, which is logged
+                self._driver.error(f"shard {self.index}: an answer could not be handed out", fault)
 
     # -- the ends of serving
 
@@ -371,15 +311,15 @@ class GroupShard:
 
     def _failed(self, why: str, lost: Iterable[Step] = (), fault: Exception | None = None) -> None:
         """Throw the machine away, and order one load."""
-        delay_s = min(RELOAD_DELAY_S * 2**self._failures, RELOAD_DELAY_MAX_S)
+        delay_ms = min(RELOAD_DELAY_MS * 2**self._failures, RELOAD_DELAY_MAX_MS)
         self._failures += 1
-        log.error("shard %d: %s; it is loaded again in %.1f s", self.index, why, delay_s, exc_info=fault)
+        self._driver.error(f"shard {self.index}: {why}; it is loaded again in {delay_ms / 1000:.1f} s", fault)
         self._keep(event for event, _ in lost)
         self._unload(Phase.FAILED, ErrorCode.COORDINATOR_NOT_AVAILABLE)
-        self._reload = self._loop.call_later(delay_s, self.load)
+        self._reload = self._driver.at(self._driver.now().mono_ms + delay_ms, self.load)
 
     def _fenced(self, error: FencedError) -> None:
-        log.error("shard %d: another coordinator has taken over: %s", self.index, error)
+        self._driver.error(f"shard {self.index}: another coordinator has taken over: {error}")
         self._unload(Phase.FENCED, ErrorCode.NOT_COORDINATOR)
 
     def close(self) -> None:
@@ -414,14 +354,14 @@ class GroupShard:
             self._timer = None
         if due is not None:
             self._timer_at = due
-            self._timer = self._loop.call_later(max(0.0, due / 1000 - time.monotonic()), self._on_timer)
+            self._timer = self._driver.at(due, self._on_timer)
 
     def _on_timer(self) -> None:
         """Tick once the loop has looked at its sockets: who spoke while the broker stood still was not silent."""
         self._timer = None
         self._ticking = True
         # The loop may make the first call before it looks, but not the second.
-        self._loop.call_soon(self._loop.call_soon, self._tick)
+        self._driver.soon(partial(self._driver.soon, self._tick))
 
     def _tick(self) -> None:
         self._ticking = False
@@ -429,15 +369,10 @@ class GroupShard:
         if machine is None:
             return
         due = machine.next_deadline_ms()
-        if due is not None and due <= now().mono_ms:
+        if due is not None and due <= self._driver.now().mono_ms:
             self._enqueue(Tick())
         else:
             self._set_timer()
-
-
-def now() -> Now:
-    """The time of a step."""
-    return Now(time.monotonic_ns() // 1_000_000, time.time_ns() // 1_000_000)
 
 
 def _name(event: Event | None) -> str:

@@ -1,0 +1,72 @@
+"""Drives the shards of group coordinators with an asyncio loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from kohort.coordinator.driver import Action, ShardMetrics
+from kohort.groups.events import Event, TopicImage
+from kohort.groups.outcome import Counted, Note, Now, Push, Rebalanced, Told, Work
+
+log = logging.getLogger("kohort.groups")
+
+
+class ShardHost(Protocol):
+    """What the shards need of their broker; see `coordinator.driver.Driver`."""
+
+    @property
+    def metrics(self) -> ShardMetrics:
+        """Where the shards' times go."""
+
+    def topic_image(self) -> TopicImage:
+        """All topics now."""
+
+    def shard_loaded(self, index: int) -> None:
+        """A shard has loaded: tell it what is not in its journal."""
+
+    def run_work(self, work: Work, done: Callable[[Event], None]) -> None:
+        """Run long work off the loop and hand its event to `done` on the loop."""
+
+    def push(self, push: Push) -> None:
+        """Send a frame no request asked for."""
+
+    def note(self, note: Counted | Rebalanced) -> None:
+        """A figure moved on."""
+
+
+class LoopDriver:
+    """The `Driver` of a broker's shards; what it need not translate, it hands through."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, host: ShardHost) -> None:
+        self._loop = loop
+        self._note = host.note
+        self.metrics = host.metrics
+        self.clock = time.perf_counter
+        self.soon = loop.call_soon
+        self.topic_image = host.topic_image
+        self.shard_loaded = host.shard_loaded
+        self.run_work = host.run_work
+        self.push = host.push
+
+    def now(self) -> Now:
+        """The clocks of this machine."""
+        return Now(time.monotonic_ns() // 1_000_000, time.time_ns() // 1_000_000)
+
+    def at(self, mono_ms: int, action: Action) -> asyncio.TimerHandle:
+        """Call it on the loop."""
+        return self._loop.call_later(max(0.0, mono_ms / 1000 - time.monotonic()), action)
+
+    def note(self, note: Note) -> None:
+        """To the log, or to the broker's figures."""
+        if isinstance(note, Told):
+            log.log(note.level, "group %s: %s", note.group_id, note.text, extra={"group_id": note.group_id})
+        else:
+            self._note(note)
+
+    def error(self, text: str, fault: Exception | None = None) -> None:
+        """To the log, a fault with its traceback."""
+        log.error("%s", text, exc_info=fault)
