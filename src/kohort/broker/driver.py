@@ -10,7 +10,7 @@ from typing import Protocol
 
 from kohort.coordinator.driver import Action, ShardMetrics
 from kohort.groups.events import Event, TopicImage
-from kohort.groups.outcome import Counted, Note, Now, Push, Rebalanced, Told, Work
+from kohort.groups.outcome import Counted, Now, Push, Rebalanced, Told, Work
 
 log = logging.getLogger("kohort.groups")
 
@@ -43,7 +43,6 @@ class LoopDriver:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, host: ShardHost) -> None:
         self._loop = loop
-        self._note = host.note
         self.metrics = host.metrics
         self.clock = time.perf_counter
         self.soon = loop.call_soon
@@ -51,6 +50,7 @@ class LoopDriver:
         self.shard_loaded = host.shard_loaded
         self.run_work = host.run_work
         self.push = host.push
+        self.note = host.note
 
     def now(self) -> Now:
         """The clocks of this machine."""
@@ -60,12 +60,9 @@ class LoopDriver:
         """Call it on the loop."""
         return self._loop.call_later(max(0.0, mono_ms / 1000 - time.monotonic()), action)
 
-    def note(self, note: Note) -> None:
-        """To the log, or to the broker's figures."""
-        if isinstance(note, Told):
-            log.log(note.level, "group %s: %s", note.group_id, note.text, extra={"group_id": note.group_id})
-        else:
-            self._note(note)
+    def tell(self, line: Told) -> None:
+        """To the log."""
+        log.log(line.level, "group %s: %s", line.group_id, line.text, extra={"group_id": line.group_id})
 
     def error(self, text: str, fault: Exception | None = None) -> None:
         """To the log, a fault with its traceback."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
 from kohort.groups.events import Event, TopicImage
-from kohort.groups.outcome import Note, Now, Push, Work
+from kohort.groups.outcome import Counted, Now, Push, Rebalanced, Told, Work
 
 Action: TypeAlias = Callable[[], object]
 
@@ -78,8 +78,11 @@ class Driver(Protocol):
     def push(self, push: Push) -> None:
         """Send a frame no request asked for."""
 
-    def note(self, note: Note) -> None:
-        """A figure moved on, or there is a line for the log."""
+    def note(self, note: Counted | Rebalanced) -> None:
+        """A figure moved on."""
+
+    def tell(self, line: Told) -> None:
+        """A line for the log about a group."""
 
     def error(self, text: str, fault: Exception | None = None) -> None:
         """The shard itself fails: a line for the log, with a fault of ours where it is one."""

@@ -23,13 +23,14 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, TypeAlias
 
+from kohort.coordinator.appends import APPEND_RECORDS, Appends, Step
 from kohort.coordinator.driver import Driver, Timer
 from kohort.errors import ErrorCode, FencedError, KafkaError
 from kohort.groups.config import GroupConfig
 from kohort.groups.events import Event, Tick, TopicsDeleted
 from kohort.groups.machine import GroupMachine
-from kohort.groups.outcome import GroupState, Outcome, ReplyValue
-from kohort.groups.records import Record
+from kohort.groups.outcome import GroupState, Now, Outcome, ReplyValue, Told
+from kohort.groups.sizes import record_bytes
 from kohort.journal.protocol import Journal
 
 OnReply: TypeAlias = Callable[[ReplyValue | ErrorCode], None]
@@ -39,8 +40,6 @@ LOAD_SLICE_S = 0.02
 """A shard that loads lets the loop serve others this often."""
 STEP_SLICE_EVENTS = 2_000
 """Events stepped before the loop has its turn: bounds what one append holds up."""
-APPEND_RECORDS = 100_000
-"""No further event is stepped into an append of so many records: bounds its memory."""
 QUEUE_EVENTS_MAX = 200_000
 """Beyond it requests are refused with COORDINATOR_NOT_AVAILABLE, which clients retry: memory stays bounded."""
 RELOAD_DELAY_MS = 500
@@ -78,10 +77,6 @@ REFUSED = {
 """What who asks is told where the machine can't be asked."""
 
 
-Step: TypeAlias = tuple[Event | None, Outcome]
-"""What became of one event; None: of loading."""
-
-
 class Shard:
     """The coordinator of the groups whose names hash to one journal partition. It knows no loop: its driver gives it turns and time."""
 
@@ -108,11 +103,12 @@ class Shard:
         self._scheduled = False
         self._queued_at = 0.0
         self._times = driver.metrics
+        self._clock = driver.clock
         self._timer: Timer | None = None
         self._timer_at = 0
         self._ticking = False
         self._reload: Timer | None = None
-        self._loads = 0
+        self._appends: Appends | None = None
         self._failures = 0
 
     @property
@@ -129,6 +125,16 @@ class Shard:
         """Protocol and state of every group; none while it loads."""
         return iter(()) if self._machine is None else self._machine.group_states()
 
+    @property
+    def settled(self) -> bool:
+        """Whether nothing waits: no event in the queue, no step for the journal."""
+        return not self._queue and (self._appends is None or not self._appends.waiting)
+
+    @property
+    def holds_transactions(self) -> bool:
+        """Whether offsets can be committed within transactions; see `Journal`."""
+        return self._journal.holds_transactions
+
     # -- loading
 
     def load(self) -> None:
@@ -136,26 +142,29 @@ class Shard:
         if self.phase.ended:
             return
         self._unload(Phase.LOADING, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
-        self._loads += 1
-        self._replay(self._loads, self._make_machine(self._config), self._committed())
+        appends = self._appends = Appends(self._journal, self._term, self._driver, self._release, self._lost)
+        self._replay(appends, self._make_machine(self._config), self._committed(appends))
 
-    def _committed(self) -> Iterator[Any]:
-        self._journal.begin(self._term)
-        yield from self._journal.replay()
+    def _committed(self, appends: Appends) -> Iterator[Any]:
+        yield from self._journal.begin(self._term, appends)
 
-    def _replay(self, load: int, machine: GroupMachine, batches: Iterator[Any]) -> None:
+    def _replay(self, appends: Appends, machine: GroupMachine, batches: Iterator[Any]) -> None:
         """Apply what the journal holds, in slices; a later load or the end stops it."""
-        if load != self._loads or self.phase is not Phase.LOADING:
+        if appends.ended:
             return
         until = self._driver.clock() + LOAD_SLICE_S
         try:
             for records in batches:
+                if records is None:
+                    appends.read_later(partial(self._replay, appends, machine, batches))
+                    return
                 for record in records:
                     machine.apply(record)
                 if self._driver.clock() > until:
-                    self._driver.soon(partial(self._replay, load, machine, batches))
+                    self._driver.soon(partial(self._replay, appends, machine, batches))
                     return
-            outcome = machine.on_loaded(self._driver.now(), self._driver.topic_image())
+            time_now = self._driver.now()
+            outcome = machine.on_loaded(time_now, self._driver.topic_image())
         except FencedError as error:
             self._fenced(error)
         except OSError as error:
@@ -167,7 +176,7 @@ class Shard:
             self._failed("a fault while it loads", fault=fault)
         else:
             self._machine, self.phase = machine, Phase.SERVING
-            self._finish([(None, outcome)])
+            appends.add([(None, outcome)], time_now)
             if self.loaded:
                 self._driver.shard_loaded(self.index)
                 if self._deleted:
@@ -203,51 +212,57 @@ class Shard:
         self._queue.append(event)
         if not self._scheduled:
             self._scheduled = True
-            self._queued_at = self._driver.clock()
+            self._queued_at = self._clock()
             self._driver.soon(self._run)
 
     def _run(self) -> None:
         self._scheduled = False
-        machine = self._machine
-        if machine is None:
+        machine, appends = self._machine, self._appends
+        if machine is None or appends is None:
             return
+        records = size = 0
+        if appends.waiting:
+            if appends.full:
+                return
+            records, size = appends.records, appends.size
         events = self._queue
         self._queue = []
-        began = self._driver.clock()
+        began = self._clock()
         self._times.queue.observe(began - self._queued_at)
         time_now = self._driver.now()
         step = machine.step
         steps: list[Step] = []
-        records = 0
+        bytes_max = appends.bytes_max
         for event in events[:STEP_SLICE_EVENTS]:
             try:
                 outcome = step(event, time_now)
             except Exception as fault:  # noqa: BLE001  # a fault of ours, which is logged
                 self._queue = events[len(steps) + 1 :]
-                self._fault(event, steps, fault)
+                self._fault(event, steps, time_now, fault)
                 return
             steps.append((event, outcome))
             records += len(outcome.records)
             if records >= APPEND_RECORDS:
                 break
+            if bytes_max is not None:
+                size += sum(map(record_bytes, outcome.records))
+                if size >= bytes_max:
+                    break
         if len(steps) < len(events):
             self._queue = events[len(steps) :]
-            self._scheduled = True
-            self._driver.soon(self._run)
+            self._wake()
         self._times.events += len(steps)
-        self._times.step.observe(self._driver.clock() - began)
-        self._finish(steps)
+        self._times.step.observe(self._clock() - began)
+        appends.add(steps, time_now)
+
+    def _wake(self) -> None:
+        self._scheduled = True
+        self._driver.soon(self._run)
 
     # -- outcomes
 
-    def _finish(self, steps: list[Step]) -> None:
-        """Make the steps' records durable with one append, then let everything else out."""
-        records: list[Record] = []
-        for _, outcome in steps:
-            if outcome.records:
-                records += outcome.records
-        if records and not self._append(records, steps):
-            return
+    def _release(self, steps: list[Step]) -> None:
+        """Let out what is durable."""
         for _, outcome in steps:
             for token, value in outcome.replies:
                 self._answer(token, value)
@@ -256,40 +271,13 @@ class Shard:
             for work in outcome.work:
                 self._driver.run_work(work, self.tell)
             for note in outcome.notes:
-                self._driver.note(note)
+                if isinstance(note, Told):
+                    self._driver.tell(note)
+                else:
+                    self._driver.note(note)
         self._set_timer()
-
-    def _append(self, records: list[Record], steps: list[Step]) -> bool:
-        """Whether the records are durable; when not, their steps are dealt with."""
-        began = self._driver.clock()
-        try:
-            self._journal.append(self._term, records, self._driver.now().wall_ms)
-        except FencedError as error:
-            self._fenced(error)
-        except OSError as error:
-            self._failed(f"the journal could not be written ({error})", steps)
-        except KafkaError as error:
-            self._refused(steps, error)
-        except Exception as fault:  # noqa: BLE001  # a fault of ours, which is logged
-            self._failed("a fault in the journal", steps, fault)
-        else:
-            self._times.append.observe(self._driver.clock() - began)
-            self._failures = 0
-            return True
-        return False
-
-    def _refused(self, steps: list[Step], error: KafkaError) -> None:
-        """The journal takes no such records: each step is appended by itself, as far as that goes."""
-        if len(steps) > 1:
-            for number, step in enumerate(steps):
-                self._finish([step])
-                if self.phase is not Phase.SERVING:
-                    self._keep(event for event, _ in steps[number + 1 :])
-                    return
-            return
-        ((event, _),) = steps
-        self._answer(getattr(event, "request", None), error.code)
-        self._failed(f"the journal does not take what comes of {_name(event)} ({error.message})", steps)
+        if self._queue and not self._scheduled:
+            self._wake()
 
     def _answer(self, token: int | None, value: ReplyValue | ErrorCode) -> None:
         """Answer a request, if it still waits; a fault of who takes the answer must not keep others from theirs."""
@@ -302,15 +290,36 @@ class Shard:
 
     # -- the ends of serving
 
-    def _fault(self, event: Event, before: list[Step], fault: Exception) -> None:
+    def _lost(self, error: Exception, steps: list[Step], refused: bool) -> None:
+        """What an append that failed means, and with it the steps that are in no journal."""
+        if isinstance(error, FencedError):
+            self._fenced(error)
+        elif refused and isinstance(error, KafkaError):
+            event = steps[0][0]
+            self._answer(getattr(event, "request", None), error.code)
+            self._failed(f"the journal does not take what comes of {_name(event)} ({error.message})", steps)
+        elif isinstance(error, OSError | KafkaError):
+            self._failed(f"the journal could not be written ({error})", steps)
+        else:
+            self._failed("a fault in the journal", steps, error)
+
+    def _fault(self, event: Event, before: list[Step], time_now: Now, fault: Exception) -> None:
         """A fault in the coordinator: what came before the event counts, the half-changed machine is thrown away."""
-        self._finish(before)
-        if self.phase is Phase.SERVING:
+
+        def out() -> None:
             self._answer(getattr(event, "request", None), ErrorCode.UNKNOWN_SERVER_ERROR)
             self._failed(f"a fault in the coordinator at {_name(event)}", [(event, Outcome())], fault)
 
+        self._machine, appends = None, self._appends
+        assert appends is not None
+        appends.add(before, time_now)
+        if not appends.ended:
+            appends.when_out(out)
+
     def _failed(self, why: str, lost: Iterable[Step] = (), fault: Exception | None = None) -> None:
         """Throw the machine away, and order one load."""
+        if self._appends is not None and self._appends.wrote:
+            self._failures = 0
         delay_ms = min(RELOAD_DELAY_MS * 2**self._failures, RELOAD_DELAY_MAX_MS)
         self._failures += 1
         self._driver.error(f"shard {self.index}: {why}; it is loaded again in {delay_ms / 1000:.1f} s", fault)
@@ -319,7 +328,13 @@ class Shard:
         self._reload = self._driver.at(self._driver.now().mono_ms + delay_ms, self.load)
 
     def _fenced(self, error: FencedError) -> None:
-        self._driver.error(f"shard {self.index}: another coordinator has taken over: {error}")
+        proven_ms = None if self._appends is None else self._appends.proven_ms
+        since = (
+            ""
+            if proven_ms is None
+            else f"; its own last append was sent {self._driver.now().mono_ms - proven_ms} ms before"
+        )
+        self._driver.error(f"shard {self.index}: another coordinator has taken over: {error}{since}")
         self._unload(Phase.FENCED, ErrorCode.NOT_COORDINATOR)
 
     def close(self) -> None:
@@ -330,6 +345,8 @@ class Shard:
         """Leave the phase with all that belongs to it: machine, queue, timers, and who waits, who is told `error`."""
         self.phase = phase
         self._machine = None
+        if self._appends is not None:
+            self._appends.end()
         self._keep(self._queue)
         self._queue = []
         for timer in (self._timer, self._reload):
