@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from kohort.coordinator.shard import Phase
 from kohort.errors import ErrorCode
 from kohort.groups import invariants
 from kohort.groups.config import GroupConfig
@@ -27,6 +28,7 @@ from simulation.assigning import decode_assignment, to_names
 from simulation.away_checker import AwayChecker
 from simulation.offset_checkers import DurabilityChecker, TransactionChecker
 from simulation.property import Checker, Holder, Waiting
+from simulation.refusal_checker import RefusalChecker
 from simulation.world import World
 
 LONGEST_WAIT_MS = 60_000
@@ -392,13 +394,14 @@ ALL: tuple[type[Checker], ...] = (
     LivenessChecker,
     EvennessChecker,
     AwayChecker,
+    RefusalChecker,
 )
 
 
 class Checkers:
     """All properties of one run; each hook is passed on to those that override it."""
 
-    HOOKS = ("on_hold", "on_stepped", "on_released", "on_durable", "on_replayed", "on_deleted", "at_end")
+    HOOKS = ("on_hold", "on_stepped", "on_released", "on_refused", "on_durable", "on_replayed", "on_deleted", "at_end")
 
     def __init__(
         self, world: World, members: list[Holder], config: GroupConfig, kinds: Iterable[type[Checker]] = ALL
@@ -433,6 +436,11 @@ class Checkers:
         """As `Checker.on_released`."""
         for hook in self._hooks["on_released"]:
             hook(event, value)
+
+    def on_refused(self, event: Any, code: ErrorCode, phase: Phase) -> None:
+        """As `Checker.on_refused`."""
+        for hook in self._hooks["on_refused"]:
+            hook(event, code, phase)
 
     def on_durable(self, machine: GroupMachine, records: list[Record], waiting: Waiting) -> None:
         """As `Checker.on_durable`."""
