@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from kohort.coordinator.driver import Action
 from kohort.groups.consumer import targets
-from kohort.groups.events import TopicImage
+from kohort.groups.events import GroupSettings, TopicImage
 from kohort.groups.outcome import Counted, Now, Push, Rebalanced, ResolveRegexes, Told, Work
 from simulation.world import Chance, Happening, World
 
@@ -36,6 +36,18 @@ class Unmeasured:
         """One more."""
 
 
+class TopicHost(Protocol):
+    """Where the topics are.
+
+    Attributes:
+        image: all of them.
+        unseen: made since the journal was last loaded.
+    """
+
+    image: TopicImage
+    unseen: set[str]
+
+
 class VirtualDriver:
     """The `Driver` of one process.
 
@@ -43,10 +55,10 @@ class VirtualDriver:
         alive: its process is; otherwise nothing more happens.
     """
 
-    def __init__(self, world: World, chance: Chance, image: Callable[[], TopicImage], turned: Action) -> None:
+    def __init__(self, world: World, chance: Chance, host: TopicHost, turned: Action) -> None:
         """`turned` is called after every turn."""
         self.metrics = Unmeasured()
-        self.topic_image = image
+        self._host = host
         self.alive = True
         self._world = world
         self._chance = chance
@@ -78,8 +90,21 @@ class VirtualDriver:
             action()
             self._turned()
 
+    def topic_image(self) -> TopicImage:
+        """All topics now."""
+        return self._host.image
+
+    def unseen_topics(self, index: int) -> list[str]:
+        """Topics made since the journal was last loaded."""
+        return sorted(self._host.unseen)
+
     def shard_loaded(self, index: int) -> None:
-        """Groups have no settings of their own here."""
+        """Nothing of earlier topics is in the journal any more."""
+        self._host.unseen.clear()
+
+    def own_settings(self, index: int) -> dict[str, GroupSettings]:
+        """Groups have none of their own here."""
+        return {}
 
     def run_work(self, work: Work, done: Callable[[Any], None]) -> None:
         """It comes back later, perhaps to another machine than asked for it."""

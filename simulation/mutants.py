@@ -261,9 +261,9 @@ class LetsReadsPass(Shard):
 class KeepsDivergedMachine(Shard):
     """Goes on with its machine when what that did could not be written."""
 
-    def _failed(self, why: str, lost: Any = (), fault: Exception | None = None) -> None:
+    def _failed(self, why: str, fault: Exception | None = None) -> None:
         if self.phase is not Phase.SERVING or fault is not None:
-            super()._failed(why, lost, fault)
+            super()._failed(why, fault)
             return
         for token in [*self._waiting]:
             self._answer(token, ErrorCode.COORDINATOR_NOT_AVAILABLE)

@@ -36,6 +36,7 @@ FEWEST_EVENTS = 200
 """Every run has at least so many."""
 HEALTHY_LATE_MS = 20
 """A healthy journal may answer so late."""
+SOON_MS = 500
 SETTLING_MS = 20_000
 LOOK_MS = 5_000
 LOOKS = 3
@@ -210,9 +211,11 @@ class Run:
 
     def do_create(self, topic: str) -> None:
         """A topic is made, perhaps one of that name again: not before the coordinator has noted that the last was deleted."""
-        if not self.server.settled:
-            self.world.after(LOOK_MS, partial(self.do_create, topic))
-        elif topic not in self.partitions:
+        if topic in self.partitions:
+            return
+        if not self.server.may_create(topic):
+            self.world.after(self.server.chance.upto(SOON_MS), partial(self.do_create, topic))
+        else:
             self.partitions[topic] = 2
             self._made[topic] = self._made.get(topic, -1) + 1
             self._publish_topics()

@@ -42,6 +42,7 @@ class Server:
         shard: None while the process is down.
         waiting: requests without an answer yet: token to (event, answer, since).
         incarnation: how often it has started.
+        unseen: topics that were made while the shard did not serve, as the broker's catalog names them.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Server:
         self.make_machine: Callable[[GroupConfig], GroupMachine] = GroupMachine if is_shard or not mutant else mutant
         self.shard: Shard | None = None
         self.image = TopicImage()
+        self.unseen: set[str] = set()
         self.waiting: dict[int, tuple[Any, Answer, int]] = {}
         self.incarnation = 0
         self._driver: VirtualDriver | None = None
@@ -81,16 +83,24 @@ class Server:
         """The machine that serves; None while it loads, and while the process is down."""
         return self._machine if self.shard is not None and self.shard.loaded else None
 
-    @property
-    def settled(self) -> bool:
-        """Whether it serves, and all that it did is durable."""
-        return self.machine is not None and self.shard is not None and self.shard.settled
+    def may_create(self, topic: str) -> bool:
+        """Whether a topic can be made now: the broker is up, and deletions before have been answered. It is noted as made."""
+        shard, driver = self.shard, self._driver
+        if shard is None or driver is None:
+            return False
+        pending: list[bool] = []
+        driver.turn(lambda: pending.append(shard.settle()))
+        if self.shard is None or pending[0]:
+            return False
+        if not self.shard.loaded:
+            self.unseen.add(topic)
+        return True
 
     def start(self) -> None:
         """Come up."""
         self.incarnation += 1
         self.world.tell(f"coordinator: up, incarnation {self.incarnation}, {len(self.disk.records)} records")
-        driver = self._driver = VirtualDriver(self.world, self.chance, lambda: self.image, self._turned)
+        driver = self._driver = VirtualDriver(self.world, self.chance, self, self._turned)
         self._journal = DiskJournal(self.disk, driver.turn, lambda: self.crash(self.chance.upto(500)))
         driver.turn(self._take_office)
         for producer_id in list(self._ending):
@@ -109,8 +119,8 @@ class Server:
         machine = self.make_machine(config)
         step, on_loaded = machine.step, machine.on_loaded
 
-        def loaded(now: Now, image: TopicImage) -> Outcome:
-            return self._seen(None, lambda: self._on_loaded(machine, on_loaded, now, image))
+        def loaded(*args: Any) -> Outcome:
+            return self._seen(None, lambda: self._on_loaded(machine, partial(on_loaded, *args)))
 
         def stepped(event: Any, now: Now) -> Outcome:
             return self._seen(event, lambda: step(event, now))
@@ -118,11 +128,10 @@ class Server:
         machine.on_loaded, machine.step = loaded, stepped  # type: ignore[method-assign]
         return machine
 
-    def _on_loaded(self, machine: GroupMachine, on_loaded: Any, now: Now, image: TopicImage) -> Outcome:
+    def _on_loaded(self, machine: GroupMachine, on_loaded: Callable[[], Outcome]) -> Outcome:
         self.checkers.on_replayed(machine)
         self._machine = machine
-        outcome: Outcome = on_loaded(now, image)
-        return outcome
+        return on_loaded()
 
     def _seen(self, event: Any, do: Callable[[], Outcome]) -> Outcome:
         """A fault in a step, or what a checker found, ends the run, whatever the shard makes of it."""

@@ -12,7 +12,7 @@ from kohort.errors import ErrorCode, FencedError, KafkaError
 from kohort.groups.events import Heartbeat, ListGroups, TopicsDeleted
 from kohort.groups.outcome import Counted
 from kohort.groups.records import OffsetCommitted
-from tests.broker.driven import IMAGE, LONG_S, TOPIC, Driven, LateJournal
+from tests.broker.driven import LONG_S, TOPIC, Driven, LateJournal
 
 LOST = OSError(errno.ETIMEDOUT, "the topic did not answer")
 FENCED = FencedError("a later term has begun", ErrorCode.INVALID_PRODUCER_EPOCH)
@@ -273,29 +273,55 @@ def test_a_journal_that_refuses_later_is_one_that_could_not_be_written(late: Lat
 
 
 @pytest.mark.parametrize("place", ["on its way", "gathered", "queued"])
-def test_a_topic_deleted_meanwhile_takes_its_offsets_with_it(late: Late, place: str) -> None:
+@pytest.mark.parametrize("durable", [False, True])
+def test_a_deletion_is_settled_when_it_is_durable_or_the_shard_serves_no_longer(
+    late: Late, place: str, durable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A topic of that name can be made then: it is one that a shard which does not serve has not seen."""
     if place != "on its way":
         late.commit("a", 1)
         late.turns.settle()
+    if place == "queued":
+        monkeypatch.setattr(appends, "WAITING_STEPS", 1)
     late.shard.tell(TopicsDeleted((TOPIC,)))
-    if place != "queued":
-        late.turns.settle()
-    late.journal.lose(LOST)
+    assert late.shard.settle()
+    if place != "on its way" and durable:
+        late.journal.answer()
+        assert late.shard.settle()
+    if durable:
+        late.journal.answer()
+        assert late.shard.loaded
+    else:
+        late.journal.lose(LOST)
+        assert not late.shard.loaded
+        late.unseen = [TOPIC]
+    assert not late.shard.settle()
     late.turns.pass_time(LONG_S)
     late.settle()
     assert late.written() == {}
+    assert not late.unseen
 
 
-def test_what_loading_writes_is_durable_before_anyone_reads(late: Late) -> None:
-    late.image = type(IMAGE)(2, {"other": IMAGE.topics[TOPIC]})
+def test_nobody_is_served_before_what_loading_writes_is_durable(late: Late) -> None:
+    """Also not before it is noted; news that come meanwhile wait."""
+    late.unseen = [TOPIC]
     late.load()
-    fetch = late.fetch("old")
-    late.turns.settle()
-    assert late.answers[fetch] == []
+    assert late.answer(late.fetch("old")) is LOADING
+    late.shard.tell(TopicsDeleted((TOPIC,)))
     late.journal.lose(LOST)
-    assert late.answer(fetch) is UNAVAILABLE
+    assert late.unseen == [TOPIC]
+    assert late.written() == {"old": 7}
     late.turns.pass_time(LONG_S)
-    late.settle()
+    late.shard.tell(TopicsDeleted((TOPIC,)))
+    assert late.shard.settle()
+    assert late.answer(late.fetch("old")) is LOADING
+    late.not_noted = [OSError(errno.ENOSPC, "No space left on device")]
+    late.journal.answer()
+    assert not late.shard.loaded
+    late.turns.pass_time(LONG_S)
+    assert late.shard.loaded
+    assert late.unseen == []
+    assert late.journal.loads == 3
     fetch = late.fetch("old")
     late.turns.settle()
     assert late.answer(fetch) == -1

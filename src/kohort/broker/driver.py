@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from kohort.coordinator.driver import Action, ShardMetrics
-from kohort.groups.events import Event, TopicImage
+from kohort.groups.events import Event, GroupSettings, TopicImage
 from kohort.groups.outcome import Counted, Now, Push, Rebalanced, Told, Work
 
 log = logging.getLogger("kohort.groups")
@@ -25,8 +25,14 @@ class ShardHost(Protocol):
     def topic_image(self) -> TopicImage:
         """All topics now."""
 
+    def unseen_topics(self, index: int) -> Sequence[str]:
+        """Topics made since a shard's journal was last loaded."""
+
     def shard_loaded(self, index: int) -> None:
-        """A shard has loaded: tell it what is not in its journal."""
+        """Note that what a shard's journal held of earlier topics is gone."""
+
+    def own_settings(self, index: int) -> Mapping[str, GroupSettings]:
+        """What groups of a shard have set for themselves."""
 
     def run_work(self, work: Work, done: Callable[[Event], None]) -> None:
         """Run long work off the loop and hand its event to `done` on the loop."""
@@ -47,7 +53,9 @@ class LoopDriver:
         self.clock = time.perf_counter
         self.soon = loop.call_soon
         self.topic_image = host.topic_image
+        self.unseen_topics = host.unseen_topics
         self.shard_loaded = host.shard_loaded
+        self.own_settings = host.own_settings
         self.run_work = host.run_work
         self.push = host.push
         self.note = host.note

@@ -29,7 +29,7 @@ from kohort.broker.transactions.producer_ids import ProducerIds
 from kohort.broker.turns import Turns
 from kohort.broker.waits import Waits
 from kohort.coordinator.shard import Shard
-from kohort.groups.events import Event, TopicImage
+from kohort.groups.events import Event, GroupSettings, TopicImage
 from kohort.groups.liveness.lost import beat_ms, hold_max_ms
 from kohort.groups.liveness.patience import Patience, classic_hold_ms, patience
 from kohort.groups.outcome import Counted, Push, Rebalanced, Work
@@ -84,7 +84,7 @@ class Node:
         self.producer_ids = ProducerIds(data_dir)
         self._tokens = itertools.count(1)
         self.groups = GroupShards(self.token)
-        self.topics = Topics(store, self.config.num_partitions, self.waits, self.groups.tell_all)
+        self.topics = Topics(store, self.config.num_partitions, self.waits, self.groups)
         self.turns = Turns(loop)
         self.group_settings = GroupSettingsFile(
             data_dir, self.group_config, lambda event: self.groups.of(event.group_id).tell(event)
@@ -171,9 +171,17 @@ class Node:
         keeps_one = self.group_config.notice_disconnects != "off" and software == OWN_SOFTWARE
         return self.group_config.disconnect_lease_ms if keeps_one else 0
 
+    def unseen_topics(self, index: int) -> list[str]:
+        """Topics made since a shard's journal was last loaded."""
+        return self.store.unseen(index)
+
     def shard_loaded(self, index: int) -> None:
-        """Tell a shard its groups' own settings."""
-        self.group_settings.announce(lambda group: self.groups.index_of(group) == index)
+        """Note that what a shard's journal held of earlier topics is gone."""
+        self.store.seen(index)
+
+    def own_settings(self, index: int) -> dict[str, GroupSettings]:
+        """What groups of a shard have set for themselves."""
+        return self.group_settings.usable(lambda group: self.groups.index_of(group) == index)
 
     def run_work(self, work: Work, done: Callable[[Event], None]) -> None:
         """Run long work in a thread; its event comes back on the loop."""

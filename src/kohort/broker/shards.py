@@ -11,6 +11,7 @@ from kohort.broker.net.request import Request
 from kohort.coordinator.shard import Shard
 from kohort.errors import ErrorCode
 from kohort.groups.events import ConnectionLost, Event, ReleaseHeld
+from kohort.log import Steps
 
 
 @lru_cache(maxsize=100_000)
@@ -112,6 +113,16 @@ class GroupShards:
         """News for every shard."""
         for shard in self._shards:
             shard.tell(event)
+
+    def settling(self) -> Steps[None]:
+        """Have every shard write now that topics were deleted, before one of the same name can be made."""
+        for shard in self._shards:
+            while shard.settle():
+                yield
+
+    def unloaded(self) -> tuple[int, ...]:
+        """The shards that do not serve: their journals may hold positions of topics that are gone."""
+        return tuple(shard.index for shard in self._shards if not shard.loaded)
 
     def release(self, held: dict[int, int]) -> None:
         """Have heartbeats answered that shards hold back (token to shard): another request came behind them."""

@@ -59,14 +59,14 @@ class Appends:
         term: int,
         driver: Driver,
         release: Callable[[list[Step]], None],
-        lost: Callable[[Exception, list[Step], bool], None],
+        lost: Callable[[Exception, Step | None], None],
     ) -> None:
         """Args say where steps go.
 
         Args:
             release: takes steps that are durable, in order.
-            lost: takes why an append failed, the steps that will never be durable, oldest first, and whether the first
-                is what the journal refuses to take. Nothing comes after it.
+            lost: takes why an append failed, and the step that the journal refuses to take if that is why. Nothing comes
+                after it.
         """
         self._journal = journal
         self._term = term
@@ -123,6 +123,11 @@ class Appends:
         if self.bytes_max is not None:
             gathered.size += sum(map(record_bytes, records))
 
+    def has(self, kind: type) -> bool:
+        """Whether what became of such an event is not durable yet."""
+        waiting = (self._sent, *(gathered.steps for gathered in self._behind))
+        return any(type(event) is kind for steps in waiting for event, _ in steps)
+
     def when_out(self, action: Action) -> None:
         """Call `action` when all that was added is out; never if it is lost or the load has ended."""
         self._last = action
@@ -152,7 +157,7 @@ class Appends:
     def lost(self, reason: Exception) -> None:
         """See `Owner`."""
         if not self.ended and self._token is not None:
-            self._fail(reason, self._sent, refused=False)
+            self._fail(reason, None)
 
     def more(self) -> None:
         """See `Owner`."""
@@ -181,7 +186,7 @@ class Appends:
                     self._behind.extendleft(Gathered([step], alone=True) for step in reversed(steps))
                     self.waiting += len(steps)
                 else:
-                    self._fail(error, steps, refused=refused)
+                    self._fail(error, steps[0] if refused else None)
                 return
             if token is not None:
                 self._token, self._sent, self._sent_at = token, steps, began
@@ -201,7 +206,6 @@ class Appends:
             last, self._last = self._last, None
             last()
 
-    def _fail(self, error: Exception, steps: list[Step], *, refused: bool) -> None:
-        lost = [*steps, *(step for gathered in self._behind for step in gathered.steps)]
+    def _fail(self, error: Exception, refused: Step | None) -> None:
         self.end()
-        self._lost(error, lost, refused)
+        self._lost(error, refused)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
-from kohort.groups.events import Event, TopicImage
+from kohort.groups.events import Event, GroupSettings, TopicImage
 from kohort.groups.outcome import Counted, Now, Push, Rebalanced, Told, Work
 
 Action: TypeAlias = Callable[[], object]
@@ -69,8 +69,14 @@ class Driver(Protocol):
     def topic_image(self) -> TopicImage:
         """All topics now."""
 
+    def unseen_topics(self, index: int) -> Sequence[str]:
+        """Topics made since a shard's journal was last loaded: positions that it holds under their names are of earlier ones."""
+
     def shard_loaded(self, index: int) -> None:
-        """A shard has loaded: tell it what is not in its journal."""
+        """A shard has loaded, without positions of topics that are gone: note that. Raises OSError."""
+
+    def own_settings(self, index: int) -> Mapping[str, GroupSettings]:
+        """What groups of a shard have set for themselves, now, by group: it is not in the journal."""
 
     def run_work(self, work: Work, done: Callable[[Event], None]) -> None:
         """Run long work beside the turns and hand its event to `done` in one."""

@@ -5,7 +5,7 @@ one append, which is durable when it returns; only then are the replies released
 
 | phase | what it is | who asks gets | what follows |
 |---|---|---|---|
-| LOADING | the journal is replayed into a machine | COORDINATOR_LOAD_IN_PROGRESS | SERVING, FAILED, FENCED, DAMAGED |
+| LOADING | the journal is replayed into a machine, what that writes is on its way | COORDINATOR_LOAD_IN_PROGRESS | SERVING, FAILED, FENCED, DAMAGED |
 | SERVING | the machine steps events | the machine's reply | FAILED, FENCED, CLOSED; LOADING when asked to load |
 | FAILED | something failed: the machine is gone, one load is ordered | COORDINATOR_LOAD_IN_PROGRESS | LOADING |
 | FENCED | another coordinator has taken over | NOT_COORDINATOR | nothing |
@@ -19,7 +19,7 @@ says why, and the queue goes. So every request has exactly one answer.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -29,7 +29,7 @@ from kohort.errors import ErrorCode, FencedError, KafkaError
 from kohort.groups.config import GroupConfig
 from kohort.groups.events import Event, Tick, TopicsDeleted
 from kohort.groups.machine import GroupMachine
-from kohort.groups.outcome import GroupState, Now, Outcome, ReplyValue, Told
+from kohort.groups.outcome import GroupState, Now, ReplyValue, Told
 from kohort.groups.sizes import record_bytes
 from kohort.journal.protocol import Journal
 
@@ -99,7 +99,6 @@ class Shard:
         self._machine: GroupMachine | None = None
         self._queue: list[Event] = []
         self._waiting: dict[int, OnReply] = {}
-        self._deleted: dict[str, None] = {}
         self._scheduled = False
         self._queued_at = 0.0
         self._times = driver.metrics
@@ -114,7 +113,7 @@ class Shard:
     @property
     def loaded(self) -> bool:
         """Whether requests are served."""
-        return self.phase is Phase.SERVING
+        return self.phase is Phase.SERVING and self._machine is not None
 
     @property
     def damaged(self) -> bool:
@@ -163,8 +162,12 @@ class Shard:
                 if self._driver.clock() > until:
                     self._driver.soon(partial(self._replay, appends, machine, batches))
                     return
-            time_now = self._driver.now()
-            outcome = machine.on_loaded(time_now, self._driver.topic_image())
+            time_now, driver = self._driver.now(), self._driver
+            loaded = machine.on_loaded(time_now, driver.topic_image(), driver.own_settings(self.index))
+            steps: list[Step] = [(None, loaded)]
+            if unseen := driver.unseen_topics(self.index):
+                event = TopicsDeleted(tuple(unseen))
+                steps.append((event, machine.step(event, time_now)))
         except FencedError as error:
             self._fenced(error)
         except OSError as error:
@@ -173,15 +176,23 @@ class Shard:
             self._driver.error(f"shard {self.index}: its groups are not served: {error.message}")
             self._unload(Phase.DAMAGED, REFUSED[Phase.DAMAGED])
         except Exception as fault:  # noqa: BLE001  # a fault of ours, which is logged
-            self._failed("a fault while it loads", fault=fault)
+            self._failed("a fault while it loads", fault)
         else:
-            self._machine, self.phase = machine, Phase.SERVING
-            appends.add([(None, outcome)], time_now)
-            if self.loaded:
-                self._driver.shard_loaded(self.index)
-                if self._deleted:
-                    self._enqueue(TopicsDeleted(tuple(self._deleted)))
-                    self._deleted.clear()
+            self._machine = machine
+            appends.add(steps, time_now)
+            if not appends.ended:
+                appends.when_out(self._begin)
+
+    def _begin(self) -> None:
+        """Serve, once what loading wrote is durable and it is noted that nothing of topics that are gone is in the journal any more."""
+        try:
+            self._driver.shard_loaded(self.index)
+        except OSError as error:
+            self._failed(f"what has been loaded can't be noted ({error})")
+            return
+        self.phase = Phase.SERVING
+        if self._queue and not self._scheduled:
+            self._wake()
 
     # -- events
 
@@ -196,17 +207,19 @@ class Shard:
             self._enqueue(event)
 
     def tell(self, event: Event) -> None:
-        """Queue the shell's news; a shard that loads will see it in what it loads from, or is told when it has loaded."""
-        if self.phase is Phase.SERVING:
+        """Queue the shell's news; a shard that loads will see it in what it loads from."""
+        if self.phase is Phase.SERVING or self._machine is not None:
             self._enqueue(event)
-        else:
-            self._keep((event,))
 
-    def _keep(self, lost: Iterable[Event | None]) -> None:
-        """Remember which topics were deleted: one may be there again, under the same name, when the shard has loaded."""
-        for event in lost:
-            if type(event) is TopicsDeleted:
-                self._deleted.update(dict.fromkeys(event.topics))
+    def settle(self) -> bool:
+        """Step the first of what is queued, now. Returns whether news of deleted topics is queued, or on its way to the journal, still.
+
+        When not, no position of them is in the journal any more, or the shard serves no longer.
+        """
+        if self._queue:
+            self._run()
+        queued = any(type(event) is TopicsDeleted for event in self._queue)
+        return queued or (self._appends is not None and self._appends.has(TopicsDeleted))
 
     def _enqueue(self, event: Event) -> None:
         self._queue.append(event)
@@ -218,7 +231,7 @@ class Shard:
     def _run(self) -> None:
         self._scheduled = False
         machine, appends = self._machine, self._appends
-        if machine is None or appends is None:
+        if machine is None or appends is None or self.phase is not Phase.SERVING:
             return
         records = size = 0
         if appends.waiting:
@@ -290,25 +303,25 @@ class Shard:
 
     # -- the ends of serving
 
-    def _lost(self, error: Exception, steps: list[Step], refused: bool) -> None:
-        """What an append that failed means, and with it the steps that are in no journal."""
+    def _lost(self, error: Exception, refused: Step | None) -> None:
+        """What an append that failed means."""
         if isinstance(error, FencedError):
             self._fenced(error)
-        elif refused and isinstance(error, KafkaError):
-            event = steps[0][0]
+        elif refused is not None and isinstance(error, KafkaError):
+            event = refused[0]
             self._answer(getattr(event, "request", None), error.code)
-            self._failed(f"the journal does not take what comes of {_name(event)} ({error.message})", steps)
+            self._failed(f"the journal does not take what comes of {_name(event)} ({error.message})")
         elif isinstance(error, OSError | KafkaError):
-            self._failed(f"the journal could not be written ({error})", steps)
+            self._failed(f"the journal could not be written ({error})")
         else:
-            self._failed("a fault in the journal", steps, error)
+            self._failed("a fault in the journal", error)
 
     def _fault(self, event: Event, before: list[Step], time_now: Now, fault: Exception) -> None:
         """A fault in the coordinator: what came before the event counts, the half-changed machine is thrown away."""
 
         def out() -> None:
             self._answer(getattr(event, "request", None), ErrorCode.UNKNOWN_SERVER_ERROR)
-            self._failed(f"a fault in the coordinator at {_name(event)}", [(event, Outcome())], fault)
+            self._failed(f"a fault in the coordinator at {_name(event)}", fault)
 
         self._machine, appends = None, self._appends
         assert appends is not None
@@ -316,14 +329,13 @@ class Shard:
         if not appends.ended:
             appends.when_out(out)
 
-    def _failed(self, why: str, lost: Iterable[Step] = (), fault: Exception | None = None) -> None:
+    def _failed(self, why: str, fault: Exception | None = None) -> None:
         """Throw the machine away, and order one load."""
         if self._appends is not None and self._appends.wrote:
             self._failures = 0
         delay_ms = min(RELOAD_DELAY_MS * 2**self._failures, RELOAD_DELAY_MAX_MS)
         self._failures += 1
         self._driver.error(f"shard {self.index}: {why}; it is loaded again in {delay_ms / 1000:.1f} s", fault)
-        self._keep(event for event, _ in lost)
         self._unload(Phase.FAILED, ErrorCode.COORDINATOR_NOT_AVAILABLE)
         self._reload = self._driver.at(self._driver.now().mono_ms + delay_ms, self.load)
 
@@ -347,7 +359,6 @@ class Shard:
         self._machine = None
         if self._appends is not None:
             self._appends.end()
-        self._keep(self._queue)
         self._queue = []
         for timer in (self._timer, self._reload):
             if timer is not None:

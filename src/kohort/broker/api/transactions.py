@@ -133,6 +133,8 @@ def _added(
 def add_offsets_to_txn(node: Node, request: Request) -> AddOffsetsToTxnResponse:
     """Take a group's offsets into a transaction."""
     message = request.message
+    if node.groups.of(message.group_id).damaged:  # the transaction could not be ended there
+        return AddOffsetsToTxnResponse(error_code=ErrorCode.UNKNOWN_SERVER_ERROR)
     partition = TopicPartition(OFFSETS_TOPIC, node.groups.index_of(message.group_id))
     error = node.transactions.add(message.transactional_id, (message.producer_id, message.producer_epoch), [partition])
     return AddOffsetsToTxnResponse(error_code=_for_version(error, request.version >= 2))
@@ -162,6 +164,9 @@ def txn_offset_commit(node: Node, request: Request) -> None:
         return
     if not plan.offsets:
         answer(None)
+        return
+    if node.groups.of(message.group_id).damaged:
+        answer(ErrorCode.UNKNOWN_SERVER_ERROR)
         return
     if not node.groups.of(message.group_id).holds_transactions:
         answer(ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT)  # fatal to producers, as they can't go on without
