@@ -153,6 +153,8 @@ def test_an_answer_to_a_load_that_is_over_says_nothing(late: Late) -> None:
     late.turns.settle()
     for stale in (token, token + 1):
         owner.durable(stale, 0)
+    assert late.journal.owner is not None
+    late.journal.owner.durable(token, 0)
     owner.lost(LOST)
     owner.more()
     assert late.answers[again] == []
