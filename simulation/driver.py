@@ -18,6 +18,8 @@ TURN_MS = 2
 LOOK_S = 0.004
 """What each look at the clock takes, so that a load of many records is one of several turns."""
 WORK_MS = 60
+SLOW_WORK, SLOW_WORK_MS = 0.1, 2_000
+"""So often work takes up to so long: its result may be stale by then, also of an earlier coordinator."""
 
 
 def match(regex: str, topics: Iterable[str]) -> list[str]:
@@ -109,7 +111,8 @@ class VirtualDriver:
     def run_work(self, work: Work, done: Callable[[Any], None]) -> None:
         """It comes back later, perhaps to another machine than asked for it."""
         event = targets.resolve(work, match) if isinstance(work, ResolveRegexes) else targets.compute(work)
-        self._world.after(self._chance.upto(WORK_MS), partial(self.turn, partial(done, event)))
+        longest_ms = SLOW_WORK_MS if self._chance.likely(SLOW_WORK) else WORK_MS
+        self._world.after(self._chance.upto(longest_ms), partial(self.turn, partial(done, event)))
 
     def push(self, push: Push) -> None:
         """No protocol here pushes."""

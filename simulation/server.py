@@ -131,7 +131,9 @@ class Server:
     def _on_loaded(self, machine: GroupMachine, on_loaded: Callable[[], Outcome]) -> Outcome:
         self.checkers.on_replayed(machine)
         self._machine = machine
-        return on_loaded()
+        outcome = on_loaded()
+        self.checkers.on_loaded(machine, outcome)
+        return outcome
 
     def _seen(self, event: Any, do: Callable[[], Outcome]) -> Outcome:
         """A fault in a step, or what a checker found, ends the run, whatever the shard makes of it."""
