@@ -411,17 +411,10 @@ ALL: tuple[type[Checker], ...] = (
 class Checkers:
     """All properties of one run; each hook is passed on to those that override it."""
 
-    HOOKS = (
-        "on_hold",
-        "on_stepped",
-        "on_released",
-        "on_refused",
-        "on_durable",
-        "on_replayed",
-        "on_loaded",
-        "on_deleted",
-        "at_end",
+    HOOKS = tuple(
+        f"on_{what}" for what in ["hold", "stepped", "released", "refused", "durable", "replayed", "loaded", "deleted"]
     )
+    HOOKS = (*HOOKS, "at_end")
 
     def __init__(
         self, world: World, members: list[Holder], config: GroupConfig, kinds: Iterable[type[Checker]] = ALL
