@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 from kohort.groups.classic import rebalance
-from kohort.groups.consumer import heartbeat as consumer
 from kohort.groups.consumer import members, silence, targets
 from kohort.groups.consumer.state import ConsumerGroup, Current, Pairs
 from kohort.groups.context import Context
