@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from kohort.coordinator.shard import Phase
 from kohort.errors import ErrorCode
 from kohort.groups import invariants
 from kohort.groups.classic.state import ClassicGroup
@@ -33,6 +34,7 @@ from simulation.journal_model import JournalModel
 from simulation.let_go_checker import LetGoChecker
 from simulation.offset_checkers import DurabilityChecker, TransactionChecker
 from simulation.property import QUIET, Checker, Holder, Waiting
+from simulation.refusal_checker import RefusalChecker
 from simulation.share_checkers import ClassicEvennessChecker, EvennessChecker
 from simulation.soft_state_checker import SoftStateChecker
 from simulation.target_checkers import CountChecker, HandoverChecker, TargetChecker
@@ -394,6 +396,7 @@ ALL: tuple[type[Checker], ...] = (
     EvennessChecker,
     ClassicEvennessChecker,
     AwayChecker,
+    RefusalChecker,
     EvictionChecker,
     StaleEpochChecker,
     TargetChecker,
@@ -410,7 +413,10 @@ ALL: tuple[type[Checker], ...] = (
 class Checkers:
     """All properties of one run; each hook is passed on to those that override it."""
 
-    HOOKS = ("on_hold", "on_stepped", "on_released", "on_durable", "on_replayed", "on_loaded", "on_deleted", "at_end")
+    HOOKS = tuple(
+        f"on_{what}" for what in ["hold", "stepped", "released", "refused", "durable", "replayed", "loaded", "deleted"]
+    )
+    HOOKS = (*HOOKS, "at_end")
 
     def __init__(
         self, world: World, members: list[Holder], config: GroupConfig, kinds: Iterable[type[Checker]] = ALL
@@ -457,6 +463,11 @@ class Checkers:
         """As `Checker.on_released`."""
         for hook in self._hooks["on_released"]:
             hook(event, value)
+
+    def on_refused(self, event: Any, code: ErrorCode, phase: Phase) -> None:
+        """As `Checker.on_refused`."""
+        for hook in self._hooks["on_refused"]:
+            hook(event, code, phase)
 
     def on_durable(self, machine: GroupMachine, records: list[Record], waiting: Waiting) -> None:
         """As `Checker.on_durable`."""

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from kohort.errors import ErrorCode
 from kohort.groups.events import JoinGroup
 from simulation.network import Connection, Network
 from simulation.world import Happening, World
 
 PATIENCE_MS = 3_000
+REFUSED_MS = 200
+"""Up to so long a client whose coordinator loads or has moved waits before it goes on."""
 MAIN, ASIDE = "main", "aside"
 FAREWELL_MS = 3_000
 """A client that is closed stays up to so long, for its leave to get through; its other connections stay open meanwhile."""
@@ -84,7 +87,7 @@ class Client:
         return self.join_patience_ms if isinstance(event, JoinGroup) else PATIENCE_MS
 
     def _ask(self, event: Any, on_reply: Callable[[Any], None], on_lost: Callable[[], None], lane: str = MAIN) -> None:
-        """Send a request; exactly one of the two is called, unless it dies."""
+        """Send a request; exactly one of the two is called, unless it dies: one that is refused as a whole is lost, too."""
         connection = self._connect(lane)
         self._asks += 1
         number = self._asks
@@ -98,7 +101,10 @@ class Client:
             asked = self._asked.pop(number, None)
             if asked is not None and not self.dead:
                 asked[0].cancel()
-                self._awake(lambda: on_reply(value))
+                if isinstance(value, ErrorCode):
+                    self._later(self.chance.upto(REFUSED_MS), on_lost)
+                else:
+                    self._awake(lambda: on_reply(value))
 
         timer = self.world.after(self._patience_ms(event), lambda: self._awake(lost))
         self._asked[number] = (timer, connection, lost)

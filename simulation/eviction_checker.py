@@ -47,7 +47,7 @@ class Kept:
     """A member as the book has it; times in ms.
 
     Attributes:
-        heard_ms: when it was last heard, or what it waited for was answered; a join that waits is no sign of life.
+        heard_ms: when it was last heard, or what it waited for was answered; a join or sync that waits is no sign of life.
         new_ms: when it joined a classic group, until its first round is over.
         waits: joins, syncs and consumer heartbeats of it that are not answered.
         told: an answer has named its id.
@@ -197,7 +197,7 @@ class EvictionChecker(Checker):
             kept.told = bool(event.member_id) or event.instance_id is not None
             kept.new_ms = now_ms
         self._note_join(event, value, kept)
-        waits_only = value is None and isinstance(event, JoinGroup) and kept.lost_ms is None
+        waits_only = value is None and isinstance(event, JoinGroup | SyncGroup) and kept.lost_ms is None
         if not waits_only and (not isinstance(event, SyncGroup) or error is ErrorCode.NONE):
             kept.heard_ms, kept.lost_ms = now_ms, None
         kept.connection = event.connection

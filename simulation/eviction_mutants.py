@@ -14,12 +14,10 @@ from kohort.groups.context import Context
 from kohort.groups.events import (
     ConnectionLost,
     JoinGroup,
-    TopicImage,
 )
 from kohort.groups.machine import GroupMachine
 from kohort.groups.migration import classic_members as mixed
 from kohort.groups.outcome import (
-    Now,
     Outcome,
 )
 from simulation.eviction_checker import EvictionChecker
@@ -124,9 +122,9 @@ class ForgetsThatItWaits(Swapped):
 class NeverEndsRevocationsAfterRestart(GroupMachine):
     """Does not watch after a restart how long members take to give up."""
 
-    def on_loaded(self, now: Now, image: TopicImage) -> Outcome:
+    def on_loaded(self, *args: Any) -> Outcome:
         """As the real one, without those timers."""
-        outcome = super().on_loaded(now, image)
+        outcome = super().on_loaded(*args)
         for group in self.context.ledger.groups.values():
             consumers = group.under(ConsumerGroup)
             for presence in () if consumers is None else consumers.presences.values():
@@ -137,9 +135,9 @@ class NeverEndsRevocationsAfterRestart(GroupMachine):
 class AsksForNoTargetAfterRestart(GroupMachine):
     """Leaves a target that was not there at a restart to the next change."""
 
-    def on_loaded(self, now: Now, image: TopicImage) -> Outcome:
+    def on_loaded(self, *args: Any) -> Outcome:
         """As the real one, without the work."""
-        outcome = super().on_loaded(now, image)
+        outcome = super().on_loaded(*args)
         for group in self.context.ledger.groups.values():
             if (asked := group.under(ConsumerGroup)) is not None:
                 asked.computing = -1

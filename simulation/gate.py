@@ -82,16 +82,26 @@ class Gate:
         lease_ms = request.connection.at.lease_ms
         return Patience(min(1_200, hold_max_ms(lease_ms)) if lease_ms else 1_200, True)
 
+    def is_own(self, connection: object) -> bool:
+        """All who send bytes here are kohort's own clients."""
+        del connection
+        return True
+
     def receive(self, connection: Connection, frame: bytes, respond: Respond) -> None:
         """A frame arrives."""
-        if self.server.machine is None:
+        if self.server.shard is None:
             connection.break_()
             return
         header, body = framing.decode_request_header(memoryview(frame)[4:])
         api = framing.APIS[header.api_key]
         message = api.request.decode(body, header.api_version)
         shown = SimpleNamespace(
-            number=connection.id, peer=("10.0.0.3", 1), held={}, at=connection, process=connection.process
+            number=connection.id,
+            peer=("10.0.0.3", 1),
+            held={},
+            at=connection,
+            process=connection.process,
+            lease_ms=connection.lease_ms,
         )
         asked = Asked(shown, message, header.api_version, header.correlation_id, header.client_id, respond)
         if isinstance(message, ApiVersionsRequest):

@@ -1,16 +1,25 @@
-"""Coordinators with one known fault each, to show that the checker named beside it sees that fault."""
+"""Machines and shards with one known fault each, to show that the checker named beside it sees that fault."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
+from kohort.coordinator.appends import Appends
+from kohort.coordinator.shard import Phase, Shard
 from kohort.errors import ErrorCode
 from kohort.groups.classic.state import ClassicGroup
 from kohort.groups.config import GroupConfig
 from kohort.groups.consumer.state import LEFT_FOR_A_WHILE, ConsumerGroup
 from kohort.groups.context import Context
-from kohort.groups.events import ConsumerGroupHeartbeat, JoinGroup, OffsetCommit, Tick, TopicImage, TransactionEnded
+from kohort.groups.events import (
+    ConsumerGroupHeartbeat,
+    JoinGroup,
+    OffsetCommit,
+    OffsetFetch,
+    Tick,
+    TransactionEnded,
+)
 from kohort.groups.group import Group
 from kohort.groups.liveness.deadlines import Deadline, Deadlines, Timer
 from kohort.groups.machine import GroupMachine
@@ -40,6 +49,7 @@ from simulation.expiry_checker import ExpiryChecker
 from simulation.let_go_checker import LetGoChecker
 from simulation.offset_checkers import DurabilityChecker, TransactionChecker
 from simulation.property import Checker
+from simulation.refusal_checker import RefusalChecker
 from simulation.share_checkers import EvennessChecker
 
 
@@ -72,12 +82,6 @@ class LeasesIgnored(GroupMachine):
     """Counts on leases that its members do not keep."""
 
     members_ignore_leases = True
-
-
-class AnswersBeforeDurable(GroupMachine):
-    """Its shell releases replies before the append."""
-
-    releases_before_durable = True
 
 
 class TakesAnyCommit(GroupMachine):
@@ -239,9 +243,9 @@ def away(machine: GroupMachine) -> list[MemberAssigned]:
 class LoadsTheAwayAsBack(GroupMachine):
     """Takes members that left for a while to be back when it has loaded."""
 
-    def on_loaded(self, now: Now, image: TopicImage) -> Outcome:
+    def on_loaded(self, *args: Any) -> Outcome:
         """As the real one, but it moves them."""
-        outcome = super().on_loaded(now, image)
+        outcome = super().on_loaded(*args)
         for record in away(self):
             self.context.emit(replace(record, member_epoch=record.previous_epoch))
         return outcome
@@ -269,6 +273,59 @@ class LosesTheReturned(GroupMachine):
         return outcome
 
 
+class AnswersBeforeDurable(Shard):
+    """Releases replies before what they tell is in the journal."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        make = self._make_machine
+        self._make_machine = lambda config: self._hasty(make(config))
+
+    def _hasty(self, machine: GroupMachine) -> GroupMachine:
+        step = machine.step
+
+        def hasty(event: Any, now: Now) -> Outcome:
+            outcome = step(event, now)
+            for token, value in outcome.replies:
+                self._answer(token, value)
+            outcome.replies = []
+            return outcome
+
+        machine.step = hasty  # type: ignore[method-assign]
+        return machine
+
+
+class LetsReadsPass(Shard):
+    """Has a read that saw what is still on its way to the journal answered at once."""
+
+    def _run(self) -> None:
+        if self._machine is not None and self._appends is not None and self._appends.waiting:
+            for event in [each for each in self._queue if isinstance(each, OffsetFetch)]:
+                self._queue.remove(event)
+                self._release([(event, self._machine.step(event, self._driver.now()))])
+        super()._run()
+
+
+class KeepsDivergedMachine(Shard):
+    """Goes on with its machine when what that did could not be written."""
+
+    def _failed(self, why: str, fault: Exception | None = None) -> None:
+        if self.phase is not Phase.SERVING or fault is not None:
+            super()._failed(why, fault)
+            return
+        for token in [*self._waiting]:
+            self._answer(token, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        self._appends = Appends(self._journal, self._term, self._driver, self._release, self._lost)
+        self._journal._owner = self._appends  # type: ignore[attr-defined]
+
+
+class CallsFencedUnavailable(Shard):
+    """Tells members that a coordinator which another has deposed is away for a moment."""
+
+    def _unload(self, phase: Phase, error: ErrorCode) -> None:
+        super()._unload(phase, ErrorCode.COORDINATOR_NOT_AVAILABLE if phase is Phase.FENCED else error)
+
+
 class ExpiresFromCommits(GroupMachine):
     """Takes an empty group's positions to have begun their time with their commit."""
 
@@ -292,11 +349,14 @@ class KeepsPositions(GroupMachine):
         super()._tick()
 
 
-MUTANTS: dict[type[GroupMachine], type[Checker]] = {
+MUTANTS: dict[type[GroupMachine | Shard], type[Checker]] = {
     EndsSessionsEarly: OwnershipChecker,
     LeasesIgnored: OwnershipChecker,
     GivesWhatIsHeld: OwnershipChecker,
     AnswersBeforeDurable: DurabilityChecker,
+    LetsReadsPass: DurabilityChecker,
+    KeepsDivergedMachine: ReplayChecker,
+    CallsFencedUnavailable: RefusalChecker,
     TakesAnyCommit: FencingChecker,
     CommitsAborted: TransactionChecker,
     ForgetsGenerations: GenerationChecker,

@@ -31,7 +31,7 @@ Slot = tuple[str, str, int]
 
 
 class DurabilityChecker(Checker):
-    """An acknowledged commit is there, or a later one is, unless someone deleted it or it expired (`ExpiryChecker`); a deleted topic's is gone."""
+    """A commit that was acknowledged or read is there, or a later one is, unless someone deleted it or it expired (`ExpiryChecker`); a deleted topic's is gone."""
 
     skips = frozenset({Heartbeat})
 
@@ -112,7 +112,9 @@ class DurabilityChecker(Checker):
         elif isinstance(event, OffsetFetch) and value.error is ErrorCode.NONE:
             for found in value.offsets:
                 if found.error is ErrorCode.NONE:
-                    self._check_lost((event.group_id, found.topic, found.partition), found.offset)
+                    slot = (event.group_id, found.topic, found.partition)
+                    self._check_lost(slot, found.offset)
+                    self._raise_floor(slot, self._order.get(found.offset, 0))
 
     def _raise_floor(self, slot: Slot, order: int) -> None:
         deleted = max(self._deleting.get(slot[1], 0), self._gone.get(slot[1], 0))

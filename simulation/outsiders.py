@@ -64,7 +64,7 @@ class Producer(Client):
 
 
 class Administrator(Client):
-    """Deletes groups and offsets, removes members, and looks."""
+    """Deletes groups and offsets, removes members, looks, and reads."""
 
     def look(self, group_ids: Sequence[str]) -> None:
         """List and describe."""
@@ -76,6 +76,11 @@ class Administrator(Client):
             events.ConsumerGroupDescribe(0, names),
         ):
             self.send(event)
+
+    def read(self, group_ids: Sequence[str]) -> None:
+        """All positions."""
+        for group_id in group_ids:
+            self.send(events.OffsetFetch(0, group_id, None))
 
     def send(self, event: Any) -> None:
         """Ask once."""

@@ -155,6 +155,7 @@ class Draft:
     def __init__(self, seed: int) -> None:
         self.chance = chance = Chance(f"{seed}/plan")
         self.seed = seed
+        self.late = Chance(f"{seed}/late")
         self.scale = chance.choices(SCALES, [scale.weight for scale in SCALES])[0]
         self.partitions = {
             f"t{number}": 1 + chance.upto(self.scale.partitions - 1)
@@ -247,7 +248,8 @@ class Draft:
             late=chance.choice((0.0, 0.5)),
         )
         fails, tears = chance.choice((0.0, 0.0, 0.01)), chance.choice((0.0, 0.01, 0.05))
-        self.add(at_ms, "weather", weather=weather, disk_fails=fails, disk_tears=tears)
+        late_ms = self.late.choice((0, 0, 10, 100, 600))
+        self.add(at_ms, "weather", weather=weather, disk_fails=fails, disk_tears=tears, disk_late_ms=late_ms)
 
     def add_trouble(self, at_ms: int) -> None:
         """One step of any kind."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from kohort.coordinator.shard import Phase
+from kohort.errors import ErrorCode
 from kohort.groups.config import GroupConfig
 from kohort.groups.events import Heartbeat, OffsetCommit, OffsetFetch
 from kohort.groups.machine import GroupMachine
@@ -86,8 +88,11 @@ class Checker:
     def on_released(self, event: Any, value: Any) -> None:
         """A reply goes out."""
 
+    def on_refused(self, event: Any, code: ErrorCode, phase: Phase) -> None:
+        """A request is refused as a whole: by a shard in this phase, or one that is full."""
+
     def on_durable(self, machine: GroupMachine, records: list[Record], waiting: Waiting) -> None:
-        """A batch is on disk and its replies are out."""
+        """All that was stepped is on disk, and its replies are out."""
 
     def on_replayed(self, machine: GroupMachine) -> None:
         """The coordinator has read its journal."""

@@ -34,11 +34,16 @@ LONGEST_HEALING_MS = 100_000
 """So long after the last fault every group must be whole."""
 FEWEST_EVENTS = 200
 """Every run has at least so many."""
+HEALTHY_LATE_MS = 20
+"""A healthy journal may answer so late."""
+SOON_MS = 500
 SETTLING_MS = 20_000
 LOOK_MS = 5_000
 WATCH_MS = 25_000
 LOOKS = 3
 """A world that is whole at so many looks in a row has healed."""
+MONITORED, MONITOR_MS = 0.2, 400
+"""In so many runs someone reads all offsets so often: what is told to one who reads must not be lost either."""
 KINDS: dict[str, type[Process]] = {
     kind.__name__: kind for kind in (ClassicMember, ConsumerMember, OwnClassicMember, OwnConsumerMember)
 }
@@ -87,7 +92,7 @@ class Run:
         tells: bool = False,
         shortest_ms: int = SHORTEST_MS,
     ) -> None:
-        """Args are a plan or the seed of one, a faulty coordinator, the checkers, and the least virtual time."""
+        """Args are a plan or the seed of one, a faulty machine or shard, the checkers, and the least virtual time."""
         self._shortest_ms = shortest_ms
         self.plan = plan if isinstance(plan, Plan) else Draft(plan).plan()
         self.world = World(self.plan.seed, tells=tells)
@@ -126,6 +131,8 @@ class Run:
         heal_ms = self.plan.heal_ms
         self._publish_topics()
         self.server.start()
+        if self.world.stream("monitor").likely(MONITORED):
+            self._monitor()
         for step in self.plan.steps:
             if step.at_ms <= heal_ms:
                 self.world.after(step.at_ms, partial(self._take, step))
@@ -195,10 +202,10 @@ class Run:
         """The coordinator's process is killed and started again."""
         self.server.crash(down_ms)
 
-    def do_weather(self, weather: Weather, disk_fails: float, disk_tears: float) -> None:
+    def do_weather(self, weather: Weather, disk_fails: float, disk_tears: float, disk_late_ms: int = 0) -> None:
         """Another network, another disk."""
         self.network.weather = weather
-        self.disk.fails, self.disk.tears = disk_fails, disk_tears
+        self.disk.fails, self.disk.tears, self.disk.late_ms = disk_fails, disk_tears, disk_late_ms
 
     def do_clock(self, jump_ms: int) -> None:
         """The wall clock jumps."""
@@ -224,15 +231,19 @@ class Run:
             self._publish_topics()
 
     def do_create(self, topic: str) -> None:
-        """A topic is made, perhaps one of that name again."""
-        if topic not in self.partitions:
+        """A topic is made, perhaps one of that name again: not before the coordinator has noted that the last was deleted."""
+        if topic in self.partitions:
+            return
+        if not self.server.may_create(topic):
+            self.world.after(self.server.chance.upto(SOON_MS), partial(self.do_create, topic))
+        else:
             self.partitions[topic] = 2
             self._made[topic] = self._made.get(topic, -1) + 1
             self._publish_topics()
 
     def do_delete(self, topic: str) -> None:
         """A topic is deleted; not while the coordinator, which is in the broker that deletes, is down."""
-        if self.server.machine is None:
+        if self.server.shard is None:
             self.world.after(LOOK_MS, partial(self.do_delete, topic))
         elif topic in self.partitions:
             del self.partitions[topic]
@@ -247,6 +258,11 @@ class Run:
     def do_look(self) -> None:
         """An administrator looks at all groups."""
         self._administrator.look(self.plan.group_ids)
+
+    def _monitor(self) -> None:
+        """Someone watches how far the groups are."""
+        self._administrator.read(self.plan.group_ids)
+        self.world.after(MONITOR_MS, self._monitor)
 
     def _look_now_and_then(self) -> None:
         """Someone watches the groups all the time, as tools do."""
@@ -288,6 +304,7 @@ class Run:
         self.network.weather = Weather()
         self.network.cut_off.clear()
         self.disk.fails = self.disk.tears = 0.0
+        self.disk.late_ms = min(self.disk.late_ms, HEALTHY_LATE_MS)
         for hostile in self._hostiles:
             hostile.crash()
         for member in self.members:

@@ -1,20 +1,18 @@
-"""The coordinator's shell in the simulation: steps a batch, appends once, releases replies when durable."""
+"""The coordinator's process in the simulation: the shard that ships, behind connections, on a process that dies and comes back."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from kohort.coordinator.shard import Phase, Shard
 from kohort.errors import ErrorCode
 from kohort.groups.config import GroupConfig
-from kohort.groups.consumer import targets
 from kohort.groups.events import (
     ConnectionLost,
     OffsetCommit,
     ReleaseHeld,
-    Tick,
     TopicImage,
     TopicsChanged,
     TopicsDeleted,
@@ -22,92 +20,162 @@ from kohort.groups.events import (
     TxnOffsetCommit,
 )
 from kohort.groups.machine import GroupMachine
-from kohort.groups.outcome import Now, OffsetCommitReply, Outcome, Reply, ResolveRegexes, Told
+from kohort.groups.outcome import Now, OffsetCommitReply, Outcome
 from kohort.ids import NO_TOPIC_ID
 from simulation.checkers import Checkers
-from simulation.disk import Disk, DiskFailedError
+from simulation.disk import Disk, DiskJournal
+from simulation.driver import VirtualDriver
 from simulation.network import Connection, Network
-from simulation.world import Happening, World
-
-
-def match(regex: str, topics: Iterable[str]) -> list[str]:
-    """What stands in for RE2."""
-    return [topic for topic in topics if re.fullmatch(regex, topic)]
-
+from simulation.world import World
 
 Answer = Callable[[Any], None]
-WORK_MS = 60
-SLOW_WORK, SLOW_WORK_MS = 0.1, 2_000
-"""So often work takes up to so long: its result may be stale by then, also of an earlier coordinator."""
+AGAIN_MS = 200
+"""What was refused within the process is asked again so much later."""
+AWAY_MS = 2_000
+"""A coordinator that was deposed is appointed again within this time."""
 
 
 class Server:
-    """One shard of a coordinator that crashes and comes back.
+    """A coordinator of one shard that crashes and comes back.
 
     Attributes:
-        machine: None while the process is down.
-        waiting: requests without an answer yet: token to (event, answer).
+        shard: None while the process is down.
+        waiting: requests without an answer yet: token to (event, answer, since).
         incarnation: how often it has started.
+        unseen: topics that were made while the shard did not serve, as the broker's catalog names them.
     """
 
     def __init__(
         self, world: World, network: Network, disk: Disk, config: GroupConfig, checkers: Checkers, mutant: Any
     ) -> None:
+        """`mutant` is a faulty machine, or a faulty shard."""
         self.world = world
         self.chance = world.stream("server")
         self.network = network
         self.disk = disk
         self.config = config
         self.checkers = checkers
-        self.make_machine: Callable[[GroupConfig], GroupMachine] = mutant or GroupMachine
-        self.releases_before_durable = getattr(mutant, "releases_before_durable", False)
-        self.machine: GroupMachine | None = None
+        is_shard = isinstance(mutant, type) and issubclass(mutant, Shard)
+        self.make_shard: type[Shard] = mutant if is_shard else Shard
+        self.make_machine: Callable[[GroupConfig], GroupMachine] = GroupMachine if is_shard or not mutant else mutant
+        self.shard: Shard | None = None
         self.image = TopicImage()
+        self.unseen: set[str] = set()
         self.waiting: dict[int, tuple[Any, Answer, int]] = {}
         self.incarnation = 0
+        self._driver: VirtualDriver | None = None
+        self._journal: DiskJournal | None = None
+        self._machine: GroupMachine | None = None
+        self._deposed: Shard | None = None
+        self._stepped = False
+        self._fault: Exception | None = None
         self._connections: dict[int, Connection] = {}
-        self._queue: list[Any] = []
         self._token = 0
         self._holding: dict[int, int] = {}
         self._producer_id = 0
         self._transactions: set[int] = set()
         self._ending: dict[int, bool] = {}
-        self._tick: Happening | None = None
-        self._draining = False
         network.receive = self.receive
         network.server_sees_close = self.on_closed
 
     @property
-    def now(self) -> Now:
-        """The shell's two clocks."""
-        return Now(self.world.now_ms, self.world.wall_ms)
+    def machine(self) -> GroupMachine | None:
+        """The machine that serves; None while it loads, and while the process is down."""
+        return self._machine if self.shard is not None and self.shard.loaded else None
+
+    def may_create(self, topic: str) -> bool:
+        """Whether a topic can be made now: the broker is up, and deletions before have been answered. It is noted as made."""
+        shard, driver = self.shard, self._driver
+        if shard is None or driver is None:
+            return False
+        pending: list[bool] = []
+        driver.turn(lambda: pending.append(shard.settle()))
+        if self.shard is None or pending[0]:
+            return False
+        if not self.shard.loaded:
+            self.unseen.add(topic)
+        return True
 
     def start(self) -> None:
-        """Replay the journal and serve."""
+        """Come up."""
         self.incarnation += 1
-        machine = self.make_machine(self.config)
-        for record in self.disk.records:
-            machine.apply(record)
-        self.checkers.on_replayed(machine)
-        outcome = machine.on_loaded(self.now, self.image)
-        self.checkers.on_loaded(machine, outcome)
-        self.machine = machine
         self.world.tell(f"coordinator: up, incarnation {self.incarnation}, {len(self.disk.records)} records")
-        self._finish([outcome])
+        driver = self._driver = VirtualDriver(self.world, self.chance, self, self._turned)
+        self._journal = DiskJournal(self.disk, driver.turn, lambda: self.crash(self.chance.upto(500)))
+        driver.turn(self._take_office)
         for producer_id in list(self._ending):
-            if self.machine is not None:
-                self._put_marker(producer_id)
+            self._put_marker(producer_id)
+
+    def _take_office(self) -> None:
+        """Begin a term of the shard; also in a process whose last one has ended."""
+        assert self._driver is not None
+        assert self._journal is not None
+        term = self.disk.term + 1
+        self.shard = self.make_shard(0, self._journal, term, self.config, self._driver, self._watched)
+        self.shard.load()
+
+    def _watched(self, config: GroupConfig) -> GroupMachine:
+        """A machine whose steps the checkers see."""
+        machine = self.make_machine(config)
+        step, on_loaded = machine.step, machine.on_loaded
+
+        def loaded(*args: Any) -> Outcome:
+            return self._seen(None, lambda: self._on_loaded(machine, partial(on_loaded, *args)))
+
+        def stepped(event: Any, now: Now) -> Outcome:
+            return self._seen(event, lambda: step(event, now))
+
+        machine.on_loaded, machine.step = loaded, stepped  # type: ignore[method-assign]
+        return machine
+
+    def _on_loaded(self, machine: GroupMachine, on_loaded: Callable[[], Outcome]) -> Outcome:
+        self.checkers.on_replayed(machine)
+        self._machine = machine
+        outcome = on_loaded()
+        self.checkers.on_loaded(machine, outcome)
+        return outcome
+
+    def _seen(self, event: Any, do: Callable[[], Outcome]) -> Outcome:
+        """A fault in a step, or what a checker found, ends the run, whatever the shard makes of it."""
+        self._stepped = True
+        try:
+            outcome = do()
+            if event is not None:
+                self.checkers.on_stepped(event, outcome, self.waiting)
+        except Exception as fault:
+            self._fault = self._fault or fault
+            raise
+        return outcome
+
+    def _turned(self) -> None:
+        """The shard has had a turn."""
+        if self._fault is not None:
+            raise self._fault
+        shard = self.shard
+        if shard is None:
+            return
+        if shard.phase is Phase.FENCED and shard is not self._deposed:
+            self._deposed = shard
+            self._later(self.chance.upto(AWAY_MS), self._take_office)
+        if self._stepped and self.machine is not None and shard.settled:
+            self._stepped = False
+            self.checkers.on_durable(self.machine, self.disk.records, self.waiting)
+
+    def _later(self, delay_ms: int, action: Callable[[], None]) -> None:
+        """A turn of this process, if it lives that long."""
+        assert self._driver is not None
+        self.world.after(delay_ms, partial(self._driver.turn, action))
 
     def crash(self, down_ms: int) -> None:
         """Die with everything that is not on disk; be back in `down_ms`."""
-        if self.machine is None:
+        if self._driver is None or self._journal is None or not self._driver.alive:
             return
         self.world.tell(f"coordinator: crashed, down for {down_ms} ms")
-        self.machine = None
+        self._driver.alive = False
+        self._journal.abandon()
+        self.shard = None
         self.waiting.clear()
         self._holding.clear()
-        self._queue.clear()
-        self._set_tick()
         for connection in list(self._connections.values()):
             connection.break_()
         self._connections.clear()
@@ -115,7 +183,7 @@ class Server:
 
     def receive(self, connection: Connection, event: Any, answer: Answer) -> None:
         """A request arrives."""
-        if self.machine is None:
+        if self.shard is None:
             connection.break_()
             return
         self._connections[connection.id] = connection
@@ -127,12 +195,34 @@ class Server:
         self._token += 1
         event = stamped(event, self._token, connection.id)
         held = tuple([token for token, on in self._holding.items() if on == connection.id]) if self._holding else ()
-        self.waiting[self._token] = (event, answer, self.world.now_ms)
         if getattr(event, "hold_ms", 0):
             self._holding[self._token] = connection.id
         if held:
-            self._put(ReleaseHeld(held))
-        self._put(event)
+            self.shard.tell(ReleaseHeld(held))
+        self._ask(event, answer)
+
+    def _ask(self, event: Any, answer: Answer) -> None:
+        """Have the shard answer an event that has its token."""
+        assert self.shard is not None
+        self.waiting[event.request] = (event, answer, self.world.now_ms)
+        self.shard.ask(event, partial(self._answered, event.request))
+
+    def _answered(self, token: int, value: Any) -> None:
+        """The shard answers, with a reply or with the code that refuses the request."""
+        known = self.waiting.pop(token, None)
+        self._holding.pop(token, None)
+        if known is None or self.shard is None:
+            return
+        event, answer, _ = known
+        try:
+            if isinstance(value, ErrorCode):
+                self.checkers.on_refused(event, value, self.shard.phase)
+            else:
+                self.checkers.on_released(event, value)
+        except Exception as fault:
+            self._fault = self._fault or fault
+            raise
+        answer(value)
 
     def _refused(self, event: OffsetCommit | TxnOffsetCommit) -> tuple[ErrorCode, ...]:
         """What the shell answers by itself: unknown topics, and a transaction that is not under way."""
@@ -151,7 +241,7 @@ class Server:
     def on_closed(self, connection_id: int) -> None:
         """The coordinator's end of a connection ends."""
         connection = self._connections.pop(connection_id, None)
-        if connection is not None and self.machine is not None:
+        if connection is not None and self.shard is not None:
             for token, (event, _, _) in list(self.waiting.items()):
                 if getattr(event, "connection", None) == connection_id:
                     del self.waiting[token]
@@ -159,15 +249,15 @@ class Server:
             lease_ms = connection.lease_ms
             noticed = lease_ms > 0 or self.config.notice_disconnects == "all"
             ended = connection.process if noticed and connection.ended else ""
-            self._put(ConnectionLost(connection_id, noticed, lease_ms, ended))
+            self.shard.tell(ConnectionLost(connection_id, noticed, lease_ms, ended))
 
     def change_topics(self, image: TopicImage, deleted: str | None = None) -> None:
         """Topics were made, grew, or one was deleted."""
         self.image = image
-        if self.machine is not None:
-            self._put(TopicsChanged(image))
+        if self.shard is not None:
+            self.shard.tell(TopicsChanged(image))
             if deleted is not None:
-                self._put(TopicsDeleted((deleted,)))
+                self.shard.tell(TopicsDeleted((deleted,)))
 
     def begin_transaction(self) -> int:
         """A producer's transaction begins; its producer id. The transactions' own log is never lost here."""
@@ -180,99 +270,19 @@ class Server:
         if producer_id in self._transactions:
             self._transactions.remove(producer_id)
             self._ending[producer_id] = commit
-            if self.machine is not None:
+            if self.shard is not None:
                 self._put_marker(producer_id)
 
     def _put_marker(self, producer_id: int) -> None:
         self._token += 1
         event = TransactionEnded(producer_id, 0, self._ending[producer_id], self._token)
-        done = partial(self._ended, producer_id)
-        self.waiting[self._token] = (event, done, self.world.now_ms)
-        self._put(event)
+        self._ask(event, partial(self._ended, producer_id))
 
     def _ended(self, producer_id: int, value: object) -> None:
-        self._ending.pop(producer_id, None)
-
-    def feed(self, event: Any) -> None:
-        """An event of the shell's own."""
-        if self.machine is not None:
-            self._put(event)
-
-    def _put(self, event: Any) -> None:
-        self._queue.append(event)
-        if not self._draining:
-            self._draining = True
-            self.world.after(self.chance.upto(2), self._drain)
-
-    def _drain(self) -> None:
-        self._draining = False
-        machine = self.machine
-        if machine is None:
-            return
-        events, self._queue = self._queue, []
-        outcomes = []
-        for event in events:
-            outcome = machine.step(event, self.now)
-            self.checkers.on_stepped(event, outcome, self.waiting)
-            outcomes.append(outcome)
-            self._retell(outcome)
-        self._finish(outcomes)
-
-    def _finish(self, outcomes: list[Outcome]) -> None:
-        replies = [reply for outcome in outcomes for reply in outcome.replies]
-        if self.releases_before_durable:
-            self._release(replies)
-        try:
-            self.disk.append([outcome.records for outcome in outcomes])
-        except DiskFailedError:
-            self.crash(self.chance.upto(500))
-            return
-        if not self.releases_before_durable:
-            self._release(replies)
-        self._work(outcomes)
-        if self.machine is not None:
-            self.checkers.on_durable(self.machine, self.disk.records, self.waiting)
-        self._set_tick()
-
-    def _release(self, replies: list[Reply]) -> None:
-        for token, value in replies:
-            known = self.waiting.pop(token, None)
-            self._holding.pop(token, None)
-            if known is None:
-                continue
-            event, answer, _ = known
-            self.checkers.on_released(event, value)
-            answer(value)
-
-    def _retell(self, outcome: Outcome) -> None:
-        if not self.world.tells:
-            return
-        for note in outcome.notes:
-            if isinstance(note, Told):
-                self.world.tell(f"coordinator: {note.group_id}: {note.text}")
-
-    def _work(self, outcomes: list[Outcome]) -> None:
-        """Long work leaves the loop and comes back later, perhaps to another machine than asked for it."""
-        for outcome in outcomes:
-            for work in outcome.work:
-                if isinstance(work, ResolveRegexes):
-                    event: Any = targets.resolve(work, match)
-                else:
-                    event = targets.compute(work)
-                longest_ms = SLOW_WORK_MS if self.chance.likely(SLOW_WORK) else WORK_MS
-                self.world.after(self.chance.upto(longest_ms), partial(self.feed, event))
-
-    def _set_tick(self) -> None:
-        due = None if self.machine is None else self.machine.next_deadline_ms()
-        tick = self._tick
-        if tick is not None:
-            if tick.at_ms == due and tick.action is not None:
-                return
-            tick.cancel()
-        self._tick = None if due is None else self.world.after(due - self.world.now_ms, self._put_tick)
-
-    def _put_tick(self) -> None:
-        self._put(Tick())
+        if isinstance(value, ErrorCode):
+            self._later(AGAIN_MS, partial(self._put_marker, producer_id))
+        else:
+            del self._ending[producer_id]
 
 
 def stamped(event: Any, token: int, connection: int) -> Any:

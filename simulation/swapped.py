@@ -8,7 +8,6 @@ from dataclasses import fields, replace
 from types import ModuleType
 from typing import Any
 
-from kohort.groups.events import TopicImage
 from kohort.groups.machine import GroupMachine
 from kohort.groups.outcome import Now, Outcome
 from kohort.groups.protocol import Protocol
@@ -65,7 +64,7 @@ class Swapped(GroupMachine):
         with self._swapped():
             return super().step(event, now)
 
-    def on_loaded(self, now: Now, image: TopicImage) -> Outcome:
+    def on_loaded(self, *args: Any) -> Outcome:
         """As the real one, but for the function."""
         with self._swapped():
-            return super().on_loaded(now, image)
+            return super().on_loaded(*args)

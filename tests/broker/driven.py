@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+from kohort.broker.driver import LoopDriver
 from kohort.broker.metrics import Metrics
-from kohort.coordinator.shard import GroupShard
+from kohort.coordinator.shard import Shard
 from kohort.errors import ErrorCode, InvalidInputError
 from kohort.groups.config import GroupConfig
 from kohort.groups.events import Event, GroupSettings, OffsetCommit, OffsetFetch, OffsetToCommit, Topic, TopicImage
@@ -25,6 +26,7 @@ from kohort.groups.outcome import Push, Work
 from kohort.groups.records import OffsetCommitted, Record
 from kohort.ids import TopicPartition
 from kohort.journal.local import LogJournal
+from kohort.journal.protocol import Owner
 from kohort.log import OpenOptions, PartitionLog
 from tests.log.making import small
 
@@ -146,6 +148,9 @@ class FailingJournal:
         too_large_for: an append that holds a record of this group is refused as too large, each time.
     """
 
+    holds_transactions = True
+    append_bytes_max: int | None = None
+
     def __init__(self, folder: Path) -> None:
         self.log = PartitionLog.open(folder / "__consumer_offsets-0", small(), OpenOptions())
         self.real = LogJournal(self.log)
@@ -155,39 +160,90 @@ class FailingJournal:
         self.unreadable: list[BaseException] = []
         self.too_large_for = ""
 
-    def begin(self, term: int) -> None:
+    def begin(self, term: int, owner: Owner) -> Iterator[Sequence[Record] | None]:
         self.loads += 1
-        self.real.begin(term)
+        committed = self.real.begin(term)
+        if self.unreadable:
+            raise self.unreadable.pop(0)
+        return committed
 
-    def append(self, term: int, records: Sequence[Record], now_ms: int) -> int:
+    def append(self, term: int, records: Sequence[Record], now_ms: int) -> int | None:
         self.appends.append(list(records))
         if self.too_large_for and any(self.too_large_for in record.key for record in records):
             too_large(self, records, now_ms)
         failure = self.fails.pop(0) if self.fails else None
         if failure is not None:
             failure(self, records, now_ms)
-        return self.real.append(term, records, now_ms)
+        self.real.append(term, records, now_ms)
+        return None
 
-    def replay(self) -> Iterator[Sequence[Record]]:
-        if self.unreadable:
-            raise self.unreadable.pop(0)
-        yield from self.real.replay()
+
+class LateJournal(FailingJournal):
+    """One that answers when it is told to, and is read in pieces.
+
+    Attributes:
+        owner: who began the newest term.
+        on_way: the append that is not answered yet: its token, its records and their time.
+        reads_wait: reading finds nothing at first.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.owner: Owner | None = None
+        self.on_way: tuple[int, Sequence[Record], int] | None = None
+        self.reads_wait = False
+        self._tokens = itertools.count(1)
+
+    def begin(self, term: int, owner: Owner) -> Iterator[Sequence[Record] | None]:
+        self.owner, self.on_way = owner, None
+        committed = super().begin(term, owner)
+        if self.reads_wait:
+            yield None
+        yield from committed
+
+    def append(self, term: int, records: Sequence[Record], now_ms: int) -> int | None:
+        assert self.on_way is None, "two appends on their way"
+        if self.too_large_for and any(self.too_large_for in record.key for record in records):
+            too_large(self, records, now_ms)
+        self.appends.append(list(records))
+        self.on_way = next(self._tokens), records, now_ms
+        return self.on_way[0]
+
+    def answer(self) -> None:
+        """The append on its way is durable."""
+        assert self.owner is not None
+        assert self.on_way is not None
+        (token, records, now_ms), self.on_way = self.on_way, None
+        self.real.append(TERM, records, now_ms)
+        self.owner.durable(token, 0)
+
+    def lose(self, reason: Exception, *, written: bool = False) -> None:
+        """It is not known to be; perhaps it is there all the same."""
+        assert self.owner is not None
+        assert self.on_way is not None
+        (_, records, now_ms), self.on_way = self.on_way, None
+        if written:
+            self.real.append(TERM, records, now_ms)
+        self.owner.lost(reason)
 
 
 class Driven:
     """A shard, its journal, and what it answered."""
 
-    def __init__(self, folder: Path) -> None:
-        self.journal = FailingJournal(folder)
+    def __init__(self, folder: Path, journal: FailingJournal | None = None) -> None:
+        self.journal = journal or FailingJournal(folder)
         self.turns = Turns()
         self.answers: dict[int, list[Any]] = {}
+        self.answered: list[int] = []
         self.unseen: list[str] = []
         self.not_noted: list[OSError] = []
         self.settings_asked = 0
+        self.notes: list[Any] = []
         self._numbers = itertools.count(1)
         self.metrics = Metrics()
         self.image = IMAGE
-        self.shard = GroupShard(0, self.turns, self.journal, TERM, GroupConfig(), self)  # type: ignore[arg-type]
+        driver = LoopDriver(self.turns, self)  # type: ignore[arg-type]
+        self.shard = Shard(0, self.journal, TERM, GroupConfig(), driver)
 
     # -- what a shard needs of the broker
 
@@ -213,7 +269,7 @@ class Driven:
         raise AssertionError("nothing is pushed in these tests")
 
     def note(self, note: Any) -> None:
-        pass
+        self.notes.append(note)
 
     # -- driving
 
@@ -226,7 +282,12 @@ class Driven:
         """Hand in a request's event; returns its number."""
         number = next(self._numbers)
         answers = self.answers[number] = []
-        self.shard.ask(make(number), answers.append)
+
+        def answered(value: Any) -> None:
+            answers.append(value)
+            self.answered.append(number)
+
+        self.shard.ask(make(number), answered)
         return number
 
     def commit(self, group: str, offset: int) -> int:

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from kohort.broker.api.transactions import txn_offset_commit
 from kohort.broker.run import RunningBroker
 from kohort.coordinator import shard as shard_module
-from kohort.coordinator.shard import GroupShard
+from kohort.coordinator.shard import Shard
 from kohort.errors import ErrorCode
 from kohort.groups.events import Heartbeat, ListGroups, OffsetCommit, OffsetFetch, OffsetToCommit
 from kohort.ids import TopicPartition
+from kohort.journal.local import LogJournal
+from kohort.wire.transactions import TxnOffsetCommitRequest
 
 
-async def loaded(shard: GroupShard) -> None:
+async def loaded(shard: Shard) -> None:
     """Wait until it serves."""
     async with asyncio.timeout(10):
         while not shard.loaded:  # noqa: ASYNC110  # a shard has no event for tests
@@ -87,3 +91,34 @@ def test_scenario_10_a_coordinator_that_loads_or_moves_never_says_that_there_is_
     assert offset == 7
     assert closing is ErrorCode.NOT_COORDINATOR
     assert closed is ErrorCode.COORDINATOR_NOT_AVAILABLE
+
+
+async def refused_offsets(folder: Path) -> list[int]:
+    """What a producer is told that commits offsets within a transaction, where the journal can't hold them."""
+    loop = asyncio.get_running_loop()
+    broker = RunningBroker(loop, folder, "127.0.0.1:0", {})
+    broker.listen()
+    broker.node.topics.create("t", 1)
+    for shard in broker.node.groups:
+        await loaded(shard)
+    part = TxnOffsetCommitRequest.TxnOffsetCommitRequestPartition(partition_index=0, committed_offset=7)
+    message = TxnOffsetCommitRequest(
+        transactional_id="x",
+        group_id="g",
+        producer_id=1,
+        producer_epoch=0,
+        topics=[TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic(name="t", partitions=[part])],
+    )
+    answers: list[Any] = []
+    request: Any = SimpleNamespace(message=message, version=3, reply=answers.append)
+    txn_offset_commit(broker.node, request)
+    await broker.close()
+    return [int(part.error_code) for answer in answers for topic in answer.topics for part in topic.partitions]
+
+
+def test_offsets_in_transactions_are_refused_where_the_journal_can_t_hold_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Kafka refuses what its offsets topic can't hold: producers take that as fatal, and don't ask again for ever."""
+    monkeypatch.setattr(LogJournal, "holds_transactions", False)
+    assert asyncio.run(refused_offsets(tmp_path)) == [ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT]

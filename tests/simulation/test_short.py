@@ -12,6 +12,7 @@ from simulation.mutants import MUTANTS
 from simulation.property import Checker
 from simulation.run import FEWEST_EVENTS, SHORTEST_MS, Run
 
+from kohort.coordinator.shard import Shard
 from kohort.groups.machine import GroupMachine
 
 SEEDS = 300
@@ -28,7 +29,7 @@ def test_seeds_are_clean(start: int) -> None:
 
 
 @pytest.mark.parametrize(("mutant", "checker"), MUTANTS.items(), ids=lambda kind: kind.__name__)
-def test_a_mutant_is_killed_by_its_checker(mutant: type[GroupMachine], checker: type[Checker]) -> None:
+def test_a_mutant_is_killed_by_its_checker(mutant: type[GroupMachine | Shard], checker: type[Checker]) -> None:
     for seed in range(PATIENCE):
         result = Run(seed, mutant, (checker,)).play()
         if result.failure is not None:

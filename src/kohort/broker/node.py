@@ -16,6 +16,7 @@ from kohort.broker.config.live_settings import LiveSettings
 from kohort.broker.config.quotas import Quotas
 from kohort.broker.config.settings import BrokerConfig
 from kohort.broker.config.users import Users
+from kohort.broker.driver import LoopDriver
 from kohort.broker.fetch_sessions import FetchSessions
 from kohort.broker.metrics import Metrics
 from kohort.broker.net.connection import Connection
@@ -27,7 +28,7 @@ from kohort.broker.transactions.coordinator import TransactionHost, Transactions
 from kohort.broker.transactions.producer_ids import ProducerIds
 from kohort.broker.turns import Turns
 from kohort.broker.waits import Waits
-from kohort.coordinator.shard import GroupShard
+from kohort.coordinator.shard import Shard
 from kohort.groups.events import Event, GroupSettings, TopicImage
 from kohort.groups.liveness.patience import Patience, classic_hold_ms, patience
 from kohort.groups.outcome import Counted, Push, Rebalanced, Work
@@ -115,12 +116,13 @@ class Node:
         if OFFSETS_TOPIC not in self.store.topics:
             self.topics.create(OFFSETS_TOPIC, self.config.offsets_partitions, JOURNAL_CONFIGS)
         shards = []
+        driver = LoopDriver(self.loop, self)
         for index in range(self.store.topics[OFFSETS_TOPIC].partitions):
             part = self.store.get(OFFSETS_TOPIC, index)
             assert part is not None
             term = part.leader_epoch + 1
             journal = LogJournal(part, older_values=self.config.older_values)
-            shards.append(GroupShard(index, self.loop, journal, term, self.group_config, self))
+            shards.append(Shard(index, journal, term, self.group_config, driver))
         self.groups.set(shards)
         for shard in shards:
             shard.load()

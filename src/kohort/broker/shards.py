@@ -8,7 +8,7 @@ from typing import Any
 
 from kohort.broker.net.connection import Connection
 from kohort.broker.net.request import Request
-from kohort.coordinator.shard import GroupShard
+from kohort.coordinator.shard import Shard
 from kohort.errors import ErrorCode
 from kohort.groups.events import ConnectionLost, Event, ReleaseHeld
 from kohort.log import Steps
@@ -28,13 +28,13 @@ class GroupShards:
     """Routes events to shards."""
 
     def __init__(self, token: Callable[[], int]) -> None:
-        self._shards: list[GroupShard] = []
+        self._shards: list[Shard] = []
         self._token = token
 
     def __iter__(self) -> Any:
         return iter(self._shards)
 
-    def set(self, shards: Sequence[GroupShard]) -> None:
+    def set(self, shards: Sequence[Shard]) -> None:
         """The shards, in the order of their partitions."""
         self._shards = list(shards)
 
@@ -42,11 +42,11 @@ class GroupShards:
         """The partition that a group's records are in."""
         return java_hash(group) % len(self._shards)
 
-    def of(self, group: str) -> GroupShard:
+    def of(self, group: str) -> Shard:
         """The shard of a group."""
         return self._shards[java_hash(group) % len(self._shards)]
 
-    def at(self, index: int) -> GroupShard:
+    def at(self, index: int) -> Shard:
         """The shard of a journal partition."""
         return self._shards[index]
 

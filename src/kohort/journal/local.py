@@ -20,6 +20,7 @@ from kohort.journal.checked import (
     tell_cut_off,
 )
 from kohort.journal.codec import GroupRecordReader, appended_offsets, group_of
+from kohort.journal.protocol import Owner
 from kohort.journal.sealing import sealed
 from kohort.log.damage import Damage, DamagedError
 from kohort.log.markers import parse_marker
@@ -42,6 +43,9 @@ class LogJournal:
     they span, and `replay` cuts off an append that a crash left unfinished.
     """
 
+    holds_transactions: Final = True
+    append_bytes_max: Final = None
+
     def __init__(self, log: PartitionLog, *, older_values: bool = False) -> None:
         """Stand on a partition's log.
 
@@ -53,21 +57,23 @@ class LogJournal:
         self._reader = GroupRecordReader()
         self._told_cut = self._told_damage = False
 
-    def begin(self, term: int) -> None:
-        """Begin a term. Raises FencedError for one that is over, DamagedError if the log can't be opened."""
+    def begin(self, term: int, owner: Owner | None = None) -> Iterator[Sequence[Record]]:
+        """See `Journal`: FencedError for a term that is over, DamagedError if the log can't be opened. No owner is called."""
+        del owner
         self._log.check_readable()
         self._log.advance_leader_epoch(term)
+        return self.replay()
 
     def _check(self, term: int) -> None:
         if term != self._log.leader_epoch:
             text = f"{self._log.path.name}: term {term} is over, {self._log.leader_epoch} has begun"
             raise FencedError(text, ErrorCode.FENCED_LEADER_EPOCH)
 
-    def append(self, term: int, records: Sequence[Record], now_ms: int) -> int:
-        """See `Journal`."""
+    def append(self, term: int, records: Sequence[Record], now_ms: int) -> None:
+        """See `Journal`: durable when it returns."""
         self._check(term)
         if not records:
-            return self._log.end_offset - 1
+            return
         try:
             data = bytearray().join(sealed(records, now_ms))
         except struct.error as error:
@@ -77,10 +83,10 @@ class LogJournal:
                 f"{len(data)} bytes of group records in one append, the limit is {APPEND_BYTES_MAX}",
                 ErrorCode.RECORD_LIST_TOO_LARGE,
             )
-        return self._log.append(data, now_ms, from_client=False).last_offset
+        self._log.append(data, now_ms, from_client=False)
 
     def replay(self) -> Iterator[Sequence[Record]]:
-        """See `Journal`. Cuts off an append that is not there in full."""
+        """Every committed record that is there, oldest first; cuts off an append that is not there in full."""
         if not self._told_cut:
             self._told_cut = True
             tell_cut_off(self._log, group_of, "group")

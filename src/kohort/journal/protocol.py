@@ -8,27 +8,57 @@ from typing import Protocol
 from kohort.groups.records import Record
 
 
+class Owner(Protocol):
+    """Who has begun a term, as a journal that answers later calls it: from a turn of its own, never from within `append`."""
+
+    def durable(self, token: int, sent_ms: int) -> None:
+        """The append of this token is durable; at `sent_ms` (monotonic clock), when it was sent, the term still was its owner's."""
+
+    def lost(self, reason: Exception) -> None:
+        """The append on its way is not known to be durable, and nothing more of this term is: FencedError, OSError or KafkaError."""
+
+    def more(self) -> None:
+        """Reading may go on."""
+
+
 class Journal(Protocol):
     """An ordered, durable list of group records with one writer at a time, told apart by its term."""
 
-    def append(self, term: int, records: Sequence[Record], now_ms: int) -> int:
-        """Append all records or none; durable when returned.
+    @property
+    def holds_transactions(self) -> bool:
+        """Whether offsets can wait here for the end of a transaction.
+
+        They are batches of the application's own producer, and the end is a control batch: a client of a topic can write
+        neither.
+        """
+
+    @property
+    def append_bytes_max(self) -> int | None:
+        """No further step should go into an append of so many bytes; None: never so many that it need be counted."""
+
+    def begin(self, term: int, owner: Owner) -> Iterator[Sequence[Record] | None]:
+        """Begin a term: every append of an earlier one is refused from now on, and what it wrote is read.
+
+        What was on its way is part of that now, or never will be: its owner is not called any more.
 
         Returns:
-            A token; later appends have larger ones.
+            Every committed record that is still current or not yet compacted away, oldest first, in lists; None: nothing is
+            there yet, and `owner.more` is called when it is worth while to go on.
+
+        Raises:
+            FencedError: a later term has begun. As all errors also raised by the iterator.
+            OSError: it can't be reached or read now.
+            CorruptDataError: it is damaged, and is not to be gone on without what can't be read.
+        """
+
+    def append(self, term: int, records: Sequence[Record], now_ms: int) -> int | None:
+        """Append all records or none. Not called again before the append on its way is durable.
+
+        Returns:
+            None when they are durable; else a token, larger than those before, that `owner.durable` will name.
 
         Raises:
             FencedError: a later term has begun.
-            OSError: not durable, perhaps there all the same; throw the state machine away and replay.
+            OSError: not durable, perhaps there all the same; throw the state machine away and begin again.
             KafkaError: records that can't be written (too many bytes, RECORD_LIST_TOO_LARGE): nothing was.
-        """
-
-    def begin(self, term: int) -> None:
-        """Begin a term: every append of an earlier one is refused from now on."""
-
-    def replay(self) -> Iterator[Sequence[Record]]:
-        """Every committed record that is still current or not yet compacted away, oldest first, in lists.
-
-        Raises:
-            CorruptDataError: it is damaged, and is not to be gone on without what can't be read.
         """

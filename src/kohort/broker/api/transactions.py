@@ -168,6 +168,9 @@ def txn_offset_commit(node: Node, request: Request) -> None:
     if node.groups.of(message.group_id).damaged:
         answer(ErrorCode.UNKNOWN_SERVER_ERROR)
         return
+    if not node.groups.of(message.group_id).holds_transactions:
+        answer(ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT)  # fatal to producers, as they can't go on without
+        return
     producer = (message.producer_id, message.producer_epoch)
     partition = TopicPartition(OFFSETS_TOPIC, node.groups.index_of(message.group_id))
     if version >= 5:

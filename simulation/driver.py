@@ -1,0 +1,134 @@
+"""Drives the coordinator's shard in virtual time, as long as its process lives."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, Protocol
+
+from kohort.coordinator.driver import Action
+from kohort.groups.consumer import targets
+from kohort.groups.events import GroupSettings, TopicImage
+from kohort.groups.outcome import Counted, Now, Push, Rebalanced, ResolveRegexes, Told, Work
+from simulation.world import Chance, Happening, World
+
+TURN_MS = 2
+"""A turn comes up to so long after it was asked for."""
+LOOK_S = 0.004
+"""What each look at the clock takes, so that a load of many records is one of several turns."""
+WORK_MS = 60
+SLOW_WORK, SLOW_WORK_MS = 0.1, 2_000
+"""So often work takes up to so long: its result may be stale by then, also of an earlier coordinator."""
+
+
+def match(regex: str, topics: Iterable[str]) -> list[str]:
+    """What stands in for RE2."""
+    return [topic for topic in topics if re.fullmatch(regex, topic)]
+
+
+class Unmeasured:
+    """Where times go that no one reads."""
+
+    def __init__(self) -> None:
+        self.events = 0
+        self.queue = self.step = self.append = self
+
+    def observe(self, seconds: float) -> None:
+        """One more."""
+
+
+class TopicHost(Protocol):
+    """Where the topics are.
+
+    Attributes:
+        image: all of them.
+        unseen: made since the journal was last loaded.
+    """
+
+    image: TopicImage
+    unseen: set[str]
+
+
+class VirtualDriver:
+    """The `Driver` of one process.
+
+    Attributes:
+        alive: its process is; otherwise nothing more happens.
+    """
+
+    def __init__(self, world: World, chance: Chance, host: TopicHost, turned: Action) -> None:
+        """`turned` is called after every turn."""
+        self.metrics = Unmeasured()
+        self._host = host
+        self.alive = True
+        self._world = world
+        self._chance = chance
+        self._turned = turned
+        self._looks = 0
+        self._next_ms = 0
+
+    def now(self) -> Now:
+        """The process's two clocks."""
+        return Now(self._world.now_ms, self._world.wall_ms)
+
+    def clock(self) -> float:
+        """It passes with every look."""
+        self._looks += 1
+        return self._world.now_ms / 1000 + self._looks * LOOK_S
+
+    def soon(self, action: Action) -> None:
+        """In order, at the same time or a little later."""
+        self._next_ms = max(self._next_ms, self._world.now_ms + self._chance.upto(TURN_MS))
+        self._world.after(self._next_ms - self._world.now_ms, partial(self.turn, action))
+
+    def at(self, mono_ms: int, action: Action) -> Happening:
+        """At this time."""
+        return self._world.after(mono_ms - self._world.now_ms, partial(self.turn, action))
+
+    def turn(self, action: Action) -> None:
+        """One turn."""
+        if self.alive:
+            action()
+            self._turned()
+
+    def topic_image(self) -> TopicImage:
+        """All topics now."""
+        return self._host.image
+
+    def unseen_topics(self, index: int) -> list[str]:
+        """Topics made since the journal was last loaded."""
+        return sorted(self._host.unseen)
+
+    def shard_loaded(self, index: int) -> None:
+        """Nothing of earlier topics is in the journal any more."""
+        self._host.unseen.clear()
+
+    def own_settings(self, index: int) -> dict[str, GroupSettings]:
+        """Groups have none of their own here."""
+        return {}
+
+    def run_work(self, work: Work, done: Callable[[Any], None]) -> None:
+        """It comes back later, perhaps to another machine than asked for it."""
+        event = targets.resolve(work, match) if isinstance(work, ResolveRegexes) else targets.compute(work)
+        longest_ms = SLOW_WORK_MS if self._chance.likely(SLOW_WORK) else WORK_MS
+        self._world.after(self._chance.upto(longest_ms), partial(self.turn, partial(done, event)))
+
+    def push(self, push: Push) -> None:
+        """No protocol here pushes."""
+        raise AssertionError(push)
+
+    def note(self, note: Counted | Rebalanced) -> None:
+        """Nobody counts."""
+
+    def tell(self, line: Told) -> None:
+        """A line of the story."""
+        if self._world.tells:
+            self._world.tell(f"coordinator: {line.group_id}: {line.text}")
+
+    def error(self, text: str, fault: Exception | None = None) -> None:
+        """A line of the story; a fault of ours is a finding."""
+        if self.alive:
+            self._world.tell(f"coordinator: {text}")
+            if fault is not None:
+                raise fault
