@@ -11,12 +11,14 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from uuid import UUID
 
 from kohort.broker.net.request import Request
 from kohort.broker.waits import Waits
 from kohort.errors import ErrorCode, KafkaError, error_for
 from kohort.groups import events
 from kohort.log import LogStore, Steps, Topic, TopicPlan
+from kohort.wire.message import Message
 
 log = logging.getLogger("kohort.broker")
 
@@ -52,6 +54,24 @@ class Topics:
         self._deleted: OrderedDict[str, tuple[float, str]] = OrderedDict()
         self._settled = sum(topic.partitions for topic in store.topics.values())
 
+    @property
+    def by_name(self) -> Mapping[str, Topic]:
+        """All topics by name."""
+        return self._store.topics
+
+    @property
+    def by_id(self) -> Mapping[UUID, Topic]:
+        """All topics by id."""
+        return self._store.topics_by_id
+
+    def refusal(self, name: str) -> KafkaError | None:
+        """Why a topic of this name can't be made."""
+        try:
+            self._store.check_topic(name, 1)
+        except KafkaError as refused:
+            return refused.with_traceback(None)
+        return None
+
     def is_internal(self, name: str) -> bool:
         """Whether only the broker itself writes to this topic."""
         return name in INTERNAL
@@ -76,7 +96,7 @@ class Topics:
         return topic
 
     def making(
-        self, plans: Sequence[TopicPlan], request: Request, *, on_use: bool = False
+        self, plans: Sequence[TopicPlan], request: Request[Message], *, on_use: bool = False
     ) -> Steps[list[Topic | KafkaError]]:
         """Create topics that a client asked for, or used; for each the topic or why it was refused."""
         try:
@@ -99,7 +119,7 @@ class Topics:
         """The topic that is made because somebody named it."""
         return TopicPlan(name, self._default_partitions)
 
-    def _tell_of_use(self, topic: Topic, request: Request) -> None:
+    def _tell_of_use(self, topic: Topic, request: Request[Message]) -> None:
         """Nobody asked for the topic: say whose use made it, and if somebody has just got rid of it."""
         at, by = self._deleted.get(topic.name, (0.0, ""))
         ago_s = time.monotonic() - at
@@ -117,7 +137,7 @@ class Topics:
             by,
         )
 
-    def deleting(self, names: Sequence[str], request: Request) -> Steps[list[Topic | KafkaError]]:
+    def deleting(self, names: Sequence[str], request: Request[Message]) -> Steps[list[Topic | KafkaError]]:
         """Delete topics that are there; their groups' offsets go with them. For each the topic or why it was refused."""
         topics = {name: self._store.topics[name] for name in names}
         try:
@@ -136,7 +156,7 @@ class Topics:
         return [*topics.values()]
 
     def growing(
-        self, counts: Mapping[str, int], request: Request, *, validate_only: bool
+        self, counts: Mapping[str, int], request: Request[Message], *, validate_only: bool
     ) -> Steps[list[Topic | KafkaError]]:
         """Give topics more partitions; for each the topic or why it was refused."""
         try:
@@ -164,6 +184,6 @@ class Topics:
         self._tell(events.TopicsChanged(self.image()))
 
 
-def _failed(request: Request, count: int, error: OSError) -> list[Topic | KafkaError]:
+def _failed(request: Request[Message], count: int, error: OSError) -> list[Topic | KafkaError]:
     log.error("topics could not be changed: %s: %s", request.name, error)
     return [error_for(ErrorCode.KAFKA_STORAGE_ERROR, f"nothing was changed: {error}")] * count

@@ -11,6 +11,7 @@ from enum import IntEnum
 from typing import Any
 
 from kohort.broker.config.entries import Entry, Type, broker_entries, cluster_entries, group_entries, topic_entries
+from kohort.broker.net.dispatch import Handled, handled
 from kohort.broker.net.request import Request
 from kohort.broker.node import Node
 from kohort.config import did_you_mean, parse_value, settings
@@ -41,7 +42,7 @@ SET, DELETE, APPEND, SUBTRACT = range(4)
 _Synonym = DescribeConfigsResponse.DescribeConfigsSynonym
 
 
-def describe_configs(node: Node, request: Request) -> DescribeConfigsResponse:
+def describe_configs(node: Node, request: Request[DescribeConfigsRequest]) -> DescribeConfigsResponse:
     """The settings of topics, this broker, and groups."""
     message, version = request.message, request.version
     results = []
@@ -101,7 +102,7 @@ def _described(entry: Entry, version: int, synonyms: bool, documentation: bool) 
     return described
 
 
-def alter_configs(node: Node, request: Request) -> AlterConfigsResponse:
+def alter_configs(node: Node, request: Request[AlterConfigsRequest]) -> AlterConfigsResponse:
     """Replace all settings of a resource."""
     message = request.message
 
@@ -117,7 +118,9 @@ def alter_configs(node: Node, request: Request) -> AlterConfigsResponse:
     return AlterConfigsResponse(responses=[_changed(each, change, make) for each in message.resources])
 
 
-def incremental_alter_configs(node: Node, request: Request) -> IncrementalAlterConfigsResponse:
+def incremental_alter_configs(
+    node: Node, request: Request[IncrementalAlterConfigsRequest]
+) -> IncrementalAlterConfigsResponse:
     """Set, delete, append to or subtract from single settings."""
     message = request.message
 
@@ -214,7 +217,7 @@ def _store(node: Node, resource: Any, configs: dict[str, str], validate_only: bo
         node.store.set_configs(resource.resource_name, configs)
 
 
-def list_config_resources(node: Node, request: Request) -> ListConfigResourcesResponse:
+def list_config_resources(node: Node, request: Request[ListConfigResourcesRequest]) -> ListConfigResourcesResponse:
     """The resources that have settings of their own."""
     types = request.message.resource_types if request.version >= 1 else [Resource.CLIENT_METRICS]
     if not {*types} <= {*Resource}:
@@ -237,9 +240,9 @@ def list_config_resources(node: Node, request: Request) -> ListConfigResourcesRe
     )
 
 
-HANDLERS: dict[type, Callable[[Any, Any], Any]] = {
-    DescribeConfigsRequest: describe_configs,
-    AlterConfigsRequest: alter_configs,
-    IncrementalAlterConfigsRequest: incremental_alter_configs,
-    ListConfigResourcesRequest: list_config_resources,
-}
+HANDLERS: list[Handled[Node]] = [
+    handled(DescribeConfigsRequest, DescribeConfigsResponse, describe_configs),
+    handled(AlterConfigsRequest, AlterConfigsResponse, alter_configs),
+    handled(IncrementalAlterConfigsRequest, IncrementalAlterConfigsResponse, incremental_alter_configs),
+    handled(ListConfigResourcesRequest, ListConfigResourcesResponse, list_config_resources),
+]

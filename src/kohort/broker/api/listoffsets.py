@@ -7,9 +7,9 @@ offsets, 10 a timeout, 11 the earliest offset still to be uploaded; OffsetForLea
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
+from kohort.broker.net.dispatch import Handled, handled
 from kohort.broker.net.request import Request
 from kohort.broker.node import Node
 from kohort.errors import ErrorCode, KafkaError
@@ -38,7 +38,7 @@ def epoch_error(log: PartitionLog, current_leader_epoch: int) -> int:
     return ErrorCode.UNKNOWN_LEADER_EPOCH
 
 
-def list_offsets(node: Node, request: Request) -> ListOffsetsResponse:
+def list_offsets(node: Node, request: Request[ListOffsetsRequest]) -> ListOffsetsResponse:
     """An offset and its timestamp for each partition."""
     message = request.message
     isolation = Isolation.READ_COMMITTED if message.isolation_level == 1 else Isolation.READ_UNCOMMITTED
@@ -83,7 +83,7 @@ def _list(node: Node, topic: str, asked: Any, isolation: Isolation, version: int
     )
 
 
-def offset_for_leader_epoch(node: Node, request: Request) -> OffsetForLeaderEpochResponse:
+def offset_for_leader_epoch(node: Node, request: Request[OffsetForLeaderEpochRequest]) -> OffsetForLeaderEpochResponse:
     """Where a leader epoch ended: how a client finds out that its position was cut off."""
     return OffsetForLeaderEpochResponse(
         topics=[
@@ -104,7 +104,7 @@ def _epoch_end(node: Node, topic: str, asked: Any) -> Any:
     return OffsetForLeaderEpochResponse.EpochEndOffset(partition=asked.partition, leader_epoch=epoch, end_offset=end)
 
 
-HANDLERS: dict[type, Callable[[Any, Any], Any]] = {
-    ListOffsetsRequest: list_offsets,
-    OffsetForLeaderEpochRequest: offset_for_leader_epoch,
-}
+HANDLERS: list[Handled[Node]] = [
+    handled(ListOffsetsRequest, ListOffsetsResponse, list_offsets),
+    handled(OffsetForLeaderEpochRequest, OffsetForLeaderEpochResponse, offset_for_leader_epoch),
+]

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from kohort.broker.net.dispatch import Handled, handled
 from kohort.broker.net.request import Request
 from kohort.broker.node import Node
 from kohort.broker.topics import OFFSETS_TOPIC
@@ -43,7 +44,7 @@ UPGRADE_TYPES = (1, 2, 3)
 _Election = ElectLeadersResponse.ReplicaElectionResult
 
 
-def elect_leaders(node: Node, request: Request) -> ElectLeadersResponse:
+def elect_leaders(node: Node, request: Request[ElectLeadersRequest]) -> ElectLeadersResponse:
     """No partition needs an election: this broker leads them all. Asked for all, only the topics are named."""
     message = request.message
     kind = message.election_type if request.version >= 1 else PREFERRED
@@ -77,7 +78,9 @@ def _elected(node: Node, topic: str, index: int, known: bool) -> Any:
     return _Election.PartitionResult(partition_id=index, error_code=error, error_message=text)
 
 
-def alter_partition_reassignments(node: Node, request: Request) -> AlterPartitionReassignmentsResponse:
+def alter_partition_reassignments(
+    node: Node, request: Request[AlterPartitionReassignmentsRequest]
+) -> AlterPartitionReassignmentsResponse:
     """A partition can be assigned to this broker, where it is; to no other."""
     topic_of = AlterPartitionReassignmentsResponse.ReassignableTopicResponse
     responses = []
@@ -106,12 +109,14 @@ def _reassign(node: Node, topic: str, part: Any) -> None:
         raise InvalidInputError(text, ErrorCode.INVALID_REPLICA_ASSIGNMENT)
 
 
-def list_partition_reassignments(_node: Node, _request: Request) -> ListPartitionReassignmentsResponse:
+def list_partition_reassignments(
+    _node: Node, _request: Request[ListPartitionReassignmentsRequest]
+) -> ListPartitionReassignmentsResponse:
     """None is ever under way."""
     return ListPartitionReassignmentsResponse(error_message=None)
 
 
-def describe_log_dirs(node: Node, request: Request) -> DescribeLogDirsResponse:
+def describe_log_dirs(node: Node, request: Request[DescribeLogDirsRequest]) -> DescribeLogDirsResponse:
     """The size of partitions in the data folder."""
     asked = request.message.topics
     wanted = None if asked is None else {(topic.topic, index) for topic in asked for index in topic.partitions}
@@ -133,7 +138,7 @@ def describe_log_dirs(node: Node, request: Request) -> DescribeLogDirsResponse:
     return DescribeLogDirsResponse(results=[result])
 
 
-def alter_replica_log_dirs(node: Node, request: Request) -> AlterReplicaLogDirsResponse:
+def alter_replica_log_dirs(node: Node, request: Request[AlterReplicaLogDirsRequest]) -> AlterReplicaLogDirsResponse:
     """There is one folder: a partition can be moved to where it is."""
     make = AlterReplicaLogDirsResponse.AlterReplicaLogDirTopicResult
     results = []
@@ -150,7 +155,7 @@ def alter_replica_log_dirs(node: Node, request: Request) -> AlterReplicaLogDirsR
     return AlterReplicaLogDirsResponse(results=results)
 
 
-def update_features(node: Node, request: Request) -> UpdateFeaturesResponse:
+def update_features(node: Node, request: Request[UpdateFeaturesRequest]) -> UpdateFeaturesResponse:
     """What the broker speaks does not change while it runs: only what is already so can be asked for."""
     updates = request.message.feature_updates
     wrong = next((text for each in updates if (text := _unwanted(node, each, request.version))), None)
@@ -174,7 +179,7 @@ def _unwanted(node: Node, update: Any, version: int) -> str | None:
     return None
 
 
-def write_txn_markers(node: Node, request: Request) -> None:
+def write_txn_markers(node: Node, request: Request[WriteTxnMarkersRequest]) -> None:
     """Write what ends transactions, as an administrator who aborts one asks; answered when all are written."""
     make = WriteTxnMarkersResponse.WritableTxnMarkerResult
     topic_of, part_of = (
@@ -220,7 +225,7 @@ def _write_marker(node: Node, marker: Any, topic: str, part: Any, done: Callable
             done()
 
         event = TransactionEnded(marker.producer_id, marker.producer_epoch, marker.transaction_result, node.token())
-        node.groups.at(part.partition_index).ask(event, marked)
+        node.groups.ask_at(part.partition_index, event, marked)
         return
     now_ms = time.time_ns() // 1_000_000
     try:
@@ -237,12 +242,12 @@ def _write_marker(node: Node, marker: Any, topic: str, part: Any, done: Callable
     done()
 
 
-HANDLERS: dict[type, Callable[[Any, Any], Any]] = {
-    ElectLeadersRequest: elect_leaders,
-    AlterPartitionReassignmentsRequest: alter_partition_reassignments,
-    ListPartitionReassignmentsRequest: list_partition_reassignments,
-    DescribeLogDirsRequest: describe_log_dirs,
-    AlterReplicaLogDirsRequest: alter_replica_log_dirs,
-    UpdateFeaturesRequest: update_features,
-    WriteTxnMarkersRequest: write_txn_markers,
-}
+HANDLERS: list[Handled[Node]] = [
+    handled(ElectLeadersRequest, ElectLeadersResponse, elect_leaders),
+    handled(AlterPartitionReassignmentsRequest, AlterPartitionReassignmentsResponse, alter_partition_reassignments),
+    handled(ListPartitionReassignmentsRequest, ListPartitionReassignmentsResponse, list_partition_reassignments),
+    handled(DescribeLogDirsRequest, DescribeLogDirsResponse, describe_log_dirs),
+    handled(AlterReplicaLogDirsRequest, AlterReplicaLogDirsResponse, alter_replica_log_dirs),
+    handled(UpdateFeaturesRequest, UpdateFeaturesResponse, update_features),
+    handled(WriteTxnMarkersRequest, WriteTxnMarkersResponse, write_txn_markers),
+]

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
 from typing import Any
 
+from kohort.broker.net.dispatch import Handled, handled
 from kohort.broker.net.request import Request
 from kohort.broker.node import Node
 from kohort.errors import ErrorCode, KafkaError, RecordsRefusedError
@@ -31,7 +31,7 @@ _NO_LEADER = ProduceResponse.LeaderIdAndEpoch()
 """The same for all answers: nobody changes them."""
 
 
-def produce(node: Node, request: Request) -> ProduceResponse | None:
+def produce(node: Node, request: Request[ProduceRequest]) -> ProduceResponse | None:
     """Append each partition's batches; answered when all are written (acks 0: not at all)."""
     message = request.message
     by_id = request.version >= 13
@@ -67,7 +67,7 @@ def _name_by_id(node: Node, topic_id: Any) -> str | None:
     return topic.name if topic is not None else None
 
 
-def _refused(node: Node, request: Request, name: str | None, acks: int) -> int:
+def _refused(node: Node, request: Request[ProduceRequest], name: str | None, acks: int) -> int:
     if acks not in (-1, 0, 1):
         return ErrorCode.INVALID_REQUIRED_ACKS
     if name is None:
@@ -82,7 +82,7 @@ def _is_transactional(records: Any) -> bool:
     return len(records) > ATTRIBUTES_AT and bool(records[ATTRIBUTES_AT] & TRANSACTIONAL)
 
 
-def _append(node: Node, request: Request, name: str | None, part: Any, now_ms: int) -> Any:
+def _append(node: Node, request: Request[ProduceRequest], name: str | None, part: Any, now_ms: int) -> Any:
     assert name is not None
     index = part.index
     target = node.store.get(name, index)
@@ -137,4 +137,6 @@ def _append(node: Node, request: Request, name: str | None, part: Any, now_ms: i
     )
 
 
-HANDLERS: dict[type, Callable[[Any, Any], Any]] = {ProduceRequest: produce}
+HANDLERS: list[Handled[Node]] = [
+    handled(ProduceRequest, ProduceResponse, produce),
+]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from kohort.broker.config.quotas import CLIENT, IP, USER, Entity, check, entity_of
+from kohort.broker.net.dispatch import Handled, handled
 from kohort.broker.net.request import Request
 from kohort.broker.node import Node
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError
@@ -20,7 +20,7 @@ EXACT, DEFAULT, SPECIFIED = range(3)
 _Described = DescribeClientQuotasResponse.EntryData
 
 
-def describe_quotas(node: Node, request: Request) -> DescribeClientQuotasResponse:
+def describe_quotas(node: Node, request: Request[DescribeClientQuotasRequest]) -> DescribeClientQuotasResponse:
     """Quotas of the entities that a filter lets through."""
     message = request.message
     try:
@@ -66,7 +66,7 @@ def _passes(entity: Entity, wanted: dict[str, tuple[int, str | None]], strict: b
     return True
 
 
-def alter_quotas(node: Node, request: Request) -> AlterClientQuotasResponse:
+def alter_quotas(node: Node, request: Request[AlterClientQuotasRequest]) -> AlterClientQuotasResponse:
     """Set quotas or take them away."""
     make = AlterClientQuotasResponse.EntryData
     entries = []
@@ -91,7 +91,7 @@ def _alter(node: Node, entry: Any, validate_only: bool) -> None:
         node.quotas.change(entity, values)
 
 
-HANDLERS: dict[type, Callable[[Any, Any], Any]] = {
-    DescribeClientQuotasRequest: describe_quotas,
-    AlterClientQuotasRequest: alter_quotas,
-}
+HANDLERS: list[Handled[Node]] = [
+    handled(DescribeClientQuotasRequest, DescribeClientQuotasResponse, describe_quotas),
+    handled(AlterClientQuotasRequest, AlterClientQuotasResponse, alter_quotas),
+]

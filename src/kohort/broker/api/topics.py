@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from kohort.broker.config.entries import topic_entries
+from kohort.broker.net.dispatch import Handled, handled
 from kohort.broker.net.request import Request
 from kohort.broker.node import Node
 from kohort.broker.turns import in_turn
@@ -29,7 +30,7 @@ from kohort.wire.data import DeleteRecordsRequest, DeleteRecordsResponse
 NO_ID = uuid.UUID(int=0)
 
 
-def create_topics(node: Node, request: Request) -> Steps[CreateTopicsResponse]:
+def create_topics(node: Node, request: Request[CreateTopicsRequest]) -> Steps[CreateTopicsResponse]:
     """Create topics, or say what would happen."""
     message = request.message
     times = Counter(topic.name for topic in message.topics)
@@ -104,7 +105,7 @@ def _partition_count(node: Node, topic: Any) -> int:
     return len(indexes)
 
 
-def delete_topics(node: Node, request: Request) -> Steps[DeleteTopicsResponse]:
+def delete_topics(node: Node, request: Request[DeleteTopicsRequest]) -> Steps[DeleteTopicsResponse]:
     """Delete topics by name or id."""
     message, version = request.message, request.version
     asked = (
@@ -158,7 +159,7 @@ def _known(node: Node, name: str | None, topic_id: uuid.UUID) -> Topic:
     return topic
 
 
-def create_partitions(node: Node, request: Request) -> Steps[CreatePartitionsResponse]:
+def create_partitions(node: Node, request: Request[CreatePartitionsRequest]) -> Steps[CreatePartitionsResponse]:
     """Give topics more partitions."""
     message = request.message
     times = Counter(topic.name for topic in message.topics)
@@ -201,7 +202,7 @@ def _check_growth(node: Node, topic: Any) -> None:
         raise InvalidInputError(f"{topic.name} belongs to the broker", ErrorCode.INVALID_TOPIC_EXCEPTION)
 
 
-def delete_records(node: Node, request: Request) -> DeleteRecordsResponse:
+def delete_records(node: Node, request: Request[DeleteRecordsRequest]) -> DeleteRecordsResponse:
     """Move the start of partitions forward."""
     make = DeleteRecordsResponse.DeleteRecordsPartitionResult
     topics = []
@@ -227,9 +228,9 @@ def delete_records(node: Node, request: Request) -> DeleteRecordsResponse:
     return DeleteRecordsResponse(topics=topics)
 
 
-HANDLERS: dict[type, Callable[[Any, Any], Any]] = {
-    CreateTopicsRequest: in_turn(create_topics),
-    DeleteTopicsRequest: in_turn(delete_topics),
-    CreatePartitionsRequest: in_turn(create_partitions),
-    DeleteRecordsRequest: delete_records,
-}
+HANDLERS: list[Handled[Node]] = [
+    handled(CreateTopicsRequest, CreateTopicsResponse, in_turn(create_topics)),
+    handled(DeleteTopicsRequest, DeleteTopicsResponse, in_turn(delete_topics)),
+    handled(CreatePartitionsRequest, CreatePartitionsResponse, in_turn(create_partitions)),
+    handled(DeleteRecordsRequest, DeleteRecordsResponse, delete_records),
+]

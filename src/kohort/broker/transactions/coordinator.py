@@ -394,7 +394,7 @@ class Transactions:
                 self._retry_markers(transactional_id)
 
         event = TransactionEnded(transaction.producer_id, transaction.epoch, commit, self._host.token())
-        self._host.groups.at(tp.partition).ask(event, marked)
+        self._host.groups.ask_at(tp.partition, event, marked)
 
     def _complete(self, transaction: Transaction) -> bool:
         """All markers are there."""
