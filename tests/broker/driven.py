@@ -185,7 +185,11 @@ class Driven:
         self._numbers = itertools.count(1)
         self.metrics = Metrics()
         self.image = IMAGE
-        self.shard = GroupShard(0, self.turns, self.journal, TERM, GroupConfig(), self)  # type: ignore[arg-type]
+        self.shard = self.make(0, TERM)
+
+    def make(self, index: int, term: int) -> GroupShard:
+        """A shard over the journal, for a term."""
+        return GroupShard(index, self.turns, self.journal, term, GroupConfig(), self)  # type: ignore[arg-type]
 
     # -- what a shard needs of the broker
 

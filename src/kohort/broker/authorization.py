@@ -1,8 +1,8 @@
 """What a client must be allowed to ask of each API: an operation on a kind of resource, as Apache Kafka's authorizer has it.
 
 Everybody may do everything today: the table is what an authorizer will go by. A row names what the request as a whole
-needs, and for each resource that the request names. No needs: the API is there before anybody is known, or asks nothing of
-anybody else's. Source: Apache Kafka's documentation, "Authorization and ACLs", and KIP-430, KIP-496, KIP-848.
+needs, and for each resource that the request names. No needs: the API is there before anybody is known, or tells and
+changes nothing of anybody else's. Source: Apache Kafka's documentation, "Authorization and ACLs", and KIP-430, KIP-496, KIP-848.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ NEEDS: dict[str, tuple[Need, ...]] = {
     "DeleteTopics": (Need(_O.DELETE, _R.TOPIC),),
     "DescribeAcls": _CLUSTER_DESCRIBE,
     "DescribeClientQuotas": (Need(_O.DESCRIBE_CONFIGS, _R.CLUSTER),),
-    "DescribeCluster": _CLUSTER_DESCRIBE,
+    "DescribeCluster": (),
     "DescribeConfigs": _CONFIGS_DESCRIBE,
     "DescribeDelegationToken": (Need(_O.DESCRIBE, _R.DELEGATION_TOKEN), Need(_O.DESCRIBE_TOKENS, _R.USER)),
     "DescribeGroups": (Need(_O.DESCRIBE, _R.GROUP),),

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from kohort.broker.net.flow import READS_PER_WAKE, TAKE_S, Flow, Limits
@@ -100,7 +100,7 @@ class Connection:
         client: ClientSession,
         handler: Handler,
         limits: Limits,
-        scratch: bytearray,
+        scratch: memoryview,
     ) -> None:
         self._loop = loop
         self._transport = transport
@@ -164,7 +164,7 @@ class Connection:
             self.close()
             return False
         self.corked = True
-        self._take(memoryview(scratch)[:count])
+        self._take(scratch[:count])
         self.corked = False
         if self.pending and self.pending[0].parts is not None:
             self.flush()
@@ -177,30 +177,31 @@ class Connection:
         not become a pile of large answers, nor keep all other connections waiting.
         """
         clock = time.monotonic
-        until = clock() + TAKE_S
+        now = clock()
+        until = now + TAKE_S
         pending, outgoing, flow = self.pending, self._outgoing, self._flow
         brim, bytes_max = flow.brim, flow.bytes_max
-        first = True
-        frames = self._frames.cut(data)
+        frames = iter(self._frames.cut(data))
         for frame in frames:
-            if first:
-                first = False
-            elif (len(pending) >= brim or outgoing.size >= bytes_max) and self._is_brimful():
-                frames.close()
-                self._pause()
-                return
-            elif clock() > until:
-                frames.close()
-                self._pause()
-                self._loop.call_soon(self._resume_if_room)
-                return
             self._on_frame(self, frame)
             if self.closed:
                 return
-        if not first:
-            self.last_active = clock()
-        if (len(pending) >= brim or outgoing.size >= bytes_max) and self._is_brimful():
-            self._pause()
+            now = clock()
+            if (len(pending) >= brim or outgoing.size >= bytes_max) and self._is_brimful():
+                self._put_back(frames)
+                return
+            if now > until:
+                self._put_back(frames)
+                self._loop.call_soon(self._resume_if_room)
+                return
+        self.last_active = now
+        if self._frames.kept:  # from a frame on whose size was out of bounds when the others were cut
+            self._take(self._frames.take_kept())
+
+    def _put_back(self, frames: Iterator[Frame]) -> None:
+        """Take no more now."""
+        self._frames.put_back(frames)
+        self._pause()
 
     def _is_brimful(self) -> bool:
         """Send what is ready; whether there is no room for another request even so."""

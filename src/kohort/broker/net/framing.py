@@ -7,7 +7,7 @@ own, and no more than has come of it: a size is only a claim.
 from __future__ import annotations
 
 import struct
-from collections.abc import Generator
+from collections.abc import Iterable
 from typing import TypeAlias
 
 Frame: TypeAlias = bytearray | memoryview
@@ -28,7 +28,7 @@ class Frames:
     Attributes:
         size_min: bytes that a frame has at least. Frames behind a change of it, in the same read too, go by the new one.
         size_max: bytes that a frame has at most.
-        kept: what was read and not cut, since whoever takes the frames could take no more.
+        kept: what was read and is still to be cut.
     """
 
     __slots__ = ("_begun", "_wanted", "kept", "size_max", "size_min")
@@ -40,48 +40,51 @@ class Frames:
         self._begun: bytearray | None = None  # what has come of a frame (or of its size) that has not wholly arrived
         self._wanted = 0  # that frame's size, 0: not known yet
 
-    def cut(self, data: memoryview) -> Generator[Frame, None, None]:
-        """The frames that `data` completes, in order; what is left at its end begins the next one.
-
-        Closed before the end, it keeps the bytes from the frame that it gave last: that one was not taken.
+    def cut(self, data: memoryview) -> list[Frame]:
+        """The frames that `data` completes, in order; what is left at its end begins the next one, or is kept.
 
         Raises:
-            BadFrame: a size is out of bounds.
+            BadFrame: the first of them has a size out of bounds. Those before one are given first.
         """
+        found: list[Frame] = []
         start, end = 0, len(data)
         if self._begun is not None:
             begun, missing = self._begun, self._wanted - len(self._begun)
             if not self._wanted:
-                self._begun = None
                 data = memoryview(begun + data)
                 end = len(data)
             else:
                 begun += data[:missing]
                 if end < missing:
-                    return
-                self._begun = None
+                    return found
                 start = missing
-                try:
-                    yield begun
-                except GeneratorExit:
-                    self.kept = b"".join((_SIZE.pack(len(begun)), begun, data[start:]))
-                    return
-        unpack, size_max = _unpack_size, self.size_max
+                found.append(begun)
+            self._begun = None
+        size_min, size_max, unpack = self.size_min, self.size_max, _unpack_size
         while end - start >= SIZE_BYTES:
             (size,) = unpack(data, start)
-            if not self.size_min <= size <= size_max:
-                self._refuse(size)
-            first = start + SIZE_BYTES
-            if first + size > end:
-                break
-            try:
-                yield data[first : first + size]
-            except GeneratorExit:
+            if not size_min <= size <= size_max:
+                if not found:
+                    self._refuse(size)
                 self.kept = bytes(data[start:end])
-                return
+                return found
+            first = start + SIZE_BYTES
             start = first + size
+            if start > end:
+                start = first - SIZE_BYTES
+                break
+            found.append(data[first:start])
         if start < end:
             self._begin(data[start:end])
+        return found
+
+    def put_back(self, frames: Iterable[Frame]) -> None:
+        """Keep frames that were cut last, and what followed them: no more can be taken now."""
+        pieces = [piece for frame in frames for piece in (_SIZE.pack(len(frame)), frame)]
+        if self._begun is not None:
+            pieces += [_SIZE.pack(self._wanted), self._begun] if self._wanted else [self._begun]
+            self._begun = None
+        self.kept = b"".join([*pieces, self.kept])
 
     def take_kept(self) -> memoryview:
         """What was kept, to be cut now."""

@@ -75,7 +75,7 @@ class Server:
         self.on_frame = on_frame
         self._on_closed = on_closed
         self._sock: socket.socket | None = None
-        self._scratch = bytearray(READ_BUFFER_BYTES)
+        self._scratch = memoryview(bytearray(READ_BUFFER_BYTES))
         self._connections: dict[int, Connection] = {}
         self._by_host: dict[str, int] = {}
         self._dirty: list[Connection] = []

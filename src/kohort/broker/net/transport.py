@@ -32,7 +32,7 @@ class Transport(Protocol):
     @property
     def local(self) -> tuple[str, int]: ...
 
-    def receive_into(self, buffer: bytearray, /) -> int:
+    def receive_into(self, buffer: memoryview, /) -> int:
         """Take what has come, as far as it fits; 0: the client has ended the connection."""
 
     def send(self, buffers: Sequence[Buffer], /, *, more: bool) -> int:
@@ -55,7 +55,7 @@ class PlainTransport:
         self.fd = sock.fileno()
         self.peer = peer
         self.local: tuple[str, int] = sock.getsockname()[:2]
-        self.receive_into: Callable[[bytearray], int] = sock.recv_into
+        self.receive_into: Callable[[memoryview], int] = sock.recv_into
 
     def send(self, buffers: Sequence[Buffer], /, *, more: bool) -> int:
         """Send a beginning of these bytes; returns how many. `more`: others follow at once."""
