@@ -61,7 +61,8 @@ class Frames:
                 found.append(begun)
             self._begun = None
         size_min, size_max, unpack = self.size_min, self.size_max, _unpack_size
-        while end - start >= SIZE_BYTES:
+        last = end - SIZE_BYTES
+        while start <= last:
             (size,) = unpack(data, start)
             if not size_min <= size <= size_max:
                 if not found:
