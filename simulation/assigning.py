@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Mapping
 
-from kohort.groups.consumer_protocol import read_assignment, read_subscription, write_assignment
+from kohort.consumer_protocol import read_assignment, read_subscription, write_assignment
 from kohort.groups.records import TopicPartitions
 from kohort.ids import TopicId, TopicPartition
 
@@ -50,7 +50,8 @@ def encode_assignment(partitions: Iterable[TopicPartition]) -> bytes:
 
 def decode_assignment(raw: bytes) -> frozenset[TopicPartition]:
     """What `encode_assignment` made, or a coordinator; empty bytes are an empty assignment."""
-    return frozenset(read_assignment(raw) or ())
+    assignment = read_assignment(raw)
+    return frozenset() if assignment is None else frozenset(assignment.partitions)
 
 
 def assign(

@@ -22,14 +22,14 @@ from typing import Any
 
 from bench.coordinator.book import Book
 from bench.coordinator.wire import Link
+from kohort.consumer_protocol import Subscription, read_assignment, write_assignment, write_subscription
 from kohort.errors import ErrorCode
 from kohort.groups.liveness.lost import beat_ms
+from kohort.ids import TopicPartition
 from kohort.processes import name_of
 from kohort.wire.cluster import ApiVersionsRequest
 from kohort.wire.groups import (
     ConsumerGroupHeartbeatRequest,
-    ConsumerProtocolAssignment,
-    ConsumerProtocolSubscription,
     HeartbeatRequest,
     JoinGroupRequest,
     LeaveGroupRequest,
@@ -300,7 +300,7 @@ class ClassicMember(Member):
             self.member_id = ""
 
     async def _join(self, link: Link) -> bool:
-        metadata = ConsumerProtocolSubscription(topics=[self.plan.topic]).encode(0)
+        metadata = write_subscription(Subscription(0, (self.plan.topic,)))
         answer = await link.ask(
             JoinGroupRequest(
                 group_id=self.group,
@@ -308,7 +308,7 @@ class ClassicMember(Member):
                 rebalance_timeout_ms=self.plan.rebalance_ms,
                 member_id=self.member_id,
                 protocol_type="consumer",
-                protocols=[JoinGroupRequest.JoinGroupRequestProtocol(name="range", metadata=b"\0\0" + metadata)],
+                protocols=[JoinGroupRequest.JoinGroupRequestProtocol(name="range", metadata=metadata)],
             ),
             JOIN,
         )
@@ -332,13 +332,9 @@ class ClassicMember(Member):
         out, position = [], 0
         for index, member in enumerate(members):
             count = each + (index < extra)
-            topics = [
-                ConsumerProtocolAssignment.TopicPartition(
-                    topic=self.plan.topic, partitions=list(range(position, position + count))
-                )
-            ]
+            share = [TopicPartition(self.plan.topic, number) for number in range(position, position + count)]
             position += count
-            data = b"\0\0" + ConsumerProtocolAssignment(assigned_partitions=topics).encode(0)
+            data = write_assignment(0, share)
             out.append(SyncGroupRequest.SyncGroupRequestAssignment(member_id=member, assignment=data))
         return out
 
@@ -362,9 +358,9 @@ class ClassicMember(Member):
             return code is ErrorCode.REBALANCE_IN_PROGRESS and await self._join(link)
         owned: set[int] = set()
         if answer.assignment:
-            decoded = ConsumerProtocolAssignment.decode(answer.assignment[2:], 0)
-            for topic in decoded.assigned_partitions:
-                owned.update(topic.partitions)
+            assignment = read_assignment(bytes(answer.assignment))
+            if assignment is not None:
+                owned.update(number for _, number in assignment.partitions)
         self._start_work(frozenset(owned))
         return True
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from kohort.consumer_protocol import Subscription, write_subscription
 from kohort.errors import ErrorCode
 from kohort.wire.groups import (
-    ConsumerProtocolSubscription,
     HeartbeatRequest,
     JoinGroupRequest,
     LeaveGroupRequest,
@@ -17,7 +17,7 @@ from tests.broker.raw import RawClient
 
 
 def subscription(*topics: str) -> bytes:
-    return b"\0\0" + ConsumerProtocolSubscription(topics=list(topics)).encode(0)
+    return write_subscription(Subscription(0, topics))
 
 
 class Member:

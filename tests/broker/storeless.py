@@ -105,7 +105,7 @@ class Coordinators:
         config = BrokerConfig()
         for number in range(2):
             host = GroupHost(
-                self._loop, self._config, self.topics, self.map, self._open_journal, api_keys(GROUP_ROUTES)
+                self._loop, self._config, lambda _: self.topics, self.map, self._open_journal, api_keys(GROUP_ROUTES)
             )
             host.groups.count = SHARDS
             dispatcher = Dispatcher(host, GROUP_ROUTES, unknown_api_versions)

@@ -10,7 +10,9 @@ import pytest
 from kohort import Admin, Broker, Consumer
 from kohort.broker.shards import java_hash
 from kohort.errors import ErrorCode, KafkaError
+from kohort.log import LogStore, TopicPlan, completed
 from kohort.wire.batch import iter_headers
+from kohort.wire.cluster import DeleteTopicsRequest
 from kohort.wire.groups import DescribeGroupsRequest, ListGroupsRequest
 from kohort.wire.offsets import OffsetCommitRequest, OffsetFetchRequest
 from kohort.wire.transactions import (
@@ -117,6 +119,52 @@ def test_clients_are_told_and_do_not_wait(tmp_path: Path, protocol: Any) -> None
         with Admin(broker.bootstrap_servers) as admin, pytest.raises(KafkaError) as refused:
             admin.list_consumer_group_offsets(HERE)
     assert refused.value.code is ErrorCode.UNKNOWN_SERVER_ERROR
+
+
+@pytest.mark.parametrize("crash", [True, False], ids=["killed", "stopped"])
+def test_a_topic_that_is_made_again_has_no_offsets_of_the_earlier_one(tmp_path: Path, crash: bool) -> None:
+    """Also where the coordinator could not be told of the deletion, and where the broker dies at each step from there on."""
+    journal = tmp_path / "__consumer_offsets-0"
+
+    def end(broker: Broker) -> None:
+        if crash:
+            broker.kill()
+
+    with Broker(tmp_path, REFUSE) as broker, RawClient(broker.bootstrap_servers) as client:
+        create_topic(client, "t")
+        for group, offset in ((HERE, 118), (BESIDE, 2), (ELSEWHERE, 7)):
+            assert commit(client, group, offset) == ErrorCode.NONE
+        end(broker)
+    flip(journal, -2)
+    with Broker(tmp_path, REFUSE) as broker, RawClient(broker.bootstrap_servers) as client:
+        assert commit(client, HERE, 1) == ErrorCode.UNKNOWN_SERVER_ERROR
+        assert client.ask(DeleteTopicsRequest(topic_names=["t"]), 5).responses[0].error_code == ErrorCode.NONE
+        create_topic(client, "t")
+        assert commit(client, ELSEWHERE, 8) == ErrorCode.NONE
+        end(broker)
+    flip(journal, -2)  # as it was: repaired
+    for offset in (3, 4):
+        with Broker(tmp_path, REFUSE) as broker, RawClient(broker.bootstrap_servers) as client:
+            assert committed(client, HERE, "t") == (-1 if offset == 3 else 3)
+            assert committed(client, ELSEWHERE, "t") == 8, "this coordinator was told"
+            assert commit(client, HERE, offset) == ErrorCode.NONE
+            end(broker)
+
+
+def test_an_earlier_topic_is_forgotten_where_the_broker_died_behind_its_deletion(tmp_path: Path) -> None:
+    """The catalog has the deletion, the coordinators' journals do not; clients use the topic again at once."""
+    with Broker(tmp_path, REFUSE) as broker, RawClient(broker.bootstrap_servers) as client:
+        create_topic(client, "t")
+        assert commit(client, HERE, 118) == ErrorCode.NONE
+    with LogStore(tmp_path) as store:
+        store.delete_topic("t")
+        completed(store.creating([TopicPlan("t", 1)], lambda: (0, 1)))
+    with Broker(tmp_path, REFUSE) as broker, RawClient(broker.bootstrap_servers) as client:
+        assert committed(client, HERE, "t") == -1
+        assert commit(client, HERE, 3) == ErrorCode.NONE
+        broker.kill()
+    with Broker(tmp_path, REFUSE) as broker, RawClient(broker.bootstrap_servers) as client:
+        assert committed(client, HERE, "t") == 3
 
 
 def test_what_was_cut_off_is_said_with_who_wrote_last(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

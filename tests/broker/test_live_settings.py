@@ -13,7 +13,7 @@ from kohort.broker.config.live_settings import ALL, FILE, LiveSettings
 from kohort.broker.config.settings import broker_configs
 from kohort.client.admin.values import ConfigResource, NewTopic, ResourceType
 from kohort.errors import CorruptDataError, ErrorCode, InvalidInputError, KafkaError
-from kohort.wire.cluster import MetadataRequest
+from kohort.wire.cluster import IncrementalAlterConfigsRequest, MetadataRequest
 from tests.broker.raw import RawClient, create_topic
 
 OWN, EVERY = ConfigResource(ResourceType.BROKER, "1"), ConfigResource(ResourceType.BROKER, ALL)
@@ -123,3 +123,24 @@ def test_a_file_that_can_not_be_read_says_what_to_do(tmp_path: Path, content: st
     (tmp_path / FILE).write_bytes(content.encode("latin-1"))
     with pytest.raises(CorruptDataError, match=f"{FILE}.*; mend it"):
         LiveSettings(tmp_path, broker_configs({}))
+
+
+def test_a_resource_that_can_not_be_altered_is_told_apart_from_those_that_were(broker: Broker, tmp_path: Path) -> None:
+    (tmp_path / "group-settings.tmp").mkdir()
+    make = IncrementalAlterConfigsRequest.AlterConfigsResource
+    entry = IncrementalAlterConfigsRequest.AlterableConfig
+    beat = "consumer.heartbeat.interval.ms"
+    asked = [
+        make(resource_type=2, resource_name="t", configs=[entry(name="retention.ms", value="77")]),
+        make(resource_type=32, resource_name="g", configs=[entry(name=beat, value="6000")]),
+    ]
+    with RawClient(broker.bootstrap_servers) as client:
+        create_topic(client, "t")
+        found = client.ask(IncrementalAlterConfigsRequest(resources=asked)).responses
+    assert [each.error_code for each in found] == [ErrorCode.NONE, ErrorCode.KAFKA_STORAGE_ERROR]
+    assert value(broker, "retention.ms", ConfigResource(ResourceType.TOPIC, "t")) == "77"
+    group = ConfigResource(ResourceType.GROUP, "g")
+    assert value(broker, beat, group) == "5000", "what was refused does not show"
+    (tmp_path / "group-settings.tmp").rmdir()
+    alter(broker, group, consumer_heartbeat_interval_ms="6000")
+    assert value(broker, beat, group) == "6000"

@@ -48,7 +48,9 @@ def test_a_round_that_fails_in_several_places_is_followed_by_one(partitions: tup
         store=SimpleNamespace(get=lambda *_: FullLog(), topics={}),
         config=SimpleNamespace(older_values=False),
         groups=SimpleNamespace(
-            at=lambda _: SimpleNamespace(ask=lambda _, on_reply: on_reply(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS))
+            at=lambda _: SimpleNamespace(
+                ask=lambda _, on_reply: on_reply(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS), damaged=False
+            )
         ),
         waits=SimpleNamespace(changed=lambda _: None),
         token=lambda: 1,

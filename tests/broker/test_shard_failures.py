@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from kohort.coordinator.shard import STEP_SLICE_EVENTS
 from kohort.errors import CorruptDataError, ErrorCode
 from kohort.groups.events import Heartbeat, ListGroups, OffsetCommit, OffsetToCommit, TopicsDeleted
 from kohort.groups.records import OffsetCommitted
@@ -214,15 +215,14 @@ def with_something_to_write_when_loaded(driven: Driven) -> None:
 def test_a_load_whose_own_append_fails_is_tried_again(driven: Driven, failure: Failure) -> None:
     with_something_to_write_when_loaded(driven)
     driven.journal.fails = [failure]
-    announced = driven.announced
+    asked = driven.settings_asked
     driven.load()
     assert not driven.shard.loaded
-    assert driven.announced == announced
     assert driven.answer(driven.fetch("old")) is LOADING
     assert driven.written() == {"old": 7}
     driven.turns.pass_time(LONG_S)
     assert driven.journal.loads == 2
-    assert driven.announced == announced + 1
+    assert driven.settings_asked == asked + 2, "they may have changed meanwhile"
     assert driven.written() == {}
     fetch = driven.fetch("old")
     driven.turns.settle()
@@ -274,11 +274,11 @@ def test_a_load_answers_who_waits_and_forgets_what_is_queued(driven: Driven) -> 
 
 def test_a_second_load_takes_the_place_of_the_first(driven: Driven, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kohort.coordinator.shard.LOAD_SLICE_S", -1.0)
-    announced = driven.announced
+    asked = driven.settings_asked
     driven.shard.load()
     driven.shard.load()
     driven.turns.settle()
-    assert driven.announced == announced + 1
+    assert driven.settings_asked == asked + 1
     driven.journal.fails = [no_space]
     driven.commit("a", 1)
     driven.turns.settle()
@@ -358,26 +358,52 @@ def test_a_reply_that_can_t_be_handed_out_keeps_no_other_back(driven: Driven, ca
 
 @pytest.mark.parametrize("place", ["queued", "stepped", "failed", "loading"])
 def test_a_topic_deleted_meanwhile_takes_its_offsets_with_it(driven: Driven, place: str) -> None:
-    """Also when a topic of the same name is made again before the coordinator has loaded: it looks at the topics then."""
+    """Also when a topic of the same name is made again before the coordinator has loaded: it is told when it loads."""
     if place == "queued":
         broken_request(driven)
-        driven.shard.tell(TopicsDeleted((TOPIC,)))
     else:
         driven.journal.fails = [no_space]
-        if place == "stepped":
-            driven.shard.tell(TopicsDeleted((TOPIC,)))
-        else:
+        if place != "stepped":
             driven.commit("a", 1)
-        driven.turns.settle()
+            driven.turns.settle()
         if place == "loading":
             driven.shard.load()
-        if place != "stepped":
-            driven.shard.tell(TopicsDeleted((TOPIC,)))
+    driven.shard.tell(TopicsDeleted((TOPIC,)))
+    while driven.shard.settle():
+        pass
+    if not driven.shard.loaded:
+        driven.unseen = [TOPIC]
     driven.turns.pass_time(LONG_S)
     assert driven.written() == {}
     commit = driven.commit("old", 8)
     driven.turns.settle()
     assert driven.answer(commit) is ErrorCode.NONE
+    driven.load()
+    assert driven.written() == {"old": 8}
+
+
+def test_offsets_of_a_deleted_topic_are_gone_before_one_of_its_name_can_be_made(driven: Driven) -> None:
+    """Whoever is killed between the two finds nothing of the earlier topic."""
+    commits = [driven.commit(f"g{number}", number) for number in range(3 * STEP_SLICE_EVENTS)]
+    driven.shard.tell(TopicsDeleted((TOPIC,)))
+    while driven.shard.settle():
+        pass
+    assert driven.written() == {}, "without a turn of the loop"
+    driven.turns.settle()
+    assert {driven.answer(commit) for commit in commits} == {ErrorCode.NONE}
+    assert driven.each_answered_once()
+
+
+def test_nothing_is_served_before_it_is_noted_that_earlier_topics_are_forgotten(driven: Driven) -> None:
+    """Else the next load would take what is committed now for positions in the earlier topic."""
+    driven.unseen, driven.not_noted = [TOPIC], [OSError(28, "No space left on device")]
+    driven.load()
+    assert not driven.shard.loaded
+    assert driven.written() == {}
+    driven.turns.pass_time(LONG_S)
+    assert driven.shard.loaded and not driven.unseen
+    driven.commit("old", 8)
+    driven.turns.settle()
     driven.load()
     assert driven.written() == {"old": 8}
 

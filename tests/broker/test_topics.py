@@ -17,6 +17,7 @@ from kohort.wire.cluster import (
     DeleteTopicsRequest,
     MetadataRequest,
 )
+from kohort.wire.data import DeleteRecordsRequest
 from tests.broker.raw import RawClient, batch_of, create_topic, end_offset, produce, resident_kib
 
 MANY = 10_000
@@ -147,3 +148,21 @@ def test_a_topic_made_on_use_is_told_of_with_who_used_it_and_that_it_had_just_be
     assert "topic orders is there again, with 3 partitions, because it was used: Metadata 13" in again
     assert "It had been deleted 0 s before: DeleteTopics 5 from 127.0.0.1:" in again
     assert "topic orders made with 1 partitions: CreateTopics 7" in made
+
+
+def test_records_that_cannot_be_deleted_are_all_there(tmp_path: Path) -> None:
+    """The start that can't be kept has not moved, and the other partitions of the request are answered for themselves."""
+    part = DeleteRecordsRequest.DeleteRecordsTopic.DeleteRecordsPartition
+    asked = DeleteRecordsRequest.DeleteRecordsTopic(
+        name="t", partitions=[part(partition_index=0, offset=0), part(partition_index=1, offset=1)]
+    )
+    with Broker(tmp_path) as broker, RawClient(broker.bootstrap_servers) as client:
+        create_topic(client, "t", 2)
+        for number in (0, 1):
+            assert produce(client, "t", number, batch_of(b"x")).error_code == 0
+        (tmp_path / "log-start-offset-checkpoint.tmp").mkdir()
+        found = client.ask(DeleteRecordsRequest(topics=[asked])).topics[0].partitions
+        assert codes(found) == [ErrorCode.NONE, ErrorCode.KAFKA_STORAGE_ERROR]
+        (tmp_path / "log-start-offset-checkpoint.tmp").rmdir()
+        found = client.ask(DeleteRecordsRequest(topics=[asked])).topics[0].partitions
+        assert [(ErrorCode.of(each.error_code), each.low_watermark) for each in found] == [(0, 0), (0, 1)]

@@ -95,7 +95,9 @@ class Producer:
             asked: Any = AddOffsetsToTxnRequest(
                 transactional_id=self.name, producer_id=self.id, producer_epoch=self.epoch, group_id=group
             )
-            assert self.client.ask(asked).error_code == 0
+            error = int(self.client.ask(asked).error_code)
+            if error:
+                return error
         part = TxnOffsetCommitRequest.TxnOffsetCommitRequestPartition(partition_index=0, committed_offset=offset)
         asked = TxnOffsetCommitRequest(
             transactional_id=self.name,

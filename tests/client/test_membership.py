@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
+from kohort import consumer_protocol
 from kohort.assignors.range import Range
 from kohort.client.group.classic_member import ClassicMembership
-from kohort.client.group.classic_protocol import encode_assignment
 from kohort.client.group.membership import Membership, MemberState
 from kohort.client.group.subscription import Subscription
 from kohort.client.net.metadata import Metadata, TopicInfo
+from kohort.consumer_protocol import NEWEST_VERSION, read_subscription, write_assignment
 from kohort.errors import ErrorCode, FencedError, KafkaError
 from kohort.ids import TopicPartition
 from kohort.wire.groups import (
-    ConsumerProtocolSubscription,
     HeartbeatResponse,
     JoinGroupResponse,
     LeaveGroupResponse,
@@ -78,7 +78,9 @@ class Coordinator:
     def sync(self, message: Any, version: int) -> Any:
         if self.sync_errors:
             return SyncGroupResponse(error_code=self.sync_errors.pop(0))
-        content = message.assignments[0].assignment if self.given is None else encode_assignment(self.given)
+        content = (
+            message.assignments[0].assignment if self.given is None else write_assignment(NEWEST_VERSION, self.given)
+        )
         return SyncGroupResponse(assignment=content)
 
     def subscribe(self, *topics: str, **more: Any) -> Membership:
@@ -139,9 +141,9 @@ def test_a_cooperative_member_gives_up_only_what_moves_and_joins_again() -> None
     trial.world.run()
     assert member.assignment.partitions == parts(0, 1)
     joins = trial.world.sent("JoinGroup")
-    owned = ConsumerProtocolSubscription.decode(bytes(joins[-1].message.protocols[0].metadata)[2:], 3)
-    assert [(topic.topic, topic.partitions) for topic in owned.owned_partitions] == [("a", [0, 1])]
-    assert (owned.generation_id, member.assignment.generation) == (2, 3)
+    owned = said_by(joins[-1])
+    assert owned.owned == parts(0, 1)
+    assert (owned.generation, member.assignment.generation) == (2, 3)
 
 
 def test_members_that_list_an_eager_assignor_too_are_eager() -> None:
@@ -200,16 +202,16 @@ def test_a_connection_that_breaks_in_the_middle_of_a_join_is_made_again() -> Non
     assert trial.member.holding
 
 
+def said_by(request: Any) -> consumer_protocol.Subscription:
+    """The subscription in a JoinGroup."""
+    said = read_subscription(bytes(request.message.protocols[0].metadata))
+    assert said is not None
+    return said
+
+
 def claimed(trial: Coordinator, since: int) -> list[tuple[TopicPartition, ...]]:
     """What each JoinGroup from this one on said its member has."""
-    subscriptions = [
-        ConsumerProtocolSubscription.decode(bytes(request.message.protocols[0].metadata)[2:], 3)
-        for request in trial.world.sent("JoinGroup")[since:]
-    ]
-    return [
-        tuple(TopicPartition(each.topic, number) for each in said.owned_partitions for number in each.partitions)
-        for said in subscriptions
-    ]
+    return [said_by(request).owned for request in trial.world.sent("JoinGroup")[since:]]
 
 
 def test_scenario_4_a_sync_that_meets_a_new_rebalance_keeps_what_is_held_and_says_so() -> None:
@@ -326,11 +328,8 @@ def test_a_member_that_lost_what_its_join_claims_joins_again() -> None:
     (waiting,) = trial.world.parked_named("JoinGroup")
     trial.world.answer(waiting, trial.join(waiting.message, waiting.version))
     trial.world.run(trial.world.runtime.now_ms + 1_000)
-    claims = [
-        ConsumerProtocolSubscription.decode(bytes(request.message.protocols[0].metadata)[2:], 3).owned_partitions
-        for request in trial.world.sent("JoinGroup")[-2:]
-    ]
-    assert [claim[0].partitions for claim in claims] == [[0, 1, 2, 3], [0, 1]]
+    claims = [said_by(request).owned for request in trial.world.sent("JoinGroup")[-2:]]
+    assert claims == [parts(0, 1, 2, 3), parts(0, 1)]
     assert trial.member.holding and trial.member.assignment.partitions == parts(0, 1)
 
 
@@ -347,8 +346,7 @@ def test_a_new_join_claims_nothing_that_is_being_lost() -> None:
     assert len(trial.world.sent("JoinGroup")) == said
     trial.member.release()
     trial.world.run(trial.world.runtime.now_ms + 1_000)
-    again = trial.world.sent("JoinGroup")[said].message.protocols[0].metadata
-    assert ConsumerProtocolSubscription.decode(bytes(again)[2:], 3).owned_partitions == []
+    assert said_by(trial.world.sent("JoinGroup")[said]).owned == ()
     assert trial.member.holding
 
 

@@ -10,8 +10,8 @@ import pytest
 from kohort import Admin, Broker, Consumer, Producer, TopicPartition
 from kohort.client.admin.values import NewTopic
 from kohort.errors import ErrorCode, OffsetError
+from kohort.log.checkpoints import RECOVERY_POINTS
 from kohort.log.folder import CLEAN, LOCK
-from kohort.log.store import RECOVERY_POINTS
 from tests.broker.raw import RawClient, fetch_request
 from tests.support.waiting import until
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kohort.consumer_protocol import read_topics
 from kohort.groups import invariants
-from kohort.groups.consumer_protocol import read_topics
 from kohort.groups.liveness.deadlines import Deadline, Deadlines, Timer
 from tests.groups.trial import Trial, subscription
 

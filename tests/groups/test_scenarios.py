@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from kohort.consumer_protocol import write_assignment
 from kohort.errors import ErrorCode
-from kohort.groups.consumer_protocol import write_assignment
 from kohort.groups.events import ConnectionLost, DescribeGroups
 from kohort.groups.records import GroupSaved
 from kohort.ids import TopicPartition

@@ -5,17 +5,18 @@ from __future__ import annotations
 import re
 import struct
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from kohort.consumer_protocol import write_assignment
 from kohort.errors import ErrorCode
 from kohort.groups import invariants
 from kohort.groups.config import GroupConfig
 from kohort.groups.consumer import targets
-from kohort.groups.consumer_protocol import write_assignment
 from kohort.groups.events import (
     Client,
     ConsumerGroupHeartbeat,
+    GroupSettings,
     Heartbeat,
     JoinGroup,
     LeaveGroup,
@@ -110,14 +111,14 @@ class Trial:
             self.feed(Tick())
         self._move(end)
 
-    def restart(self, cut: int | None = None) -> None:
-        """Throw the machine away and replay the journal, cut after `cut` records if given."""
+    def restart(self, cut: int | None = None, settings: Mapping[str, GroupSettings] | None = None) -> None:
+        """Throw the machine away and replay the journal, cut after `cut` records if given; groups have these settings."""
         if cut is not None:
             del self.journal[cut:]
         self.machine = GroupMachine(self.config)
         for record in self.journal:
             self.machine.apply(record)
-        self._take(self.machine.on_loaded(self.now, self.image))
+        self._take(self.machine.on_loaded(self.now, self.image, settings or {}))
 
     def reply(self, request: int) -> Any:
         """The reply to a request, None while it waits."""

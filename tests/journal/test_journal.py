@@ -16,8 +16,8 @@ from kohort.journal import local, sealing
 from kohort.journal.codec import GroupRecordReader, encode
 from kohort.journal.local import LogJournal
 from kohort.log import PartitionLog, compact_now
-from kohort.log.pairs import read_pairs
-from kohort.wire.batch import BatchRecord, build_batch, crc_ok, iter_headers, parse_header, read_records
+from kohort.wire.batch import BatchRecord, build_batch, crc_ok, iter_headers, parse_header
+from kohort.wire.records import read_pairs, read_records
 from tests.log.making import CRASHED, NOW, copy_folder, keyed, small
 
 _ID = uuid.UUID("66fa98a9-798b-4cb7-8a8a-4d3a5e1cf0a2")

@@ -9,23 +9,10 @@ from typing import Any
 import pytest
 from tests.support.waiting import until
 
-from kohort import Admin, Broker, Consumer, Producer, TopicPartition
+from kohort import Admin, Consumer, Producer, TopicPartition
 from kohort.client.admin.values import NewTopic
 from kohort.client.offset_values import OffsetAndMetadata
 from kohort.lag import PartitionLag, group_lag
-
-
-@pytest.fixture(scope="module")
-def our_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    with Broker(tmp_path_factory.mktemp("lag"), {"group.initial.rebalance.delay.ms": 0}) as broker:
-        yield broker
-
-
-@pytest.fixture(params=["kohort", pytest.param("apache", marks=pytest.mark.kafka)])
-def servers(request: pytest.FixtureRequest) -> str:
-    fixture = "our_broker" if request.param == "kohort" else "apache_kafka"
-    servers: str = request.getfixturevalue(fixture).bootstrap_servers
-    return servers
 
 
 @pytest.fixture

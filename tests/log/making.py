@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from kohort.log import LogConfig, OpenOptions, PartitionLog
-from kohort.wire.batch import BatchRecord, build_batch, read_records
+from kohort.wire.batch import BatchRecord, build_batch
+from kohort.wire.records import read_records
 
 NOW = 1_700_000_000_000
 CRASHED = OpenOptions(clean=False)

@@ -17,7 +17,7 @@ from kohort.log import LogStore
 from kohort.log.check import FolderCheck, Found, Report, locked
 from kohort.log.recovery import ASIDE
 from kohort.log.repair import repair
-from kohort.wire.batch import read_records
+from kohort.wire.records import read_records
 from tests.log.making import NOW, batch, keyed, values
 
 T = TopicPartition("t", 0)

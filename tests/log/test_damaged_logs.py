@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from kohort.log import LogConfig, OpenOptions, PartitionLog, compact_now
 from kohort.log.damage import Damage, DamagedError
-from kohort.wire.batch import crc_ok, parse_header, read_records
+from kohort.wire.batch import crc_ok, parse_header
+from kohort.wire.records import read_records
 from tests.log.making import CRASHED, NOW, POWER_LOST, batch, copy_folder, keyed, small
 
 FIELDS = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import NoReturn
 
@@ -12,6 +13,7 @@ from kohort.ids import TopicPartition
 from kohort.log import LogStore, PartitionLog, folder
 from kohort.log.check import FolderCheck, locked
 from kohort.log.repair import repair
+from kohort.wire.batch import parse_header
 from tests.log.making import NOW, batch, values
 
 T = TopicPartition("t", 0)
@@ -94,3 +96,43 @@ def test_what_a_power_loss_left_is_judged_by_a_check_as_by_a_broker(tmp_path: Pa
     assert (path / folder.LOCK).read_bytes() == note
     with LogStore(path) as again:
         assert values(again.partition(T)) == wanted
+
+
+def test_after_a_power_loss_an_epoch_begins_also_where_nothing_is_left_and_no_folder_is_made_for_it(
+    tmp_path: Path, boot: Path
+) -> None:
+    """Records may have been read and be lost with their folder; of many partitions most never had any."""
+    path = tmp_path / "d"
+    store = LogStore(path)
+    store.create_topic("t", 3)
+    store.partition(T).append(batch(b"read", b"and lost"), NOW)
+    _let_go(store)
+    shutil.rmtree(path / "t-0")
+    boot.write_text("two\n")
+    for _ in range(2):
+        store = LogStore(path)
+        assert [log.leader_epoch for _, log in store.partitions()] == [1, 1, 1]
+        assert not list(path.glob("t-*"))
+        _let_go(store)
+    store = LogStore(path)
+    log = store.partition(T)
+    log.append(batch(b"a", b"b", b"c"), NOW)
+    _let_go(store)
+    with LogStore(path) as store:
+        log = store.partition(T)
+        assert [record.partition_leader_epoch for record in map(parse_header, log.batches(0))] == [1]
+        assert log.end_offset_for_epoch(0) == (0, 0), "what was read in epoch 0 is no part of this"
+    boot.write_text("three\n")
+    with LogStore(path) as store:
+        assert [log.leader_epoch for _, log in store.partitions()] == [1, 1, 1], "closed in order"
+    (path / folder.CLEAN).unlink()
+    (path / "t-1").mkdir()  # all that is left of it
+    boot.write_text("four\n")
+    with LogStore(path) as store:
+        assert [log.leader_epoch for _, log in store.partitions()] == [2, 2, 2]
+        assert sorted(each.name for each in path.glob("t-*")) == ["t-0", "t-1"]
+        assert store.create_topic("new", 1)
+    with LogStore(path) as store:
+        log = store.partition(TopicPartition("t", 1))
+        log.append(batch(b"x"), NOW)
+        assert [parse_header(each).partition_leader_epoch for each in log.batches(0)] == [2]

@@ -12,7 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from kohort.log import OpenOptions, PartitionLog
 from kohort.log.retention import enforce
-from kohort.wire.batch import parse_header, read_records
+from kohort.wire.batch import parse_header
+from kohort.wire.records import read_records
 from tests.log.making import CRASHED, NOW, POWER_LOST, batch, small
 
 _VALUES = st.lists(st.binary(min_size=1, max_size=120), min_size=1, max_size=8)

@@ -15,7 +15,7 @@ from kohort.errors import KafkaError
 from kohort.log import LogConfig, LogStore, OpenOptions, PartitionLog
 from kohort.log.compaction import Compaction
 from kohort.log.damage import DamagedError
-from kohort.wire.batch import read_records
+from kohort.wire.records import read_records
 from tests.log.making import CRASHED, NOW, POWER_LOST, batch, copy_folder, keyed, small, values
 
 
@@ -196,7 +196,7 @@ def test_a_short_write_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 _WRITER = """
 import sys, os
 from kohort.log import LogStore, LogConfig
-from kohort.wire.batch import read_records
+from kohort.wire.records import read_records
 from tests.log.making import batch, NOW
 store = LogStore(sys.argv[1], defaults=LogConfig(segment_bytes=200_000, index_interval_bytes=500))
 if "t" not in store.topics:

@@ -12,18 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kohort.errors import CorruptDataError, ErrorCode, InvalidInputError
-from kohort.wire.batch import (
-    HEADER_SIZE,
-    BatchRecord,
-    build_batch,
-    crc_ok,
-    iter_headers,
-    parse_header,
-    patch,
-    read_records,
-)
+from kohort.wire.batch import HEADER_SIZE, BatchRecord, build_batch, crc_ok, iter_headers, parse_header, patch
 from kohort.wire.codec import uvarint_bytes
 from kohort.wire.compression import CODECS, TooLargeError, compress, decompress
+from kohort.wire.records import read_records
 
 _BLOB = st.none() | st.binary(max_size=60)
 _RECORD = st.builds(

@@ -16,7 +16,6 @@ from kio.serial import entity_reader, entity_writer
 from kohort.wire.cluster import ApiVersionsResponse
 from kohort.wire.data import FetchResponse
 from kohort.wire.framing import APIS
-from kohort.wire.groups import ConsumerProtocolAssignment, ConsumerProtocolSubscription
 from kohort.wire.message import Message
 from kohort.wire.schema import Field, Struct
 from tests.wire.values import Values
@@ -38,7 +37,6 @@ def _kio_class(cls: type[Message], version: int) -> Any:
 
 
 MESSAGES = [kind for api in APIS.values() for kind in (api.request, api.response)]
-MESSAGES += [ConsumerProtocolSubscription, ConsumerProtocolAssignment]
 CASES = [(kind, version) for kind in MESSAGES for version in range(kind.MIN_VERSION, kind.MAX_VERSION + 1)]
 
 

@@ -20,7 +20,7 @@ from kohort.assignors.claims import believed, beside, keep_order
 from kohort.assignors.even import divide_evenly
 from kohort.assignors.shapes import Assignment, MemberSubscription, Stateless, TopicInfo, subscribers
 from kohort.assignors.uneven import Division, numbers
-from kohort.ids import MemberId, TopicPartition
+from kohort.ids import MemberId, TopicPartition, by_topic
 
 
 def divide(members: Mapping[MemberId, MemberSubscription], topics: Mapping[str, TopicInfo]) -> Assignment:
@@ -181,11 +181,9 @@ class CooperativeSticky(Stateless):
 
 def encode_previous(partitions: Sequence[TopicPartition], generation: int) -> bytes:
     """The sticky assignor's user data: array of (topic, array of partitions), then the generation."""
-    by_topic: dict[str, list[int]] = {}
-    for partition in sorted(partitions):
-        by_topic.setdefault(partition.topic, []).append(partition.partition)
-    parts = [struct.pack(">i", len(by_topic))]
-    for topic, found in by_topic.items():
+    topics = by_topic(partitions)
+    parts = [struct.pack(">i", len(topics))]
+    for topic, found in topics.items():
         name = topic.encode()
         parts += (struct.pack(">h", len(name)), name, struct.pack(f">i{len(found)}i", len(found), *found))
     parts.append(struct.pack(">i", generation))

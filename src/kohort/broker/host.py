@@ -26,7 +26,7 @@ from kohort.broker.shards import GroupShards
 from kohort.coordinator.shard import GroupShard
 from kohort.errors import ErrorCode, KafkaError
 from kohort.groups.config import GroupConfig
-from kohort.groups.events import Event, TopicImage
+from kohort.groups.events import Event, GroupSettings, TopicImage
 from kohort.groups.outcome import Counted, Push, Rebalanced, Work
 from kohort.ids import TopicPartition
 from kohort.journal.protocol import Journal
@@ -93,15 +93,14 @@ class GroupHost:
         self,
         loop: asyncio.AbstractEventLoop,
         config: GroupConfig,
-        topics: KnownTopics,
+        topics: Callable[[GroupShards], KnownTopics],
         places: Places,
         open_journal: Callable[[int], Journal],
         api_keys: Sequence[ApiVersionsResponse.ApiVersion],
     ) -> None:
-        """`open_journal`: where the records of a shard are."""
+        """`topics`: the topics, which tell these groups of changes. `open_journal`: where the records of a shard are."""
         self.loop = loop
         self.group_config = config
-        self.topics = topics
         self.places = places
         self.api_keys = api_keys
         self._open_journal = open_journal
@@ -110,6 +109,7 @@ class GroupHost:
         self.faults = Faults(loop)
         self._tokens = itertools.count(1)
         self.groups = GroupShards(self.token, self._make_shard)
+        self.topics = topics(self.groups)
         self._workers = ThreadPoolExecutor(WORKERS, "kohort-work")
         self._work: set[asyncio.Future[Event]] = set()
 
@@ -151,8 +151,16 @@ class GroupHost:
         """All topics now."""
         return self.topics.image()
 
+    def unseen_topics(self, index: int) -> Sequence[str]:
+        """Topics made since a shard's journal was last loaded; none where topics are told apart by their ids."""
+        return ()
+
     def shard_loaded(self, index: int) -> None:
-        """A shard has loaded: tell it what is not in its journal."""
+        """A shard has loaded."""
+
+    def own_settings(self, index: int) -> Mapping[str, GroupSettings]:
+        """What groups of a shard have set for themselves."""
+        return {}
 
     def run_work(self, work: Work, done: Callable[[Event], None]) -> None:
         """Run long work in a thread; its event comes back on the loop."""

@@ -18,12 +18,13 @@ from kohort.broker.fetch_sessions import FetchSessions
 from kohort.broker.host import GroupHost
 from kohort.broker.net.session import ClientSession
 from kohort.broker.places import OnePlace
+from kohort.broker.shards import GroupShards
 from kohort.broker.topics import OFFSETS_TOPIC, Topics
 from kohort.broker.transactions.coordinator import TransactionHost, Transactions
 from kohort.broker.transactions.producer_ids import ProducerIds
 from kohort.broker.turns import Turns
 from kohort.broker.waits import Waits
-from kohort.groups.events import Event
+from kohort.groups.events import GroupSettings
 from kohort.journal.local import LogJournal
 from kohort.log import LogStore, PartitionLog
 from kohort.wire.cluster import ApiVersionsResponse
@@ -62,9 +63,8 @@ class Node(GroupHost):
         live.listeners.append(self._settings_changed)
         self.host, self.port = address
         self.waits = Waits(loop)
-        topics = Topics(store, self.config.num_partitions, self.waits, self._tell_all)
         places = OnePlace(live, store, self.port)
-        super().__init__(loop, live.groups, topics, places, self._open_journal, api_keys)
+        super().__init__(loop, live.groups, self._make_topics, places, self._open_journal, api_keys)
         self.id = self.config.node_id
         self.sessions = FetchSessions(self.config.fetch_sessions_max)
         self.producer_ids = ProducerIds(data_dir)
@@ -108,12 +108,20 @@ class Node(GroupHost):
         assert part is not None
         return part
 
-    def _tell_all(self, event: Event) -> None:
-        self.groups.tell_all(event)
+    def _make_topics(self, groups: GroupShards) -> Topics:
+        return Topics(self.store, self.config.num_partitions, self.waits, groups)
+
+    def unseen_topics(self, index: int) -> list[str]:
+        """Topics made since a shard's journal was last loaded."""
+        return self.store.unseen(index)
 
     def shard_loaded(self, index: int) -> None:
-        """Tell a shard its groups' own settings."""
-        self.group_settings.announce(lambda group: self.groups.index_of(group) == index)
+        """Note that what a shard's journal held of earlier topics is gone."""
+        self.store.seen(index)
+
+    def own_settings(self, index: int) -> dict[str, GroupSettings]:
+        """What groups of a shard have set for themselves."""
+        return self.group_settings.usable(lambda group: self.groups.index_of(group) == index)
 
     def client_lost(self, client: ClientSession) -> None:
         """Forget what a client waited for, and tell the coordinators that it is gone."""

@@ -15,6 +15,7 @@ from kohort.broker.net.session import ClientSession
 from kohort.coordinator.shard import GroupShard, OnReply
 from kohort.errors import ErrorCode
 from kohort.groups.events import ConnectionLost, Event, ReleaseHeld
+from kohort.log import Steps
 
 MakeShard: TypeAlias = Callable[[int, int], GroupShard]
 """Makes the shard of an index, for a term."""
@@ -155,6 +156,22 @@ class GroupShards:
         """News for every shard."""
         for shard in self:
             shard.tell(event)
+
+    def settling(self) -> Steps[None]:
+        """Have every shard write now that topics were deleted, before one of the same name can be made."""
+        for shard in self:
+            while shard.settle():
+                yield
+
+    def unloaded(self) -> tuple[int, ...]:
+        """The shards that do not serve here: their journals may hold positions of topics that are gone."""
+        loaded = {index for index, shard in self._shards.items() if shard.loaded}
+        return tuple(index for index in range(self.count) if index not in loaded)
+
+    def is_damaged(self, index: int) -> bool:
+        """Whether a shard is here, and serves nothing for damage in its journal."""
+        shard = self._shards.get(index)
+        return shard is not None and shard.damaged
 
     def release(self, client: ClientSession) -> None:
         """Have a client's heartbeats answered that shards hold back: another request came behind them."""

@@ -10,10 +10,11 @@ import gc
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from uuid import UUID
 
 from kohort.broker.net.request import Request
+from kohort.broker.shards import GroupShards
 from kohort.broker.waits import Waits
 from kohort.errors import ErrorCode, KafkaError, error_for
 from kohort.groups import events
@@ -43,12 +44,12 @@ class Topics:
         store: LogStore,
         default_partitions: int,
         waits: Waits,
-        tell: Callable[[events.Event], None],
+        groups: GroupShards,
     ) -> None:
         self._store = store
         self._default_partitions = default_partitions
         self._waits = waits
-        self._tell = tell
+        self._groups = groups
         self._image: events.TopicImage | None = None
         self._version = 0
         self._deleted: OrderedDict[str, tuple[float, str]] = OrderedDict()
@@ -100,7 +101,7 @@ class Topics:
     ) -> Steps[list[Topic | KafkaError]]:
         """Create topics that a client asked for, or used; for each the topic or why it was refused."""
         try:
-            found = yield from self._store.creating(plans)
+            found = yield from self._store.creating(plans, self._groups.unloaded)
         except OSError as error:
             return _failed(request, len(plans), error)
         made = [each for each in found if isinstance(each, Topic)]
@@ -152,7 +153,8 @@ class Topics:
                 self._deleted.popitem(last=False)
         self._waits.changed(logs)
         self._changed()
-        self._tell(events.TopicsDeleted(tuple(topics)))
+        self._groups.tell_all(events.TopicsDeleted(tuple(topics)))
+        yield from self._groups.settling()
         return [*topics.values()]
 
     def growing(
@@ -181,7 +183,7 @@ class Topics:
     def _changed(self) -> None:
         self._version += 1
         self._image = None
-        self._tell(events.TopicsChanged(self.image()))
+        self._groups.tell_all(events.TopicsChanged(self.image()))
 
 
 def _failed(request: Request[Message], count: int, error: OSError) -> list[Topic | KafkaError]:

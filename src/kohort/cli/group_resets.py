@@ -11,8 +11,9 @@ from cyclopts import Parameter
 from kohort.cli.app import DONE, FAILED, UsageError
 from kohort.cli.common import Common
 from kohort.cli.group_rows import check_chosen, chosen_groups, tell
+from kohort.cli.nearest import topics_with_nearest
 from kohort.cli.output import confirmed, note, show
-from kohort.cli.partitions import chosen_partitions, name_of, topics_with_nearest
+from kohort.cli.partitions import chosen_partitions, name_of
 from kohort.cli.reset_targets import Goal, Plan, Target, parse_goal, plan_lines, read_plan
 from kohort.config import did_you_mean
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, NotFoundError

@@ -20,8 +20,8 @@ from kohort.cli.group_rows import (
     member_row,
     tell,
     type_name,
-    with_nearest,
 )
+from kohort.cli.nearest import groups_with_nearest
 from kohort.cli.output import printable, show, show_json
 from kohort.config import did_you_mean
 
@@ -126,7 +126,7 @@ def members(*groups: str, all_groups: Annotated[bool, Parameter(negative="")] = 
     check_chosen(groups, all_groups)
     with common.admin() as admin:
         found = admin.describe_consumer_groups(chosen_groups(admin, groups, all_groups))
-        errors = with_nearest(admin, found.errors)
+        errors = groups_with_nearest(admin, found.errors)
     rows = [member_row(group, member) for group in found.values.values() for member in group.members]
     columns = ("group", "member_id", "group_instance_id", "client_id", "host", "partitions", "assignment")
     show(rows, columns, as_json=common.json, empty="no members")

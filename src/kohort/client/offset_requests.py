@@ -12,7 +12,7 @@ from kohort.client.net.metadata import NO_TOPIC_ID
 from kohort.client.net.runtime import Task
 from kohort.client.offset_values import OffsetAndMetadata, OffsetAndTimestamp
 from kohort.errors import CommitFailedError, ErrorCode, KafkaError, error_for
-from kohort.ids import TopicPartition
+from kohort.ids import TopicPartition, by_topic
 from kohort.wire.data import ListOffsetsRequest
 from kohort.wire.offsets import OffsetCommitRequest, OffsetFetchRequest
 
@@ -103,12 +103,12 @@ async def _ask_leader(
 ) -> None:
     def build(version: int) -> ListOffsetsRequest:
         topics = []
-        for topic, parts in by_topic(wanted).items():
+        for topic, numbers in by_topic(wanted).items():
             entries = [
                 ListOffsetsRequest.ListOffsetsTopic.ListOffsetsPartition(
-                    partition_index=part.partition, timestamp=wanted[part]
+                    partition_index=number, timestamp=wanted[TopicPartition(topic, number)]
                 )
-                for part in parts
+                for number in numbers
             ]
             topics.append(ListOffsetsRequest.ListOffsetsTopic(name=topic, partitions=entries))
         request = ListOffsetsRequest(replica_id=-1, topics=topics)
@@ -130,14 +130,6 @@ async def _ask_leader(
             failure = error_for(code, f"offsets of {partition}")
     if failure is not None:
         raise failure
-
-
-def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[TopicPartition]]:
-    """Partitions grouped by topic, both sorted."""
-    groups: dict[str, list[TopicPartition]] = {}
-    for partition in sorted(partitions):
-        groups.setdefault(partition.topic, []).append(partition)
-    return groups
 
 
 class GroupIdentity:
@@ -194,7 +186,8 @@ async def commit_offsets(
             generation_id_or_member_epoch=identity.generation,
             member_id=identity.member_id,
             topics=[
-                _commit_topic(topic, parts, offsets, version, topic_ids) for topic, parts in by_topic(offsets).items()
+                _commit_topic(topic, numbers, offsets, version, topic_ids)
+                for topic, numbers in by_topic(offsets).items()
             ],
         )
         if version >= 7:
@@ -235,17 +228,17 @@ async def _is_gone(cluster: Cluster, topic: str, ids: Mapping[str, UUID]) -> boo
 
 def _commit_topic(
     topic: str,
-    parts: list[TopicPartition],
+    numbers: list[int],
     offsets: Mapping[TopicPartition, OffsetAndMetadata],
     version: int,
     ids: Mapping[str, UUID],
 ) -> Any:
     topic_type = OffsetCommitRequest.OffsetCommitRequestTopic
     entries = []
-    for part in parts:
-        value = offsets[part]
+    for number in numbers:
+        value = offsets[TopicPartition(topic, number)]
         entry = topic_type.OffsetCommitRequestPartition(
-            partition_index=part.partition, committed_offset=value.offset, committed_metadata=value.metadata
+            partition_index=number, committed_offset=value.offset, committed_metadata=value.metadata
         )
         if version >= 6:
             entry.committed_leader_epoch = value.leader_epoch
@@ -326,10 +319,7 @@ def _offset_fetch(
     topics = by_topic(wanted)
     if version < 8:
         topic_type = OffsetFetchRequest.OffsetFetchRequestTopic
-        entries = [
-            topic_type(name=name, partition_indexes=[part.partition for part in parts])
-            for name, parts in topics.items()
-        ]
+        entries = [topic_type(name=name, partition_indexes=numbers) for name, numbers in topics.items()]
         request = OffsetFetchRequest(group_id=group, topics=entries)
     else:
         group_type = OffsetFetchRequest.OffsetFetchRequestGroup
@@ -337,8 +327,8 @@ def _offset_fetch(
         named = [
             topic_of(topic_id=ids[name]) if version >= _TOPIC_IDS_SINCE else topic_of(name=name) for name in topics
         ]
-        for entry, parts in zip(named, topics.values(), strict=True):
-            entry.partition_indexes = [part.partition for part in parts]
+        for entry, numbers in zip(named, topics.values(), strict=True):
+            entry.partition_indexes = numbers
         asked = group_type(group_id=group, topics=named)
         if version >= 9 and identity is not None and identity.member_id:
             asked.member_id, asked.member_epoch = identity.member_id, identity.generation

@@ -22,12 +22,12 @@ import asyncio
 import enum
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 from kohort.errors import ErrorCode, FencedError, KafkaError
 from kohort.groups.config import GroupConfig
-from kohort.groups.events import Event, Tick, TopicImage, TopicsDeleted
+from kohort.groups.events import Event, GroupSettings, Tick, TopicImage, TopicsDeleted
 from kohort.groups.machine import GroupMachine
 from kohort.groups.outcome import Counted, GroupState, Now, Outcome, Push, Rebalanced, ReplyValue, Told, Work
 from kohort.groups.records import Record
@@ -120,8 +120,14 @@ class ShardHost(Protocol):
     def topic_image(self) -> TopicImage:
         """All topics now."""
 
+    def unseen_topics(self, index: int) -> Sequence[str]:
+        """Topics made since a shard's journal was last loaded: positions that it holds under their names are of earlier ones."""
+
     def shard_loaded(self, index: int) -> None:
-        """A shard has loaded: tell it what is not in its journal."""
+        """A shard has loaded, without positions of topics that are gone: note that. Raises OSError."""
+
+    def own_settings(self, index: int) -> Mapping[str, GroupSettings]:
+        """What groups of a shard have set for themselves, now, by group: it is not in the journal."""
 
     def run_work(self, work: Work, done: Callable[[Event], None]) -> None:
         """Run long work off the loop and hand its event to `done` on the loop."""
@@ -159,7 +165,6 @@ class GroupShard:
         self._machine: GroupMachine | None = None
         self._queue: list[Event] = []
         self._waiting: dict[int, OnReply] = {}
-        self._deleted: dict[str, None] = {}
         self._scheduled = False
         self._queued_at = 0.0
         self._times = host.metrics
@@ -211,7 +216,12 @@ class GroupShard:
                 if time.monotonic() > until:
                     self._loop.call_soon(self._replay, load, machine, batches)
                     return
-            outcome = machine.on_loaded(now(), self._host.topic_image())
+            steps: list[Step] = [
+                (None, machine.on_loaded(now(), self._host.topic_image(), self._host.own_settings(self.index)))
+            ]
+            if unseen := self._host.unseen_topics(self.index):
+                event = TopicsDeleted(tuple(unseen))
+                steps.append((event, machine.step(event, now())))
         except FencedError as error:
             self._fenced(error)
         except OSError as error:
@@ -220,15 +230,19 @@ class GroupShard:
             log.error("shard %d: its groups are not served: %s", self.index, error.message)
             self._unload(Phase.DAMAGED, REFUSED[Phase.DAMAGED])
         except Exception as fault:  # noqa: BLE001  # a fault of ours, which is logged
-            self._failed("a fault while it loads", fault=fault)
+            self._failed("a fault while it loads", fault)
         else:
             self._machine, self.phase = machine, Phase.SERVING
-            self._finish([(None, outcome)])
+            self._finish(steps)
             if self.loaded:
-                self._host.shard_loaded(self.index)
-                if self._deleted:
-                    self._enqueue(TopicsDeleted(tuple(self._deleted)))
-                    self._deleted.clear()
+                self._begin()
+
+    def _begin(self) -> None:
+        """Serve, once it is noted that what the journal held of topics that are gone is no more in it."""
+        try:
+            self._host.shard_loaded(self.index)
+        except OSError as error:
+            self._failed(f"what has been loaded can't be noted ({error})")
 
     # -- events
 
@@ -243,17 +257,18 @@ class GroupShard:
             self._enqueue(event)
 
     def tell(self, event: Event) -> None:
-        """Queue the shell's news; a shard that loads will see it in what it loads from, or is told when it has loaded."""
+        """Queue the shell's news; a shard that loads will see it in what it loads from."""
         if self.phase is Phase.SERVING:
             self._enqueue(event)
-        else:
-            self._keep((event,))
 
-    def _keep(self, lost: Iterable[Event | None]) -> None:
-        """Remember which topics were deleted: one may be there again, under the same name, when the shard has loaded."""
-        for event in lost:
-            if type(event) is TopicsDeleted:
-                self._deleted.update(dict.fromkeys(event.topics))
+    def settle(self) -> bool:
+        """Step the first of what is queued, now. Returns whether news of deleted topics is queued still.
+
+        When not, no position of them is in the journal any more, or the shard serves no longer.
+        """
+        if self._queue:
+            self._run()
+        return any(type(event) is TopicsDeleted for event in self._queue)
 
     def _enqueue(self, event: Event) -> None:
         self._queue.append(event)
@@ -326,11 +341,11 @@ class GroupShard:
         except FencedError as error:
             self._fenced(error)
         except OSError as error:
-            self._failed(f"the journal could not be written ({error})", steps)
+            self._failed(f"the journal could not be written ({error})")
         except KafkaError as error:
             self._refused(steps, error)
         except Exception as fault:  # noqa: BLE001  # a fault of ours, which is logged
-            self._failed("a fault in the journal", steps, fault)
+            self._failed("a fault in the journal", fault)
         else:
             self._times.append.observe(time.perf_counter() - began)
             self.records_written += len(records)
@@ -341,15 +356,14 @@ class GroupShard:
     def _refused(self, steps: list[Step], error: KafkaError) -> None:
         """The journal takes no such records: each step is appended by itself, as far as that goes."""
         if len(steps) > 1:
-            for number, step in enumerate(steps):
+            for step in steps:
                 self._finish([step])
                 if self.phase is not Phase.SERVING:
-                    self._keep(event for event, _ in steps[number + 1 :])
                     return
             return
         ((event, _),) = steps
         self._answer(getattr(event, "request", None), error.code)
-        self._failed(f"the journal does not take what comes of {_name(event)} ({error.message})", steps)
+        self._failed(f"the journal does not take what comes of {_name(event)} ({error.message})")
 
     def _answer(self, token: int | None, value: ReplyValue | ErrorCode) -> None:
         """Answer a request, if it still waits; a fault of who takes the answer must not keep others from theirs."""
@@ -367,14 +381,13 @@ class GroupShard:
         self._finish(before)
         if self.phase is Phase.SERVING:
             self._answer(getattr(event, "request", None), ErrorCode.UNKNOWN_SERVER_ERROR)
-            self._failed(f"a fault in the coordinator at {_name(event)}", [(event, Outcome())], fault)
+            self._failed(f"a fault in the coordinator at {_name(event)}", fault)
 
-    def _failed(self, why: str, lost: Iterable[Step] = (), fault: Exception | None = None) -> None:
+    def _failed(self, why: str, fault: Exception | None = None) -> None:
         """Throw the machine away, and order one load."""
         delay_s = min(RELOAD_DELAY_S * 2**self._failures, RELOAD_DELAY_MAX_S)
         self._failures += 1
         log.error("shard %d: %s; it is loaded again in %.1f s", self.index, why, delay_s, exc_info=fault)
-        self._keep(event for event, _ in lost)
         self._unload(Phase.FAILED, ErrorCode.COORDINATOR_NOT_AVAILABLE)
         self._reload = self._loop.call_later(delay_s, self.load)
 
@@ -390,7 +403,6 @@ class GroupShard:
         """Leave the phase with all that belongs to it: machine, queue, timers, and who waits, who is told `error`."""
         self.phase = phase
         self._machine = None
-        self._keep(self._queue)
         self._queue = []
         for timer in (self._timer, self._reload):
             if timer is not None:

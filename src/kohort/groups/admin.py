@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from kohort.consumer_protocol import CONSUMER_PROTOCOL_TYPE
 from kohort.errors import ErrorCode
 from kohort.groups.consumer.members import preferred_assignor
 from kohort.groups.consumer.state import Pairs, pack
-from kohort.groups.consumer_protocol import CONSUMER_PROTOCOL_TYPE
 from kohort.groups.context import Context
 from kohort.groups.events import ConsumerGroupDescribe, DeleteGroups, DescribeGroups, ListGroups
 from kohort.groups.group import Group

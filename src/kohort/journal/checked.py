@@ -16,9 +16,9 @@ from crc32c import crc32c
 
 from kohort.errors import CorruptDataError
 from kohort.log.damage import Damage, DamagedError
-from kohort.log.pairs import read_pairs
 from kohort.log.partition import PartitionLog
 from kohort.wire.batch import BatchHeader, parse_header
+from kohort.wire.records import read_pairs
 
 NameOf: TypeAlias = Callable[[bytes], str | None]
 """Whose record has this key: a group's, a transactional id's; None: nobody's."""

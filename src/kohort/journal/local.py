@@ -23,9 +23,9 @@ from kohort.journal.codec import GroupRecordReader, appended_offsets, group_of
 from kohort.journal.sealing import sealed
 from kohort.log.damage import Damage, DamagedError
 from kohort.log.markers import parse_marker
-from kohort.log.pairs import read_pairs
 from kohort.log.partition import PartitionLog
 from kohort.wire.batch import BatchHeader
+from kohort.wire.records import read_pairs
 
 APPEND_BYTES_MAX: Final = 512 << 20
 """One append goes into one segment, and what a step writes in one go must be bounded."""

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import msgspec
 
 from kohort.config import from_properties, settings
 from kohort.errors import CorruptDataError, ErrorCode, InvalidInputError
 from kohort.log.checkpoints import decode_id, encode_id, replace_file
-from kohort.log.config import LogConfig
+from kohort.log.config import LogConfig, StoreLimits
+
+L = TypeVar("L")
 
 FILE = "topics.json"
 _VERSION = 1
@@ -27,28 +30,38 @@ class Topic:
 
     Attributes:
         configs: what was set explicitly, under Kafka's property names; everything else is the store's default.
+        unseen: journals of groups that have not been loaded since the topic was made: positions that they hold under its
+            name are those of an earlier topic.
     """
 
     name: str
     id: uuid.UUID
     partitions: int
     configs: Mapping[str, str]
+    unseen: tuple[int, ...] = ()
 
 
-class _Row(msgspec.Struct):
+class _Row(msgspec.Struct, omit_defaults=True):
     name: str
     id: str
     partitions: int
     configs: dict[str, str]
+    unseen: tuple[int, ...] = ()
 
 
-class _File(msgspec.Struct):
+class _File(msgspec.Struct, omit_defaults=True):
     version: int
     topics: list[_Row]
+    power_losses: int = 0
 
 
 def read_catalog(folder: Path) -> dict[str, Topic] | None:
     """The topics by name, None if there is no catalog. Raises CorruptDataError."""
+    found = _read(folder)
+    return None if found is None else found[0]
+
+
+def _read(folder: Path) -> tuple[dict[str, Topic], int] | None:
     path = folder / FILE
     try:
         data = path.read_bytes()
@@ -56,18 +69,22 @@ def read_catalog(folder: Path) -> dict[str, Topic] | None:
         return None
     try:
         file = msgspec.json.decode(data, type=_File)
-        topics = {row.name: Topic(row.name, decode_id(row.id), row.partitions, row.configs) for row in file.topics}
+        topics = {row.name: _topic(row) for row in file.topics}
     except (msgspec.MsgspecError, ValueError) as error:
         raise CorruptDataError(f"{path} can't be read: {error}") from error
     if file.version != _VERSION:
         raise CorruptDataError(f"{path} has version {file.version}, this program knows {_VERSION}")
-    return topics
+    return topics, file.power_losses
 
 
-def write_catalog(folder: Path, topics: Mapping[str, Topic]) -> None:
+def _topic(row: _Row) -> Topic:
+    return Topic(row.name, decode_id(row.id), row.partitions, row.configs, row.unseen)
+
+
+def write_catalog(folder: Path, topics: Mapping[str, Topic], power_losses: int = 0) -> None:
     """Replace the catalog; durable when returned."""
-    rows = [_Row(t.name, encode_id(t.id), t.partitions, dict(t.configs)) for t in topics.values()]
-    replace_file(folder / FILE, msgspec.json.format(msgspec.json.encode(_File(_VERSION, rows)), indent=1))
+    rows = [_Row(t.name, encode_id(t.id), t.partitions, dict(t.configs), t.unseen) for t in topics.values()]
+    replace_file(folder / FILE, msgspec.json.format(msgspec.json.encode(_File(_VERSION, rows, power_losses)), indent=1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +127,89 @@ class Names:
             raise InvalidInputError(
                 f"topic name {name!r} differs from {other!r} only by '.' and '_', which metrics don't tell apart",
                 ErrorCode.INVALID_TOPIC_EXCEPTION,
+            )
+
+
+class Catalog:
+    """The topics there are, where everybody sees them and in their file, which say the same.
+
+    Attributes:
+        topics: by name, in the order of creation.
+        by_id: the same by id.
+        names: what new ones are held against.
+        power_losses: how often the machine died over open logs.
+    """
+
+    def __init__(self, folder: Path, topics: dict[str, Topic], power_losses: int = 0) -> None:
+        self.topics = topics
+        self.power_losses = power_losses
+        self.by_id = {topic.id: topic for topic in topics.values()}
+        self.names = Names(topics)
+        self._folder = folder
+        self._unsure = False
+
+    @classmethod
+    def read(cls, folder: Path) -> Catalog | None:
+        """What the file says, None if there is none. Raises CorruptDataError."""
+        found = _read(folder)
+        return None if found is None else cls(folder, *found)
+
+    def note_power_loss(self) -> None:
+        """Count one more; durable when returned."""
+        self.power_losses += 1
+        self._write(self.topics)
+
+    def put(self, topics: Mapping[str, Topic]) -> None:
+        """Take in new or changed topics; durable when returned. Raises OSError: there is no change."""
+        self._write({**self.topics, **topics})
+        self.topics.update(topics)
+        for topic in topics.values():
+            self.by_id[topic.id] = topic
+            self.names.add(topic.name)
+
+    def remove(self, names: Collection[str]) -> list[Topic]:
+        """Take out topics that are there; durable when returned. Raises OSError: there is no change."""
+        self._write({name: topic for name, topic in self.topics.items() if name not in names})
+        gone = [self.topics.pop(name) for name in names]
+        for topic in gone:
+            del self.by_id[topic.id]
+            self.names.remove(topic.name)
+        return gone
+
+    def settle(self) -> None:
+        """After a write that failed: write again what holds, so that a power loss leaves nothing else. Raises OSError."""
+        if self._unsure:
+            self._write(self.topics)
+
+    def _write(self, topics: Mapping[str, Topic]) -> None:
+        self._unsure = True
+        write_catalog(self._folder, topics, self.power_losses)
+        self._unsure = False
+
+
+@dataclass(slots=True)
+class Draft(Generic[L]):
+    """Topics that are about to be made or grown, with the logs of their new partitions; nobody sees them yet."""
+
+    topics: dict[str, Topic] = field(default_factory=dict)
+    logs: dict[tuple[str, int], L] = field(default_factory=dict)
+    names: Names = field(default_factory=lambda: Names(()))
+
+    def check_partitions(self, name: str, partitions: int, added: int, there: int, limits: StoreLimits) -> None:
+        """Whether `added` more are allowed, to be `partitions` of a topic, beside those `there`. Raises InvalidInputError."""
+        if partitions < 1:
+            raise InvalidInputError(
+                f"topic {name!r} needs at least one partition, not {partitions}", ErrorCode.INVALID_PARTITIONS
+            )
+        at_once = len(self.logs) + added
+        if there + at_once > limits.partitions:
+            raise InvalidInputError(
+                f"{added} more partitions exceed the limit of {limits.partitions} (max.partitions)",
+                ErrorCode.POLICY_VIOLATION,
+            )
+        if at_once > limits.changed_at_once:
+            raise InvalidInputError(
+                f"{at_once} partitions at once, the limit is {limits.changed_at_once}", ErrorCode.POLICY_VIOLATION
             )
 
 

@@ -21,10 +21,6 @@ from kohort.log.gaps import blamed_by_index, shortened, without
 from kohort.log.index import OffsetIndex, TimeIndex, TransactionIndex
 from kohort.log.recovery import OpenOptions
 
-CLEANED = "cleaner-offset-checkpoint"
-LOG_STARTS = "log-start-offset-checkpoint"
-RECOVERY_POINTS = "recovery-point-offset-checkpoint"
-
 Progress = Callable[[int], None]
 """Is told of bytes that were looked through."""
 
@@ -106,17 +102,13 @@ class FolderCheck:
         self._progress = progress
         self.clean = (path / folder.CLEAN).exists()
         self._kept_running = folder.kept_running((path / folder.LOCK).read_text(errors="replace").split())
-        self._points = self._checkpoint(RECOVERY_POINTS)
-        self._cleaned = self._checkpoint(CLEANED)
-        self._starts = self._checkpoint(LOG_STARTS)
+        self._points = checkpoints.readable_offsets(path / checkpoints.RECOVERY_POINTS, self._checkpoint)
+        self._cleaned = checkpoints.readable_offsets(path / checkpoints.CLEANED, self._checkpoint)
+        self._starts = checkpoints.readable_offsets(path / checkpoints.LOG_STARTS, self._checkpoint)
         self._topics = self._catalog()
 
-    def _checkpoint(self, name: str) -> Mapping[TopicPartition, int] | None:
-        try:
-            return checkpoints.read_offsets(self.path / name)
-        except (CorruptDataError, ValueError, OSError) as error:
-            self._add("", self.path / name, f"it can't be read ({_words(error)}); a broker starts without it", "index")
-            return None
+    def _checkpoint(self, path: Path, error: Exception) -> None:
+        self._add("", path, f"it can't be read ({_words(error)}); a broker starts without it", "index")
 
     def _catalog(self) -> Mapping[str, Topic] | None:
         try:

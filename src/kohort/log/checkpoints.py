@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import errno
 import logging
 import os
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from kohort.errors import CorruptDataError
 from kohort.ids import TopicPartition
+from kohort.log.files import FILES_OWN
 
 log = logging.getLogger("kohort.log")
+
+RECOVERY_POINTS = "recovery-point-offset-checkpoint"
+LOG_STARTS = "log-start-offset-checkpoint"
+CLEANED = "cleaner-offset-checkpoint"
 
 PARTITION_METADATA = "partition.metadata"
 LEADER_EPOCHS = "leader-epoch-checkpoint"
@@ -26,16 +32,52 @@ def replace_file(path: Path, data: bytes | str, *, sync: bool = True) -> None:
 
     Args:
         sync: also survive a power loss.
+
+    Raises:
+        OSError: the old content is in place, or none if there was none; where it can't be put back, the text says so.
+            Which of the two a power loss leaves is not known until the file is written again.
     """
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) if sync else -1
+    before = -1
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            before = os.open(path, os.O_RDONLY | os.O_CLOEXEC) if sync else -1
+        _put(path, data.encode() if isinstance(data, str) else data, sync=sync)
+        if sync:
+            try:
+                os.fsync(folder)
+            except OSError as error:
+                raise _put_back(path, before, error) from error
+    finally:
+        for fd in (folder, before):
+            if fd >= 0:
+                os.close(fd)
+
+
+def _put(path: Path, data: bytes, *, sync: bool) -> None:
     temporary = path.with_name(path.name + ".tmp")
     with temporary.open("wb") as file:
-        file.write(data.encode() if isinstance(data, str) else data)
+        file.write(data)
         if sync:
             file.flush()
             os.fsync(file.fileno())
     temporary.replace(path)
-    if sync:
-        sync_folder(path.parent)
+
+
+def _put_back(path: Path, before: int, error: OSError) -> OSError:
+    """Undo a replacement whose folder could not be synced; `before` is the old file, -1: none. Returns what to raise."""
+    why = f"{error.strerror} for the folder of {path.name}"
+    try:
+        if before < 0:
+            path.unlink()
+        else:
+            with open(before, "rb", closefd=False) as file:
+                _put(path, file.read(), sync=True)
+    except OSError as failure:
+        return OSError(
+            error.errno, f"{why}; it has its new content all the same, which could not be put back ({failure})"
+        )
+    return OSError(error.errno, f"{why}; {'it has its old content' if before >= 0 else 'it is removed'} again")
 
 
 def sync_folder(path: Path) -> None:
@@ -62,12 +104,23 @@ def read_offsets(path: Path) -> dict[TopicPartition, int]:
     return found
 
 
-def readable_offsets(path: Path) -> dict[TopicPartition, int] | None:
-    """As `read_offsets`, but None if the file is damaged, which is logged: logs are opened without it."""
+def readable_offsets(
+    path: Path, damaged: Callable[[Path, Exception], None] | None = None
+) -> dict[TopicPartition, int] | None:
+    """As `read_offsets`, but None if the file can't be read: `damaged` is told, or the log. Logs are opened without it.
+
+    Raises:
+        OSError: for want of something that another attempt may have.
+    """
     try:
         return read_offsets(path)
-    except (CorruptDataError, ValueError) as error:
-        log.error("%s can't be read (%s); the logs are opened without it", path, error)
+    except (CorruptDataError, ValueError, OSError) as error:
+        if isinstance(error, OSError) and error.errno not in FILES_OWN:
+            raise
+        if damaged is None:
+            log.error("%s can't be read (%s); the logs are opened without it", path, error)
+        else:
+            damaged(path, error)
         return None
 
 

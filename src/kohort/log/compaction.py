@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Self
 
 from kohort.log.damage import Damage, DamagedError
-from kohort.log.pairs import read_pairs
 from kohort.log.partition import PartitionLog
 from kohort.log.recovery import finish_swap
 from kohort.log.segment import Located, Segment
-from kohort.wire.batch import BatchHeader, BatchRecord, append_record, crc_ok, read_records, seal_batch
+from kohort.wire.batch import BatchHeader, BatchRecord, append_record, crc_ok, seal_batch
 from kohort.wire.compression import CODECS
+from kohort.wire.records import read_pairs, read_records
 
 _CODEC_NAMES = {number: name for name, number in CODECS.items()}
 _STEP_BYTES = 128 << 10

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections import deque
 from typing import Protocol
 from weakref import WeakSet
 
 from kohort.log.results import OpenFile
+
+FILES_OWN = frozenset((errno.EACCES, errno.EPERM, errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.EIO, errno.ELOOP))
+"""What using a file fails with for the file's own sake, and not because the machine is short of something."""
 
 
 class Holder(Protocol):

@@ -46,9 +46,11 @@ class Ownership:
 
     def release(self, *, clean: bool) -> None:
         """Give the folder free."""
-        if clean:
-            replace_file(self.path / CLEAN, '{"version":0,"brokerEpoch":-1}')
-        os.close(self.lock_fd)
+        try:
+            if clean:
+                replace_file(self.path / CLEAN, '{"version":0,"brokerEpoch":-1}')
+        finally:
+            os.close(self.lock_fd)
 
 
 def take(path: Path, node_id: int, cluster_id: str | None) -> Ownership:

@@ -9,9 +9,9 @@ import crc32c
 
 from kohort.errors import CorruptDataError, ErrorCode, KafkaError, RecordsRefusedError, error_for
 from kohort.log.config import LogConfig
-from kohort.log.pairs import read_pairs
 from kohort.log.segment import ReadBuffer
-from kohort.wire.batch import CONTROL, LOG_APPEND_TIME, BatchHeader, parse_header, patch, read_records
+from kohort.wire.batch import CONTROL, LOG_APPEND_TIME, BatchHeader, parse_header, patch
+from kohort.wire.records import read_pairs, read_records
 
 _PREFIX = struct.Struct(">qii")
 _PREFIX_SIZE = 16

@@ -8,7 +8,8 @@ from typing import NamedTuple
 from kohort.log.index import AbortedRange
 from kohort.log.producers import Producers
 from kohort.log.segment import ReadBuffer, Segment
-from kohort.wire.batch import BatchHeader, BatchRecord, build_batch, read_records
+from kohort.wire.batch import BatchHeader, BatchRecord, build_batch
+from kohort.wire.records import read_records
 
 _KEY = struct.Struct(">hh")
 _VALUE = struct.Struct(">hi")

@@ -6,7 +6,6 @@ nothing readable behind them, that the last owner can't have finished.
 
 from __future__ import annotations
 
-import errno
 import os
 from dataclasses import replace
 
@@ -20,8 +19,6 @@ from kohort.log.segment import Segment
 from kohort.wire.batch import HEADER_SIZE, parse_header
 
 UNUSABLE = (PermissionError, FileNotFoundError, IsADirectoryError, NotADirectoryError)
-FILES_OWN = frozenset((errno.EACCES, errno.EPERM, errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.EIO, errno.ELOOP))
-"""What using a file fails with for the file's own sake, and not because the machine is short of something."""
 
 
 def adopt(segment: Segment, end_offset: int) -> RecoveryReport:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import shutil
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -28,12 +27,9 @@ from kohort.log.results import (
     TimestampOffset,
 )
 from kohort.log.segment import ReadBuffer, Segment
-from kohort.log.strays import is_empty_leftover, step_aside
-from kohort.wire.batch import (
-    BatchHeader,
-    parse_header,
-    read_records,
-)
+from kohort.log.strays import clear_the_way
+from kohort.wire.batch import BatchHeader, parse_header
+from kohort.wire.records import read_records
 
 LATEST = -1
 EARLIEST = -2
@@ -100,7 +96,7 @@ class PartitionLog:
                 names = os.listdir(path)
                 log.missing = False
         elif path.is_dir() and checkpoints.read_partition_metadata(path) is None:
-            log._clear_the_way()  # a restart before the first write would take it for this one's
+            clear_the_way(path, options.topic_id)  # a restart before the first write would take it for this one's
         if log.missing and options.known_end > (options.log_start_offset or 0):
             path.mkdir()  # it was there: what is lost with it is refused where it is read
             log.missing = False
@@ -122,34 +118,37 @@ class PartitionLog:
         ):
             log._epochs = recovery.load_epochs(path, log.segments)
         log.leader_epoch = log._epochs[-1][0] if log._epochs else 0
-        if not options.clean and options.verified_offset is not None:
-            log.advance_leader_epoch(log.leader_epoch + 1)  # who has read what is lost must find out
+        log._begin_epoch(options)
         log.cleaned_offset = options.cleaned_offset
         flushed = options.clean or log.missing
         log.flushed_offset = log.end_offset if flushed else min(options.verified_offset or 0, log.end_offset)
         return log
+
+    def _begin_epoch(self, options: OpenOptions) -> None:
+        """Who has read what a stop of the machine took must find out, also where that was all that there was."""
+        known = not self.missing and (self._epochs or self.end_offset)
+        lowest = 0 if known else options.epoch_without_folder
+        if self.missing:  # in memory until something is written: there may be thousands of these
+            self.leader_epoch = lowest
+            self._epochs = [(lowest, self.end_offset)] if lowest else []
+            return
+        may_lack = not options.clean and options.verified_offset is not None
+        epoch = max(self.leader_epoch + may_lack, lowest)
+        if epoch > self.leader_epoch:
+            self.advance_leader_epoch(epoch)
 
     def _make_folder(self) -> None:
         """Before the first write: most of many partitions never see one, and a folder takes longer than all the rest."""
         try:
             self.path.mkdir()
         except FileExistsError:
-            self._clear_the_way()
+            clear_the_way(self.path, self._topic_id)
         if self._topic_id is not None:
             checkpoints.write_partition_metadata(self.path, self._topic_id)
+        if self._epochs:
+            checkpoints.write_epochs(self.path, self._epochs)
         self.active.create()
         self.missing = False
-
-    def _clear_the_way(self) -> None:
-        """A folder of this name is there: of an attempt that failed, of a deleted topic, or somebody's, which is left alone."""
-        found = checkpoints.read_partition_metadata(self.path)
-        if found == self._topic_id or all(is_empty_leftover(file) for file in self.path.iterdir()):
-            return
-        if found is None:
-            step_aside(self.path)
-        else:
-            shutil.rmtree(self.path)
-        self.path.mkdir()
 
     def check_readable(self) -> None:
         """Raises DamagedError where `readable` is not so."""
@@ -424,6 +423,7 @@ class PartitionLog:
 
         Raises:
             OffsetError: OFFSET_OUT_OF_RANGE: above the end.
+            OSError: it could not be persisted; the log starts where it did.
         """
         if before_offset == -1:
             before_offset = self.end_offset
@@ -431,9 +431,13 @@ class PartitionLog:
             text = f"offset {before_offset} is outside {self.log_start_offset} to {self.end_offset}"
             raise self._refuse(ErrorCode.OFFSET_OUT_OF_RANGE, text)
         if before_offset > self.log_start_offset:
-            self.log_start_offset = before_offset
-            if self._persist is not None:
-                self._persist()
+            known, self.log_start_offset = self.log_start_offset, before_offset
+            try:
+                if self._persist is not None:
+                    self._persist()
+            except OSError:
+                self.log_start_offset = known
+                raise
             self.drop_segments(bisect_right(self._bases, before_offset) - 1)
         return self.log_start_offset
 

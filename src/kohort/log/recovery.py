@@ -58,6 +58,7 @@ class OpenOptions:
         known_end: the log had every offset below this one.
         topic_id: written to `partition.metadata` when given and not there yet.
         fresh: the partition is new; a folder of its name is a leftover.
+        epoch_without_folder: the leader epoch of a partition that has none: records may have been read and lost with it.
     """
 
     clean: bool = True
@@ -71,6 +72,7 @@ class OpenOptions:
     limits: StoreLimits = field(default_factory=StoreLimits)
     topic_id: uuid.UUID | None = None
     fresh: bool = False
+    epoch_without_folder: int = 0
 
 
 def open_segments(

@@ -7,19 +7,20 @@ import shutil
 import time
 import uuid
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Self
 
 from kohort.errors import CorruptDataError, ErrorCode, InvalidInputError, KafkaError, NotFoundError
 from kohort.ids import TopicPartition
 from kohort.log import checkpoints, folder, retention
-from kohort.log.catalog import Names, Topic, TopicPlan, effective_config, read_catalog, write_catalog
+from kohort.log.catalog import Catalog, Draft, Topic, TopicPlan, effective_config, write_catalog
+from kohort.log.checkpoints import CLEANED, LOG_STARTS, RECOVERY_POINTS
 from kohort.log.compaction import Compaction
 from kohort.log.config import FLUSH_NEVER_MS, LogConfig, StoreLimits
-from kohort.log.files import FileCache
-from kohort.log.opening import FILES_OWN
+from kohort.log.files import FILES_OWN, FileCache
 from kohort.log.partition import PartitionLog
 from kohort.log.recovery import OpenOptions
 from kohort.log.steps import Steps, completed
@@ -28,9 +29,6 @@ from kohort.log.unreadable import UnreadableLog
 
 log = logging.getLogger("kohort.log")
 
-RECOVERY_POINTS = "recovery-point-offset-checkpoint"
-LOG_STARTS = "log-start-offset-checkpoint"
-CLEANED = "cleaner-offset-checkpoint"
 _SLICE_S = 0.01
 _ROUND_MS = 5_000
 RETENTION_CHECK_MS = 300_000
@@ -66,11 +64,8 @@ class LogStore:
         self.node_id = node_id
         self._owned = folder.take(self.path, node_id, cluster_id)
         self.cluster_id = self._owned.cluster_id
-        self.topics: dict[str, Topic] = {}
-        self.topics_by_id: dict[uuid.UUID, Topic] = {}
         self._logs: dict[tuple[str, int], PartitionLog] = {}
         self._files = FileCache(self.limits.open_files, self.limits.lent_files)
-        self._names = Names(())
         self._doomed: deque[Path] = deque()
         self._unflushed: dict[tuple[str, int], int] = {}
         self._upkeep: Iterator[None] | None = None
@@ -88,16 +83,18 @@ class LogStore:
     # -- opening
 
     def _open_all(self) -> None:
-        topics = read_catalog(self.path)
-        if topics is None:
+        catalog = Catalog.read(self.path)
+        if catalog is None:
             found = sorted(p.name for p in self.path.iterdir() if (p / checkpoints.PARTITION_METADATA).exists())
             if found:
                 raise CorruptDataError(f"{self.path} holds partitions ({found[0]} …) but no catalog of topics")
-            topics = {}
-            write_catalog(self.path, topics)
-        self.topics = topics
-        self.topics_by_id = {topic.id: topic for topic in topics.values()}
-        self._names = Names(topics)
+            catalog = Catalog(self.path, {})
+            write_catalog(self.path, {})
+        if catalog.topics and not self._owned.clean and not self._owned.same_boot:
+            catalog.note_power_loss()
+        self._catalog = catalog
+        topics = self.topics = catalog.topics
+        self.topics_by_id = catalog.by_id
         ids = remove_strays(self.path, self.topics)
         points = checkpoints.readable_offsets(self.path / RECOVERY_POINTS)
         starts = checkpoints.readable_offsets(self.path / LOG_STARTS)
@@ -114,6 +111,7 @@ class LogStore:
                     log_start_offset=(starts or {}).get(tp),
                     cleaned_offset=(cleaned or {}).get(tp, 0),
                     cleaned_unknown=cleaned is None,
+                    epoch_without_folder=catalog.power_losses,
                     topic_id=None if ids.get(str(tp)) == topic.id else topic.id,
                 )
                 self._open(tp, config, known)
@@ -194,10 +192,16 @@ class LogStore:
             raise made
         return made
 
-    def creating(self, plans: Sequence[TopicPlan]) -> Steps[list[Topic | KafkaError]]:
+    def creating(
+        self, plans: Sequence[TopicPlan], unseen: Callable[[], tuple[int, ...]] = tuple
+    ) -> Steps[list[Topic | KafkaError]]:
         """Create topics, each of them wholly or not at all; nobody sees any before all are there.
 
         Nothing but the catalog is written: a partition's folder comes with its first record.
+
+        Args:
+            plans: the topics.
+            unseen: the journals of groups that are not loaded (`Topic.unseen`), asked at the moment they are made.
 
         Returns:
             For each plan the topic, durable, or why it was refused, as by `create_topic`.
@@ -205,60 +209,65 @@ class LogStore:
         Raises:
             OSError: the catalog could not be written; none was made.
         """
+        return (yield from self._drafting([partial(self._new, plan) for plan in plans], unseen=unseen))
+
+    def _new(self, plan: TopicPlan, draft: Draft[PartitionLog]) -> Topic:
+        self._check_plan(plan, draft)
+        draft.names.add(plan.name)
+        return Topic(plan.name, plan.id or checkpoints.new_id(), plan.partitions, plan.configs)
+
+    def _drafting(
+        self,
+        makers: Sequence[Callable[[Draft[PartitionLog]], Topic]],
+        *,
+        unseen: Callable[[], tuple[int, ...]] = tuple,
+        validate_only: bool = False,
+    ) -> Steps[list[Topic | KafkaError]]:
+        """Draft one topic after the other with the logs of its new partitions, then make all of it the catalog's."""
         found: list[Topic | KafkaError] = []
-        made: dict[str, Topic] = {}
-        logs: dict[tuple[str, int], PartitionLog] = {}
+        draft: Draft[PartitionLog] = Draft()
         defaults = self.defaults
-        names = Names(())
-        for plan in plans:
+        for make in makers:
             try:
-                self._check_plan(plan, names, len(made), len(logs))
+                topic = make(draft)
             except KafkaError as error:
                 found.append(error.with_traceback(None))  # the frame it came through holds all the logs
                 continue
-            topic = Topic(plan.name, plan.id or checkpoints.new_id(), plan.partitions, plan.configs)
-            yield from self._open_new(topic, 0, logs)
-            names.add(topic.name)
-            made[topic.name] = topic
             found.append(topic)
-        if made:
-            self._commit(made, logs, settled=defaults is self.defaults)
-        return found
+            if not validate_only:
+                draft.topics[topic.name] = topic
+                yield from self._open_new(topic, draft.logs)
+        settled = defaults is self.defaults
+        for name, topic in draft.topics.items():
+            known = self.topics.get(name)
+            if known is None:
+                draft.topics[name] = replace(topic, unseen=unseen())
+            else:  # it may have been altered between two steps
+                draft.topics[name] = replace(known, partitions=topic.partitions)
+                settled = settled and known.configs is topic.configs
+        if draft.topics:
+            self._commit(draft.topics, draft.logs, settled=settled)
+        return [draft.topics.get(each.name, each) if isinstance(each, Topic) else each for each in found]
 
     def check_topic(self, name: str, partitions: int, configs: Mapping[str, str] | None = None) -> None:
         """What `create_topic` would refuse, without creating (`validate_only`)."""
-        self._check_plan(TopicPlan(name, partitions, configs or {}), Names(()), 0, 0)
+        self._check_plan(TopicPlan(name, partitions, configs or {}), Draft())
 
-    def _check_plan(self, plan: TopicPlan, beside: Names, topics: int, partitions: int) -> None:
+    def _check_plan(self, plan: TopicPlan, beside: Draft[PartitionLog]) -> None:
         """Refuse what is wrong in itself, with the topics that are there, or with others that come with it."""
-        self._names.check(plan.name)
-        beside.check(plan.name)
-        self._check_partitions(plan.name, plan.partitions, plan.partitions, partitions)
-        if len(self.topics) + topics >= self.limits.topics:
+        self._catalog.names.check(plan.name)
+        beside.names.check(plan.name)
+        beside.check_partitions(plan.name, plan.partitions, plan.partitions, len(self._logs), self.limits)
+        if len(self.topics) + len(beside.topics) >= self.limits.topics:
             raise InvalidInputError(
                 f"there are {self.limits.topics} topics, which is the limit", ErrorCode.POLICY_VIOLATION
             )
         effective_config(self.defaults, plan.configs)
 
-    def _check_partitions(self, name: str, partitions: int, added: int, beside: int) -> None:
-        if partitions < 1:
-            raise InvalidInputError(
-                f"topic {name!r} needs at least one partition, not {partitions}", ErrorCode.INVALID_PARTITIONS
-            )
-        if len(self._logs) + beside + added > self.limits.partitions:
-            raise InvalidInputError(
-                f"{added} more partitions exceed the limit of {self.limits.partitions} (max.partitions)",
-                ErrorCode.POLICY_VIOLATION,
-            )
-        if beside + added > self.limits.changed_at_once:
-            raise InvalidInputError(
-                f"{beside + added} partitions at once, the limit is {self.limits.changed_at_once}",
-                ErrorCode.POLICY_VIOLATION,
-            )
-
-    def _open_new(self, topic: Topic, first: int, logs: dict[tuple[str, int], PartitionLog]) -> Steps[None]:
-        """Put the logs of new partitions into `logs`."""
+    def _open_new(self, topic: Topic, logs: dict[tuple[str, int], PartitionLog]) -> Steps[None]:
+        """Put the logs of a new or grown topic's new partitions into `logs`."""
         config = effective_config(self.defaults, topic.configs)
+        first = self.topics[topic.name].partitions if topic.name in self.topics else 0
         for number in range(first, topic.partitions):
             tp = TopicPartition(topic.name, number)
             known = OpenOptions(topic_id=topic.id, fresh=True)
@@ -273,14 +282,10 @@ class LogStore:
             self._write_checkpoints()
             self._write_starts()
             self._told.clear()
-        write_catalog(self.path, {**self.topics, **topics})
-        self.topics.update(topics)
+        self._catalog.put(topics)
         self._logs.update(logs)
-        for topic in topics.values():
-            self.topics_by_id[topic.id] = topic
-            self._names.add(topic.name)
-            if not settled:
-                self._reconfigure(topic, effective_config(self.defaults, topic.configs))
+        for topic in () if settled else topics.values():
+            self._reconfigure(topic, effective_config(self.defaults, topic.configs))
 
     def delete_topic(self, name: str) -> Topic:
         """Remove a topic from the catalog, then its files. Raises NotFoundError."""
@@ -300,14 +305,8 @@ class LogStore:
         Raises:
             OSError: the catalog could not be written; none was removed.
         """
-        topics = [self.topics[name] for name in names]
-        gone = {topic.name for topic in topics}
-        write_catalog(self.path, {name: topic for name, topic in self.topics.items() if name not in gone})
         logs = []
-        for topic in topics:
-            del self.topics[topic.name]
-            del self.topics_by_id[topic.id]
-            self._names.remove(topic.name)
+        for topic in self._catalog.remove(dict.fromkeys(names)):
             self._told.add(topic.name)
             for number in range(topic.partitions):
                 self._unflushed.pop((topic.name, number), None)
@@ -350,41 +349,37 @@ class LogStore:
         Raises:
             OSError: the catalog could not be written; none was grown.
         """
-        found: list[Topic | KafkaError] = []
-        made: dict[str, Topic] = {}
-        logs: dict[tuple[str, int], PartitionLog] = {}
-        defaults = self.defaults
-        for name, partitions in counts.items():
-            try:
-                topic = self.topic(name)
-                if partitions <= topic.partitions:
-                    raise InvalidInputError(
-                        f"topic {name!r} has {topic.partitions} partitions already, {partitions} is not more",
-                        ErrorCode.INVALID_PARTITIONS,
-                    )
-                self._check_partitions(name, partitions, partitions - topic.partitions, len(logs))
-            except KafkaError as error:
-                found.append(error.with_traceback(None))
-                continue
-            grown = Topic(name, topic.id, partitions, topic.configs)
-            if not validate_only:
-                yield from self._open_new(grown, topic.partitions, logs)
-                made[name] = grown
-            found.append(grown)
-        settled = defaults is self.defaults
-        for name, grown in made.items():
-            configs = self.topics[name].configs
-            if configs is not grown.configs:  # they were altered between two steps
-                made[name], settled = replace(grown, configs=configs), False
-        if made:
-            self._commit(made, logs, settled=settled)
-        return found
+        makers = [partial(self._grown, name, partitions) for name, partitions in counts.items()]
+        return (yield from self._drafting(makers, validate_only=validate_only))
+
+    def _grown(self, name: str, partitions: int, draft: Draft[PartitionLog]) -> Topic:
+        topic = self.topic(name)
+        if partitions <= topic.partitions:
+            raise InvalidInputError(
+                f"topic {name!r} has {topic.partitions} partitions already, {partitions} is not more",
+                ErrorCode.INVALID_PARTITIONS,
+            )
+        draft.check_partitions(name, partitions, partitions - topic.partitions, len(self._logs), self.limits)
+        return replace(topic, partitions=partitions)
+
+    def unseen(self, journal: int) -> list[str]:
+        """The topics that a journal of groups was not loaded since they were made: `Topic.unseen`."""
+        return [topic.name for topic in self.topics.values() if journal in topic.unseen]
+
+    def seen(self, journal: int) -> None:
+        """What a journal held of earlier topics under the names of those there are is gone; durable. Raises OSError."""
+        topics = {name: self.topics[name] for name in self.unseen(journal)}
+        if topics:
+            left = {
+                n: replace(t, unseen=tuple(each for each in t.unseen if each != journal)) for n, t in topics.items()
+            }
+            self._catalog.put(left)
 
     def set_configs(self, name: str, configs: Mapping[str, str]) -> Topic:
         """Replace a topic's explicit configs. Raises InvalidInputError (INVALID_CONFIG), NotFoundError."""
         topic = self.topic(name)
         effective_config(self.defaults, configs)
-        changed = Topic(name, topic.id, topic.partitions, dict(configs))
+        changed = replace(topic, configs=dict(configs))
         self._commit({name: changed}, {}, settled=False)
         return changed
 
@@ -450,6 +445,7 @@ class LogStore:
             yield
             if self._logs.get(tp) is partition:
                 yield from self._compact(tp, partition, now_ms)
+        self._catalog.settle()
         self._write_checkpoints()
 
     def _compact(self, tp: TopicPartition, partition: PartitionLog, now_ms: int) -> Iterator[None]:
@@ -487,6 +483,7 @@ class LogStore:
         try:
             for _, partition in self.partitions():
                 partition.close()
+            self._catalog.settle()
             self._write_checkpoints()
             self._write_starts()
             clean = True

@@ -69,7 +69,19 @@ def step_aside(path: Path) -> Path:
     return free
 
 
-def is_empty_leftover(file: Path) -> bool:
+def clear_the_way(path: Path, topic_id: uuid.UUID | None) -> None:
+    """A partition's folder is there: of an attempt that failed, of a deleted topic, or somebody's, which is left alone."""
+    found = checkpoints.read_partition_metadata(path)
+    if found == topic_id or all(map(_is_empty_leftover, path.iterdir())):
+        return
+    if found is None:
+        step_aside(path)
+    else:
+        shutil.rmtree(path)
+    path.mkdir()
+
+
+def _is_empty_leftover(file: Path) -> bool:
     """Whether an interrupted first write left this file."""
     ours = file.name == checkpoints.PARTITION_METADATA or SEGMENT_FILE.fullmatch(file.name) is not None
     return ours and file.is_file() and not file.stat().st_size

@@ -1,4 +1,4 @@
-"""Record batches (magic 2): the header, the checksum, patching in place, and plain reading and writing of records.
+"""Record batches (magic 2): the header, the checksum, patching in place, and plain writing of records; `kohort.wire.records` reads them.
 
 Layout of the header, big-endian, 61 bytes:
 
@@ -22,7 +22,7 @@ from typing import Final, NamedTuple, TypedDict, Unpack
 import crc32c
 
 from kohort.errors import CorruptDataError, ErrorCode, InvalidInputError
-from kohort.wire.compression import CODECS, compress, decompress
+from kohort.wire.compression import CODECS, compress
 from kohort.wire.schema import Buffer
 
 HEADER_SIZE: Final = 61
@@ -334,94 +334,3 @@ def append_record(body: bytearray, offset_delta: int, timestamp_delta: int, reco
     encoded = b"".join(parts)
     body += varint(len(encoded))
     body += encoded
-
-
-def read_records(batch: Buffer, limit: int = RECORDS_BYTES_MAX) -> list[BatchRecord]:
-    """Every record of one batch, keys and values as bytes.
-
-    Does not check the checksum (see `crc_ok`). Markers of control batches come out like records.
-
-    Args:
-        batch: one batch; what follows it is ignored.
-        limit: most bytes that the records may decompress to.
-
-    Raises:
-        CorruptDataError: the batch is cut or damaged, or decompresses to more than `limit`.
-    """
-    header = parse_header(batch)
-    if header.size > len(batch):
-        raise CorruptBatchError(f"a batch of {header.size} bytes, {len(batch)} are there")
-    body: Buffer = memoryview(batch)[HEADER_SIZE : header.size]
-    if header.compression:
-        body = decompress(header.compression, body, limit)
-    count = header.records_count
-    if count < 0 or count * 7 > len(body):
-        raise CorruptBatchError(f"{count} records in {len(body)} bytes")
-    reader = _RecordReader(bytes(body), header)
-    try:
-        records = [reader.record() for _ in range(count)]
-    except (IndexError, UnicodeDecodeError) as error:
-        raise CorruptBatchError(f"a record is cut or damaged: {error}") from error
-    if reader.position != len(body):
-        raise CorruptBatchError(f"{len(body) - reader.position} bytes after the last record")
-    return records
-
-
-class _RecordReader:
-    """A position in the records of one batch."""
-
-    def __init__(self, body: bytes, header: BatchHeader) -> None:
-        self.body = body
-        self.header = header
-        self.position = 0
-
-    def varint(self, bits_max: int = 35) -> int:
-        body, position = self.body, self.position
-        value = shift = 0
-        while True:
-            byte = body[position]
-            position += 1
-            value |= (byte & 127) << shift
-            if byte < 128:
-                break
-            shift += 7
-            if shift >= bits_max:
-                raise CorruptBatchError("a variable-length number is too long")
-        self.position = position
-        return (value >> 1) ^ -(value & 1)
-
-    def blob(self, name: str, nullable: bool = True) -> bytes | None:
-        length = self.varint()
-        if length < 0:
-            if length != -1 or not nullable:
-                raise CorruptBatchError(f"a {name} of length {length}")
-            return None
-        stop = self.position + length
-        if stop > len(self.body):
-            raise CorruptBatchError(f"a {name} of {length} bytes reaches past the batch")
-        piece = self.body[self.position : stop]
-        self.position = stop
-        return piece
-
-    def record(self) -> BatchRecord:
-        header = self.header
-        length = self.varint()
-        stop = self.position + length
-        if length < 6 or stop > len(self.body):
-            raise CorruptBatchError(f"a record of {length} bytes")
-        self.position += 1
-        timestamp = header.base_timestamp + self.varint(70)
-        offset = header.base_offset + self.varint()
-        key, value = self.blob("key"), self.blob("value")
-        count = self.varint()
-        if count < 0 or count * 2 > stop - self.position:
-            raise CorruptBatchError(f"{count} headers in {stop - self.position} bytes")
-        headers = []
-        for _ in range(count):
-            name = self.blob("header name", nullable=False) or b""
-            headers.append((name.decode(), self.blob("header")))
-        if self.position != stop:
-            raise CorruptBatchError("a record's length does not match its contents")
-        if header.is_log_append_time:
-            timestamp = header.max_timestamp
-        return BatchRecord(offset, timestamp, key, value, headers)

@@ -337,32 +337,3 @@ class ConsumerGroupDescribeResponse(Message, key=69, versions=(0, 1), flexible=0
 
     throttle_time_ms: int = int32()
     groups: list[DescribedGroup] = array(DescribedGroup)
-
-
-class ConsumerProtocolSubscription(Message, versions=(0, 3)):
-    """What a classic member tells the assignor: topics, what it owns, generation, rack. Starts with its version as int16."""
-
-    class TopicPartition(Struct):
-        """Part of ConsumerProtocolSubscription."""
-
-        topic: str = string()
-        partitions: list[int] = array(int32)
-
-    topics: list[str] = array(string)
-    user_data: bytes | None = binary(nullable=True, default=None)
-    owned_partitions: list[TopicPartition] = array(TopicPartition, since=1, ignorable=True)
-    generation_id: int = int32(since=2, default=-1, ignorable=True)
-    rack_id: str | None = string(since=3, nullable=True, default=None, ignorable=True)
-
-
-class ConsumerProtocolAssignment(Message, versions=(0, 3)):
-    """What the leader gives a classic member. Starts with its version as int16."""
-
-    class TopicPartition(Struct):
-        """Part of ConsumerProtocolAssignment."""
-
-        topic: str = string()
-        partitions: list[int] = array(int32)
-
-    assigned_partitions: list[TopicPartition] = array(TopicPartition)
-    user_data: bytes | None = binary(nullable=True, default=None)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from kohort.consumer_protocol import Subscription, write_assignment, write_subscription
+from kohort.ids import TopicPartition
 from kohort.wire.groups import (
-    ConsumerProtocolAssignment,
-    ConsumerProtocolSubscription,
     DeleteGroupsRequest,
     DescribeGroupsRequest,
     HeartbeatRequest,
@@ -24,12 +24,11 @@ SESSION_MS = 30_000
 
 
 def subscription(*topics: str) -> bytes:
-    return b"\0\0" + ConsumerProtocolSubscription(topics=list(topics)).encode(0)
+    return write_subscription(Subscription(0, topics))
 
 
 def assignment(topic: str, *partitions: int) -> bytes:
-    part = ConsumerProtocolAssignment.TopicPartition(topic=topic, partitions=list(partitions))
-    return b"\0\0" + ConsumerProtocolAssignment(assigned_partitions=[part]).encode(0)
+    return write_assignment(0, [TopicPartition(topic, number) for number in partitions])
 
 
 def join(group: str, member: str = "", **fields: Any) -> JoinGroupRequest:

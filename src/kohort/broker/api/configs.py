@@ -6,6 +6,7 @@ synonyms, 3 types and documentation.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from enum import IntEnum
 from typing import Any
@@ -26,6 +27,8 @@ from kohort.wire.cluster import (
     IncrementalAlterConfigsResponse,
 )
 from kohort.wire.operations import ListConfigResourcesRequest, ListConfigResourcesResponse
+
+log = logging.getLogger("kohort.broker")
 
 
 class Resource(IntEnum):
@@ -137,6 +140,9 @@ def _changed(resource: Any, change: Callable[[Any], None], make: Any) -> Any:
         change(resource)
     except KafkaError as refused:
         error, text = refused.code, refused.message
+    except OSError as failure:  # others of the request may have been altered
+        log.error("the settings of %s could not be altered: %s", resource.resource_name, failure)
+        error, text = ErrorCode.KAFKA_STORAGE_ERROR, str(failure)
     return make(
         error_code=error,
         error_message=text,

@@ -36,6 +36,8 @@ def add_offsets_to_txn(host: GroupHost, request: Request[AddOffsetsToTxnRequest]
     if host.transactions is None:
         return AddOffsetsToTxnResponse(error_code=NOT_TAKEN)
     partition = TopicPartition(OFFSETS_TOPIC, host.groups.index_of(message.group_id))
+    if host.groups.is_damaged(partition.partition):  # the transaction could not be ended there
+        return AddOffsetsToTxnResponse(error_code=ErrorCode.UNKNOWN_SERVER_ERROR)
     error = host.transactions.add(message.transactional_id, (message.producer_id, message.producer_epoch), [partition])
     return AddOffsetsToTxnResponse(error_code=for_version(error, request.version >= 2))
 
@@ -72,6 +74,9 @@ def txn_offset_commit(host: GroupHost, request: Request[TxnOffsetCommitRequest])
         return
     producer = (message.producer_id, message.producer_epoch)
     partition = TopicPartition(OFFSETS_TOPIC, host.groups.index_of(message.group_id))
+    if host.groups.is_damaged(partition.partition):
+        answer(ErrorCode.UNKNOWN_SERVER_ERROR)
+        return
     if version >= 5:
         error = transactions.add(message.transactional_id, producer, [partition])
     else:

@@ -5,6 +5,7 @@ Versions: CreateTopics 5 tells partitions and configs back, 7 topic ids; DeleteT
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections import Counter
 from collections.abc import Sequence
@@ -26,6 +27,8 @@ from kohort.wire.cluster import (
     DeleteTopicsResponse,
 )
 from kohort.wire.data import DeleteRecordsRequest, DeleteRecordsResponse
+
+log = logging.getLogger("kohort.broker")
 
 NO_ID = uuid.UUID(int=0)
 
@@ -223,6 +226,9 @@ def delete_records(node: Node, request: Request[DeleteRecordsRequest]) -> Delete
                     node.waits.changed([target])
                 except KafkaError as error:
                     result.error_code = error.code
+                except OSError as error:  # others of the request may have been moved
+                    log.error("the start of %s-%d could not be moved: %s", topic.name, part.partition_index, error)
+                    result.error_code = ErrorCode.KAFKA_STORAGE_ERROR
             parts.append(result)
         topics.append(DeleteRecordsResponse.DeleteRecordsTopicResult(name=topic.name, partitions=parts))
     return DeleteRecordsResponse(topics=topics)

@@ -70,21 +70,23 @@ class GroupSettingsFile:
             raise InvalidInputError(f"{name} must be from {low} to {high} ms", ErrorCode.INVALID_CONFIG)
 
     def set(self, group: str, configs: Mapping[str, str]) -> None:
-        """Replace a group's settings; durable when returned."""
+        """Replace a group's settings; in the file when returned. Raises InvalidInputError, OSError: there is no change."""
         parsed = self.check(configs)
+        after = {name: found for name, found in self._by_group.items() if name != group}
         if configs:
-            self._by_group[group] = dict(configs)
-        else:
-            self._by_group.pop(group, None)
-        write_json(self._path, self._by_group)
+            after[group] = dict(configs)
+        write_json(self._path, after)
+        self._by_group = after
         self._tell(GroupSettingsChanged(group, parsed))
 
-    def announce(self, of_shard: Callable[[str], bool]) -> None:
-        """Tell a shard that has just loaded the settings of its groups."""
+    def usable(self, of_shard: Callable[[str], bool]) -> dict[str, GroupSettings]:
+        """The settings of a shard's groups, by group; those that the broker's limits now exclude are left out, with a warning."""
+        found: dict[str, GroupSettings] = {}
         for group, configs in self._by_group.items():
             if not of_shard(group):
                 continue
             try:
-                self._tell(GroupSettingsChanged(group, self.check(configs)))
-            except InvalidInputError as error:  # the broker's limits were changed since
+                found[group] = self.check(configs)
+            except InvalidInputError as error:
                 log.warning("the settings of group %s are not used: %s", group, error.message)
+        return found

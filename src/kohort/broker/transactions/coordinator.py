@@ -7,8 +7,10 @@
 | PREPARE_* | waits for the end | CONCURRENT_TRANSACTIONS | the same outcome: waits for the end; else refused |
 
 A state is written to the log before it counts. What ends a transaction is the record PREPARE_*: a crash after it goes on
-with the markers, which may be written twice and do nothing the second time. A transaction past its timeout is aborted with
-a new epoch, so that its producer is fenced. Source: KIP-98, KIP-360, KIP-890.
+with the markers, which may be written twice and do nothing the second time. Who ends a transaction is answered when all of them
+are there; when that takes long, that it has ended, as by Kafka, which waits for none. Where an offsets' marker can't be written for
+damage, the state stays PREPARE_* until a start after the repair, and who would go on is told an error meanwhile. A transaction
+past its timeout is aborted with a new epoch, so that its producer is fenced. Source: KIP-98, KIP-360, KIP-890.
 """
 
 from __future__ import annotations
@@ -18,12 +20,14 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeAlias
 
 from kohort.broker.config.settings import BrokerConfig
 from kohort.broker.shards import GroupShards
 from kohort.broker.topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC, Topics
 from kohort.broker.transactions.log import Status, Transaction, TransactionLog
+from kohort.broker.transactions.marker_waits import MarkerWaits
 from kohort.broker.waits import Waits
 from kohort.errors import ErrorCode, KafkaError
 from kohort.groups.events import TransactionEnded
@@ -71,7 +75,7 @@ class Transactions:
         self._known: dict[str, Transaction] = {}
         self._unmarked: dict[str, set[TopicPartition]] = {}
         self._retries: dict[str, asyncio.TimerHandle] = {}
-        self._waiting: dict[str, list[Callable[[], None]]] = {}
+        self._waits = MarkerWaits()
         self._closed = False
 
     def start(self) -> None:
@@ -148,7 +152,8 @@ class Transactions:
                 return
             producer = (-1, -1)
         if self._known[transactional_id].status.preparing:
-            self._when_ended(transactional_id, lambda: self.init(transactional_id, timeout_ms, (-1, -1), done))
+            again = partial(self.init, transactional_id, timeout_ms, (-1, -1), done)
+            self._when_ended(transactional_id, again, lambda error: done(error, -1, -1))
             return
         known = self._known[transactional_id]
         if producer[0] != -1 and producer != (known.producer_id, known.epoch):
@@ -239,7 +244,7 @@ class Transactions:
         if known.epoch != producer[1]:
             return None, ErrorCode.PRODUCER_FENCED
         if known.status.preparing:
-            return None, ErrorCode.CONCURRENT_TRANSACTIONS
+            return None, self._waits.refusal(transactional_id)
         return known, ErrorCode.NONE
 
     # -- ending
@@ -271,20 +276,28 @@ class Transactions:
             done(ErrorCode.PRODUCER_FENCED, -1, -1)
             return
         if known.status in outcome and (again or not new_epoch):
-            self._when_ended(transactional_id, lambda: self._tell_end(transactional_id, done))
+            self._tell_when_ended(transactional_id, done)
         elif again:
             fenced = known.status in (Status.ONGOING, Status.EMPTY)
             done(ErrorCode.PRODUCER_FENCED if fenced else ErrorCode.INVALID_TXN_STATE, -1, -1)
         elif known.status is Status.ONGOING or (new_epoch and not commit and not known.status.preparing):
             self._end(known, commit, new_epoch, done)
         elif known.status.preparing:
-            done(ErrorCode.CONCURRENT_TRANSACTIONS, -1, -1)
+            done(self._waits.refusal(transactional_id), -1, -1)
         else:
             done(ErrorCode.INVALID_TXN_STATE, -1, -1)
 
-    def _tell_end(self, transactional_id: str, done: Done) -> None:
-        known = self._known[transactional_id]
-        done(ErrorCode.NONE, known.producer_id, known.epoch)
+    def _tell_when_ended(self, transactional_id: str, done: Done) -> None:
+        """The outcome is durable: that is the answer, also where markers have to be written later."""
+
+        def tell(_: ErrorCode = ErrorCode.NONE) -> None:
+            known = self._known[transactional_id]
+            if known.next_producer_id == -1:
+                done(ErrorCode.NONE, known.producer_id, known.epoch)
+            else:
+                done(ErrorCode.NONE, known.next_producer_id, 0)
+
+        self._when_ended(transactional_id, tell, tell)
 
     def _end(self, known: Transaction, commit: bool, new_epoch: bool, done: Done) -> None:
         """Make the outcome durable and write the markers."""
@@ -306,7 +319,7 @@ class Transactions:
             done(ErrorCode.COORDINATOR_NOT_AVAILABLE, -1, -1)
             return
         self._begin_markers(prepared)
-        self._when_ended(known.id, lambda: self._tell_end(known.id, done))
+        self._tell_when_ended(known.id, done)
 
     def _fence(self, known: Transaction) -> bool:
         """Abort under a new epoch: the producer of the old one can't write any more. False: it can't be written."""
@@ -318,9 +331,11 @@ class Transactions:
             return False
         return True
 
-    def _when_ended(self, transactional_id: str, then: Callable[[], None]) -> None:
+    def _when_ended(
+        self, transactional_id: str, then: Callable[[], None], otherwise: Callable[[ErrorCode], None]
+    ) -> None:
         if self._known[transactional_id].status.preparing:
-            self._waiting.setdefault(transactional_id, []).append(then)
+            self._waits.add(transactional_id, then, otherwise)
         else:
             then()
 
@@ -353,10 +368,20 @@ class Transactions:
             self._retry_markers(transactional_id)
 
     def _retry_markers(self, transactional_id: str) -> None:
-        """Write what is missing later: once, however many of its markers failed."""
-        if transactional_id not in self._retries:
+        """Write what is missing later: once, however many of its markers failed. Who has waited long is answered."""
+        unmarked = self._unmarked.get(transactional_id)
+        stuck = bool(unmarked) and all(map(self._is_damaged, unmarked or ()))
+        if stuck:
+            text = "transaction %s has ended, but its offsets can't follow before a start that finds %s repaired"
+            log.error(text, transactional_id, ", ".join(sorted(map(str, unmarked or ()))))
+        elif transactional_id not in self._retries:
             retry = self._host.loop.call_later(RETRY_S, self._write_markers, transactional_id)
             self._retries[transactional_id] = retry
+        self._waits.failed(transactional_id, stuck=stuck)
+
+    def _is_damaged(self, tp: TopicPartition) -> bool:
+        """Whether a partition is one of group offsets that is not served until it is repaired."""
+        return tp.topic == OFFSETS_TOPIC and self._host.groups.is_damaged(tp.partition)
 
     def _mark(self, transaction: Transaction, tp: TopicPartition) -> bool:
         target = self._host.store.get(*tp)
@@ -382,7 +407,7 @@ class Transactions:
 
         def marked(value: object) -> None:
             error = value if isinstance(value, ErrorCode) else getattr(value, "error", ErrorCode.NONE)
-            if error:  # the shard is loading
+            if error:  # the shard is loading, or damaged
                 self._retry_markers(transactional_id)
                 return
             unmarked = self._unmarked.get(transactional_id)
@@ -414,8 +439,7 @@ class Transactions:
             log.error("the end of transaction %s could not be written: %s", transaction.id, error)
             return False
         del self._unmarked[transaction.id]
-        for then in self._waiting.pop(transaction.id, ()):
-            then()
+        self._waits.ended(transaction.id)
         return True
 
     # -- time

@@ -13,8 +13,9 @@ from kohort.errors import CorruptDataError
 from kohort.ids import TopicPartition
 from kohort.journal.checked import UNREADABLE, WHAT_TO_DO, Survey, checked_batches, tell_cut_off
 from kohort.log import Damage, LogStore, PartitionLog
-from kohort.wire.batch import BatchHeader, BatchRecord, build_batch, read_records
+from kohort.wire.batch import BatchHeader, BatchRecord, build_batch
 from kohort.wire.journal import TransactionLogKey, TransactionLogValue
+from kohort.wire.records import read_records
 
 log = logging.getLogger("kohort.transactions")
 

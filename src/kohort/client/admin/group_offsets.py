@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
-from kohort.client.admin.places import at_coordinators, at_leaders, by_topic
+from kohort.client.admin.places import at_coordinators, at_leaders
 from kohort.client.admin.values import ListedOffset, OffsetSpec, PartitionResults
 from kohort.client.net.cluster import Cluster, Node, Versioned
 from kohort.client.offset_values import OffsetAndMetadata
 from kohort.errors import ErrorCode, KafkaError, error_for
-from kohort.ids import TopicPartition
+from kohort.ids import TopicPartition, by_topic
 from kohort.wire.data import ListOffsetsRequest
 from kohort.wire.offsets import OffsetCommitRequest, OffsetDeleteRequest, OffsetFetchRequest
 

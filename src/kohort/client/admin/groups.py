@@ -8,12 +8,11 @@ from typing import Any
 from kohort.client.admin.places import at_coordinators, refused
 from kohort.client.admin.values import GroupDescription, GroupListing, MemberDescription, Results
 from kohort.client.net.cluster import Cluster, Node, Versioned
-from kohort.errors import CorruptDataError, ErrorCode, KafkaError, error_for
+from kohort.consumer_protocol import read_assignment, read_subscription
+from kohort.errors import ErrorCode, KafkaError, error_for
 from kohort.ids import TopicPartition
 from kohort.wire.groups import (
     ConsumerGroupDescribeRequest,
-    ConsumerProtocolAssignment,
-    ConsumerProtocolSubscription,
     DeleteGroupsRequest,
     DescribeGroupsRequest,
     LeaveGroupRequest,
@@ -173,35 +172,14 @@ def assignment_of(data: bytes) -> tuple[TopicPartition, ...] | None:
 
     No bytes at all is no partition: the member has not been assigned anything yet.
     """
-    if not data:
-        return ()
-    decoded = _versioned(ConsumerProtocolAssignment, data)
-    if decoded is None:
-        return None
-    return tuple(
-        sorted(
-            TopicPartition(topic.topic, number) for topic in decoded.assigned_partitions for number in topic.partitions
-        )
-    )
+    assignment = read_assignment(data)
+    return None if assignment is None else tuple(sorted(assignment.partitions))
 
 
 def subscription_of(data: bytes) -> tuple[str, ...] | None:
     """The topics in the bytes that a classic member joined with; None when they are not a consumer's."""
-    if not data:
-        return None
-    decoded = _versioned(ConsumerProtocolSubscription, data)
-    return None if decoded is None else tuple(sorted(decoded.topics))
-
-
-def _versioned(kind: Any, data: bytes) -> Any:
-    """Decodes bytes that begin with their own version; None when they can't be read."""
-    version = int.from_bytes(data[:2], "big", signed=True)
-    if version < 0:
-        return None
-    try:
-        return kind.decode_prefix(data[2:], min(version, kind.MAX_VERSION))[0]
-    except CorruptDataError:
-        return None
+    said = read_subscription(data)
+    return None if said is None else tuple(sorted(said.topics))
 
 
 def _member_order(member: MemberDescription) -> tuple[str, str]:

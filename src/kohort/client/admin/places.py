@@ -15,14 +15,6 @@ _BROKER_TIME_SHARE = 0.8
 """Of the call's time, what the broker is told that it may take; the rest is for the way."""
 
 
-def by_topic(partitions: Sequence[TopicPartition]) -> dict[str, list[int]]:
-    """Partition numbers by topic, both sorted."""
-    found: dict[str, list[int]] = {}
-    for topic, number in sorted(partitions):
-        found.setdefault(topic, []).append(number)
-    return found
-
-
 async def at_leaders(
     cluster: Cluster,
     partitions: Sequence[TopicPartition],

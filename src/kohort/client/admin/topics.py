@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from kohort.client.admin.places import at_controller, at_leaders, broker_time, by_topic, refused
+from kohort.client.admin.places import at_controller, at_leaders, broker_time, refused
 from kohort.client.admin.values import (
     CreatedTopic,
     NewTopic,
@@ -16,7 +16,7 @@ from kohort.client.admin.values import (
 from kohort.client.net.cluster import CONTROLLER, Cluster, Node, Versioned
 from kohort.client.net.metadata import TopicInfo
 from kohort.errors import ErrorCode, KafkaError, error_for
-from kohort.ids import TopicPartition
+from kohort.ids import TopicPartition, by_topic
 from kohort.wire.cluster import (
     CreatePartitionsRequest,
     CreateTopicsRequest,

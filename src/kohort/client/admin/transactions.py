@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from kohort.client.admin.places import at_coordinators, at_leaders, by_topic, refused
+from kohort.client.admin.places import at_coordinators, at_leaders, refused
 from kohort.client.admin.values import (
     PartitionResults,
     ProducerIdentity,
@@ -16,7 +16,7 @@ from kohort.client.admin.values import (
 )
 from kohort.client.net.cluster import TRANSACTION, Cluster, Node, Versioned
 from kohort.errors import ErrorCode, KafkaError, error_for
-from kohort.ids import TopicPartition
+from kohort.ids import TopicPartition, by_topic
 from kohort.wire.transactions import (
     DescribeProducersRequest,
     DescribeTransactionsRequest,

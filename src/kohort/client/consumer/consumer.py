@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _ITERATION_POLL_MS = 60_000
-_CLOSE_MS = 5_000
 
 
 @checked
@@ -225,14 +224,19 @@ class Consumer(Lookups):
             self._core.wakeup()
         self._client.notify()
 
-    def close(self, *, timeout_ms: float = _CLOSE_MS) -> None:
-        """Commit what was returned (with auto commit), leave the group at once, close the connections. Can be called twice."""
+    def close(self, *, timeout_ms: float | None = None) -> None:
+        """Commit what was returned (with auto commit), leave the group at once, close. Does nothing the second time.
+
+        Args:
+            timeout_ms: For all of it, but what the rebalance listener takes; None: up to 5 s for the commit, 3 s for leaving.
+        """
         if self._client.closed:
             return
+        until_s = self._client.until_s(timeout_ms)
         try:
             self._run(self._core.close(timeout_ms))
         finally:
-            self._client.close()
+            self._client.close(until_s)
 
     def __enter__(self) -> Self:
         return self

@@ -108,11 +108,14 @@ class Fetcher:
 
     async def end_sessions(self, timeout_ms: float) -> None:
         """Free what brokers keep of this consumer; who does not answer in time forgets it by itself later."""
+        runtime = self.cluster.runtime
+        until_ms = runtime.now_ms + timeout_ms
         for node, session in self._sessions.items():
             request = session.goodbye()
             if request is not None and self.cluster.links.load(node) is not None:
+                goodbye = self.cluster.send(request, Node(node), timeout_ms=timeout_ms)
                 with contextlib.suppress(KafkaError):
-                    await self.cluster.send(request, Node(node), timeout_ms=timeout_ms)
+                    await runtime.within(goodbye, max(0.0, until_ms - runtime.now_ms), "the end of a fetch session")
 
     def take_error(self) -> KafkaError | None:
         error, self.error = self.error, None

@@ -176,7 +176,7 @@ class ClassicMembership(Membership):
             try:
                 assignments = await self.protocol.assign(joined)
             except KafkaError:
-                await self._send_leave("the assignor failed")
+                await self._tell_left("the assignor failed")
                 raise
         else:
             self.protocol.followed()
@@ -366,15 +366,9 @@ class ClassicMembership(Membership):
                 entry.reason = reason[:255]
             return LeaveGroupRequest(group_id=self.group, members=[entry])
 
-        try:
-            # On a connection of its own: a JoinGroup that waits would hold it up.
-            await self._ask(
-                Versioned(LeaveGroupRequest, build),
-                min(self.config.request_timeout_ms, LEAVE_MS),
-                f"leave:{self.group}",
-            )
-        except KafkaError as error:
-            log.debug("group %s: leave was not heard: %s", self.group, error)
+        # On a connection of its own: a JoinGroup that waits would hold it up.
+        limit_ms = min(self.config.request_timeout_ms, LEAVE_MS)
+        await self._ask(Versioned(LeaveGroupRequest, build), limit_ms, f"leave:{self.group}")
 
     def _raise_for(self, code: ErrorCode, what: str) -> None:
         if code is ErrorCode.NONE:

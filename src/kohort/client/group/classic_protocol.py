@@ -1,8 +1,6 @@
 """What the members of a classic group tell each other through the coordinator: subscriptions up, assignments down.
 
-The "consumer" protocol's metadata is a version number and the message at that version. Readers take any version: newer ones
-have what older ones have, at the same place, and more behind it.
-Source: spec 3.2–3.6, 3.10, 3.13; KIP-429; KIP-792.
+Their bytes are in `kohort.consumer_protocol`. Source: spec 3.2-3.6, 3.10, 3.13; KIP-429; KIP-792.
 """
 
 from __future__ import annotations
@@ -11,29 +9,32 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from kohort import consumer_protocol
 from kohort.assignors import Assignor, MemberSubscription, client_assignor
 from kohort.assignors import TopicInfo as AssignableTopic
 from kohort.client.group.subscription import Subscription
 from kohort.client.net.cluster import Cluster
 from kohort.client.net.metadata import Metadata
-from kohort.client.offset_requests import by_topic
 from kohort.client.offset_values import Assignment
 from kohort.client.settings import ConsumerConfig
+from kohort.consumer_protocol import (
+    CONSUMER_PROTOCOL_TYPE,
+    NEWEST_VERSION,
+    read_assignment,
+    read_subscription,
+    write_assignment,
+    write_subscription,
+)
 from kohort.errors import CorruptDataError, ErrorCode, InvalidInputError, KafkaError, error_for
 from kohort.ids import TopicPartition
-from kohort.wire.groups import ConsumerProtocolAssignment, ConsumerProtocolSubscription
 
 log = logging.getLogger(__name__)
-
-PROTOCOL_TYPE = "consumer"
-_SUBSCRIPTION_VERSION = 3
-_ASSIGNMENT_VERSION = 3
 
 
 class ClassicProtocol:
     """Builds and reads the protocol's bytes, runs the assignor as the leader, and watches metadata for reasons to rebalance."""
 
-    protocol_type = PROTOCOL_TYPE
+    protocol_type = CONSUMER_PROTOCOL_TYPE
 
     def __init__(
         self, cluster: Cluster, config: ConsumerConfig, owner: object, request_rejoin: Callable[[str], None]
@@ -81,22 +82,20 @@ class ClassicProtocol:
         """The join's protocols: assignor name and subscription bytes, by preference."""
         topics = self.topics()
         self._joined_with = topics
-        owned = [
-            ConsumerProtocolSubscription.TopicPartition(topic=topic, partitions=[part.partition for part in parts])
-            for topic, parts in by_topic(held.partitions).items()
-        ]
         protocols = []
         for name, assignor in self._assignors.items():
             given = self._subscription.user_data if self._subscription is not None else None
             user_data = assignor.subscription_user_data(topics) if given is None else given
-            message = ConsumerProtocolSubscription(
-                topics=list(topics),
-                user_data=user_data,
-                owned_partitions=owned,
-                generation_id=generation if owned else -1,
-                rack_id=self._config.client_rack or None,
+            owned = tuple(held.partitions)
+            said = consumer_protocol.Subscription(
+                NEWEST_VERSION,
+                topics,
+                owned,
+                self._config.client_rack or None,
+                generation if owned else -1,
+                user_data,
             )
-            protocols.append((name, _SUBSCRIPTION_VERSION.to_bytes(2, "big") + message.encode(_SUBSCRIPTION_VERSION)))
+            protocols.append((name, write_subscription(said)))
         return protocols
 
     # The leader's part.
@@ -130,7 +129,9 @@ class ClassicProtocol:
             raise
         except Exception as error:  # an assignor of the application's own: its failure is reported, not swallowed
             raise KafkaError(f"the assignor {joined.protocol_name!r} failed: {error!r}") from error
-        return [(member, encode_assignment(parts, extra.get(member))) for member, parts in result.items()]
+        return [
+            (member, write_assignment(NEWEST_VERSION, parts, extra.get(member))) for member, parts in result.items()
+        ]
 
     def followed(self) -> None:
         """Another member leads: watch only what this member's own subscription needs."""
@@ -141,14 +142,15 @@ class ClassicProtocol:
     # Down: this member's assignment.
 
     def decode_assignment(self, content: bytes) -> tuple[list[TopicPartition], bytes | None]:
-        """Partitions and user data; no bytes at all mean no partitions."""
-        if not content:
-            return [], None
-        message = _decode_versioned(ConsumerProtocolAssignment, content, "assignment")
-        parts = [
-            TopicPartition(topic.topic, number) for topic in message.assigned_partitions for number in topic.partitions
-        ]
-        return sorted(parts), None if message.user_data is None else bytes(message.user_data)
+        """Partitions and user data; no bytes at all mean no partitions.
+
+        Raises:
+            CorruptDataError: it is no assignment.
+        """
+        assignment = read_assignment(bytes(content))
+        if assignment is None:
+            raise CorruptDataError(f"assignment: {len(content)} bytes that are none")
+        return sorted(assignment.partitions), assignment.user_data
 
     def assigned(
         self, protocol_name: str, partitions: list[TopicPartition], user_data: bytes | None, generation: int
@@ -205,44 +207,20 @@ class ClassicProtocol:
             self._cluster.want_topics(self._owner, {*self._subscription.topics, *(self._watched or ())})
 
 
-def encode_assignment(partitions: Iterable[TopicPartition], user_data: bytes | None = None) -> bytes:
-    """An assignment as members read it."""
-    assigned = [
-        ConsumerProtocolAssignment.TopicPartition(topic=topic, partitions=[part.partition for part in parts])
-        for topic, parts in by_topic(partitions).items()
-    ]
-    message = ConsumerProtocolAssignment(assigned_partitions=assigned, user_data=user_data)
-    return _ASSIGNMENT_VERSION.to_bytes(2, "big") + message.encode(_ASSIGNMENT_VERSION)
-
-
 def _member_subscription(member: Any) -> MemberSubscription:
     """What a member asks for: nothing, when its bytes can't be read, so that one such member does not stop the group."""
-    try:
-        message = _decode_versioned(ConsumerProtocolSubscription, bytes(member.metadata), "subscription")
-    except CorruptDataError as error:
-        log.warning("member %s gets no partitions: its subscription can't be read: %s", member.member_id, error)
+    said = read_subscription(bytes(member.metadata))
+    if said is None:
+        log.warning("member %s gets no partitions: its subscription can't be read", member.member_id)
         return MemberSubscription(topics=(), instance_id=member.group_instance_id)
     return MemberSubscription(
-        topics=tuple(message.topics),
+        topics=said.topics,
         instance_id=member.group_instance_id,
-        rack=message.rack_id,
-        owned=tuple(
-            TopicPartition(topic.topic, number) for topic in message.owned_partitions for number in topic.partitions
-        ),
-        generation=message.generation_id,
-        user_data=None if message.user_data is None else bytes(message.user_data),
+        rack=said.rack,
+        owned=said.owned,
+        generation=said.generation,
+        user_data=said.user_data,
     )
-
-
-def _decode_versioned(message: type[Any], content: bytes, what: str) -> Any:
-    """A message behind its version number; bytes of a newer version beyond what is known here are ignored."""
-    if len(content) < 2:
-        raise CorruptDataError(f"{what}: {len(content)} bytes are too few")
-    version = int.from_bytes(content[:2], "big", signed=True)
-    if version < 0:
-        raise CorruptDataError(f"{what}: version {version}")
-    body, newest = content[2:], message.MAX_VERSION
-    return message.decode(body, version) if version <= newest else message.decode_prefix(body, newest)[0]
 
 
 def _assignable(metadata: Metadata, topic: str, numbers: tuple[int, ...]) -> AssignableTopic:

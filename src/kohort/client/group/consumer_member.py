@@ -31,10 +31,10 @@ from kohort.client.group.membership import LEAVE_MS, NOT_HEARD, Membership, Memb
 from kohort.client.net.cluster import Cluster, Versioned
 from kohort.client.net.notices import fault
 from kohort.client.net.runtime import Task
-from kohort.client.offset_requests import LOST_COORDINATOR, by_topic
+from kohort.client.offset_requests import LOST_COORDINATOR
 from kohort.client.settings import ConsumerConfig
 from kohort.errors import ErrorCode, KafkaError, RetriableError, error_for
-from kohort.ids import NO_TOPIC_ID, TopicPartition
+from kohort.ids import NO_TOPIC_ID, TopicPartition, by_topic
 from kohort.wire.cluster import MetadataRequest
 from kohort.wire.groups import ConsumerGroupHeartbeatRequest
 
@@ -222,10 +222,7 @@ class ConsumerMembership(Membership):
         """What the coordinator must know; told again only when it changes."""
         subscription = self._subscription
         pattern = subscription.pattern if subscription is not None else None
-        owned = {
-            self._held_ids[topic]: [part.partition for part in parts]
-            for topic, parts in by_topic(self.assignment.partitions).items()
-        }
+        owned = {self._held_ids[topic]: numbers for topic, numbers in by_topic(self.assignment.partitions).items()}
         return {
             "topics": self.topics(),
             "pattern": None if pattern is None else f"(?s).*(?:{pattern}).*",
@@ -364,8 +361,5 @@ class ConsumerMembership(Membership):
                 instance_id=self.config.group_instance_id,
             )
 
-        try:
-            limit = min(self.config.request_timeout_ms, LEAVE_MS)
-            await self._ask(Versioned(ConsumerGroupHeartbeatRequest, build), limit, f"leave:{self.group}")
-        except KafkaError as error:
-            log.debug("group %s: leave was not heard: %s", self.group, error)
+        limit = min(self.config.request_timeout_ms, LEAVE_MS)
+        await self._ask(Versioned(ConsumerGroupHeartbeatRequest, build), limit, f"leave:{self.group}")

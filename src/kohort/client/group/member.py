@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from kohort.client.group.membership import Membership
+from kohort.client.group.membership import LEAVE_MS, Membership
 from kohort.client.group.protocols import join_group
 from kohort.client.group.subscription import Subscription
 from kohort.client.lookups import Lookups
@@ -168,16 +169,16 @@ class GroupMember(Lookups):
             committed_offsets(self._client.cluster, self.group_id, partitions, timeout_ms=timeout_ms)
         )
 
-    def close(self, timeout_ms: float = 3_000) -> None:
-        """Leave the group at once and end. Does nothing the second time."""
+    def close(self, timeout_ms: float = LEAVE_MS) -> None:
+        """Leave the group at once, for at most so long, and end. Does nothing the second time."""
         if self._client.closed:
             return
+        until_s = self._client.until_s(timeout_ms)
         try:
-            self._client.call(self._membership.leave("the application closed the member"), timeout_ms / 1000)
-        except (KafkaError, TimeoutError):
-            pass  # the coordinator finds out by the session's end
+            with contextlib.suppress(KafkaError):
+                self._client.call(self._membership.leave("the application closed the member", timeout_ms))
         finally:
-            self._client.close()
+            self._client.close(until_s)
 
     def _raise_error(self) -> None:
         with self._client.lock:

@@ -177,8 +177,13 @@ class Membership(ABC):
         """Whether what is held is this member's to work on, as far as it can know: its lease holds, or it was told none."""
         return self._lease.holds(self.cluster.runtime.elapsed_ms())
 
-    async def leave(self, reason: str) -> None:
-        """Leave the group at once, if a member, and stop. What a static member holds waits for its return."""
+    async def leave(self, reason: str, timeout_ms: float = LEAVE_MS) -> None:
+        """Leave the group at once, if a member, and stop. What a static member holds waits for its return.
+
+        Args:
+            reason: For the coordinator's log.
+            timeout_ms: How long the coordinator may take to hear of it; after that it finds out by itself.
+        """
         self._subscription = None
         self._stop()
         self._end_lease()
@@ -189,9 +194,16 @@ class Membership(ABC):
         self.revocation = None
         self._hold((), None)
         self.cluster.drop_interest(self)
-        await self._send_leave(reason)
+        await self._tell_left(reason, timeout_ms)
         self._generation = self.NOT_JOINED
         self._member_id = ""
+
+    async def _tell_left(self, reason: str, timeout_ms: float = LEAVE_MS) -> None:
+        """Tell the coordinator, which finds out by itself where it does not hear of it in time."""
+        try:
+            await self.cluster.runtime.within(self._send_leave(reason), timeout_ms, "leave")
+        except KafkaError as error:
+            log.debug("group %s: leave was not heard: %s", self.group, error)
 
     # What a protocol fills in.
 
@@ -205,7 +217,11 @@ class Membership(ABC):
 
     @abstractmethod
     async def _send_leave(self, reason: str) -> None:
-        """Tell the coordinator, if it may know this member; errors are only logged."""
+        """Tell the coordinator, if it may know this member.
+
+        Raises:
+            KafkaError: it did not hear it.
+        """
 
     @abstractmethod
     def _subscription_changed(self) -> None:
@@ -260,7 +276,7 @@ class Membership(ABC):
         )
         self._overdue = True
         self._stop()
-        await self._send_leave(f"not polled for {limit} ms")
+        await self._tell_left(f"not polled for {limit} ms")
         self._member_id = ""
         await self._lose(ErrorCode.UNKNOWN_MEMBER_ID)
 

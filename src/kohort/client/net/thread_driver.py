@@ -27,6 +27,8 @@ from kohort.errors import InvalidInputError, KafkaError
 
 T = TypeVar("T")
 log = logging.getLogger("kohort.client")
+_JOIN_S, _JOIN_LEAST_S = 5.0, 0.1
+"""How long a close waits for the client's thread to end, which a callback of the application may hold up; however little is left."""
 Arrived: TypeAlias = tuple[int, socket.socket | None, SaslMechanism | str | None]
 """A link, its socket, and its SASL exchange; or no socket, and why not."""
 
@@ -131,8 +133,12 @@ class ThreadClient:
     def closed(self) -> bool:
         return self._closed
 
-    def close(self, timeout_s: float = 5.0) -> None:
-        """Close connections and end the thread. Calls under way fail. Does nothing the second time or in a forked child."""
+    def close(self, until_s: float | None = None) -> None:
+        """Close connections and end the thread. Calls under way fail. Does nothing the second time or in a forked child.
+
+        Args:
+            until_s: When, by `time.monotonic`, the thread is not waited for any more; it ends all the same. None: in 5 s.
+        """
         if os.getpid() != self._pid:
             return
         with self.lock:
@@ -145,7 +151,13 @@ class ThreadClient:
                 io.wake()
             self._changed.notify_all()
         if io is not None and threading.current_thread() is not io.thread:
-            io.thread.join(timeout_s)
+            left_s = _JOIN_S if until_s is None else until_s - time.monotonic()
+            io.thread.join(min(_JOIN_S, max(_JOIN_LEAST_S, left_s)))
+
+    @staticmethod
+    def until_s(timeout_ms: float | None) -> float | None:
+        """When a close that may take so long is to be over, for `close`."""
+        return None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
 
     def abandon(self, goodbye: Coroutine[Any, Any, None], timeout_s: float = 1.0) -> None:
         """Say goodbye and close, for an owner that was never closed: the interpreter ends, or the owner was collected."""
@@ -158,7 +170,7 @@ class ThreadClient:
             return
         with contextlib.suppress(KafkaError, TimeoutError):
             future.result(timeout_s)
-        self.close(timeout_s)
+        self.close()
 
     def __reduce__(self) -> Any:
         raise TypeError("a connected client can't be pickled: make one in each process")

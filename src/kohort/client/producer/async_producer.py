@@ -115,7 +115,11 @@ class AsyncProducer:
     # Life.
 
     async def close(self, *, timeout_ms: float | None = None) -> None:
-        """Deliver what was sent (for at most `timeout_ms`), abort an open transaction, close. Does nothing the second time."""
+        """Deliver what was sent, or abort an open transaction, and close. Does nothing the second time.
+
+        Args:
+            timeout_ms: For all of it; None: until all is delivered or has failed.
+        """
         if self._client.closed:
             return
         try:
@@ -127,7 +131,7 @@ class AsyncProducer:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        await self.close(timeout_ms=None if kind is None else 0)
+        await self.close(timeout_ms=None if kind is None else self._core.hurried_ms())
 
     # Inside.
 

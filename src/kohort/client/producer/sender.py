@@ -159,7 +159,8 @@ class Sender:
                     ANY, InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=INT32_MAX)
                 )
                 return
-            except RetriableError:
+            except RetriableError as error:
+                self.accumulator.hindrance = str(error)
                 self._expire(self.cluster.runtime.now_ms)
                 await self.cluster.runtime.sleep(self.config.retry_backoff_ms)
 
@@ -178,6 +179,7 @@ class Sender:
                 for queue in self.accumulator.queues.values():
                     queue.begun = False
         self.identity = Identity(producer_id, epoch)
+        self.accumulator.hindrance = ""
         self._renumber_all()
 
     def _renumber_all(self) -> None:
@@ -397,6 +399,7 @@ class Sender:
                 queue.in_flight.remove(batch)
                 queue.put_back(batch)
                 queue.mended = True
+                batch.error = error
                 pause = self.config.retry_backoff_ms
                 if code is ErrorCode.CONCURRENT_TRANSACTIONS:
                     pause = min(pause, SOON_MS)
@@ -463,9 +466,9 @@ class Sender:
                 while queue.waiting and self._overdue(queue.waiting[0], now_ms):
                     late.append(queue.waiting.popleft())
         for batch in late:
-            reason = self.cluster.unreachable() or f"no leader of {batch.partition} took it"
+            why = self.accumulator.why_late(batch)
             error = TimedOutError(
-                f"{batch.partition}: not delivered within {self.config.delivery_timeout_ms} ms: {reason}"
+                f"{batch.partition}: not delivered within {self.config.delivery_timeout_ms} ms: {why}"
             )
             if batch.attempts:
                 self._lose(batch, error)

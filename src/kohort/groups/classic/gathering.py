@@ -22,9 +22,9 @@ round can't end before it is back or its session is over, so that moment is when
 
 from __future__ import annotations
 
+from kohort.consumer_protocol import CONSUMER_PROTOCOL_TYPE
 from kohort.errors import ErrorCode
 from kohort.groups.classic.state import ClassicGroup, ClassicMember, Gathering
-from kohort.groups.consumer_protocol import CONSUMER_PROTOCOL_TYPE
 from kohort.groups.context import Context
 from kohort.groups.events import Heartbeat
 from kohort.groups.group import Group

@@ -8,10 +8,10 @@ Until such a leader assigns, the coordinator looks itself. Source: KAFKA-13435.
 
 from __future__ import annotations
 
+from kohort.consumer_protocol import read_assignment
 from kohort.groups.classic import rebalance
 from kohort.groups.classic.state import ClassicGroup
 from kohort.groups.consumer.targets import metadata_hash
-from kohort.groups.consumer_protocol import read_assignment
 from kohort.groups.context import Context
 from kohort.groups.group import Group
 from kohort.groups.outcome import GroupState
@@ -74,6 +74,6 @@ def _is_anything_left(context: Context, classic: ClassicGroup) -> bool:
         assigned = read_assignment(member.assignment)
         if assigned is None:
             return False
-        held.update(assigned)
+        held.update(assigned.partitions)
     topics = ((name, context.image.topics.get(name)) for name in classic.subscribed or ())
     return any((name, number) not in held for name, topic in topics if topic for number in range(topic.partitions))

@@ -5,11 +5,11 @@ Rounds are in `rebalance`. Source: spec 3.1-3.13, KIP-62, KIP-345, KIP-394, KIP-
 
 from __future__ import annotations
 
+from kohort.consumer_protocol import read_topics
 from kohort.errors import ErrorCode
 from kohort.groups import sizes
 from kohort.groups.classic import gathering, leader, rebalance
 from kohort.groups.classic.state import ClassicGroup, ClassicMember, PendingMember
-from kohort.groups.consumer_protocol import read_topics
 from kohort.groups.context import Context
 from kohort.groups.events import Heartbeat, JoinGroup, LeaveGroup, LeavingMember, SyncGroup
 from kohort.groups.group import Group

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kohort.groups.consumer_protocol import CONSUMER_PROTOCOL_TYPE, read_topics
+from kohort.consumer_protocol import CONSUMER_PROTOCOL_TYPE, read_topics
 from kohort.groups.events import NO_CONNECTION, Client
 from kohort.groups.liveness.deadlines import Deadline, Timer
 from kohort.groups.outcome import GroupState

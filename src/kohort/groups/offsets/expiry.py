@@ -14,8 +14,8 @@ replace stays. Source: spec 1.5, 1.6, KIP-211, KIP-496, scenario 13.
 
 from __future__ import annotations
 
+from kohort.consumer_protocol import CONSUMER_PROTOCOL_TYPE
 from kohort.groups.consumer.state import ConsumerGroup
-from kohort.groups.consumer_protocol import CONSUMER_PROTOCOL_TYPE
 from kohort.groups.context import Context
 from kohort.groups.group import Group
 from kohort.groups.offsets.requests import tombstone

@@ -11,6 +11,7 @@ from itertools import repeat
 from operator import itemgetter
 from typing import Any, Final
 
+from kohort.consumer_protocol import CONSUMER_PROTOCOL_TYPE
 from kohort.errors import ErrorCode
 from kohort.groups import sizes
 from kohort.groups.classic import gathering, rebalance
@@ -18,7 +19,6 @@ from kohort.groups.classic.requests import is_current, validate
 from kohort.groups.classic.state import ClassicGroup
 from kohort.groups.consumer import members
 from kohort.groups.consumer.state import ConsumerGroup
-from kohort.groups.consumer_protocol import CONSUMER_PROTOCOL_TYPE
 from kohort.groups.context import Context
 from kohort.groups.events import (
     NO_CONNECTION,

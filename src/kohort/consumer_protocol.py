@@ -1,7 +1,8 @@
 """The "consumer" protocol type's bytes inside classic members: subscriptions read, assignments read and written.
 
 For offsets, a subscription is read as version 0 whatever version it names, and bytes after the topics are ignored.
-Source: spec 1.4 (KIP-496, "Proposed Changes"). A classic member of a consumer group (KIP-848) is read in full:
+Source: spec 1.4 (KIP-496, "Proposed Changes"). Everyone else reads a subscription in full. Bytes behind what a version is
+known to have are ignored, so that newer versions are read as far as they are known. Source: spec 3.2-3.6, 3.13; KIP-429, KIP-792.
 
     Subscription: int16 version, [string] topics, bytes user data, 1+: [string, [int32]] owned, 2+: int32 generation,
                   3+: nullable string rack
@@ -14,7 +15,7 @@ import struct
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from kohort.ids import TopicPartition
+from kohort.ids import TopicPartition, by_topic
 
 CONSUMER_PROTOCOL_TYPE = "consumer"
 NEWEST_VERSION = 3
@@ -35,6 +36,14 @@ class Subscription(NamedTuple):
     owned: tuple[TopicPartition, ...] = ()
     rack: str | None = None
     generation: int = -1
+    user_data: bytes | None = None
+
+
+class Assignment(NamedTuple):
+    """What a leader, or a coordinator, gives a classic consumer."""
+
+    partitions: tuple[TopicPartition, ...] = ()
+    user_data: bytes | None = None
 
 
 class _Reader:
@@ -78,10 +87,9 @@ class _Reader:
             found += [TopicPartition(topic, self.number(_INT32)) for _ in range(self.count(4))]
         return tuple(found)
 
-    def skip_bytes(self) -> None:
+    def data(self) -> bytes | None:
         length = self.number(_INT32)
-        if length > 0:
-            self.take(length)
+        return None if length < 0 else self.take(length)
 
 
 def read_topics(metadata: bytes) -> tuple[str, ...] | None:
@@ -99,38 +107,65 @@ def read_subscription(metadata: bytes) -> Subscription | None:
     reader = _Reader(metadata)
     try:
         version = reader.number(_INT16)
+        if version < 0:
+            return None
         topics = reader.topics()
-        reader.skip_bytes()
+        user_data = reader.data()
         owned = reader.partitions() if version >= 1 else ()
         generation = reader.number(_INT32) if version >= 2 else -1
         length = reader.number(_INT16) if version >= 3 else -1
         rack = reader.take(length).decode() if length >= 0 else None
     except ValueError:
         return None
-    return Subscription(version, topics, owned, rack, generation)
+    return Subscription(version, topics, owned, rack, generation, user_data)
 
 
-def read_assignment(assignment: bytes) -> tuple[TopicPartition, ...] | None:
-    """The partitions of an assignment; none in empty bytes, None when the bytes are no assignment."""
+def read_assignment(assignment: bytes) -> Assignment | None:
+    """An assignment; an empty one from empty bytes, None when the bytes are none."""
     if not assignment:
-        return ()
+        return Assignment()
     reader = _Reader(assignment)
     try:
-        reader.number(_INT16)
-        return reader.partitions()
+        if reader.number(_INT16) < 0:
+            return None
+        return Assignment(reader.partitions(), reader.data())
     except ValueError:
         return None
 
 
-def write_assignment(version: int, partitions: Iterable[TopicPartition]) -> bytes:
-    """An assignment for a member whose subscription has this version, without user data."""
-    topics: dict[str, list[int]] = {}
-    for topic, number in sorted(partitions):
-        topics.setdefault(topic, []).append(number)
-    parts = [_INT16.pack(min(max(version, 0), NEWEST_VERSION)), _INT32.pack(len(topics))]
-    for topic, numbers in topics.items():
-        raw = topic.encode()
-        parts.append(_INT16.pack(len(raw)) + raw + _INT32.pack(len(numbers)))
-        parts += [_INT32.pack(number) for number in numbers]
-    parts.append(_INT32.pack(-1))
+def write_subscription(subscription: Subscription) -> bytes:
+    """A subscription, with what its version has."""
+    version = min(subscription.version, NEWEST_VERSION)
+    parts = [_INT16.pack(version), _INT32.pack(len(subscription.topics))]
+    parts += map(_text, subscription.topics)
+    parts.append(_data(subscription.user_data))
+    if version >= 1:
+        parts.append(_partitions(subscription.owned))
+    if version >= 2:
+        parts.append(_INT32.pack(subscription.generation))
+    if version >= 3:
+        parts.append(_INT16.pack(-1) if subscription.rack is None else _text(subscription.rack))
     return b"".join(parts)
+
+
+def write_assignment(version: int, partitions: Iterable[TopicPartition], user_data: bytes | None = None) -> bytes:
+    """An assignment for a member whose subscription has this version."""
+    return b"".join((_INT16.pack(min(max(version, 0), NEWEST_VERSION)), _partitions(partitions), _data(user_data)))
+
+
+def _partitions(partitions: Iterable[TopicPartition]) -> bytes:
+    topics = by_topic(partitions)
+    parts = [_INT32.pack(len(topics))]
+    for topic, numbers in topics.items():
+        parts += (_text(topic), _INT32.pack(len(numbers)))
+        parts += map(_INT32.pack, numbers)
+    return b"".join(parts)
+
+
+def _text(text: str) -> bytes:
+    raw = text.encode()
+    return _INT16.pack(len(raw)) + raw
+
+
+def _data(data: bytes | None) -> bytes:
+    return _INT32.pack(-1) if data is None else _INT32.pack(len(data)) + data

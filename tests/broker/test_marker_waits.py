@@ -1,0 +1,129 @@
+"""Who waits for the end of a transaction whose markers can't be written is answered all the same, and the outcome holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kohort import Broker
+from kohort.broker.shards import java_hash
+from kohort.broker.transactions import marker_waits
+from kohort.broker.transactions.marker_waits import WAITING_MAX, MarkerWaits
+from kohort.errors import ErrorCode
+from kohort.wire.batch import iter_headers
+from kohort.wire.transactions import EndTxnRequest
+from tests.broker.group_member import committed
+from tests.broker.raw import RawClient, create_topic
+from tests.broker.test_groups import when_loaded
+from tests.broker.test_transactions import Producer, stable_end
+
+SETTINGS: dict[str, Any] = {"group.initial.rebalance.delay.ms": 0, "offsets.topic.num.partitions": 2}
+HERE = next(f"here-{number}" for number in range(99) if java_hash(f"here-{number}") % 2 == 0)
+
+
+def flip(file: Path) -> None:
+    """Flip one bit of the first batch; a second call undoes it."""
+    data = bytearray(file.read_bytes())
+    position, header = next(iter(iter_headers(data)))
+    data[position + header.size - 12] ^= 0x40
+    file.write_bytes(data)
+
+
+def the_journal(folder: Path) -> Path:
+    (file,) = (folder / "__consumer_offsets-0").glob("*.log")
+    return file
+
+
+def open_transaction(broker: Broker, version: int) -> tuple[int, int]:
+    """One record and one offset in a transaction that is not ended; a first one is, so that the journal has batches."""
+    with RawClient(broker.bootstrap_servers) as client:
+        create_topic(client, "t")
+        producer = Producer(client, "x", version)
+        assert producer.init() == ErrorCode.NONE
+        for offset in (5, 6):
+            if version == 1:
+                assert producer.add("t", 0) == [ErrorCode.NONE]
+            assert producer.write("t", 0, b"v") == ErrorCode.NONE
+            assert producer.commit_offset(HERE, "t", offset) == ErrorCode.NONE
+            if offset == 5:
+                assert producer.end(commit=True) == ErrorCode.NONE
+        return producer.id, producer.epoch
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
+def test_a_transaction_with_offsets_in_a_damaged_journal_ends_for_its_client_and_for_the_offsets_when_it_is_repaired(
+    tmp_path: Path, commit: bool, version: int
+) -> None:
+    with Broker(tmp_path, SETTINGS) as broker:
+        ours = open_transaction(broker, version)
+        broker.kill()
+        flip(the_journal(tmp_path))
+        broker.restart()
+        with RawClient(broker.bootstrap_servers) as client:
+            producer = Producer(client, "x", version)
+            producer.id, producer.epoch = ours
+            for _ in range(2):  # an answer that was lost is asked for again
+                asked = EndTxnRequest(
+                    transactional_id="x", producer_id=ours[0], producer_epoch=ours[1], committed=commit
+                )
+                assert client.ask(asked, 5 if version == 2 else 4).error_code == ErrorCode.NONE
+            assert stable_end(client, "t") == 4, "what can be marked is"
+            producer.epoch += version - 1
+            if version == 1:
+                assert producer.add("t", 0) == [ErrorCode.UNKNOWN_SERVER_ERROR]
+            else:
+                assert producer.write("t", 0, b"w") == ErrorCode.UNKNOWN_SERVER_ERROR
+            assert Producer(client, "x", version).init() == ErrorCode.UNKNOWN_SERVER_ERROR
+        broker.kill()
+        flip(the_journal(tmp_path))
+        broker.restart()
+        with RawClient(broker.bootstrap_servers) as client:
+            when_loaded(client, HERE)
+            assert Producer(client, "x", version).init() == ErrorCode.NONE, "it waits for the markers"
+            assert committed(client, HERE, "t") == (6 if commit else 5)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_transaction_takes_no_offsets_of_a_damaged_journal_in(tmp_path: Path, version: int) -> None:
+    """It could not be ended there; its records can."""
+    with Broker(tmp_path, SETTINGS) as broker:
+        open_transaction(broker, version)
+        broker.kill()
+        flip(the_journal(tmp_path))
+        broker.restart()
+        with RawClient(broker.bootstrap_servers) as client:
+            producer = Producer(client, "y", version)
+            assert producer.init() == ErrorCode.NONE
+            if version == 1:
+                assert producer.add("t", 0) == [ErrorCode.NONE]
+            assert producer.write("t", 0, b"v") == ErrorCode.NONE
+            assert producer.commit_offset(HERE, "t", 7) == ErrorCode.UNKNOWN_SERVER_ERROR
+            assert producer.end(commit=False) == ErrorCode.NONE
+            assert producer.init() == ErrorCode.NONE
+
+
+def test_who_waits_is_bounded_in_number_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits, told = MarkerWaits(), []
+    now_s = 100.0
+    monkeypatch.setattr(marker_waits.time, "monotonic", lambda: now_s)
+
+    def wait() -> None:
+        waits.add("x", lambda: told.append(ErrorCode.NONE), told.append)
+
+    for _ in range(WAITING_MAX):
+        wait()
+    assert not told
+    wait()
+    assert told == [ErrorCode.CONCURRENT_TRANSACTIONS]
+    now_s += marker_waits.WAIT_S / 2
+    waits.failed("x", stuck=False)
+    assert len(told) == 1
+    now_s += marker_waits.WAIT_S / 2
+    waits.failed("x", stuck=False)
+    assert told == [ErrorCode.CONCURRENT_TRANSACTIONS] * (1 + WAITING_MAX)
+    wait()
+    waits.ended("x")
+    assert told[1 + WAITING_MAX :] == [ErrorCode.NONE]
