@@ -76,6 +76,15 @@ def test_a_smaller_size_counts_for_the_frames_behind() -> None:
     assert [bytes(each) for each in frames.cut(frames.take_kept())] == [b"", b"bc"]
 
 
+def test_what_is_put_back_comes_before_what_was_kept() -> None:
+    frames = Frames(2, MAX)
+    first, *rest = frames.cut(memoryview(framed(b"aa", b"bb", b"cc", b"d", b"ee")))
+    assert bytes(first) == b"aa"
+    frames.put_back(rest)
+    frames.size_min = 0
+    assert cut(frames, bytes(frames.take_kept())) == [b"bb", b"cc", b"d", b"ee"]
+
+
 def test_a_claimed_size_takes_no_memory() -> None:
     frames = Frames(8, 100 << 20)
     assert frames.cut(memoryview((100 << 20).to_bytes(4, "big") + b"x")) == []

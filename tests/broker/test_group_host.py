@@ -17,6 +17,7 @@ from kohort.wire.groups import (
     HeartbeatRequest,
     ListGroupsRequest,
 )
+from kohort.wire.offsets import OffsetCommitRequest, OffsetDeleteRequest, OffsetFetchRequest
 from kohort.wire.transactions import TxnOffsetCommitRequest
 from tests.broker.raw import RawClient
 from tests.broker.storeless import PARTITIONS, TOPIC, Coordinators, part
@@ -109,6 +110,31 @@ def test_topics_are_told_as_they_are_and_none_is_made(coordinators: Coordinators
         there, missing = answer.topics
         assert [(each.leader_id, each.leader_epoch) for each in there.partitions] == [(0, 3)] * PARTITIONS
         assert missing.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def test_positions_of_topics_that_are_only_known_by_name_and_id(coordinators: Coordinators) -> None:
+    """Commits and fetches by either; a partition that the topic does not have is refused; a deleted position is gone."""
+    topic = coordinators.topics.by_name[TOPIC]
+    commit, fetch, delete = OffsetCommitRequest, OffsetFetchRequest, OffsetDeleteRequest
+    to_commit = commit.OffsetCommitRequestTopic
+    parts = [
+        to_commit.OffsetCommitRequestPartition(partition_index=index, committed_offset=5) for index in (0, PARTITIONS)
+    ]
+    refused = [ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
+    with RawClient(coordinators.address()) as client:
+        by_name = client.ask(commit(group_id="g", topics=[to_commit(name=TOPIC, partitions=parts)]), version=9)
+        assert [each.error_code for each in by_name.topics[0].partitions] == refused
+        by_id = client.ask(commit(group_id="g", topics=[to_commit(topic_id=topic.id, partitions=parts)]))
+        assert [each.error_code for each in by_id.topics[0].partitions] == refused
+        group = fetch.OffsetFetchRequestGroup
+        wanted = group.OffsetFetchRequestTopics(topic_id=topic.id, partition_indexes=[0])
+        found = client.ask(fetch(groups=[group(group_id="g", topics=[wanted])])).groups[0]
+        assert found.topics[0].partitions[0].committed_offset == 5
+        of_topic = delete.OffsetDeleteRequestTopic
+        numbers = [of_topic.OffsetDeleteRequestPartition(partition_index=index) for index in (0, PARTITIONS)]
+        deleted = client.ask(delete(group_id="g", topics=[of_topic(name=TOPIC, partitions=numbers)]))
+        assert [each.error_code for each in deleted.topics[0].partitions] == refused
+        assert client.ask(fetch(groups=[group(group_id="g")])).groups[0].topics == []
 
 
 def test_offsets_in_transactions_are_not_offered(coordinators: Coordinators) -> None:

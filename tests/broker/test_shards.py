@@ -99,8 +99,10 @@ def test_beginning_again_ends_what_was_here(tmp_path: Path) -> None:
     shards.begin(TERM)
     before = next(iter(shards.groups))
     answers = shards.commit(1)
-    shards.begin(TERM + 1)
+    shards.groups.begin(0, TERM + 1)
     assert answers == [ErrorCode.NOT_COORDINATOR]
+    shards.driven.turns.settle()
+    assert shards.driven.journal.appends == []
     assert next(iter(shards.groups)) is not before
     late: list[Any] = []
     before.ask(OffsetFetch(next(shards.tokens), "g", None), late.append)
