@@ -12,7 +12,7 @@ from functools import lru_cache, partial
 from typing import Any, TypeAlias
 
 from kohort.broker.net.session import ClientSession
-from kohort.coordinator.shard import GroupShard, OnReply
+from kohort.coordinator.shard import GroupShard
 from kohort.errors import ErrorCode
 from kohort.groups.events import ConnectionLost, Event, ReleaseHeld
 from kohort.log import Steps
@@ -85,7 +85,7 @@ class GroupShards:
         client.shards.add(index)
         shard.ask(event, answer)
 
-    def ask_at(self, index: int, event: Any, answer: OnReply) -> None:
+    def ask_at(self, index: int, event: Any, answer: Callable[[Any], None]) -> None:
         """Have a journal partition's shard answer."""
         shard = self._shards.get(index)
         if shard is None:

@@ -172,7 +172,9 @@ def _fetch_one(host: GroupHost, request: Request[OffsetFetchRequest]) -> None:
         reply = OffsetFetchReply(value) if isinstance(value, ErrorCode) else value
         make_topic = OffsetFetchResponse.OffsetFetchResponseTopic
         make = OffsetFetchResponse.OffsetFetchResponsePartition
-        by_topic: dict[str, list[Any]] = {} if everything or reply.error else {topic.name: [] for topic in topics or ()}
+        by_topic: dict[str, list[OffsetFetchResponse.OffsetFetchResponseTopic.OffsetFetchResponsePartition]] = {}
+        if not everything and not reply.error:
+            by_topic = {topic.name: [] for topic in topics or ()}
         if reply.error and version < 2:  # no error for the group as a whole: each partition carries it
             for name, index in partitions or ():
                 by_topic.setdefault(name, []).append(
@@ -231,7 +233,10 @@ def _fetch_group(
 
     def answer(value: OffsetFetchReply | ErrorCode) -> None:
         reply = OffsetFetchReply(value) if isinstance(value, ErrorCode) else value
-        by_topic: dict[str, list[Any]] = {name: [] for name in named}
+        by_topic: dict[
+            str,
+            list[OffsetFetchResponse.OffsetFetchResponseGroup.OffsetFetchResponseTopics.OffsetFetchResponsePartitions],
+        ] = {name: [] for name in named}
         for each in reply.offsets:
             by_topic.setdefault(each.topic, []).append(
                 make(

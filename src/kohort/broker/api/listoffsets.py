@@ -7,7 +7,7 @@ offsets, 10 a timeout, 11 the earliest offset still to be uploaded; OffsetForLea
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from typing import TypeAlias
 
 from kohort.broker.net.dispatch import Handled, handled
 from kohort.broker.net.request import Request
@@ -23,7 +23,8 @@ from kohort.wire.data import (
 
 LATEST_TIERED = -5
 EARLIEST_PENDING_UPLOAD = -6
-_Listed = ListOffsetsResponse.ListOffsetsPartitionResponse
+_Asked: TypeAlias = ListOffsetsRequest.ListOffsetsTopic.ListOffsetsPartition
+_Listed: TypeAlias = ListOffsetsResponse.ListOffsetsTopicResponse.ListOffsetsPartitionResponse
 NEVER = 1 << 15
 _SINCE = {LATEST: 1, EARLIEST: 1, MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11}
 """The version from which a special timestamp is known."""
@@ -58,7 +59,7 @@ def list_offsets(node: Node, request: Request[ListOffsetsRequest]) -> ListOffset
     return ListOffsetsResponse(topics=topics)
 
 
-def _list(node: Node, topic: str, asked: Any, isolation: Isolation, version: int) -> Any:
+def _list(node: Node, topic: str, asked: _Asked, isolation: Isolation, version: int) -> _Listed:
     index = asked.partition_index
     if asked.timestamp < 0 and version < _SINCE.get(asked.timestamp, NEVER):
         return _Listed(partition_index=index, error_code=ErrorCode.UNSUPPORTED_VERSION)
@@ -95,7 +96,9 @@ def offset_for_leader_epoch(node: Node, request: Request[OffsetForLeaderEpochReq
     )
 
 
-def _epoch_end(node: Node, topic: str, asked: Any) -> Any:
+def _epoch_end(
+    node: Node, topic: str, asked: OffsetForLeaderEpochRequest.OffsetForLeaderTopic.OffsetForLeaderPartition
+) -> OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult.EpochEndOffset:
     log = node.store.get(topic, asked.partition)
     error = epoch_error(log, asked.current_leader_epoch) if log else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     if log is None or error:

@@ -11,7 +11,7 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
 from kohort.broker.net.dispatch import Handled, handled
 from kohort.broker.net.request import Request
@@ -19,6 +19,7 @@ from kohort.broker.node import Node
 from kohort.broker.topics import OFFSETS_TOPIC
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError
 from kohort.groups.events import TransactionEnded
+from kohort.groups.outcome import TransactionEndedReply
 from kohort.log import Marker
 from kohort.wire.operations import (
     AlterPartitionReassignmentsRequest,
@@ -41,7 +42,10 @@ log = logging.getLogger("kohort.broker")
 PREFERRED, UNCLEAN = 0, 1
 UPGRADE_TYPES = (1, 2, 3)
 """Up, safely down, down whatever it costs."""
-_Election = ElectLeadersResponse.ReplicaElectionResult
+_Election: TypeAlias = ElectLeadersResponse.ReplicaElectionResult
+_Marked: TypeAlias = (
+    WriteTxnMarkersResponse.WritableTxnMarkerResult.WritableTxnMarkerTopicResult.WritableTxnMarkerPartitionResult
+)
 
 
 def elect_leaders(node: Node, request: Request[ElectLeadersRequest]) -> ElectLeadersResponse:
@@ -68,7 +72,7 @@ def elect_leaders(node: Node, request: Request[ElectLeadersRequest]) -> ElectLea
     return response
 
 
-def _elected(node: Node, topic: str, index: int, known: bool) -> Any:
+def _elected(node: Node, topic: str, index: int, known: bool) -> _Election.PartitionResult:
     if not known:
         error, text = ErrorCode.INVALID_REQUEST, "there is no such kind of election"
     elif node.store.get(topic, index) is None:
@@ -98,7 +102,9 @@ def alter_partition_reassignments(
     return AlterPartitionReassignmentsResponse(error_message=None if responses else "", responses=responses)
 
 
-def _reassign(node: Node, topic: str, part: Any) -> None:
+def _reassign(
+    node: Node, topic: str, part: AlterPartitionReassignmentsRequest.ReassignableTopic.ReassignablePartition
+) -> None:
     if node.store.get(topic, part.partition_index) is None:
         text = f"there is no partition {topic}-{part.partition_index}"
         raise InvalidInputError(text, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
@@ -120,7 +126,9 @@ def describe_log_dirs(node: Node, request: Request[DescribeLogDirsRequest]) -> D
     """The size of partitions in the data folder."""
     asked = request.message.topics
     wanted = None if asked is None else {(topic.topic, index) for topic in asked for index in topic.partitions}
-    by_topic: dict[str, list[Any]] = {}
+    by_topic: dict[
+        str, list[DescribeLogDirsResponse.DescribeLogDirsResult.DescribeLogDirsTopic.DescribeLogDirsPartition]
+    ] = {}
     make = DescribeLogDirsResponse.DescribeLogDirsPartition
     for (name, index), part in node.store.partitions():
         if wanted is None or (name, index) in wanted:
@@ -168,7 +176,7 @@ def update_features(node: Node, request: Request[UpdateFeaturesRequest]) -> Upda
     return response
 
 
-def _unwanted(node: Node, update: Any, version: int) -> str | None:
+def _unwanted(node: Node, update: UpdateFeaturesRequest.FeatureUpdateKey, version: int) -> str | None:
     level = node.features.get(update.feature, (0, 0))[1]
     if not level:
         return f"there is no feature {update.feature}"
@@ -208,7 +216,9 @@ def write_txn_markers(node: Node, request: Request[WriteTxnMarkersRequest]) -> N
     done()
 
 
-def _write_marker(node: Node, marker: Any, topic: str, part: Any, done: Callable[[], None]) -> None:
+def _write_marker(
+    node: Node, marker: WriteTxnMarkersRequest.WritableTxnMarker, topic: str, part: _Marked, done: Callable[[], None]
+) -> None:
     target = node.store.get(topic, part.partition_index)
     if target is None:
         part.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -220,7 +230,7 @@ def _write_marker(node: Node, marker: Any, topic: str, part: Any, done: Callable
         return
     if topic == OFFSETS_TOPIC:
 
-        def marked(value: Any) -> None:
+        def marked(value: TransactionEndedReply | ErrorCode) -> None:
             part.error_code = value if isinstance(value, ErrorCode) else value.error
             done()
 

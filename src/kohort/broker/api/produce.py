@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Any
+from typing import TypeAlias
+from uuid import UUID
 
 from kohort.broker.net.dispatch import Handled, handled
 from kohort.broker.net.request import Request
@@ -17,11 +18,13 @@ from kohort.errors import ErrorCode, KafkaError, RecordsRefusedError
 from kohort.ids import TopicPartition
 from kohort.wire.batch import TRANSACTIONAL
 from kohort.wire.data import ProduceRequest, ProduceResponse
+from kohort.wire.schema import Buffer
 
 log = logging.getLogger("kohort.broker")
 
-_Partition = ProduceResponse.PartitionProduceResponse
-_Topic = ProduceResponse.TopicProduceResponse
+_Data: TypeAlias = ProduceRequest.TopicProduceData.PartitionProduceData
+_Topic: TypeAlias = ProduceResponse.TopicProduceResponse
+_Partition: TypeAlias = ProduceResponse.TopicProduceResponse.PartitionProduceResponse
 _NO_ERRORS: list[ProduceResponse.TopicProduceResponse.PartitionProduceResponse.BatchIndexAndErrorMessage] = []
 ABORTABLE_SINCE = 11
 """The version whose clients know TRANSACTION_ABORTABLE. Source: KIP-890."""
@@ -62,7 +65,7 @@ def produce(node: Node, request: Request[ProduceRequest]) -> ProduceResponse | N
     return None
 
 
-def _name_by_id(node: Node, topic_id: Any) -> str | None:
+def _name_by_id(node: Node, topic_id: UUID) -> str | None:
     topic = node.store.topics_by_id.get(topic_id)
     return topic.name if topic is not None else None
 
@@ -77,12 +80,12 @@ def _refused(node: Node, request: Request[ProduceRequest], name: str | None, ack
     return 0
 
 
-def _is_transactional(records: Any) -> bool:
+def _is_transactional(records: Buffer) -> bool:
     """Whether the first batch says that it is part of a transaction."""
     return len(records) > ATTRIBUTES_AT and bool(records[ATTRIBUTES_AT] & TRANSACTIONAL)
 
 
-def _append(node: Node, request: Request[ProduceRequest], name: str | None, part: Any, now_ms: int) -> Any:
+def _append(node: Node, request: Request[ProduceRequest], name: str | None, part: _Data, now_ms: int) -> _Partition:
     assert name is not None
     index = part.index
     target = node.store.get(name, index)

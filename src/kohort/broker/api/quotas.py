@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from kohort.broker.config.quotas import CLIENT, IP, USER, Entity, check, entity_of
 from kohort.broker.net.dispatch import Handled, handled
 from kohort.broker.net.request import Request
@@ -38,7 +36,7 @@ def describe_quotas(node: Node, request: Request[DescribeClientQuotasRequest]) -
     return DescribeClientQuotasResponse(error_message="", entries=entries)
 
 
-def _filter(components: list[Any]) -> dict[str, tuple[int, str | None]]:
+def _filter(components: list[DescribeClientQuotasRequest.ComponentData]) -> dict[str, tuple[int, str | None]]:
     wanted: dict[str, tuple[int, str | None]] = {}
     for each in components:
         kind = each.entity_type
@@ -81,7 +79,7 @@ def alter_quotas(node: Node, request: Request[AlterClientQuotasRequest]) -> Alte
     return AlterClientQuotasResponse(entries=entries)
 
 
-def _alter(node: Node, entry: Any, validate_only: bool) -> None:
+def _alter(node: Node, entry: AlterClientQuotasRequest.EntryData, validate_only: bool) -> None:
     entity = entity_of([(each.entity_type, each.entity_name) for each in entry.entity])
     values: dict[str, float | None] = {}
     for op in entry.ops:

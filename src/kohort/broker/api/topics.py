@@ -9,7 +9,6 @@ import logging
 import uuid
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 from kohort.broker.config.entries import topic_entries
 from kohort.broker.net.dispatch import Handled, handled
@@ -61,7 +60,7 @@ def create_topics(node: Node, request: Request[CreateTopicsRequest]) -> Steps[Cr
     return CreateTopicsResponse(topics=results)
 
 
-def _plan(node: Node, topic: Any) -> TopicPlan:
+def _plan(node: Node, topic: CreateTopicsRequest.CreatableTopic) -> TopicPlan:
     partitions = _partition_count(node, topic)
     configs = {each.name: each.value for each in topic.configs if each.value is not None}
     if any(each.value is None for each in topic.configs):
@@ -71,7 +70,7 @@ def _plan(node: Node, topic: Any) -> TopicPlan:
     return TopicPlan(topic.name, partitions, configs)
 
 
-def _result(node: Node, name: str, topic: Topic | KafkaError) -> Any:
+def _result(node: Node, name: str, topic: Topic | KafkaError) -> CreateTopicsResponse.CreatableTopicResult:
     make = CreateTopicsResponse.CreatableTopicResult
     if isinstance(topic, KafkaError):
         return make(name=name, error_code=topic.code, error_message=topic.message, configs=[])
@@ -90,7 +89,7 @@ def _result(node: Node, name: str, topic: Topic | KafkaError) -> Any:
     )
 
 
-def _partition_count(node: Node, topic: Any) -> int:
+def _partition_count(node: Node, topic: CreateTopicsRequest.CreatableTopic) -> int:
     if not topic.assignments:
         if topic.replication_factor not in (-1, 1):
             raise InvalidInputError(
@@ -115,7 +114,7 @@ def delete_topics(node: Node, request: Request[DeleteTopicsRequest]) -> Steps[De
         [(t.name, t.topic_id) for t in message.topics] if version >= 6 else [(n, NO_ID) for n in message.topic_names]
     )
     results = []
-    doomed: dict[str, Any] = {}
+    doomed: dict[str, DeleteTopicsResponse.DeletableTopicResult] = {}
     for name, topic_id in asked:
         result = DeleteTopicsResponse.DeletableTopicResult(name=name, topic_id=topic_id)
         results.append(result)
@@ -138,7 +137,7 @@ def delete_topics(node: Node, request: Request[DeleteTopicsRequest]) -> Steps[De
     return DeleteTopicsResponse(responses=results)
 
 
-def _refuse(result: Any, error: KafkaError, version: int) -> None:
+def _refuse(result: DeleteTopicsResponse.DeletableTopicResult, error: KafkaError, version: int) -> None:
     result.error_code = error.code
     if version >= 5:
         result.error_message = error.message
@@ -191,7 +190,7 @@ def create_partitions(node: Node, request: Request[CreatePartitionsRequest]) -> 
     )
 
 
-def _check_growth(node: Node, topic: Any) -> None:
+def _check_growth(node: Node, topic: CreatePartitionsRequest.CreatePartitionsTopic) -> None:
     """Refuse what the store does not look at."""
     known = node.store.topic(topic.name)
     new = topic.assignments

@@ -8,7 +8,7 @@ INVALID_PRODUCER_EPOCH to clients that don't know it.
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TypeAlias
 
 from kohort.broker.api.offset_transactions import for_version
 from kohort.broker.net.dispatch import Handled, handled
@@ -32,6 +32,8 @@ from kohort.wire.transactions import (
     ListTransactionsRequest,
     ListTransactionsResponse,
 )
+
+_Topic: TypeAlias = AddPartitionsToTxnRequest.AddPartitionsToTxnTransaction.AddPartitionsToTxnTopic
 
 
 def init_producer_id(node: Node, request: Request[InitProducerIdRequest]) -> InitProducerIdResponse | None:
@@ -83,8 +85,8 @@ def add_partitions_to_txn(node: Node, request: Request[AddPartitionsToTxnRequest
 
 
 def _added(
-    node: Node, transactional_id: str, producer: tuple[int, int], topics: Any, ways: tuple[bool, int]
-) -> list[Any]:
+    node: Node, transactional_id: str, producer: tuple[int, int], topics: list[_Topic], ways: tuple[bool, int]
+) -> list[AddPartitionsToTxnResponse.AddPartitionsToTxnResult.AddPartitionsToTxnTopicResult]:
     """The results of one transaction. `ways`: only verify; the request's version."""
     verify_only, version = ways
     knows_fenced, from_client = version >= 2, version < 4
