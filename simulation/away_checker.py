@@ -11,7 +11,7 @@ from kohort.groups.events import ConsumerGroupHeartbeat, JoinGroup, LeaveGroup
 from kohort.groups.machine import GroupMachine
 from kohort.groups.outcome import Outcome
 from kohort.groups.records import Kind, MemberAssigned, MemberSaved, Record, Tombstone
-from simulation.property import Checker, Holder, Waiting
+from simulation.property import QUIET, Checker, Holder, Waiting
 from simulation.world import World
 
 LATE_MS = 1_000
@@ -35,6 +35,8 @@ class Away:
 
 class AwayChecker(Checker):
     """A member that left for a while stays away with its share until it, or its successor, joins or its session ends."""
+
+    skips = QUIET
 
     def __init__(self, world: World, members: list[Holder], config: GroupConfig) -> None:
         super().__init__(world, members, config)

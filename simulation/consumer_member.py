@@ -181,5 +181,8 @@ class ConsumerMember(Process):
         if added:
             self._again(0)
 
+    def _named(self) -> tuple[str | None, int]:
+        return self.member_id, self.generation
+
     def _on_error(self, error: ErrorCode, sent_ms: int) -> None:
         """What a commit was answered; only heartbeats decide."""

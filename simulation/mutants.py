@@ -16,6 +16,7 @@ from kohort.groups.liveness.deadlines import Deadline, Deadlines, Timer
 from kohort.groups.machine import GroupMachine
 from kohort.groups.outcome import JoinGroupReply, Now, OffsetCommitReply, Outcome, SyncGroupReply
 from kohort.groups.records import EpochBumped, GenerationStarted, OffsetCommitted, TargetEpochSet
+from simulation.admin_mutants import ADMIN_MUTANTS
 from simulation.away_checker import AwayChecker
 from simulation.checkers import (
     AnswerChecker,
@@ -29,6 +30,8 @@ from simulation.checkers import (
     OwnershipChecker,
     ReplayChecker,
 )
+from simulation.epoch_mutants import EPOCH_MUTANTS
+from simulation.eviction_mutants import EVICTION_MUTANTS
 from simulation.offset_checkers import DurabilityChecker, TransactionChecker
 from simulation.property import Checker
 
@@ -245,4 +248,7 @@ MUTANTS: dict[type[GroupMachine], type[Checker]] = {
     NeverEndsSessions: LivenessChecker,
     ForgetsWhomItSpared: EvennessChecker,
     WakesTheAway: AwayChecker,
+    **EVICTION_MUTANTS,
+    **EPOCH_MUTANTS,
+    **ADMIN_MUTANTS,
 }

@@ -12,6 +12,7 @@ from kohort.errors import ErrorCode
 from kohort.groups.config import GroupConfig
 from kohort.groups.events import (
     DeleteGroups,
+    Heartbeat,
     OffsetCommit,
     OffsetDelete,
     OffsetFetch,
@@ -22,7 +23,7 @@ from kohort.groups.events import (
 from kohort.groups.machine import GroupMachine
 from kohort.groups.outcome import Outcome
 from kohort.groups.records import OffsetCommitted
-from simulation.property import Checker, Holder, Waiting
+from simulation.property import QUIET, Checker, Holder, Waiting
 from simulation.world import World
 
 Slot = tuple[str, str, int]
@@ -30,6 +31,8 @@ Slot = tuple[str, str, int]
 
 class DurabilityChecker(Checker):
     """An acknowledged commit is there, or a later one is, unless someone deleted it; a deleted topic's is gone."""
+
+    skips = frozenset({Heartbeat})
 
     def __init__(self, world: World, members: list[Holder], config: GroupConfig) -> None:
         super().__init__(world, members, config)
@@ -135,6 +138,8 @@ class DurabilityChecker(Checker):
 
 class TransactionChecker(Checker):
     """A transaction's offset is not seen before its end, never if it ends in an abort, and who asks for it waits."""
+
+    skips = QUIET
 
     def __init__(self, world: World, members: list[Holder], config: GroupConfig) -> None:
         super().__init__(world, members, config)

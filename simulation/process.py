@@ -210,5 +210,10 @@ class Process(Client, ABC):
     def _fetch_positions(self, partitions: frozenset[TopicPartition]) -> None:
         """Ask where to go on; the checker compares when the reply is released."""
         if partitions:
-            fetch = OffsetFetch(0, self.habits.group_id, tuple(sorted(partitions)), self.habits.require_stable)
+            named = self._named()
+            fetch = OffsetFetch(0, self.habits.group_id, tuple(sorted(partitions)), self.habits.require_stable, *named)
             self._ask(fetch, self._nothing, self._nothing)
+
+    def _named(self) -> tuple[str | None, int]:
+        """The member id and epoch that its fetches name: clients of the classic protocol name none."""
+        return None, -1

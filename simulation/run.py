@@ -36,6 +36,7 @@ FEWEST_EVENTS = 200
 """Every run has at least so many."""
 SETTLING_MS = 20_000
 LOOK_MS = 5_000
+WATCH_MS = 25_000
 LOOKS = 3
 """A world that is whole at so many looks in a row has healed."""
 KINDS: dict[str, type[Process]] = {
@@ -122,6 +123,7 @@ class Run:
         for step in self.plan.steps:
             if step.at_ms <= heal_ms:
                 self.world.after(step.at_ms, partial(self._take, step))
+        self._look_now_and_then()
         self.world.run_until(heal_ms)
         self._heal()
         looks = 0
@@ -225,6 +227,11 @@ class Run:
 
     def do_look(self) -> None:
         """An administrator looks at all groups."""
+        self._administrator.look(self.plan.group_ids)
+
+    def _look_now_and_then(self) -> None:
+        """Someone watches the groups all the time, as tools do."""
+        self.world.after(WATCH_MS, self._look_now_and_then)
         self._administrator.look(self.plan.group_ids)
 
     def do_delete_group(self, group_id: str) -> None:

@@ -1,4 +1,7 @@
-"""What a close may take: its timeout bounds all of it, whatever brokers do, in virtual time; the four faces have one rule."""
+"""What a close may take: its timeout bounds all of it, whatever brokers do, in virtual time.
+
+The four faces have one rule.
+"""
 
 from __future__ import annotations
 

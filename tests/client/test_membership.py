@@ -578,6 +578,18 @@ def test_the_leader_rebalances_when_partitions_are_added_and_gathers_changes() -
     assert len(member.assignment.partitions) == 8 and trial.generation == 2
 
 
+def test_the_leader_rebalances_when_a_topic_is_deleted() -> None:
+    trial = Coordinator(metadata_max_age_ms=1000)
+    member = trial.subscribe("a", "b")
+    assert {part.topic for part in member.assignment.partitions} == {"a", "b"}
+    del trial.world.topics["b"]
+    trial.world.run(3000)
+    assert member.revocation is not None
+    member.release()
+    trial.world.run(4000)
+    assert {part.topic for part in member.assignment.partitions} == {"a"} and trial.generation == 2
+
+
 def test_a_follower_leaves_metadata_changes_to_the_leader() -> None:
     trial = Coordinator(metadata_max_age_ms=1000)
     trial.leader, trial.given = False, parts(0)

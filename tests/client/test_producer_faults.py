@@ -116,7 +116,10 @@ def test_a_refused_batch_fails_alone(broker: Broker, topic: str) -> None:
 
 
 def test_a_batch_too_large_for_the_topic_is_split(broker: Broker, topic: str) -> None:
-    """The broker takes less than the producer gathers: halves go until they fit, with the same records in the same order."""
+    """The broker takes less than the producer gathers.
+
+    Halves go until they fit, with the same records in the same order.
+    """
     with Admin(broker.bootstrap_servers) as admin:
         admin.create_topics([NewTopic(topic, 1, configs={"max.message.bytes": "2000"})]).all()
     told: list[int] = []
@@ -196,7 +199,10 @@ class NoOne:
 
 
 def test_a_batch_is_first_when_nothing_sent_before_it_is_unsettled() -> None:
-    """A gap before the first of its partition has no innocent cause: it must be numbered anew, not sent again for ever."""
+    """A gap before the first of its partition has no innocent cause.
+
+    It must be numbered anew, not sent again for ever.
+    """
     partition = TopicPartition("t", 0)
     batches = [Batch(partition, Chunk(1000), NoOne(), 0.0) for _ in range(3)]
     for number, batch in enumerate(batches):

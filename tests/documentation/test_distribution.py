@@ -1,4 +1,7 @@
-"""What `pip install kohort` brings: built as a release is, installed into an empty environment, with a compiler and without."""
+"""What `pip install kohort` brings, with a compiler and without.
+
+Built as a release is, installed into an empty environment.
+"""
 
 from __future__ import annotations
 
@@ -96,7 +99,10 @@ def compiled_wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 def installed(wheel: Path, folder: Path) -> Path:
-    """The interpreter of a new environment that has the wheel; what it depends on is seen in this environment's folder."""
+    """The interpreter of a new environment that has the wheel.
+
+    What it depends on is seen in this environment's folder.
+    """
     venv.create(folder, symlinks=True)
     python = folder / "bin" / "python"
     pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", "--no-index"]

@@ -1,4 +1,4 @@
-"""Scenarios that real groups have failed, where time and faults matter; the list of all of them is in tests/README.md."""
+"""Scenarios that real groups have failed, where time and faults matter; docs/spec.md lists them all."""
 
 from __future__ import annotations
 

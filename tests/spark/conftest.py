@@ -27,7 +27,8 @@ from kohort.ids import TopicPartition
 
 PARTITIONS = 4
 SESSION_MS = 1_000_000
-"""Beyond every wait: a member that a busy machine holds up stays one, and one that ended is not missed by its session alone."""
+"""Beyond every wait: a member that a busy machine holds up stays one, and one that ended is not missed by its session
+alone."""
 SPAN_COLUMNS = "value,partition,offset,generation,rangeStart,rangeEnd"
 
 
@@ -161,7 +162,10 @@ class Stage:
 
 @pytest.fixture(scope="session")
 def spark_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """One for all tests. Groups start at once: each test has its own, which would wait three seconds for more members."""
+    """One for all tests.
+
+    Groups start at once: each test has its own, which would wait three seconds for more members.
+    """
     with Broker(tmp_path_factory.mktemp("spark-broker"), {"group.initial.rebalance.delay.ms": 0}) as broker:
         yield broker
 

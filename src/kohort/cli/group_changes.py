@@ -94,7 +94,7 @@ def clone(source: str, target: str, *, topic: _Topics = (), execute: _Flag = Fal
     Args:
         source: the group whose offsets are taken.
         target: the group that gets them; it need not be there. Its offsets of other partitions stay.
-        topic: a topic, or some of its partitions as TOPIC:0,1,2; may be given again. All that have offsets when not given.
+        topic: a topic, or some of its partitions as TOPIC:0,1,2; may be given again. Else all that have offsets.
         execute: do it; without this it is only shown.
     """
     if source == target:

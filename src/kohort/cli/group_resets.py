@@ -73,7 +73,7 @@ def reset_offsets(  # noqa: PLR0913 - one keyword for each way to say where to
         to_datetime: to the first record at or after this time, as 2026-01-31T12:00:00 (UTC unless it has a zone).
         by_duration: to the first record since this long ago, as P1DT12H or PT30M.
         shift_by: forward, or backward when negative, by so many records.
-        from_file: to what the lines TOPIC,PARTITION,OFFSET of this file say; for several groups GROUP,TOPIC,PARTITION,OFFSET.
+        from_file: to what the lines TOPIC,PARTITION,OFFSET of this file say, with GROUP, before each for several.
         execute: do it; without this it is only shown.
         export: print lines that --from-file reads, and change nothing unless --execute is given too.
     """

@@ -1,4 +1,7 @@
-"""`kohort groups`: list, describe, members, lag; the changes are in `group_changes`, the live table in `group_watch`."""
+"""`kohort groups`: list, describe, members, lag.
+
+The changes are in `group_changes`, the live table in `group_watch`.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,8 @@ STATES = (
     "PreparingRebalance", "CompletingRebalance", "Stable", "Dead", "Empty", "Assigning", "Reconciling", "NotReady",
 )  # fmt: skip
 PROTOCOLS = ("consumer", "connect", "share", "streams")
-"""Kafka's own names of a group's states, types and protocol types; what else groups of the cluster have is known too."""
+"""Kafka's own names of a group's states, types and protocol types; what else groups of the cluster have is known
+too."""
 
 
 @app.command(name="list")
@@ -108,7 +112,8 @@ def describe(
             epoch = "" if row["epoch"] is None else f"  epoch {row['epoch']}"
             line = (
                 f"group {row['group']}  state {row['state']}  type {row['type']}  protocol {row['protocol'] or '-'}"
-                f"  assignor {row['assignor'] or '-'}  members {row['members']}  coordinator {row['coordinator']}{epoch}"
+                f"  assignor {row['assignor'] or '-'}  members {row['members']}"
+                f"  coordinator {row['coordinator']}{epoch}"
             )
             print(printable(line))
             show(row["partitions"], OF_PARTITION, as_json=False, empty=f"group {row['group']} has no offsets")

@@ -210,7 +210,8 @@ class AsyncConsumer:
         """Commit what was returned (with auto commit), leave the group at once, close. Does nothing the second time.
 
         Args:
-            timeout_ms: For all of it, but what the rebalance listener takes; None: up to 5 s for the commit, 3 s for leaving.
+            timeout_ms: For all of it, but what the rebalance listener takes; None: up to 5 s for the commit, 3 s for
+                leaving.
         """
         if self._client.closed:
             return

@@ -9,7 +9,8 @@ LAST_COMMIT_MS = 5_000
 GOODBYE_MS = 200
 """What the end of fetch sessions may take."""
 KEPT_TO_LEAVE = 0.25
-"""Share of a close's time that the last commit may not use: a coordinator that does not answer it may answer the leave."""
+"""Share of a close's time that the last commit may not use: a coordinator that does not answer it may answer the
+leave."""
 
 
 class Closing:

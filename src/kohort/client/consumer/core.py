@@ -1,7 +1,7 @@
 """The consumer without I/O: subscription, group, positions, fetches and commits, tied together. Both faces drive this.
 
-What can wait is a coroutine (stepped by the runtime) or a script (`kohort.client.consumer.effects`); the rest returns at once.
-Source: spec 2.1–2.7, 3.4, 3.11.
+What can wait is a coroutine (stepped by the runtime) or a script (`kohort.client.consumer.effects`); the rest returns
+at once. Source: spec 2.1–2.7, 3.4, 3.11.
 """
 
 from __future__ import annotations
@@ -354,7 +354,10 @@ class ConsumerCore:
             yield Await(member.leave(reason, self._closing.at_most(LEAVE_MS)))
 
     def close(self, timeout_ms: float | None) -> Script[None]:
-        """Commit what was returned (with auto commit), tell the listener, leave the group; see `Closing` for the time."""
+        """Commit what was returned (with auto commit), tell the listener, leave the group.
+
+        See `Closing` for the time.
+        """
         if self._closed:
             return
         self._closed = True

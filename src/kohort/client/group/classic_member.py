@@ -2,17 +2,18 @@
 
 States, and what moves the member on:
 
-========== ============================================================ =====================================================
-state      meaning                                                      leaves it
-========== ============================================================ =====================================================
-IDLE       no subscription, or given up for not polling                 subscribe; poll
-REVOKING   waits for the application to release partitions              release, or fenced meanwhile
-JOINING    JoinGroup is out; partitions are held only cooperatively     its answer
-SYNCING    joined; the leader assigns; SyncGroup is out                 its answer
-HOLDING    a generation is held, heartbeats go on                       the group rebalances; subscription or metadata change;
-                                                                        fenced; session over by the own clock; poll overdue
-LEFT       closed                                                       -
-========== ============================================================ =====================================================
+========== ======================================================== ====================================================
+state      meaning                                                  leaves it
+========== ======================================================== ====================================================
+IDLE       no subscription, or given up for not polling             subscribe; poll
+REVOKING   waits for the application to release partitions          release, or fenced meanwhile
+JOINING    JoinGroup is out; partitions are held only cooperatively its answer
+SYNCING    joined; the leader assigns; SyncGroup is out             its answer
+HOLDING    a generation is held, heartbeats go on                   the group rebalances; subscription or metadata
+                                                                    change; fenced; session over by the own clock; poll
+                                                                    overdue
+LEFT       closed                                                   -
+========== ======================================================== ====================================================
 
 Source: spec 3.1–3.11, KIP-62, KIP-345, KIP-394, KIP-429.
 """
@@ -273,7 +274,10 @@ class ClassicMembership(Membership):
             self._beating = None
 
     async def _beat(self) -> None:
-        """Until it is fenced or stopped. Any other end would leave a member that no one beats for, so it is the member's failure."""
+        """Until it is fenced or stopped.
+
+        Any other end would leave a member that no one beats for, so it is the member's failure.
+        """
         try:
             await self._beat_on()
         except Exception as error:  # noqa: BLE001 - the application is told, whatever it is
@@ -291,7 +295,8 @@ class ClassicMembership(Membership):
             session_left = self._session_left_ms()
             if self._awaiting_sync or self.state is MemberState.JOINING:
                 if session_left <= 0 and self.assignment.partitions:
-                    # Its join claimed them, and who assigns may wait until they are given up: only another says they were.
+                    # Its join claimed them, and who assigns may wait until they are given up: only another says they
+                    # were.
                     self.request_rejoin("partitions were lost while it joined")
                     await self._lose_held(NOT_HEARD)
                 if not await self._beat_aside(sent, sent_elapsed):
@@ -325,8 +330,8 @@ class ClassicMembership(Membership):
     async def _beat_aside(self, sent: float, sent_elapsed: float) -> bool:
         """A sign of life on a connection of its own, while a join or sync waits on the usual one.
 
-        The coordinator keeps a member that waits, but not one whose answer is on its way for a session or gets lost. What
-        went wrong is told by the answer to that join or sync. False: the coordinator was not reached.
+        The coordinator keeps a member that waits, but not one whose answer is on its way for a session or gets lost.
+        What went wrong is told by the answer to that join or sync. False: the coordinator was not reached.
         """
         limit = min(self.config.request_timeout_ms, max(self.config.retry_backoff_ms, self._session_left_ms()))
         try:

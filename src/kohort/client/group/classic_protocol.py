@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 class ClassicProtocol:
-    """Builds and reads the protocol's bytes, runs the assignor as the leader, and watches metadata for reasons to rebalance."""
+    """Builds and reads the protocol's bytes, runs the assignor as the leader, and watches for reasons to rebalance."""
 
     protocol_type = CONSUMER_PROTOCOL_TYPE
 
@@ -163,7 +163,10 @@ class ClassicProtocol:
     # Metadata.
 
     def metadata_changed(self) -> None:
-        """Ask for a rebalance where topics appeared, grew or went since the last assignment; the leader gathers changes first."""
+        """Ask for a rebalance where topics appeared, grew or went since the last assignment.
+
+        The leader gathers changes first.
+        """
         if (
             self._subscription is not None
             and self._subscription.pattern is not None
@@ -208,7 +211,10 @@ class ClassicProtocol:
 
 
 def _member_subscription(member: Any) -> MemberSubscription:
-    """What a member asks for: nothing, when its bytes can't be read, so that one such member does not stop the group."""
+    """What a member asks for.
+
+    Nothing, when its bytes can't be read, so that one such member does not stop the group.
+    """
     said = read_subscription(bytes(member.metadata))
     if said is None:
         log.warning("member %s gets no partitions: its subscription can't be read", member.member_id)

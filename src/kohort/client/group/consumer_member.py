@@ -1,22 +1,21 @@
 """A member in the KIP-848 protocol: the coordinator assigns, heartbeats carry everything.
 
-========== ============================================================ =====================================================
-state      meaning                                                      leaves it
-========== ============================================================ =====================================================
-IDLE       no subscription, or given up for not polling                 subscribe; poll
-JOINING    a heartbeat with epoch 0 is out                              its answer
-HOLDING    an epoch is held; heartbeats at the interval the             an assignment that lacks held partitions; fenced;
-           coordinator tells, and at once when there is news            session over by the own clock; poll overdue
-REVOKING   waits for the application to release partitions              release: acknowledged at once; fenced meanwhile
-LEFT       closed                                                       -
-========== ============================================================ =====================================================
+========== ======================================================== ====================================================
+state      meaning                                                  leaves it
+========== ======================================================== ====================================================
+IDLE       no subscription, or given up for not polling             subscribe; poll
+JOINING    a heartbeat with epoch 0 is out                          its answer
+HOLDING    an epoch is held; heartbeats at the interval the         an assignment that lacks held partitions; fenced;
+           coordinator tells, and at once when there is news        session over by the own clock; poll overdue
+REVOKING   waits for the application to release partitions          release: acknowledged at once; fenced meanwhile
+LEFT       closed                                                   -
+========== ======================================================== ====================================================
 
-A heartbeat carries only what changed since the last one that was answered, and everything after one that failed. One is under way
-at a time: what it says of the partitions owned is an acknowledgement, which the coordinator takes to know the answer before. Said
-too early, it would release partitions that the answer gives.
-Partitions are held under the topic's id that the coordinator gave: those of a topic that was deleted and made again are
-given up, since partitions of the same name are another's until the coordinator says whose.
-Source: KIP-848, "Consumer Group Protocol"; spec 3.4, 3.11.
+A heartbeat carries only what changed since the last one that was answered, and everything after one that failed. One is
+under way at a time: what it says of the partitions owned is an acknowledgement, which the coordinator takes to know the
+answer before. Said too early, it would release partitions that the answer gives. Partitions are held under the topic's
+id that the coordinator gave: those of a topic that was deleted and made again are given up, since partitions of the
+same name are another's until the coordinator says whose. Source: KIP-848, "Consumer Group Protocol"; spec 3.4, 3.11.
 """
 
 from __future__ import annotations
@@ -139,7 +138,10 @@ class ConsumerMembership(Membership):
             self.cluster.runtime.spawn(self._hurry(), f"news of {self.group}")
 
     async def _hurry(self) -> None:
-        """There is news while a heartbeat is under way: kohort's broker may hold its answer until another request comes."""
+        """There is news while a heartbeat is under way.
+
+        kohort's broker may hold its answer until another request comes.
+        """
         anything = MetadataRequest(topics=[])
         with contextlib.suppress(KafkaError):  # the heartbeat fails too, and is tried again
             await self.cluster.send(anything, self._coordinator, timeout_ms=self.config.request_timeout_ms)
@@ -304,7 +306,10 @@ class ConsumerMembership(Membership):
         self._move()
 
     def _named(self, target: dict[uuid.UUID, list[int]]) -> tuple[TopicPartition, ...] | None:
-        """The target with names; None while metadata does not know a topic, which is asked for beside the heartbeats."""
+        """The target with names.
+
+        None while metadata does not know a topic, which is asked for beside the heartbeats.
+        """
         names = self.cluster.metadata.topic_names
         unknown = [topic for topic in target if topic not in names]
         if unknown:

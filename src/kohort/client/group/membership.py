@@ -3,8 +3,8 @@
 Two levels that the application reads, and one word it says:
 
 - `assignment`: what the member holds now. Empty before the first join and after a revocation was released.
-- `revocation`: what the group wants back; stays until the application says `release()`. The member heartbeats meanwhile, and
-  goes on only after it. One with `lost` set says that the partitions are someone else's already.
+- `revocation`: what the group wants back; stays until the application says `release()`. The member heartbeats
+  meanwhile, and goes on only after it. One with `lost` set says that the partitions are someone else's already.
 
 The protocols are `membership_classic` (members assign) and `membership_consumer` (KIP-848, the coordinator assigns).
 """
@@ -33,7 +33,8 @@ LEAVE_MS = 3_000
 _LASTING_FAILURES = 8
 """Attempts in a row after which trying again is worth a word: about 5 s with the usual backoff."""
 NOT_HEARD = "the coordinator was not heard for a session"
-"""Why a member lets go by its own clock. Whether it was put out only the coordinator knows, so it comes back under its id."""
+"""Why a member lets go by its own clock. Whether it was put out only the coordinator knows, so it comes back under its
+id."""
 
 
 class MemberState(Enum):
@@ -174,7 +175,10 @@ class Membership(ABC):
 
     @property
     def owns(self) -> bool:
-        """Whether what is held is this member's to work on, as far as it can know: its lease holds, or it was told none."""
+        """Whether what is held is this member's to work on, as far as it can know.
+
+        Its lease holds, or it was told none.
+        """
         return self._lease.holds(self.cluster.runtime.elapsed_ms())
 
     async def leave(self, reason: str, timeout_ms: float = LEAVE_MS) -> None:
@@ -355,7 +359,10 @@ class Membership(ABC):
             raise
 
     def _not_yet(self, why: object, failures: int) -> None:
-        """The coordinator could not be asked, or not for now: routine when a broker restarts, worth a word when it lasts."""
+        """The coordinator could not be asked, or not for now.
+
+        Routine when a broker restarts, worth a word when it lasts.
+        """
         if failures >= _LASTING_FAILURES and self._sparingly.due("not yet"):
             log.warning("group %s: still not done after %d attempts: %s", self.group, failures, why)
         else:

@@ -29,7 +29,9 @@ _BATCH_LEAST = 128
 
 
 class NotYet(Exception, Generic[T]):
-    """Something that must be there first is not: wait for it, then go on. Keep it without its traceback, which leads back to it.
+    """Something that must be there first is not: wait for it, then go on.
+
+    Keep it without its traceback, which leads back to it.
 
     Attributes:
         wait: A coroutine of the core, given the time (milliseconds, monotonic) at which it gives up with TimedOutError.
@@ -306,7 +308,10 @@ class Accumulator:
     # The sender.
 
     def finish(self, batch: Batch, error: KafkaError | None) -> list[Batch]:
-        """A batch is delivered or failed. Under the lock; the caller notifies, and tells the batches that are given back."""
+        """A batch is delivered or failed.
+
+        Under the lock; the caller notifies, and tells the batches that are given back.
+        """
         batch.error = error
         batch.done = True
         batch.chunk = batch.sealed = None

@@ -36,8 +36,8 @@ T = TypeVar("T")
 class AsyncProducer:
     """Sends records on the running event loop; used from that loop only. Settings and methods as `Producer`'s.
 
-    `send` returns once the record is taken, which is at once unless the memory is full or the topic unknown. A delivery is
-    awaited: its `result()` can't wait here, since that would stop the loop which delivers.
+    `send` returns once the record is taken, which is at once unless the memory is full or the topic unknown. A delivery
+    is awaited: its `result()` can't wait here, since that would stop the loop which delivers.
     """
 
     config: ProducerConfig

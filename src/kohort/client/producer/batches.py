@@ -138,7 +138,10 @@ class Batch:
         return RecordMetadata(self.partition.topic, self.partition.partition, offset, stamp)
 
     def tell(self) -> None:
-        """Call those who want to know; outside the producer's lock. What a callback raises is logged: others want to know too."""
+        """Call those who want to know; outside the producer's lock.
+
+        What a callback raises is logged: others want to know too.
+        """
         callbacks, self.callbacks = self.callbacks, []
         for index, timestamp, callback in callbacks:
             error = self.failure(index)
@@ -281,7 +284,8 @@ class PartitionQueue:
         in_flight: Sent and not answered, in order.
         next_sequence: Of the next record that gets one.
         mended: Set when a batch has to be sent again: until all of `in_flight` is answered nothing else is sent.
-        begun: Whether the broker took a batch under this producer id. Before, it knows no sequences and would take any as the
+        begun: Whether the broker took a batch under this producer id. Before, it knows no sequences and would take any
+            as the
             first one: a second batch that is on its way must not come before the first.
     """
 

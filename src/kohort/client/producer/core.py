@@ -1,7 +1,9 @@
-"""The producer without threads, loops or sockets: what `Producer` and `AsyncProducer` have in common, which is nearly all.
+"""The producer without threads, loops or sockets.
 
-`send` and `send_arrow` do not wait: where they would have to (a topic that is not known yet, memory that is full), they raise
-`NotYet`, and the face waits in its own way and goes on. Everything else is a coroutine of the core.
+It is what `Producer` and `AsyncProducer` have in common, which is nearly all.
+
+`send` and `send_arrow` do not wait: where they would have to (a topic that is not known yet, memory that is full), they
+raise `NotYet`, and the face waits in its own way and goes on. Everything else is a coroutine of the core.
 """
 
 from __future__ import annotations

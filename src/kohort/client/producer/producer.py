@@ -20,8 +20,8 @@ Offsets read and records written in one step, seen by `read_committed` readers t
         except KafkaError:
             producer.abort_transaction()                                # then seek back to what is committed
 
-`send` returns at once; records leave in batches, when one is full or `linger_ms` old. It blocks only while `buffer_memory` is
-full or a topic is not known yet, at most `max_block_ms`.
+`send` returns at once; records leave in batches, when one is full or `linger_ms` old. It blocks only while
+`buffer_memory` is full or a topic is not known yet, at most `max_block_ms`.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Takes batches out of the accumulator and brings them to their leaders, on the client's thread.
 
-Order and uniqueness: each batch of an idempotent producer gets the next sequence numbers of its partition when it is first
-sent, and keeps them for every further attempt, so that a broker can tell a repetition from something new. Nothing follows
-the first batch of a partition before it is taken: a broker that knows no sequence takes any. When a batch must be
-sent again, its partition sends nothing new until all that is on its way is answered; then the batches go in the order
-of their sequences. When a sequence is lost for good (a batch failed after it was sent), no later one would be taken: the producer waits for
-what is on its way, raises its epoch and numbers everything from 0.
+Order and uniqueness: each batch of an idempotent producer gets the next sequence numbers of its partition when it is
+first sent, and keeps them for every further attempt, so that a broker can tell a repetition from something new. Nothing
+follows the first batch of a partition before it is taken: a broker that knows no sequence takes any. When a batch must
+be sent again, its partition sends nothing new until all that is on its way is answered; then the batches go in the
+order of their sequences. When a sequence is lost for good (a batch failed after it was sent), no later one would be
+taken: the producer waits for what is on its way, raises its epoch and numbers everything from 0.
 """
 
 from __future__ import annotations
@@ -225,7 +225,7 @@ class Sender:
                 self._dispatch(parcel)
 
     def _collect(self, queue: PartitionQueue, parcels: dict[Way, Parcel], now_ms: float) -> float:
-        """Put a queue's next batch into its leader's parcel. Gives the milliseconds until the queue has to be looked at again."""
+        """Put a queue's next batch into its leader's parcel; gives the ms until the queue has to be looked at again."""
         hurry = self.accumulator.flushing or self.accumulator.waiting or self.closed
         if queue.open is not None:
             age = now_ms - queue.open.created_ms

@@ -123,9 +123,11 @@ def bind(context: Context, member: ClassicMember, connection: int) -> None:
 
 
 def alive(context: Context, member: ClassicMember) -> None:
-    """A member was heard, on whatever connection: its session is whole again."""
+    """A member was heard, on whatever connection: its session is whole again, or the time of a new one."""
     member.lost = False
     touch(context, member)
+    if member.is_new:
+        context.run(member.session, context.config.new_member_timeout_ms)
 
 
 def after_change(context: Context, group: Group, reason: str) -> None:
