@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache, partial
 from itertools import islice, repeat, starmap
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from kohort.broker.host import GroupHost, KnownTopic
 from kohort.broker.net.dispatch import Handled, handled
 from kohort.broker.net.request import Request
 from kohort.errors import ErrorCode
 from kohort.groups import events
-from kohort.groups.outcome import OffsetCommitReply, OffsetDeleteReply, OffsetFetchReply
+from kohort.groups.outcome import FetchedOffset, OffsetCommitReply, OffsetDeleteReply, OffsetFetchReply
 from kohort.groups.records import NO_TOPIC_ID
 from kohort.ids import TopicPartition
 from kohort.wire.offsets import (
@@ -37,6 +37,7 @@ T = TypeVar(
     OffsetCommitRequest.OffsetCommitRequestTopic,
     TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic,
 )
+_FetchedTopic: TypeAlias = OffsetFetchResponse.OffsetFetchResponseGroup.OffsetFetchResponseTopics
 PARTS_KEPT: Final = 8_192
 """Parts of answers kept to be given again: every member commits the same partitions again and again."""
 
@@ -211,8 +212,7 @@ def _fetch_group(
     by_id = version >= 10
     wanted: list[TopicPartition] | None = None
     named: dict[str, None] = {}
-    unknown: list[OffsetFetchResponse.OffsetFetchResponseGroup.OffsetFetchResponseTopics] = []
-    make_topic = OffsetFetchResponse.OffsetFetchResponseTopics
+    unknown: list[_FetchedTopic] = []
     make = OffsetFetchResponse.OffsetFetchResponsePartitions
     if group.topics is not None:
         wanted = []
@@ -226,33 +226,14 @@ def _fetch_group(
                     make(partition_index=i, committed_offset=-1, error_code=ErrorCode.UNKNOWN_TOPIC_ID)
                     for i in topic.partition_indexes
                 ]
-                unknown.append(make_topic(topic_id=topic.topic_id, partitions=refused))
+                unknown.append(_FetchedTopic(topic_id=topic.topic_id, partitions=refused))
             else:
                 named[name] = None
                 wanted += [TopicPartition(name, index) for index in topic.partition_indexes]
 
     def answer(value: OffsetFetchReply | ErrorCode) -> None:
         reply = OffsetFetchReply(value) if isinstance(value, ErrorCode) else value
-        by_topic: dict[
-            str,
-            list[OffsetFetchResponse.OffsetFetchResponseGroup.OffsetFetchResponseTopics.OffsetFetchResponsePartitions],
-        ] = {name: [] for name in named}
-        for each in reply.offsets:
-            by_topic.setdefault(each.topic, []).append(
-                make(
-                    partition_index=each.partition,
-                    committed_offset=each.offset,
-                    committed_leader_epoch=each.leader_epoch,
-                    metadata=each.metadata,
-                    error_code=each.error,
-                )
-            )
-        topics = list(unknown)
-        for name, parts in by_topic.items():
-            if not by_id:
-                topics.append(make_topic(name=name, partitions=parts))
-            elif (known := host.topics.by_name.get(name)) is not None:
-                topics.append(make_topic(topic_id=known.id, partitions=parts))
+        topics = [*unknown, *_fetched(host, reply.offsets, named, by_id)]
         done(
             OffsetFetchResponse.OffsetFetchResponseGroup(
                 group_id=group.group_id, topics=topics if not reply.error else [], error_code=reply.error
@@ -268,6 +249,29 @@ def _fetch_group(
         member_epoch=group.member_epoch if version >= 9 else -1,
     )
     host.groups.ask(request.client, event, answer)
+
+
+def _fetched(
+    host: GroupHost, offsets: Iterable[FetchedOffset], named: Iterable[str], by_id: bool
+) -> Iterator[_FetchedTopic]:
+    """Positions by topic; those that were named come first, also without one."""
+    make = OffsetFetchResponse.OffsetFetchResponsePartitions
+    by_topic: dict[str, list[_FetchedTopic.OffsetFetchResponsePartitions]] = {name: [] for name in named}
+    for each in offsets:
+        by_topic.setdefault(each.topic, []).append(
+            make(
+                partition_index=each.partition,
+                committed_offset=each.offset,
+                committed_leader_epoch=each.leader_epoch,
+                metadata=each.metadata,
+                error_code=each.error,
+            )
+        )
+    for name, parts in by_topic.items():
+        if not by_id:
+            yield _FetchedTopic(name=name, partitions=parts)
+        elif (known := host.topics.by_name.get(name)) is not None:
+            yield _FetchedTopic(topic_id=known.id, partitions=parts)
 
 
 def offset_delete(host: GroupHost, request: Request[OffsetDeleteRequest]) -> None:
