@@ -67,8 +67,8 @@ class Map:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
         return self._at(owner, connection)
 
-    def leader(self, topic: str, partition: int) -> Leader:
-        return Leader(0, 3, [0], [0])
+    def leaders(self, topic: str, partitions: range) -> Sequence[Leader]:
+        return [(0, 3, [0], [0]) for _ in partitions]
 
     def _at(self, number: int, connection: Connection) -> Place:
         return Place(number, connection.local[0], self.ports[number])

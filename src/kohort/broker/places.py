@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 from kohort.broker.config.live_settings import LiveSettings
 from kohort.broker.net.connection import Connection
@@ -31,13 +31,8 @@ class Place(NamedTuple):
 NOWHERE = Place(-1, "", -1)
 
 
-class Leader(NamedTuple):
-    """Who has a partition."""
-
-    node_id: int
-    epoch: int
-    replicas: list[int]
-    in_sync: list[int]
+Leader: TypeAlias = tuple[int, int, list[int], list[int]]
+"""Who has a partition: the node that leads it, its epoch, and the nodes with replicas and with those in sync."""
 
 
 class Places(Protocol):
@@ -54,8 +49,8 @@ class Places(Protocol):
     def coordinator(self, kind: Coordinated, key: str, connection: Connection) -> Place | ErrorCode:
         """Who coordinates a group or a transactional id, or why that can't be told."""
 
-    def leader(self, topic: str, partition: int) -> Leader:
-        """Who leads a partition of a topic that is there."""
+    def leaders(self, topic: str, partitions: range) -> Sequence[Leader]:
+        """Who leads these partitions of a topic that is there."""
 
 
 class OnePlace:
@@ -86,10 +81,15 @@ class OnePlace:
         """This broker, for every group and transactional id."""
         return self._place(connection)
 
-    def leader(self, topic: str, partition: int) -> Leader:
-        """This broker, in the epoch of the partition's log."""
-        part = self._store.get(topic, partition)
-        return Leader(self._me[0], 0 if part is None else part.leader_epoch, self._me, self._me)
+    def leaders(self, topic: str, partitions: range) -> Sequence[Leader]:
+        """This broker, in the epochs of the partitions' logs."""
+        me, get = self._me, self._store.get
+        node = me[0]
+        found: list[Leader] = []
+        for index in partitions:
+            log = get(topic, index)
+            found.append((node, 0 if log is None else log.leader_epoch, me, me))
+        return found
 
     def _place(self, connection: Connection) -> Place:
         """At the address that is advertised, else the one that the client has reached."""

@@ -37,7 +37,12 @@ deleted go all the same; garbage that is taken for something in use stays, which
 
 
 class Topics:
-    """The one door to changing topics."""
+    """The one door to changing topics.
+
+    Attributes:
+        by_name: all topics by name: the store's own map, which it changes in place.
+        by_id: the same by id.
+    """
 
     def __init__(
         self,
@@ -47,6 +52,8 @@ class Topics:
         groups: GroupShards,
     ) -> None:
         self._store = store
+        self.by_name: Mapping[str, Topic] = store.topics
+        self.by_id: Mapping[UUID, Topic] = store.topics_by_id
         self._default_partitions = default_partitions
         self._waits = waits
         self._groups = groups
@@ -54,16 +61,6 @@ class Topics:
         self._version = 0
         self._deleted: OrderedDict[str, tuple[float, str]] = OrderedDict()
         self._settled = sum(topic.partitions for topic in store.topics.values())
-
-    @property
-    def by_name(self) -> Mapping[str, Topic]:
-        """All topics by name."""
-        return self._store.topics
-
-    @property
-    def by_id(self) -> Mapping[UUID, Topic]:
-        """All topics by id."""
-        return self._store.topics_by_id
 
     def refusal(self, name: str) -> KafkaError | None:
         """Why a topic of this name can't be made."""

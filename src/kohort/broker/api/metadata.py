@@ -87,20 +87,18 @@ def asked_topic(host: GroupHost, asked: Asked, version: int, refused: Mapping[st
 
 
 def _topic(host: GroupHost, topic: KnownTopic) -> Told:
-    name, leader_of = topic.name, host.places.leader
+    name = topic.name
     make = MetadataResponse.MetadataResponsePartition
-    partitions = []
-    for index in range(topic.partitions):
-        leader, epoch, replicas, in_sync = leader_of(name, index)
-        partitions.append(
-            make(
-                partition_index=index,
-                leader_id=leader,
-                leader_epoch=epoch,
-                replica_nodes=replicas,
-                isr_nodes=in_sync,
-            )
+    partitions = [
+        make(
+            partition_index=index,
+            leader_id=leader,
+            leader_epoch=epoch,
+            replica_nodes=replicas,
+            isr_nodes=in_sync,
         )
+        for index, (leader, epoch, replicas, in_sync) in enumerate(host.places.leaders(name, range(topic.partitions)))
+    ]
     return Told(name=name, topic_id=topic.id, is_internal=name in INTERNAL, partitions=partitions)
 
 
@@ -139,20 +137,19 @@ def _described_topic(host: GroupHost, name: str, start: int, limit: int) -> _Des
         error = refused.code if refused else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         return _Described(error_code=error, name=name, topic_authorized_operations=ON_TOPIC)
     make = DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponsePartition
-    partitions = []
-    for index in range(start, min(topic.partitions, start + limit)):
-        leader, epoch, replicas, in_sync = host.places.leader(name, index)
-        partitions.append(
-            make(
-                partition_index=index,
-                leader_id=leader,
-                leader_epoch=epoch,
-                replica_nodes=replicas,
-                isr_nodes=in_sync,
-                eligible_leader_replicas=[],
-                last_known_elr=[],
-            )
+    wanted = range(start, min(topic.partitions, start + limit))
+    partitions = [
+        make(
+            partition_index=index,
+            leader_id=leader,
+            leader_epoch=epoch,
+            replica_nodes=replicas,
+            isr_nodes=in_sync,
+            eligible_leader_replicas=[],
+            last_known_elr=[],
         )
+        for index, (leader, epoch, replicas, in_sync) in zip(wanted, host.places.leaders(name, wanted), strict=True)
+    ]
     return _Described(
         name=name,
         topic_id=topic.id,
