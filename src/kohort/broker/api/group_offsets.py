@@ -105,9 +105,12 @@ def offset_commit(host: GroupHost, request: Request[OffsetCommitRequest]) -> Non
     """Commit positions; answered when they are durable."""
     message, version = request.message, request.version
     by_id = version >= 10
-    topics, found = message.topics, host.topics
-    known = [found.by_id.get(each.topic_id) if by_id else found.by_name.get(each.name) for each in topics]
-    plan = CommitPlan(zip(topics, known, strict=True), by_id)
+    if by_id:
+        known_by_id = host.topics.by_id
+        plan = CommitPlan([(each, known_by_id.get(each.topic_id)) for each in message.topics], by_id)
+    else:
+        known = host.topics.by_name
+        plan = CommitPlan([(each, known.get(each.name)) for each in message.topics], by_id)
 
     def answer(value: OffsetCommitReply | ErrorCode | None) -> None:
         make_topic = OffsetCommitResponse.OffsetCommitResponseTopic
