@@ -56,6 +56,9 @@ class AwayChecker(Checker):
                 if current.member_epoch == LEFT_FOR_A_WHILE:
                     self._away[key] = Away(current.assigned, now_ms)
 
+    def on_loaded(self, machine: GroupMachine, outcome: Outcome) -> None:
+        self.on_stepped(None, outcome, {})
+
     def on_stepped(self, event: Any, outcome: Outcome, waiting: Waiting) -> None:
         for record in outcome.records:
             if isinstance(record, MemberSaved):

@@ -8,7 +8,6 @@ from typing import Any
 from kohort.errors import ErrorCode
 from kohort.groups import invariants
 from kohort.groups.config import GroupConfig
-from kohort.groups.consumer.members import preferred_assignor
 from kohort.groups.events import (
     ConsumerGroupHeartbeat,
     JoinGroup,
@@ -28,10 +27,12 @@ from simulation.assigning import decode_assignment, to_names
 from simulation.away_checker import AwayChecker
 from simulation.epoch_checker import StaleEpochChecker
 from simulation.eviction_checker import EvictionChecker
+from simulation.expiry_checker import ExpiryChecker
 from simulation.journal_model import JournalModel
+from simulation.let_go_checker import LetGoChecker
 from simulation.offset_checkers import DurabilityChecker, TransactionChecker
 from simulation.property import QUIET, Checker, Holder, Waiting
-from simulation.share_checkers import ClassicEvennessChecker
+from simulation.share_checkers import ClassicEvennessChecker, EvennessChecker
 from simulation.soft_state_checker import SoftStateChecker
 from simulation.target_checkers import CountChecker, HandoverChecker, TargetChecker
 from simulation.world import World
@@ -346,7 +347,10 @@ class InvariantChecker(Checker):
 
 
 class LivenessChecker(Checker):
-    """Once the world is healthy, every group is stable and every partition of its topics is owned by one client."""
+    """Once the world is healthy, every group is stable and every partition of its topics is owned by one client.
+
+    Nobody holds what there is not: partitions of a topic that was deleted.
+    """
 
     def at_end(self, waiting: Waiting, partitions: Mapping[str, int]) -> None:
         found = unhealthy(self.members, partitions)
@@ -361,36 +365,16 @@ def unhealthy(members: Sequence[Holder], partitions: Mapping[str, int]) -> str |
         unsettled = [member.name for member in living if not member.stable]
         if unsettled:
             return f"{', '.join(unsettled)} of {group_id} never became stable"
+        for member in living:
+            gone = [str(each) for each in sorted(member.held) if each.partition >= partitions.get(each.topic, 0)]
+            if gone:
+                return f"{member.name} of {group_id} holds {', '.join(gone)}, which there is not"
         for topic in sorted({topic for member in living for topic in member.topics}):
             for number in range(partitions.get(topic, 0)):
                 owners = [member.name for member in living if member.owns(TopicPartition(topic, number))]
                 if len(owners) != 1:
                     return f"{topic}-{number} of {group_id} is owned by {owners or 'no one'}"
     return None
-
-
-class EvennessChecker(Checker):
-    """In the end all members of a consumer group have equal shares, also those that were taken for silent."""
-
-    def __init__(self, world: World, members: list[Holder], config: GroupConfig) -> None:
-        super().__init__(world, members, config)
-        self._machine: GroupMachine | None = None
-
-    def on_loaded(self, machine: GroupMachine, outcome: Outcome) -> None:
-        self._machine = machine
-
-    def at_end(self, waiting: Waiting, partitions: Mapping[str, int]) -> None:
-        if self._machine is None:
-            return
-        context = self._machine.context
-        for group_id, group in context.ledger.groups.items():
-            consumer = group.consumer
-            if consumer is None or preferred_assignor(context, consumer) != "uniform":
-                continue
-            shares = {member_id: len(consumer.targets[member_id]) for member_id in consumer.members}
-            alike = len({consumer.topics_of(member) for member in consumer.members.values()}) == 1
-            if alike and max(shares.values()) - min(shares.values()) > 1:
-                self.fail(f"shares of {group_id} are {shares}")
 
 
 ALL: tuple[type[Checker], ...] = (
@@ -416,6 +400,8 @@ ALL: tuple[type[Checker], ...] = (
     SoftStateChecker,
     DeletionChecker,
     DescriptionChecker,
+    LetGoChecker,
+    ExpiryChecker,
 )
 
 

@@ -23,6 +23,7 @@ class Habits:
     """How a client is configured.
 
     Attributes:
+        assignor, rack: what it asks a coordinator that assigns for, and where it runs.
         keeps_lease: it is one of our own, which keeps a lease where it is told one.
         clock_rate: how fast its clock runs beside the coordinator's.
     """
@@ -41,6 +42,8 @@ class Habits:
     require_stable: bool = False
     hold_ms: int = 0
     short_interval: bool = False
+    assignor: str | None = None
+    rack: str | None = None
     keeps_lease: bool = False
     clock_rate: float = 1.0
 

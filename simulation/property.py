@@ -81,7 +81,7 @@ class Checker:
         """A client holds something new, or its session goes on after it had ended."""
 
     def on_stepped(self, event: Any, outcome: Outcome, waiting: Waiting) -> None:
-        """The coordinator took in an event."""
+        """The coordinator took in an event; None: it has loaded."""
 
     def on_released(self, event: Any, value: Any) -> None:
         """A reply goes out."""

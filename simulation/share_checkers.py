@@ -1,11 +1,16 @@
-"""Shares of classic groups, as the members have them."""
+"""Whether shares are even in the end: of classic groups as the members have them, of others as their targets are."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from kohort.groups.config import GroupConfig
+from kohort.groups.consumer.members import preferred_assignor
+from kohort.groups.machine import GroupMachine
+from kohort.groups.outcome import Outcome
 from simulation.property import Checker, Holder, Waiting
+from simulation.world import World
 
 
 class ClassicEvennessChecker(Checker):
@@ -33,3 +38,27 @@ def is_even(members: Sequence[Holder]) -> bool:
 def spread(counts: list[int]) -> int:
     """The difference between the most and the fewest."""
     return max(counts) - min(counts)
+
+
+class EvennessChecker(Checker):
+    """In the end all members of a consumer group have equal shares, also those that were taken for silent."""
+
+    def __init__(self, world: World, members: list[Holder], config: GroupConfig) -> None:
+        super().__init__(world, members, config)
+        self._machine: GroupMachine | None = None
+
+    def on_loaded(self, machine: GroupMachine, outcome: Outcome) -> None:
+        self._machine = machine
+
+    def at_end(self, waiting: Waiting, partitions: Mapping[str, int]) -> None:
+        if self._machine is None:
+            return
+        context = self._machine.context
+        for group_id, group in context.ledger.groups.items():
+            consumer = group.consumer
+            if consumer is None or preferred_assignor(context, consumer) != "uniform":
+                continue
+            shares = {member_id: len(consumer.targets[member_id]) for member_id in consumer.members}
+            alike = len({consumer.topics_of(member) for member in consumer.members.values()}) == 1
+            if alike and max(shares.values()) - min(shares.values()) > 1:
+                self.fail(f"shares of {group_id} are {shares}")

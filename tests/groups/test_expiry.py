@@ -75,6 +75,25 @@ def test_scenario_13_pending_positions_keep_theirs_and_their_group() -> None:
     assert trial.committed() == 1
 
 
+def test_a_group_whose_only_member_has_an_id_and_has_not_joined_with_it_yet_stays() -> None:
+    """A group that went meanwhile would refuse the join with the id that it gave out."""
+    trial = make_trial()
+    first = trial.reply(trial.join(requires_known_id=True, session_timeout_ms=3 * HOUR_MS))
+    assert first.error is ErrorCode.MEMBER_ID_REQUIRED
+    trial.commit(1)
+    trial.pass_time(2 * HOUR_MS)
+    assert trial.committed() == -1 and not is_gone(trial)
+    assert trial.joined(first.member_id, requires_known_id=True).member_id == first.member_id
+
+
+def test_a_group_goes_when_the_id_that_it_gave_out_was_never_used() -> None:
+    trial = make_trial()
+    trial.join(requires_known_id=True, session_timeout_ms=HOUR_MS // 2)
+    trial.pass_time(HOUR_MS)
+    assert is_gone(trial)
+    assert list(trial.machine.snapshot()) == []
+
+
 def test_positions_without_group_management_expire_from_their_commit() -> None:
     trial = make_trial()
     trial.commit(1)

@@ -95,8 +95,17 @@ class Trial:
         return Now(self.mono_ms, self.wall_ms)
 
     def feed(self, event: Any) -> Outcome:
-        """One event; its outcome is kept."""
-        return self._take(self.machine.step(event, self.now))
+        """One event, and what is due at once after it, as the shell does it; the event's outcome is kept."""
+        return self.feed_together(event)
+
+    def feed_together(self, *events: Any) -> Outcome:
+        """Events that arrive in one moment: what becomes due meanwhile waits for all of them."""
+        for event in events:
+            outcome = self._take(self.machine.step(event, self.now))
+        while (due := self.machine.next_deadline_ms()) is not None and due <= self.mono_ms:
+            self._take(self.machine.step(Tick(), self.now))
+        self.outcome = outcome
+        return outcome
 
     def ask(self, event: Any) -> Any:
         """One request; its reply, None while it waits."""

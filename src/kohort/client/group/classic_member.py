@@ -100,12 +100,15 @@ class ClassicMembership(Membership):
     async def _round(self) -> None:
         """One rebalance as this member sees it: give up, join, sync, take."""
         await self._until(lambda: self.revocation is None)  # nothing is claimed that is being lost
-        reason, self._rejoin_reason = self._rejoin_reason or "", None
         self._raise_failure()
         await self._give_up_before_joining()
         self._raise_failure()
         if not self.assignment.partitions:
             self._stop_beating()
+        reason, self._rejoin_reason = (
+            self._rejoin_reason or "",
+            None,
+        )  # also what came while it gave up: this join serves it
         self.state = MemberState.JOINING
         sent_ms = self.cluster.runtime.now_ms
         try:
@@ -288,7 +291,8 @@ class ClassicMembership(Membership):
         runtime, config = self.cluster.runtime, self.config
         due = runtime.now_ms + self._lease.beat_ms(config.heartbeat_interval_ms)
         while True:
-            if await runtime.first(self._beat_now, timeout_ms=max(0.0, due - runtime.now_ms)) is not None:
+            until = min(due, self._session_end_ms) if self.assignment.partitions else due
+            if await runtime.first(self._beat_now, timeout_ms=max(0.0, until - runtime.now_ms)) is not None:
                 self._beat_now = Promise()
             sent, sent_elapsed = runtime.now_ms, runtime.elapsed_ms()
             due = sent + self._lease.beat_ms(config.heartbeat_interval_ms)
@@ -324,8 +328,7 @@ class ClassicMembership(Membership):
                 raise error_for(code, f"heartbeat of group {self.group!r}: {code.text}")
 
     def _session_left_ms(self) -> float:
-        """Until the session may be over: it runs from the last request that was sent and answered."""
-        return self._heard_ms + self.config.session_timeout_ms - self.cluster.runtime.now_ms
+        return self._session_end_ms - self.cluster.runtime.now_ms
 
     async def _beat_aside(self, sent: float, sent_elapsed: float) -> bool:
         """A sign of life on a connection of its own, while a join or sync waits on the usual one.
@@ -350,7 +353,9 @@ class ClassicMembership(Membership):
                 request.group_instance_id = self.config.group_instance_id
             return request
 
-        answer = await self._ask(Versioned(HeartbeatRequest, build), self._lease.answer_ms(timeout_ms), lane)
+        asking = self._ask(Versioned(HeartbeatRequest, build), self._lease.answer_ms(timeout_ms), lane)
+        # A connection is made first, which may take as long again.
+        answer = await self.cluster.runtime.within(asking, timeout_ms, f"heartbeat of group {self.group!r}")
         code = ErrorCode.of(answer.error_code)
         if code in LOST_COORDINATOR:
             self.cluster.forget_coordinator(self._coordinator)

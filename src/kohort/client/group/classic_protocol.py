@@ -113,6 +113,7 @@ class ClassicProtocol:
         members = {member.member_id: _member_subscription(member) for member in joined.members}
         topics = sorted({topic for member in members.values() for topic in member.topics})
         self._watched = frozenset(topics)
+        self._assigned_for = {}  # what is learned now is no change since
         self._want()
         await self._cluster.describe_topics(topics)
         metadata = self._cluster.metadata
@@ -167,14 +168,15 @@ class ClassicProtocol:
 
         The leader gathers changes first.
         """
-        if (
-            self._subscription is not None
-            and self._subscription.pattern is not None
-            and self.topics() != self._joined_with
-        ):
-            self._batch("the topics that match the subscription changed")
-        elif self._assigned_for and self._leader_sees_change():
-            self._batch("partitions changed")
+        if not self._batching and self._what_changed():
+            self._batch()
+
+    def _what_changed(self) -> str:
+        """Why the last assignment is out of date, "" while it is not."""
+        by_pattern = self._subscription is not None and self._subscription.pattern is not None
+        if by_pattern and self.topics() != self._joined_with:
+            return "the topics that match the subscription changed"
+        return "partitions changed" if self._assigned_for and self._leader_sees_change() else ""
 
     def _leader_sees_change(self) -> bool:
         metadata = self._cluster.metadata
@@ -185,19 +187,19 @@ class ClassicProtocol:
             or metadata.topics[topic].error in (ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         )
 
-    def _batch(self, reason: str) -> None:
-        if self._batching:
-            return
+    def _batch(self) -> None:
+        """Rebalance once changes were gathered for a while, unless a rebalance has taken them up meanwhile."""
         wait_ms = self._config.rebalance_batch_ms
+
+        def over(_: Any = None) -> None:
+            self._batching = False
+            if reason := self._what_changed():
+                self._request_rejoin(reason)
+
         if wait_ms == 0:
-            self._request_rejoin(reason)
+            over()
             return
         self._batching = True
-
-        def over(_: Any) -> None:
-            self._batching = False
-            self._request_rejoin(reason)
-
         runtime = self._cluster.runtime
         runtime.at(runtime.now_ms + wait_ms).on_done(over)
 

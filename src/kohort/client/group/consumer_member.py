@@ -107,7 +107,7 @@ class ConsumerMembership(Membership):
                     self._member_id = ""
                 await self._lose(code)
                 return
-            if runtime.now_ms - self._heard_ms > self.config.session_timeout_ms and self.joined:
+            if runtime.now_ms >= self._session_end_ms and self.joined:
                 self._fence(ErrorCode.FENCED_MEMBER_EPOCH, NOT_HEARD)  # under its id: it may be known still
                 continue
             poll_left = self._poll_time_left_ms()
@@ -151,7 +151,7 @@ class ConsumerMembership(Membership):
         now = self.cluster.runtime.now_ms
         waits = [self._due_ms - now] if self._beating is None else []
         if self.joined:
-            waits.append(self._heard_ms + self.config.session_timeout_ms - now + 1)
+            waits.append(self._session_end_ms - now)
         poll_left = self._poll_time_left_ms()
         if poll_left is not None:
             waits.append(poll_left)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import Any, ClassVar
 
-from kohort.client.group.lease import Lease
+from kohort.client.group.lease import CLOCK_MARGIN, Lease
 from kohort.client.group.subscription import Subscription
 from kohort.client.net.cluster import Cluster, Coordinator, Versioned
 from kohort.client.net.notices import Sparingly
@@ -288,6 +288,11 @@ class Membership(ABC):
         if not self._poll_bound:
             return None
         return self._polled_ms + self.config.max_poll_interval_ms - self.cluster.runtime.now_ms
+
+    @property
+    def _session_end_ms(self) -> float:
+        """When the session may be over: it runs from the last request that was sent and answered; clocks differ."""
+        return self._heard_ms + self.config.session_timeout_ms * (1 - CLOCK_MARGIN)
 
     @property
     def _lease(self) -> Lease:
