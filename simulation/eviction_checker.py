@@ -181,7 +181,9 @@ class EvictionChecker(Checker):
         if isinstance(event, ConsumerGroupHeartbeat) and event.member_epoch < 0:
             return
         if isinstance(event, SyncGroup) and error not in GOES_ON:
-            if kept is not None and error not in STRANGER and kept.connection != event.connection:
+            group = self._group(event.group_id)
+            in_classic = group is not None and group.consumer is None
+            if kept is not None and error not in STRANGER and in_classic:
                 kept.connection = event.connection
             return
         if error not in GOES_ON:

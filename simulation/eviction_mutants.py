@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from kohort.groups.classic import rebalance
-from kohort.groups.consumer import heartbeat as consumer
-from kohort.groups.consumer import silence, targets
+from kohort.groups.consumer import members, silence, targets
 from kohort.groups.consumer.state import ConsumerGroup, Current, Pairs
 from kohort.groups.context import Context
 from kohort.groups.events import (
@@ -33,7 +32,7 @@ from simulation.swapped import Swapped
 class NeverStopsRevocations(Swapped):
     """Lets the time that a member has to give up run on when it has."""
 
-    module, name = consumer, "step"
+    module, name = members, "step"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
