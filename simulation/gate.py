@@ -8,9 +8,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from kohort.broker.api import consumer_groups, group_offsets, groups
+from kohort.broker.net.session import ClientSession
 from kohort.errors import ErrorCode
+from kohort.groups.config import GroupConfig
 from kohort.groups.liveness.patience import Patience
-from kohort.lease import beat_ms, hold_max_ms
+from kohort.lease import hold_max_ms
 from kohort.wire import framing
 from kohort.wire.cluster import ApiVersionsRequest, ApiVersionsResponse, MetadataRequest, MetadataResponse
 from kohort.wire.groups import FindCoordinatorRequest, FindCoordinatorResponse
@@ -18,21 +20,45 @@ from simulation.network import Connection
 from simulation.server import Server
 from simulation.world import World
 
-HANDLERS = {**groups.HANDLERS, **consumer_groups.HANDLERS, **group_offsets.HANDLERS}
+HANDLERS = {
+    each.request: each.handler for each in (*groups.HANDLERS, *consumer_groups.HANDLERS, *group_offsets.HANDLERS)
+}
+HOLD_MS = 1_200
 HOST, PORT = "127.0.0.1", 9092
 Respond = Callable[[memoryview], None]
+
+
+class SimulatedClient(ClientSession):
+    """A client of kohort's own, held for less than in real time: its sessions are short."""
+
+    __slots__ = ("at",)
+
+    def __init__(self, at: Connection) -> None:
+        super().__init__(at.id, "10.0.0.3")
+        self.at = at
+        self.lease_ms = at.lease_ms
+        self.process = at.process
+
+    def classic_hold_ms(self, mode: str) -> int:
+        """How long a classic heartbeat may be held."""
+        return self.patience(mode).hold_ms
+
+    def patience(self, mode: str) -> Patience:
+        """As the broker's, for kohort's own clients."""
+        return Patience(min(HOLD_MS, hold_max_ms(self.lease_ms)) if self.lease_ms else HOLD_MS, True)
 
 
 @dataclass
 class Asked:
     """One request as the broker's handlers see it."""
 
-    connection: Any
+    client: SimulatedClient
     message: Any
     version: int
     correlation_id: int
     client_id: str | None
     respond: Respond
+    is_alone = True
 
     def reply(self, message: Any) -> None:
         """Answer with a message, encoded at the request's version."""
@@ -53,39 +79,26 @@ class Gate:
         self.tells_leases = tells_leases
         self.chance = world.stream("gate")
         self.groups = SimpleNamespace(ask=self._ask, index_of=lambda group: 0)
-        self.store = self
+        self.topics = self
 
     @property
-    def topics(self) -> Any:
+    def group_config(self) -> GroupConfig:
+        """The knobs of the group coordinator."""
+        return self.server.config
+
+    @property
+    def by_name(self) -> Any:
         """Topics by name."""
         return self.server.image.topics
 
     @property
-    def topics_by_id(self) -> Any:
+    def by_id(self) -> Any:
         """Topics by id."""
         return {topic.id: topic for topic in self.server.image.topics.values()}
 
     def token(self) -> int:
         """The server gives out its own."""
         return 0
-
-    def hold_ms(self, request: Asked) -> int:
-        """How long a classic heartbeat may be held."""
-        return self.patience(request).hold_ms
-
-    def interval_ms(self, request: Asked) -> int:
-        """At which interval it sends them."""
-        return beat_ms(request.connection.at.lease_ms)
-
-    def patience(self, request: Asked) -> Patience:
-        """As the broker's, for kohort's own clients."""
-        lease_ms = request.connection.at.lease_ms
-        return Patience(min(1_200, hold_max_ms(lease_ms)) if lease_ms else 1_200, True)
-
-    def is_own(self, connection: object) -> bool:
-        """All who send bytes here are kohort's own clients."""
-        del connection
-        return True
 
     def receive(self, connection: Connection, frame: bytes, respond: Respond) -> None:
         """A frame arrives."""
@@ -95,15 +108,9 @@ class Gate:
         header, body = framing.decode_request_header(memoryview(frame)[4:])
         api = framing.APIS[header.api_key]
         message = api.request.decode(body, header.api_version)
-        shown = SimpleNamespace(
-            number=connection.id,
-            peer=("10.0.0.3", 1),
-            held={},
-            at=connection,
-            process=connection.process,
-            lease_ms=connection.lease_ms,
+        asked = Asked(
+            SimulatedClient(connection), message, header.api_version, header.correlation_id, header.client_id, respond
         )
-        asked = Asked(shown, message, header.api_version, header.correlation_id, header.client_id, respond)
         if isinstance(message, ApiVersionsRequest):
             asked.reply(self._api_versions(connection))
         elif isinstance(message, MetadataRequest):
@@ -114,14 +121,14 @@ class Gate:
             )
             asked.reply(FindCoordinatorResponse(coordinators=[entry]))
         else:
-            answer = HANDLERS[type(message)](self, asked)  # type: ignore[arg-type]
+            answer = HANDLERS[type(message)](self, asked)  # type: ignore[arg-type]  # it stands for a host
             if answer is not None:
                 asked.reply(answer)
 
-    def _ask(self, request: Asked, event: Any, answer: Callable[[Any], None]) -> None:
+    def _ask(self, client: SimulatedClient, event: Any, answer: Callable[[Any], None]) -> None:
         if getattr(event, "new_member_id", ""):
-            object.__setattr__(event, "new_member_id", f"{request.client_id}-{self.chance.getrandbits(32):08x}")
-        self.server.receive(request.connection.at, event, answer)
+            object.__setattr__(event, "new_member_id", f"{event.client.id}-{self.chance.getrandbits(32):08x}")
+        self.server.receive(client.at, event, answer)
 
     def _api_versions(self, connection: Connection) -> ApiVersionsResponse:
         config = self.server.config
@@ -132,12 +139,12 @@ class Gate:
 
     def _metadata(self, message: MetadataRequest) -> MetadataResponse:
         topic_type = MetadataResponse.MetadataResponseTopic
-        by_id = self.topics_by_id
+        by_id = self.by_id
         if message.topics is None:
-            wanted = [(name, topic) for name, topic in self.topics.items() if name.startswith("t")]
+            wanted = [(name, topic) for name, topic in self.by_name.items() if name.startswith("t")]
         else:
             found = [
-                (each, by_id.get(each.topic_id) if each.name is None else self.topics.get(each.name))
+                (each, by_id.get(each.topic_id) if each.name is None else self.by_name.get(each.name))
                 for each in message.topics
             ]
             wanted = [(each.name, topic) for each, topic in found if topic is not None]

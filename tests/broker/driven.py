@@ -242,8 +242,12 @@ class Driven:
         self._numbers = itertools.count(1)
         self.metrics = Metrics()
         self.image = IMAGE
-        driver = LoopDriver(self.turns, self)  # type: ignore[arg-type]
-        self.shard = Shard(0, self.journal, TERM, GroupConfig(), driver)
+        self.driver = LoopDriver(self.turns, self)  # type: ignore[arg-type]
+        self.shard = self.make(0, TERM)
+
+    def make(self, index: int, term: int) -> Shard:
+        """A shard over the journal, for a term."""
+        return Shard(index, self.journal, term, GroupConfig(), self.driver)
 
     # -- what a shard needs of the broker
 

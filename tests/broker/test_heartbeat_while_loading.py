@@ -10,46 +10,46 @@ from typing import Any
 import pytest
 
 from kohort.broker.api.groups import heartbeat
+from kohort.broker.net.session import ClientSession
 from kohort.broker.shards import GroupShards
 from kohort.coordinator.shard import Phase
 from kohort.errors import ErrorCode
-from tests.broker.driven import Driven, no_space
+from kohort.groups.config import GroupConfig
+from tests.broker.driven import TERM, Driven, no_space
 
 LEASE_MS = 5_000
 
 
 @pytest.mark.parametrize(
-    ("own", "lease_ms", "told"),
+    ("software", "lease_ms", "told"),
     [
-        (False, 0, ErrorCode.NONE),
-        (True, 0, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS),
-        (False, LEASE_MS, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS),
+        ("apache-kafka-java", 0, ErrorCode.NONE),
+        ("kohort", 0, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS),
+        ("apache-kafka-java", LEASE_MS, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS),
     ],
 )
 def test_an_answer_that_knows_nothing_prolongs_no_lease(
-    tmp_path: Path, own: bool, lease_ms: int, told: ErrorCode
+    tmp_path: Path, software: str, lease_ms: int, told: ErrorCode
 ) -> None:
     """A member that was put out would work on partitions that are others'; a client without a lease is told as by Kafka."""
     driven, answers = Driven(tmp_path), list[int]()
-    driven.load()
-    groups: Any = GroupShards(lambda: 1)
-    groups.set([driven.shard])
-    connection = SimpleNamespace(held={}, shards=set(), number=1, lease_ms=lease_ms, pending=[])
     tokens = itertools.count(1_000)
-    node: Any = SimpleNamespace(
-        token=lambda: next(tokens),
-        hold_ms=lambda _: 0,
-        interval_ms=lambda _: 0,
-        is_own=lambda _: own,
-        groups=groups,
+    groups = GroupShards(lambda: next(tokens), lambda _index, _term: driven.shard)
+    groups.begin(0, TERM)
+    driven.turns.settle()
+    client = ClientSession(1, "127.0.0.1")
+    client.introduce(software, "1", "")
+    client.lease_ms = lease_ms
+    host: Any = SimpleNamespace(
+        token=lambda: next(tokens), groups=groups, group_config=GroupConfig(notify_at_once="off")
     )
     message = SimpleNamespace(group_id="g", generation_id=7, member_id="put-out", group_instance_id=None)
 
     def beat() -> ErrorCode:
         request: Any = SimpleNamespace(
-            message=message, connection=connection, reply=lambda answer: answers.append(answer.error_code)
+            message=message, client=client, is_alone=True, reply=lambda answer: answers.append(answer.error_code)
         )
-        heartbeat(node, request)
+        heartbeat(host, request)
         driven.turns.settle()
         return ErrorCode.of(answers[-1])
 

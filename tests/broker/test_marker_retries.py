@@ -48,9 +48,8 @@ def test_a_round_that_fails_in_several_places_is_followed_by_one(partitions: tup
         store=SimpleNamespace(get=lambda *_: FullLog(), topics={}),
         config=SimpleNamespace(older_values=False),
         groups=SimpleNamespace(
-            at=lambda _: SimpleNamespace(
-                ask=lambda _, on_reply: on_reply(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS), damaged=False
-            )
+            ask_at=lambda _index, _event, on_reply: on_reply(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS),
+            is_damaged=lambda _: False,
         ),
         waits=SimpleNamespace(changed=lambda _: None),
         token=lambda: 1,

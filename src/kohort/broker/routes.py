@@ -1,4 +1,4 @@
-"""Every API this broker serves."""
+"""Every API this broker serves, and those that a host of groups without a store serves."""
 
 from __future__ import annotations
 
@@ -10,36 +10,51 @@ from kohort.broker.api import (
     group_offsets,
     groups,
     listoffsets,
+    metadata,
+    offset_transactions,
     operations,
     produce,
     quotas,
     security,
     topics,
+    topics_on_use,
     transactions,
 )
 from kohort.broker.api.cluster import unknown_api_versions
-from kohort.broker.net.dispatch import route_table
+from kohort.broker.host import GroupHost
+from kohort.broker.net.dispatch import Handled, Route, route_table
+from kohort.broker.node import Node
 
-__all__ = ["ROUTES", "unknown_api_versions"]
+__all__ = ["GROUP_ROUTES", "ROUTES", "unknown_api_versions"]
 
 PRODUCE, INIT_PRODUCER_ID = 0, 22
 
-ROUTES = route_table(
+_OF_GROUPS: list[list[Handled[GroupHost]]] = [
+    cluster.HANDLERS,
+    consumer_groups.HANDLERS,
+    group_offsets.HANDLERS,
+    groups.HANDLERS,
+    metadata.HANDLERS,
+]
+
+ROUTES: dict[int, Route[Node]] = route_table(
     [
-        cluster.HANDLERS,
+        *_OF_GROUPS,
         configs.HANDLERS,
-        consumer_groups.HANDLERS,
         fetch.HANDLERS,
-        groups.HANDLERS,
         listoffsets.HANDLERS,
-        group_offsets.HANDLERS,
+        offset_transactions.HANDLERS,
         operations.HANDLERS,
         produce.HANDLERS,
         quotas.HANDLERS,
         security.HANDLERS,
         topics.HANDLERS,
+        topics_on_use.HANDLERS,
         transactions.HANDLERS,
     ],
     advertise_from={PRODUCE: 0},  # librdkafka compresses only for brokers that name Produce 0, as Kafka 4 found out
     serve_to={INIT_PRODUCER_ID: 5},  # 6 is for two-phase commits, which Kafka 4.3 does not serve either
 )
+
+GROUP_ROUTES: dict[int, Route[GroupHost]] = route_table([*_OF_GROUPS, metadata.AS_IT_IS])
+"""What a host serves that has groups alone. Offsets in transactions are not among them: it keeps no transactions."""

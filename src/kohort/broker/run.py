@@ -64,14 +64,13 @@ class RunningBroker:
             raise
         self._loop = loop
         self._grace_s = config.shutdown_ms / 1000
-        self.node = Node(loop, data_dir, store, live, api_keys(ROUTES))
+        self.host, port = sock.getsockname()[:2]
+        self.node = Node(loop, data_dir, store, live, api_keys(ROUTES), (self.host, port))
         dispatcher = Dispatcher(self.node, ROUTES, unknown_api_versions)
-        self._server = Server(loop, config, descriptors.connections, dispatcher.dispatch, self.node.connection_lost)
+        self._server = Server(loop, config, descriptors.connections, dispatcher.dispatch, self.node.client_lost)
         live.listeners.append(lambda: self._server.reconfigure(live.broker))
         self._lines = LogLines()
         self._sock = sock
-        self.host, self.node.port = sock.getsockname()[:2]
-        self.node.host = self.host
         self.node.start()
         self._metrics: MetricsServer | None = None
         if config.metrics_listen is not None:

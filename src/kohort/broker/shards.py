@@ -1,17 +1,24 @@
-"""All group shards of this broker: which one a group belongs to, and questions that concern several."""
+"""The group shards of this process: which one a group belongs to, whether it is here, and questions that concern several.
+
+Groups are spread over all shards there are, by their names. Here are those that have begun here and not ended: all of them
+in a broker by itself, some of them where several processes share the groups. What is asked of one that is not here is refused with
+NOT_COORDINATOR, which has clients look for the coordinator again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, TypeAlias
 
-from kohort.broker.net.connection import Connection
-from kohort.broker.net.request import Request
+from kohort.broker.net.session import ClientSession
 from kohort.coordinator.shard import Shard
 from kohort.errors import ErrorCode
 from kohort.groups.events import ConnectionLost, Event, ReleaseHeld
 from kohort.log import Steps
+
+MakeShard: TypeAlias = Callable[[int, int], Shard]
+"""Makes the shard of an index, for a term."""
 
 
 @lru_cache(maxsize=100_000)
@@ -25,36 +32,66 @@ def java_hash(text: str) -> int:
 
 
 class GroupShards:
-    """Routes events to shards."""
+    """Routes events to shards.
 
-    def __init__(self, token: Callable[[], int]) -> None:
-        self._shards: list[Shard] = []
+    Attributes:
+        count: how many shards there are, here and elsewhere.
+    """
+
+    def __init__(self, token: Callable[[], int], make: MakeShard) -> None:
+        self.count = 1
+        self._shards: dict[int, Shard] = {}
         self._token = token
+        self._make = make
 
-    def __iter__(self) -> Any:
-        return iter(self._shards)
+    def __iter__(self) -> Iterator[Shard]:
+        return iter([*self._shards.values()])
 
-    def set(self, shards: Sequence[Shard]) -> None:
-        """The shards, in the order of their partitions."""
-        self._shards = list(shards)
+    # -- which are here
+
+    def begin(self, index: int, term: int) -> None:
+        """Take a shard over, for a term: it loads, then serves. One that is here already ends first."""
+        self.end(index)
+        shard = self._shards[index] = self._make(index, term)
+        shard.load()
+
+    def end(self, index: int) -> None:
+        """Give a shard up: who waits there is refused with NOT_COORDINATOR. One that is not here stays so."""
+        shard = self._shards.pop(index, None)
+        if shard is not None:
+            shard.close()
+
+    def __contains__(self, index: int) -> bool:
+        return index in self._shards
 
     def index_of(self, group: str) -> int:
         """The partition that a group's records are in."""
-        return java_hash(group) % len(self._shards)
+        return java_hash(group) % self.count
 
-    def of(self, group: str) -> Shard:
-        """The shard of a group."""
-        return self._shards[java_hash(group) % len(self._shards)]
+    # -- requests
 
-    def at(self, index: int) -> Shard:
-        """The shard of a journal partition."""
-        return self._shards[index]
+    def ask(self, client: ClientSession, event: Any, answer: Callable[[Any], None]) -> None:
+        """Have the shard of the event's group answer; the client is remembered there.
 
-    def ask(self, request: Request, event: Any, answer: Callable[[Any], None]) -> None:
-        """Have the shard of the event's group answer; the connection is remembered there."""
-        index = java_hash(event.group_id) % len(self._shards)
-        request.connection.shards.add(index)
-        self._shards[index].ask(event, answer)
+        Args:
+            event: of a request, with a `group_id`.
+            answer: called once, with the value of the event's reply or the code that refuses it.
+        """
+        index = java_hash(event.group_id) % self.count
+        shard = self._shards.get(index)
+        if shard is None:
+            answer(ErrorCode.NOT_COORDINATOR)
+            return
+        client.shards.add(index)
+        shard.ask(event, answer)
+
+    def ask_at(self, index: int, event: Any, answer: Callable[[Any], None]) -> None:
+        """Have a journal partition's shard answer."""
+        shard = self._shards.get(index)
+        if shard is None:
+            answer(ErrorCode.NOT_COORDINATOR)
+        else:
+            shard.ask(event, answer)
 
     def ask_by_shard(
         self,
@@ -88,11 +125,11 @@ class GroupShards:
 
         for index, of_shard in by_shard.items():
             names = tuple(of_shard)
-            self._shards[index].ask(make_event(self._token(), names), partial(collect, names))
+            self.ask_at(index, make_event(self._token(), names), partial(collect, names))
 
     def ask_all(self, make_event: Callable[[int], Any], answer: Callable[[list[Any]], None]) -> None:
-        """Ask every shard; `answer` takes the values (or codes) in the shards' order. One that is damaged hides no other."""
-        asked = [shard for shard in self._shards if not shard.damaged]
+        """Ask every shard here; `answer` takes the values (or codes) in their order. One that is damaged hides no other."""
+        asked = [shard for shard in self if not shard.damaged]
         values: list[Any] = [ErrorCode.NONE] * len(asked)
         left = len(asked)
         if not left:
@@ -109,29 +146,51 @@ class GroupShards:
         for index, shard in enumerate(asked):
             shard.ask(make_event(self._token()), partial(collect, index))
 
+    # -- news
+
+    def tell(self, group: str, event: Event) -> None:
+        """News for the shard of a group, if that is here."""
+        self._tell_at(self.index_of(group), event)
+
     def tell_all(self, event: Event) -> None:
         """News for every shard."""
-        for shard in self._shards:
+        for shard in self:
             shard.tell(event)
 
     def settling(self) -> Steps[None]:
         """Have every shard write now that topics were deleted, before one of the same name can be made."""
-        for shard in self._shards:
+        for shard in self:
             while shard.settle():
                 yield
 
     def unloaded(self) -> tuple[int, ...]:
-        """The shards that do not serve: their journals may hold positions of topics that are gone."""
-        return tuple(shard.index for shard in self._shards if not shard.loaded)
+        """The shards that do not serve here: their journals may hold positions of topics that are gone."""
+        loaded = {index for index, shard in self._shards.items() if shard.loaded}
+        return tuple(index for index in range(self.count) if index not in loaded)
 
-    def release(self, held: dict[int, int]) -> None:
-        """Have heartbeats answered that shards hold back (token to shard): another request came behind them."""
-        for token, index in held.items():
-            self._shards[index].tell(ReleaseHeld((token,)))
-        held.clear()
+    def is_damaged(self, index: int) -> bool:
+        """Whether a shard is here, and serves nothing for damage in its journal."""
+        shard = self._shards.get(index)
+        return shard is not None and shard.damaged
 
-    def connection_lost(self, connection: Connection, *, noticed: bool, ended: bool) -> None:
+    def takes_transactions(self, index: int) -> bool:
+        """Whether a shard's journal can hold offsets of transactions; one that is not here says so itself."""
+        shard = self._shards.get(index)
+        return shard is None or shard.holds_transactions
+
+    def release(self, client: ClientSession) -> None:
+        """Have a client's heartbeats answered that shards hold back: another request came behind them."""
+        for token, index in client.held.items():
+            self._tell_at(index, ReleaseHeld((token,)))
+        client.held.clear()
+
+    def connection_lost(self, client: ClientSession, *, noticed: bool, ended: bool) -> None:
         """A connection has ended; whether that puts its members out before their session, and if its process ended too."""
-        process = connection.process if ended else ""
-        for index in connection.shards:
-            self._shards[index].tell(ConnectionLost(connection.number, noticed, connection.lease_ms, process))
+        process = client.process if ended else ""
+        for index in client.shards:
+            self._tell_at(index, ConnectionLost(client.number, noticed, client.lease_ms, process))
+
+    def _tell_at(self, index: int, event: Event) -> None:
+        shard = self._shards.get(index)
+        if shard is not None:
+            shard.tell(event)

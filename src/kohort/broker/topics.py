@@ -11,6 +11,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from uuid import UUID
 
 from kohort.broker.net.request import Request
 from kohort.broker.shards import GroupShards
@@ -18,6 +19,7 @@ from kohort.broker.waits import Waits
 from kohort.errors import ErrorCode, KafkaError, error_for
 from kohort.groups import events
 from kohort.log import LogStore, Steps, Topic, TopicPlan
+from kohort.wire.message import Message
 
 log = logging.getLogger("kohort.broker")
 
@@ -35,7 +37,12 @@ deleted go all the same; garbage that is taken for something in use stays, which
 
 
 class Topics:
-    """The one door to changing topics."""
+    """The one door to changing topics.
+
+    Attributes:
+        by_name: all topics by name: the store's own map, which it changes in place.
+        by_id: the same by id.
+    """
 
     def __init__(
         self,
@@ -45,6 +52,8 @@ class Topics:
         groups: GroupShards,
     ) -> None:
         self._store = store
+        self.by_name: Mapping[str, Topic] = store.topics
+        self.by_id: Mapping[UUID, Topic] = store.topics_by_id
         self._default_partitions = default_partitions
         self._waits = waits
         self._groups = groups
@@ -52,6 +61,14 @@ class Topics:
         self._version = 0
         self._deleted: OrderedDict[str, tuple[float, str]] = OrderedDict()
         self._settled = sum(topic.partitions for topic in store.topics.values())
+
+    def refusal(self, name: str) -> KafkaError | None:
+        """Why a topic of this name can't be made."""
+        try:
+            self._store.check_topic(name, 1)
+        except KafkaError as refused:
+            return refused.with_traceback(None)
+        return None
 
     def is_internal(self, name: str) -> bool:
         """Whether only the broker itself writes to this topic."""
@@ -77,7 +94,7 @@ class Topics:
         return topic
 
     def making(
-        self, plans: Sequence[TopicPlan], request: Request, *, on_use: bool = False
+        self, plans: Sequence[TopicPlan], request: Request[Message], *, on_use: bool = False
     ) -> Steps[list[Topic | KafkaError]]:
         """Create topics that a client asked for, or used; for each the topic or why it was refused."""
         try:
@@ -100,7 +117,7 @@ class Topics:
         """The topic that is made because somebody named it."""
         return TopicPlan(name, self._default_partitions)
 
-    def _tell_of_use(self, topic: Topic, request: Request) -> None:
+    def _tell_of_use(self, topic: Topic, request: Request[Message]) -> None:
         """Nobody asked for the topic: say whose use made it, and if somebody has just got rid of it."""
         at, by = self._deleted.get(topic.name, (0.0, ""))
         ago_s = time.monotonic() - at
@@ -118,7 +135,7 @@ class Topics:
             by,
         )
 
-    def deleting(self, names: Sequence[str], request: Request) -> Steps[list[Topic | KafkaError]]:
+    def deleting(self, names: Sequence[str], request: Request[Message]) -> Steps[list[Topic | KafkaError]]:
         """Delete topics that are there; their groups' offsets go with them. For each the topic or why it was refused."""
         topics = {name: self._store.topics[name] for name in names}
         try:
@@ -138,7 +155,7 @@ class Topics:
         return [*topics.values()]
 
     def growing(
-        self, counts: Mapping[str, int], request: Request, *, validate_only: bool
+        self, counts: Mapping[str, int], request: Request[Message], *, validate_only: bool
     ) -> Steps[list[Topic | KafkaError]]:
         """Give topics more partitions; for each the topic or why it was refused."""
         try:
@@ -166,6 +183,6 @@ class Topics:
         self._groups.tell_all(events.TopicsChanged(self.image()))
 
 
-def _failed(request: Request, count: int, error: OSError) -> list[Topic | KafkaError]:
+def _failed(request: Request[Message], count: int, error: OSError) -> list[Topic | KafkaError]:
     log.error("topics could not be changed: %s: %s", request.name, error)
     return [error_for(ErrorCode.KAFKA_STORAGE_ERROR, f"nothing was changed: {error}")] * count

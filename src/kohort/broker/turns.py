@@ -6,10 +6,13 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
+from kohort.broker.net.dispatch import Handler
+from kohort.broker.net.request import Request
 from kohort.errors import TimedOutError
 from kohort.log import Steps
+from kohort.wire.message import Message
 
 T = TypeVar("T")
 
@@ -82,10 +85,23 @@ def _go_through(steps: Steps[T], until: float) -> tuple[T] | None:
             return None
 
 
-def in_turn(handler: Callable[[Any, Any], Steps[Any]]) -> Callable[[Any, Any], None]:
+class HasTurns(Protocol):
+    """A host that does long work in turns."""
+
+    @property
+    def turns(self) -> Turns: ...
+
+
+N = TypeVar("N", bound=HasTurns)
+Q = TypeVar("Q", bound=Message)
+A = TypeVar("A", bound=Message)
+
+
+def in_turn(handler: Callable[[N, Request[Q]], Steps[A]]) -> Handler[N, Q, A]:
     """A handler whose work is done in steps, after that of the requests before it."""
 
-    def begin(node: Any, request: Any) -> None:
+    def begin(node: N, request: Request[Q]) -> A | None:
         node.turns.run(handler(node, request), request.reply, request.connection.close)
+        return None
 
     return begin

@@ -9,9 +9,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from enum import IntEnum
-from typing import Any
+from typing import Protocol, TypeVar
 
 from kohort.broker.config.entries import Entry, Type, broker_entries, cluster_entries, group_entries, topic_entries
+from kohort.broker.net.dispatch import Handled, handled
 from kohort.broker.net.request import Request
 from kohort.broker.node import Node
 from kohort.config import did_you_mean, parse_value, settings
@@ -40,11 +41,20 @@ class Resource(IntEnum):
     GROUP = 32
 
 
+class Named(Protocol):
+    """A resource as requests name it."""
+
+    resource_type: int
+    resource_name: str
+
+
+R = TypeVar("R", bound=Named)
+A = TypeVar("A")
 SET, DELETE, APPEND, SUBTRACT = range(4)
 _Synonym = DescribeConfigsResponse.DescribeConfigsSynonym
 
 
-def describe_configs(node: Node, request: Request) -> DescribeConfigsResponse:
+def describe_configs(node: Node, request: Request[DescribeConfigsRequest]) -> DescribeConfigsResponse:
     """The settings of topics, this broker, and groups."""
     message, version = request.message, request.version
     results = []
@@ -66,7 +76,7 @@ def describe_configs(node: Node, request: Request) -> DescribeConfigsResponse:
     return DescribeConfigsResponse(results=results)
 
 
-def _entries(node: Node, resource: Any) -> list[Entry]:
+def _entries(node: Node, resource: Named) -> list[Entry]:
     kind, name = resource.resource_type, resource.resource_name
     if kind == Resource.GROUP and not name:
         raise InvalidInputError("the group's name is empty")
@@ -88,7 +98,9 @@ def _entries(node: Node, resource: Any) -> list[Entry]:
     raise InvalidInputError(f"there are no configurations of kind {kind}")
 
 
-def _described(entry: Entry, version: int, synonyms: bool, documentation: bool) -> Any:
+def _described(
+    entry: Entry, version: int, synonyms: bool, documentation: bool
+) -> DescribeConfigsResponse.DescribeConfigsResult.DescribeConfigsResourceResult:
     described = DescribeConfigsResponse.DescribeConfigsResourceResult(
         name=entry.name,
         value=entry.value,
@@ -104,11 +116,11 @@ def _described(entry: Entry, version: int, synonyms: bool, documentation: bool) 
     return described
 
 
-def alter_configs(node: Node, request: Request) -> AlterConfigsResponse:
+def alter_configs(node: Node, request: Request[AlterConfigsRequest]) -> AlterConfigsResponse:
     """Replace all settings of a resource."""
     message = request.message
 
-    def change(resource: Any) -> None:
+    def change(resource: AlterConfigsRequest.AlterConfigsResource) -> None:
         configs = {}
         for each in resource.configs:
             if each.value is None:
@@ -120,18 +132,20 @@ def alter_configs(node: Node, request: Request) -> AlterConfigsResponse:
     return AlterConfigsResponse(responses=[_changed(each, change, make) for each in message.resources])
 
 
-def incremental_alter_configs(node: Node, request: Request) -> IncrementalAlterConfigsResponse:
+def incremental_alter_configs(
+    node: Node, request: Request[IncrementalAlterConfigsRequest]
+) -> IncrementalAlterConfigsResponse:
     """Set, delete, append to or subtract from single settings."""
     message = request.message
 
-    def change(resource: Any) -> None:
+    def change(resource: IncrementalAlterConfigsRequest.AlterConfigsResource) -> None:
         _store(node, resource, _altered(node, resource), message.validate_only)
 
     make = IncrementalAlterConfigsResponse.AlterConfigsResourceResponse
     return IncrementalAlterConfigsResponse(responses=[_changed(each, change, make) for each in message.resources])
 
 
-def _changed(resource: Any, change: Callable[[Any], None], make: Any) -> Any:
+def _changed(resource: R, change: Callable[[R], None], make: Callable[..., A]) -> A:
     error, text = ErrorCode.NONE, None
     try:
         change(resource)
@@ -148,7 +162,7 @@ def _changed(resource: Any, change: Callable[[Any], None], make: Any) -> Any:
     )
 
 
-def _explicit(node: Node, resource: Any) -> dict[str, str]:
+def _explicit(node: Node, resource: Named) -> dict[str, str]:
     kind, name = resource.resource_type, resource.resource_name
     if kind in (Resource.GROUP, Resource.TOPIC) and not name:
         raise InvalidInputError("the name of what is to be altered is empty")
@@ -164,7 +178,7 @@ def _explicit(node: Node, resource: Any) -> dict[str, str]:
     return dict(topic.configs)
 
 
-def _altered(node: Node, resource: Any) -> dict[str, str]:
+def _altered(node: Node, resource: IncrementalAlterConfigsRequest.AlterConfigsResource) -> dict[str, str]:
     configs = _explicit(node, resource)
     if len({each.name for each in resource.configs}) < len(resource.configs):
         raise InvalidInputError("a setting is named more than once")
@@ -197,7 +211,7 @@ def _altered(node: Node, resource: Any) -> dict[str, str]:
     return configs
 
 
-def _store(node: Node, resource: Any, configs: dict[str, str], validate_only: bool) -> None:
+def _store(node: Node, resource: Named, configs: dict[str, str], validate_only: bool) -> None:
     _explicit(node, resource)
     if resource.resource_type == Resource.GROUP:
         node.group_settings.check(configs)
@@ -220,7 +234,7 @@ def _store(node: Node, resource: Any, configs: dict[str, str], validate_only: bo
         node.store.set_configs(resource.resource_name, configs)
 
 
-def list_config_resources(node: Node, request: Request) -> ListConfigResourcesResponse:
+def list_config_resources(node: Node, request: Request[ListConfigResourcesRequest]) -> ListConfigResourcesResponse:
     """The resources that have settings of their own."""
     types = request.message.resource_types if request.version >= 1 else [Resource.CLIENT_METRICS]
     if not {*types} <= {*Resource}:
@@ -243,9 +257,9 @@ def list_config_resources(node: Node, request: Request) -> ListConfigResourcesRe
     )
 
 
-HANDLERS: dict[type, Callable[[Any, Any], Any]] = {
-    DescribeConfigsRequest: describe_configs,
-    AlterConfigsRequest: alter_configs,
-    IncrementalAlterConfigsRequest: incremental_alter_configs,
-    ListConfigResourcesRequest: list_config_resources,
-}
+HANDLERS: list[Handled[Node]] = [
+    handled(DescribeConfigsRequest, DescribeConfigsResponse, describe_configs),
+    handled(AlterConfigsRequest, AlterConfigsResponse, alter_configs),
+    handled(IncrementalAlterConfigsRequest, IncrementalAlterConfigsResponse, incremental_alter_configs),
+    handled(ListConfigResourcesRequest, ListConfigResourcesResponse, list_config_resources),
+]

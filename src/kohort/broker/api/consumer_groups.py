@@ -8,17 +8,23 @@ from __future__ import annotations
 
 import base64
 import uuid
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterable
 
 from kohort.broker.api.groups import client_of
 from kohort.broker.api.permitted import ON_GROUP, permitted
+from kohort.broker.host import GroupHost
+from kohort.broker.net.dispatch import Handled, handled
 from kohort.broker.net.request import Request
-from kohort.broker.node import Node
 from kohort.broker.regex import matcher
 from kohort.errors import ErrorCode, InvalidInputError
 from kohort.groups import events
-from kohort.groups.outcome import DescribedConsumerGroup, NamedPartitions
+from kohort.groups.outcome import (
+    ConsumerGroupDescribeReply,
+    ConsumerGroupHeartbeatReply,
+    DescribedConsumer,
+    DescribedConsumerGroup,
+    NamedPartitions,
+)
 from kohort.groups.records import TopicPartitions
 from kohort.wire.groups import (
     ConsumerGroupDescribeRequest,
@@ -31,7 +37,9 @@ _Assignment = ConsumerGroupHeartbeatResponse.Assignment
 _Describe = ConsumerGroupDescribeResponse
 
 
-def consumer_group_heartbeat(node: Node, request: Request) -> ConsumerGroupHeartbeatResponse | None:
+def consumer_group_heartbeat(
+    host: GroupHost, request: Request[ConsumerGroupHeartbeatRequest]
+) -> ConsumerGroupHeartbeatResponse | None:
     """Join, stay, take over, give up, leave: everything of a member of a consumer group."""
     message, version = request.message, request.version
     if version >= 1 and not message.member_id.strip():
@@ -42,25 +50,25 @@ def consumer_group_heartbeat(node: Node, request: Request) -> ConsumerGroupHeart
             matcher(message.subscribed_topic_regex)
         except InvalidInputError as error:
             return ConsumerGroupHeartbeatResponse(error_code=error.code, error_message=error.message)
-    event = _event(node, request)
-    held = request.connection.held
+    event = _event(host, request)
+    held = request.client.held
 
-    def answer(value: Any) -> None:
+    def answer(value: ConsumerGroupHeartbeatReply | ErrorCode) -> None:
         held.pop(event.request, None)
         request.reply(_response(value))
 
     if event.hold_ms:
-        held[event.request] = node.groups.index_of(message.group_id)
-    node.groups.ask(request, event, answer)
+        held[event.request] = host.groups.index_of(message.group_id)
+    host.groups.ask(request.client, event, answer)
     return None
 
 
-def _event(node: Node, request: Request) -> events.ConsumerGroupHeartbeat:
+def _event(host: GroupHost, request: Request[ConsumerGroupHeartbeatRequest]) -> events.ConsumerGroupHeartbeat:
     message = request.message
     names, owned = message.subscribed_topic_names, message.topic_partitions
-    patience = node.patience(request)
+    patience = request.client.patience(host.group_config.notify_at_once)
     return events.ConsumerGroupHeartbeat(
-        request=node.token(),
+        request=host.token(),
         group_id=message.group_id,
         member_id=message.member_id,
         new_member_id="" if message.member_id else fresh_id(),
@@ -77,11 +85,11 @@ def _event(node: Node, request: Request) -> events.ConsumerGroupHeartbeat:
         else tuple([TopicPartitions(each.topic_id, tuple(sorted(each.partitions))) for each in owned]),
         hold_ms=patience.hold_ms,
         short_interval=patience.short_interval,
-        connection=request.connection.number,
+        connection=request.client.number,
     )
 
 
-def _response(value: Any) -> ConsumerGroupHeartbeatResponse:
+def _response(value: ConsumerGroupHeartbeatReply | ErrorCode) -> ConsumerGroupHeartbeatResponse:
     if isinstance(value, ErrorCode):
         return ConsumerGroupHeartbeatResponse(error_code=value, error_message=value.text)
     make = ConsumerGroupHeartbeatResponse.TopicPartitions
@@ -104,25 +112,25 @@ def fresh_id() -> str:
     return base64.urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode().replace("-", "_")
 
 
-def consumer_group_describe(node: Node, request: Request) -> None:
+def consumer_group_describe(host: GroupHost, request: Request[ConsumerGroupDescribeRequest]) -> None:
     """Epochs, assignor and members of each group asked for."""
 
-    def entries(groups: tuple[str, ...], value: Any) -> list[Any]:
+    def entries(groups: tuple[str, ...], value: ConsumerGroupDescribeReply | ErrorCode) -> list[DescribedConsumerGroup]:
         if isinstance(value, ErrorCode):
             return [DescribedConsumerGroup(group, error=value, error_message=value.text) for group in groups]
         return list(value.groups)
 
-    def answer(found: dict[str, Any]) -> None:
+    def answer(found: dict[str, DescribedConsumerGroup]) -> None:
         found[""] = DescribedConsumerGroup("", error=ErrorCode.INVALID_GROUP_ID)
         asked = request.message.include_authorized_operations
         groups = [_described(found[group], request.version, asked) for group in request.message.group_ids]
         request.reply(ConsumerGroupDescribeResponse(groups=groups))
 
     named = [group for group in request.message.group_ids if group]
-    node.groups.ask_by_shard(named, events.ConsumerGroupDescribe, entries, answer)
+    host.groups.ask_by_shard(named, events.ConsumerGroupDescribe, entries, answer)
 
 
-def _described(group: DescribedConsumerGroup, version: int, operations_asked: bool) -> Any:
+def _described(group: DescribedConsumerGroup, version: int, operations_asked: bool) -> _Describe.DescribedGroup:
     return _Describe.DescribedGroup(
         error_code=group.error,
         error_message=group.error_message,
@@ -136,7 +144,7 @@ def _described(group: DescribedConsumerGroup, version: int, operations_asked: bo
     )
 
 
-def _member(member: Any, version: int) -> Any:
+def _member(member: DescribedConsumer, version: int) -> _Describe.DescribedGroup.Member:
     described = _Describe.DescribedGroup.Member(
         member_id=member.member_id,
         instance_id=member.instance_id,
@@ -154,7 +162,7 @@ def _member(member: Any, version: int) -> Any:
     return described
 
 
-def _named(partitions: Iterable[NamedPartitions]) -> Any:
+def _named(partitions: Iterable[NamedPartitions]) -> _Describe.DescribedGroup.Member.Assignment:
     make = _Describe.TopicPartitions
     return _Describe.Assignment(
         topic_partitions=[
@@ -163,7 +171,7 @@ def _named(partitions: Iterable[NamedPartitions]) -> Any:
     )
 
 
-HANDLERS: dict[type, Callable[[Any, Any], Any]] = {
-    ConsumerGroupHeartbeatRequest: consumer_group_heartbeat,
-    ConsumerGroupDescribeRequest: consumer_group_describe,
-}
+HANDLERS: list[Handled[GroupHost]] = [
+    handled(ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse, consumer_group_heartbeat),
+    handled(ConsumerGroupDescribeRequest, ConsumerGroupDescribeResponse, consumer_group_describe),
+]

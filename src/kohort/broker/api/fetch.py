@@ -7,11 +7,12 @@ Versions: 4 read_committed, 7 sessions, 9 leader epochs, 12 the epoch read last 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from kohort.broker.api.listoffsets import epoch_error
 from kohort.broker.fetch_sessions import Fetched, FetchSession, Key
+from kohort.broker.net.dispatch import Handled, handled
 from kohort.broker.net.parts import LogSlice
 from kohort.broker.net.request import Request
 from kohort.broker.node import Node
@@ -45,7 +46,9 @@ class Fetch:
 
     __slots__ = ("_isolation", "_node", "_parts", "_request", "_session", "_wait")
 
-    def __init__(self, node: Node, request: Request, parts: Iterable[Fetched], session: FetchSession | None) -> None:
+    def __init__(
+        self, node: Node, request: Request[FetchRequest], parts: Iterable[Fetched], session: FetchSession | None
+    ) -> None:
         self._node = node
         self._request = request
         self._parts = list(parts)
@@ -66,14 +69,14 @@ class Fetch:
             missing = 1  # what became readable can't be told from what was appended
         wait = Wait(logs, missing, self._resume)
         self._wait = wait
-        self._request.connection.waits.add(wait)
+        self._request.client.waits.add(wait)
         self._node.waits.add(wait, message.max_wait_ms / 1000)
         return None
 
     def _resume(self) -> None:
         request = self._request
         if self._wait is not None:
-            request.connection.waits.discard(self._wait)
+            request.client.waits.discard(self._wait)
         if not request.connection.closed:
             request.reply(self._answer(self._read()[0]))
 
@@ -120,7 +123,7 @@ class Fetch:
             records = _records(result, source.files.crowded)
         except DamagedError as error:
             refused = _failed(index, error.code)
-            if self._node.is_own(self._request.connection):
+            if self._request.client.is_own:
                 refused.damage = error.message
             return refused, 0
         except KafkaError as error:
@@ -231,7 +234,7 @@ def _wanted(message: Any, by_id: bool) -> dict[Key, Fetched]:
     return wanted
 
 
-def fetch(node: Node, request: Request) -> FetchResponse | None:
+def fetch(node: Node, request: Request[FetchRequest]) -> FetchResponse | None:
     """Records of the partitions that the request or its session names."""
     message = request.message
     by_id = request.version >= 13
@@ -245,7 +248,9 @@ def fetch(node: Node, request: Request) -> FetchResponse | None:
     return Fetch(node, request, wanted.values(), session).start()
 
 
-def _fetch_on(node: Node, request: Request, session_id: int, epoch: int, by_id: bool) -> FetchResponse | None:
+def _fetch_on(
+    node: Node, request: Request[FetchRequest], session_id: int, epoch: int, by_id: bool
+) -> FetchResponse | None:
     """The next fetch of a session."""
     session = node.sessions.get(session_id)
     if session is None:
@@ -269,4 +274,6 @@ def _fetch_on(node: Node, request: Request, session_id: int, epoch: int, by_id: 
     return Fetch(node, request, session.partitions.values(), session).start()
 
 
-HANDLERS: dict[type, Callable[[Any, Any], Any]] = {FetchRequest: fetch}
+HANDLERS: list[Handled[Node]] = [
+    handled(FetchRequest, FetchResponse, fetch),
+]

@@ -2,7 +2,7 @@
 
 Versions: OffsetCommit 2-4 a retention time, 6 leader epochs, 9 member epochs, 10 topic ids; OffsetFetch 2 all partitions
 and an error for the group, 7 require_stable, 8 several groups, 9 member epochs, 10 topic ids; TxnOffsetCommit is in
-`transactions`.
+`offset_transactions`.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache, partial
 from itertools import islice, repeat, starmap
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 
+from kohort.broker.host import GroupHost, KnownTopic
+from kohort.broker.net.dispatch import Handled, handled
 from kohort.broker.net.request import Request
-from kohort.broker.node import Node
 from kohort.errors import ErrorCode
 from kohort.groups import events
-from kohort.groups.outcome import OffsetFetchReply
+from kohort.groups.outcome import FetchedOffset, OffsetCommitReply, OffsetDeleteReply, OffsetFetchReply
 from kohort.groups.records import NO_TOPIC_ID
 from kohort.ids import TopicPartition
 from kohort.wire.offsets import (
@@ -27,25 +28,31 @@ from kohort.wire.offsets import (
     OffsetFetchRequest,
     OffsetFetchResponse,
 )
+from kohort.wire.transactions import TxnOffsetCommitRequest
 
 NEW_OFFSET: Final[Callable[[Iterable[Any]], events.OffsetToCommit]] = partial(tuple.__new__, events.OffsetToCommit)
 """`OffsetToCommit._make` without its step of Python."""
+T = TypeVar(
+    "T",
+    OffsetCommitRequest.OffsetCommitRequestTopic,
+    TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic,
+)
+_FetchedTopic: TypeAlias = OffsetFetchResponse.OffsetFetchResponseGroup.OffsetFetchResponseTopics
 PARTS_KEPT: Final = 8_192
 """Parts of answers kept to be given again: every member commits the same partitions again and again."""
 
 
-class CommitPlan:
+class CommitPlan(Generic[T]):
     """A commit's partitions in the request's order: those the coordinator decides, and those refused before.
 
     Whole columns where nothing is refused: a commit may name hundreds of partitions.
     """
 
-    def __init__(self, node: Node, topics: Any, by_id: bool) -> None:
+    def __init__(self, topics: Iterable[tuple[T, KnownTopic | None]], by_id: bool) -> None:
+        """`topics`: of the request, each with what there is of it. `by_id`: they are named by their ids."""
         self.offsets: list[events.OffsetToCommit] = []
-        self._topics: list[tuple[Any, list[int], dict[int, ErrorCode]]] = []
-        store = node.store
-        for topic in topics:
-            known = store.topics_by_id.get(topic.topic_id) if by_id else store.topics.get(topic.name)
+        self._topics: list[tuple[T, list[int], dict[int, ErrorCode]]] = []
+        for topic, known in topics:
             parts = topic.partitions
             indexes = [part.partition_index for part in parts]
             refused: dict[int, ErrorCode] = {}
@@ -66,15 +73,15 @@ class CommitPlan:
                     [part.committed_offset for part in parts],
                     [part.committed_leader_epoch for part in parts],
                     [part.committed_metadata or "" for part in parts],
-                    repeat(topic.topic_id if by_id else NO_TOPIC_ID),
+                    repeat(known.id if by_id else NO_TOPIC_ID),
                 )
                 self.offsets += map(NEW_OFFSET, zip(*columns, strict=False))
             self._topics.append((topic, indexes, refused))
 
-    def answers(self, value: Any) -> Iterator[tuple[Any, Iterable[tuple[int, int]]]]:
+    def answers(self, value: OffsetCommitReply | ErrorCode | None) -> Iterator[tuple[T, Iterable[tuple[int, int]]]]:
         """For each topic of the request, its partitions with their errors; `value` is the coordinator's answer."""
         whole = value if isinstance(value, ErrorCode) else None
-        errors = iter(() if whole is not None or value is None else value.errors)
+        errors = iter(() if value is None or isinstance(value, ErrorCode) else value.errors)
         for topic, indexes, refused in self._topics:
             if refused:
                 found: Iterable[int] = [
@@ -87,18 +94,25 @@ class CommitPlan:
 
 
 @lru_cache(maxsize=PARTS_KEPT)
-def commit_answer(index: int, error: int) -> Any:
+def commit_answer(
+    index: int, error: int
+) -> OffsetCommitResponse.OffsetCommitResponseTopic.OffsetCommitResponsePartition:
     """What becomes of one partition; nobody changes it, so that one is enough for all."""
     return OffsetCommitResponse.OffsetCommitResponsePartition(partition_index=index, error_code=error)
 
 
-def offset_commit(node: Node, request: Request) -> None:
+def offset_commit(host: GroupHost, request: Request[OffsetCommitRequest]) -> None:
     """Commit positions; answered when they are durable."""
     message, version = request.message, request.version
     by_id = version >= 10
-    plan = CommitPlan(node, message.topics, by_id)
+    if by_id:
+        known_by_id = host.topics.by_id
+        plan = CommitPlan([(each, known_by_id.get(each.topic_id)) for each in message.topics], by_id)
+    else:
+        known = host.topics.by_name
+        plan = CommitPlan([(each, known.get(each.name)) for each in message.topics], by_id)
 
-    def answer(value: Any) -> None:
+    def answer(value: OffsetCommitReply | ErrorCode | None) -> None:
         make_topic = OffsetCommitResponse.OffsetCommitResponseTopic
         topics = []
         for topic, pairs in plan.answers(value):
@@ -113,7 +127,7 @@ def offset_commit(node: Node, request: Request) -> None:
         answer(None)
         return
     event = events.OffsetCommit(
-        request=node.token(),
+        request=host.token(),
         group_id=message.group_id,
         member_id=message.member_id,
         generation=message.generation_id_or_member_epoch,
@@ -121,33 +135,33 @@ def offset_commit(node: Node, request: Request) -> None:
         instance_id=message.group_instance_id,
         retention_ms=message.retention_time_ms if version <= 4 else -1,
         knows_stale_epoch=version >= 9,
-        connection=request.connection.number,
+        connection=request.client.number,
     )
-    node.groups.ask(request, event, answer)
+    host.groups.ask(request.client, event, answer)
 
 
-def offset_fetch(node: Node, request: Request) -> None:
+def offset_fetch(host: GroupHost, request: Request[OffsetFetchRequest]) -> None:
     """The committed positions of one group, or (version 8 and up) of several."""
     message, version = request.message, request.version
     if version < 8:
-        _fetch_one(node, request)
+        _fetch_one(host, request)
         return
     groups = message.groups
-    found: dict[int, Any] = {}
+    found: dict[int, OffsetFetchResponse.OffsetFetchResponseGroup] = {}
     if not groups:
         request.reply(OffsetFetchResponse())
         return
 
-    def collect(position: int, response: Any) -> None:
+    def collect(position: int, response: OffsetFetchResponse.OffsetFetchResponseGroup) -> None:
         found[position] = response
         if len(found) == len(groups):
             request.reply(OffsetFetchResponse(groups=[found[each] for each in range(len(groups))]))
 
     for position, group in enumerate(groups):
-        _fetch_group(node, request, group, partial(collect, position))
+        _fetch_group(host, request, group, partial(collect, position))
 
 
-def _fetch_one(node: Node, request: Request) -> None:
+def _fetch_one(host: GroupHost, request: Request[OffsetFetchRequest]) -> None:
     message, version = request.message, request.version
     topics = message.topics
     everything = topics is None and version >= 2
@@ -155,14 +169,16 @@ def _fetch_one(node: Node, request: Request) -> None:
         None if everything else tuple(TopicPartition(t.name, i) for t in topics or () for i in t.partition_indexes)
     )
     event = events.OffsetFetch(
-        node.token(), message.group_id, partitions, require_stable=version >= 7 and message.require_stable
+        host.token(), message.group_id, partitions, require_stable=version >= 7 and message.require_stable
     )
 
-    def answer(value: Any) -> None:
+    def answer(value: OffsetFetchReply | ErrorCode) -> None:
         reply = OffsetFetchReply(value) if isinstance(value, ErrorCode) else value
         make_topic = OffsetFetchResponse.OffsetFetchResponseTopic
         make = OffsetFetchResponse.OffsetFetchResponsePartition
-        by_topic: dict[str, list[Any]] = {} if everything or reply.error else {topic.name: [] for topic in topics or ()}
+        by_topic: dict[str, list[OffsetFetchResponse.OffsetFetchResponseTopic.OffsetFetchResponsePartition]] = {}
+        if not everything and not reply.error:
+            by_topic = {topic.name: [] for topic in topics or ()}
         if reply.error and version < 2:  # no error for the group as a whole: each partition carries it
             for name, index in partitions or ():
                 by_topic.setdefault(name, []).append(
@@ -185,54 +201,42 @@ def _fetch_one(node: Node, request: Request) -> None:
             )
         )
 
-    node.groups.ask(request, event, answer)
+    host.groups.ask(request.client, event, answer)
 
 
-def _fetch_group(node: Node, request: Request, group: Any, done: Callable[[Any], None]) -> None:
+def _fetch_group(
+    host: GroupHost,
+    request: Request[OffsetFetchRequest],
+    group: OffsetFetchRequest.OffsetFetchRequestGroup,
+    done: Callable[[OffsetFetchResponse.OffsetFetchResponseGroup], None],
+) -> None:
     """One group of a request of version 8 and up."""
     version = request.version
     by_id = version >= 10
     wanted: list[TopicPartition] | None = None
     named: dict[str, None] = {}
-    unknown: list[Any] = []
-    make_topic = OffsetFetchResponse.OffsetFetchResponseTopics
+    unknown: list[_FetchedTopic] = []
     make = OffsetFetchResponse.OffsetFetchResponsePartitions
     if group.topics is not None:
         wanted = []
         for topic in group.topics:
             name: str | None = topic.name
             if by_id:
-                known = node.store.topics_by_id.get(topic.topic_id)
+                known = host.topics.by_id.get(topic.topic_id)
                 name = known.name if known is not None else None
             if name is None:
                 refused = [
                     make(partition_index=i, committed_offset=-1, error_code=ErrorCode.UNKNOWN_TOPIC_ID)
                     for i in topic.partition_indexes
                 ]
-                unknown.append(make_topic(topic_id=topic.topic_id, partitions=refused))
+                unknown.append(_FetchedTopic(topic_id=topic.topic_id, partitions=refused))
             else:
                 named[name] = None
                 wanted += [TopicPartition(name, index) for index in topic.partition_indexes]
 
-    def answer(value: Any) -> None:
+    def answer(value: OffsetFetchReply | ErrorCode) -> None:
         reply = OffsetFetchReply(value) if isinstance(value, ErrorCode) else value
-        by_topic: dict[str, list[Any]] = {name: [] for name in named}
-        for each in reply.offsets:
-            by_topic.setdefault(each.topic, []).append(
-                make(
-                    partition_index=each.partition,
-                    committed_offset=each.offset,
-                    committed_leader_epoch=each.leader_epoch,
-                    metadata=each.metadata,
-                    error_code=each.error,
-                )
-            )
-        topics = list(unknown)
-        for name, parts in by_topic.items():
-            if not by_id:
-                topics.append(make_topic(name=name, partitions=parts))
-            elif (known := node.store.topics.get(name)) is not None:
-                topics.append(make_topic(topic_id=known.id, partitions=parts))
+        topics = [*unknown, *_fetched(host, reply.offsets, named, by_id)]
         done(
             OffsetFetchResponse.OffsetFetchResponseGroup(
                 group_id=group.group_id, topics=topics if not reply.error else [], error_code=reply.error
@@ -240,32 +244,57 @@ def _fetch_group(node: Node, request: Request, group: Any, done: Callable[[Any],
         )
 
     event = events.OffsetFetch(
-        node.token(),
+        host.token(),
         group.group_id,
         tuple(wanted) if wanted is not None else None,
         require_stable=request.message.require_stable,
         member_id=group.member_id if version >= 9 else None,
         member_epoch=group.member_epoch if version >= 9 else -1,
     )
-    node.groups.ask(request, event, answer)
+    host.groups.ask(request.client, event, answer)
 
 
-def offset_delete(node: Node, request: Request) -> None:
+def _fetched(
+    host: GroupHost, offsets: Iterable[FetchedOffset], named: Iterable[str], by_id: bool
+) -> Iterator[_FetchedTopic]:
+    """Positions by topic; those that were named come first, also without one."""
+    make = OffsetFetchResponse.OffsetFetchResponsePartitions
+    by_topic: dict[str, list[_FetchedTopic.OffsetFetchResponsePartitions]] = {name: [] for name in named}
+    for each in offsets:
+        by_topic.setdefault(each.topic, []).append(
+            make(
+                partition_index=each.partition,
+                committed_offset=each.offset,
+                committed_leader_epoch=each.leader_epoch,
+                metadata=each.metadata,
+                error_code=each.error,
+            )
+        )
+    for name, parts in by_topic.items():
+        if not by_id:
+            yield _FetchedTopic(name=name, partitions=parts)
+        elif (known := host.topics.by_name.get(name)) is not None:
+            yield _FetchedTopic(topic_id=known.id, partitions=parts)
+
+
+def offset_delete(host: GroupHost, request: Request[OffsetDeleteRequest]) -> None:
     """Delete positions of topics nobody in the group is subscribed to. Source: KIP-496."""
     message = request.message
     if not message.group_id:
         request.reply(OffsetDeleteResponse(error_code=ErrorCode.INVALID_GROUP_ID))
         return
+    there = host.topics.by_name
     known = [
         TopicPartition(topic.name, part.partition_index)
         for topic in message.topics
+        if (found := there.get(topic.name)) is not None
         for part in topic.partitions
-        if node.store.get(topic.name, part.partition_index) is not None
+        if 0 <= part.partition_index < found.partitions
     ]
 
-    def answer(value: Any) -> None:
-        whole = value if isinstance(value, ErrorCode) else value.error
-        if whole:
+    def answer(value: OffsetDeleteReply | ErrorCode) -> None:
+        if isinstance(value, ErrorCode) or value.error:
+            whole = value if isinstance(value, ErrorCode) else value.error
             request.reply(OffsetDeleteResponse(error_code=whole))
             return
         errors = dict(zip(known, value.errors, strict=True))
@@ -280,11 +309,11 @@ def offset_delete(node: Node, request: Request) -> None:
             topics.append(OffsetDeleteResponse.OffsetDeleteResponseTopic(name=topic.name, partitions=parts))
         request.reply(OffsetDeleteResponse(topics=topics))
 
-    node.groups.ask(request, events.OffsetDelete(node.token(), message.group_id, tuple(known)), answer)
+    host.groups.ask(request.client, events.OffsetDelete(host.token(), message.group_id, tuple(known)), answer)
 
 
-HANDLERS: dict[type, Callable[[Any, Any], Any]] = {
-    OffsetCommitRequest: offset_commit,
-    OffsetFetchRequest: offset_fetch,
-    OffsetDeleteRequest: offset_delete,
-}
+HANDLERS: list[Handled[GroupHost]] = [
+    handled(OffsetCommitRequest, OffsetCommitResponse, offset_commit),
+    handled(OffsetFetchRequest, OffsetFetchResponse, offset_fetch),
+    handled(OffsetDeleteRequest, OffsetDeleteResponse, offset_delete),
+]

@@ -8,15 +8,23 @@ ListGroups 4 states, 5 types.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
-from typing import Any
 
 from kohort.broker.api.permitted import ON_GROUP, permitted
+from kohort.broker.host import GroupHost
+from kohort.broker.net.dispatch import Handled, handled
 from kohort.broker.net.request import Request
-from kohort.broker.node import Node
 from kohort.errors import ErrorCode
 from kohort.groups import events
-from kohort.groups.outcome import DescribedGroup
+from kohort.groups.outcome import (
+    DeleteGroupsReply,
+    DescribedGroup,
+    DescribeGroupsReply,
+    HeartbeatReply,
+    JoinGroupReply,
+    LeaveGroupReply,
+    ListGroupsReply,
+    SyncGroupReply,
+)
 from kohort.groups.records import ClassicProtocol
 from kohort.wire.groups import (
     DeleteGroupsRequest,
@@ -34,30 +42,30 @@ from kohort.wire.groups import (
     SyncGroupRequest,
     SyncGroupResponse,
 )
+from kohort.wire.message import Message
 
 CLIENT_SHOWN = 8_000
 """Characters of a client's name in the member ids that it is given."""
 
 
-def client_of(request: Request) -> events.Client:
+def client_of(request: Request[Message]) -> events.Client:
     """Who sent a request, as the coordinator's records name it."""
-    connection = request.connection
-    return events.Client(request.client_id or "", "/" + connection.peer[0], connection.process)
+    client = request.client
+    return events.Client(request.client_id or "", "/" + client.host, client.process)
 
 
-def fresh_member_id(request: Request) -> str:
+def fresh_member_id(request: Request[Message]) -> str:
     """A member id that no one had before, in Kafka's form; a record must hold it, however long the client's name is."""
     return f"{(request.client_id or '')[:CLIENT_SHOWN]}-{uuid.uuid4()}"
 
 
-def join_group(node: Node, request: Request) -> JoinGroupResponse | None:
+def join_group(host: GroupHost, request: Request[JoinGroupRequest]) -> JoinGroupResponse | None:
     """Join or join again; parked until the round closes."""
     message, version = request.message, request.version
     if not message.group_id:
         return _join_refused(ErrorCode.INVALID_GROUP_ID, message, version)
-    token = node.token()
     event = events.JoinGroup(
-        request=token,
+        request=host.token(),
         group_id=message.group_id,
         member_id=message.member_id,
         new_member_id="" if message.member_id else fresh_member_id(request),
@@ -70,10 +78,10 @@ def join_group(node: Node, request: Request) -> JoinGroupResponse | None:
         reason=message.reason,
         requires_known_id=version >= 4,
         can_skip_assignment=version >= 9,
-        connection=request.connection.number,
+        connection=request.client.number,
     )
 
-    def answer(value: Any) -> None:
+    def answer(value: JoinGroupReply | ErrorCode) -> None:
         if isinstance(value, ErrorCode):
             request.reply(_join_refused(value, message, version))
             return
@@ -98,16 +106,16 @@ def join_group(node: Node, request: Request) -> JoinGroupResponse | None:
             )
         )
 
-    node.groups.ask(request, event, answer)
+    host.groups.ask(request.client, event, answer)
     return None
 
 
-def _join_refused(error: int, message: Any, version: int) -> JoinGroupResponse:
+def _join_refused(error: int, message: JoinGroupRequest, version: int) -> JoinGroupResponse:
     name = None if version >= 7 else ""
     return JoinGroupResponse(error_code=error, member_id=message.member_id, protocol_name=name)
 
 
-def sync_group(node: Node, request: Request) -> SyncGroupResponse | None:
+def sync_group(host: GroupHost, request: Request[SyncGroupRequest]) -> SyncGroupResponse | None:
     """Take part in a synchronization; parked until the leader's assignment is durable."""
     message, version = request.message, request.version
     if not message.group_id:
@@ -115,7 +123,7 @@ def sync_group(node: Node, request: Request) -> SyncGroupResponse | None:
     if version >= 5 and (message.protocol_type is None or message.protocol_name is None):
         return SyncGroupResponse(error_code=ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
     event = events.SyncGroup(
-        request=node.token(),
+        request=host.token(),
         group_id=message.group_id,
         generation=message.generation_id,
         member_id=message.member_id,
@@ -123,10 +131,10 @@ def sync_group(node: Node, request: Request) -> SyncGroupResponse | None:
         instance_id=message.group_instance_id,
         protocol_type=message.protocol_type,
         protocol_name=message.protocol_name,
-        connection=request.connection.number,
+        connection=request.client.number,
     )
 
-    def answer(value: Any) -> None:
+    def answer(value: SyncGroupReply | ErrorCode) -> None:
         if isinstance(value, ErrorCode):
             request.reply(SyncGroupResponse(error_code=value))
         elif version >= 5:
@@ -141,41 +149,41 @@ def sync_group(node: Node, request: Request) -> SyncGroupResponse | None:
         else:
             request.reply(SyncGroupResponse(error_code=value.error, assignment=value.assignment))
 
-    node.groups.ask(request, event, answer)
+    host.groups.ask(request.client, event, answer)
     return None
 
 
-def heartbeat(node: Node, request: Request) -> HeartbeatResponse | None:
+def heartbeat(host: GroupHost, request: Request[HeartbeatRequest]) -> HeartbeatResponse | None:
     """A sign of life; the answer says whether to join again, and may be held until there is something to say."""
-    message, connection = request.message, request.connection
-    held = connection.held
+    message, client = request.message, request.client
+    held = client.held
     event = events.Heartbeat(
-        request=node.token(),
+        request=host.token(),
         group_id=message.group_id,
         generation=message.generation_id,
         member_id=message.member_id,
         instance_id=message.group_instance_id,
-        hold_ms=node.hold_ms(request),
-        connection=request.connection.number,
-        interval_ms=node.interval_ms(request),
+        hold_ms=client.classic_hold_ms(host.group_config.notify_at_once) if request.is_alone else 0,
+        connection=client.number,
+        interval_ms=client.interval_ms,
     )
 
-    def answer(value: Any) -> None:
+    def answer(value: HeartbeatReply | ErrorCode) -> None:
         held.pop(event.request, None)
         error = value if isinstance(value, ErrorCode) else value.error
-        if error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS and not (connection.lease_ms or node.is_own(connection)):
+        if error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS and not (client.lease_ms or client.is_own):
             error = (
                 ErrorCode.NONE
             )  # as Kafka: some clients take the code for final. Who keeps a lease counts from answers
         request.reply(HeartbeatResponse(error_code=error))
 
     if event.hold_ms:
-        held[event.request] = node.groups.index_of(message.group_id)
-    node.groups.ask(request, event, answer)
+        held[event.request] = host.groups.index_of(message.group_id)
+    host.groups.ask(request.client, event, answer)
     return None
 
 
-def leave_group(node: Node, request: Request) -> LeaveGroupResponse | None:
+def leave_group(host: GroupHost, request: Request[LeaveGroupRequest]) -> LeaveGroupResponse | None:
     """Leave, or remove others (an administrator)."""
     message, version = request.message, request.version
     if not message.group_id:
@@ -186,9 +194,9 @@ def leave_group(node: Node, request: Request) -> LeaveGroupResponse | None:
         )
     else:
         members = (events.LeavingMember(message.member_id),)
-    event = events.LeaveGroup(node.token(), message.group_id, members)
+    event = events.LeaveGroup(host.token(), message.group_id, members)
 
-    def answer(value: Any) -> None:
+    def answer(value: LeaveGroupReply | ErrorCode) -> None:
         if isinstance(value, ErrorCode):
             request.reply(LeaveGroupResponse(error_code=value))
         elif version < 3:
@@ -206,31 +214,31 @@ def leave_group(node: Node, request: Request) -> LeaveGroupResponse | None:
                 )
             )
 
-    node.groups.ask(request, event, answer)
+    host.groups.ask(request.client, event, answer)
     return None
 
 
-def describe_groups(node: Node, request: Request) -> None:
+def describe_groups(host: GroupHost, request: Request[DescribeGroupsRequest]) -> None:
     """State, protocol and members of each group asked for."""
     version = request.version
 
-    def make_event(token: int, groups: tuple[str, ...]) -> Any:
+    def make_event(token: int, groups: tuple[str, ...]) -> events.DescribeGroups:
         return events.DescribeGroups(token, groups, knows_missing=version >= 6)
 
-    def entries(groups: tuple[str, ...], value: Any) -> list[Any]:
+    def entries(groups: tuple[str, ...], value: DescribeGroupsReply | ErrorCode) -> list[DescribedGroup]:
         if isinstance(value, ErrorCode):
             return [DescribedGroup(group, "", error=value) for group in groups]
         return list(value.groups)
 
-    def answer(found: dict[str, Any]) -> None:
+    def answer(found: dict[str, DescribedGroup]) -> None:
         asked = request.message.include_authorized_operations
         described = [_described(found[group], version, asked) for group in request.message.groups]
         request.reply(DescribeGroupsResponse(groups=described))
 
-    node.groups.ask_by_shard(request.message.groups, make_event, entries, answer)
+    host.groups.ask_by_shard(request.message.groups, make_event, entries, answer)
 
 
-def _described(group: DescribedGroup, version: int, operations_asked: bool) -> Any:
+def _described(group: DescribedGroup, version: int, operations_asked: bool) -> DescribeGroupsResponse.DescribedGroup:
     member = DescribeGroupsResponse.DescribedGroupMember
     described = DescribeGroupsResponse.DescribedGroup(
         error_code=group.error,
@@ -256,13 +264,13 @@ def _described(group: DescribedGroup, version: int, operations_asked: bool) -> A
     return described
 
 
-def list_groups(node: Node, request: Request) -> None:
+def list_groups(host: GroupHost, request: Request[ListGroupsRequest]) -> None:
     """Every group of every shard, filtered by state and type."""
     message, version = request.message, request.version
     states = tuple(message.states_filter) if version >= 4 else ()
     types = tuple(message.types_filter) if version >= 5 else ()
 
-    def answer(values: list[Any]) -> None:
+    def answer(values: list[ListGroupsReply | ErrorCode]) -> None:
         error = next((value for value in values if isinstance(value, ErrorCode)), ErrorCode.NONE)
         make = ListGroupsResponse.ListedGroup
         groups = []
@@ -276,30 +284,32 @@ def list_groups(node: Node, request: Request) -> None:
                 groups.append(listed)
         request.reply(ListGroupsResponse(error_code=error, groups=groups))
 
-    node.groups.ask_all(lambda token: events.ListGroups(token, states, types), answer)
+    host.groups.ask_all(lambda token: events.ListGroups(token, states, types), answer)
 
 
-def delete_groups(node: Node, request: Request) -> None:
+def delete_groups(host: GroupHost, request: Request[DeleteGroupsRequest]) -> None:
     """Delete empty groups with their offsets."""
     names = request.message.groups_names
 
-    def entries(groups: tuple[str, ...], value: Any) -> list[Any]:
+    def entries(
+        groups: tuple[str, ...], value: DeleteGroupsReply | ErrorCode
+    ) -> list[DeleteGroupsResponse.DeletableGroupResult]:
         errors = [value] * len(groups) if isinstance(value, ErrorCode) else value.errors
         make = DeleteGroupsResponse.DeletableGroupResult
         return [make(group_id=group, error_code=error) for group, error in zip(groups, errors, strict=True)]
 
-    def answer(found: dict[str, Any]) -> None:
+    def answer(found: dict[str, DeleteGroupsResponse.DeletableGroupResult]) -> None:
         request.reply(DeleteGroupsResponse(results=[found[group] for group in dict.fromkeys(names)]))
 
-    node.groups.ask_by_shard(names, events.DeleteGroups, entries, answer)
+    host.groups.ask_by_shard(names, events.DeleteGroups, entries, answer)
 
 
-HANDLERS: dict[type, Callable[[Any, Any], Any]] = {
-    JoinGroupRequest: join_group,
-    SyncGroupRequest: sync_group,
-    HeartbeatRequest: heartbeat,
-    LeaveGroupRequest: leave_group,
-    DescribeGroupsRequest: describe_groups,
-    ListGroupsRequest: list_groups,
-    DeleteGroupsRequest: delete_groups,
-}
+HANDLERS: list[Handled[GroupHost]] = [
+    handled(JoinGroupRequest, JoinGroupResponse, join_group),
+    handled(SyncGroupRequest, SyncGroupResponse, sync_group),
+    handled(HeartbeatRequest, HeartbeatResponse, heartbeat),
+    handled(LeaveGroupRequest, LeaveGroupResponse, leave_group),
+    handled(DescribeGroupsRequest, DescribeGroupsResponse, describe_groups),
+    handled(ListGroupsRequest, ListGroupsResponse, list_groups),
+    handled(DeleteGroupsRequest, DeleteGroupsResponse, delete_groups),
+]

@@ -7,9 +7,9 @@ offsets, 10 a timeout, 11 the earliest offset still to be uploaded; OffsetForLea
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from typing import Any
+from typing import TypeAlias
 
+from kohort.broker.net.dispatch import Handled, handled
 from kohort.broker.net.request import Request
 from kohort.broker.node import Node
 from kohort.errors import ErrorCode, KafkaError
@@ -23,7 +23,8 @@ from kohort.wire.data import (
 
 LATEST_TIERED = -5
 EARLIEST_PENDING_UPLOAD = -6
-_Listed = ListOffsetsResponse.ListOffsetsPartitionResponse
+_Asked: TypeAlias = ListOffsetsRequest.ListOffsetsTopic.ListOffsetsPartition
+_Listed: TypeAlias = ListOffsetsResponse.ListOffsetsTopicResponse.ListOffsetsPartitionResponse
 NEVER = 1 << 15
 _SINCE = {LATEST: 1, EARLIEST: 1, MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11}
 """The version from which a special timestamp is known."""
@@ -38,7 +39,7 @@ def epoch_error(log: PartitionLog, current_leader_epoch: int) -> int:
     return ErrorCode.UNKNOWN_LEADER_EPOCH
 
 
-def list_offsets(node: Node, request: Request) -> ListOffsetsResponse:
+def list_offsets(node: Node, request: Request[ListOffsetsRequest]) -> ListOffsetsResponse:
     """An offset and its timestamp for each partition."""
     message = request.message
     isolation = Isolation.READ_COMMITTED if message.isolation_level == 1 else Isolation.READ_UNCOMMITTED
@@ -58,7 +59,7 @@ def list_offsets(node: Node, request: Request) -> ListOffsetsResponse:
     return ListOffsetsResponse(topics=topics)
 
 
-def _list(node: Node, topic: str, asked: Any, isolation: Isolation, version: int) -> Any:
+def _list(node: Node, topic: str, asked: _Asked, isolation: Isolation, version: int) -> _Listed:
     index = asked.partition_index
     if asked.timestamp < 0 and version < _SINCE.get(asked.timestamp, NEVER):
         return _Listed(partition_index=index, error_code=ErrorCode.UNSUPPORTED_VERSION)
@@ -83,7 +84,7 @@ def _list(node: Node, topic: str, asked: Any, isolation: Isolation, version: int
     )
 
 
-def offset_for_leader_epoch(node: Node, request: Request) -> OffsetForLeaderEpochResponse:
+def offset_for_leader_epoch(node: Node, request: Request[OffsetForLeaderEpochRequest]) -> OffsetForLeaderEpochResponse:
     """Where a leader epoch ended: how a client finds out that its position was cut off."""
     return OffsetForLeaderEpochResponse(
         topics=[
@@ -95,7 +96,9 @@ def offset_for_leader_epoch(node: Node, request: Request) -> OffsetForLeaderEpoc
     )
 
 
-def _epoch_end(node: Node, topic: str, asked: Any) -> Any:
+def _epoch_end(
+    node: Node, topic: str, asked: OffsetForLeaderEpochRequest.OffsetForLeaderTopic.OffsetForLeaderPartition
+) -> OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult.EpochEndOffset:
     log = node.store.get(topic, asked.partition)
     error = epoch_error(log, asked.current_leader_epoch) if log else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     if log is None or error:
@@ -104,7 +107,7 @@ def _epoch_end(node: Node, topic: str, asked: Any) -> Any:
     return OffsetForLeaderEpochResponse.EpochEndOffset(partition=asked.partition, leader_epoch=epoch, end_offset=end)
 
 
-HANDLERS: dict[type, Callable[[Any, Any], Any]] = {
-    ListOffsetsRequest: list_offsets,
-    OffsetForLeaderEpochRequest: offset_for_leader_epoch,
-}
+HANDLERS: list[Handled[Node]] = [
+    handled(ListOffsetsRequest, ListOffsetsResponse, list_offsets),
+    handled(OffsetForLeaderEpochRequest, OffsetForLeaderEpochResponse, offset_for_leader_epoch),
+]

@@ -11,13 +11,15 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
+from kohort.broker.net.dispatch import Handled, handled
 from kohort.broker.net.request import Request
 from kohort.broker.node import Node
 from kohort.broker.topics import OFFSETS_TOPIC
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError
 from kohort.groups.events import TransactionEnded
+from kohort.groups.outcome import TransactionEndedReply
 from kohort.log import Marker
 from kohort.wire.operations import (
     AlterPartitionReassignmentsRequest,
@@ -40,10 +42,13 @@ log = logging.getLogger("kohort.broker")
 PREFERRED, UNCLEAN = 0, 1
 UPGRADE_TYPES = (1, 2, 3)
 """Up, safely down, down whatever it costs."""
-_Election = ElectLeadersResponse.ReplicaElectionResult
+_Election: TypeAlias = ElectLeadersResponse.ReplicaElectionResult
+_Marked: TypeAlias = (
+    WriteTxnMarkersResponse.WritableTxnMarkerResult.WritableTxnMarkerTopicResult.WritableTxnMarkerPartitionResult
+)
 
 
-def elect_leaders(node: Node, request: Request) -> ElectLeadersResponse:
+def elect_leaders(node: Node, request: Request[ElectLeadersRequest]) -> ElectLeadersResponse:
     """No partition needs an election: this broker leads them all. Asked for all, only the topics are named."""
     message = request.message
     kind = message.election_type if request.version >= 1 else PREFERRED
@@ -67,7 +72,7 @@ def elect_leaders(node: Node, request: Request) -> ElectLeadersResponse:
     return response
 
 
-def _elected(node: Node, topic: str, index: int, known: bool) -> Any:
+def _elected(node: Node, topic: str, index: int, known: bool) -> _Election.PartitionResult:
     if not known:
         error, text = ErrorCode.INVALID_REQUEST, "there is no such kind of election"
     elif node.store.get(topic, index) is None:
@@ -77,7 +82,9 @@ def _elected(node: Node, topic: str, index: int, known: bool) -> Any:
     return _Election.PartitionResult(partition_id=index, error_code=error, error_message=text)
 
 
-def alter_partition_reassignments(node: Node, request: Request) -> AlterPartitionReassignmentsResponse:
+def alter_partition_reassignments(
+    node: Node, request: Request[AlterPartitionReassignmentsRequest]
+) -> AlterPartitionReassignmentsResponse:
     """A partition can be assigned to this broker, where it is; to no other."""
     topic_of = AlterPartitionReassignmentsResponse.ReassignableTopicResponse
     responses = []
@@ -95,7 +102,9 @@ def alter_partition_reassignments(node: Node, request: Request) -> AlterPartitio
     return AlterPartitionReassignmentsResponse(error_message=None if responses else "", responses=responses)
 
 
-def _reassign(node: Node, topic: str, part: Any) -> None:
+def _reassign(
+    node: Node, topic: str, part: AlterPartitionReassignmentsRequest.ReassignableTopic.ReassignablePartition
+) -> None:
     if node.store.get(topic, part.partition_index) is None:
         text = f"there is no partition {topic}-{part.partition_index}"
         raise InvalidInputError(text, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
@@ -106,16 +115,20 @@ def _reassign(node: Node, topic: str, part: Any) -> None:
         raise InvalidInputError(text, ErrorCode.INVALID_REPLICA_ASSIGNMENT)
 
 
-def list_partition_reassignments(_node: Node, _request: Request) -> ListPartitionReassignmentsResponse:
+def list_partition_reassignments(
+    _node: Node, _request: Request[ListPartitionReassignmentsRequest]
+) -> ListPartitionReassignmentsResponse:
     """None is ever under way."""
     return ListPartitionReassignmentsResponse(error_message=None)
 
 
-def describe_log_dirs(node: Node, request: Request) -> DescribeLogDirsResponse:
+def describe_log_dirs(node: Node, request: Request[DescribeLogDirsRequest]) -> DescribeLogDirsResponse:
     """The size of partitions in the data folder."""
     asked = request.message.topics
     wanted = None if asked is None else {(topic.topic, index) for topic in asked for index in topic.partitions}
-    by_topic: dict[str, list[Any]] = {}
+    by_topic: dict[
+        str, list[DescribeLogDirsResponse.DescribeLogDirsResult.DescribeLogDirsTopic.DescribeLogDirsPartition]
+    ] = {}
     make = DescribeLogDirsResponse.DescribeLogDirsPartition
     for (name, index), part in node.store.partitions():
         if wanted is None or (name, index) in wanted:
@@ -133,7 +146,7 @@ def describe_log_dirs(node: Node, request: Request) -> DescribeLogDirsResponse:
     return DescribeLogDirsResponse(results=[result])
 
 
-def alter_replica_log_dirs(node: Node, request: Request) -> AlterReplicaLogDirsResponse:
+def alter_replica_log_dirs(node: Node, request: Request[AlterReplicaLogDirsRequest]) -> AlterReplicaLogDirsResponse:
     """There is one folder: a partition can be moved to where it is."""
     make = AlterReplicaLogDirsResponse.AlterReplicaLogDirTopicResult
     results = []
@@ -150,7 +163,7 @@ def alter_replica_log_dirs(node: Node, request: Request) -> AlterReplicaLogDirsR
     return AlterReplicaLogDirsResponse(results=results)
 
 
-def update_features(node: Node, request: Request) -> UpdateFeaturesResponse:
+def update_features(node: Node, request: Request[UpdateFeaturesRequest]) -> UpdateFeaturesResponse:
     """What the broker speaks does not change while it runs: only what is already so can be asked for."""
     updates = request.message.feature_updates
     wrong = next((text for each in updates if (text := _unwanted(node, each, request.version))), None)
@@ -163,7 +176,7 @@ def update_features(node: Node, request: Request) -> UpdateFeaturesResponse:
     return response
 
 
-def _unwanted(node: Node, update: Any, version: int) -> str | None:
+def _unwanted(node: Node, update: UpdateFeaturesRequest.FeatureUpdateKey, version: int) -> str | None:
     level = node.features.get(update.feature, (0, 0))[1]
     if not level:
         return f"there is no feature {update.feature}"
@@ -174,7 +187,7 @@ def _unwanted(node: Node, update: Any, version: int) -> str | None:
     return None
 
 
-def write_txn_markers(node: Node, request: Request) -> None:
+def write_txn_markers(node: Node, request: Request[WriteTxnMarkersRequest]) -> None:
     """Write what ends transactions, as an administrator who aborts one asks; answered when all are written."""
     make = WriteTxnMarkersResponse.WritableTxnMarkerResult
     topic_of, part_of = (
@@ -203,7 +216,9 @@ def write_txn_markers(node: Node, request: Request) -> None:
     done()
 
 
-def _write_marker(node: Node, marker: Any, topic: str, part: Any, done: Callable[[], None]) -> None:
+def _write_marker(
+    node: Node, marker: WriteTxnMarkersRequest.WritableTxnMarker, topic: str, part: _Marked, done: Callable[[], None]
+) -> None:
     target = node.store.get(topic, part.partition_index)
     if target is None:
         part.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -215,12 +230,12 @@ def _write_marker(node: Node, marker: Any, topic: str, part: Any, done: Callable
         return
     if topic == OFFSETS_TOPIC:
 
-        def marked(value: Any) -> None:
+        def marked(value: TransactionEndedReply | ErrorCode) -> None:
             part.error_code = value if isinstance(value, ErrorCode) else value.error
             done()
 
         event = TransactionEnded(marker.producer_id, marker.producer_epoch, marker.transaction_result, node.token())
-        node.groups.at(part.partition_index).ask(event, marked)
+        node.groups.ask_at(part.partition_index, event, marked)
         return
     now_ms = time.time_ns() // 1_000_000
     try:
@@ -237,12 +252,12 @@ def _write_marker(node: Node, marker: Any, topic: str, part: Any, done: Callable
     done()
 
 
-HANDLERS: dict[type, Callable[[Any, Any], Any]] = {
-    ElectLeadersRequest: elect_leaders,
-    AlterPartitionReassignmentsRequest: alter_partition_reassignments,
-    ListPartitionReassignmentsRequest: list_partition_reassignments,
-    DescribeLogDirsRequest: describe_log_dirs,
-    AlterReplicaLogDirsRequest: alter_replica_log_dirs,
-    UpdateFeaturesRequest: update_features,
-    WriteTxnMarkersRequest: write_txn_markers,
-}
+HANDLERS: list[Handled[Node]] = [
+    handled(ElectLeadersRequest, ElectLeadersResponse, elect_leaders),
+    handled(AlterPartitionReassignmentsRequest, AlterPartitionReassignmentsResponse, alter_partition_reassignments),
+    handled(ListPartitionReassignmentsRequest, ListPartitionReassignmentsResponse, list_partition_reassignments),
+    handled(DescribeLogDirsRequest, DescribeLogDirsResponse, describe_log_dirs),
+    handled(AlterReplicaLogDirsRequest, AlterReplicaLogDirsResponse, alter_replica_log_dirs),
+    handled(UpdateFeaturesRequest, UpdateFeaturesResponse, update_features),
+    handled(WriteTxnMarkersRequest, WriteTxnMarkersResponse, write_txn_markers),
+]

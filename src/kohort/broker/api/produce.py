@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
-from typing import Any
+from typing import TypeAlias
+from uuid import UUID
 
+from kohort.broker.net.dispatch import Handled, handled
 from kohort.broker.net.request import Request
 from kohort.broker.node import Node
 from kohort.errors import ErrorCode, KafkaError, RecordsRefusedError
 from kohort.ids import TopicPartition
 from kohort.wire.batch import TRANSACTIONAL
 from kohort.wire.data import ProduceRequest, ProduceResponse
+from kohort.wire.schema import Buffer
 
 log = logging.getLogger("kohort.broker")
 
-_Partition = ProduceResponse.PartitionProduceResponse
-_Topic = ProduceResponse.TopicProduceResponse
+_Data: TypeAlias = ProduceRequest.TopicProduceData.PartitionProduceData
+_Topic: TypeAlias = ProduceResponse.TopicProduceResponse
+_Partition: TypeAlias = ProduceResponse.TopicProduceResponse.PartitionProduceResponse
 _NO_ERRORS: list[ProduceResponse.TopicProduceResponse.PartitionProduceResponse.BatchIndexAndErrorMessage] = []
 ABORTABLE_SINCE = 11
 """The version whose clients know TRANSACTION_ABORTABLE. Source: KIP-890."""
@@ -31,7 +34,7 @@ _NO_LEADER = ProduceResponse.LeaderIdAndEpoch()
 """The same for all answers: nobody changes them."""
 
 
-def produce(node: Node, request: Request) -> ProduceResponse | None:
+def produce(node: Node, request: Request[ProduceRequest]) -> ProduceResponse | None:
     """Append each partition's batches; answered when all are written (acks 0: not at all)."""
     message = request.message
     by_id = request.version >= 13
@@ -62,12 +65,12 @@ def produce(node: Node, request: Request) -> ProduceResponse | None:
     return None
 
 
-def _name_by_id(node: Node, topic_id: Any) -> str | None:
+def _name_by_id(node: Node, topic_id: UUID) -> str | None:
     topic = node.store.topics_by_id.get(topic_id)
     return topic.name if topic is not None else None
 
 
-def _refused(node: Node, request: Request, name: str | None, acks: int) -> int:
+def _refused(node: Node, request: Request[ProduceRequest], name: str | None, acks: int) -> int:
     if acks not in (-1, 0, 1):
         return ErrorCode.INVALID_REQUIRED_ACKS
     if name is None:
@@ -77,12 +80,12 @@ def _refused(node: Node, request: Request, name: str | None, acks: int) -> int:
     return 0
 
 
-def _is_transactional(records: Any) -> bool:
+def _is_transactional(records: Buffer) -> bool:
     """Whether the first batch says that it is part of a transaction."""
     return len(records) > ATTRIBUTES_AT and bool(records[ATTRIBUTES_AT] & TRANSACTIONAL)
 
 
-def _append(node: Node, request: Request, name: str | None, part: Any, now_ms: int) -> Any:
+def _append(node: Node, request: Request[ProduceRequest], name: str | None, part: _Data, now_ms: int) -> _Partition:
     assert name is not None
     index = part.index
     target = node.store.get(name, index)
@@ -137,4 +140,6 @@ def _append(node: Node, request: Request, name: str | None, part: Any, now_ms: i
     )
 
 
-HANDLERS: dict[type, Callable[[Any, Any], Any]] = {ProduceRequest: produce}
+HANDLERS: list[Handled[Node]] = [
+    handled(ProduceRequest, ProduceResponse, produce),
+]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from kohort.broker.config.quotas import CLIENT, IP, USER, Entity, check, entity_of
+from kohort.broker.net.dispatch import Handled, handled
 from kohort.broker.net.request import Request
 from kohort.broker.node import Node
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError
@@ -20,7 +18,7 @@ EXACT, DEFAULT, SPECIFIED = range(3)
 _Described = DescribeClientQuotasResponse.EntryData
 
 
-def describe_quotas(node: Node, request: Request) -> DescribeClientQuotasResponse:
+def describe_quotas(node: Node, request: Request[DescribeClientQuotasRequest]) -> DescribeClientQuotasResponse:
     """Quotas of the entities that a filter lets through."""
     message = request.message
     try:
@@ -38,7 +36,7 @@ def describe_quotas(node: Node, request: Request) -> DescribeClientQuotasRespons
     return DescribeClientQuotasResponse(error_message="", entries=entries)
 
 
-def _filter(components: list[Any]) -> dict[str, tuple[int, str | None]]:
+def _filter(components: list[DescribeClientQuotasRequest.ComponentData]) -> dict[str, tuple[int, str | None]]:
     wanted: dict[str, tuple[int, str | None]] = {}
     for each in components:
         kind = each.entity_type
@@ -66,7 +64,7 @@ def _passes(entity: Entity, wanted: dict[str, tuple[int, str | None]], strict: b
     return True
 
 
-def alter_quotas(node: Node, request: Request) -> AlterClientQuotasResponse:
+def alter_quotas(node: Node, request: Request[AlterClientQuotasRequest]) -> AlterClientQuotasResponse:
     """Set quotas or take them away."""
     make = AlterClientQuotasResponse.EntryData
     entries = []
@@ -81,7 +79,7 @@ def alter_quotas(node: Node, request: Request) -> AlterClientQuotasResponse:
     return AlterClientQuotasResponse(entries=entries)
 
 
-def _alter(node: Node, entry: Any, validate_only: bool) -> None:
+def _alter(node: Node, entry: AlterClientQuotasRequest.EntryData, validate_only: bool) -> None:
     entity = entity_of([(each.entity_type, each.entity_name) for each in entry.entity])
     values: dict[str, float | None] = {}
     for op in entry.ops:
@@ -91,7 +89,7 @@ def _alter(node: Node, entry: Any, validate_only: bool) -> None:
         node.quotas.change(entity, values)
 
 
-HANDLERS: dict[type, Callable[[Any, Any], Any]] = {
-    DescribeClientQuotasRequest: describe_quotas,
-    AlterClientQuotasRequest: alter_quotas,
-}
+HANDLERS: list[Handled[Node]] = [
+    handled(DescribeClientQuotasRequest, DescribeClientQuotasResponse, describe_quotas),
+    handled(AlterClientQuotasRequest, AlterClientQuotasResponse, alter_quotas),
+]

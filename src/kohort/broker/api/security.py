@@ -6,10 +6,10 @@ Versions: ACLs 2 prefixed patterns; CreateDelegationToken 3 an owner.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from typing import Any
+from typing import TypeAlias
 
 from kohort.broker.config.users import ITERATIONS_MAX, ITERATIONS_MIN, MECHANISMS
+from kohort.broker.net.dispatch import Handled, handled
 from kohort.broker.net.request import Request
 from kohort.broker.node import Node
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError
@@ -39,23 +39,23 @@ from kohort.wire.security import (
 )
 
 NO_AUTHORIZER = "No Authorizer is configured."
-ANYONE = ("User", "ANONYMOUS")
-"""Who a client is that did not authenticate."""
+_Deletion: TypeAlias = AlterUserScramCredentialsRequest.ScramCredentialDeletion
+_Upsertion: TypeAlias = AlterUserScramCredentialsRequest.ScramCredentialUpsertion
 _User = DescribeUserScramCredentialsResponse.DescribeUserScramCredentialsResult
 
 
-def describe_acls(_node: Node, _request: Request) -> DescribeAclsResponse:
+def describe_acls(_node: Node, _request: Request[DescribeAclsRequest]) -> DescribeAclsResponse:
     """There are none."""
     return DescribeAclsResponse(error_code=ErrorCode.SECURITY_DISABLED, error_message=NO_AUTHORIZER)
 
 
-def create_acls(_node: Node, request: Request) -> CreateAclsResponse:
+def create_acls(_node: Node, request: Request[CreateAclsRequest]) -> CreateAclsResponse:
     """There can be none."""
     made = CreateAclsResponse.AclCreationResult(error_code=ErrorCode.SECURITY_DISABLED, error_message=NO_AUTHORIZER)
     return CreateAclsResponse(results=[made for _ in request.message.creations])
 
 
-def delete_acls(_node: Node, request: Request) -> DeleteAclsResponse:
+def delete_acls(_node: Node, request: Request[DeleteAclsRequest]) -> DeleteAclsResponse:
     """There are none."""
     made = DeleteAclsResponse.DeleteAclsFilterResult(
         error_code=ErrorCode.SECURITY_DISABLED, error_message=NO_AUTHORIZER
@@ -63,7 +63,9 @@ def delete_acls(_node: Node, request: Request) -> DeleteAclsResponse:
     return DeleteAclsResponse(filter_results=[made for _ in request.message.filters])
 
 
-def describe_users(node: Node, request: Request) -> DescribeUserScramCredentialsResponse:
+def describe_users(
+    node: Node, request: Request[DescribeUserScramCredentialsRequest]
+) -> DescribeUserScramCredentialsResponse:
     """The mechanisms that users have credentials for."""
     asked = request.message.users
     times = Counter(user.name for user in asked) if asked else dict.fromkeys(node.users.names(), 1)
@@ -89,13 +91,13 @@ def describe_users(node: Node, request: Request) -> DescribeUserScramCredentials
     return DescribeUserScramCredentialsResponse(error_message="", results=results)
 
 
-def alter_users(node: Node, request: Request) -> AlterUserScramCredentialsResponse:
+def alter_users(node: Node, request: Request[AlterUserScramCredentialsRequest]) -> AlterUserScramCredentialsResponse:
     """Set and delete credentials; a user with one that can't be has none changed."""
     message = request.message
-    changes = [*message.deletions, *message.upsertions]
+    changes: list[_Deletion | _Upsertion] = [*message.deletions, *message.upsertions]
     times = Counter(each.name for each in changes)
     make = AlterUserScramCredentialsResponse.AlterUserScramCredentialsResult
-    results: dict[str, Any] = {}
+    results: dict[str, AlterUserScramCredentialsResponse.AlterUserScramCredentialsResult] = {}
     deletions, upsertions = [], []
     for each in changes:
         if each.name in results and results[each.name].error_code:
@@ -108,7 +110,7 @@ def alter_users(node: Node, request: Request) -> AlterUserScramCredentialsRespon
             results[each.name] = make(user=each.name, error_code=error.code, error_message=error.message)
             continue
         results[each.name] = make(user=each.name, error_message=None)
-        if hasattr(each, "iterations"):
+        if isinstance(each, _Upsertion):
             upsertions.append((each.name, each.mechanism, each.iterations, each.salt, each.salted_password))
         else:
             deletions.append((each.name, each.mechanism))
@@ -117,12 +119,12 @@ def alter_users(node: Node, request: Request) -> AlterUserScramCredentialsRespon
     return AlterUserScramCredentialsResponse(results=list(results.values()))
 
 
-def _check_user(node: Node, change: Any) -> None:
+def _check_user(node: Node, change: _Deletion | _Upsertion) -> None:
     if not change.name:
         raise InvalidInputError("a user without a name", ErrorCode.UNACCEPTABLE_CREDENTIAL)
     if change.mechanism not in MECHANISMS:
         raise InvalidInputError("an unknown mechanism", ErrorCode.UNSUPPORTED_SASL_MECHANISM)
-    if not hasattr(change, "iterations"):
+    if not isinstance(change, _Upsertion):
         if change.mechanism not in node.users.iterations(change.name):
             raise InvalidInputError("there is no such credential", ErrorCode.RESOURCE_NOT_FOUND)
     elif not ITERATIONS_MIN <= change.iterations <= ITERATIONS_MAX:
@@ -130,61 +132,61 @@ def _check_user(node: Node, change: Any) -> None:
         raise InvalidInputError(text, ErrorCode.UNACCEPTABLE_CREDENTIAL)
 
 
-def create_token(_node: Node, request: Request) -> CreateDelegationTokenResponse:
+def create_token(_node: Node, request: Request[CreateDelegationTokenRequest]) -> CreateDelegationTokenResponse:
     """Tokens are for users who authenticated."""
     response = CreateDelegationTokenResponse(
         error_code=ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED,
-        principal_type=ANYONE[0],
-        principal_name=ANYONE[1],
+        principal_type=request.principal.kind,
+        principal_name=request.principal.name,
         issue_timestamp_ms=-1,
         expiry_timestamp_ms=-1,
         max_timestamp_ms=-1,
     )
     if request.version >= 3:
-        response.token_requester_principal_type, response.token_requester_principal_name = ANYONE
+        response.token_requester_principal_type, response.token_requester_principal_name = request.principal
     return response
 
 
-def renew_token(_node: Node, _request: Request) -> RenewDelegationTokenResponse:
+def renew_token(_node: Node, _request: Request[RenewDelegationTokenRequest]) -> RenewDelegationTokenResponse:
     """Tokens are for users who authenticated."""
     return RenewDelegationTokenResponse(
         error_code=ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED, expiry_timestamp_ms=-1
     )
 
 
-def expire_token(_node: Node, _request: Request) -> ExpireDelegationTokenResponse:
+def expire_token(_node: Node, _request: Request[ExpireDelegationTokenRequest]) -> ExpireDelegationTokenResponse:
     """Tokens are for users who authenticated."""
     return ExpireDelegationTokenResponse(
         error_code=ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED, expiry_timestamp_ms=-1
     )
 
 
-def describe_tokens(_node: Node, _request: Request) -> DescribeDelegationTokenResponse:
+def describe_tokens(_node: Node, _request: Request[DescribeDelegationTokenRequest]) -> DescribeDelegationTokenResponse:
     """Tokens are for users who authenticated."""
     return DescribeDelegationTokenResponse(error_code=ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED)
 
 
-def sasl_handshake(_node: Node, _request: Request) -> SaslHandshakeResponse:
+def sasl_handshake(_node: Node, _request: Request[SaslHandshakeRequest]) -> SaslHandshakeResponse:
     """The listener asks for no authentication."""
     return SaslHandshakeResponse(error_code=ErrorCode.ILLEGAL_SASL_STATE)
 
 
-def sasl_authenticate(_node: Node, _request: Request) -> SaslAuthenticateResponse:
+def sasl_authenticate(_node: Node, _request: Request[SaslAuthenticateRequest]) -> SaslAuthenticateResponse:
     """The listener asks for no authentication."""
     text = "this listener asks for no authentication"
     return SaslAuthenticateResponse(error_code=ErrorCode.ILLEGAL_SASL_STATE, error_message=text)
 
 
-HANDLERS: dict[type, Callable[[Any, Any], Any]] = {
-    DescribeAclsRequest: describe_acls,
-    CreateAclsRequest: create_acls,
-    DeleteAclsRequest: delete_acls,
-    DescribeUserScramCredentialsRequest: describe_users,
-    AlterUserScramCredentialsRequest: alter_users,
-    CreateDelegationTokenRequest: create_token,
-    RenewDelegationTokenRequest: renew_token,
-    ExpireDelegationTokenRequest: expire_token,
-    DescribeDelegationTokenRequest: describe_tokens,
-    SaslHandshakeRequest: sasl_handshake,
-    SaslAuthenticateRequest: sasl_authenticate,
-}
+HANDLERS: list[Handled[Node]] = [
+    handled(DescribeAclsRequest, DescribeAclsResponse, describe_acls),
+    handled(CreateAclsRequest, CreateAclsResponse, create_acls),
+    handled(DeleteAclsRequest, DeleteAclsResponse, delete_acls),
+    handled(DescribeUserScramCredentialsRequest, DescribeUserScramCredentialsResponse, describe_users),
+    handled(AlterUserScramCredentialsRequest, AlterUserScramCredentialsResponse, alter_users),
+    handled(CreateDelegationTokenRequest, CreateDelegationTokenResponse, create_token),
+    handled(RenewDelegationTokenRequest, RenewDelegationTokenResponse, renew_token),
+    handled(ExpireDelegationTokenRequest, ExpireDelegationTokenResponse, expire_token),
+    handled(DescribeDelegationTokenRequest, DescribeDelegationTokenResponse, describe_tokens),
+    handled(SaslHandshakeRequest, SaslHandshakeResponse, sasl_handshake),
+    handled(SaslAuthenticateRequest, SaslAuthenticateResponse, sasl_authenticate),
+]

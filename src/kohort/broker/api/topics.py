@@ -8,10 +8,10 @@ from __future__ import annotations
 import logging
 import uuid
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from kohort.broker.config.entries import topic_entries
+from kohort.broker.net.dispatch import Handled, handled
 from kohort.broker.net.request import Request
 from kohort.broker.node import Node
 from kohort.broker.turns import in_turn
@@ -32,7 +32,7 @@ log = logging.getLogger("kohort.broker")
 NO_ID = uuid.UUID(int=0)
 
 
-def create_topics(node: Node, request: Request) -> Steps[CreateTopicsResponse]:
+def create_topics(node: Node, request: Request[CreateTopicsRequest]) -> Steps[CreateTopicsResponse]:
     """Create topics, or say what would happen."""
     message = request.message
     times = Counter(topic.name for topic in message.topics)
@@ -60,7 +60,7 @@ def create_topics(node: Node, request: Request) -> Steps[CreateTopicsResponse]:
     return CreateTopicsResponse(topics=results)
 
 
-def _plan(node: Node, topic: Any) -> TopicPlan:
+def _plan(node: Node, topic: CreateTopicsRequest.CreatableTopic) -> TopicPlan:
     partitions = _partition_count(node, topic)
     configs = {each.name: each.value for each in topic.configs if each.value is not None}
     if any(each.value is None for each in topic.configs):
@@ -70,7 +70,7 @@ def _plan(node: Node, topic: Any) -> TopicPlan:
     return TopicPlan(topic.name, partitions, configs)
 
 
-def _result(node: Node, name: str, topic: Topic | KafkaError) -> Any:
+def _result(node: Node, name: str, topic: Topic | KafkaError) -> CreateTopicsResponse.CreatableTopicResult:
     make = CreateTopicsResponse.CreatableTopicResult
     if isinstance(topic, KafkaError):
         return make(name=name, error_code=topic.code, error_message=topic.message, configs=[])
@@ -89,7 +89,7 @@ def _result(node: Node, name: str, topic: Topic | KafkaError) -> Any:
     )
 
 
-def _partition_count(node: Node, topic: Any) -> int:
+def _partition_count(node: Node, topic: CreateTopicsRequest.CreatableTopic) -> int:
     if not topic.assignments:
         if topic.replication_factor not in (-1, 1):
             raise InvalidInputError(
@@ -107,14 +107,14 @@ def _partition_count(node: Node, topic: Any) -> int:
     return len(indexes)
 
 
-def delete_topics(node: Node, request: Request) -> Steps[DeleteTopicsResponse]:
+def delete_topics(node: Node, request: Request[DeleteTopicsRequest]) -> Steps[DeleteTopicsResponse]:
     """Delete topics by name or id."""
     message, version = request.message, request.version
     asked = (
         [(t.name, t.topic_id) for t in message.topics] if version >= 6 else [(n, NO_ID) for n in message.topic_names]
     )
     results = []
-    doomed: dict[str, Any] = {}
+    doomed: dict[str, DeleteTopicsResponse.DeletableTopicResult] = {}
     for name, topic_id in asked:
         result = DeleteTopicsResponse.DeletableTopicResult(name=name, topic_id=topic_id)
         results.append(result)
@@ -137,7 +137,7 @@ def delete_topics(node: Node, request: Request) -> Steps[DeleteTopicsResponse]:
     return DeleteTopicsResponse(responses=results)
 
 
-def _refuse(result: Any, error: KafkaError, version: int) -> None:
+def _refuse(result: DeleteTopicsResponse.DeletableTopicResult, error: KafkaError, version: int) -> None:
     result.error_code = error.code
     if version >= 5:
         result.error_message = error.message
@@ -161,7 +161,7 @@ def _known(node: Node, name: str | None, topic_id: uuid.UUID) -> Topic:
     return topic
 
 
-def create_partitions(node: Node, request: Request) -> Steps[CreatePartitionsResponse]:
+def create_partitions(node: Node, request: Request[CreatePartitionsRequest]) -> Steps[CreatePartitionsResponse]:
     """Give topics more partitions."""
     message = request.message
     times = Counter(topic.name for topic in message.topics)
@@ -190,7 +190,7 @@ def create_partitions(node: Node, request: Request) -> Steps[CreatePartitionsRes
     )
 
 
-def _check_growth(node: Node, topic: Any) -> None:
+def _check_growth(node: Node, topic: CreatePartitionsRequest.CreatePartitionsTopic) -> None:
     """Refuse what the store does not look at."""
     known = node.store.topic(topic.name)
     new = topic.assignments
@@ -204,7 +204,7 @@ def _check_growth(node: Node, topic: Any) -> None:
         raise InvalidInputError(f"{topic.name} belongs to the broker", ErrorCode.INVALID_TOPIC_EXCEPTION)
 
 
-def delete_records(node: Node, request: Request) -> DeleteRecordsResponse:
+def delete_records(node: Node, request: Request[DeleteRecordsRequest]) -> DeleteRecordsResponse:
     """Move the start of partitions forward."""
     make = DeleteRecordsResponse.DeleteRecordsPartitionResult
     topics = []
@@ -233,9 +233,9 @@ def delete_records(node: Node, request: Request) -> DeleteRecordsResponse:
     return DeleteRecordsResponse(topics=topics)
 
 
-HANDLERS: dict[type, Callable[[Any, Any], Any]] = {
-    CreateTopicsRequest: in_turn(create_topics),
-    DeleteTopicsRequest: in_turn(delete_topics),
-    CreatePartitionsRequest: in_turn(create_partitions),
-    DeleteRecordsRequest: delete_records,
-}
+HANDLERS: list[Handled[Node]] = [
+    handled(CreateTopicsRequest, CreateTopicsResponse, in_turn(create_topics)),
+    handled(DeleteTopicsRequest, DeleteTopicsResponse, in_turn(delete_topics)),
+    handled(CreatePartitionsRequest, CreatePartitionsResponse, in_turn(create_partitions)),
+    handled(DeleteRecordsRequest, DeleteRecordsResponse, delete_records),
+]

@@ -1,28 +1,24 @@
-"""InitProducerId and the APIs of transactions.
+"""InitProducerId and the APIs of transactions, but for offsets in them (`offset_transactions`).
 
 Versions: InitProducerId 3 goes on with an id and epoch; AddPartitionsToTxn 4 and up are for brokers and hold several
-transactions; EndTxn 5 answers the next epoch and TxnOffsetCommit 5 takes the group's partition into the transaction
-itself (KIP-890); below those versions PRODUCER_FENCED is told as INVALID_PRODUCER_EPOCH to clients that don't know it.
+transactions; EndTxn 5 answers the next epoch (KIP-890); below those versions PRODUCER_FENCED is told as
+INVALID_PRODUCER_EPOCH to clients that don't know it.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Any
+from typing import TypeAlias
 
-from kohort.broker.api.group_offsets import CommitPlan
+from kohort.broker.api.offset_transactions import for_version
+from kohort.broker.net.dispatch import Handled, handled
 from kohort.broker.net.request import Request
 from kohort.broker.node import Node
 from kohort.broker.regex import matcher
-from kohort.broker.topics import OFFSETS_TOPIC
 from kohort.broker.transactions.log import Status
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError
-from kohort.groups import events
 from kohort.ids import TopicPartition
 from kohort.wire.transactions import (
-    AddOffsetsToTxnRequest,
-    AddOffsetsToTxnResponse,
     AddPartitionsToTxnRequest,
     AddPartitionsToTxnResponse,
     DescribeProducersRequest,
@@ -35,17 +31,12 @@ from kohort.wire.transactions import (
     InitProducerIdResponse,
     ListTransactionsRequest,
     ListTransactionsResponse,
-    TxnOffsetCommitRequest,
-    TxnOffsetCommitResponse,
 )
 
-
-def _for_version(error: ErrorCode, knows_fenced: bool) -> ErrorCode:
-    """PRODUCER_FENCED came with KIP-360; older versions know the epoch's own error only."""
-    return ErrorCode.INVALID_PRODUCER_EPOCH if error is ErrorCode.PRODUCER_FENCED and not knows_fenced else error
+_Topic: TypeAlias = AddPartitionsToTxnRequest.AddPartitionsToTxnTransaction.AddPartitionsToTxnTopic
 
 
-def init_producer_id(node: Node, request: Request) -> InitProducerIdResponse | None:
+def init_producer_id(node: Node, request: Request[InitProducerIdRequest]) -> InitProducerIdResponse | None:
     """A producer id and epoch."""
     message, version = request.message, request.version
     transactional_id = message.transactional_id
@@ -59,7 +50,7 @@ def init_producer_id(node: Node, request: Request) -> InitProducerIdResponse | N
     def done(error: ErrorCode, producer_id: int, epoch: int) -> None:
         request.reply(
             InitProducerIdResponse(
-                error_code=_for_version(error, version >= 4), producer_id=producer_id, producer_epoch=epoch
+                error_code=for_version(error, version >= 4), producer_id=producer_id, producer_epoch=epoch
             )
         )
 
@@ -68,7 +59,7 @@ def init_producer_id(node: Node, request: Request) -> InitProducerIdResponse | N
     return None
 
 
-def add_partitions_to_txn(node: Node, request: Request) -> AddPartitionsToTxnResponse:
+def add_partitions_to_txn(node: Node, request: Request[AddPartitionsToTxnRequest]) -> AddPartitionsToTxnResponse:
     """Take partitions into transactions."""
     message, version = request.message, request.version
     if version >= 4:
@@ -94,8 +85,8 @@ def add_partitions_to_txn(node: Node, request: Request) -> AddPartitionsToTxnRes
 
 
 def _added(
-    node: Node, transactional_id: str, producer: tuple[int, int], topics: Any, ways: tuple[bool, int]
-) -> list[Any]:
+    node: Node, transactional_id: str, producer: tuple[int, int], topics: list[_Topic], ways: tuple[bool, int]
+) -> list[AddPartitionsToTxnResponse.AddPartitionsToTxnResult.AddPartitionsToTxnTopicResult]:
     """The results of one transaction. `ways`: only verify; the request's version."""
     verify_only, version = ways
     knows_fenced, from_client = version >= 2, version < 4
@@ -121,7 +112,7 @@ def _added(
             results_by_partition=[
                 make(
                     partition_index=index,
-                    partition_error_code=_for_version(errors[TopicPartition(topic.name, index)], knows_fenced),
+                    partition_error_code=for_version(errors[TopicPartition(topic.name, index)], knows_fenced),
                 )
                 for index in topic.partitions
             ],
@@ -130,78 +121,12 @@ def _added(
     ]
 
 
-def add_offsets_to_txn(node: Node, request: Request) -> AddOffsetsToTxnResponse:
-    """Take a group's offsets into a transaction."""
-    message = request.message
-    if node.groups.of(message.group_id).damaged:  # the transaction could not be ended there
-        return AddOffsetsToTxnResponse(error_code=ErrorCode.UNKNOWN_SERVER_ERROR)
-    partition = TopicPartition(OFFSETS_TOPIC, node.groups.index_of(message.group_id))
-    error = node.transactions.add(message.transactional_id, (message.producer_id, message.producer_epoch), [partition])
-    return AddOffsetsToTxnResponse(error_code=_for_version(error, request.version >= 2))
-
-
-def txn_offset_commit(node: Node, request: Request) -> None:
-    """Offsets that count when the transaction commits."""
-    message, version = request.message, request.version
-    plan = CommitPlan(node, message.topics, by_id=False)
-
-    def answer(value: Any) -> None:
-        make = TxnOffsetCommitResponse.TxnOffsetCommitResponsePartition
-        request.reply(
-            TxnOffsetCommitResponse(
-                topics=[
-                    TxnOffsetCommitResponse.TxnOffsetCommitResponseTopic(
-                        name=topic.name,
-                        partitions=[make(partition_index=index, error_code=error) for index, error in parts],
-                    )
-                    for topic, parts in plan.answers(value)
-                ]
-            )
-        )
-
-    if not message.group_id:
-        answer(ErrorCode.INVALID_GROUP_ID)
-        return
-    if not plan.offsets:
-        answer(None)
-        return
-    if node.groups.of(message.group_id).damaged:
-        answer(ErrorCode.UNKNOWN_SERVER_ERROR)
-        return
-    if not node.groups.of(message.group_id).holds_transactions:
-        answer(ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT)  # fatal to producers, as they can't go on without
-        return
-    producer = (message.producer_id, message.producer_epoch)
-    partition = TopicPartition(OFFSETS_TOPIC, node.groups.index_of(message.group_id))
-    if version >= 5:
-        error = node.transactions.add(message.transactional_id, producer, [partition])
-    else:
-        error = node.transactions.check_member(message.transactional_id, producer, partition)
-        if error is ErrorCode.INVALID_TXN_STATE and version >= 4:
-            error = ErrorCode.TRANSACTION_ABORTABLE
-    if error:
-        answer(ErrorCode.INVALID_PRODUCER_EPOCH if error is ErrorCode.PRODUCER_FENCED else error)
-        return
-    event = events.TxnOffsetCommit(
-        request=node.token(),
-        group_id=message.group_id,
-        producer_id=message.producer_id,
-        producer_epoch=message.producer_epoch,
-        offsets=tuple(plan.offsets),
-        member_id=message.member_id,
-        generation=message.generation_id,
-        instance_id=message.group_instance_id,
-        transactional_id=message.transactional_id,
-    )
-    node.groups.ask(request, event, answer)
-
-
-def end_txn(node: Node, request: Request) -> None:
+def end_txn(node: Node, request: Request[EndTxnRequest]) -> None:
     """Commit or abort."""
     message, version = request.message, request.version
 
     def done(error: ErrorCode, producer_id: int, epoch: int) -> None:
-        response = EndTxnResponse(error_code=_for_version(error, version >= 2))
+        response = EndTxnResponse(error_code=for_version(error, version >= 2))
         if version >= 5:
             response.producer_id, response.producer_epoch = producer_id, epoch
         request.reply(response)
@@ -210,7 +135,7 @@ def end_txn(node: Node, request: Request) -> None:
     node.transactions.end(message.transactional_id, producer, message.committed, version >= 5, done)
 
 
-def describe_transactions(node: Node, request: Request) -> DescribeTransactionsResponse:
+def describe_transactions(node: Node, request: Request[DescribeTransactionsRequest]) -> DescribeTransactionsResponse:
     """The state of transactional ids."""
     states = []
     for transactional_id in request.message.transactional_ids:
@@ -235,7 +160,7 @@ def describe_transactions(node: Node, request: Request) -> DescribeTransactionsR
     return DescribeTransactionsResponse(transaction_states=states)
 
 
-def list_transactions(node: Node, request: Request) -> ListTransactionsResponse:
+def list_transactions(node: Node, request: Request[ListTransactionsRequest]) -> ListTransactionsResponse:
     """Transactional ids by state, producer, age and name."""
     message = request.message
     pattern = message.transactional_id_pattern if request.version >= 2 else None
@@ -262,7 +187,7 @@ def list_transactions(node: Node, request: Request) -> ListTransactionsResponse:
     )
 
 
-def describe_producers(node: Node, request: Request) -> DescribeProducersResponse:
+def describe_producers(node: Node, request: Request[DescribeProducersRequest]) -> DescribeProducersResponse:
     """The producers that a partition remembers."""
     topics = []
     for topic in request.message.topics:
@@ -300,13 +225,11 @@ def _missing(node: Node, topic: str) -> tuple[ErrorCode, str | None]:
     return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {topic}"
 
 
-HANDLERS: dict[type, Callable[[Any, Any], Any]] = {
-    InitProducerIdRequest: init_producer_id,
-    AddPartitionsToTxnRequest: add_partitions_to_txn,
-    AddOffsetsToTxnRequest: add_offsets_to_txn,
-    TxnOffsetCommitRequest: txn_offset_commit,
-    EndTxnRequest: end_txn,
-    DescribeTransactionsRequest: describe_transactions,
-    ListTransactionsRequest: list_transactions,
-    DescribeProducersRequest: describe_producers,
-}
+HANDLERS: list[Handled[Node]] = [
+    handled(InitProducerIdRequest, InitProducerIdResponse, init_producer_id),
+    handled(AddPartitionsToTxnRequest, AddPartitionsToTxnResponse, add_partitions_to_txn),
+    handled(EndTxnRequest, EndTxnResponse, end_txn),
+    handled(DescribeTransactionsRequest, DescribeTransactionsResponse, describe_transactions),
+    handled(ListTransactionsRequest, ListTransactionsResponse, list_transactions),
+    handled(DescribeProducersRequest, DescribeProducersResponse, describe_producers),
+]

@@ -1,7 +1,8 @@
 """From a frame to the handler of its (key, version), and from the handler's answer back to bytes.
 
-A handler takes (node, request) and returns the answer's message, or None when it will call `request.reply` later
-(a parked request) or answers nothing (`request.skip`). It runs on the loop and must not block.
+A handler takes (host, request) and returns the answer's message, or None when it will call `request.reply` later
+(a parked request) or answers nothing (`request.skip`). It runs on the loop and must not block. The host is what it works
+with: a broker with a store, or a process that has groups alone.
 """
 
 from __future__ import annotations
@@ -10,64 +11,106 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, TypeAlias
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
-from kohort.broker.net.connection import BadFrame, Connection
+from kohort.broker.authorization import NEEDS, Authorize, Need
+from kohort.broker.metrics import Metrics
+from kohort.broker.net.connection import Connection
+from kohort.broker.net.faults import Faults
+from kohort.broker.net.framing import BadFrame, Frame
 from kohort.broker.net.refusals import refusal
 from kohort.broker.net.request import Request
-from kohort.broker.node import Node
+from kohort.broker.net.session import ClientSession
 from kohort.errors import ErrorCode, KafkaError
-from kohort.wire.cluster import ApiVersionsResponse
+from kohort.wire.cluster import ApiVersionsRequest, ApiVersionsResponse
 from kohort.wire.framing import APIS, decode_request_header
+from kohort.wire.message import Message
 from kohort.wire.schema import WireError
 
 log = logging.getLogger("kohort.broker")
 
 API_VERSIONS = 18
+NOTHING: Mapping[int, int] = {}
 
 
-Handler: TypeAlias = Callable[[Node, Request], Any]
+class DispatchHost(Protocol):
+    """What every host has, whatever it serves."""
+
+    @property
+    def metrics(self) -> Metrics: ...
+    @property
+    def faults(self) -> Faults: ...
+
+    def release(self, client: ClientSession) -> None:
+        """Have a client's held heartbeats answered: another request came behind them."""
+
+
+H = TypeVar("H")
+H_contra = TypeVar("H_contra", contravariant=True)
+Q = TypeVar("Q", bound=Message)
+A = TypeVar("A", bound=Message)
+D = TypeVar("D", bound=DispatchHost)
+
+Handler: TypeAlias = Callable[[H, Request[Q]], A | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
-    """One API: who handles it, in which versions, and how its request is read."""
+class Handled(Generic[H_contra]):
+    """A request and its handler, on hosts of one kind."""
 
-    handler: Handler
+    request: type[Message]
+    handler: Callable[[H_contra, Request[Any]], Message | None]
+
+
+def handled(request: type[Q], response: type[A], handler: Handler[H, Q, A]) -> Handled[H]:
+    """A request, what answers it, and its handler."""
+    assert APIS[request.API_KEY].response is response
+    return Handled(request, handler)
+
+
+@dataclass(frozen=True, slots=True)
+class Route(Generic[H_contra]):
+    """One API: who handles it, in which versions, how its request is read, and what its client must be allowed to."""
+
+    handler: Callable[[H_contra, Request[Any]], Message | None]
     name: str
     low: int
     high: int
     advertised_low: int
-    decode: Callable[[Any, int], tuple[Any, int]]
+    decode: Callable[[memoryview, int], tuple[Message, int]]
+    needs: tuple[Need, ...]
 
 
 def route_table(
-    handlers: Iterable[Mapping[type, Handler]], advertise_from: Mapping[int, int], serve_to: Mapping[int, int]
-) -> dict[int, Route]:
-    """Routes by api key, from maps of request class to handler.
+    handlers: Iterable[Iterable[Handled[H]]],
+    advertise_from: Mapping[int, int] = NOTHING,
+    serve_to: Mapping[int, int] = NOTHING,
+) -> dict[int, Route[H]]:
+    """Routes by api key, from lists of handlers.
 
     Args:
-        handlers: one map of each file of handlers.
+        handlers: one list of each file of handlers.
         advertise_from: api key to the lowest version ApiVersions names where it differs from the lowest served.
         serve_to: api key to the highest version served where it differs from the highest that can be read.
     """
-    routes: dict[int, Route] = {}
-    for group in handlers:
-        for cls, handler in group.items():
-            message: Any = cls
-            low = message.MIN_VERSION
-            routes[message.API_KEY] = Route(
-                handler,
-                APIS[message.API_KEY].name,
-                low,
-                serve_to.get(message.API_KEY, message.MAX_VERSION),
-                advertise_from.get(message.API_KEY, low),
-                message.decode_prefix,
-            )
+    routes: dict[int, Route[H]] = {}
+    for each in (each for of_file in handlers for each in of_file):
+        message = each.request
+        key, low, name = message.API_KEY, message.MIN_VERSION, APIS[message.API_KEY].name
+        assert key not in routes, f"{name} has two handlers"
+        routes[key] = Route(
+            each.handler,
+            name,
+            low,
+            serve_to.get(key, message.MAX_VERSION),
+            advertise_from.get(key, low),
+            message.decode_prefix,
+            NEEDS[name],
+        )
     return routes
 
 
-def api_keys(routes: Mapping[int, Route]) -> list[ApiVersionsResponse.ApiVersion]:
+def api_keys(routes: Mapping[int, Route[Any]]) -> list[ApiVersionsResponse.ApiVersion]:
     """What ApiVersions says of these routes."""
     make = ApiVersionsResponse.ApiVersion
     return [
@@ -76,24 +119,33 @@ def api_keys(routes: Mapping[int, Route]) -> list[ApiVersionsResponse.ApiVersion
     ]
 
 
-class Dispatcher:
+class Dispatcher(Generic[D]):
     """Reads requests and calls their handlers."""
 
-    __slots__ = ("_apis", "_node", "_routes", "_unsupported")
+    __slots__ = ("_apis", "_authorize", "_faults", "_host", "_routes", "_unsupported")
 
-    def __init__(self, node: Node, routes: Mapping[int, Route], unsupported_api_versions: Handler) -> None:
-        self._node = node
+    def __init__(
+        self,
+        host: D,
+        routes: Mapping[int, Route[D]],
+        unsupported_api_versions: Callable[[D, Request[ApiVersionsRequest]], None],
+        authorize: Authorize | None = None,
+    ) -> None:
+        """`authorize`: asked before each request; None: everybody may do everything."""
+        self._host = host
         self._routes = dict(routes)
         self._unsupported = unsupported_api_versions
-        self._apis = node.metrics.apis
+        self._authorize = authorize
+        self._apis = host.metrics.apis
+        self._faults = host.faults
 
-    def dispatch(self, connection: Connection, frame: bytearray | memoryview) -> None:
+    def dispatch(self, connection: Connection, frame: Frame) -> None:
         """Handle one frame, whose memory is not kept.
 
         Raises:
-            BadFrame: the frame is no request that this broker serves; the connection must end.
+            BadFrame: the frame is no request that is served here; the connection must end.
         """
-        faults = self._node.faults
+        faults = self._faults
         if faults.active:
             frame = bytearray(frame)  # the request may wait
         try:
@@ -101,9 +153,10 @@ class Dispatcher:
         except WireError as error:
             raise BadFrame(f"a request whose header can't be read: {error}") from None
         key, version, _, _ = header
-        request = Request(connection, *header)
-        if connection.held:
-            self._node.groups.release(connection.held)
+        request: Request[Any] = Request(connection, *header)
+        client = request.client
+        if client.held:
+            self._host.release(client)
         connection.pending.append(request)
         route = self._routes.get(key)
         if route is None:
@@ -111,7 +164,7 @@ class Dispatcher:
         if not route.low <= version <= route.high:
             if key != API_VERSIONS:
                 raise BadFrame(f"{route.name} version {version} is not served here")
-            self._unsupported(self._node, request)
+            self._unsupported(self._host, request)
             return
         try:  # bytes after the message are ignored, as by Apache Kafka: librdkafka sends some when it lists all topics
             request.message, _ = route.decode(body, version)
@@ -121,13 +174,16 @@ class Dispatcher:
         figures.requests += 1
         request.latency = figures.latency
         request.began = perf_counter()
+        if self._authorize is not None and (refused := self._authorize(request, route.needs)):
+            request.reply(refusal(request, refused))
+            return
         if faults.active and faults.on_request(request, lambda: self._run(route, request)):
             return
         self._run(route, request)
 
-    def _run(self, route: Route, request: Request) -> None:
+    def _run(self, route: Route[D], request: Request[Any]) -> None:
         try:
-            answer = route.handler(self._node, request)
+            answer = route.handler(self._host, request)
         except KafkaError as error:
             answer = refusal(request, error.code, error.message)
         except OSError as error:

@@ -11,12 +11,14 @@ import difflib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from kohort.broker.net.fault import Fault
 from kohort.broker.net.refusals import refusal
+from kohort.broker.net.request import Request
+from kohort.broker.net.sending import Parts
 from kohort.errors import ErrorCode, InvalidInputError
 from kohort.wire.framing import APIS
+from kohort.wire.message import Message
 
 log = logging.getLogger("kohort.broker")
 
@@ -87,7 +89,7 @@ class Faults:
         for number in list(self._rules):
             self.remove(number)
 
-    def on_request(self, request: Any, run: Callable[[], None]) -> bool:
+    def on_request(self, request: Request[Message], run: Callable[[], None]) -> bool:
         """Apply the rules to a request; whether one took it over, so that the caller must not run it."""
         for rule in self._rules.values():
             if not _matches(rule.fault, request):
@@ -103,7 +105,7 @@ class Faults:
             return taken
         return False
 
-    def _act(self, rule: _Rule, request: Any, run: Callable[[], None]) -> bool:
+    def _act(self, rule: _Rule, request: Request[Message], run: Callable[[], None]) -> bool:
         fault = rule.fault
         match fault.action:
             case "fail":
@@ -133,7 +135,7 @@ class Faults:
                 return False
         return True
 
-    def _hold_reply(self, rule: _Rule, request: Any, parts: list[Any]) -> bool:
+    def _hold_reply(self, rule: _Rule, request: Request[Message], parts: Parts) -> bool:
         if rule.open or len(rule.held) >= HELD_MAX:
             return True
 
@@ -152,19 +154,19 @@ class Faults:
                 then()
 
 
-def _close_instead(request: Any, _parts: list[Any]) -> bool:
+def _close_instead(request: Request[Message], _parts: Parts) -> bool:
     request.connection.close()
     return False
 
 
-def _garble(request: Any, _parts: list[Any]) -> bool:
+def _garble(request: Request[Message], _parts: Parts) -> bool:
     body = request.correlation_id.to_bytes(4, "big", signed=True) + _UNREADABLE
     request.on_reply = None
     request.send([len(body).to_bytes(4, "big") + body])
     return False
 
 
-def _matches(fault: Fault, request: Any) -> bool:
+def _matches(fault: Fault, request: Request[Message]) -> bool:
     if fault.api is not None and APIS[request.key].name != fault.api:
         return False
     if fault.client_id is not None and request.client_id != fault.client_id:
@@ -172,7 +174,7 @@ def _matches(fault: Fault, request: Any) -> bool:
     return fault.group is None or fault.group in _groups_of(request.message)
 
 
-def _groups_of(message: Any) -> list[str]:
+def _groups_of(message: Message) -> list[str]:
     group = getattr(message, "group_id", None)
     if group:
         return [group]

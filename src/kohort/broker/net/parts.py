@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from collections.abc import Sequence
+from typing import TypeAlias
 
 from kohort.log import FileRange
+from kohort.wire.schema import Buffer
 
 SMALL_BYTES = 4096
 """Answers below it are copied together: cheaper than to give them to the kernel one by one."""
@@ -32,12 +34,15 @@ class LogSlice:
         self._length -= count
 
 
-def gathered(parts: list[Any]) -> list[Any]:
+Part: TypeAlias = Buffer | LogSlice
+
+
+def gathered(parts: Sequence[Part]) -> list[Part]:
     """The same bytes with small buffers that follow each other in one."""
-    found: list[Any] = []
-    run: list[Any] = []
+    found: list[Part] = []
+    run: list[Buffer] = []
     for part in parts:
-        if type(part) is not LogSlice and len(part) < SMALL_BYTES:
+        if not isinstance(part, LogSlice) and len(part) < SMALL_BYTES:
             run.append(part)
             continue
         if run:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from kohort.broker.net.request import Request
 from kohort.errors import ErrorCode
 from kohort.wire.framing import APIS
+from kohort.wire.message import Message
 
 _ITEMS = {
     "topics": "topics",
@@ -25,7 +27,7 @@ _ITEMS = {
 _INDEX = {"partition", "index", "partition_index"}
 
 
-def refusal(request: Any, error: ErrorCode, text: str | None = None) -> Any:
+def refusal(request: Request[Message], error: ErrorCode, text: str | None = None) -> Message:
     """The answer to `request` that carries `error` wherever it can: on top, and for each thing asked."""
     response = APIS[request.key].response()
     _fill(request.message, response, error, text)

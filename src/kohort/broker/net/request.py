@@ -5,23 +5,34 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from time import perf_counter
-from typing import Any
+from typing import Generic, TypeVar
 
 from kohort.broker.metrics import Histogram
 from kohort.broker.net.connection import Connection
+from kohort.broker.net.sending import Parts
 from kohort.errors import InvalidInputError
 from kohort.wire.framing import APIS, encode_response, encode_response_whole
+from kohort.wire.message import Message
 
 log = logging.getLogger("kohort.broker")
 
 FETCH = 1
 
+M_co = TypeVar("M_co", bound=Message, covariant=True)
 
-class Request:
-    """One request from its arrival until its answer is on its way; also the answer's place in its connection."""
+
+class Request(Generic[M_co]):
+    """One request from its arrival until its answer is on its way; also the answer's place in its connection.
+
+    Attributes:
+        client: who sent it.
+        principal: who that was by its authentication, when the request came.
+        message: what it asks; there once it is read, which comes before its handler.
+    """
 
     __slots__ = (
         "began",
+        "client",
         "client_id",
         "connection",
         "correlation_id",
@@ -30,20 +41,25 @@ class Request:
         "message",
         "on_reply",
         "parts",
+        "principal",
         "version",
     )
+
+    message: M_co
 
     def __init__(
         self, connection: Connection, key: int, version: int, correlation_id: int, client_id: str | None
     ) -> None:
         self.connection = connection
+        client = connection.client
+        self.client = client
+        self.principal = client.principal
         self.key = key
         self.version = version
         self.correlation_id = correlation_id
         self.client_id = client_id
-        self.message: Any = None
-        self.parts: list[Any] | None = None
-        self.on_reply: Callable[[Request, list[Any]], bool] | None = None
+        self.parts: Parts | None = None
+        self.on_reply: Callable[[Request[M_co], Parts], bool] | None = None
         self.began = 0.0
         self.latency: Histogram | None = None
 
@@ -53,15 +69,21 @@ class Request:
         return self.parts is not None or self.connection.closed
 
     @property
+    def is_alone(self) -> bool:
+        """Whether no other request of its connection waits for an answer."""
+        return len(self.connection.pending) <= 1
+
+    @property
     def name(self) -> str:
         """The request for log lines, as `JoinGroup 9 from 127.0.0.1:4711 (client)`."""
         api = APIS.get(self.key)
         return f"{api.name if api else self.key} {self.version} from {self.connection.name} ({self.client_id})"
 
-    def reply(self, message: Any) -> None:
+    def reply(self, message: Message) -> None:
         """Answer with a message, encoded at the request's version."""
         if self.connection.closed:
             return
+        parts: Parts
         try:
             if self.key == FETCH:
                 parts = encode_response(message, self.version, self.correlation_id)
@@ -75,7 +97,7 @@ class Request:
             return
         self.send(parts)
 
-    def send(self, parts: list[Any]) -> None:
+    def send(self, parts: Parts) -> None:
         """Answer with a frame's parts: buffers and file ranges."""
         if self.on_reply is not None and not self.on_reply(self, parts):
             return

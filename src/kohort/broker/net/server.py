@@ -12,6 +12,9 @@ from collections.abc import Callable
 
 from kohort.broker.config.settings import BrokerConfig
 from kohort.broker.net.connection import READ_BUFFER_BYTES, Connection
+from kohort.broker.net.framing import Frame
+from kohort.broker.net.session import ClientSession
+from kohort.broker.net.transport import PlainTransport
 from kohort.errors import ErrorCode, KafkaError
 
 log = logging.getLogger("kohort.broker")
@@ -62,8 +65,8 @@ class Server:
         loop: asyncio.AbstractEventLoop,
         config: BrokerConfig,
         room: int,
-        on_frame: Callable[[Connection, bytearray | memoryview], None],
-        on_closed: Callable[[Connection], None],
+        on_frame: Callable[[Connection, Frame], None],
+        on_closed: Callable[[ClientSession], None],
     ) -> None:
         """`room`: the connections that there are descriptors for."""
         self._loop = loop
@@ -72,8 +75,8 @@ class Server:
         self.on_frame = on_frame
         self._on_closed = on_closed
         self._sock: socket.socket | None = None
-        self._scratch = bytearray(READ_BUFFER_BYTES)
-        self._connections: set[Connection] = set()
+        self._scratch = memoryview(bytearray(READ_BUFFER_BYTES))
+        self._connections: dict[int, Connection] = {}
         self._by_host: dict[str, int] = {}
         self._dirty: list[Connection] = []
         self._refused = 0
@@ -82,6 +85,10 @@ class Server:
 
     def __len__(self) -> int:
         return len(self._connections)
+
+    def find(self, number: int) -> Connection | None:
+        """The connection of this number, while it lasts."""
+        return self._connections.get(number)
 
     def reconfigure(self, config: BrokerConfig) -> None:
         """Take other settings: connections that are there keep theirs, and stay when fewer are allowed."""
@@ -171,24 +178,24 @@ class Server:
         try:
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection = Connection(self._loop, sock, peer, self, self._config, self._scratch)
+            transport = PlainTransport(sock, peer)
         except OSError:  # the peer was gone before we looked
             sock.close()
             return
         self._next_number += 1
-        connection.number = self._next_number
-        self._connections.add(connection)
+        client = ClientSession(self._next_number, peer[0])
+        self._connections[client.number] = Connection(self._loop, transport, client, self, self._config, self._scratch)
         self._by_host[peer[0]] = of_host + 1
 
     def on_closed(self, connection: Connection) -> None:
         """A connection ended."""
-        self._connections.discard(connection)
+        self._connections.pop(connection.client.number, None)
         left = self._by_host.get(connection.peer[0], 1) - 1
         if left > 0:
             self._by_host[connection.peer[0]] = left
         else:
             self._by_host.pop(connection.peer[0], None)
-        self._on_closed(connection)
+        self._on_closed(connection.client)
 
     def wake(self, connection: Connection) -> None:
         """Flush this connection at the end of the loop's turn, together with the others that are ready."""
@@ -205,7 +212,7 @@ class Server:
     def close_idle(self) -> None:
         """End connections that have said nothing for longer than `connections.max.idle.ms`."""
         before = time.monotonic() - self._config.connection_idle_ms / 1000
-        for connection in list(self._connections):
+        for connection in list(self._connections.values()):
             if connection.last_active < before and connection.idle:
                 log.info("closing the idle connection from %s", connection.name)
                 connection.close()
@@ -228,7 +235,7 @@ class Server:
         def look() -> None:
             if future.cancelled():
                 return
-            if self._loop.time() >= until or all(connection.idle for connection in self._connections):
+            if self._loop.time() >= until or all(connection.idle for connection in self._connections.values()):
                 future.set_result(None)
             else:
                 self._loop.call_later(DRAIN_CHECK_S, look)
@@ -239,5 +246,5 @@ class Server:
     def close(self) -> None:
         """End everything."""
         self.stop_listening()
-        for connection in list(self._connections):
+        for connection in list(self._connections.values()):
             connection.close()

@@ -381,7 +381,7 @@ class Transactions:
 
     def _is_damaged(self, tp: TopicPartition) -> bool:
         """Whether a partition is one of group offsets that is not served until it is repaired."""
-        return tp.topic == OFFSETS_TOPIC and self._host.groups.at(tp.partition).damaged
+        return tp.topic == OFFSETS_TOPIC and self._host.groups.is_damaged(tp.partition)
 
     def _mark(self, transaction: Transaction, tp: TopicPartition) -> bool:
         target = self._host.store.get(*tp)
@@ -419,7 +419,7 @@ class Transactions:
                 self._retry_markers(transactional_id)
 
         event = TransactionEnded(transaction.producer_id, transaction.epoch, commit, self._host.token())
-        self._host.groups.at(tp.partition).ask(event, marked)
+        self._host.groups.ask_at(tp.partition, event, marked)
 
     def _complete(self, transaction: Transaction) -> bool:
         """All markers are there."""

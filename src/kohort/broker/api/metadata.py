@@ -1,0 +1,166 @@
+"""Metadata and DescribeTopicPartitions: nodes, topics, and who leads their partitions.
+
+Versions: Metadata 4 brought the switch for creating topics, 10 topic ids, 12 metadata by id.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from typing import TypeAlias
+
+from kohort.broker.api.permitted import ON_CLUSTER, ON_TOPIC, permitted
+from kohort.broker.host import GroupHost, KnownTopic
+from kohort.broker.net.dispatch import Handled, handled
+from kohort.broker.net.request import Request
+from kohort.broker.topics import INTERNAL
+from kohort.errors import ErrorCode, KafkaError
+from kohort.wire.cluster import (
+    DescribeTopicPartitionsRequest,
+    DescribeTopicPartitionsResponse,
+    MetadataRequest,
+    MetadataResponse,
+)
+
+NO_ID = uuid.UUID(int=0)
+DESCRIBED_PARTITIONS_MAX = 2000
+"""Kafka's `max.request.partition.size.limit`: bounds one answer."""
+
+Asked: TypeAlias = MetadataRequest.MetadataRequestTopic
+Told: TypeAlias = MetadataResponse.MetadataResponseTopic
+_Described: TypeAlias = DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponseTopic
+
+
+def metadata(host: GroupHost, request: Request[MetadataRequest]) -> MetadataResponse:
+    """Nodes and topics, as they are."""
+    asked = request.message.topics
+    if asked is None or (request.version == 0 and not asked):
+        return metadata_of(host, request, [_topic(host, each) for each in host.topics.by_name.values()])
+    return metadata_of(host, request, [asked_topic(host, each, request.version, {}) for each in once(asked)])
+
+
+def once(asked: list[Asked]) -> list[Asked]:
+    """What is asked for, each thing once."""
+    return [*{(each.name, each.topic_id): each for each in asked}.values()]
+
+
+def metadata_of(host: GroupHost, request: Request[MetadataRequest], topics: list[Told]) -> MetadataResponse:
+    """The answer with these topics."""
+    message, places = request.message, host.places
+    make = MetadataResponse.MetadataResponseBroker
+    response = MetadataResponse(
+        brokers=[
+            make(node_id=each.node_id, host=each.host, port=each.port, rack=each.rack)
+            for each in places.nodes(request.connection)
+        ],
+        cluster_id=places.cluster_id,
+        controller_id=places.controller_id,
+        topics=topics,
+    )
+    if 8 <= request.version <= 10:
+        response.cluster_authorized_operations = permitted(message.include_cluster_authorized_operations, ON_CLUSTER)
+    if request.version >= 8 and message.include_topic_authorized_operations:
+        for topic in topics:
+            if not topic.error_code:
+                topic.topic_authorized_operations = ON_TOPIC
+    return response
+
+
+def is_by_id(asked: Asked, version: int) -> bool:
+    """Whether a topic is asked for by its id."""
+    return version >= 10 and asked.topic_id != NO_ID
+
+
+def asked_topic(host: GroupHost, asked: Asked, version: int, refused: Mapping[str, KafkaError]) -> Told:
+    """One topic that was asked for. `refused`: why those that are not there could not be made."""
+    if is_by_id(asked, version):
+        topic = host.topics.by_id.get(asked.topic_id)
+        if topic is not None:
+            return _topic(host, topic)
+        return Told(error_code=ErrorCode.UNKNOWN_TOPIC_ID, topic_id=asked.topic_id, name=None if version >= 12 else "")
+    name = asked.name or ""
+    topic = host.topics.by_name.get(name)
+    if topic is not None:
+        return _topic(host, topic)
+    error = refused.get(name) or host.topics.refusal(name)
+    return Told(error_code=error.code if error else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, name=name)
+
+
+def _topic(host: GroupHost, topic: KnownTopic) -> Told:
+    name = topic.name
+    make = MetadataResponse.MetadataResponsePartition
+    partitions = [
+        make(
+            partition_index=index,
+            leader_id=leader,
+            leader_epoch=epoch,
+            replica_nodes=replicas,
+            isr_nodes=in_sync,
+        )
+        for index, (leader, epoch, replicas, in_sync) in enumerate(host.places.leaders(name, range(topic.partitions)))
+    ]
+    return Told(name=name, topic_id=topic.id, is_internal=name in INTERNAL, partitions=partitions)
+
+
+def describe_topic_partitions(
+    host: GroupHost, request: Request[DescribeTopicPartitionsRequest]
+) -> DescribeTopicPartitionsResponse:
+    """Topics in the order of their names, cut off at a number of partitions and gone on with from a cursor."""
+    message = request.message
+    there = host.topics.by_name
+    names = sorted({each.name for each in message.topics} or there)
+    cursor = message.cursor
+    start = 0
+    if cursor is not None:
+        names = [name for name in names if name >= cursor.topic_name]
+        start = cursor.partition_index if names and names[0] == cursor.topic_name else 0
+    left = max(1, min(message.response_partition_limit, DESCRIBED_PARTITIONS_MAX))
+    response = DescribeTopicPartitionsResponse()
+    for name in names:
+        described = _described_topic(host, name, start, left)
+        if described.partitions or described.error_code:
+            response.topics.append(described)
+        left -= len(described.partitions)
+        after = start + len(described.partitions)
+        topic = there.get(name)
+        start = 0
+        if topic is not None and after < topic.partitions:
+            response.next_cursor = DescribeTopicPartitionsResponse.Cursor(topic_name=name, partition_index=after)
+            break
+    return response
+
+
+def _described_topic(host: GroupHost, name: str, start: int, limit: int) -> _Described:
+    topic = host.topics.by_name.get(name)
+    if topic is None:
+        refused = host.topics.refusal(name)
+        error = refused.code if refused else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        return _Described(error_code=error, name=name, topic_authorized_operations=ON_TOPIC)
+    make = DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponsePartition
+    wanted = range(start, min(topic.partitions, start + limit))
+    partitions = [
+        make(
+            partition_index=index,
+            leader_id=leader,
+            leader_epoch=epoch,
+            replica_nodes=replicas,
+            isr_nodes=in_sync,
+            eligible_leader_replicas=[],
+            last_known_elr=[],
+        )
+        for index, (leader, epoch, replicas, in_sync) in zip(wanted, host.places.leaders(name, wanted), strict=True)
+    ]
+    return _Described(
+        name=name,
+        topic_id=topic.id,
+        is_internal=name in INTERNAL,
+        partitions=partitions,
+        topic_authorized_operations=ON_TOPIC,
+    )
+
+
+HANDLERS: list[Handled[GroupHost]] = [
+    handled(DescribeTopicPartitionsRequest, DescribeTopicPartitionsResponse, describe_topic_partitions)
+]
+AS_IT_IS: list[Handled[GroupHost]] = [handled(MetadataRequest, MetadataResponse, metadata)]
+"""Metadata of a host that makes no topics."""

@@ -1,0 +1,109 @@
+"""AddOffsetsToTxn and TxnOffsetCommit: positions of groups that count when a transaction commits.
+
+Versions: TxnOffsetCommit 5 takes the group's partition into the transaction itself (KIP-890).
+"""
+
+from __future__ import annotations
+
+from kohort.broker.api.group_offsets import CommitPlan
+from kohort.broker.host import GroupHost
+from kohort.broker.net.dispatch import Handled, handled
+from kohort.broker.net.request import Request
+from kohort.broker.topics import OFFSETS_TOPIC
+from kohort.errors import ErrorCode
+from kohort.groups import events
+from kohort.groups.outcome import OffsetCommitReply
+from kohort.ids import TopicPartition
+from kohort.wire.transactions import (
+    AddOffsetsToTxnRequest,
+    AddOffsetsToTxnResponse,
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitResponse,
+)
+
+NOT_TAKEN = ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT
+"""Where no transaction can take offsets in: producers end with it, and do not try again."""
+
+
+def for_version(error: ErrorCode, knows_fenced: bool) -> ErrorCode:
+    """PRODUCER_FENCED came with KIP-360; older versions know the epoch's own error only."""
+    return ErrorCode.INVALID_PRODUCER_EPOCH if error is ErrorCode.PRODUCER_FENCED and not knows_fenced else error
+
+
+def add_offsets_to_txn(host: GroupHost, request: Request[AddOffsetsToTxnRequest]) -> AddOffsetsToTxnResponse:
+    """Take a group's offsets into a transaction."""
+    message = request.message
+    if host.transactions is None:
+        return AddOffsetsToTxnResponse(error_code=NOT_TAKEN)
+    partition = TopicPartition(OFFSETS_TOPIC, host.groups.index_of(message.group_id))
+    if host.groups.is_damaged(partition.partition):  # the transaction could not be ended there
+        return AddOffsetsToTxnResponse(error_code=ErrorCode.UNKNOWN_SERVER_ERROR)
+    error = host.transactions.add(message.transactional_id, (message.producer_id, message.producer_epoch), [partition])
+    return AddOffsetsToTxnResponse(error_code=for_version(error, request.version >= 2))
+
+
+def txn_offset_commit(host: GroupHost, request: Request[TxnOffsetCommitRequest]) -> None:
+    """Offsets that count when the transaction commits."""
+    message, version = request.message, request.version
+    found = host.topics.by_name
+    plan = CommitPlan([(each, found.get(each.name)) for each in message.topics], by_id=False)
+
+    def answer(value: OffsetCommitReply | ErrorCode | None) -> None:
+        make = TxnOffsetCommitResponse.TxnOffsetCommitResponsePartition
+        request.reply(
+            TxnOffsetCommitResponse(
+                topics=[
+                    TxnOffsetCommitResponse.TxnOffsetCommitResponseTopic(
+                        name=topic.name,
+                        partitions=[make(partition_index=index, error_code=error) for index, error in parts],
+                    )
+                    for topic, parts in plan.answers(value)
+                ]
+            )
+        )
+
+    transactions = host.transactions
+    if transactions is None:
+        answer(NOT_TAKEN)
+        return
+    if not message.group_id:
+        answer(ErrorCode.INVALID_GROUP_ID)
+        return
+    if not plan.offsets:
+        answer(None)
+        return
+    producer = (message.producer_id, message.producer_epoch)
+    partition = TopicPartition(OFFSETS_TOPIC, host.groups.index_of(message.group_id))
+    if host.groups.is_damaged(partition.partition):
+        answer(ErrorCode.UNKNOWN_SERVER_ERROR)
+        return
+    if not host.groups.takes_transactions(partition.partition):
+        answer(NOT_TAKEN)
+        return
+    if version >= 5:
+        error = transactions.add(message.transactional_id, producer, [partition])
+    else:
+        error = transactions.check_member(message.transactional_id, producer, partition)
+        if error is ErrorCode.INVALID_TXN_STATE and version >= 4:
+            error = ErrorCode.TRANSACTION_ABORTABLE
+    if error:
+        answer(ErrorCode.INVALID_PRODUCER_EPOCH if error is ErrorCode.PRODUCER_FENCED else error)
+        return
+    event = events.TxnOffsetCommit(
+        request=host.token(),
+        group_id=message.group_id,
+        producer_id=message.producer_id,
+        producer_epoch=message.producer_epoch,
+        offsets=tuple(plan.offsets),
+        member_id=message.member_id,
+        generation=message.generation_id,
+        instance_id=message.group_instance_id,
+        transactional_id=message.transactional_id,
+    )
+    host.groups.ask(request.client, event, answer)
+
+
+HANDLERS: list[Handled[GroupHost]] = [
+    handled(AddOffsetsToTxnRequest, AddOffsetsToTxnResponse, add_offsets_to_txn),
+    handled(TxnOffsetCommitRequest, TxnOffsetCommitResponse, txn_offset_commit),
+]

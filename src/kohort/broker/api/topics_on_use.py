@@ -1,0 +1,65 @@
+"""Metadata of a broker with a store: topics that are asked for by name are made, when that is allowed."""
+
+from __future__ import annotations
+
+import logging
+
+from kohort.broker.api.metadata import Asked, asked_topic, is_by_id, metadata, metadata_of, once
+from kohort.broker.net.dispatch import Handled, handled
+from kohort.broker.net.request import Request
+from kohort.broker.node import Node
+from kohort.broker.turns import in_turn
+from kohort.errors import ErrorCode, InvalidInputError, KafkaError
+from kohort.log import Steps, TopicPlan
+from kohort.wire.cluster import MetadataRequest, MetadataResponse
+
+log = logging.getLogger("kohort.broker")
+
+
+def metadata_making_topics(node: Node, request: Request[MetadataRequest]) -> MetadataResponse | None:
+    """Nodes and topics; creates topics that were asked for by name when that is allowed."""
+    asked = request.message.topics
+    if (
+        asked
+        and node.config.auto_create_topics
+        and (request.version < 4 or request.message.allow_auto_topic_creation)
+        and any(_is_missing(node, each, request.version) for each in asked)
+    ):
+        _making(node, request)
+        return None
+    return metadata(node, request)
+
+
+def _is_missing(node: Node, asked: Asked, version: int) -> bool:
+    return asked.name not in node.store.topics and not is_by_id(asked, version)
+
+
+@in_turn
+def _making(node: Node, request: Request[MetadataRequest]) -> Steps[MetadataResponse]:
+    """The same, with topics that may have to be made."""
+    asked = once(request.message.topics or [])
+    plans: dict[str, TopicPlan] = {}
+    refused: dict[str, KafkaError] = {}
+    for each in asked:
+        name = each.name or ""
+        if is_by_id(each, request.version) or name in node.store.topics:
+            continue
+        error = node.topics.refusal(name)
+        if node.topics.is_internal(name):
+            error = InvalidInputError(f"{name} is made by the broker", ErrorCode.INVALID_TOPIC_EXCEPTION)
+        if error is None:
+            plans[name] = node.topics.plan_on_use(name)
+        else:
+            log.info("a topic was not made, though it was used: %s: %s", error.message, request.name)
+            refused[name] = error
+        yield
+    found = yield from node.topics.making([*plans.values()], request, on_use=True)
+    refused |= {name: each for name, each in zip(plans, found, strict=True) if isinstance(each, KafkaError)}
+    topics = []
+    for each in asked:
+        topics.append(asked_topic(node, each, request.version, refused))
+        yield
+    return metadata_of(node, request, topics)
+
+
+HANDLERS: list[Handled[Node]] = [handled(MetadataRequest, MetadataResponse, metadata_making_topics)]

@@ -1,0 +1,138 @@
+"""What a client must be allowed to ask of each API: an operation on a kind of resource, as Apache Kafka's authorizer has it.
+
+Everybody may do everything today: the table is what an authorizer will go by. A row names what the request as a whole
+needs, and for each resource that the request names. No needs: the API is there before anybody is known, or tells and
+changes nothing of anybody else's. Source: Apache Kafka's documentation, "Authorization and ACLs", and KIP-430, KIP-496, KIP-848.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import IntEnum
+from typing import Any, NamedTuple, TypeAlias
+
+from kohort.broker.net.request import Request
+from kohort.errors import ErrorCode
+
+
+class Operation(IntEnum):
+    """What is done, by the numbers of the protocol's ACLs."""
+
+    READ = 3
+    WRITE = 4
+    CREATE = 5
+    DELETE = 6
+    ALTER = 7
+    DESCRIBE = 8
+    CLUSTER_ACTION = 9
+    DESCRIBE_CONFIGS = 10
+    ALTER_CONFIGS = 11
+    IDEMPOTENT_WRITE = 12
+    CREATE_TOKENS = 13
+    DESCRIBE_TOKENS = 14
+
+
+class Resource(IntEnum):
+    """What it is done to, by the numbers of the protocol's ACLs."""
+
+    TOPIC = 2
+    GROUP = 3
+    CLUSTER = 4
+    TRANSACTIONAL_ID = 5
+    DELEGATION_TOKEN = 6
+    USER = 7
+
+    @property
+    def refusal(self) -> ErrorCode:
+        """The error that a client gets who may not."""
+        return _REFUSALS[self]
+
+
+_REFUSALS = {
+    Resource.TOPIC: ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+    Resource.GROUP: ErrorCode.GROUP_AUTHORIZATION_FAILED,
+    Resource.CLUSTER: ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+    Resource.TRANSACTIONAL_ID: ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    Resource.DELEGATION_TOKEN: ErrorCode.DELEGATION_TOKEN_AUTHORIZATION_FAILED,
+    Resource.USER: ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+}
+
+
+class Need(NamedTuple):
+    """One operation on one kind of resource."""
+
+    operation: Operation
+    resource: Resource
+
+
+Authorize: TypeAlias = Callable[[Request[Any], tuple[Need, ...]], ErrorCode]
+"""Says whether the principal of a request may make it at all: NONE, or the error that refuses it whole."""
+
+_O, _R = Operation, Resource
+_CLUSTER_ALTER = (Need(_O.ALTER, _R.CLUSTER),)
+_CLUSTER_DESCRIBE = (Need(_O.DESCRIBE, _R.CLUSTER),)
+_TOPIC_DESCRIBE = (Need(_O.DESCRIBE, _R.TOPIC),)
+_GROUP_READ = (Need(_O.READ, _R.GROUP),)
+_TRANSACTION_WRITE = Need(_O.WRITE, _R.TRANSACTIONAL_ID)
+_CONFIGS_DESCRIBE = tuple(Need(_O.DESCRIBE_CONFIGS, each) for each in (_R.TOPIC, _R.GROUP, _R.CLUSTER))
+_CONFIGS_ALTER = tuple(Need(_O.ALTER_CONFIGS, each) for each in (_R.TOPIC, _R.GROUP, _R.CLUSTER))
+
+NEEDS: dict[str, tuple[Need, ...]] = {
+    "AddOffsetsToTxn": (_TRANSACTION_WRITE, *_GROUP_READ),
+    "AddPartitionsToTxn": (_TRANSACTION_WRITE, Need(_O.WRITE, _R.TOPIC)),
+    "AlterClientQuotas": (Need(_O.ALTER_CONFIGS, _R.CLUSTER),),
+    "AlterConfigs": _CONFIGS_ALTER,
+    "AlterPartitionReassignments": _CLUSTER_ALTER,
+    "AlterReplicaLogDirs": _CLUSTER_ALTER,
+    "AlterUserScramCredentials": _CLUSTER_ALTER,
+    "ApiVersions": (),
+    "ConsumerGroupDescribe": (Need(_O.DESCRIBE, _R.GROUP), *_TOPIC_DESCRIBE),
+    "ConsumerGroupHeartbeat": (*_GROUP_READ, *_TOPIC_DESCRIBE),
+    "CreateAcls": _CLUSTER_ALTER,
+    "CreateDelegationToken": (Need(_O.CREATE_TOKENS, _R.USER),),
+    "CreatePartitions": (Need(_O.ALTER, _R.TOPIC),),
+    "CreateTopics": (Need(_O.CREATE, _R.TOPIC),),
+    "DeleteAcls": _CLUSTER_ALTER,
+    "DeleteGroups": (Need(_O.DELETE, _R.GROUP),),
+    "DeleteRecords": (Need(_O.DELETE, _R.TOPIC),),
+    "DeleteTopics": (Need(_O.DELETE, _R.TOPIC),),
+    "DescribeAcls": _CLUSTER_DESCRIBE,
+    "DescribeClientQuotas": (Need(_O.DESCRIBE_CONFIGS, _R.CLUSTER),),
+    "DescribeCluster": (),
+    "DescribeConfigs": _CONFIGS_DESCRIBE,
+    "DescribeDelegationToken": (Need(_O.DESCRIBE, _R.DELEGATION_TOKEN), Need(_O.DESCRIBE_TOKENS, _R.USER)),
+    "DescribeGroups": (Need(_O.DESCRIBE, _R.GROUP),),
+    "DescribeLogDirs": _CLUSTER_DESCRIBE,
+    "DescribeProducers": (Need(_O.READ, _R.TOPIC),),
+    "DescribeTopicPartitions": _TOPIC_DESCRIBE,
+    "DescribeTransactions": (Need(_O.DESCRIBE, _R.TRANSACTIONAL_ID),),
+    "DescribeUserScramCredentials": _CLUSTER_DESCRIBE,
+    "ElectLeaders": _CLUSTER_ALTER,
+    "EndTxn": (_TRANSACTION_WRITE,),
+    "ExpireDelegationToken": (),
+    "Fetch": (Need(_O.READ, _R.TOPIC),),
+    "FindCoordinator": (Need(_O.DESCRIBE, _R.GROUP), Need(_O.DESCRIBE, _R.TRANSACTIONAL_ID)),
+    "Heartbeat": _GROUP_READ,
+    "IncrementalAlterConfigs": _CONFIGS_ALTER,
+    "InitProducerId": (_TRANSACTION_WRITE, Need(_O.IDEMPOTENT_WRITE, _R.CLUSTER)),
+    "JoinGroup": _GROUP_READ,
+    "LeaveGroup": _GROUP_READ,
+    "ListConfigResources": (Need(_O.DESCRIBE_CONFIGS, _R.CLUSTER),),
+    "ListGroups": (*_CLUSTER_DESCRIBE, Need(_O.DESCRIBE, _R.GROUP)),
+    "ListOffsets": _TOPIC_DESCRIBE,
+    "ListPartitionReassignments": _CLUSTER_DESCRIBE,
+    "ListTransactions": (Need(_O.DESCRIBE, _R.TRANSACTIONAL_ID),),
+    "Metadata": _TOPIC_DESCRIBE,
+    "OffsetCommit": (*_GROUP_READ, Need(_O.READ, _R.TOPIC)),
+    "OffsetDelete": (Need(_O.DELETE, _R.GROUP), Need(_O.READ, _R.TOPIC)),
+    "OffsetFetch": (Need(_O.DESCRIBE, _R.GROUP), *_TOPIC_DESCRIBE),
+    "OffsetForLeaderEpoch": _TOPIC_DESCRIBE,
+    "Produce": (Need(_O.WRITE, _R.TOPIC), _TRANSACTION_WRITE),
+    "RenewDelegationToken": (),
+    "SaslAuthenticate": (),
+    "SaslHandshake": (),
+    "SyncGroup": _GROUP_READ,
+    "TxnOffsetCommit": (_TRANSACTION_WRITE, *_GROUP_READ, Need(_O.READ, _R.TOPIC)),
+    "UpdateFeatures": _CLUSTER_ALTER,
+    "WriteTxnMarkers": (Need(_O.CLUSTER_ACTION, _R.CLUSTER),),
+}
