@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kohort.broker.api.transactions import txn_offset_commit
+from kohort.broker.api.offset_transactions import txn_offset_commit
 from kohort.broker.run import RunningBroker
 from kohort.coordinator import shard as shard_module
 from kohort.coordinator.shard import Shard
@@ -110,7 +110,7 @@ async def refused_offsets(folder: Path) -> list[int]:
         topics=[TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic(name="t", partitions=[part])],
     )
     answers: list[Any] = []
-    request: Any = SimpleNamespace(message=message, version=3, reply=answers.append)
+    request: Any = SimpleNamespace(message=message, version=3, reply=answers.append, client=None)
     txn_offset_commit(broker.node, request)
     await broker.close()
     return [int(part.error_code) for answer in answers for topic in answer.topics for part in topic.partitions]
