@@ -283,7 +283,7 @@ class DeleteTopicsRequest(Message, key=20, versions=(1, 6), flexible=4):
         topic_id: UUID = uuid()
 
     topic_names: list[str] = array(string, until=5, ignorable=True)
-    topics: list[DeleteTopicState] = array(DeleteTopicState, since=6)
+    topics: list[DeleteTopicState] = array(DeleteTopicState, since=6, ignorable=True)
     timeout_ms: int = int32()
 
 

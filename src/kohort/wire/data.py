@@ -98,7 +98,7 @@ class FetchRequest(Message, key=1, versions=(4, 18), flexible=12):
             partition: int = int32()
             current_leader_epoch: int = int32(since=9, default=-1, ignorable=True)
             fetch_offset: int = int64()
-            last_fetched_epoch: int = int32(since=12, default=-1)
+            last_fetched_epoch: int = int32(since=12, default=-1, ignorable=True)
             log_start_offset: int = int64(since=5, default=-1, ignorable=True)
             partition_max_bytes: int = int32()
             replica_directory_id: UUID = uuid(since=17, tag=0, ignorable=True)

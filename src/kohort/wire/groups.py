@@ -12,11 +12,11 @@ from kohort.wire.schema import Struct, array, binary, boolean, int8, int16, int3
 
 
 class FindCoordinatorRequest(Message, key=10, versions=(0, 6), flexible=3):
-    """Asks who coordinates groups (key type 0) or transactional ids (1)."""
+    """Asks who coordinates groups (key type 0) or transactional ids (1); one key up to version 3, a list from version 4."""
 
-    key: str = string(until=3)
+    key: str = string(until=3, ignorable=True)
     key_type: int = int8(since=1)
-    coordinator_keys: list[str] = array(string, since=4)
+    coordinator_keys: list[str] = array(string, since=4, ignorable=True)
 
 
 class FindCoordinatorResponse(Message, key=10, versions=(0, 6), flexible=3):
@@ -136,8 +136,8 @@ class LeaveGroupRequest(Message, key=13, versions=(0, 5), flexible=4):
         reason: str | None = string(since=5, nullable=True, default=None, ignorable=True)
 
     group_id: str = string()
-    member_id: str = string(until=2)
-    members: list[MemberIdentity] = array(MemberIdentity, since=3)
+    member_id: str = string(until=2, ignorable=True)
+    members: list[MemberIdentity] = array(MemberIdentity, since=3, ignorable=True)
 
 
 class LeaveGroupResponse(Message, key=13, versions=(0, 5), flexible=4):

@@ -87,10 +87,10 @@ class OffsetFetchRequest(Message, key=9, versions=(1, 10), flexible=6):
 
     OffsetFetchRequestTopics = OffsetFetchRequestGroup.OffsetFetchRequestTopics
 
-    group_id: str = string(until=7)
-    topics: list[OffsetFetchRequestTopic] | None = array(OffsetFetchRequestTopic, until=7, null_since=2)
-    groups: list[OffsetFetchRequestGroup] = array(OffsetFetchRequestGroup, since=8)
-    require_stable: bool = boolean(since=7)
+    group_id: str = string(until=7, ignorable=True)
+    topics: list[OffsetFetchRequestTopic] | None = array(OffsetFetchRequestTopic, until=7, null_since=2, ignorable=True)
+    groups: list[OffsetFetchRequestGroup] = array(OffsetFetchRequestGroup, since=8, ignorable=True)
+    require_stable: bool = boolean(since=7, ignorable=True)
 
 
 class OffsetFetchResponse(Message, key=9, versions=(1, 10), flexible=6):

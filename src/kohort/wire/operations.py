@@ -91,8 +91,8 @@ class UpdateFeaturesRequest(Message, key=57, versions=(0, 2), flexible=0):
 
         feature: str = string()
         max_version_level: int = int16()
-        allow_downgrade: bool = boolean(until=0)
-        upgrade_type: int = int8(since=1, default=1)
+        allow_downgrade: bool = boolean(until=0, ignorable=True)
+        upgrade_type: int = int8(since=1, default=1, ignorable=True)
 
     timeout_ms: int = int32(default=60000)
     feature_updates: list[FeatureUpdateKey] = array(FeatureUpdateKey)

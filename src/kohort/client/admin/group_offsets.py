@@ -7,18 +7,17 @@ from typing import Any, Literal
 
 from kohort.client.admin.places import at_coordinators, at_leaders
 from kohort.client.admin.values import ListedOffset, OffsetSpec, PartitionResults
-from kohort.client.net.cluster import Cluster, Node, Versioned
+from kohort.client.net.cluster import Between, Cluster, Node
+from kohort.client.offset_requests import HIGHEST_BY_NAME, offset_fetch
 from kohort.client.offset_values import OffsetAndMetadata
 from kohort.errors import ErrorCode, KafkaError, error_for
 from kohort.ids import TopicPartition, by_topic
 from kohort.wire.data import ListOffsetsRequest
-from kohort.wire.offsets import OffsetCommitRequest, OffsetDeleteRequest, OffsetFetchRequest
+from kohort.wire.offsets import OffsetCommitRequest, OffsetDeleteRequest
 
 _NAMED_TIMES = {"latest": -1, "earliest": -2, "max_timestamp": -3}
-_GROUPS_IN_FETCH_SINCE = 8
 _STABLE_SINCE = 7
-_HIGHEST_BY_NAME = 9
-"""From version 10 on, commits and fetches of offsets name topics by id only."""
+"""OffsetFetch from here on can wait for open transactions."""
 
 
 async def list_consumer_group_offsets(
@@ -33,21 +32,13 @@ async def list_consumer_group_offsets(
     if partitions is not None:
         partitions = list(partitions)
 
-    def build(version: int) -> OffsetFetchRequest:
-        wanted = None if partitions is None else by_topic(partitions)
-        request = OffsetFetchRequest()
-        if version >= _STABLE_SINCE:
-            request.require_stable = require_stable
-        if version >= _GROUPS_IN_FETCH_SINCE:
-            topics = _named(OffsetFetchRequest.OffsetFetchRequestTopics, wanted)
-            request.groups = [OffsetFetchRequest.OffsetFetchRequestGroup(group_id=group, topics=topics)]
-        else:
-            request.group_id = group
-            request.topics = _named(OffsetFetchRequest.OffsetFetchRequestTopic, wanted)
-        return request
+    request = Between(
+        offset_fetch(group, partitions, require_stable=require_stable),
+        lowest=_STABLE_SINCE if require_stable else 0,
+        highest=HIGHEST_BY_NAME,
+    )
 
     async def ask(node: int, _: list[str]) -> dict[str, Any]:
-        request = Versioned(OffsetFetchRequest, build, _HIGHEST_BY_NAME)
         answer = await cluster.send(request, Node(node))
         told = answer.groups[0] if answer.groups else answer
         if told.error_code:
@@ -69,12 +60,6 @@ async def list_consumer_group_offsets(
             elif partitions is not None:
                 values[key] = None
     return PartitionResults(dict(sorted(values.items())), errors)
-
-
-def _named(message: Any, wanted: Mapping[str, list[int]] | None) -> Any:
-    if wanted is None:
-        return None
-    return [message(name=name, partition_indexes=numbers) for name, numbers in wanted.items()]
 
 
 async def alter_consumer_group_offsets(
@@ -107,7 +92,7 @@ async def alter_consumer_group_offsets(
     )
 
     async def ask(node: int, _: list[str]) -> dict[str, Any]:
-        answer = await cluster.send(Versioned(OffsetCommitRequest, lambda _: request, _HIGHEST_BY_NAME), Node(node))
+        answer = await cluster.send(Between(request, highest=HIGHEST_BY_NAME), Node(node))
         return {group: _moved(answer.topics) or answer.topics}
 
     topics = (await at_coordinators(cluster, [group], ask, f"set offsets of {group!r}", timeout_ms)).result(group)

@@ -7,7 +7,7 @@ from typing import Any
 
 from kohort.client.admin.places import at_coordinators, refused
 from kohort.client.admin.values import GroupDescription, GroupListing, MemberDescription, Results
-from kohort.client.net.cluster import Cluster, Node, Versioned
+from kohort.client.net.cluster import Between, Cluster, Node
 from kohort.consumer_protocol import read_assignment, read_subscription
 from kohort.errors import ErrorCode, KafkaError, error_for
 from kohort.ids import TopicPartition
@@ -22,29 +22,23 @@ from kohort.wire.groups import (
 _CONSUMER = "consumer"
 _DEAD = "Dead"
 _REMOVED_BY_ADMIN = "member was removed by an administrator"
-_LEAVE_BY_INSTANCE_SINCE = 3
+_SEVERAL_LEAVE_SINCE = 3
+"""LeaveGroup from here on names several members, and by instance."""
 
 
 async def list_groups(
     cluster: Cluster, *, states: Sequence[str] = (), types: Sequence[str] = (), timeout_ms: float | None = None
 ) -> list[GroupListing]:
     """Groups of every coordinator, sorted; only of these states and types when given (letter case is ignored)."""
+    request = ListGroupsRequest(states_filter=list(states), types_filter=list(types))
     wanted_states = {state.lower() for state in states}
     wanted_types = {kind.lower() for kind in types}
-
-    def build(version: int) -> ListGroupsRequest:
-        request = ListGroupsRequest()
-        if version >= 4:
-            request.states_filter = list(states)
-        if version >= 5:
-            request.types_filter = list(types)
-        return request
 
     async def attempt() -> list[GroupListing]:
         metadata = await cluster.refresh_metadata(timeout_ms)
         found = {}
         for node in sorted(metadata.brokers):
-            answer = await cluster.send(Versioned(ListGroupsRequest, build), Node(node))
+            answer = await cluster.send(request, Node(node))
             if answer.error_code:
                 raise error_for(answer.error_code, f"broker {node} did not list its groups")
             for group in answer.groups:
@@ -211,20 +205,16 @@ async def remove_members_from_consumer_group(
     else:
         wanted = [("", name) for name in group_instance_ids]
 
-    def build(version: int) -> LeaveGroupRequest:
-        if version < _LEAVE_BY_INSTANCE_SINCE:
-            raise error_for(ErrorCode.UNSUPPORTED_VERSION, "the broker can't remove members of a group")
-        identity = LeaveGroupRequest.MemberIdentity
-        return LeaveGroupRequest(
-            group_id=group,
-            members=[
-                identity(member_id=member, group_instance_id=instance, reason=_REMOVED_BY_ADMIN)
-                for member, instance in wanted
-            ],
-        )
+    request = LeaveGroupRequest(
+        group_id=group,
+        members=[
+            LeaveGroupRequest.MemberIdentity(member_id=member, group_instance_id=instance, reason=_REMOVED_BY_ADMIN)
+            for member, instance in wanted
+        ],
+    )
 
     async def ask(node: int, _: list[str]) -> dict[str, Any]:
-        answer = await cluster.send(Versioned(LeaveGroupRequest, build), Node(node))
+        answer = await cluster.send(Between(request, lowest=_SEVERAL_LEAVE_SINCE), Node(node))
         if answer.error_code:
             return {group: refused(answer, f"group {group!r}")}
         return {group: answer.members}

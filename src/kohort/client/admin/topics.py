@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ from kohort.client.admin.values import (
     PartitionResults,
     Results,
 )
-from kohort.client.net.cluster import CONTROLLER, Cluster, Node, Versioned
+from kohort.client.net.cluster import CONTROLLER, Cluster, Node
 from kohort.client.net.metadata import TopicInfo
 from kohort.errors import ErrorCode, KafkaError, error_for
 from kohort.ids import TopicPartition, by_topic
@@ -91,15 +90,12 @@ async def delete_topics(
 ) -> Results[str, None]:
     """Deletes topics with their records; groups' offsets for them go too."""
 
-    def build(names: Sequence[str], version: int) -> DeleteTopicsRequest:
-        limit = broker_time(cluster, timeout_ms)
-        if version >= 6:
-            states = [DeleteTopicsRequest.DeleteTopicState(name=name, topic_id=uuid.UUID(int=0)) for name in names]
-            return DeleteTopicsRequest(topics=states, timeout_ms=limit)
-        return DeleteTopicsRequest(topic_names=list(names), timeout_ms=limit)
-
     async def ask(names: Sequence[str]) -> dict[str, KafkaError | None]:
-        request = Versioned(DeleteTopicsRequest, lambda version: build(names, version))
+        request = DeleteTopicsRequest(
+            topic_names=list(names),
+            topics=[DeleteTopicsRequest.DeleteTopicState(name=name) for name in names],
+            timeout_ms=broker_time(cluster, timeout_ms),
+        )
         answer = await cluster.send(request, CONTROLLER, timeout_ms=timeout_ms)
         return {
             result.name: refused(result, f"topic {result.name!r}") if result.error_code else None

@@ -14,7 +14,7 @@ from kohort.client.admin.values import (
     TransactionDescription,
     TransactionListing,
 )
-from kohort.client.net.cluster import TRANSACTION, Cluster, Node, Versioned
+from kohort.client.net.cluster import TRANSACTION, Cluster, Node
 from kohort.errors import ErrorCode, KafkaError, error_for
 from kohort.ids import TopicPartition, by_topic
 from kohort.wire.transactions import (
@@ -25,7 +25,6 @@ from kohort.wire.transactions import (
     WriteTxnMarkersRequest,
 )
 
-_DURATION_SINCE, _PATTERN_SINCE = 1, 2
 _FENCE_TIMEOUT_MS = 1
 """Of the transactions of a producer that is only made to fence another one: it begins none."""
 
@@ -47,24 +46,17 @@ async def list_transactions(
         open_for_ms: Only those whose transaction is open for longer.
         pattern: Only ids that this regular expression matches as a whole (Kafka 4.1 and later).
     """
-
-    def build(version: int) -> ListTransactionsRequest:
-        request = ListTransactionsRequest(state_filters=list(states), producer_id_filters=list(producer_ids))
-        for wanted, since, name in (
-            (open_for_ms, _DURATION_SINCE, "duration_filter"),
-            (pattern, _PATTERN_SINCE, "transactional_id_pattern"),
-        ):
-            if wanted is not None and version < since:
-                text = f"the broker can't filter transactions by {name.partition('_')[0]}"
-                raise error_for(ErrorCode.UNSUPPORTED_VERSION, text)
-            if wanted is not None:
-                setattr(request, name, wanted)
-        return request
+    request = ListTransactionsRequest(
+        state_filters=list(states),
+        producer_id_filters=list(producer_ids),
+        duration_filter=-1 if open_for_ms is None else open_for_ms,
+        transactional_id_pattern=pattern,
+    )
 
     async def attempt() -> list[TransactionListing]:
         found = []
         for node in sorted((await cluster.refresh_metadata(timeout_ms)).brokers):
-            answer = await cluster.send(Versioned(ListTransactionsRequest, build), Node(node))
+            answer = await cluster.send(request, Node(node))
             if answer.error_code:
                 raise error_for(answer.error_code, f"broker {node} did not list its transactions")
             if answer.unknown_state_filters:

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 from kohort.client.group.lease import Lease
 from kohort.client.group.subscription import Subscription
-from kohort.client.net.cluster import Cluster, Coordinator, Versioned
+from kohort.client.net.cluster import Between, Cluster, Coordinator
 from kohort.client.net.notices import Sparingly
 from kohort.client.net.runtime import Promise, Task
 from kohort.client.offset_requests import GroupIdentity
@@ -27,6 +27,7 @@ from kohort.client.offset_values import Assignment, Revocation
 from kohort.client.settings import ConsumerConfig
 from kohort.errors import ErrorCode, FencedError, KafkaError, RetriableError
 from kohort.ids import TopicPartition
+from kohort.wire.message import Message
 
 log = logging.getLogger("kohort.client")
 LEAVE_MS = 3_000
@@ -331,7 +332,7 @@ class Membership(ABC):
         self._changed()
         await self._lose(ErrorCode.ILLEGAL_GENERATION)
 
-    async def _ask(self, message: Versioned, timeout_ms: float, lane: str = "main") -> Any:
+    async def _ask(self, message: Message | Between, timeout_ms: float, lane: str = "main") -> Any:
         try:
             return await self.cluster.send(message, self._coordinator, timeout_ms=timeout_ms, lane=lane)
         except RetriableError:

@@ -389,14 +389,10 @@ class Links:
     async def _negotiate(self, link: Link, timeout_ms: float) -> dict[int, tuple[int, int]]:
         version = min(ApiVersionsRequest.MAX_VERSION, 4)
         while True:
-            hello = (
-                ApiVersionsRequest(
-                    client_software_name=SOFTWARE_NAME,
-                    client_software_version=SOFTWARE_VERSION,
-                    client_process=link.process,
-                )
-                if version >= 3
-                else ApiVersionsRequest()
+            hello = ApiVersionsRequest(
+                client_software_name=SOFTWARE_NAME,
+                client_software_version=SOFTWARE_VERSION,
+                client_process=link.process,
             )
             answer = await self.request(link, hello, version, timeout_ms)
             ranges = {api.api_key: (api.min_version, api.max_version) for api in answer.api_keys}

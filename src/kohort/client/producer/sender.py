@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from kohort.client.net.cluster import ANY, TRANSACTION, Cluster, Coordinator, Node, Target, Versioned
+from kohort.client.net.cluster import ANY, TRANSACTION, Between, Cluster, Coordinator, Node, Target
 from kohort.client.net.metadata import NO_TOPIC_ID
 from kohort.client.net.notices import fault
 from kohort.client.net.runtime import Promise
@@ -42,6 +42,8 @@ SEQUENCES = 2**31
 SOON_MS = 20
 """Between questions whether the transaction before is over, which is a matter of milliseconds."""
 LAST_BEFORE_IMPLICIT_PARTITIONS = 11
+HIGHEST_BY_NAME = 12
+"""From version 13 on, Produce names topics by id only."""
 """Above, a transactional Produce takes its partitions into the transaction by itself."""
 _REPEATED = (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER)
 _LOST_PLACE = (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.UNKNOWN_PRODUCER_ID, ErrorCode.INVALID_PRODUCER_EPOCH)
@@ -163,7 +165,7 @@ class Sender:
                 self._expire(self.cluster.runtime.now_ms)
                 await self.cluster.runtime.sleep(self.config.retry_backoff_ms)
 
-    async def init_producer_id(self, to: Target, request: InitProducerIdRequest | Versioned) -> None:
+    async def init_producer_id(self, to: Target, request: InitProducerIdRequest) -> None:
         """Get a producer id, and number everything from 0."""
         answer = await self.cluster.send(request, to)
         if answer.error_code:
@@ -296,7 +298,7 @@ class Sender:
         acks = self.config.acks_number
         try:
             answer = await self.cluster.send(
-                Versioned(ProduceRequest, lambda version: self._request(parcel, version), self._highest(parcel)),
+                Between(self._request(parcel), highest=self._highest(parcel)),
                 Node(parcel.way[0]),
                 timeout_ms=self.config.request_timeout_ms,
                 lane=parcel.way[1],
@@ -325,20 +327,16 @@ class Sender:
             return LAST_BEFORE_IMPLICIT_PARTITIONS
         metadata = self.cluster.metadata
         if any(metadata.topic_id(batch.partition.topic) == NO_TOPIC_ID for batch in parcel.batches):
-            return 12
+            return HIGHEST_BY_NAME
         return None
 
-    def _request(self, parcel: Parcel, version: int) -> ProduceRequest:
-        topics: dict[str, Any] = {}
+    def _request(self, parcel: Parcel) -> ProduceRequest:
+        topics: dict[str, ProduceRequest.TopicProduceData] = {}
         for batch in parcel.batches:
             name = batch.partition.topic
             if name not in topics:
                 topic_id = self.cluster.metadata.topic_id(name)
-                topics[name] = (
-                    ProduceRequest.TopicProduceData(topic_id=topic_id)
-                    if version >= 13
-                    else ProduceRequest.TopicProduceData(name=name)
-                )
+                topics[name] = ProduceRequest.TopicProduceData(name=name, topic_id=topic_id)
             part = ProduceRequest.PartitionProduceData(index=batch.partition.partition, records=batch.sealed)
             topics[name].partition_data.append(part)
         return ProduceRequest(

@@ -30,7 +30,7 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any
 
-from kohort.client.net.cluster import Cluster, Coordinator, Versioned
+from kohort.client.net.cluster import Between, Cluster, Coordinator
 from kohort.client.net.notices import fault
 from kohort.client.net.runtime import Task
 from kohort.client.offset_values import GroupMetadata
@@ -248,17 +248,16 @@ class Transactions:
                 await self._cluster.runtime.sleep(min(SOON_MS, self._config.retry_backoff_ms))
 
     async def _new_epoch(self, producer_id: int, epoch: int) -> None:
-        def build(version: int) -> InitProducerIdRequest:
-            request = InitProducerIdRequest(
-                transactional_id=self.id, transaction_timeout_ms=self._config.transaction_timeout_ms
-            )
-            if version >= 3:
-                request.producer_id, request.producer_epoch = producer_id, epoch
-            return request
+        request = InitProducerIdRequest(
+            transactional_id=self.id,
+            transaction_timeout_ms=self._config.transaction_timeout_ms,
+            producer_id=producer_id,
+            producer_epoch=epoch,
+        )
 
         async def attempt() -> None:
             try:
-                await self._sender.init_producer_id(self._to, Versioned(InitProducerIdRequest, build))
+                await self._sender.init_producer_id(self._to, request)
                 self._fresh_epoch = False
             except KafkaError as error:
                 self._look_again(error)
@@ -305,9 +304,7 @@ class Transactions:
             v3_and_below_topics=named,
         )
         self._asked = True
-        answer = await self._cluster.send(
-            Versioned(AddPartitionsToTxnRequest, lambda _: request, HIGHEST_ADD_PARTITIONS), self._to
-        )
+        answer = await self._cluster.send(Between(request, highest=HIGHEST_ADD_PARTITIONS), self._to)
         for topic in answer.results_by_topic_v3_and_below:
             for part in topic.results_by_partition:
                 self._check(part.partition_error_code, f"{topic.name}-{part.partition_index}")
@@ -328,10 +325,9 @@ class Transactions:
     ) -> None:
         to = Coordinator(group_id)
         answer = await self._cluster.send(
-            Versioned(
-                TxnOffsetCommitRequest,
-                lambda version: self._offset_request(offsets, group, group_id, version),
-                None if self._version >= 2 else HIGHEST_OF_VERSION_1,
+            Between(
+                self._offset_request(offsets, group, group_id),
+                highest=None if self._version >= 2 else HIGHEST_OF_VERSION_1,
             ),
             to,
         )
@@ -344,7 +340,7 @@ class Transactions:
                     raise error
 
     def _offset_request(
-        self, offsets: Mapping[TopicPartition, Any], group: str | GroupMetadata, group_id: str, version: int
+        self, offsets: Mapping[TopicPartition, Any], group: str | GroupMetadata, group_id: str
     ) -> TxnOffsetCommitRequest:
         topics: dict[str, Any] = {}
         for partition, given in sorted(offsets.items()):
@@ -354,10 +350,9 @@ class Transactions:
             part = TxnOffsetCommitRequest.TxnOffsetCommitRequestPartition(
                 partition_index=partition.partition,
                 committed_offset=given if isinstance(given, int) else given.offset,
+                committed_leader_epoch=-1 if isinstance(given, int) else given.leader_epoch,
                 committed_metadata="" if isinstance(given, int) else given.metadata,
             )
-            if version >= 2 and not isinstance(given, int):
-                part.committed_leader_epoch = given.leader_epoch
             topic.partitions.append(part)
         identity = self._sender.identity
         request = TxnOffsetCommitRequest(
@@ -367,7 +362,7 @@ class Transactions:
             producer_epoch=identity.epoch,
             topics=list(topics.values()),
         )
-        if version >= 3 and not isinstance(group, str):
+        if not isinstance(group, str):
             request.generation_id = group.generation_id
             request.member_id = group.member_id
             request.group_instance_id = group.group_instance_id
@@ -382,7 +377,7 @@ class Transactions:
             committed=commit,
         )
         highest = None if self._version >= 2 else HIGHEST_OF_VERSION_1
-        answer = await self._cluster.send(Versioned(EndTxnRequest, lambda _: request, highest), self._to)
+        answer = await self._cluster.send(Between(request, highest=highest), self._to)
         if answer.error_code == ErrorCode.INVALID_TXN_STATE and not commit and not self._begun:
             self._fresh_epoch = True  # what was asked has not come to pass; it must not when it comes late either
             return
