@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TypeVar
 from uuid import UUID
 
 from kohort.client.net.cluster import Between, Cluster, Coordinator, Node
@@ -14,8 +14,9 @@ from kohort.client.offset_values import OffsetAndMetadata, OffsetAndTimestamp
 from kohort.errors import CommitFailedError, ErrorCode, KafkaError, error_for
 from kohort.ids import TopicPartition, by_topic
 from kohort.wire.data import ListOffsetsRequest
-from kohort.wire.offsets import OffsetCommitRequest, OffsetFetchRequest
+from kohort.wire.offsets import OffsetCommitRequest, OffsetFetchRequest, OffsetFetchResponse
 
+T = TypeVar("T")
 LATEST, EARLIEST = -1, -2
 _STALE_LEADER = (
     ErrorCode.NOT_LEADER_OR_FOLLOWER,
@@ -72,7 +73,7 @@ async def list_offsets(
     return await cluster.retrying(attempt, "list offsets", timeout_ms)
 
 
-async def gather(tasks: list[Task[Any]]) -> list[Any]:
+async def gather(tasks: list[Task[T]]) -> list[T]:
     """Wait for all; then the first error is raised, if any."""
     results, failure = [], None
     try:
@@ -114,9 +115,9 @@ async def _ask_leader(
     request = ListOffsetsRequest(replica_id=-1, isolation_level=int(read_committed), topics=topics)
     answer = await cluster.send(request, Node(node))
     failure: KafkaError | None = None
-    for topic in answer.topics:
-        for part in topic.partitions:
-            partition = TopicPartition(topic.name, part.partition_index)
+    for told in answer.topics:
+        for part in told.partitions:
+            partition = TopicPartition(told.name, part.partition_index)
             code = ErrorCode.of(part.error_code)
             if code is ErrorCode.NONE:
                 found[partition] = OffsetAndTimestamp(part.offset, part.timestamp, part.leader_epoch)
@@ -262,11 +263,13 @@ async def committed_offsets(
         names = {topic_id: topic for topic, topic_id in ids.items()}
         request = offset_fetch(group, wanted, identity=identity, require_stable=require_stable, ids=ids)
         answer = await cluster.send(Between(request, highest=None if ids else HIGHEST_BY_NAME), coordinator)
-        part = answer.groups[0] if answer.groups else answer
+        told = answer.groups[0] if answer.groups else answer
         found: dict[TopicPartition, OffsetAndMetadata | None] = dict.fromkeys(wanted)
-        codes = [ErrorCode.of(part.error_code)]
-        for topic in part.topics:
-            name = topic.name or names.get(topic.topic_id, "")
+        codes = [ErrorCode.of(told.error_code)]
+        for topic in told.topics:
+            name = topic.name
+            if isinstance(topic, OffsetFetchResponse.OffsetFetchResponseGroup.OffsetFetchResponseTopics):
+                name = name or names.get(topic.topic_id, "")
             for entry in topic.partitions:
                 codes.append(ErrorCode.of(entry.error_code))
                 if entry.committed_offset >= 0:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
 
 from kohort.client.admin.places import at_controller, broker_time
 from kohort.client.admin.values import (
@@ -19,7 +18,7 @@ from kohort.client.net.links import SOFTWARE_NAME, SOFTWARE_VERSION
 from kohort.errors import ErrorCode, KafkaError, RetriableError, error_for
 from kohort.ids import TopicPartition
 from kohort.wire.cluster import ApiVersionsRequest, DescribeClusterRequest
-from kohort.wire.operations import DescribeLogDirsRequest, UpdateFeaturesRequest
+from kohort.wire.operations import DescribeLogDirsRequest, DescribeLogDirsResponse, UpdateFeaturesRequest
 
 _FEATURES_SINCE = 3
 """ApiVersions from here on tells features."""
@@ -82,7 +81,7 @@ async def update_features(
         validate_only=validate_only,
     )
 
-    async def ask(_: Any) -> dict[str, KafkaError | None]:
+    async def ask(_: Sequence[str]) -> dict[str, KafkaError | None]:
         answer = await cluster.send(request, CONTROLLER, timeout_ms=timeout_ms)
         if answer.error_code:
             code = ErrorCode.of(answer.error_code)
@@ -100,7 +99,7 @@ async def describe_log_dirs(
     cluster: Cluster, brokers: Iterable[int] | None = None, *, timeout_ms: float | None = None
 ) -> Results[int, dict[str, LogDir]]:
     """The log directories of brokers by path, with the sizes of what they hold; None: of every broker."""
-    done: dict[int, Any] = {}
+    done: dict[int, dict[str, LogDir] | KafkaError] = {}
 
     async def attempt() -> None:
         known = await cluster.refresh_metadata(timeout_ms)
@@ -124,7 +123,7 @@ async def describe_log_dirs(
     return Results.of(done)
 
 
-def _log_dirs(answer: Any) -> dict[str, LogDir] | KafkaError:
+def _log_dirs(answer: DescribeLogDirsResponse) -> dict[str, LogDir] | KafkaError:
     if answer.error_code:
         return error_for(answer.error_code, "describe log dirs")
     return {

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal, TypeAlias
 
 from kohort.client.admin.places import at_coordinators, at_leaders
 from kohort.client.admin.values import ListedOffset, OffsetSpec, PartitionResults
@@ -13,8 +13,19 @@ from kohort.client.offset_values import OffsetAndMetadata
 from kohort.errors import ErrorCode, KafkaError, error_for
 from kohort.ids import TopicPartition, by_topic
 from kohort.wire.data import ListOffsetsRequest
-from kohort.wire.offsets import OffsetCommitRequest, OffsetDeleteRequest
+from kohort.wire.offsets import (
+    OffsetCommitRequest,
+    OffsetCommitResponse,
+    OffsetDeleteRequest,
+    OffsetDeleteResponse,
+    OffsetFetchResponse,
+)
 
+_Fetched: TypeAlias = (
+    OffsetFetchResponse.OffsetFetchResponseTopic
+    | OffsetFetchResponse.OffsetFetchResponseGroup.OffsetFetchResponseTopics
+)
+_Topic: TypeAlias = OffsetCommitResponse.OffsetCommitResponseTopic | OffsetDeleteResponse.OffsetDeleteResponseTopic
 _NAMED_TIMES = {"latest": -1, "earliest": -2, "max_timestamp": -3}
 _STABLE_SINCE = 7
 """OffsetFetch from here on can wait for open transactions."""
@@ -38,7 +49,7 @@ async def list_consumer_group_offsets(
         highest=HIGHEST_BY_NAME,
     )
 
-    async def ask(node: int, _: list[str]) -> dict[str, Any]:
+    async def ask(node: int, _: list[str]) -> dict[str, Sequence[_Fetched] | KafkaError]:
         answer = await cluster.send(request, Node(node))
         told = answer.groups[0] if answer.groups else answer
         if told.error_code:
@@ -71,7 +82,7 @@ async def alter_consumer_group_offsets(
 ) -> PartitionResults[None]:
     """Commits offsets for a group that has no members."""
 
-    def entry(partition: TopicPartition) -> Any:
+    def entry(partition: TopicPartition) -> OffsetCommitRequest.OffsetCommitRequestTopic.OffsetCommitRequestPartition:
         given = offsets[partition]
         offset = given if isinstance(given, OffsetAndMetadata) else OffsetAndMetadata(given)
         return OffsetCommitRequest.OffsetCommitRequestPartition(
@@ -91,7 +102,7 @@ async def alter_consumer_group_offsets(
         ],
     )
 
-    async def ask(node: int, _: list[str]) -> dict[str, Any]:
+    async def ask(node: int, _: list[str]) -> dict[str, Sequence[_Topic] | KafkaError]:
         answer = await cluster.send(Between(request, highest=HIGHEST_BY_NAME), Node(node))
         return {group: _moved(answer.topics) or answer.topics}
 
@@ -121,7 +132,7 @@ async def delete_consumer_group_offsets(
         ],
     )
 
-    async def ask(node: int, _: list[str]) -> dict[str, Any]:
+    async def ask(node: int, _: list[str]) -> dict[str, Sequence[_Topic] | KafkaError]:
         answer = await cluster.send(request, Node(node))
         if answer.error_code:
             code = ErrorCode.of(answer.error_code)
@@ -144,7 +155,7 @@ async def list_offsets(
     """First, end, or by-time offsets of partitions."""
     times = {partition: spec if isinstance(spec, int) else _NAMED_TIMES[spec] for partition, spec in wanted.items()}
 
-    async def ask(node: int, partitions: list[TopicPartition]) -> dict[TopicPartition, Any]:
+    async def ask(node: int, partitions: list[TopicPartition]) -> dict[TopicPartition, ListedOffset | KafkaError]:
         request = ListOffsetsRequest(
             replica_id=-1,
             isolation_level=int(isolation_level == "read_committed"),
@@ -173,7 +184,7 @@ async def list_offsets(
     return PartitionResults.of(await at_leaders(cluster, list(times), ask, "list offsets", timeout_ms))
 
 
-def _moved(topics: Any) -> KafkaError | None:
+def _moved(topics: Sequence[_Topic]) -> KafkaError | None:
     """The error that says to look for the coordinator again, when the answer has one."""
     moved = (ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
     for topic in topics:
@@ -183,7 +194,7 @@ def _moved(topics: Any) -> KafkaError | None:
     return None
 
 
-def _outcomes(topics: Any, group: str) -> PartitionResults[None]:
+def _outcomes(topics: Sequence[_Topic], group: str) -> PartitionResults[None]:
     values: dict[TopicPartition, None] = {}
     errors: dict[TopicPartition, KafkaError] = {}
     for topic in topics:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from kohort.client.admin.places import at_controller, at_leaders, broker_time, refused
 from kohort.client.admin.values import (
@@ -19,6 +18,7 @@ from kohort.ids import TopicPartition, by_topic
 from kohort.wire.cluster import (
     CreatePartitionsRequest,
     CreateTopicsRequest,
+    CreateTopicsResponse,
     DeleteTopicsRequest,
 )
 from kohort.wire.data import DeleteRecordsRequest
@@ -56,7 +56,7 @@ async def create_topics(
             validate_only=validate_only,
         )
 
-    def outcome(result: Any) -> CreatedTopic | KafkaError:
+    def outcome(result: CreateTopicsResponse.CreatableTopicResult) -> CreatedTopic | KafkaError:
         if result.error_code:
             return refused(result, f"topic {result.name!r}")
         return CreatedTopic(result.name, result.topic_id, result.num_partitions, result.replication_factor)
@@ -98,7 +98,7 @@ async def delete_topics(
         )
         answer = await cluster.send(request, CONTROLLER, timeout_ms=timeout_ms)
         return {
-            result.name: refused(result, f"topic {result.name!r}") if result.error_code else None
+            result.name or "": refused(result, f"topic {result.name!r}") if result.error_code else None
             for result in answer.responses
         }
 

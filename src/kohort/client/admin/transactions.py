@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from kohort.client.admin.places import at_coordinators, at_leaders, refused
 from kohort.client.admin.values import (
@@ -19,7 +18,9 @@ from kohort.errors import ErrorCode, KafkaError, error_for
 from kohort.ids import TopicPartition, by_topic
 from kohort.wire.transactions import (
     DescribeProducersRequest,
+    DescribeProducersResponse,
     DescribeTransactionsRequest,
+    DescribeTransactionsResponse,
     InitProducerIdRequest,
     ListTransactionsRequest,
     WriteTxnMarkersRequest,
@@ -76,7 +77,7 @@ async def describe_transactions(
 ) -> Results[str, TransactionDescription]:
     """State, producer and partitions of transactional ids."""
 
-    async def ask(node: int, names: list[str]) -> dict[str, Any]:
+    async def ask(node: int, names: list[str]) -> dict[str, TransactionDescription | KafkaError]:
         answer = await cluster.send(DescribeTransactionsRequest(transactional_ids=names), Node(node))
         return {each.transactional_id: _described(each, node) for each in answer.transaction_states}
 
@@ -85,7 +86,7 @@ async def describe_transactions(
     )
 
 
-def _described(state: Any, node: int) -> TransactionDescription | KafkaError:
+def _described(state: DescribeTransactionsResponse.TransactionState, node: int) -> TransactionDescription | KafkaError:
     if state.error_code:
         return refused(state, f"transactional id {state.transactional_id!r}")
     return TransactionDescription(
@@ -105,8 +106,8 @@ async def fence_producers(
 ) -> Results[str, ProducerIdentity]:
     """Makes the producers of transactional ids unable to go on, and undoes what they have open; gives the new identity."""
 
-    async def ask(node: int, names: list[str]) -> dict[str, Any]:
-        outcomes: dict[str, Any] = {}
+    async def ask(node: int, names: list[str]) -> dict[str, ProducerIdentity | KafkaError]:
+        outcomes: dict[str, ProducerIdentity | KafkaError] = {}
         for name in names:
             request = InitProducerIdRequest(transactional_id=name, transaction_timeout_ms=_FENCE_TIMEOUT_MS)
             answer = await cluster.send(request, Node(node))
@@ -125,7 +126,9 @@ async def describe_producers(
 ) -> PartitionResults[tuple[ProducerState, ...]]:
     """The producers that wrote to partitions lately, with the first offset of what each has open there."""
 
-    async def ask(node: int, wanted: list[TopicPartition]) -> dict[TopicPartition, Any]:
+    async def ask(
+        node: int, wanted: list[TopicPartition]
+    ) -> dict[TopicPartition, tuple[ProducerState, ...] | KafkaError]:
         request = DescribeProducersRequest(
             topics=[
                 DescribeProducersRequest.TopicRequest(name=topic, partition_indexes=numbers)
@@ -145,7 +148,7 @@ async def describe_producers(
     return PartitionResults.of(await at_leaders(cluster, chosen, ask, "describe producers", timeout_ms))
 
 
-def _producer(state: Any) -> ProducerState:
+def _producer(state: DescribeProducersResponse.TopicResponse.PartitionResponse.ProducerState) -> ProducerState:
     return ProducerState(
         state.producer_id,
         state.producer_epoch,
@@ -177,7 +180,7 @@ async def abort_transaction(
         coordinator_epoch=max(0, producer.coordinator_epoch),
     )
 
-    async def ask(node: int, _: list[TopicPartition]) -> dict[TopicPartition, Any]:
+    async def ask(node: int, _: list[TopicPartition]) -> dict[TopicPartition, KafkaError | None]:
         answer = await cluster.send(WriteTxnMarkersRequest(markers=[marker]), Node(node))
         return {
             TopicPartition(topic.name, part.partition_index): error_for(
@@ -192,5 +195,6 @@ async def abort_transaction(
 
     chosen = TopicPartition(*partition)
     outcomes = await at_leaders(cluster, [chosen], ask, "abort transaction", timeout_ms)
-    if isinstance(outcomes[chosen], KafkaError):
-        raise outcomes[chosen]
+    outcome = outcomes[chosen]
+    if outcome is not None:
+        raise outcome

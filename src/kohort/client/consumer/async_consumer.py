@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, cast
 from kohort.calls import checked, checked_call
 from kohort.client.consumer.commits import OnCommit
 from kohort.client.consumer.core import ConsumerCore, ConsumerFigures
-from kohort.client.consumer.effects import Await, CallUser, Decode, Running, Script, Wait
+from kohort.client.consumer.effects import Await, CallUser, Decode, Effect, Running, Script, Wait
 from kohort.client.consumer.records import Records, to_batch
 from kohort.client.consumer.subscription import Position
 from kohort.client.net.asyncio_driver import AsyncClient
@@ -255,7 +255,7 @@ class AsyncConsumer:
         finally:
             self._polling = False
 
-    async def _effect(self, effect: Any) -> Any:
+    async def _effect(self, effect: Effect) -> Any:
         if isinstance(effect, Wait):
             return await self._client.wait(effect.ready, max(0.0, (effect.deadline_ms - self._client.now_ms()) / 1000))
         if isinstance(effect, Decode):

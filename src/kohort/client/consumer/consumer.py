@@ -5,18 +5,19 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, cast
 
 from kohort.calls import checked, checked_call
 from kohort.client.consumer.commits import OnCommit
 from kohort.client.consumer.core import ConsumerCore, ConsumerFigures
-from kohort.client.consumer.effects import Await, CallUser, Decode, Running, Script, Wait
+from kohort.client.consumer.effects import Await, CallUser, Decode, Effect, Running, Script, Wait
 from kohort.client.consumer.records import Records, to_batch
 from kohort.client.consumer.retained import Slice
 from kohort.client.consumer.subscription import Position
 from kohort.client.lookups import Lookups
+from kohort.client.net.runtime import Work
 from kohort.client.net.thread_driver import ThreadClient
 from kohort.client.offset_requests import committed_offsets
 from kohort.client.offset_values import GroupMetadata, OffsetAndMetadata, RebalanceListener
@@ -262,7 +263,7 @@ class Consumer(Lookups):
                 else:
                     client.wake_if_busy()
 
-    def _call(self, make: Callable[[ConsumerCore], Coroutine[Any, Any, T]]) -> T:
+    def _call(self, make: Callable[[ConsumerCore], Work[T]]) -> T:
         return self._client.call(make(self._core))
 
     def _poll(self, limit: int | None, timeout_ms: float) -> list[Slice]:
@@ -301,7 +302,7 @@ class Consumer(Lookups):
             except BaseException as error:  # noqa: BLE001 - the script cleans up and raises it again
                 running.failed(error)
 
-    def _effect(self, effect: Any) -> Any:
+    def _effect(self, effect: Effect) -> Any:
         if isinstance(effect, Wait):
             return self._client.wait(effect.ready, max(0.0, effect.deadline_ms / 1000 - time.monotonic()))
         if isinstance(effect, Decode):

@@ -11,7 +11,7 @@ from kohort.client.net.cluster import Between, Cluster
 from kohort.client.settings import ConsumerConfig
 from kohort.errors import ErrorCode
 from kohort.ids import TopicPartition
-from kohort.wire.data import FetchRequest
+from kohort.wire.data import FetchRequest, FetchResponse
 
 FETCH_LANE = "fetch"
 HIGHEST_BY_NAME = 12
@@ -47,7 +47,7 @@ Topics: TypeAlias = dict[str, FetchRequest.FetchTopic]
 
 def fetch_request(
     cluster: Cluster, config: ConsumerConfig, entries: Sequence[FetchEntry], max_bytes: int | None = None
-) -> Between:
+) -> Between[FetchResponse]:
     """A Fetch for these partitions, outside a fetch session; topics by id where all ids are known.
 
     Args:

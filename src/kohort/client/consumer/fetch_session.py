@@ -37,7 +37,7 @@ from kohort.client.net.metadata import NO_TOPIC_ID
 from kohort.client.settings import ConsumerConfig
 from kohort.errors import ErrorCode
 from kohort.ids import TopicPartition
-from kohort.wire.data import FetchRequest
+from kohort.wire.data import FetchRequest, FetchResponse
 
 _EPOCH_MAX = 2**31 - 1
 _CLOSE = -1
@@ -64,7 +64,9 @@ class FetchSession:
         self._by_id = False
         self._told: dict[TopicPartition, _Facts] = {}
 
-    def request(self, cluster: Cluster, config: ConsumerConfig, entries: Sequence[FetchEntry]) -> Between:
+    def request(
+        self, cluster: Cluster, config: ConsumerConfig, entries: Sequence[FetchEntry]
+    ) -> Between[FetchResponse]:
         """A Fetch for these partitions and no others, in this order where it is full."""
         by_id = by_id_possible(cluster, entries)
         wanted = _facts(cluster, entries)

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
 
 from kohort.client.group.classic_protocol import ClassicProtocol
 from kohort.client.group.membership import LEAVE_MS, NOT_HEARD, Membership, MemberState
@@ -31,7 +30,13 @@ from kohort.client.net.runtime import Promise, Task
 from kohort.client.offset_requests import LOST_COORDINATOR
 from kohort.client.settings import ConsumerConfig
 from kohort.errors import ErrorCode, KafkaError, RetriableError, error_for
-from kohort.wire.groups import HeartbeatRequest, JoinGroupRequest, LeaveGroupRequest, SyncGroupRequest
+from kohort.wire.groups import (
+    HeartbeatRequest,
+    JoinGroupRequest,
+    JoinGroupResponse,
+    LeaveGroupRequest,
+    SyncGroupRequest,
+)
 
 log = logging.getLogger("kohort.client")
 _JOIN_GRACE_MS = 5_000
@@ -136,7 +141,7 @@ class ClassicMembership(Membership):
             self._member_id = ""
         await super()._lose(code)
 
-    async def _join(self, reason: str) -> Any:
+    async def _join(self, reason: str) -> JoinGroupResponse:
         await self.protocol.prepare()
         protocols = self.protocol.metadata(self.assignment, self._generation)
 
@@ -161,7 +166,7 @@ class ClassicMembership(Membership):
         self._raise_for(code, "join")
         return answer
 
-    async def _sync(self, joined: Any) -> bytes:
+    async def _sync(self, joined: JoinGroupResponse) -> bytes:
         """The assignment's bytes; the leader computes everyone's first."""
         assignments: list[tuple[str, bytes]] = []
         if joined.leader == joined.member_id:

@@ -36,7 +36,7 @@ from kohort.client.settings import ConsumerConfig
 from kohort.errors import ErrorCode, KafkaError, RetriableError, error_for
 from kohort.ids import NO_TOPIC_ID, TopicPartition, by_topic
 from kohort.wire.cluster import MetadataRequest
-from kohort.wire.groups import ConsumerGroupHeartbeatRequest
+from kohort.wire.groups import ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse
 
 log = logging.getLogger("kohort.client")
 _JOIN, _LEAVE, _LEAVE_STATIC = 0, -1, -2
@@ -204,7 +204,7 @@ class ConsumerMembership(Membership):
         self._due_ms = self.cluster.runtime.now_ms + self._backoff_ms(self._failures)
         self._move()
 
-    def _take_in(self, answer: Any) -> None:
+    def _take_in(self, answer: ConsumerGroupHeartbeatResponse) -> None:
         if answer.heartbeat_interval_ms > 0:
             self._interval_ms = answer.heartbeat_interval_ms
             before, self._pause_ms = self._pause_ms, self._lease.beat_ms(self._interval_ms)
@@ -233,7 +233,7 @@ class ConsumerMembership(Membership):
             "owned": owned,
         }
 
-    def _request(self, news: dict[str, Any]) -> Between:
+    def _request(self, news: dict[str, Any]) -> Between[ConsumerGroupHeartbeatResponse]:
         request = self._heartbeat(news)
         names = list(news["topics"]) if "topics" in news else None
         if self._subscription is None or self._subscription.pattern is None:

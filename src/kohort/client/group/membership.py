@@ -15,7 +15,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from enum import Enum
-from typing import Any, ClassVar
+from typing import ClassVar, TypeVar
 
 from kohort.client.group.lease import Lease
 from kohort.client.group.subscription import Subscription
@@ -27,7 +27,9 @@ from kohort.client.offset_values import Assignment, Revocation
 from kohort.client.settings import ConsumerConfig
 from kohort.errors import ErrorCode, FencedError, KafkaError, RetriableError
 from kohort.ids import TopicPartition
-from kohort.wire.message import Message
+from kohort.wire.message import Message, Request
+
+R = TypeVar("R", bound=Message)
 
 log = logging.getLogger("kohort.client")
 LEAVE_MS = 3_000
@@ -332,7 +334,7 @@ class Membership(ABC):
         self._changed()
         await self._lose(ErrorCode.ILLEGAL_GENERATION)
 
-    async def _ask(self, message: Message | Between, timeout_ms: float, lane: str = "main") -> Any:
+    async def _ask(self, message: Request[R] | Between[R], timeout_ms: float, lane: str = "main") -> R:
         try:
             return await self.cluster.send(message, self._coordinator, timeout_ms=timeout_ms, lane=lane)
         except RetriableError:

@@ -27,7 +27,7 @@ KafkaError with UNSUPPORTED_VERSION. Error codes inside an answer are for the ca
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, TypeVar
+from typing import TypeVar
 from uuid import UUID
 
 from kohort.client.net.links import Address, ConnectionFailed, Link, Links
@@ -53,9 +53,9 @@ from kohort.client.net.targets import (
 from kohort.client.settings import ConnectionConfig
 from kohort.errors import CorruptDataError, ErrorCode, KafkaError, RetriableError, TimedOutError, error_for
 from kohort.ids import TopicPartition
-from kohort.wire.cluster import MetadataRequest
+from kohort.wire.cluster import MetadataRequest, MetadataResponse
 from kohort.wire.groups import FindCoordinatorRequest
-from kohort.wire.message import Message
+from kohort.wire.message import Message, Request
 
 __all__ = [
     "ANY",
@@ -75,6 +75,7 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+R = TypeVar("R", bound=Message)
 
 
 _NAMELESS_TOPICS_SINCE = 12
@@ -117,13 +118,12 @@ class Cluster:
 
     async def send(
         self,
-        message: Any,
+        message: Request[R] | Between[R],
         to: Target = ANY,
         *,
         timeout_ms: float | None = None,
         lane: str = "main",
-        answered: bool = True,
-    ) -> Any:
+    ) -> R:
         """Send one request at the highest version both sides know, and return the decoded answer. One attempt, no retry.
 
         Args:
@@ -132,7 +132,6 @@ class Cluster:
             timeout_ms: For connecting and answering each; None: `request_timeout_ms`. A request that the broker may hold
                 (JoinGroup, Fetch) needs its own.
             lane: Requests of different lanes use different connections and can't hold each other up.
-            answered: False for a request that gets no answer (Produce with acks=0).
 
         Raises:
             ConnectionFailed: The broker could not be reached or the connection ended. Retriable.
@@ -142,7 +141,14 @@ class Cluster:
         limit = self.config.request_timeout_ms if timeout_ms is None else timeout_ms
         link = await self._link(to, lane, limit)
         body, version = self._fitting(link, message if isinstance(message, Between) else Between(message))
-        return await self.links.request(link, body, version, limit, answered=answered)
+        return await self.links.request(link, body, version, limit)
+
+    async def post(self, message: Request[R] | Between[R], to: Target, *, lane: str = "main") -> None:
+        """As `send`, for a request that gets no answer: Produce with acks=0."""
+        limit = self.config.request_timeout_ms
+        link = await self._link(to, lane, limit)
+        body, version = self._fitting(link, message if isinstance(message, Between) else Between(message))
+        self.links.post(link, body, version)
 
     async def retrying(self, attempt: Callable[[], Awaitable[T]], what: str, timeout_ms: float | None = None) -> T:
         """Await `attempt()` again after each retriable error, with backoff, until the time is over.
@@ -177,7 +183,7 @@ class Cluster:
                 await self.runtime.sleep(wait)
 
     @staticmethod
-    def _fitting(link: Link, wanted: Between) -> tuple[Message, int]:
+    def _fitting(link: Link, wanted: Between[R]) -> tuple[Request[R], int]:
         """What goes over a link, and at which version.
 
         Raises:
@@ -448,7 +454,7 @@ class Cluster:
             raise error_for(ErrorCode.BROKER_NOT_AVAILABLE, "the broker knows no brokers yet")
         self._merge(answer, topics)
 
-    def _merge(self, answer: Any, asked: Iterable[str] | None) -> None:
+    def _merge(self, answer: MetadataResponse, asked: Iterable[str] | None) -> None:
         self.metadata.merge(answer, asked, self.runtime.now_ms)
         for listener in list(self._listeners):
             listener(self.metadata)
@@ -461,7 +467,7 @@ class Cluster:
             raise error_for(ErrorCode.of(found.error_code), text)
         self._coordinators[to] = found.node_id
         self._coordinator_nodes[found.node_id] = Broker(found.node_id, Address(found.host, found.port))
-        return int(found.node_id)
+        return found.node_id
 
     def _start_upkeep(self) -> None:
         if self._upkeep is None:

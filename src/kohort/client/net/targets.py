@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from kohort.client.net.links import Address
 from kohort.errors import InvalidInputError
 from kohort.ids import TopicPartition
-from kohort.wire.message import Message
+from kohort.wire.message import Message, Request
+
+R = TypeVar("R", bound=Message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,7 @@ GROUP, TRANSACTION = 0, 1
 
 
 @dataclass(frozen=True, slots=True)
-class Between:
+class Between(Generic[R]):
     """A request that not every version can carry though all its fields could be left out, or that none above one can.
 
     A field that an older version lacks needs none of this: it is dropped or refused by its declaration in kohort.wire.
@@ -61,10 +64,10 @@ class Between:
         instead: What is asked of a broker that only knows versions below `lowest`; None: it is refused.
     """
 
-    message: Message
+    message: Request[R]
     lowest: int = 0
     highest: int | None = None
-    instead: Message | None = None
+    instead: Request[R] | None = None
 
 
 def parse_address(text: str) -> Address:

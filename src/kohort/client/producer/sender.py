@@ -10,8 +10,8 @@ what is on its way, raises its epoch and numbers everything from 0.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from kohort.client.net.cluster import ANY, TRANSACTION, Between, Cluster, Coordinator, Node, Target
 from kohort.client.net.metadata import NO_TOPIC_ID
@@ -33,7 +33,7 @@ from kohort.errors import (
 )
 from kohort.ids import TopicPartition
 from kohort.wire.compression import CODECS
-from kohort.wire.data import ProduceRequest
+from kohort.wire.data import ProduceRequest, ProduceResponse
 from kohort.wire.transactions import InitProducerIdRequest
 
 INT32_MAX = 2**31 - 1
@@ -112,10 +112,10 @@ class Sender:
         self.figures = ProducerFigures()
         self.in_flight: dict[Way, int] = {}
         self.closed = False
-        self.gate: Any = None
+        self.gate: Callable[[TopicPartition], bool] | None = None
         self.implicit = False
         self.aborting: KafkaError | None = None
-        self.on_lost: Any = None
+        self.on_lost: Callable[[KafkaError], None] | None = None
         self._codec = CODECS[config.compression_type]
         self._work: Promise[None] = Promise()
         self._renumber = False
@@ -295,20 +295,15 @@ class Sender:
         self.figures.bytes_sent += len(batch.sealed)
 
     async def _deliver(self, parcel: Parcel) -> None:
-        acks = self.config.acks_number
         try:
-            answer = await self.cluster.send(
-                Between(self._request(parcel), highest=self._highest(parcel)),
-                Node(parcel.way[0]),
-                timeout_ms=self.config.request_timeout_ms,
-                lane=parcel.way[1],
-                answered=acks != 0,
-            )
-            if acks == 0:
+            request = Between(self._request(parcel), highest=self._highest(parcel))
+            node, lane = Node(parcel.way[0]), parcel.way[1]
+            if self.config.acks_number == 0:
+                await self.cluster.post(request, node, lane=lane)
                 for batch in parcel.batches:
                     self._delivered(batch, -1, -1)
             else:
-                self._answered(parcel, answer)
+                self._answered(parcel, await self.cluster.send(request, node, lane=lane))
         except Exception as error:  # noqa: BLE001 - whoever waits for the records is told, whatever it is
             self.cluster.request_metadata()
             told = fault("produce", error)
@@ -348,7 +343,7 @@ class Sender:
 
     # Answers.
 
-    def _answered(self, parcel: Parcel, answer: Any) -> None:
+    def _answered(self, parcel: Parcel, answer: ProduceResponse) -> None:
         names = self.cluster.metadata.topic_names
         found = {
             TopicPartition(topic.name or names.get(topic.topic_id, ""), part.index): part
@@ -482,7 +477,7 @@ class Sender:
             batch.tell()
 
 
-def _error_of(part: Any, text: str) -> KafkaError:
+def _error_of(part: ProduceResponse.TopicProduceResponse.PartitionProduceResponse, text: str) -> KafkaError:
     if part.record_errors:
         whys = {each.batch_index: each.batch_index_error_message or text for each in part.record_errors}
         return RecordsRefusedError(text, ErrorCode.of(part.error_code), whys)

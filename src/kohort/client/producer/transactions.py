@@ -26,14 +26,13 @@ Two versions of the protocol, chosen by the cluster's finalized feature `transac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from enum import Enum
-from typing import Any
 
 from kohort.client.net.cluster import Between, Cluster, Coordinator
 from kohort.client.net.notices import fault
 from kohort.client.net.runtime import Task
-from kohort.client.offset_values import GroupMetadata
+from kohort.client.offset_values import GroupMetadata, OffsetAndMetadata
 from kohort.client.producer.accumulator import Accumulator
 from kohort.client.producer.batches import Batch
 from kohort.client.producer.sender import SOON_MS, Sender, coordinator_of
@@ -125,7 +124,9 @@ class Transactions:
         self._asked = self._begun = False
         self.state = TxnState.OPEN
 
-    async def send_offsets(self, offsets: Mapping[TopicPartition, Any], group: str | GroupMetadata) -> None:
+    async def send_offsets(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int], group: str | GroupMetadata
+    ) -> None:
         """Make offsets of a group part of the transaction.
 
         Args:
@@ -234,14 +235,14 @@ class Transactions:
         if self._adder is not None:
             self._adder.cancel()
 
-    async def _asking(self, attempt: Callable[[], Any], what: str) -> None:
+    async def _asking(self, attempt: Callable[[], Awaitable[None]], what: str) -> None:
         await self._cluster.retrying(lambda: self._once_free(attempt), what, self._config.max_block_ms)
 
-    async def _once_free(self, attempt: Callable[[], Any]) -> None:
+    async def _once_free(self, attempt: Callable[[], Awaitable[None]]) -> None:
         """Attempt again soon while the coordinator still writes the end of the transaction before."""
         while True:
             try:
-                return await attempt()  # type: ignore[no-any-return]
+                return await attempt()
             except KafkaError as error:
                 if error.code is not ErrorCode.CONCURRENT_TRANSACTIONS:
                     raise
@@ -321,7 +322,7 @@ class Transactions:
         self._check(answer.error_code, f"group {group_id}")
 
     async def _commit_offsets(
-        self, offsets: Mapping[TopicPartition, Any], group: str | GroupMetadata, group_id: str
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int], group: str | GroupMetadata, group_id: str
     ) -> None:
         to = Coordinator(group_id)
         answer = await self._cluster.send(
@@ -340,9 +341,9 @@ class Transactions:
                     raise error
 
     def _offset_request(
-        self, offsets: Mapping[TopicPartition, Any], group: str | GroupMetadata, group_id: str
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int], group: str | GroupMetadata, group_id: str
     ) -> TxnOffsetCommitRequest:
-        topics: dict[str, Any] = {}
+        topics: dict[str, TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic] = {}
         for partition, given in sorted(offsets.items()):
             topic = topics.setdefault(
                 partition.topic, TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic(name=partition.topic)
