@@ -20,7 +20,8 @@ PARTS = (
     "_walk.pxi",
 )
 SANITIZE = os.environ.get("KOHORT_SANITIZE")
-"""Comma-separated sanitizers (`address,undefined`) for a build that finds memory errors; see tests/columns/sanitize.sh."""
+"""Comma-separated sanitizers (`address,undefined`) for a build that finds memory errors; see
+tests/columns/sanitize.sh."""
 
 
 def extensions() -> list[Extension]:

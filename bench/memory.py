@@ -22,7 +22,10 @@ _CONTENDERS = {"kohort-arrow": "kohort poll_arrow", "kohort-records": "kohort po
 
 
 def figures(options: Options, console: Console) -> Iterator[Figure]:
-    """One figure for few partitions, whose answers are small, and one for many, whose answers are as large as they get."""
+    """Two figures.
+
+    For few partitions, whose answers are small, and for many, whose answers are as large as they get.
+    """
     for partitions in (PARTITIONS, _MANY):
         title = f"consume {_size(options) / 1e9:.3g} GB from {partitions} partitions"
         if options.only in title:

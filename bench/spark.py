@@ -1,4 +1,4 @@
-"""Spark rows per second, local[2]: the kohort source beside Spark's own Kafka source, batch and stream, 100-byte values."""
+"""Spark rows per second, local[2], values of 100 bytes: the kohort source beside Spark's own, batch and stream."""
 
 from __future__ import annotations
 

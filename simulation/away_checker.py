@@ -11,7 +11,7 @@ from kohort.groups.events import ConsumerGroupHeartbeat, JoinGroup, LeaveGroup
 from kohort.groups.machine import GroupMachine
 from kohort.groups.outcome import Outcome
 from kohort.groups.records import Kind, MemberAssigned, MemberSaved, Record, Tombstone
-from simulation.property import Checker, Holder, Waiting
+from simulation.property import QUIET, Checker, Holder, Waiting
 from simulation.world import World
 
 LATE_MS = 1_000
@@ -36,6 +36,8 @@ class Away:
 class AwayChecker(Checker):
     """A member that left for a while stays away with its share until it, or its successor, joins or its session ends."""
 
+    skips = QUIET
+
     def __init__(self, world: World, members: list[Holder], config: GroupConfig) -> None:
         super().__init__(world, members, config)
         self._shares: dict[Key, Pairs] = {}
@@ -53,6 +55,9 @@ class AwayChecker(Checker):
                 self._heard_ms[key] = now_ms
                 if current.member_epoch == LEFT_FOR_A_WHILE:
                     self._away[key] = Away(current.assigned, now_ms)
+
+    def on_loaded(self, machine: GroupMachine, outcome: Outcome) -> None:
+        self.on_stepped(None, outcome, {})
 
     def on_stepped(self, event: Any, outcome: Outcome, waiting: Waiting) -> None:
         for record in outcome.records:

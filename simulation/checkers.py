@@ -8,7 +8,6 @@ from typing import Any
 from kohort.errors import ErrorCode
 from kohort.groups import invariants
 from kohort.groups.config import GroupConfig
-from kohort.groups.consumer.members import preferred_assignor
 from kohort.groups.events import (
     ConsumerGroupHeartbeat,
     JoinGroup,
@@ -23,10 +22,19 @@ from kohort.groups.machine import GroupMachine
 from kohort.groups.outcome import GroupState, LeaveGroupReply, Now, Outcome
 from kohort.groups.records import Kind, MemberSaved, OffsetCommitted, Record, Tombstone
 from kohort.ids import NO_TOPIC_ID, TopicPartition
+from simulation.admin_checkers import DeletionChecker, DescriptionChecker
 from simulation.assigning import decode_assignment, to_names
 from simulation.away_checker import AwayChecker
+from simulation.epoch_checker import StaleEpochChecker
+from simulation.eviction_checker import EvictionChecker
+from simulation.expiry_checker import ExpiryChecker
+from simulation.journal_model import JournalModel
+from simulation.let_go_checker import LetGoChecker
 from simulation.offset_checkers import DurabilityChecker, TransactionChecker
-from simulation.property import Checker, Holder, Waiting
+from simulation.property import QUIET, Checker, Holder, Waiting
+from simulation.share_checkers import ClassicEvennessChecker, EvennessChecker
+from simulation.soft_state_checker import SoftStateChecker
+from simulation.target_checkers import CountChecker, HandoverChecker, TargetChecker
 from simulation.world import World
 
 LONGEST_WAIT_MS = 60_000
@@ -39,6 +47,8 @@ class OwnershipChecker(Checker):
     or whose place in a full group others took while it rebalanced, is none: the older, or the removed one, hears of it by its next request, and its commits are refused from the first
     moment (`FencingChecker`), so they are not watched here.
     """
+
+    skips = QUIET
 
     def __init__(self, world: World, members: list[Holder], config: GroupConfig) -> None:
         super().__init__(world, members, config)
@@ -103,6 +113,8 @@ class FencingChecker(Checker):
     A commit that names a topic without its id may be meant for a topic that was deleted and made again.
     """
 
+    skips = QUIET
+
     def __init__(self, world: World, members: list[Holder], config: GroupConfig) -> None:
         super().__init__(world, members, config)
         self._told: dict[tuple[str, str, int], str] = {}
@@ -148,6 +160,8 @@ class GenerationChecker(Checker):
     Classic members of a consumer group have no leader and a generation each.
     """
 
+    skips = QUIET
+
     def __init__(self, world: World, members: list[Holder], config: GroupConfig) -> None:
         super().__init__(world, members, config)
         self._newest: dict[str, int] = {}
@@ -174,6 +188,8 @@ class GenerationChecker(Checker):
 
 class EpochChecker(Checker):
     """A consumer group's epoch only grows, and so does the one that a member is told, until the group is deleted."""
+
+    skips = QUIET
 
     def __init__(self, world: World, members: list[Holder], config: GroupConfig) -> None:
         super().__init__(world, members, config)
@@ -331,7 +347,10 @@ class InvariantChecker(Checker):
 
 
 class LivenessChecker(Checker):
-    """Once the world is healthy, every group is stable and every partition of its topics is owned by one client."""
+    """Once the world is healthy, every group is stable and every partition of its topics is owned by one client.
+
+    Nobody holds what there is not: partitions of a topic that was deleted.
+    """
 
     def at_end(self, waiting: Waiting, partitions: Mapping[str, int]) -> None:
         found = unhealthy(self.members, partitions)
@@ -346,36 +365,16 @@ def unhealthy(members: Sequence[Holder], partitions: Mapping[str, int]) -> str |
         unsettled = [member.name for member in living if not member.stable]
         if unsettled:
             return f"{', '.join(unsettled)} of {group_id} never became stable"
+        for member in living:
+            gone = [str(each) for each in sorted(member.held) if each.partition >= partitions.get(each.topic, 0)]
+            if gone:
+                return f"{member.name} of {group_id} holds {', '.join(gone)}, which there is not"
         for topic in sorted({topic for member in living for topic in member.topics}):
             for number in range(partitions.get(topic, 0)):
                 owners = [member.name for member in living if member.owns(TopicPartition(topic, number))]
                 if len(owners) != 1:
                     return f"{topic}-{number} of {group_id} is owned by {owners or 'no one'}"
     return None
-
-
-class EvennessChecker(Checker):
-    """In the end all members of a consumer group have equal shares, also those that were taken for silent."""
-
-    def __init__(self, world: World, members: list[Holder], config: GroupConfig) -> None:
-        super().__init__(world, members, config)
-        self._machine: GroupMachine | None = None
-
-    def on_durable(self, machine: GroupMachine, records: list[Record], waiting: Waiting) -> None:
-        self._machine = machine
-
-    def at_end(self, waiting: Waiting, partitions: Mapping[str, int]) -> None:
-        if self._machine is None:
-            return
-        context = self._machine.context
-        for group_id, group in context.ledger.groups.items():
-            consumer = group.consumer
-            if consumer is None or preferred_assignor(context, consumer) != "uniform":
-                continue
-            shares = {member_id: len(consumer.targets[member_id]) for member_id in consumer.members}
-            alike = len({consumer.topics_of(member) for member in consumer.members.values()}) == 1
-            if alike and max(shares.values()) - min(shares.values()) > 1:
-                self.fail(f"shares of {group_id} are {shares}")
 
 
 ALL: tuple[type[Checker], ...] = (
@@ -391,20 +390,36 @@ ALL: tuple[type[Checker], ...] = (
     InvariantChecker,
     LivenessChecker,
     EvennessChecker,
+    ClassicEvennessChecker,
     AwayChecker,
+    EvictionChecker,
+    StaleEpochChecker,
+    TargetChecker,
+    CountChecker,
+    HandoverChecker,
+    SoftStateChecker,
+    DeletionChecker,
+    DescriptionChecker,
+    LetGoChecker,
+    ExpiryChecker,
 )
 
 
 class Checkers:
     """All properties of one run; each hook is passed on to those that override it."""
 
-    HOOKS = ("on_hold", "on_stepped", "on_released", "on_durable", "on_replayed", "on_deleted", "at_end")
+    HOOKS = ("on_hold", "on_stepped", "on_released", "on_durable", "on_replayed", "on_loaded", "on_deleted", "at_end")
 
     def __init__(
         self, world: World, members: list[Holder], config: GroupConfig, kinds: Iterable[type[Checker]] = ALL
     ) -> None:
         self._offset = 0
+        self._journal = JournalModel()
         checkers = [kind(world, members, config) for kind in kinds]
+        for checker in checkers:
+            checker.journal = self._journal
+        self._checkers = checkers
+        self._on_step: dict[type, list[Any]] = {}
         self._hooks = {
             hook: [
                 getattr(checker, hook)
@@ -426,8 +441,15 @@ class Checkers:
 
     def on_stepped(self, event: Any, outcome: Outcome, waiting: Waiting) -> None:
         """As `Checker.on_stepped`."""
-        for hook in self._hooks["on_stepped"]:
+        hooks = self._on_step.get(type(event))
+        if hooks is None:
+            wanted = [checker.on_stepped for checker in self._checkers if type(event) not in checker.skips]
+            hooks = [hook for hook in wanted if hook in self._hooks["on_stepped"]]
+            self._on_step[type(event)] = hooks
+        for hook in hooks:
             hook(event, outcome, waiting)
+        if outcome.records:
+            self._journal.take(outcome.records)
 
     def on_released(self, event: Any, value: Any) -> None:
         """As `Checker.on_released`."""
@@ -441,8 +463,15 @@ class Checkers:
 
     def on_replayed(self, machine: GroupMachine) -> None:
         """As `Checker.on_replayed`."""
+        self._journal.rebuild(machine.snapshot())
         for hook in self._hooks["on_replayed"]:
             hook(machine)
+
+    def on_loaded(self, machine: GroupMachine, outcome: Outcome) -> None:
+        """As `Checker.on_loaded`."""
+        for hook in self._hooks["on_loaded"]:
+            hook(machine, outcome)
+        self._journal.take(outcome.records)
 
     def on_deleted(self, topic: str) -> None:
         """As `Checker.on_deleted`."""

@@ -190,10 +190,23 @@ class ClassicMember(Process):
         revoked = self.held - assigned
         self._commit(revoked)
         self._alive(sent_ms)
+        if revoked and self.strategy == COOPERATIVE:
+            self._give_up(assigned)
+            return
         self._hold(assigned)
         self._fetch_positions(assigned)
-        if revoked and self.strategy == COOPERATIVE:
-            self._later(0, self._join)
+
+    def _give_up(self, assigned: frozenset[TopicPartition]) -> None:
+        """Work on as long as the application takes to let go, then join again; unless it has to join before that."""
+        number = self._round
+
+        def done() -> None:
+            if number == self._round:
+                self._hold(assigned)
+                self._fetch_positions(assigned)
+                self._join()
+
+        self._later(self.chance.upto(self.habits.callback_ms), done)
 
     def _beat(self) -> None:
         self._later(self.lease.beat_ms(self.habits.heartbeat_ms), self._beat)

@@ -76,7 +76,7 @@ class Client:
         """The connection for a kind of requests, a new one when the last is gone."""
         connection = self._lanes.get(lane)
         if connection is None or not connection.open:
-            connection = self._lanes[lane] = self.network.connect(self._on_closed, self.chance, self.process)
+            connection = self._lanes[lane] = self.network.connect(self.name, self._on_closed, self.chance, self.process)
         return connection
 
     def _patience_ms(self, event: Any) -> float:

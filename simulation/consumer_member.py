@@ -81,7 +81,9 @@ class ConsumerMember(Process):
             member_epoch=self.generation,
             client=Client(self.name, "/10.0.0.2", self.process),
             instance_id=habits.instance_id,
+            rack_id=habits.rack if full else None,
             rebalance_timeout_ms=habits.rebalance_timeout_ms if full else -1,
+            server_assignor=habits.assignor if full else None,
             subscribed_topics=(() if uses_regex else habits.topics) if full else None,
             subscribed_regex=("t[0-9]" if uses_regex else "") if full else None,
             owned=(() if joins else to_ids(self.held, self._ids)) if says_owned else None,
@@ -180,6 +182,9 @@ class ConsumerMember(Process):
         self._fetch_positions(added)
         if added:
             self._again(0)
+
+    def _named(self) -> tuple[str | None, int]:
+        return self.member_id, self.generation
 
     def _on_error(self, error: ErrorCode, sent_ms: int) -> None:
         """What a commit was answered; only heartbeats decide."""

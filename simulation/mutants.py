@@ -10,17 +10,17 @@ from kohort.groups.config import GroupConfig
 from kohort.groups.consumer import heartbeat as consumer
 from kohort.groups.consumer.state import LEFT_FOR_A_WHILE
 from kohort.groups.context import Context
-from kohort.groups.events import ConsumerGroupHeartbeat, JoinGroup, OffsetCommit, TransactionEnded
+from kohort.groups.events import ConsumerGroupHeartbeat, JoinGroup, OffsetCommit, Tick, TopicImage, TransactionEnded
 from kohort.groups.group import Group
 from kohort.groups.liveness.deadlines import Deadline, Deadlines, Timer
 from kohort.groups.machine import GroupMachine
 from kohort.groups.outcome import JoinGroupReply, Now, OffsetCommitReply, Outcome, SyncGroupReply
-from kohort.groups.records import EpochBumped, GenerationStarted, OffsetCommitted, TargetEpochSet
+from kohort.groups.records import EpochBumped, GenerationStarted, MemberAssigned, OffsetCommitted, TargetEpochSet
+from simulation.admin_mutants import ADMIN_MUTANTS
 from simulation.away_checker import AwayChecker
 from simulation.checkers import (
     AnswerChecker,
     EpochChecker,
-    EvennessChecker,
     FencingChecker,
     GenerationChecker,
     InvariantChecker,
@@ -29,8 +29,17 @@ from simulation.checkers import (
     OwnershipChecker,
     ReplayChecker,
 )
+from simulation.client_mutants import (
+    CountsLeasesFromAnswers,
+    CountsSessionsFromAnswers,
+)
+from simulation.epoch_mutants import EPOCH_MUTANTS
+from simulation.eviction_mutants import EVICTION_MUTANTS
+from simulation.expiry_checker import ExpiryChecker
+from simulation.let_go_checker import LetGoChecker
 from simulation.offset_checkers import DurabilityChecker, TransactionChecker
 from simulation.property import Checker
+from simulation.share_checkers import EvennessChecker
 
 
 class HastyDeadlines(Deadlines):
@@ -217,6 +226,34 @@ class WakesTheAway(GroupMachine):
             context.run(presence.hold, held.hold_ms)
 
 
+def away(machine: GroupMachine) -> list[MemberAssigned]:
+    """Where members stand that left for a while."""
+    assigned = [record for record in machine.snapshot() if isinstance(record, MemberAssigned)]
+    return [record for record in assigned if record.member_epoch == LEFT_FOR_A_WHILE]
+
+
+class LoadsTheAwayAsBack(GroupMachine):
+    """Takes members that left for a while to be back when it has loaded."""
+
+    def on_loaded(self, now: Now, image: TopicImage) -> Outcome:
+        """As the real one, but it moves them."""
+        outcome = super().on_loaded(now, image)
+        for record in away(self):
+            self.context.emit(replace(record, member_epoch=record.previous_epoch))
+        return outcome
+
+
+class EmptiesTheAway(GroupMachine):
+    """Gives away what members have that left for a while, with the first tick."""
+
+    def step(self, event: Any, now: Now) -> Outcome:
+        """As the real one, but a tick takes their shares."""
+        outcome = super().step(event, now)
+        for record in away(self) if isinstance(event, Tick) else ():
+            self.context.emit(replace(record, assigned=()))
+        return outcome
+
+
 class LosesTheReturned(GroupMachine):
     """Does not know on which connection a classic static member is that took its predecessor's place."""
 
@@ -226,6 +263,28 @@ class LosesTheReturned(GroupMachine):
         if isinstance(event, JoinGroup) and event.instance_id is not None and not event.member_id:
             self.context.forget_connection(event.connection, event.group_id, event.new_member_id)
         return outcome
+
+
+class ExpiresFromCommits(GroupMachine):
+    """Takes an empty group's positions to have begun their time with their commit."""
+
+    def step(self, event: Any, now: Now) -> Outcome:
+        """As the real one, but it forgets since when groups are empty."""
+        if isinstance(event, Tick):
+            for group in self.context.ledger.groups.values():
+                if group.consumer is not None:
+                    group.consumer.assigned_ms = -1
+                elif group.saved is not None:
+                    group.saved = replace(group.saved, state_ms=-1)
+        return super().step(event, now)
+
+
+class KeepsPositions(GroupMachine):
+    """Never looks for positions whose time is over."""
+
+    def _tick(self) -> None:
+        self.context.expiry.cancel()
+        super()._tick()
 
 
 MUTANTS: dict[type[GroupMachine], type[Checker]] = {
@@ -245,4 +304,13 @@ MUTANTS: dict[type[GroupMachine], type[Checker]] = {
     NeverEndsSessions: LivenessChecker,
     ForgetsWhomItSpared: EvennessChecker,
     WakesTheAway: AwayChecker,
+    **EVICTION_MUTANTS,
+    **EPOCH_MUTANTS,
+    **ADMIN_MUTANTS,
+    LoadsTheAwayAsBack: AwayChecker,
+    EmptiesTheAway: AwayChecker,
+    CountsSessionsFromAnswers: LetGoChecker,
+    CountsLeasesFromAnswers: LetGoChecker,
+    ExpiresFromCommits: ExpiryChecker,
+    KeepsPositions: ExpiryChecker,
 }

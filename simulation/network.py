@@ -35,6 +35,7 @@ class Connection:
         open: messages still pass.
         heard: the coordinator's end still takes what is on its way up.
         lease_ms: the lease that its client was told to keep, 0: none.
+        client: its client's name.
         process: its client's process by name, "" on another machine.
         ended: that process has ended.
     """
@@ -45,6 +46,7 @@ class Connection:
         self.open = True
         self.heard = True
         self.lease_ms = 0
+        self.client = ""
         self.process = ""
         self.ended = False
         self._network = network
@@ -58,7 +60,7 @@ class Connection:
         if not self.open:
             return
         weather, world, chance = self._network.weather, self._network.world, self._chance
-        if weather.breaks and chance.random() < weather.breaks:
+        if (weather.breaks and chance.random() < weather.breaks) or self._is_cut_off():
             self.break_()
             return
         due = max(world.now_ms + chance.upto(weather.delay_ms), self._arrives_up)
@@ -75,7 +77,7 @@ class Connection:
         if not self.open:
             return
         weather, world, chance = self._network.weather, self._network.world, self._chance
-        if weather.breaks and chance.random() < weather.breaks:
+        if (weather.breaks and chance.random() < weather.breaks) or self._is_cut_off():
             self.break_()
             return
         due = max(world.now_ms + chance.upto(weather.delay_ms), self._arrives_down)
@@ -86,6 +88,10 @@ class Connection:
                 deliver()
 
         world.after(due - world.now_ms, arrive)
+
+    def _is_cut_off(self) -> bool:
+        network = self._network
+        return bool(network.cut_off) and network.world.now_ms < network.cut_off.get(self.client, 0)
 
     def break_(self) -> None:
         """Nothing passes any more; each end learns of it in its own time."""
@@ -110,19 +116,21 @@ class Network:
     Attributes:
         receive: the coordinator's door: connection, request without token, answer.
         server_sees_close: told when the coordinator's end notices.
+        cut_off: clients of which nothing gets through, nor to them, until a time.
     """
 
     def __init__(self, world: World) -> None:
         self.world = world
         self.weather = Weather()
+        self.cut_off: dict[str, int] = {}
         self.count = 0
         self.receive: Callable[[Connection, Any, Callable[[Any], None]], None]
         self.server_sees_close: Callable[[int], None]
 
-    def connect(self, on_closed: Callable[[], None], chance: Chance, process: str) -> Connection:
-        """A new connection of this process; `on_closed` is called when the client's end learns of its end."""
+    def connect(self, client: str, on_closed: Callable[[], None], chance: Chance, process: str) -> Connection:
+        """A new connection of this client and process; `on_closed` is called when the client's end learns of its end."""
         connection = Connection(self, on_closed, chance)
-        connection.process = process
+        connection.client, connection.process = client, process
         return connection
 
     def ask(self, connection: Connection, event: Any, on_reply: Callable[[Any], None]) -> None:

@@ -12,24 +12,28 @@ from kohort.errors import ErrorCode
 from kohort.groups.config import GroupConfig
 from kohort.groups.events import (
     DeleteGroups,
+    Heartbeat,
     OffsetCommit,
     OffsetDelete,
     OffsetFetch,
+    Tick,
     TopicsDeleted,
     TransactionEnded,
     TxnOffsetCommit,
 )
 from kohort.groups.machine import GroupMachine
 from kohort.groups.outcome import Outcome
-from kohort.groups.records import OffsetCommitted
-from simulation.property import Checker, Holder, Waiting
+from kohort.groups.records import Kind, OffsetCommitted, Tombstone
+from simulation.property import QUIET, Checker, Holder, Waiting
 from simulation.world import World
 
 Slot = tuple[str, str, int]
 
 
 class DurabilityChecker(Checker):
-    """An acknowledged commit is there, or a later one is, unless someone deleted it; a deleted topic's is gone."""
+    """An acknowledged commit is there, or a later one is, unless someone deleted it or it expired (`ExpiryChecker`); a deleted topic's is gone."""
+
+    skips = frozenset({Heartbeat})
 
     def __init__(self, world: World, members: list[Holder], config: GroupConfig) -> None:
         super().__init__(world, members, config)
@@ -54,6 +58,9 @@ class DurabilityChecker(Checker):
         elif isinstance(event, DeleteGroups | OffsetDelete):
             for _, value in outcome.replies:
                 self._forget(event, value)
+        elif isinstance(event, Tick):
+            keys = [record.key for record in outcome.records if isinstance(record, Tombstone)]
+            self._clear({(key[1], key[2], key[3]) for key in keys if key[0] is Kind.OFFSET})
         elif isinstance(event, OffsetFetch):
             for _, value in outcome.replies:  # decided now: it may be released after a deletion that comes next
                 for found in value.offsets:
@@ -67,7 +74,10 @@ class DurabilityChecker(Checker):
             self._drop(lambda slot: slot[0] in gone)
         elif not value.error:
             paired = zip(event.partitions, value.errors, strict=True)
-            slots = {(event.group_id, one.topic, one.partition) for one, error in paired if not error}
+            self._clear({(event.group_id, one.topic, one.partition) for one, error in paired if not error})
+
+    def _clear(self, slots: set[Slot]) -> None:
+        if slots:
             self._cleared.update(dict.fromkeys(slots, len(self._order)))
             self._drop(lambda slot: slot in slots)
 
@@ -135,6 +145,8 @@ class DurabilityChecker(Checker):
 
 class TransactionChecker(Checker):
     """A transaction's offset is not seen before its end, never if it ends in an abort, and who asks for it waits."""
+
+    skips = QUIET
 
     def __init__(self, world: World, members: list[Holder], config: GroupConfig) -> None:
         super().__init__(world, members, config)

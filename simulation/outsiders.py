@@ -19,6 +19,13 @@ from simulation.process import Process
 from simulation.server import Server
 from simulation.world import World
 
+FILTERS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
+    (("stable",), ()),
+    (("Empty", "Assigning"), ()),
+    ((), ("Consumer",)),
+    (("Stable", "reconciling"), ("classic", "consumer")),
+)
+"""States and types of groups that an administrator asks for."""
 STRANGE_PARTITION = 100
 """Partitions from here on are no one's, so that who lies about them takes nothing from anyone."""
 
@@ -64,6 +71,7 @@ class Administrator(Client):
         names = tuple(group_ids)
         for event in (
             events.ListGroups(0),
+            events.ListGroups(0, *self.chance.choice(FILTERS)),
             events.DescribeGroups(0, names),
             events.ConsumerGroupDescribe(0, names),
         ):

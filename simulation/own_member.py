@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Coroutine
+import math
+from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -28,6 +29,7 @@ from simulation.process import Habits, Process
 from simulation.world import Happening, World
 
 logging.getLogger("kohort.client").addHandler(logging.NullHandler())
+MEMBERSHIPS: Mapping[str, type[Membership]] = {"classic": ClassicMembership, "consumer": ConsumerMembership}
 
 
 class OwnMember(Process):
@@ -35,10 +37,12 @@ class OwnMember(Process):
 
     Attributes:
         gate: set before it starts.
+        memberships: the client's own by protocol, or faulty ones.
         leaving: it was closed.
     """
 
     gate: Gate
+    memberships: Mapping[str, type[Membership]] = MEMBERSHIPS
     protocol = "classic"
 
     def __init__(self, name: str, habits: Habits, world: World, network: Network, checkers: Checkers) -> None:
@@ -63,13 +67,16 @@ class OwnMember(Process):
             "max_poll_interval_ms": habits.rebalance_timeout_ms,
             "partition_assignment_strategy": list(habits.strategies),
             "group_protocol": self.protocol,
+            "client_rack": habits.rack or "",
             "metadata_max_age_ms": 10_000,
             "request_timeout_ms": 5_000,
         }
+        if self.protocol == "consumer":
+            settings["group_remote_assignor"] = habits.assignor
         config = client_config(ConsumerConfig, f"{HOST}:{PORT}", settings)
         self._cluster = cluster = Cluster(config)
-        cluster.runtime.set_time(self.world.now_ms)
-        cluster.runtime.elapsed_ms = lambda: float(self.world.now_ms)
+        cluster.runtime.set_time(self._clock_ms)
+        cluster.runtime.elapsed_ms = lambda: self._clock_ms
         spawn = cluster.runtime.spawn
 
         def remembered(coro: Coroutine[Any, Any, Any], name: str = "") -> Task[Any]:
@@ -79,12 +86,9 @@ class OwnMember(Process):
 
         cluster.runtime.spawn = remembered  # type: ignore[method-assign]
         cluster.links.jitter = self.chance.random
-        if self.protocol == "classic":
-            self._membership = ClassicMembership(cluster, config, changed=self._changed, poll_bound=False)
-        else:
-            self._membership = ConsumerMembership(
-                cluster, config, changed=self._changed, poll_bound=False, new_member_id=self._new_member_id
-            )
+        more = {"new_member_id": self._new_member_id} if self.protocol == "consumer" else {}
+        kind = self.memberships[self.protocol]
+        self._membership = kind(cluster, config, changed=self._changed, poll_bound=False, **more)
         pattern = "^t[0-9]$" if len(self.name) % 2 == 0 else None
         topics = () if pattern is not None else habits.topics
         self._membership.subscribe(Subscription(topics, pattern=pattern))
@@ -115,13 +119,19 @@ class OwnMember(Process):
         """What a commit was answered; only the membership decides."""
 
     def owns(self, partition: TopicPartition) -> bool:
-        """Whether it would process this partition now: it holds it, and neither its lease nor its session is over."""
+        """Whether it would process this partition now: it holds it, and its lease is not over.
+
+        A session that is over has taken from it what it held.
+        """
         membership = self._membership
         if partition not in self.held or self.dead or self.paused or self.leaving or membership is None:
             return False
-        now_ms = self.world.now_ms
-        in_session = now_ms < membership._heard_ms + self.session_ms  # type: ignore[attr-defined]
-        return in_session and membership.owns and partition.topic not in membership.replaced()
+        return membership.owns and partition.topic not in membership.replaced()
+
+    @property
+    def _clock_ms(self) -> float:
+        """Its own clock."""
+        return self.world.now_ms * self.habits.clock_rate
 
     # The client's levels, as its application sees them.
 
@@ -198,17 +208,20 @@ class OwnMember(Process):
             return
         self._driving = True
         runtime = cluster.runtime
-        runtime.advance(self.world.now_ms)
+        runtime.advance(self._clock_ms)
         while commands := cluster.links.take_commands():
             for command in commands:
                 self._do(command)
-            runtime.advance(self.world.now_ms)
+            runtime.advance(self._clock_ms)
         self._driving = False
         self._look()
         due = runtime.next_deadline_ms()
         if self._due is not None:
             self._due.cancel()
-        self._due = None if due is None else self.world.after(due - self.world.now_ms + 1, self._on_time)
+        if due is None:
+            self._due = None
+        else:
+            self._due = self.world.after(math.ceil((due - self._clock_ms) / self.habits.clock_rate), self._on_time)
 
     def _on_time(self) -> None:
         self._awake(self._drive)
@@ -217,7 +230,7 @@ class OwnMember(Process):
         if isinstance(command, OpenLink):
             link = command.link
             connection = self._sockets[link] = self.network.connect(
-                partial(self._link_closed, link), self.chance, self.process
+                self.name, partial(self._link_closed, link), self.chance, self.process
             )
             self.world.after(
                 self.chance.upto(self.network.weather.delay_ms), partial(self._link_opened, link, connection)

@@ -17,6 +17,7 @@ from simulation.process import Habits
 from simulation.world import Chance
 
 INT_MAX = 2**31 - 1
+DAY_MS = 86_400_000
 
 MODERN, CLASSIC = "ConsumerMember", "ClassicMember"
 TROUBLE = {
@@ -25,12 +26,16 @@ TROUBLE = {
     "leave": 12,
     "pause": 15,
     "cut": 12,
+    "cut_off": 8,
     "twin": 5,
     "coordinator": 10,
     "weather": 5,
     "grow": 4,
     "clock": 2,
-    "compact": 2,
+    "weeks": 4,
+    "desert": 3,
+    "commit": 4,
+    "compact": 5,
     "create": 3,
     "delete": 3,
     "transact": 8,
@@ -159,9 +164,11 @@ class Draft:
         self.group_ids = [f"g{number}" for number in range(1 + chance.upto(self.scale.groups - 1))]
         self.manners = {group: chance.choice(((EAGER,), (COOPERATIVE,))) for group in self.group_ids}
         self.modern = {group: chance.choice((0.0, 0.5, 1.0)) for group in self.group_ids}
+        self.assignors = chance.choice(((None,), (None, "uniform"), ("range",), ("range", "uniform", None)))
+        self.racks = chance.choice(((None,), (None, "r1", "r2")))
         self.heal_ms = SHORTEST_FAULTS_MS + chance.upto(self.scale.faults_ms - SHORTEST_FAULTS_MS)
         self.only_ours = False
-        self.own_share = chance.choice((0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.7))
+        self.own_share = {MODERN: chance.choice((0.0, 0.5, 1.0)), CLASSIC: chance.choice((0.0, 0.0, 0.0, 0.0, 0.7))}
         self.living: list[Known] = []
         self.started = 0
         self.steps: list[Step] = []
@@ -176,6 +183,7 @@ class Draft:
             group_max_size=size,
             consumer_max_size=size,
             new_member_timeout_ms=30_000,
+            offsets_retention_minutes=chance.choice((60, 1_440, 10_080)),
             offsets_retention_check_ms=20_000,
             consumer_session_timeout_ms=chance.choice((6_000, 9_000)),
             consumer_heartbeat_interval_ms=chance.choice((1_500, 2_500)),
@@ -203,7 +211,9 @@ class Draft:
         self.started += 1
         if instance_id is None and chance.likely(0.25):
             instance_id = f"i{1 + chance.upto(2)}"
-        ours = self.only_ours or chance.likely(0.6)
+        kind = MODERN if chance.likely(self.modern[group_id]) else CLASSIC
+        is_own = chance.likely(self.own_share[kind])
+        ours = is_own or self.only_ours or chance.likely(0.6)
         habits = Habits(
             group_id,
             self.topics,
@@ -218,15 +228,14 @@ class Draft:
             commits_on_revocation=chance.likely(0.7),
             hold_ms=chance.choice((0, 1_200)),
             short_interval=chance.likely(0.5),
+            assignor=chance.choice(self.assignors),
+            rack=chance.choice(self.racks),
             keeps_lease=ours,
             clock_rate=chance.choice((0.985, 1.0, 1.0, 1.015)) if ours else 1.0,
         )
-        kind = MODERN if chance.likely(self.modern[group_id]) else CLASSIC
-        if ours and chance.likely(self.own_share):
-            kind = f"Own{kind}"
-        known = Known(f"c{self.started}", kind, habits)
+        known = Known(f"c{self.started}", f"Own{kind}" if is_own else kind, habits)
         self.living.append(known)
-        self.add(at_ms, "start", name=known.name, kind=kind, habits=habits)
+        self.add(at_ms, "start", name=known.name, kind=known.kind, habits=habits)
 
     def add_weather(self, at_ms: int) -> None:
         """Another network, another disk."""
@@ -258,14 +267,31 @@ class Draft:
             self.add(at_ms, "clock", jump_ms=chance.choice((-3_600_000, 3_600_000)))
         elif what == "compact":
             self.add(at_ms, "compact", share=chance.choice((0.3, 0.9, 1.0)))
+        elif what == "weeks":
+            self.add_weeks(at_ms)
+        elif what == "desert":
+            self.add_desert(at_ms)
         elif what == "look":
             self.add(at_ms, "look")
         elif what == "hostile":
             self.add(at_ms, "hostile", name=f"h{len(self.steps)}", group_id=chance.choice(self.group_ids))
-        elif what in ("transact", "delete_group", "delete_offsets"):
+        elif what in ("transact", "delete_group", "delete_offsets", "commit"):
             self.trouble_group(at_ms, what, one)
         elif one is not None:
             self.trouble_member(at_ms, what, one)
+
+    def add_weeks(self, at_ms: int) -> None:
+        """Time passes in which positions expire, or not quite."""
+        self.add(at_ms, "weeks", jump_ms=self.chance.choice((DAY_MS // 2, 6 * DAY_MS, 8 * DAY_MS, 30 * DAY_MS)))
+
+    def add_desert(self, at_ms: int) -> None:
+        """Everyone goes, weeks pass, and someone comes back."""
+        chance = self.chance
+        for one in self.living:
+            self.add(at_ms + chance.upto(1_000), chance.choice(("leave", "leave", "crash")), name=one.name)
+        self.living.clear()
+        self.add_weeks(at_ms + chance.choice((2_000, 12_000)))
+        self.add_member(at_ms + chance.choice((14_000, 40_000)), chance.choice(self.group_ids))
 
     def trouble_group(self, at_ms: int, what: str, one: Known | None) -> None:
         """One step about a group's offsets."""
@@ -273,6 +299,14 @@ class Draft:
         group_id = chance.choice(self.group_ids)
         if what == "delete_group":
             self.add(at_ms, what, group_id=group_id)
+        elif what == "commit":
+            self.add(
+                at_ms,
+                what,
+                group_id=chance.choice((group_id, "alone")),
+                topic=chance.choice(self.topics),
+                retention_ms=chance.choice((-1, -1, 5_000, DAY_MS)),
+            )
         elif what == "delete_offsets":
             self.add(at_ms, what, group_id=group_id, topic=chance.choice(self.topics))
         else:
@@ -294,6 +328,8 @@ class Draft:
                 self.add_member(at_ms, one.habits.group_id, one.habits.instance_id)
         elif what == "pause":
             self.add(at_ms, what, name=one.name, duration_ms=self.chance.choice((500, 4_000, 12_000, 40_000)))
+        elif what == "cut_off":
+            self.add(at_ms, what, name=one.name, duration_ms=self.chance.choice((2_000, 6_000, 15_000)))
         else:
             self.add(at_ms, what, name=one.name)
             if what in ("crash", "leave"):

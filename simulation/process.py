@@ -23,6 +23,7 @@ class Habits:
     """How a client is configured.
 
     Attributes:
+        assignor, rack: what it asks a coordinator that assigns for, and where it runs.
         keeps_lease: it is one of our own, which keeps a lease where it is told one.
         clock_rate: how fast its clock runs beside the coordinator's.
     """
@@ -41,6 +42,8 @@ class Habits:
     require_stable: bool = False
     hold_ms: int = 0
     short_interval: bool = False
+    assignor: str | None = None
+    rack: str | None = None
     keeps_lease: bool = False
     clock_rate: float = 1.0
 
@@ -210,5 +213,10 @@ class Process(Client, ABC):
     def _fetch_positions(self, partitions: frozenset[TopicPartition]) -> None:
         """Ask where to go on; the checker compares when the reply is released."""
         if partitions:
-            fetch = OffsetFetch(0, self.habits.group_id, tuple(sorted(partitions)), self.habits.require_stable)
+            named = self._named()
+            fetch = OffsetFetch(0, self.habits.group_id, tuple(sorted(partitions)), self.habits.require_stable, *named)
             self._ask(fetch, self._nothing, self._nothing)
+
+    def _named(self) -> tuple[str | None, int]:
+        """The member id and epoch that its fetches name: clients of the classic protocol name none."""
+        return None, -1

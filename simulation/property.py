@@ -6,12 +6,16 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from kohort.groups.config import GroupConfig
+from kohort.groups.events import Heartbeat, OffsetCommit, OffsetFetch
 from kohort.groups.machine import GroupMachine
 from kohort.groups.outcome import Outcome
 from kohort.groups.records import Record
 from kohort.ids import TopicId, TopicPartition
+from simulation.journal_model import JournalModel
 from simulation.world import World
 
+QUIET: frozenset[type] = frozenset({Heartbeat, OffsetCommit, OffsetFetch})
+"""Most requests are such: no member or group comes, moves or ends by them, except a group that begins with a commit."""
 Waiting = Mapping[int, tuple[Any, Any, int]]
 
 
@@ -53,7 +57,15 @@ class Holder(Protocol):
 
 
 class Checker:
-    """One property; the hooks it needs are overridden."""
+    """One property; the hooks it needs are overridden.
+
+    Attributes:
+        skips: kinds of events after which `on_stepped` has nothing to look at.
+        journal: what the journal says; while a step is looked at, what it said before.
+    """
+
+    skips: frozenset[type] = frozenset()
+    journal: JournalModel
 
     def __init__(self, world: World, members: list[Holder], config: GroupConfig) -> None:
         self.world = world
@@ -69,7 +81,7 @@ class Checker:
         """A client holds something new, or its session goes on after it had ended."""
 
     def on_stepped(self, event: Any, outcome: Outcome, waiting: Waiting) -> None:
-        """The coordinator took in an event."""
+        """The coordinator took in an event; None: it has loaded."""
 
     def on_released(self, event: Any, value: Any) -> None:
         """A reply goes out."""
@@ -79,6 +91,9 @@ class Checker:
 
     def on_replayed(self, machine: GroupMachine) -> None:
         """The coordinator has read its journal."""
+
+    def on_loaded(self, machine: GroupMachine, outcome: Outcome) -> None:
+        """The coordinator has built its soft state after that, and begins."""
 
     def on_deleted(self, topic: str) -> None:
         """A topic is being deleted: the coordinator is about to hear of it."""

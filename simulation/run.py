@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from kohort.groups import events
-from kohort.groups.events import Topic, TopicImage
+from kohort.groups.events import OffsetToCommit, Topic, TopicImage
 from kohort.ids import TopicId, TopicPartition
 from simulation.assigning import topic_id
 from simulation.checkers import ALL, Checkers, unhealthy
@@ -20,7 +20,7 @@ from simulation.disk import Disk
 from simulation.gate import Gate
 from simulation.network import Network, Weather
 from simulation.outsiders import Administrator, Hostile, Producer
-from simulation.own_member import OwnClassicMember, OwnConsumerMember, OwnMember
+from simulation.own_member import MEMBERSHIPS, OwnClassicMember, OwnConsumerMember, OwnMember
 from simulation.plan import CLASSIC, Draft, Plan, Step
 from simulation.process import Habits, Process
 from simulation.property import Checker, Holder, ViolatedError
@@ -36,6 +36,7 @@ FEWEST_EVENTS = 200
 """Every run has at least so many."""
 SETTLING_MS = 20_000
 LOOK_MS = 5_000
+WATCH_MS = 25_000
 LOOKS = 3
 """A world that is whole at so many looks in a row has healed."""
 KINDS: dict[str, type[Process]] = {
@@ -62,6 +63,11 @@ class Result:
     checker: str | None = None
     trace: list[str] = field(default_factory=list)
     faults: Counter[str] = field(default_factory=Counter)
+
+
+def racks_of(partitions: int) -> tuple[tuple[str, ...], ...]:
+    """One replica each, on two racks in turn."""
+    return tuple((f"r{1 + number % 2}",) for number in range(partitions))
 
 
 class Run:
@@ -94,6 +100,7 @@ class Run:
         self.server = Server(self.world, self.network, self.disk, self.plan.config, self.checkers, mutant)
         self._leases_ignored = getattr(mutant, "members_ignore_leases", False)
         self.gate = Gate(self.world, self.server, tells_leases=not self._leases_ignored)
+        self._memberships = getattr(mutant, "memberships", MEMBERSHIPS)
         self.partitions = dict(self.plan.partitions)
         self._made = dict.fromkeys(self.partitions, 0)
         self._hostiles: list[Hostile] = []
@@ -122,6 +129,7 @@ class Run:
         for step in self.plan.steps:
             if step.at_ms <= heal_ms:
                 self.world.after(step.at_ms, partial(self._take, step))
+        self._look_now_and_then()
         self.world.run_until(heal_ms)
         self._heal()
         looks = 0
@@ -144,7 +152,7 @@ class Run:
         """A member comes to life."""
         member = KINDS[kind](name, habits, self.world, self.network, self.checkers)
         if isinstance(member, OwnMember):
-            member.gate = self.gate
+            member.gate, member.memberships = self.gate, self._memberships
         if isinstance(member, ConsumerMember | OwnConsumerMember):
             member.session_ms = self.server.config.consumer_session_timeout_ms
         if self.plan.config.notice_disconnects != "off" and habits.keeps_lease:
@@ -179,6 +187,10 @@ class Run:
         if (member := self._living(name)) is not None:
             member.cut()
 
+    def do_cut_off(self, name: str, duration_ms: int) -> None:
+        """A member lives on, but nothing of it gets through."""
+        self.network.cut_off[name] = self.world.now_ms + duration_ms
+
     def do_coordinator(self, down_ms: int) -> None:
         """The coordinator's process is killed and started again."""
         self.server.crash(down_ms)
@@ -191,6 +203,15 @@ class Run:
     def do_clock(self, jump_ms: int) -> None:
         """The wall clock jumps."""
         self.world.skew_ms += jump_ms
+
+    def do_weeks(self, jump_ms: int) -> None:
+        """Weeks pass on the wall clock, by which positions expire, and nothing happens in them."""
+        self.world.skew_ms += jump_ms
+
+    def do_commit(self, group_id: str, topic: str, retention_ms: int) -> None:
+        """Someone who is in no group commits a position, perhaps with a time of its own."""
+        offset = OffsetToCommit(topic, self._administrator.chance.upto(3), self.checkers.fresh_offset())
+        self._administrator.send(events.OffsetCommit(0, group_id, "", -1, (offset,), retention_ms=retention_ms))
 
     def do_compact(self, share: float) -> None:
         """The journal is compacted."""
@@ -227,6 +248,11 @@ class Run:
         """An administrator looks at all groups."""
         self._administrator.look(self.plan.group_ids)
 
+    def _look_now_and_then(self) -> None:
+        """Someone watches the groups all the time, as tools do."""
+        self.world.after(WATCH_MS, self._look_now_and_then)
+        self._administrator.look(self.plan.group_ids)
+
     def do_delete_group(self, group_id: str) -> None:
         """An administrator deletes a group, if it is empty."""
         self._administrator.send(events.DeleteGroups(0, (group_id,)))
@@ -251,7 +277,7 @@ class Run:
         version = self.server.image.version + 1
         ids = {name: topic_id(name, self._made[name]) for name in self.partitions}
         self.world.topic_ids = ids
-        topics = {name: Topic(name, ids[name], count) for name, count in self.partitions.items()}
+        topics = {name: Topic(name, ids[name], count, racks_of(count)) for name, count in self.partitions.items()}
         topics[INTERNAL] = Topic(INTERNAL, TopicId(int=2**100), 1)
         self.server.change_topics(TopicImage(version, topics), deleted)
         for member in self.members:
@@ -260,6 +286,7 @@ class Run:
     def _heal(self) -> None:
         self.world.tell("all faults end")
         self.network.weather = Weather()
+        self.network.cut_off.clear()
         self.disk.fails = self.disk.tears = 0.0
         for hostile in self._hostiles:
             hostile.crash()

@@ -36,6 +36,9 @@ def match(regex: str, topics: Iterable[str]) -> list[str]:
 
 
 Answer = Callable[[Any], None]
+WORK_MS = 60
+SLOW_WORK, SLOW_WORK_MS = 0.1, 2_000
+"""So often work takes up to so long: its result may be stale by then, also of an earlier coordinator."""
 
 
 class Server:
@@ -87,6 +90,7 @@ class Server:
             machine.apply(record)
         self.checkers.on_replayed(machine)
         outcome = machine.on_loaded(self.now, self.image)
+        self.checkers.on_loaded(machine, outcome)
         self.machine = machine
         self.world.tell(f"coordinator: up, incarnation {self.incarnation}, {len(self.disk.records)} records")
         self._finish([outcome])
@@ -255,7 +259,8 @@ class Server:
                     event: Any = targets.resolve(work, match)
                 else:
                     event = targets.compute(work)
-                self.world.after(self.chance.upto(60), partial(self.feed, event))
+                longest_ms = SLOW_WORK_MS if self.chance.likely(SLOW_WORK) else WORK_MS
+                self.world.after(self.chance.upto(longest_ms), partial(self.feed, event))
 
     def _set_tick(self) -> None:
         due = None if self.machine is None else self.machine.next_deadline_ms()

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from kohort import Broker
 from kohort.errors import NotFoundError
 from kohort.zookeeper import ZooKeeper
 from tests.support.apache_kafka import ApacheKafka, KafkaTools
 from tests.support.maven import MavenUnavailable
+from tests.support.processes import KOHORT, Start
 
 
 def pytest_configure() -> None:
@@ -49,6 +52,37 @@ def zookeeper() -> Iterator[ZooKeeper]:
         pytest.skip(f"ZooKeeper can't run here: {error}")
     with server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def our_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """A broker whose groups start at once; tests use topics and groups of their own names."""
+    with Broker(tmp_path_factory.mktemp("broker"), {"group.initial.rebalance.delay.ms": 0}) as broker:
+        yield broker
+
+
+@pytest.fixture(params=["kohort", pytest.param("apache", marks=pytest.mark.kafka)])
+def servers(request: pytest.FixtureRequest) -> str:
+    """The address of our broker, then of Apache Kafka."""
+    fixture = "our_broker" if request.param == "kohort" else "apache_kafka"
+    servers: str = request.getfixturevalue(fixture).bootstrap_servers
+    return servers
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts `kohort …`; what still runs at the end is killed."""
+    running: list[subprocess.Popen[str]] = []
+
+    def begin(*args: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen([*KOHORT, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        running.append(process)
+        return process
+
+    yield begin
+    for process in running:
+        process.kill()
+        process.communicate()
 
 
 @pytest.fixture

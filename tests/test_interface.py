@@ -39,7 +39,10 @@ def public_classes() -> list[type]:
 
 
 def callables(kind: type) -> Iterator[tuple[str, Any]]:
-    """The public methods of a class and its bases, the functions of its properties, and its making where callers make it."""
+    """The public methods of a class and its bases.
+
+    The functions of its properties too, and its making where callers make it.
+    """
     for name, member in inspect.getmembers_static(kind):
         made = name == "__init__" and (hasattr(member, "arguments") or dataclasses.is_dataclass(kind))
         if (name.startswith("_") and not made) or issubclass(kind, Enum):
@@ -126,13 +129,19 @@ def test_type_checkers_see_the_names_that_there_are() -> None:
 
 
 def test_importing_the_package_imports_nothing_of_it() -> None:
-    code = "import sys, kohort; print([name for name in sys.modules if name.startswith(('kohort.', 'pyarrow', 'asyncio'))])"
+    code = (
+        "import sys, kohort; "
+        "print([name for name in sys.modules if name.startswith(('kohort.', 'pyarrow', 'asyncio'))])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 
 def test_timeouts_are_timeout_ms_and_given_by_name() -> None:
-    """A number without a name could be seconds; poll, whose first argument everybody knows, takes it by position too."""
+    """A number without a name could be seconds.
+
+    `poll`, whose first argument everybody knows, takes it by position too.
+    """
     wrong = []
     for kind in public_classes():
         for where, function in () if dataclasses.is_dataclass(kind) else callables(kind):
@@ -157,8 +166,13 @@ def test_timeouts_are_timeout_ms_and_given_by_name() -> None:
 def test_settings_are_typed_as_they_are_configured() -> None:
     """The written types against the configuration classes: names, types, defaults, units, texts."""
     done = subprocess.run(
-        [sys.executable, "-m", "ruff", "format", "-"], input=setting_types.source(), capture_output=True, text=True, check=True, cwd=HOME
-    )  # fmt: skip
+        [sys.executable, "-m", "ruff", "format", "-"],
+        input=setting_types.source(),
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=HOME,
+    )
     assert (HOME / "client/setting_types.py").read_text() == done.stdout, "make docs writes it"
     for name, config in CLIENTS.items():
         kind: Any = getattr(kohort, name)

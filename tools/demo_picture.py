@@ -1,7 +1,9 @@
-"""Draws docs/demo.svg from what a run of `kohort demo` prints: `python tools/demo_picture.py [FILE]` takes a saved output.
+"""Draws docs/demo.svg from what a run of `kohort demo` prints.
 
-The terminal in the picture has a dark background of its own, so that it can be read on a light page and on a dark one. No font
-or style is fetched from anywhere.
+`python tools/demo_picture.py [FILE]` takes a saved output.
+
+The terminal in the picture has a dark background of its own, so that it can be read on a light page and on a dark one.
+No font or style is fetched from anywhere.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Fails when a tracked file names a machine's path or a package registry's host, was generated, or has a merge's marks."""
+"""Fails when a tracked file has what must not be kept.
+
+A machine's path, a package registry's host, generated code, the marks of a merge.
+"""
 
 from __future__ import annotations
 

@@ -1,11 +1,12 @@
 """Writes the types of the clients' settings for type checkers and editors, from the configuration classes.
 
-Type checkers read source only: what `Consumer(group_id=…)` takes must stand there once more. This writes it, so that names,
-types, defaults and texts are those of the configuration classes, and a test holds it to them.
+Type checkers read source only: what `Consumer(group_id=…)` takes must stand there once more. This writes it, so that
+names, types, defaults and texts are those of the configuration classes, and a test holds it to them.
 """
 
 from __future__ import annotations
 
+import textwrap
 import typing
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ from kohort.config import Setting, default_of, settings
 
 PLACE = Path(__file__).resolve().parent.parent / "src/kohort/client/setting_types.py"
 POSITIONAL = ("bootstrap_servers",)
+LINE = 120
 _HEAD = '''"""The clients' settings as type checkers and editors know them: `**settings: Unpack[ConsumerSettings]`.
 
 Written by tools/setting_types.py (`make docs`) from the configuration classes, which hold what counts.
@@ -48,7 +50,8 @@ def _class(name: str, base: str, about: str, members: dict[str, Setting]) -> str
             continue
         why = setting.knob.why
         lines.append(f"    {setting.field}: {type_of(setting)}")
-        lines.append(f'    """{why[:1].upper()}{why[1:]}. Default: {default_of(setting)}."""')
+        text = f'"""{why[:1].upper()}{why[1:]}. Default: {default_of(setting)}."""'
+        lines += textwrap.wrap(text, LINE, initial_indent="    ", subsequent_indent="    ", break_long_words=False)
         lines.append("")
     return "\n".join(lines)
 

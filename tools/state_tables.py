@@ -23,8 +23,8 @@ MACHINES = (
 )
 HEAD = """# States of groups and members
 
-Drawn from `src/kohort/groups/transitions.py` by `make docs`; the simulation compares the tables with what groups really do
-(`tests/simulation/test_states.py`). An event that is not listed for a state leaves it as it is. A Tick carries every
+Drawn from `src/kohort/groups/transitions.py` by `make docs`; the simulation compares the tables with what groups really
+do (`tests/simulation/test_states.py`). An event that is not listed for a state leaves it as it is. A Tick carries every
 deadline: sessions, rebalance timeouts, delays, expiration.
 """
 

@@ -129,7 +129,8 @@ class Load:
     async def event(self, name: str) -> dict[str, float]:
         """One join, leave or crash in the first group, or a crash and a join in its place: times in seconds.
 
-        The joiner waits until it has work. Standstill is that of members which gave all up (classic), else that of partitions that changed hands.
+        The joiner waits until it has work. Standstill is that of members which gave all up (classic), else that of
+        partitions that changed hands.
         """
         group = next(iter(self.groups))
         members, book = self.groups[group], self.books[group]
@@ -167,8 +168,9 @@ class Load:
     async def churn(self, seconds: float, events_s: float, count: int, kinds: list[str]) -> dict[str, float]:
         """Joins and losses of these kinds (leave, crash, pause beyond the session), in the first group of `count`.
 
-        A paused member wakes after its session and commits with its old epoch, which must be refused. `possible_share` is
-        the most that `stable_share` can be where the partitions of who is silent go to nobody before its session ends.
+        A paused member wakes after its session and commits with its old epoch, which must be refused. `possible_share`
+        is the most that `stable_share` can be where the partitions of who is silent go to nobody before its session
+        ends.
         """
         group = next(iter(self.groups))
         members, chance = self.groups[group], random.Random(1)

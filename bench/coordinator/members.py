@@ -1,11 +1,11 @@
 """Members of both protocols, without data: they join, hold an assignment, heartbeat and leave.
 
-They act as Java's clients do, or as librdkafka's (KIP-848), which wait for an answer no longer than the interval that they
-were told, or as kohort's, which keep a lease. The first heartbeat after a join comes at a random point of its interval, as among clients
-that started at different times. A lost connection is noticed at once, as by clients that watch their sockets, and the
-first heartbeat on the next one comes without delay, so that a restart is measured by what the coordinator makes of a
-storm and not by the interval. What they hold is written down at the moment they would process it, so that standstill is
-the clients' own.
+They act as Java's clients do, or as librdkafka's (KIP-848), which wait for an answer no longer than the interval that
+they were told, or as kohort's, which keep a lease. The first heartbeat after a join comes at a random point of its
+interval, as among clients that started at different times. A lost connection is noticed at once, as by clients that
+watch their sockets, and the first heartbeat on the next one comes without delay, so that a restart is measured by what
+the coordinator makes of a storm and not by the interval. What they hold is written down at the moment they would
+process it, so that standstill is the clients' own.
 """
 
 from __future__ import annotations
@@ -370,7 +370,10 @@ class ClassicMember(Member):
 
 
 class ConsumerMember(Member):
-    """KIP-848: one request kind; revoked partitions are acknowledged at once, as a client with nothing to finish does."""
+    """KIP-848: one request kind.
+
+    Revoked partitions are acknowledged at once, as by a client with nothing to finish.
+    """
 
     def __init__(self, plan: Plan, group: str, name: str, book: Book) -> None:
         super().__init__(plan, group, name, book)

@@ -2,14 +2,15 @@
 
 `python -m bench.coordinator.notification` runs three members of every client (those of `make churn`) in classic eager
 groups of their own, all at once, against kohort with `group.notify.at.once` off and known, and against Apache Kafka. A
-member without a name of its own joins and leaves each group over and over, or (`--replace`) crashes and another joins at
-that moment, so that every trigger's moment is known.
-Members that are told together send their heartbeats in step from then on; so after each rebalance every member's process
-is paused for a random part of the interval, as if the group had lived for a while. What happens during it is not measured.
+member without a name of its own joins and leaves each group over and over, or (`--replace`) crashes and another joins
+at that moment, so that every trigger's moment is known. Members that are told together send their heartbeats in step
+from then on; so after each rebalance every member's process is paused for a random part of the interval, as if the
+group had lived for a while. What happens during it is not measured.
 
 - whole: from the trigger until the last member has its assignment;
 - standstill: from a member's giving up until its assignment, all members and triggers;
-- commit, record: how long a commit took; from a record's production until its member, which had the partition already, had it;
+- commit, record: how long a commit took; from a record's production until its member, which had the partition already,
+  had it;
 - close: from a member's decision to close until it has.
 """
 

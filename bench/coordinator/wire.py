@@ -43,7 +43,10 @@ class Link(asyncio.Protocol):
             self._idle.set_exception(ConnectionError("connection closed"))
 
     async def idle(self, seconds: float) -> None:
-        """Say nothing for so long. Raises ConnectionError as soon as the connection ends: clients watch their sockets."""
+        """Say nothing for so long.
+
+        Raises ConnectionError as soon as the connection ends: clients watch their sockets.
+        """
         if self._transport is None:
             raise ConnectionError("connection closed")
         loop = asyncio.get_running_loop()

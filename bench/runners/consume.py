@@ -27,7 +27,9 @@ _BY_NAME = 12
 
 
 def raw_receive(servers: str, topic: str, count: int) -> Timed:
-    """The same bytes received into one buffer and not decoded: a blocking socket, requests made beforehand but for offsets.
+    """The same bytes received into one buffer and not decoded.
+
+    A blocking socket; requests are made beforehand but for their offsets.
 
     Of each answer the headers of batches are walked, since the next request follows from them.
     """
@@ -123,9 +125,9 @@ def _kohort(servers, topic, **settings):  # type: ignore[no-untyped-def]
 def confluent_kafka(servers: str, topic: str, count: int) -> Timed:
     """Librdkafka by batches of 5000 messages.
 
-    Its queue is full long before the application has worked it off, and by default it then stays away from the broker for
-    a second (`fetch.queue.backoff.ms`), most of which the application waits: a sixth of the rate. A short pause is what
-    suits a consumer that is faster than that.
+    Its queue is full long before the application has worked it off, and by default it then stays away from the broker
+    for a second (`fetch.queue.backoff.ms`), most of which the application waits: a sixth of the rate. A short pause is
+    what suits a consumer that is faster than that.
     """
     from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 

@@ -1,7 +1,8 @@
 """Reads a topic with PySpark, local[2]: `python -m bench.runners.spark FORMAT JOB SERVERS TOPIC COUNT JARS`.
 
-FORMAT is kohort or kafka (Spark's own source, from JARS), JOB is sum (a batch query over the values) or stream (a streaming
-query with the trigger availableNow into the noop sink). The job runs twice; the second, warm run is on the clock.
+FORMAT is kohort or kafka (Spark's own source, from JARS), JOB is sum (a batch query over the values) or stream (a
+streaming query with the trigger availableNow into the noop sink). The job runs twice; the second, warm run is on the
+clock.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Kafka consumer groups, whole, in one Python package.
 
-The public names are imported when they are first used, so that `import kohort` stays quick. Every type that their signatures
-name is here too.
+The public names are imported when they are first used, so that `import kohort` stays quick. Every type that their
+signatures name is here too.
 """
 
 from __future__ import annotations

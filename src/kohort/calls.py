@@ -4,10 +4,11 @@
     class Admin:
         def delete_topics(self, topics: Iterable[str], *, timeout_ms: float | None = None) -> ...: ...
 
-    admin.delete_topics("abc")      # InvalidInputError: Admin.delete_topics: topics must be a list of str, not 'abc'; write ['abc']
+    admin.delete_topics("abc")
+    # InvalidInputError: Admin.delete_topics: topics must be a list of str, not 'abc'; write ['abc']
 
-Annotations are read at a call's first use. A method that is called for every record checks what it is given itself, with
-`Arguments.take` where something is wrong, and is marked `checks_itself`.
+Annotations are read at a call's first use. A method that is called for every record checks what it is given itself,
+with `Arguments.take` where something is wrong, and is marked `checks_itself`.
 """
 
 from __future__ import annotations
@@ -88,7 +89,9 @@ class Arguments:
         self._open = False
 
     def fit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
-        """The arguments by position, `self` before them, as the method takes them; those by name are put right in `kwargs`.
+        """The arguments by position, `self` before them, as the method takes them.
+
+        Those by name are put right in `kwargs`.
 
         Raises:
             InvalidInputError: they are not what the signature says.
@@ -238,7 +241,8 @@ class Arguments:
     def _nearest(self, name: str, value: Any) -> str:
         if "timeout" in name and _TIMEOUT in self._named:
             number = isinstance(value, int | float) and math.isfinite(value)
-            form = f"{_TIMEOUT}={round(value if name.endswith('_ms') else value * 1000)}" if number else f"{_TIMEOUT}=…"
+            time_ms = round(value if name.endswith("_ms") else value * 1000) if number else "…"
+            form = f"{_TIMEOUT}={time_ms}"
             return f"did you mean {_TIMEOUT}? It counts milliseconds: {form}"
         near = difflib.get_close_matches(name, list(self._named), 1, 0.6)
         if near:

@@ -360,7 +360,10 @@ def described(cls: type, indent: str = "") -> str:
 
 
 def documented(config: type) -> Callable[[type[T]], type[T]]:
-    """Decorates a class whose keyword arguments are the settings of `config`: its documentation lists them, made when asked for."""
+    """Decorates a class whose keyword arguments are the settings of `config`.
+
+    Its documentation lists them, made when asked for.
+    """
 
     def decorate(cls: type[T]) -> type[T]:
         cls.__doc__ = cast(str, _Documentation(inspect.cleandoc(cls.__doc__ or ""), config))

@@ -1,8 +1,9 @@
 """The "consumer" protocol type's bytes inside classic members: subscriptions read, assignments read and written.
 
 For offsets, a subscription is read as version 0 whatever version it names, and bytes after the topics are ignored.
-Source: spec 1.4 (KIP-496, "Proposed Changes"). Everyone else reads a subscription in full. Bytes behind what a version is
-known to have are ignored, so that newer versions are read as far as they are known. Source: spec 3.2-3.6, 3.13; KIP-429, KIP-792.
+Source: spec 1.4 (KIP-496, "Proposed Changes"). Everyone else reads a subscription in full. Bytes behind what a version
+is known to have are ignored, so that newer versions are read as far as they are known. Source: spec 3.2-3.6, 3.13;
+KIP-429, KIP-792.
 
     Subscription: int16 version, [string] topics, bytes user data, 1+: [string, [int32]] owned, 2+: int32 generation,
                   3+: nullable string rack

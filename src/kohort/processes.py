@@ -1,8 +1,9 @@
 """Which process a client is, in words that others on the same machine can check, and whether it has ended.
 
-A process is named by the machine's boot, its PID namespace, its PID and when it started; no two are ever named alike. Only
-who shares that boot and that namespace can say anything of it, and says that it has ended only where the kernel is sure:
-no such PID, another process that has it now, or a zombie without a living thread. Linux; elsewhere nothing has a name.
+A process is named by the machine's boot, its PID namespace, its PID and when it started; no two are ever named alike.
+Only who shares that boot and that namespace can say anything of it, and says that it has ended only where the kernel is
+sure: no such PID, another process that has it now, or a zombie without a living thread. Linux; elsewhere nothing has a
+name.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
-"""What a type annotation admits: values are taken as they are, or refused with what is wanted and what to write instead.
+"""What a type annotation admits.
+
+Values are taken as they are, or refused with what is wanted and what to write instead.
 
     wanted(Iterable[NewTopic], "topics").take(["x"])        # Unfit: [0] must be NewTopic, not 'x'; write NewTopic('x')
 
-A value class (a dataclass, a NamedTuple) is looked into by its own annotations. What else bounds a number goes by the name of
-the parameter or field, `RANGES`: a name means the same wherever it stands. Nothing is converted but what says the same thing:
-numbers of other libraries become Python's, and collections lists.
+A value class (a dataclass, a NamedTuple) is looked into by its own annotations. What else bounds a number goes by the
+name of the parameter or field, `RANGES`: a name means the same wherever it stands. Nothing is converted but what says
+the same thing: numbers of other libraries become Python's, and collections lists.
 """
 
 from __future__ import annotations

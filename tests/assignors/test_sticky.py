@@ -1,4 +1,7 @@
-"""Sticky, cooperative-sticky and uniform: as even as possible, then as little moved as possible, against exhaustive search."""
+"""The sticky assignors against exhaustive search: as even as possible, then as little moved as possible.
+
+Sticky, cooperative-sticky and uniform.
+"""
 
 from __future__ import annotations
 

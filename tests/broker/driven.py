@@ -19,7 +19,7 @@ from kohort.broker.metrics import Metrics
 from kohort.coordinator.shard import GroupShard
 from kohort.errors import ErrorCode, InvalidInputError
 from kohort.groups.config import GroupConfig
-from kohort.groups.events import Event, OffsetCommit, OffsetFetch, OffsetToCommit, Topic, TopicImage
+from kohort.groups.events import Event, GroupSettings, OffsetCommit, OffsetFetch, OffsetToCommit, Topic, TopicImage
 from kohort.groups.machine import GroupMachine
 from kohort.groups.outcome import Push, Work
 from kohort.groups.records import OffsetCommitted, Record
@@ -181,9 +181,9 @@ class Driven:
         self.journal = FailingJournal(folder)
         self.turns = Turns()
         self.answers: dict[int, list[Any]] = {}
-        self.announced = 0
         self.unseen: list[str] = []
         self.not_noted: list[OSError] = []
+        self.settings_asked = 0
         self._numbers = itertools.count(1)
         self.metrics = Metrics()
         self.image = IMAGE
@@ -201,7 +201,10 @@ class Driven:
         if self.not_noted:
             raise self.not_noted.pop(0)
         self.unseen = []
-        self.announced += 1
+
+    def own_settings(self, index: int) -> dict[str, GroupSettings]:
+        self.settings_asked += 1
+        return {}
 
     def run_work(self, work: Work, done: Callable[[Event], None]) -> None:
         raise AssertionError("no work in these tests")

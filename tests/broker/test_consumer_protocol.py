@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from kohort import Broker
+from kohort import Admin, Broker
+from kohort.client.admin.values import ConfigResource, ResourceType
 from kohort.errors import ErrorCode
 from kohort.wire.cluster import ApiVersionsRequest
 from kohort.wire.groups import ConsumerGroupDescribeRequest, ConsumerGroupHeartbeatRequest
@@ -132,6 +133,35 @@ def test_a_static_member_that_left_while_a_heartbeat_was_held_makes_room_for_its
         assert second.owned == first.owned
         group = client.ask(ConsumerGroupDescribeRequest(group_ids=[topic])).groups[0]
         assert [member.member_id for member in group.members] == ["second"]
+
+
+def test_who_is_away_has_its_groups_own_session_after_a_restart_too(tmp_path: Path) -> None:
+    """Both are away when the broker starts again; the other group's session, of the broker's length, is the clock."""
+    config = {
+        "group.consumer.session.timeout.ms": 4_000,
+        "group.consumer.min.session.timeout.ms": 1_000,
+        "group.consumer.max.session.timeout.ms": 3_600_000,
+        "offsets.topic.num.partitions": 1,
+    }
+    with Broker(tmp_path, config) as broker:
+        with Admin(broker.bootstrap_servers) as admin:
+            own = ConfigResource(ResourceType.GROUP, "own")
+            admin.incremental_alter_configs({own: {"consumer.session.timeout.ms": "3600000"}}).all()
+        with RawClient(broker.bootstrap_servers) as client:
+            create_topic(client, "t")
+            for group in ("own", "other"):
+                member = StaticMember(client, "first", group)
+                assert member.heartbeat(subscribed_topic_names=["t"]) == 0
+                member.leave(client)
+        broker.restart()
+        with RawClient(broker.bootstrap_servers) as client:
+            when_loaded(client, "own")
+
+            def members(group: str) -> int:
+                return len(client.ask(ConsumerGroupDescribeRequest(group_ids=[group])).groups[0].members)
+
+            until(lambda: members("other") == 0, "the session of the broker's length has ended")
+            assert members("own") == 1
 
 
 @pytest.mark.peer

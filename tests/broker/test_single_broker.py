@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import logging
 import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,41 +17,15 @@ from kohort.config import read_properties
 from kohort.errors import InvalidInputError
 from kohort.zookeeper import free_port
 from tests.support.apache_kafka import ApacheKafka
+from tests.support.processes import Start, ready
 
 FILES = sorted((Path(__file__).parent / "server_properties").glob("*.properties"))
-KOHORT = [sys.executable, "-m", "kohort"]
-
-
-@pytest.fixture
-def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Starts `kohort broker …`; what still runs at the end is killed."""
-    running: list[subprocess.Popen[str]] = []
-
-    def begin(*args: str) -> subprocess.Popen[str]:
-        command = [*KOHORT, "broker", *args]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        running.append(process)
-        return process
-
-    yield begin
-    for process in running:
-        process.kill()
-        process.communicate()
-
-
-def ready(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    assert line.startswith("ready "), process.communicate()
-    return line.split()[1]
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_a_file_of_one_broker_starts_a_broker(
-    start: Callable[..., subprocess.Popen[str]], tmp_path: Path, file: Path
-) -> None:
+def test_a_file_of_one_broker_starts_a_broker(start: Start, tmp_path: Path, file: Path) -> None:
     """On a free port and in a folder of the test's; `advertised.listeners` would send clients to another port."""
-    process = start("--config", str(file), "--listen", "127.0.0.1:0", "--data", str(tmp_path / "data"))
+    process = start("broker", "--config", str(file), "--listen", "127.0.0.1:0", "--data", str(tmp_path / "data"))
     address = ready(process)
     with Admin(address) as admin:
         assert admin.create_topics([NewTopic("made")]).result("made").num_partitions == 1
@@ -66,14 +37,14 @@ def test_a_file_of_one_broker_starts_a_broker(
     assert "advertised.listeners" in told
 
 
-def test_address_and_folder_of_the_file_count(start: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
+def test_address_and_folder_of_the_file_count(start: Start, tmp_path: Path) -> None:
     port, file = free_port(), tmp_path / "server.properties"
     text = FILES[-1].read_text() + (
         f"\nlisteners=PLAINTEXT\\://127.0.0.1\\:{port},CONTROLLER://:9093\nadvertised.listeners=PLAINTEXT://localhost:{port}\n"
         f"log.dirs={tmp_path / 'kept'}\ncontroller.listener.names=CONTROLLER\n"
     )
     file.write_text(text)
-    process = start("--config", str(file))
+    process = start("broker", "--config", str(file))
     assert ready(process) == f"127.0.0.1:{port}"
     with Admin(f"127.0.0.1:{port}") as admin:
         (node,) = admin.describe_cluster().nodes
@@ -81,8 +52,8 @@ def test_address_and_folder_of_the_file_count(start: Callable[..., subprocess.Po
     assert (tmp_path / "kept" / "meta.properties").exists()
 
 
-def test_no_folder_is_wrong_use(start: Callable[..., subprocess.Popen[str]]) -> None:
-    process = start("--listen", "127.0.0.1:0")
+def test_no_folder_is_wrong_use(start: Start) -> None:
+    process = start("broker", "--listen", "127.0.0.1:0")
     _, told = process.communicate(timeout=30)
     assert process.returncode == 2
     assert "--data DIR, or log.dirs" in told

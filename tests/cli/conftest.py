@@ -1,29 +1,15 @@
-"""A broker and a command line for tests of commands; our broker, and Apache Kafka where it can run."""
+"""A command line for tests of commands, against our broker and Apache Kafka."""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
 
 import pytest
 from tests.cli.running import Kohort, Said
 
-from kohort import Admin, Broker, TopicPartition
+from kohort import Admin, TopicPartition
 from kohort.cli.app import run
 from kohort.client.offset_values import OffsetAndMetadata
-
-
-@pytest.fixture(scope="module")
-def our_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    with Broker(tmp_path_factory.mktemp("cli"), {"group.initial.rebalance.delay.ms": 0}) as broker:
-        yield broker
-
-
-@pytest.fixture(params=["kohort", pytest.param("apache", marks=pytest.mark.kafka)])
-def servers(request: pytest.FixtureRequest) -> str:
-    fixture = "our_broker" if request.param == "kohort" else "apache_kafka"
-    servers: str = request.getfixturevalue(fixture).bootstrap_servers
-    return servers
 
 
 @pytest.fixture

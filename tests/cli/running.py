@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from kohort import Admin, Producer, TopicPartition
-
-KOHORT = [sys.executable, "-c", "from kohort.cli import main; main()"]
 
 
 @dataclass

@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.cli.running import KOHORT, fill
+from tests.cli.running import fill
+from tests.support.processes import KOHORT
 from tests.support.waiting import until
 
 from kohort import Broker, __version__

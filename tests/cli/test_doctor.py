@@ -6,21 +6,21 @@ import json
 import os
 import socket
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.processes import KOHORT
 
 from kohort import Broker
 
-KOHORT = [sys.executable, "-c", "from kohort.cli import main; main()", "doctor"]
+DOCTOR = [*KOHORT, "doctor"]
 
 
 def doctor(*args: str, **environment: str) -> tuple[int, dict[str, dict[str, Any]]]:
     """Its exit code, and what it found by name."""
     env = {name: value for name, value in os.environ.items() if name != "KOHORT_BOOTSTRAP_SERVER"} | environment
-    done = subprocess.run([*KOHORT, "--json", *args], capture_output=True, text=True, env=env, check=False)
+    done = subprocess.run([*DOCTOR, "--json", *args], capture_output=True, text=True, env=env, check=False)
     assert done.stderr == ""
     return done.returncode, {row["what"]: row for row in json.loads(done.stdout)}
 
@@ -64,7 +64,7 @@ def test_a_port_in_use_is_told_with_the_way_round_it() -> None:
 
 
 def test_few_open_files_are_told() -> None:
-    command = ["sh", "-c", 'ulimit -n 256 && exec "$@"', "sh", *KOHORT, "--json"]
+    command = ["sh", "-c", 'ulimit -n 256 && exec "$@"', "sh", *DOCTOR, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     (row,) = [row for row in json.loads(done.stdout) if row["what"] == "open files"]
     assert (row["state"], row["found"]) == ("optional", "up to 256")
@@ -81,7 +81,7 @@ def test_a_cluster_that_is_named_is_asked() -> None:
 
 def test_what_is_missing_is_said_in_one_line_to_a_person() -> None:
     done = subprocess.run(
-        [*KOHORT, "--data", "/dev/null/data"], capture_output=True, text=True, check=False, timeout=60
+        [*DOCTOR, "--data", "/dev/null/data"], capture_output=True, text=True, check=False, timeout=60
     )
     assert done.returncode == 1
     assert done.stderr.startswith("missing: ")

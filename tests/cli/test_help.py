@@ -9,7 +9,10 @@ import pytest
 
 from kohort.cli.app import COMMANDS, run, tree
 
-CHILD = "import sys; from kohort.cli.app import run; code = run(sys.argv[1:]); print(*sys.modules, sep='\\n', file=sys.stderr)"
+CHILD = (
+    "import sys; from kohort.cli.app import run; code = run(sys.argv[1:]); "
+    "print(*sys.modules, sep='\\n', file=sys.stderr)"
+)
 HEAVY = {"pyarrow", "asyncio", "prometheus_client", "rich", "pygments", "uvloop", "pyspark", "cramjam", "numpy", "ssl"}
 OURS = {"kohort.client", "kohort.broker", "kohort.log", "kohort.groups", "kohort.wire", "kohort.columns", "kohort.demo"}
 PARSING = {"cyclopts", "attrs", "docstring_parser", "importlib.metadata", "msgspec", "difflib", "inspect"}

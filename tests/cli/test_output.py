@@ -10,7 +10,8 @@ import uuid
 from collections.abc import Iterator
 
 import pytest
-from tests.cli.running import KOHORT, Kohort, fill
+from tests.cli.running import Kohort, fill
+from tests.support.processes import KOHORT
 from tools import command_docs
 
 from kohort import Admin, Broker, Consumer, TopicPartition

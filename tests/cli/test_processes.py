@@ -6,41 +6,16 @@ import json
 import signal
 import socket
 import subprocess
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.cli.running import KOHORT
+from tests.support.processes import KOHORT, Start, ready
 
 from kohort import Admin
 from kohort.client.admin.values import NewTopic
 
 
-@pytest.fixture
-def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Starts `kohort …`; what still runs at the end is killed."""
-    running: list[subprocess.Popen[str]] = []
-
-    def begin(*args: str) -> subprocess.Popen[str]:
-        process = subprocess.Popen([*KOHORT, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        running.append(process)
-        return process
-
-    yield begin
-    for process in running:
-        process.kill()
-        process.communicate()
-
-
-def ready(process: subprocess.Popen[str]) -> str:
-    """The address in the line that says clients can connect."""
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    assert line.startswith("ready "), process.communicate()
-    return line.split()[1]
-
-
-def test_broker_serves_and_ends_cleanly(start: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
+def test_broker_serves_and_ends_cleanly(start: Start, tmp_path: Path) -> None:
     data = tmp_path / "data"
     process = start("broker", "--listen", "127.0.0.1:0", "--data", str(data), "--set", "num.partitions=5")
     with Admin(ready(process)) as admin:
@@ -77,9 +52,7 @@ def test_broker_serves_and_ends_cleanly(start: Callable[..., subprocess.Popen[st
         (("--listen", "nowhere"), "nowhere"),
     ],
 )
-def test_broker_names_what_is_wrong(
-    start: Callable[..., subprocess.Popen[str]], tmp_path: Path, option: tuple[str, str], told: str
-) -> None:
+def test_broker_names_what_is_wrong(start: Start, tmp_path: Path, option: tuple[str, str], told: str) -> None:
     process = start("broker", "--data", str(tmp_path / "data"), *option)
     _, error = process.communicate(timeout=20)
     assert process.returncode == 2
@@ -88,7 +61,7 @@ def test_broker_names_what_is_wrong(
     assert not (tmp_path / "data").exists()
 
 
-def test_zookeeper_answers(start: Callable[..., subprocess.Popen[str]]) -> None:
+def test_zookeeper_answers(start: Start) -> None:
     pytest.importorskip("pyspark")
     process = start("zookeeper", "--listen", "127.0.0.1:0")
     host, _, port = ready(process).rpartition(":")

@@ -44,7 +44,10 @@ def servers(request: pytest.FixtureRequest) -> str:
 
 
 class Blocked:
-    """An AsyncAdmin whose calls are made from another thread than its loop's, so that both faces pass the same tests."""
+    """An AsyncAdmin whose calls are made from another thread than its loop's.
+
+    So both faces pass the same tests.
+    """
 
     def __init__(self, servers: str) -> None:
         self._loop = asyncio.new_event_loop()

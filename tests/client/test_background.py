@@ -20,6 +20,9 @@ from kohort.client.producer.sender import Sender
 from kohort.errors import ErrorCode, KafkaError, TimedOutError
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.kohort_broker({"group.initial.rebalance.delay.ms": 0})
+"""Groups start at once: none of these is about who else may join."""
+
 
 @pytest.fixture
 def topic(kohort_broker: Broker) -> str:

@@ -1,4 +1,7 @@
-"""What a consumer says when it can't read on, against real brokers: a poisoned record, missing rights, a topic that is not there."""
+"""What a consumer says when it can't read on, against real brokers.
+
+A poisoned record, missing rights, a topic that is not there.
+"""
 
 from __future__ import annotations
 

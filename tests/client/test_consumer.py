@@ -289,7 +289,8 @@ def test_arrow_batches_hold_the_same_records(servers: str, topic: str) -> None:
             batch = consumer.poll_arrow(5000, max_records=333)
             assert batch is not None and batch.num_rows <= 333
             rows += batch.to_pylist()
-        assert sorted(int(str(row["value"], "ascii")) for row in rows) == list(range(1000))  # type: ignore[call-overload]
+        values = [int(str(row["value"], "ascii")) for row in rows]  # type: ignore[call-overload]
+        assert sorted(values) == list(range(1000))
         names = ["key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers"]
         assert list(rows[0]) == names
         assert consumer.poll_arrow(50) is None

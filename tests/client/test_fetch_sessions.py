@@ -1,4 +1,7 @@
-"""Fetch sessions (KIP-227) of the consumer: what requests name, and that nothing is lost or repeated whatever happens."""
+"""Fetch sessions (KIP-227) of the consumer.
+
+What requests name, and that nothing is lost or repeated whatever happens.
+"""
 
 from __future__ import annotations
 
@@ -117,7 +120,7 @@ def test_a_broker_that_may_not_be_asked_is_an_error_of_poll_and_not_silence() ->
 
 
 class Reading(RuleBasedStateMachine):
-    """Whatever the application and the network do, each partition's records come in order, once, from where it stands."""
+    """Whatever the application and the network do, each partition's records come in order, once, from its position."""
 
     @initialize(share=st.sampled_from(("greedy", "proportional")), prefetch=st.sampled_from(("total", "share")))
     def begin(self, share: str, prefetch: str) -> None:

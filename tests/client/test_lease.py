@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kohort.client.group.lease import CLOCK_MARGIN, Lease
+from kohort.client.group.lease import Lease
 from kohort.client.group.membership import MemberState
 from kohort.errors import ErrorCode
 from tests.client.test_membership import Coordinator as ClassicCoordinator
@@ -14,7 +14,8 @@ from tests.client.test_membership_consumer import Coordinator as ConsumerCoordin
 from tests.client.virtual import DROP, PARK
 
 LEASE_MS = 5_000
-END_MS = LEASE_MS * (1 - CLOCK_MARGIN)
+END_MS = 4_900
+"""Two per cent sooner: so much the coordinator's clock may be faster."""
 Trial = ClassicCoordinator | ConsumerCoordinator
 
 
@@ -130,6 +131,48 @@ def test_a_clock_that_ran_on_while_the_machine_slept_ends_it(trial: Trial) -> No
     assert trial.member.owns
     runtime.elapsed_ms = lambda: runtime.now_ms + 60_000
     assert not trial.member.owns
+
+
+@pytest.mark.parametrize(
+    ("protocol", "where"), [("classic", "holding"), ("classic", "joining"), ("consumer", "holding")]
+)
+def test_an_answer_that_was_long_on_its_way_renews_it_from_when_it_was_asked_for(protocol: str, where: str) -> None:
+    trial = member_of(protocol)
+    if where == "joining":
+        trial = ClassicCoordinator("cooperative-sticky", heartbeat_interval_ms=3_000)
+        trial.world.lease_ms = LEASE_MS
+        trial.subscribe("a")
+        trial.world.handlers["JoinGroup"] = lambda message, version: PARK
+        trial.member.request_rejoin("a test")
+        pass_ms(trial, 1)
+        assert trial.member.state is MemberState.JOINING
+    handler = trial.world.handlers[beat_name(trial)]
+    trial.world.handlers[beat_name(trial)] = lambda message, version: PARK
+    while not (waiting := trial.world.parked_named(beat_name(trial))):
+        pass_ms(trial, 1)
+    pass_ms(trial, 2_000)
+    trial.world.answer(waiting[0], handler(waiting[0].message, waiting[0].version))
+    trial.world.run(waiting[0].at_ms + END_MS - 1)
+    assert trial.member.owns
+    trial.world.run(waiting[0].at_ms + END_MS + 1)
+    assert not trial.member.owns
+
+
+def test_an_assignment_that_was_long_on_its_way_is_owned_from_when_it_was_asked_for() -> None:
+    trial = ClassicCoordinator(heartbeat_interval_ms=3_000)
+    trial.world.lease_ms = LEASE_MS
+    sync = trial.world.handlers["SyncGroup"]
+    for silent in ("SyncGroup", "Heartbeat"):
+        trial.world.handlers[silent] = lambda message, version: PARK
+    member = trial.subscribe("a")
+    (waiting,) = trial.world.parked_named("SyncGroup")
+    pass_ms(trial, 4_000)
+    trial.world.answer(waiting, sync(waiting.message, waiting.version))
+    assert member.holding and member.owns
+    trial.world.run(waiting.at_ms + END_MS - 1)
+    assert member.owns
+    trial.world.run(waiting.at_ms + END_MS + 1)
+    assert not member.owns
 
 
 def test_a_cooperative_join_that_waits_is_no_silence() -> None:

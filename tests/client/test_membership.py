@@ -14,7 +14,13 @@ from kohort.client.group.classic_member import ClassicMembership
 from kohort.client.group.membership import Membership, MemberState
 from kohort.client.group.subscription import Subscription
 from kohort.client.net.metadata import Metadata, TopicInfo
-from kohort.consumer_protocol import NEWEST_VERSION, read_subscription, write_assignment
+from kohort.consumer_protocol import (
+    NEWEST_VERSION,
+    read_assignment,
+    read_subscription,
+    write_assignment,
+    write_subscription,
+)
 from kohort.errors import ErrorCode, FencedError, KafkaError
 from kohort.ids import TopicPartition
 from kohort.wire.groups import (
@@ -576,6 +582,56 @@ def test_the_leader_rebalances_when_partitions_are_added_and_gathers_changes() -
     member.release()
     trial.world.run(9000)
     assert len(member.assignment.partitions) == 8 and trial.generation == 2
+
+
+def test_the_leader_rebalances_when_a_topic_is_deleted() -> None:
+    trial = Coordinator(metadata_max_age_ms=1000)
+    member = trial.subscribe("a", "b")
+    assert {part.topic for part in member.assignment.partitions} == {"a", "b"}
+    del trial.world.topics["b"]
+    trial.world.run(3000)
+    assert member.revocation is not None
+    member.release()
+    trial.world.run(4000)
+    assert {part.topic for part in member.assignment.partitions} == {"a"} and trial.generation == 2
+
+
+@pytest.mark.parametrize("subscribed", [{"topics": ("a", "b")}, {"topics": ("a",)}, {"pattern": "^a"}])
+def test_the_leader_rebalances_when_a_topic_is_deleted_that_anyone_reads(subscribed: dict[str, Any]) -> None:
+    trial = Coordinator(metadata_max_age_ms=1000, rebalance_batch_ms=0)
+    trial.others = {"other": write_subscription(consumer_protocol.Subscription(NEWEST_VERSION, ("b",)))}
+    member = trial.subscribe(*subscribed.pop("topics", ()), **subscribed)
+    trial.world.run(1500)
+    assert member.revocation is None and trial.generation == 1
+    del trial.world.topics["b"]
+    trial.world.run(4000)
+    member.release()
+    trial.world.run(20_000)
+    assert member.holding and trial.generation == 2, "once, and not again for a topic that stays away"
+    given = trial.world.sent("SyncGroup")[-1].message.assignments
+    read = {topic for entry in given for topic in topics_of(bytes(entry.assignment))}
+    assert read == {"a"}
+
+
+def topics_of(assignment: bytes) -> list[str]:
+    """The topics that an assignment gives partitions of."""
+    given = read_assignment(assignment)
+    assert given is not None
+    return sorted({topic for topic, _ in given.partitions})
+
+
+def test_a_change_that_another_rebalance_took_up_asks_for_no_second_one() -> None:
+    trial = Coordinator(metadata_max_age_ms=1000, rebalance_batch_ms=5000)
+    member = trial.subscribe("a")
+    trial.world.topics["a"] = 5
+    trial.world.run(2500)
+    trial.heartbeat = ErrorCode.REBALANCE_IN_PROGRESS
+    trial.world.run(3500)
+    trial.heartbeat = ErrorCode.NONE
+    member.release()
+    trial.world.run(20_000)
+    assert member.assignment.partitions == parts(0, 1, 2, 3, 4)
+    assert member.holding and trial.generation == 2
 
 
 def test_a_follower_leaves_metadata_changes_to_the_leader() -> None:

@@ -187,7 +187,10 @@ def test_what_is_owned_is_said_in_knowledge_of_the_answer_before() -> None:
 
 
 def test_an_assignment_that_comes_when_a_heartbeat_is_due_is_acknowledged_by_that_one_alone() -> None:
-    """A second one behind it would say an epoch that the first has ended when the group moves on meanwhile: fenced for nothing."""
+    """A second one behind it would be fenced for nothing.
+
+    It would say an epoch that the first has ended when the group moves on meanwhile.
+    """
     trial = Coordinator()
     trial.news = parts(0)
     trial.subscribe("a")

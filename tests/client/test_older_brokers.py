@@ -1,4 +1,4 @@
-"""Brokers with older versions: what they lack is left out, asked in their way, or refused where leaving it out would mislead."""
+"""Brokers with older versions: what they lack is left out, asked in their way, or refused where that would mislead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The broker's machine dies with records that were read already: their readers find out, and miss none of what comes after."""
+"""The broker's machine dies with records that were read already.
+
+Their readers find out, and miss none of what comes after.
+"""
 
 from __future__ import annotations
 

@@ -272,7 +272,10 @@ def test_a_closed_producer_says_so(own_broker: Broker, topic: str) -> None:
 
 
 def test_callbacks_may_fail_but_not_wait(own_broker: Broker, topic: str, caplog: pytest.LogCaptureFixture) -> None:
-    """A callback that raises stops nothing; one that waits for its own producer is refused, and one that sends is not."""
+    """A callback that raises stops nothing.
+
+    One that waits for its own producer is refused, and one that sends is not.
+    """
     refused: list[BaseException] = []
     told: list[int] = []
     with Producer(own_broker.bootstrap_servers, batch_size=200, linger_ms=0) as producer:

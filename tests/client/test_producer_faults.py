@@ -116,7 +116,10 @@ def test_a_refused_batch_fails_alone(broker: Broker, topic: str) -> None:
 
 
 def test_a_batch_too_large_for_the_topic_is_split(broker: Broker, topic: str) -> None:
-    """The broker takes less than the producer gathers: halves go until they fit, with the same records in the same order."""
+    """The broker takes less than the producer gathers.
+
+    Halves go until they fit, with the same records in the same order.
+    """
     with Admin(broker.bootstrap_servers) as admin:
         admin.create_topics([NewTopic(topic, 1, configs={"max.message.bytes": "2000"})]).all()
     told: list[int] = []
@@ -148,7 +151,9 @@ def test_delivery_timeout(broker: Broker, topic: str) -> None:
     settings = {"request_timeout_ms": 150, "delivery_timeout_ms": 500, "linger_ms": 0}
     with Producer(broker.bootstrap_servers, **settings) as producer:
         late = producer.send(topic, "0")
-        assert isinstance(late.exception(timeout_ms=10_000), TimedOutError)
+        error = late.exception(timeout_ms=10_000)
+        assert isinstance(error, TimedOutError)
+        assert "not delivered within 500 ms: it was sent" in str(error)
         rule.remove()
         assert producer.send(topic, "1").result(timeout_ms=20_000).offset >= 0
     assert values(broker, topic)[-1] == 1
@@ -184,11 +189,22 @@ def test_fatal_refusal_of_a_producer_id(broker: Broker, topic: str) -> None:
             producer.send(topic, "1")
 
 
-def test_a_batch_is_first_when_nothing_sent_before_it_is_unsettled() -> None:
-    """A gap before the first of its partition has no innocent cause: it must be numbered anew, not sent again for ever."""
-    partition = TopicPartition("t", 0)
+class NoOne:
+    """Whose batches are never sent."""
+
     lock = threading.Condition()
-    batches = [Batch(partition, Chunk(1000), lock, 0.0) for _ in range(3)]
+
+    def explain(self, batch: Batch) -> str:
+        return "it is never sent"
+
+
+def test_a_batch_is_first_when_nothing_sent_before_it_is_unsettled() -> None:
+    """A gap before the first of its partition has no innocent cause.
+
+    It must be numbered anew, not sent again for ever.
+    """
+    partition = TopicPartition("t", 0)
+    batches = [Batch(partition, Chunk(1000), NoOne(), 0.0) for _ in range(3)]
     for number, batch in enumerate(batches):
         batch.sequence, batch.attempts = number * 10, 1
     queue = PartitionQueue(partition)

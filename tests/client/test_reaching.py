@@ -12,13 +12,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from kohort import Admin, AsyncAdmin, Broker, Consumer, Producer, TopicPartition
+from kohort.broker.embedded import FaultHandle
+from kohort.broker.net.fault import Fault
 from kohort.client.net.contact import reach
 from kohort.client.net.thread_driver import ThreadClient
 from kohort.client.settings import ConnectionConfig, client_config
-from kohort.errors import KafkaError, TimedOutError
+from kohort.errors import ErrorCode, KafkaError, TimedOutError
 from tests.client.virtual import PARK, VirtualCluster
 from tests.support.secured_kafka import make_certificates
 from tests.support.waiting import until
@@ -46,6 +49,7 @@ def test_a_poll_waits_for_a_broker_and_the_log_is_warned_at_once(
         assert warnings_of(caplog) == [f"no connection to {REFUSED}; it is tried again"]
 
 
+@pytest.mark.kohort_broker({"group.initial.rebalance.delay.ms": 0})
 def test_a_broker_that_comes_up_later_is_found(kohort_broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
     with Producer(kohort_broker.bootstrap_servers) as producer:
         producer.send("numbers", "1", partition=0).result(timeout_ms=20_000)
@@ -190,6 +194,58 @@ def test_what_was_sent_and_is_not_taken_is_told_by_flush(kohort_broker: Broker) 
         with pytest.raises(TimedOutError, match=f"stayed full .*{kohort_broker.bootstrap_servers}: "):
             fill()
         producer.close(timeout_ms=0)
+
+
+@contextlib.contextmanager
+def added(broker: Broker, fault: Fault) -> Iterator[FaultHandle]:
+    """While it lasts."""
+    rule = broker.faults.add(fault)
+    yield rule
+    rule.remove()
+
+
+def test_what_a_delivery_waits_for_is_told_by_its_result(kohort_broker: Broker) -> None:
+    """Partition, time and cause: that the broker takes its time, refuses for now, or can't be reached."""
+    servers = kohort_broker.bootstrap_servers
+    with Producer(servers, linger_ms=0, retry_backoff_ms=20) as producer:
+        producer.send("numbers", "1", partition=0).result(timeout_ms=20_000)
+        with added(kohort_broker, Fault("Produce", "hold", times=None)) as held:
+            late = producer.send("numbers", "2", partition=0)
+            held.wait()
+            text = rf"numbers-0: not delivered yet after 300 ms: broker 1 \({servers}\) has it and has not answered"
+            with pytest.raises(TimedOutError, match=text):
+                late.result(timeout_ms=300)
+            with pytest.raises(TimedOutError, match=text.replace("300", "0")):
+                late.exception(timeout_ms=0)
+            rows = producer.send_arrow("numbers", pa.table({"value": ["3", "4"]}))
+            with pytest.raises(TimedOutError, match=r"numbers-0: not all rows are delivered yet after 200 ms: ."):
+                rows.result(timeout_ms=200)
+        assert [late.result(timeout_ms=20_000).offset, rows.result(timeout_ms=20_000)[0][1]] == [1, 2]
+        refusal = Fault("Produce", "fail", error=ErrorCode.NOT_ENOUGH_REPLICAS, times=None)
+        with added(kohort_broker, refusal) as refused:
+            late = producer.send("numbers", "5", partition=0)
+            refused.wait(3)
+            with pytest.raises(
+                TimedOutError, match=r"numbers-0: .*after 0 ms: it was sent \d+ times and not taken: .*NOT_ENOUGH"
+            ):
+                late.result(timeout_ms=0)
+        assert late.result(timeout_ms=20_000).offset == 4
+        kohort_broker.kill()
+        late = producer.send("numbers", "6", partition=0)
+        with pytest.raises(TimedOutError, match=rf"numbers-0: .*after 1000 ms: .*\({servers}: "):
+            late.result(timeout_ms=1_000)
+        producer.close(timeout_ms=0)
+
+
+def test_a_delivery_waits_for_the_producers_id(kohort_broker: Broker) -> None:
+    refusal = Fault("InitProducerId", "fail", error=ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, times=None)
+    with Producer(kohort_broker.bootstrap_servers, retry_backoff_ms=20) as producer:
+        with added(kohort_broker, refusal) as refused:
+            late = producer.send("numbers", "1", partition=0)
+            refused.wait(2)
+            with pytest.raises(TimedOutError, match=r"numbers-0: .*: the broker gives no producer id: "):
+                late.result(timeout_ms=200)
+        assert late.result(timeout_ms=20_000).offset == 0
 
 
 @contextlib.contextmanager

@@ -1,4 +1,7 @@
-"""What replicas mean to a consumer of a real Apache Kafka: a near one is read from, a log that was cut off is noticed."""
+"""What replicas mean to a consumer of a real Apache Kafka.
+
+A near one is read from, a log that was cut off is noticed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Access rules, SCRAM credentials and quotas, and what a client without rights is told; on an Apache Kafka with an authorizer."""
+"""Access rules, SCRAM credentials and quotas, and what a client without rights is told.
+
+On an Apache Kafka with an authorizer.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scenarios that real groups have failed where the client decides; the list of all of them is in tests/README.md."""
+"""Scenarios that real groups have failed where the client decides; docs/spec.md lists them all."""
 
 from __future__ import annotations
 

@@ -29,7 +29,8 @@ SESSION_MS = 60_000
 MEMBER = """
 import sys
 from kohort import Consumer
-with Consumer(sys.argv[1], group_id=sys.argv[2], group_protocol=sys.argv[3], session_timeout_ms=int(sys.argv[4])) as consumer:
+servers, group, protocol, session_ms = sys.argv[1:5]
+with Consumer(servers, group_id=group, group_protocol=protocol, session_timeout_ms=int(session_ms)) as consumer:
     consumer.subscribe(["numbers"])
     told = set()
     while True:

@@ -205,7 +205,9 @@ def test_brokers_that_are_killed_cost_no_record(three: list[KafkaNode]) -> None:
         total = set(range(writing.sent))
         for kind, group in groups.items():
             until(
-                lambda group=group: {value for reader in group for _, _, value in reader.seen} >= total,  # type: ignore[misc]
+                lambda group=group: (  # type: ignore[misc]
+                    {value for reader in group for _, _, value in reader.seen} >= total
+                ),
                 f"the {kind} group has read everything",
                 PATIENCE_S,
             )

@@ -130,6 +130,7 @@ def test_no_position_is_looked_for_while_the_group_has_not_said_whose_the_partit
     assert A0 in log.core.partitions.without_position()
 
 
+@pytest.mark.kohort_broker({"group.initial.rebalance.delay.ms": 0})
 @pytest.mark.parametrize("count", [20, 80], ids=["fewer", "more"])
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 def test_a_group_reads_a_topic_that_was_made_again_from_its_beginning(

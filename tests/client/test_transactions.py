@@ -344,7 +344,10 @@ def test_version_2_asks_no_one_before_it_writes(broker: Broker, topic: str, begu
 @pytest.mark.kafka
 @pytest.mark.peer
 def test_java_producer_copies_in_transactions(broker: Broker, topic: str, kafka_tools: KafkaTools) -> None:
-    """Apache Kafka's own transactional copier: consumes, produces and commits offsets in one transaction after another."""
+    """Apache Kafka's own transactional copier.
+
+    It consumes, produces and commits offsets in one transaction after another.
+    """
     servers = broker.bootstrap_servers
     with Admin(servers) as admin:
         admin.create_topics([NewTopic(topic, 1), NewTopic(f"{topic}-copy", 2)]).all()

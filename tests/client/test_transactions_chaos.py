@@ -1,4 +1,6 @@
-"""Transactions while requests fail, answers get lost and the broker dies: what was told committed is there, once, in order.
+"""Transactions while requests fail, answers get lost and the broker dies.
+
+What was told committed is there, once, in order.
 
 Each seed is a story of its own: how the producer is set, which faults come when, and what the application does.
 """

@@ -165,22 +165,7 @@ class Log:
         ]
 
     def carry_out(self, script: Script[Any]) -> Any:
-        running = Running(script)
-        while (effect := running.step()) is not None:
-            if isinstance(effect, Wait):
-                while not effect.ready() and self.world.runtime.now_ms < effect.deadline_ms:
-                    deadline = self.world.runtime.next_deadline_ms()
-                    self.world.run(min(effect.deadline_ms, deadline if deadline is not None else effect.deadline_ms))
-                running.succeeded(effect.ready())
-            elif isinstance(effect, Decode):
-                running.succeeded(decode(effect.sets, effect.options))
-            elif isinstance(effect, Await):
-                running.succeeded(self.world.call(effect.coro))
-            elif isinstance(effect, CallUser):
-                running.succeeded(effect.function(effect.argument))
-            self.world.run()
-        self.world.run()
-        return running.value
+        return carry_out(self.world, script)
 
     def fetches(self) -> list[dict[int, int]]:
         """Each fetch sent: wanted offsets by partition."""
@@ -189,6 +174,35 @@ class Log:
             {part.partition: part.fetch_offset for topic in one.message.topics for part in topic.partitions}
             for one in sent
         ]
+
+
+def carry_out(world: VirtualCluster, script: Script[Any]) -> Any:
+    """What the faces do with a script of the core, in virtual time."""
+    running = Running(script)
+    while (effect := running.step()) is not None:
+        try:
+            running.succeeded(outcome(world, effect))
+        except BaseException as error:  # noqa: BLE001 - the script cleans up and raises it again
+            running.failed(error)
+        world.run()
+    world.run()
+    return running.value
+
+
+def outcome(world: VirtualCluster, effect: Any) -> Any:
+    """What comes of one effect."""
+    if isinstance(effect, Wait):
+        while not effect.ready() and world.runtime.now_ms < effect.deadline_ms:
+            deadline = world.runtime.next_deadline_ms()
+            world.run(min(effect.deadline_ms, deadline if deadline is not None else effect.deadline_ms))
+        return effect.ready()
+    if isinstance(effect, Decode):
+        return decode(effect.sets, effect.options)
+    if isinstance(effect, Await):
+        return world.call(effect.coro)
+    if isinstance(effect, CallUser):
+        return effect.function(effect.argument)
+    raise TypeError(effect)
 
 
 def offsets(found: list[tuple[TopicPartition, int]], partition: TopicPartition) -> list[int]:

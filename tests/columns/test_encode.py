@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -30,7 +31,9 @@ records = st.tuples(st.integers(0, 2**41), contents, contents, header_lists)
 
 @given(st.lists(records, min_size=1, max_size=30), st.integers(100, 2000), st.sampled_from(sorted(CODECS)))
 @settings(max_examples=150, deadline=None)
-def test_records_one_by_one(rows: list[tuple[int, bytes | None, bytes | None, list]], limit: int, codec: str) -> None:  # type: ignore[type-arg]
+def test_records_one_by_one(
+    rows: list[tuple[int, bytes | None, bytes | None, list[Any]]], limit: int, codec: str
+) -> None:
     sealed = []
     for make in CHUNKS:
         chunk = make(limit)
@@ -58,7 +61,7 @@ def test_records_one_by_one(rows: list[tuple[int, bytes | None, bytes | None, li
 
 @given(st.lists(records, max_size=40), st.integers(100, 1500), st.integers(1, 5), st.booleans(), st.data())
 @settings(max_examples=150, deadline=None)
-def test_columns(rows: list, limit: int, count: int, placed: bool, data: st.DataObject) -> None:  # type: ignore[type-arg]
+def test_columns(rows: list[Any], limit: int, count: int, placed: bool, data: st.DataObject) -> None:
     sticky = data.draw(st.lists(st.integers(0, count - 1), min_size=1, max_size=3))
     partitions = [data.draw(st.integers(0, count - 1)) for _ in rows]
     batch = pa.record_batch(

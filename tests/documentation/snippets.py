@@ -1,9 +1,11 @@
 """The fenced blocks of a page, and how a reader would run each.
 
-A comment before a fence, which readers do not see, says what the language can't: `<!-- snippet: WORD: TEXT -->`, where WORD is
+A comment before a fence, which readers do not see, says what the language can't: `<!-- snippet: WORD: TEXT -->`, where
+WORD is
 
 - `not run`: TEXT is the reason.
-- `stays`: the command goes on while the rest of the page is followed; it is up when it has printed a line that begins with TEXT.
+- `stays`: the command goes on while the rest of the page is followed; it is up when it has printed a line that begins
+  with TEXT.
 - `prints`: the block is what the one before printed, lines in any order.
 """
 

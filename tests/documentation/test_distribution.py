@@ -1,4 +1,7 @@
-"""What `pip install kohort` brings: built as a release is, installed into an empty environment, with a compiler and without."""
+"""What `pip install kohort` brings, with a compiler and without.
+
+Built as a release is, installed into an empty environment.
+"""
 
 from __future__ import annotations
 
@@ -81,8 +84,25 @@ def wheel_of(sdist: Path, folder: Path, **environment: str) -> Path:
     return build("build_wheel", folder / sdist.name.removesuffix(".tar.gz"), folder / "dist", **environment)
 
 
+@pytest.fixture(scope="module")
+def plain_wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built where there is no compiler."""
+    return wheel_of(sdist, tmp_path_factory.mktemp("plain"), CC="no-such-compiler")
+
+
+@pytest.fixture(scope="module")
+def compiled_wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built with the compiler that is here."""
+    if shutil.which(os.environ.get("CC", "cc")) is None:
+        pytest.skip("no C compiler here")
+    return wheel_of(sdist, tmp_path_factory.mktemp("compiled"))
+
+
 def installed(wheel: Path, folder: Path) -> Path:
-    """The interpreter of a new environment that has the wheel; what it depends on is seen in this environment's folder."""
+    """The interpreter of a new environment that has the wheel.
+
+    What it depends on is seen in this environment's folder.
+    """
     venv.create(folder, symlinks=True)
     python = folder / "bin" / "python"
     pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", "--no-index"]
@@ -98,14 +118,11 @@ def run(folder: Path, *command: str | Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 @LAST_RESORT
-@pytest.mark.parametrize(("compiler", "kernel"), [(None, "compiled"), ("no-such-compiler", "plain")])
+@pytest.mark.parametrize("kernel", ["compiled", "plain"])
 def test_an_empty_environment_has_all_that_it_needs(
-    sdist: Path, tmp_path: Path, compiler: str | None, kernel: str
+    request: pytest.FixtureRequest, tmp_path: Path, kernel: str
 ) -> None:
-    if compiler is None and shutil.which(os.environ.get("CC", "cc")) is None:
-        pytest.skip("no C compiler here")
-    environment = {} if compiler is None else {"CC": compiler}
-    python = installed(wheel_of(sdist, tmp_path, **environment), tmp_path / "venv")
+    python = installed(request.getfixturevalue(f"{kernel}_wheel"), tmp_path / "venv")
     used = run(tmp_path, python, "-c", USE)
     assert used.returncode == 0, used.stderr
     assert used.stdout.strip() == kernel
@@ -124,12 +141,12 @@ def test_an_empty_environment_has_all_that_it_needs(
     assert tested.returncode == 0, tested.stdout + tested.stderr
 
 
-def test_the_distributions_hold_what_they_should(sdist: Path, tmp_path: Path) -> None:
+def test_the_distributions_hold_what_they_should(sdist: Path, plain_wheel: Path) -> None:
     with tarfile.open(sdist) as archive:
         sources = {name.partition("/")[2] for name in archive.getnames()}
     assert {"LICENSE", "README.md", "src/kohort/py.typed", "src/kohort/columns/_walk.pxi"} <= sources
     assert [name for name in sources if name.endswith((".so", ".c", ".pyc"))] == []
-    with zipfile.ZipFile(wheel_of(sdist, tmp_path, CC="no-such-compiler")) as wheel:
+    with zipfile.ZipFile(plain_wheel) as wheel:
         names = wheel.namelist()
         (metadata,) = [name for name in names if name.endswith(".dist-info/METADATA")]
         facts = email.message_from_bytes(wheel.read(metadata))

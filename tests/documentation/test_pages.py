@@ -1,4 +1,7 @@
-"""The pages themselves: blocks that are run or say why not, links that lead somewhere, versions that are those of the pins."""
+"""The pages themselves.
+
+Blocks that are run or say why not, links that lead somewhere, versions that are those of the pins.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ def test_every_block_has_a_rule_and_every_link_leads_somewhere(page: Path) -> No
     targets = re.findall(r"(?<!!)\[[^\]]+\]\(([^)#]+)[^)]*\)|!\[[^\]]*\]\(([^)]+)\)|src=\"([^\"]+)\"", page.read_text())
     local = [target for found in targets for target in found if target and "://" not in target]
     assert [target for target in local if not (page.parent / target).exists()] == []
+    assert [target for target in local if not (page.parent / target).resolve().is_relative_to(ROOT)] == []
 
 
 @pytest.mark.parametrize(

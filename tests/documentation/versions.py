@@ -55,10 +55,12 @@ def table() -> str:
     ]
     rows = {
         "Python": f"{_pythons()} on Linux; newer ones are accepted, and not tried yet",
-        "PySpark": f"{_pinned('pyspark')} with Java {JAVA_VERSION_MIN}; {_oldest('pyspark')} is the oldest that has what the source needs",
+        "PySpark": f"{_pinned('pyspark')} with Java {JAVA_VERSION_MIN}; "
+        f"{_oldest('pyspark')} is the oldest that has what the source needs",
         "Arrow": f"pyarrow {_pinned('pyarrow')}",
         "Apache Kafka as the cluster": kafka,
         "clients of the broker": ", ".join(clients),
-        "Kafka's protocol": f"the versions of {kafka}, by API in [docs/protocol-coverage.md](docs/protocol-coverage.md)",
+        "Kafka's protocol": f"the versions of {kafka}, "
+        "by API in [docs/protocol-coverage.md](docs/protocol-coverage.md)",
     }
     return "\n".join(["| what | version |", "|---|---|", *(f"| {name} | {text} |" for name, text in rows.items())])

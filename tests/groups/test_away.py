@@ -9,7 +9,7 @@ import pytest
 
 from kohort.errors import ErrorCode
 from kohort.groups.consumer.state import LEFT_FOR_A_WHILE, Current
-from kohort.groups.events import ConnectionLost, ConsumerGroupDescribe, ReleaseHeld, Tick
+from kohort.groups.events import ConnectionLost, ConsumerGroupDescribe, GroupSettings, ReleaseHeld, Tick
 from kohort.groups.outcome import DescribedConsumerGroup
 from tests.groups.test_conversion import offer
 from tests.groups.trial import Trial, owned
@@ -170,6 +170,18 @@ def test_a_coordinator_that_starts_again_finds_it_away() -> None:
     trial.feed(Tick())
     assert (standing(trial, "a").member_epoch, share(trial, "a")) == (LEFT_FOR_A_WHILE, [0, 1, 2, 3])
     trial.pass_time(SESSION_MS)
+    assert described(trial).state == "Empty"
+
+
+@pytest.mark.parametrize("own_ms", [20_000, 60_000])
+def test_after_a_restart_it_is_away_for_its_groups_own_session(own_ms: int) -> None:
+    trial = make_trial()
+    enter(trial, "a")
+    leave(trial, "a")
+    trial.restart(settings={"g": GroupSettings(session_timeout_ms=own_ms)})
+    trial.pass_time(own_ms - 1)
+    assert share(trial, "a") == [0, 1, 2, 3]
+    trial.pass_time(1)
     assert described(trial).state == "Empty"
 
 

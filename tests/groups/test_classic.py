@@ -93,6 +93,16 @@ def test_a_pending_member_is_awaited_until_its_session_ends() -> None:
     assert trial.reply(first).generation == 2
 
 
+def test_joins_that_arrive_in_one_moment_are_one_generation_without_an_initial_delay_too() -> None:
+    """Apache Kafka's delay of nothing is a timer all the same, which goes off behind the requests that are there."""
+    trial = Trial(initial_rebalance_delay_ms=0)
+    events = [trial.join_event() for _ in range(5)]
+    trial.feed_together(*events)
+    replies = [trial.reply(event.request) for event in events]
+    assert [(reply.error, reply.generation) for reply in replies] == [(ErrorCode.NONE, 1)] * 5
+    assert [len(reply.members) for reply in replies] == [5, 0, 0, 0, 0]
+
+
 def test_the_protocol_with_most_votes_among_the_common_ones_wins() -> None:
     trial = Trial(initial_rebalance_delay_ms=1)
     requests = [
@@ -346,13 +356,14 @@ def test_an_administrator_removes_a_static_member_by_its_instance_id() -> None:
 @pytest.mark.parametrize("timeout_ms", [0, -1])
 def test_static_members_without_a_rebalance_timeout_do_not_keep_the_coordinator_busy(timeout_ms: int) -> None:
     trial = Trial()
-    static = trial.joined(instance_id="i", rebalance_timeout_ms=timeout_ms)
-    trial.sync(static.member_id, 1, {static.member_id: b"x"}, instance_id="i")
-    trial.join(rebalance_timeout_ms=timeout_ms, requires_known_id=False, connection=9)
-    trial.feed(ConnectionLost(9))
-    trial.pass_time(0)
+    name = trial.joined(instance_id="i").member_id
+    trial.sync(name, 1, {name: b"x"}, instance_id="i")
+    again = trial.join_event(name, instance_id="i", rebalance_timeout_ms=timeout_ms)
+    trial.feed_together(again, SyncGroup(trial.request(), "g", 2, name, ((name, b"x"),), "i"))
+    join = trial.join_event(rebalance_timeout_ms=timeout_ms, requires_known_id=False, connection=9)
+    trial.feed_together(join, ConnectionLost(9))
     assert state(trial) == "PreparingRebalance"
-    assert trial.heartbeat(static.member_id, 1, instance_id="i") is ErrorCode.REBALANCE_IN_PROGRESS
+    assert trial.heartbeat(name, 2, instance_id="i") is ErrorCode.REBALANCE_IN_PROGRESS
 
 
 def test_a_static_member_keeps_its_place_through_a_join_phase() -> None:

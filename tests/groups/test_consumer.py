@@ -422,8 +422,9 @@ def test_a_groups_own_settings() -> None:
     trial.feed(GroupSettingsChanged("g", GroupSettings(50_000, 7_000)))
     assert trial.beat("a", 2).heartbeat_interval_ms == 7_000
     trial.restart()
-    trial.set_topics(t=4)
-    assert trial.beat("a", 2).heartbeat_interval_ms == 5_000, "the shell tells a new coordinator"
+    assert trial.beat("a", 2).heartbeat_interval_ms == 5_000, "a new coordinator is given them: no record has them"
+    trial.restart(settings={"g": GroupSettings(50_000, 8_000)})
+    assert trial.beat("a", 2).heartbeat_interval_ms == 8_000
     trial.feed(GroupSettingsChanged("g", GroupSettings()))
     assert trial.beat("a", 2).heartbeat_interval_ms == 5_000
 

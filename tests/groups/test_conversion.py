@@ -17,6 +17,7 @@ from kohort.consumer_protocol import (
 )
 from kohort.errors import ErrorCode
 from kohort.groups.events import ConsumerGroupDescribe, DescribeGroups, LeaveGroup, LeavingMember, ListGroups
+from kohort.groups.outcome import Level, Told
 from kohort.groups.records import ClassicProtocol, GroupSaved
 from kohort.ids import TopicPartition
 from tests.groups.trial import Trial, owned, subscription
@@ -47,9 +48,9 @@ def make_trial(**config: Any) -> Trial:
     return trial
 
 
-def make_classic(trial: Trial) -> tuple[str, int]:
+def make_classic(trial: Trial, protocols: tuple[ClassicProtocol, ...] | None = None) -> tuple[str, int]:
     """A stable classic group of one member that has all four partitions."""
-    reply = trial.joined(protocols=offer())
+    reply = trial.joined(protocols=protocols or offer())
     trial.sync(reply.member_id, reply.generation, {reply.member_id: plan(0, 1, 2, 3)})
     return reply.member_id, reply.generation
 
@@ -430,3 +431,67 @@ def test_a_consumer_group_takes_no_join_that_a_classic_group_would_refuse(more: 
     trial.beat("new", subscribed_topics=("t",))
     reply = trial.reply(trial.join(**{"protocols": offer(), **more}))
     assert reply.error is refused
+
+
+def wide(user_data: int) -> tuple[ClassicProtocol, ...]:
+    """A subscription that takes so many bytes more than it must."""
+    return (ClassicProtocol("range", subscription("t", version=0, user_data=bytes(user_data))),)
+
+
+def told(trial: Trial) -> list[str]:
+    return [note.text for note in trial.notes if isinstance(note, Told) and note.level is Level.WARNING]
+
+
+def test_a_group_that_would_outgrow_its_record_as_a_classic_one_stays_a_consumer_group() -> None:
+    trial = make_trial(group_record_bytes_max=1_000)
+    trial.beat("new")
+    members = [trial.joined(protocols=wide(500)).member_id for _ in range(2)]
+    trial.beat("new", -1)
+    assert types(trial) == ["consumer"]
+    assert not any(isinstance(record, GroupSaved) for record in trial.journal)
+    assert [text for text in told(trial) if "stays a consumer group" in text and "group.record.max.bytes" in text]
+    epochs = [trial.joined(member, protocols=wide(500)).generation for member in members]
+    shares = [assignment(trial, member, epoch) for member, epoch in zip(members, epochs, strict=True)]
+    assert sorted(number for share in shares for number in share) == [0, 1, 2, 3]
+    trial.restart()
+    assert types(trial) == ["consumer"]
+    assert trial.leave(members[0]) is ErrorCode.NONE
+
+
+def test_a_group_that_just_fits_into_its_record_turns_classic() -> None:
+    trial = make_trial(group_record_bytes_max=1_000)
+    trial.beat("new")
+    for _ in range(2):
+        trial.joined(protocols=wide(350))
+    trial.beat("new", -1)
+    assert types(trial) == ["classic"]
+    assert trial.machine.context.ledger.group("g").classic.size <= 1_000
+    assert not told(trial)
+
+
+def test_a_member_whose_strategies_fit_no_record_of_its_own_keeps_its_group_classic() -> None:
+    """A classic group's record holds one of them, a consumer group's record of the member all."""
+    trial = make_trial(group_record_bytes_max=1_000)
+    names = ("range", "sticky", "roundrobin")
+    offers = tuple(ClassicProtocol(name, wide(400)[0].metadata) for name in names)
+    member, generation = make_classic(trial, offers)
+    assert trial.beat("new").error is ErrorCode.GROUP_ID_NOT_FOUND
+    assert types(trial) == ["classic"]
+    assert [
+        text for text in told(trial) if "can't become a consumer group" in text and "group.record.max.bytes" in text
+    ]
+    assert trial.heartbeat(member, generation) is ErrorCode.NONE
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_static_member_that_goes_back_to_the_classic_protocol_counts_for_the_groups_record(others: int) -> None:
+    """With what it is assigned it is more than it said when it joined."""
+    trial = make_trial(group_record_bytes_max=1_000)
+    trial.beat("new", instance_id="i")
+    for _ in range(others):
+        trial.joined(protocols=wide(500))
+    down = trial.reply(trial.join(protocols=wide(500 if others else 950), instance_id="i"))
+    assert (down.error, down.leader) == (ErrorCode.NONE, "")
+    assert types(trial) == ["consumer"]
+    assert not any(isinstance(record, GroupSaved) for record in trial.journal)
+    assert len(told(trial)) == 1

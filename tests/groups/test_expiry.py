@@ -21,13 +21,8 @@ def is_gone(trial: Trial) -> bool:
     return "g" not in [group.group_id for group in trial.ask(ListGroups(trial.request())).groups]
 
 
-def test_scenario_13_an_empty_groups_positions_expire_from_the_moment_it_became_empty() -> None:
-    trial = make_trial()
-    members, generation = trial.stable(1, session_timeout_ms=10 * HOUR_MS)
-    trial.commit(1, members[0], generation)
-    trial.pass_time(3 * HOUR_MS)
-    assert trial.committed() == 1
-    trial.leave(members[0])
+def assert_expires_from_now(trial: Trial) -> None:
+    """The group's one position is there for its time from now on, and then nothing of the group is left."""
     trial.pass_time(HOUR_MS - CHECK_MS)
     assert trial.committed() == 1
     trial.pass_time(2 * CHECK_MS)
@@ -35,6 +30,16 @@ def test_scenario_13_an_empty_groups_positions_expire_from_the_moment_it_became_
     assert trial.counted(Meter.OFFSET_EXPIRATIONS) == 1
     assert is_gone(trial)
     assert list(trial.machine.snapshot()) == []
+
+
+def test_scenario_13_an_empty_groups_positions_expire_from_the_moment_it_became_empty() -> None:
+    trial = make_trial()
+    members, generation = trial.stable(1, session_timeout_ms=10 * HOUR_MS)
+    trial.commit(1, members[0], generation)
+    trial.pass_time(3 * HOUR_MS)
+    assert trial.committed() == 1
+    trial.leave(members[0])
+    assert_expires_from_now(trial)
 
 
 def test_scenario_13_a_stable_group_loses_only_positions_of_topics_it_does_not_read() -> None:
@@ -68,6 +73,25 @@ def test_scenario_13_pending_positions_keep_theirs_and_their_group() -> None:
     trial.feed(TxnOffsetCommit(trial.request(), "g", 9, 0, (OffsetToCommit("t", 0, 2),)))
     trial.pass_time(3 * HOUR_MS)
     assert trial.committed() == 1
+
+
+def test_a_group_whose_only_member_has_an_id_and_has_not_joined_with_it_yet_stays() -> None:
+    """A group that went meanwhile would refuse the join with the id that it gave out."""
+    trial = make_trial()
+    first = trial.reply(trial.join(requires_known_id=True, session_timeout_ms=3 * HOUR_MS))
+    assert first.error is ErrorCode.MEMBER_ID_REQUIRED
+    trial.commit(1)
+    trial.pass_time(2 * HOUR_MS)
+    assert trial.committed() == -1 and not is_gone(trial)
+    assert trial.joined(first.member_id, requires_known_id=True).member_id == first.member_id
+
+
+def test_a_group_goes_when_the_id_that_it_gave_out_was_never_used() -> None:
+    trial = make_trial()
+    trial.join(requires_known_id=True, session_timeout_ms=HOUR_MS // 2)
+    trial.pass_time(HOUR_MS)
+    assert is_gone(trial)
+    assert list(trial.machine.snapshot()) == []
 
 
 def test_positions_without_group_management_expire_from_their_commit() -> None:
@@ -165,13 +189,7 @@ def test_scenario_13_an_empty_consumer_groups_positions_expire_from_the_moment_i
         trial.beat("a", -1)
     else:
         trial.pass_time(24 * HOUR_MS)
-    trial.pass_time(HOUR_MS - CHECK_MS)
-    assert trial.committed() == 1
-    trial.pass_time(2 * CHECK_MS)
-    assert trial.committed() == -1
-    assert trial.counted(Meter.OFFSET_EXPIRATIONS) == 1
-    assert is_gone(trial)
-    assert list(trial.machine.snapshot()) == []
+    assert_expires_from_now(trial)
 
 
 def test_scenario_13_an_empty_consumer_group_is_as_old_after_a_restart() -> None:

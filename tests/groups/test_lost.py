@@ -323,3 +323,15 @@ def test_the_log_tells_why_a_classic_member_was_put_out() -> None:
         f"member {members[0]} was silent for its session of " in text and text.endswith("connection stands)")
         for text in told(trial)
     )
+
+
+def test_a_new_member_that_is_back_on_another_connection_waits_for_its_first_round() -> None:
+    """It has been heard again, so that it has as long as any new member: its session runs when it has a generation."""
+    trial = Trial(initial_rebalance_delay_ms=25_000)
+    asked = trial.reply(trial.join(requires_known_id=True, connection=1))
+    assert asked.error is ErrorCode.MEMBER_ID_REQUIRED
+    trial.join(asked.member_id, requires_known_id=True, connection=1)
+    trial.feed(ConnectionLost(1, noticed=True, lease_ms=5_000))
+    again = trial.join(asked.member_id, requires_known_id=True, connection=2)
+    trial.pass_time(25_000)
+    assert trial.reply(again).error is ErrorCode.NONE

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import struct
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from kohort.consumer_protocol import write_assignment
@@ -16,6 +16,7 @@ from kohort.groups.consumer import targets
 from kohort.groups.events import (
     Client,
     ConsumerGroupHeartbeat,
+    GroupSettings,
     Heartbeat,
     JoinGroup,
     LeaveGroup,
@@ -94,8 +95,17 @@ class Trial:
         return Now(self.mono_ms, self.wall_ms)
 
     def feed(self, event: Any) -> Outcome:
-        """One event; its outcome is kept."""
-        return self._take(self.machine.step(event, self.now))
+        """One event, and what is due at once after it, as the shell does it; the event's outcome is kept."""
+        return self.feed_together(event)
+
+    def feed_together(self, *events: Any) -> Outcome:
+        """Events that arrive in one moment: what becomes due meanwhile waits for all of them."""
+        for event in events:
+            outcome = self._take(self.machine.step(event, self.now))
+        while (due := self.machine.next_deadline_ms()) is not None and due <= self.mono_ms:
+            self._take(self.machine.step(Tick(), self.now))
+        self.outcome = outcome
+        return outcome
 
     def ask(self, event: Any) -> Any:
         """One request; its reply, None while it waits."""
@@ -110,14 +120,14 @@ class Trial:
             self.feed(Tick())
         self._move(end)
 
-    def restart(self, cut: int | None = None) -> None:
-        """Throw the machine away and replay the journal, cut after `cut` records if given."""
+    def restart(self, cut: int | None = None, settings: Mapping[str, GroupSettings] | None = None) -> None:
+        """Throw the machine away and replay the journal, cut after `cut` records if given; groups have these settings."""
         if cut is not None:
             del self.journal[cut:]
         self.machine = GroupMachine(self.config)
         for record in self.journal:
             self.machine.apply(record)
-        self._take(self.machine.on_loaded(self.now, self.image))
+        self._take(self.machine.on_loaded(self.now, self.image, settings or {}))
 
     def reply(self, request: int) -> Any:
         """The reply to a request, None while it waits."""

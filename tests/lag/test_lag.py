@@ -9,23 +9,10 @@ from typing import Any
 import pytest
 from tests.support.waiting import until
 
-from kohort import Admin, Broker, Consumer, Producer, TopicPartition
+from kohort import Admin, Consumer, Producer, TopicPartition
 from kohort.client.admin.values import NewTopic
 from kohort.client.offset_values import OffsetAndMetadata
 from kohort.lag import PartitionLag, group_lag
-
-
-@pytest.fixture(scope="module")
-def our_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    with Broker(tmp_path_factory.mktemp("lag"), {"group.initial.rebalance.delay.ms": 0}) as broker:
-        yield broker
-
-
-@pytest.fixture(params=["kohort", pytest.param("apache", marks=pytest.mark.kafka)])
-def servers(request: pytest.FixtureRequest) -> str:
-    fixture = "our_broker" if request.param == "kohort" else "apache_kafka"
-    servers: str = request.getfixturevalue(fixture).bootstrap_servers
-    return servers
 
 
 @pytest.fixture
@@ -102,7 +89,10 @@ def test_scenario_17_lag_of_a_quiet_topic_stays_what_it_is(servers: str, admin: 
 def test_scenario_17_lag_of_a_deleted_topic_is_not_told_and_hides_no_other(
     servers: str, admin: Admin, filled: TopicPartition
 ) -> None:
-    """Its offsets go with it. A partition that somebody still has is told with the reason, and the others with their lag."""
+    """Its offsets go with it.
+
+    A partition that somebody still has is told with the reason, and the others with their lag.
+    """
     group, doomed = f"{filled.topic}-group", TopicPartition(f"{filled.topic}-doomed", 0)
     admin.create_topics([NewTopic(doomed.topic, 1, 1)]).all()
     fill(servers, doomed.topic, 4)
@@ -146,7 +136,10 @@ def test_scenario_17_a_topic_that_goes_while_lag_is_read_hides_no_other(
 def test_scenario_17_lag_of_an_abandoned_topic_is_told_apart(
     servers: str, admin: Admin, filled: TopicPartition
 ) -> None:
-    """The group reads another topic by now: what it has left is shown without an owner, until its offsets are deleted."""
+    """The group reads another topic by now.
+
+    What it has left is shown without an owner, until its offsets are deleted.
+    """
     group, read = f"{filled.topic}-group", TopicPartition(f"{filled.topic}-read", 0)
     admin.create_topics([NewTopic(read.topic, 1, 1)]).all()
     commit(admin, group, {filled: 5})
@@ -196,7 +189,10 @@ class Moving(Admin):
 
 
 def test_scenario_17_the_end_is_read_after_the_commit(servers: str, admin: Admin, filled: TopicPartition) -> None:
-    """A commit read after the end is past it, and lag would be 0 while five records wait. The other way it is never less."""
+    """A commit read after the end is past it, and lag would be 0 while five records wait.
+
+    The other way it is never less.
+    """
     group = f"{filled.topic}-group"
     commit(admin, group, {filled: 20})
     with Moving(servers) as moving:

@@ -15,7 +15,8 @@ POWER_LOST = OpenOptions(clean=False, verified_offset=0)
 
 def batch(*values: bytes, at: int = NOW, **facts: object) -> bytes:
     """A batch of records whose keys are `k` and whose timestamps rise by one."""
-    return build_batch([BatchRecord(0, at + i, b"k", value) for i, value in enumerate(values)], **facts)  # type: ignore[arg-type]
+    records = [BatchRecord(0, at + i, b"k", value) for i, value in enumerate(values)]
+    return build_batch(records, **facts)  # type: ignore[arg-type]
 
 
 def keyed(*pairs: tuple[bytes, bytes | None], at: int = NOW, **facts: object) -> bytes:

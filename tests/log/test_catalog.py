@@ -1,4 +1,7 @@
-"""The catalog of topics when its disk fails: what a caller is told, what is served and what the next start finds agree."""
+"""The catalog of topics when its disk fails.
+
+What a caller is told, what is served and what the next start finds agree.
+"""
 
 from __future__ import annotations
 

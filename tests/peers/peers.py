@@ -152,7 +152,10 @@ class Driver:
         return [(event["partition"], event["offset"]) for event in self.events("record")]
 
     def wait(self, condition: Callable[[], bool], what: str, timeout_s: float = 90) -> None:
-        """Waits until what it says makes the condition true; fails with its story when it has said nothing for so long."""
+        """Waits until what it says makes the condition true.
+
+        Fails with its story when it has said nothing for so long.
+        """
         with self._changed:
             said, deadline = len(self.said), time.monotonic() + timeout_s
             while not condition():

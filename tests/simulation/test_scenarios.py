@@ -1,11 +1,13 @@
-"""Scenarios that real groups have failed, where time and faults matter; the list of all of them is in tests/README.md."""
+"""Scenarios that real groups have failed, where time and faults matter; docs/spec.md lists them all."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from simulation.assigning import COOPERATIVE, EAGER, topic_id
+from simulation.client_mutants import KeepsDeletedTopics
 from simulation.network import Weather
 from simulation.own_member import OwnMember
 from simulation.plan import Plan, Step
@@ -15,6 +17,7 @@ from simulation.run import Run
 from kohort.errors import ErrorCode
 from kohort.groups.config import GroupConfig
 from kohort.groups.events import OffsetCommit
+from kohort.groups.machine import GroupMachine
 from kohort.groups.outcome import Outcome, SyncGroupReply
 from kohort.wire import framing
 from kohort.wire.offsets import OffsetCommitRequest, OffsetCommitResponse
@@ -67,6 +70,15 @@ def test_scenario_4_a_cooperative_sync_that_meets_a_new_rebalance_revokes_nothin
     assert emptied == []
 
 
+@pytest.mark.parametrize("mutant", [None, KeepsDeletedTopics])
+def test_scenario_14_a_leader_of_our_own_gives_up_a_deleted_topic(mutant: type[GroupMachine] | None) -> None:
+    two = {"habits": Habits("g0", ("t0", "t1")), "kind": "OwnClassicMember", "name": "m00"}  # of odd length: by topics
+    played = replace(
+        plan((0, "start", two), (20_000, "delete", {"topic": "t1"}), heal_ms=30_000), partitions={"t0": 2, "t1": 2}
+    )
+    assert Run(played, mutant).play().checker == (None if mutant is None else "LivenessChecker")
+
+
 def test_scenario_14_a_commit_by_id_for_a_topic_that_was_made_again_is_refused() -> None:
     """A late one names the topic that is gone; one by name can't tell, which is why version 10 names ids."""
     run = Run(plan((1_000, "delete", {"topic": "t0"}), (2_000, "create", {"topic": "t0"}), heal_ms=3_000))
@@ -81,7 +93,7 @@ def test_scenario_14_a_commit_by_id_for_a_topic_that_was_made_again_is_refused()
             topics=[entry(topic_id=topic_id("t0", made), partitions=[part])],
         )
         frame = framing.encode_request(message, 10, made, "late")
-        connection = run.network.connect(lambda: None, run.world.stream("late"), "")
+        connection = run.network.connect("late", lambda: None, run.world.stream("late"), "")
         run.gate.receive(connection, frame, answers.append)
     run.world.run_until(run.world.now_ms + 1_000)
     replies = [framing.decode_response(OffsetCommitResponse, 10, answer)[1] for answer in answers]

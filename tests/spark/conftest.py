@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from tests.support.waiting import ATTEMPTS, STILL_S, TOO_SLOW, until
 
+from kohort import Broker
 from kohort.client.admin.admin import Admin
 from kohort.client.admin.values import NewTopic
 from kohort.client.group.member import GroupMember
@@ -26,7 +27,8 @@ from kohort.ids import TopicPartition
 
 PARTITIONS = 4
 SESSION_MS = 1_000_000
-"""Beyond every wait: a member that a busy machine holds up stays one, and one that ended is not missed by its session alone."""
+"""Beyond every wait: a member that a busy machine holds up stays one, and one that ended is not missed by its session
+alone."""
 SPAN_COLUMNS = "value,partition,offset,generation,rangeStart,rangeEnd"
 
 
@@ -158,10 +160,20 @@ class Stage:
         return {key: str(value) for key, value in (given | more).items() if value is not None}
 
 
+@pytest.fixture(scope="session")
+def spark_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """One for all tests.
+
+    Groups start at once: each test has its own, which would wait three seconds for more members.
+    """
+    with Broker(tmp_path_factory.mktemp("spark-broker"), {"group.initial.rebalance.delay.ms": 0}) as broker:
+        yield broker
+
+
 @pytest.fixture
-def stage(kohort_shared_broker: Any, tmp_path: Path) -> Iterator[Stage]:
+def stage(spark_broker: Broker, tmp_path: Path) -> Iterator[Stage]:
     name = uuid.uuid4().hex[:8]
-    servers = kohort_shared_broker.bootstrap_servers
+    servers = spark_broker.bootstrap_servers
     with Admin(servers) as admin:
         admin.create_topics([NewTopic(f"t-{name}", PARTITIONS)]).all()
         yield Stage(servers, admin, tmp_path, f"t-{name}", f"g-{name}")

@@ -133,7 +133,10 @@ class Application:
         return self.said
 
     def _started(self) -> object:
-        """While it says nothing, the CPU time that its processes have used, in steps that an idle one takes long for."""
+        """While it says nothing, the CPU time that its processes have used.
+
+        In steps that an idle one takes long for.
+        """
         return "done" if self.said or not self.process.running else int(self.process.cpu_s() / CPU_STEP_S)
 
     @property

@@ -19,7 +19,10 @@ _OPTIONS = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 
 
 class KafkaNode(ApacheKafka):
-    """One of the three, each in a rack of its own. Topics have three replicas, two of which must have a record before it counts."""
+    """One of the three, each in a rack of its own.
+
+    Topics have three replicas, two of which must have a record before it counts.
+    """
 
     def __init__(self, number: int, controllers: list[int], cluster: str) -> None:
         self.number = number

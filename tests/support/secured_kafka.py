@@ -30,10 +30,13 @@ def make_certificates(folder: Path) -> None:
 
 
 class SecuredKafka(ApacheKafka):
-    """Beside the plain listener: TLS, TLS with client certificates, SASL, SASL over TLS, and SASL whose logins last two seconds. Rights by StandardAuthorizer.
+    """Listeners beside the plain one.
 
-    Super users are alice, whose password is "secret", the holder of the client certificate, and whoever comes in plain. With
-    PLAIN, bob and carol log in too, with the same password, and have no rights.
+    TLS, TLS with client certificates, SASL, SASL over TLS, and SASL whose logins last two seconds. Rights by
+    StandardAuthorizer.
+
+    Super users are alice, whose password is "secret", the holder of the client certificate, and whoever comes in plain.
+    With PLAIN, bob and carol log in too, with the same password, and have no rights.
     """
 
     def __init__(self, certificates: Path) -> None:

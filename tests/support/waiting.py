@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 STILL_S = 120.0
-"""How long nothing may move before a wait is given up: a machine with ten times the work it can do still moves something."""
+"""How long nothing may move before a wait is given up: a machine with ten times the work it can do still moves
+something."""
 LAST_RESORT = pytest.mark.timeout(1800)
 """For tests whose waits are bounded by what moves: it ends one that hangs where nothing waits."""
 ATTEMPTS, TOO_SLOW = 40, "failed to connect back"
@@ -30,8 +31,8 @@ def until(
         condition: what is waited for.
         what: the same in words.
         timeout_s: how long; with `moves`, how long nothing may move.
-        moves: what can be seen of the work under way, by name. A wait is not over while any of it changes, so that a slow
-            machine fails nothing; the failure says what moved last.
+        moves: what can be seen of the work under way, by name. A wait is not over while any of it changes, so that a
+            slow machine fails nothing; the failure says what moved last.
     """
     began = moved = looked = time.monotonic()
     seen = dict(moves()) if moves is not None else {}

@@ -15,7 +15,10 @@ _SIZES = (0, 0, 1, 1, 2, 3, 127, 130)
 
 
 class Values:
-    """Makes instances; `style` is "defaults", "nulls", "small", "large", or "plain": long arrays, hardly any text in them."""
+    """Makes instances.
+
+    `style` is "defaults", "nulls", "small", "large", or "plain": long arrays, hardly any text in them.
+    """
 
     def __init__(self, seed: str, version: int, style: str) -> None:
         self.random = random.Random(seed)

@@ -26,7 +26,8 @@ CLIENT: Final[dict[str, Callable[[str], Assignor]]] = {
     "cooperative-sticky": lambda _: CooperativeSticky(),
     "rack-aware": RackAware,
 }
-"""What a classic member may list in partition.assignment.strategy, made of its rack. Each member needs its own: some remember."""
+"""What a classic member may list in partition.assignment.strategy, made of its rack. Each member needs its own: some
+remember."""
 
 SERVER: Final[dict[str, Callable[[], Assignor]]] = {
     "uniform": Uniform,

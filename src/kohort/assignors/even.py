@@ -1,8 +1,8 @@
 """Even and sticky division when every member is subscribed to the same topics.
 
-With P partitions and M members each gets P // M, and P % M of them one more. A member keeps what it has up to its share,
-and the larger shares go first to those that have more than the smaller one: so no division that is as even moves less.
-What is left is dealt to the members that have least, beside a replica where racks allow it.
+With P partitions and M members each gets P // M, and P % M of them one more. A member keeps what it has up to its
+share, and the larger shares go first to those that have more than the smaller one: so no division that is as even moves
+less. What is left is dealt to the members that have least, beside a replica where racks allow it.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from kohort.broker.transactions.producer_ids import ProducerIds
 from kohort.broker.turns import Turns
 from kohort.broker.waits import Waits
 from kohort.coordinator.shard import GroupShard
-from kohort.groups.events import Event, TopicImage
+from kohort.groups.events import Event, GroupSettings, TopicImage
 from kohort.groups.liveness.lost import beat_ms, hold_max_ms
 from kohort.groups.liveness.patience import Patience, classic_hold_ms, patience
 from kohort.groups.outcome import Counted, Push, Rebalanced, Work
@@ -174,9 +174,12 @@ class Node:
         return self.store.unseen(index)
 
     def shard_loaded(self, index: int) -> None:
-        """Note that what a shard's journal held of earlier topics is gone, and tell it its groups' own settings."""
+        """Note that what a shard's journal held of earlier topics is gone."""
         self.store.seen(index)
-        self.group_settings.announce(lambda group: self.groups.index_of(group) == index)
+
+    def own_settings(self, index: int) -> dict[str, GroupSettings]:
+        """What groups of a shard have set for themselves."""
+        return self.group_settings.usable(lambda group: self.groups.index_of(group) == index)
 
     def run_work(self, work: Work, done: Callable[[Event], None]) -> None:
         """Run long work in a thread; its event comes back on the loop."""

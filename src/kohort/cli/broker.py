@@ -29,7 +29,7 @@ def broker(
 
     Args:
         data: the folder that keeps topics and groups; made if missing. Else log.dirs of the configuration says it.
-        listen: HOST:PORT to listen on; port 0 picks a free one. Else listeners of the configuration, else 127.0.0.1:9092.
+        listen: HOST:PORT; port 0 picks a free one. Else the configuration's listeners, else 127.0.0.1:9092.
         config: a file of broker, topic and group properties, under Kafka's names.
         metrics_listen: HOST:PORT where Prometheus reads the broker's figures; the property metrics.listen.
         set_: one property as key=value, over the file's; may be given again.

@@ -20,7 +20,8 @@ if TYPE_CHECKING:  # the client is imported by the commands that need it
 DEFAULT_BOOTSTRAP_SERVER = "127.0.0.1:9092"
 DEFAULT_CALL_MS = 30_000
 REACH_MS = 4_000
-"""How long a cluster may be out of reach before a command gives up: longer than a broker on this machine takes to start."""
+"""How long a cluster may be out of reach before a command gives up: longer than a broker on this machine takes to
+start."""
 
 
 @Parameter(name="*")
@@ -39,8 +40,8 @@ class Common:
     """Print JSON."""
 
     timeout: int | None = None
-    """How long a call may take, in milliseconds; 30000 unless given, but 4000 while no broker is reached. `groups watch`
-    ends after so long."""
+    """How long a call may take, in milliseconds; 30000 unless given, but 4000 while no broker is reached. `groups
+    watch` ends after so long."""
 
     @property
     def call_ms(self) -> int:

@@ -47,7 +47,7 @@ def consume(  # noqa: PLR0913 - one keyword for each option
     Args:
         topics: the topics.
         group: be a member of this group: share the topics with its other members, and commit what was written out.
-        format: text (values, a line each; what is not given otherwise), json (an object for each record), arrow (an IPC stream) or parquet (a file).
+        format: text (values, a line each; the default), json (an object each), arrow (an IPC stream), parquet (a file).
         output: the file to write; standard output when not given. Parquet needs one.
         from_beginning: start at the first record where the group has no committed offset; else only new records come.
         until_end: stop at what is the end now.

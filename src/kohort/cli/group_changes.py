@@ -10,7 +10,8 @@ from cyclopts import Parameter
 from kohort.cli.app import FAILED, UsageError
 from kohort.cli.common import Common
 from kohort.cli.group_resets import has_members, reset_offsets
-from kohort.cli.group_rows import check_chosen, chosen_groups, tell, with_nearest
+from kohort.cli.group_rows import check_chosen, chosen_groups, tell
+from kohort.cli.nearest import groups_with_nearest
 from kohort.cli.output import confirmed, show
 from kohort.cli.partitions import chosen_partitions
 from kohort.errors import NotFoundError
@@ -63,7 +64,7 @@ def delete(*groups: str, all_groups: _Flag = False, execute: _Flag = False, comm
     check_chosen(groups, all_groups)
     with common.admin() as admin:
         found = admin.describe_consumer_groups(chosen_groups(admin, groups, all_groups))
-        errors = with_nearest(admin, found.errors)
+        errors = groups_with_nearest(admin, found.errors)
         rows = [
             {
                 "group": group.group_id,
@@ -93,7 +94,7 @@ def clone(source: str, target: str, *, topic: _Topics = (), execute: _Flag = Fal
     Args:
         source: the group whose offsets are taken.
         target: the group that gets them; it need not be there. Its offsets of other partitions stay.
-        topic: a topic, or some of its partitions as TOPIC:0,1,2; may be given again. All that have offsets when not given.
+        topic: a topic, or some of its partitions as TOPIC:0,1,2; may be given again. Else all that have offsets.
         execute: do it; without this it is only shown.
     """
     if source == target:
@@ -131,7 +132,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
 
 def _must_be_there(admin: Admin, group: str) -> None:
     """Raises NotFoundError, with the nearest group's name, where there is none of this name."""
-    for error in with_nearest(admin, admin.describe_consumer_groups([group]).errors).values():
+    for error in groups_with_nearest(admin, admin.describe_consumer_groups([group]).errors).values():
         raise error
 
 

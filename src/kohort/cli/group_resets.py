@@ -11,8 +11,9 @@ from cyclopts import Parameter
 from kohort.cli.app import DONE, FAILED, UsageError
 from kohort.cli.common import Common
 from kohort.cli.group_rows import check_chosen, chosen_groups, tell
+from kohort.cli.nearest import topics_with_nearest
 from kohort.cli.output import confirmed, note, show
-from kohort.cli.partitions import chosen_partitions, name_of, topics_with_nearest
+from kohort.cli.partitions import chosen_partitions, name_of
 from kohort.cli.reset_targets import Goal, Plan, Target, parse_goal, plan_lines, read_plan
 from kohort.config import did_you_mean
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, NotFoundError
@@ -72,7 +73,7 @@ def reset_offsets(  # noqa: PLR0913 - one keyword for each way to say where to
         to_datetime: to the first record at or after this time, as 2026-01-31T12:00:00 (UTC unless it has a zone).
         by_duration: to the first record since this long ago, as P1DT12H or PT30M.
         shift_by: forward, or backward when negative, by so many records.
-        from_file: to what the lines TOPIC,PARTITION,OFFSET of this file say; for several groups GROUP,TOPIC,PARTITION,OFFSET.
+        from_file: to what the lines TOPIC,PARTITION,OFFSET of this file say, with GROUP, before each for several.
         execute: do it; without this it is only shown.
         export: print lines that --from-file reads, and change nothing unless --execute is given too.
     """

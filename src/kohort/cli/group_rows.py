@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from kohort.cli.app import DONE, FAILED, UsageError
+from kohort.cli.nearest import groups_with_nearest
 from kohort.cli.output import note
-from kohort.config import did_you_mean
-from kohort.errors import ErrorCode, KafkaError, NotFoundError
+from kohort.errors import KafkaError
 
 if TYPE_CHECKING:  # the client is imported by the commands that need it
     from kohort.client.admin.admin import Admin
@@ -33,17 +33,6 @@ def tell(errors: Mapping[Any, KafkaError]) -> int:
     for error in errors.values():
         note(f"kohort: {error}")
     return FAILED if errors else DONE
-
-
-def with_nearest(admin: Admin, errors: Mapping[str, KafkaError]) -> dict[str, KafkaError]:
-    """The errors, with the nearest group's name where a group is not there."""
-    told = dict(errors)
-    missing = [name for name, error in errors.items() if error.code is ErrorCode.GROUP_ID_NOT_FOUND]
-    if missing:
-        there = [group.group_id for group in admin.list_groups()]
-        for name in missing:
-            told[name] = NotFoundError(f"{errors[name].message}{did_you_mean(name, there)}", errors[name].code)
-    return told
 
 
 def check_chosen(groups: tuple[str, ...], all_groups: bool) -> None:
@@ -71,7 +60,7 @@ def described_groups(admin: Admin, names: list[str]) -> tuple[list[dict[str, Any
             described.append({**group_row(group), "partitions": lag_rows(admin, group)})
         except KafkaError as error:
             errors[name] = error
-    return described, with_nearest(admin, errors)
+    return described, groups_with_nearest(admin, errors)
 
 
 def group_row(group: GroupDescription) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""`kohort groups`: list, describe, members, lag; the changes are in `group_changes`, the live table in `group_watch`."""
+"""`kohort groups`: list, describe, members, lag.
+
+The changes are in `group_changes`, the live table in `group_watch`.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +23,8 @@ from kohort.cli.group_rows import (
     member_row,
     tell,
     type_name,
-    with_nearest,
 )
+from kohort.cli.nearest import groups_with_nearest
 from kohort.cli.output import printable, show, show_json
 from kohort.config import did_you_mean
 
@@ -36,7 +39,8 @@ STATES = (
     "PreparingRebalance", "CompletingRebalance", "Stable", "Dead", "Empty", "Assigning", "Reconciling", "NotReady",
 )  # fmt: skip
 PROTOCOLS = ("consumer", "connect", "share", "streams")
-"""Kafka's own names of a group's states, types and protocol types; what else groups of the cluster have is known too."""
+"""Kafka's own names of a group's states, types and protocol types; what else groups of the cluster have is known
+too."""
 
 
 @app.command(name="list")
@@ -108,7 +112,8 @@ def describe(
             epoch = "" if row["epoch"] is None else f"  epoch {row['epoch']}"
             line = (
                 f"group {row['group']}  state {row['state']}  type {row['type']}  protocol {row['protocol'] or '-'}"
-                f"  assignor {row['assignor'] or '-'}  members {row['members']}  coordinator {row['coordinator']}{epoch}"
+                f"  assignor {row['assignor'] or '-'}  members {row['members']}"
+                f"  coordinator {row['coordinator']}{epoch}"
             )
             print(printable(line))
             show(row["partitions"], OF_PARTITION, as_json=False, empty=f"group {row['group']} has no offsets")
@@ -126,7 +131,7 @@ def members(*groups: str, all_groups: Annotated[bool, Parameter(negative="")] = 
     check_chosen(groups, all_groups)
     with common.admin() as admin:
         found = admin.describe_consumer_groups(chosen_groups(admin, groups, all_groups))
-        errors = with_nearest(admin, found.errors)
+        errors = groups_with_nearest(admin, found.errors)
     rows = [member_row(group, member) for group in found.values.values() for member in group.members]
     columns = ("group", "member_id", "group_instance_id", "client_id", "host", "partitions", "assignment")
     show(rows, columns, as_json=common.json, empty="no members")

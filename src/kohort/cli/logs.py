@@ -30,8 +30,8 @@ def check(
 ) -> int:
     """Look a data folder through, checksums too: what is damaged, and which records are lost by it.
 
-    Ends with 0 when all is sound, or was repaired; with 1 when something is damaged; with 2 when the folder is in use or
-    is none of a broker's. Without --repair nothing is changed.
+    Ends with 0 when all is sound, or was repaired; with 1 when something is damaged; with 2 when the folder is in use
+    or is none of a broker's. Without --repair nothing is changed.
 
     Args:
         directory: the data folder of a broker that is stopped.

@@ -1,4 +1,7 @@
-"""How commands speak: tables for people, plain columns for pipes, JSON for programs. One name for a thing in all three."""
+"""How commands speak: tables for people, plain columns for pipes, JSON for programs.
+
+One name for a thing in all three.
+"""
 
 from __future__ import annotations
 

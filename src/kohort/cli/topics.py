@@ -9,8 +9,8 @@ from cyclopts import App, Parameter
 
 from kohort.cli.app import DONE, FAILED, UsageError
 from kohort.cli.common import Common, assignments
+from kohort.cli.nearest import topics_with_nearest
 from kohort.cli.output import note, printable, show, show_json
-from kohort.cli.partitions import topics_with_nearest
 from kohort.config import did_you_mean
 from kohort.errors import ErrorCode, KafkaError, NotFoundError
 

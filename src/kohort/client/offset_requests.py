@@ -1,4 +1,7 @@
-"""Offsets asked of brokers and coordinators: first, last, by time, committed; and commits. Coroutines over a Cluster."""
+"""Offsets asked of brokers and coordinators: first, last, by time, committed; and commits.
+
+Coroutines over a Cluster.
+"""
 
 from __future__ import annotations
 
@@ -130,7 +133,10 @@ async def _ask_leader(
 
 
 class GroupIdentity:
-    """As whom a member commits: generation (or epoch), member id, instance id. The defaults are for no member at all."""
+    """As whom a member commits: generation (or epoch), member id, instance id.
+
+    The defaults are for no member at all.
+    """
 
     __slots__ = ("generation", "instance_id", "member_id")
 
@@ -143,7 +149,10 @@ class GroupIdentity:
 def known_ids(
     cluster: Cluster, partitions: Iterable[TopicPartition], held: Mapping[str, UUID] | None = None
 ) -> dict[str, UUID]:
-    """The ids of these partitions' topics, by metadata where they are not held under one; empty when one is not known."""
+    """The ids of these partitions' topics.
+
+    By metadata where they are not held under one; empty when one is not known.
+    """
     known = cluster.metadata.topic_id
     ids = {topic: (held or {}).get(topic, known(topic)) for topic in {part.topic for part in partitions}}
     return ids if NO_TOPIC_ID not in ids.values() else {}
@@ -165,7 +174,8 @@ async def commit_offsets(
         offsets: What to commit.
         identity: As whom.
         timeout_ms: None: `default_api_timeout_ms`.
-        ids: Of the topics that the offsets belong to, so that a topic that was deleted and made again gets none of them;
+        ids: Of the topics that the offsets belong to, so that a topic that was deleted and made again gets none of
+            them;
             None: those known now.
 
     Raises:
@@ -303,8 +313,8 @@ def offset_fetch(
 ) -> OffsetFetchRequest:
     """An OffsetFetch in the layouts of all versions; no topics: of all.
 
-    Brokers that can't wait for open transactions are asked all the same, as Kafka's consumer does: a caller to whom that is not
-    enough names the lowest version.
+    Brokers that can't wait for open transactions are asked all the same, as Kafka's consumer does: a caller to whom
+    that is not enough names the lowest version.
     """
     wanted = None if partitions is None else by_topic(partitions)
     group_type, topic_type = OffsetFetchRequest.OffsetFetchRequestGroup, OffsetFetchRequest.OffsetFetchRequestTopic

@@ -48,8 +48,10 @@ class Revocation:
 
     Attributes:
         partitions: Sorted.
-        deadline_ms: On the core's monotonic clock (`time.monotonic() * 1000`): when the coordinator will go on without this member.
-        lost: True when they belong to someone else already (session expired, fenced): nothing can be committed for them.
+        deadline_ms: On the core's monotonic clock (`time.monotonic() * 1000`): when the coordinator will go on without
+            this member.
+        lost: True when they belong to someone else already (session expired, fenced): nothing can be committed for
+            them.
     """
 
     partitions: tuple[TopicPartition, ...] = ()

@@ -52,7 +52,8 @@ class ConnectionSettings(TypedDict, total=False):
     """The socket's send buffer; -1 leaves it to the system. Default: -1 bytes (at least -1 bytes)."""
 
     response_max_bytes: int
-    """A longer answer is taken for garbage and the connection closed. Default: 268435456 bytes (at least 1024 bytes)."""
+    """A longer answer is taken for garbage and the connection closed. Default: 268435456 bytes (at least 1024
+    bytes)."""
 
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"]
     """Encryption and authentication. Default: 'PLAINTEXT' (PLAINTEXT, SSL, SASL_PLAINTEXT, SASL_SSL)."""
@@ -104,7 +105,8 @@ class ConsumerSettings(ConnectionSettings, total=False):
     """The coordinator's assignor by name, for group.protocol=consumer. Default: None."""
 
     partition_assignment_strategy: Sequence[Any]
-    """Classic assignors by preference: names, or assignor objects of your own; the group uses the first that all members list. Default: 'range,cooperative-sticky'."""
+    """Classic assignors by preference: names, or assignor objects of your own; the group uses the first that all
+    members list. Default: 'range,cooperative-sticky'."""
 
     session_timeout_ms: int
     """A member silent this long is put out of the group. Default: 45000 ms (at least 1 ms)."""
@@ -119,10 +121,12 @@ class ConsumerSettings(ConnectionSettings, total=False):
     """Bounds what one poll returns, and so the work between polls; -1: no bound. Default: 500 (at least -1)."""
 
     poll_share: Literal["greedy", "proportional"]
-    """Greedy empties one partition after the other, proportional deals equal shares. Default: 'greedy' (greedy, proportional)."""
+    """Greedy empties one partition after the other, proportional deals equal shares. Default: 'greedy' (greedy,
+    proportional)."""
 
     prefetch: Literal["total", "share"]
-    """Fetch ahead while fewer than max.poll.records records are kept in total, or per partition fewer than its share of them. Default: 'total' (total, share)."""
+    """Fetch ahead while fewer than max.poll.records records are kept in total, or per partition fewer than its share of
+    them. Default: 'total' (total, share)."""
 
     queued_max_bytes: int
     """No fetch is sent while this much is fetched and not returned. Default: 134217728 bytes (at least 1 bytes)."""
@@ -134,7 +138,8 @@ class ConsumerSettings(ConnectionSettings, total=False):
     """How often, at most. Default: 5000 ms (at least 1 ms)."""
 
     auto_offset_reset: str
-    """Where to start without a committed offset: earliest, latest, none (an error), by_duration:PT1H. Default: 'latest'."""
+    """Where to start without a committed offset: earliest, latest, none (an error), by_duration:PT1H. Default:
+    'latest'."""
 
     fetch_min_bytes: int
     """A broker waits until it has this much to answer with. Default: 1 bytes (at least 0 bytes)."""
@@ -143,16 +148,20 @@ class ConsumerSettings(ConnectionSettings, total=False):
     """But at most this long. Default: 500 ms (at least 0 ms)."""
 
     fetch_max_bytes: int
-    """Bounds one answer to a fetch; of each broker about four are in memory at once, as bytes or as columns. Default: 16777216 bytes (at least 1 bytes)."""
+    """Bounds one answer to a fetch; of each broker about four are in memory at once, as bytes or as columns. Default:
+    16777216 bytes (at least 1 bytes)."""
 
     max_partition_fetch_bytes: int
     """Bounds one partition's share of it. Default: 1048576 bytes (at least 1 bytes)."""
 
     isolation_level: Literal["read_uncommitted", "read_committed"]
-    """Read_committed leaves out records of transactions that are open or aborted. Default: 'read_uncommitted' (read_uncommitted, read_committed)."""
+    """Read_committed leaves out records of transactions that are open or aborted. Default: 'read_uncommitted'
+    (read_uncommitted, read_committed)."""
 
     columns: Sequence[str]
-    """The columns that are decoded; a record's other fields stay empty. Default: 'key,value,topic,partition,offset,timestamp,timestampType,headers' (key, value, topic, partition, offset, timestamp, timestampType, headers)."""
+    """The columns that are decoded; a record's other fields stay empty. Default:
+    'key,value,topic,partition,offset,timestamp,timestampType,headers' (key, value, topic, partition, offset, timestamp,
+    timestampType, headers)."""
 
     check_crcs: bool
     """Finds damage between the producer and here. Default: True."""
@@ -177,7 +186,8 @@ class ProducerSettings(ConnectionSettings, total=False):
     """A producer's settings."""
 
     acks: Literal["all", "-1", "0", "1", -1, 0, 1]
-    """Who must have a batch before it counts: all in-sync replicas, the leader (1), or nobody (0). Default: 'all' (all, -1, 0, 1)."""
+    """Who must have a batch before it counts: all in-sync replicas, the leader (1), or nobody (0). Default: 'all' (all,
+    -1, 0, 1)."""
 
     enable_idempotence: bool
     """Retries write nothing twice and nothing out of order; needs acks=all. Default: True."""
@@ -195,7 +205,8 @@ class ProducerSettings(ConnectionSettings, total=False):
     """The codec's own level; None: its default. Default: None."""
 
     batch_size: int
-    """A batch goes out when it is this full; memory is taken as it fills, so a larger one costs a slow producer nothing, and two fit in a request. Default: 491520 bytes (from 128 to 2147483647 bytes)."""
+    """A batch goes out when it is this full; memory is taken as it fills, so a larger one costs a slow producer
+    nothing, and two fit in a request. Default: 491520 bytes (from 128 to 2147483647 bytes)."""
 
     linger_ms: int
     """Or when it is this old. Default: 5 ms (at least 0 ms)."""
@@ -213,7 +224,8 @@ class ProducerSettings(ConnectionSettings, total=False):
     """Requests on one connection that are not answered yet. Default: 5 (at least 1)."""
 
     connections_per_broker: int
-    """Partitions are spread over so many connections; a broker takes the requests of one connection one by one. Default: 2 (from 1 to 16)."""
+    """Partitions are spread over so many connections; a broker takes the requests of one connection one by one.
+    Default: 2 (from 1 to 16)."""
 
     delivery_timeout_ms: int
     """A record is delivered within this time of send(), or fails. Default: 120000 ms (at least 1 ms)."""
@@ -222,7 +234,8 @@ class ProducerSettings(ConnectionSettings, total=False):
     """How often a batch is sent again, within the delivery timeout. Default: 2147483647 (at least 0)."""
 
     partitioner: Callable[[str, bytes | None, int], int] | None
-    """Called with topic, key and number of partitions; None: by the key's murmur2, as Kafka's own producers do. Default: None."""
+    """Called with topic, key and number of partitions; None: by the key's murmur2, as Kafka's own producers do.
+    Default: None."""
 
     key_serializer: Callable[[Any], bytes] | None
     """Called with each key; None: bytes or str. Default: None."""

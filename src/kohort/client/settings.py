@@ -199,7 +199,8 @@ class ConsumerConfig(ConnectionConfig):
     partition_assignment_strategy: tuple[Any, ...] = knob(
         "partition.assignment.strategy",
         ("range", "cooperative-sticky"),
-        why="classic assignors by preference: names, or assignor objects of your own; the group uses the first that all members list",
+        why="classic assignors by preference: names, or assignor objects of your own; the group uses the first that "
+        "all members list",
     )
     session_timeout_ms: int = knob(
         "session.timeout.ms", 45_000, low=1, unit="ms", why="a member silent this long is put out of the group"
@@ -227,7 +228,8 @@ class ConsumerConfig(ConnectionConfig):
         "prefetch",
         "total",
         choices=("total", "share"),
-        why="fetch ahead while fewer than max.poll.records records are kept in total, or per partition fewer than its share of them",
+        why="fetch ahead while fewer than max.poll.records records are kept in total, or per partition fewer than its "
+        "share of them",
     )
     queued_max_bytes: int = knob(
         "queued.max.bytes",

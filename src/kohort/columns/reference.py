@@ -367,7 +367,10 @@ class SetDecoder:
             raise DamagedError(DamageKind.CODEC) from None
 
     def _record(self, batch: Batch, body: memoryview, at: int, room: int) -> tuple[int, int | None]:
-        """Read one record. Returns where the next starts, and None, or -1 for the end offset, or the offset that no longer fits."""
+        """Read one record.
+
+        Returns where the next starts, and None, or -1 for the end offset, or the offset that no longer fits.
+        """
         reader = Reader(body, at, len(body))
         length = reader.varint()
         if not 0 <= length <= len(body) - reader.at:

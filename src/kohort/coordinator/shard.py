@@ -22,12 +22,12 @@ import asyncio
 import enum
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 from kohort.errors import ErrorCode, FencedError, KafkaError
 from kohort.groups.config import GroupConfig
-from kohort.groups.events import Event, Tick, TopicImage, TopicsDeleted
+from kohort.groups.events import Event, GroupSettings, Tick, TopicImage, TopicsDeleted
 from kohort.groups.machine import GroupMachine
 from kohort.groups.outcome import Counted, GroupState, Now, Outcome, Push, Rebalanced, ReplyValue, Told, Work
 from kohort.groups.records import Record
@@ -124,7 +124,10 @@ class ShardHost(Protocol):
         """Topics made since a shard's journal was last loaded: positions that it holds under their names are of earlier ones."""
 
     def shard_loaded(self, index: int) -> None:
-        """A shard has loaded, without positions of topics that are gone: tell it what is not in its journal. Raises OSError."""
+        """A shard has loaded, without positions of topics that are gone: note that. Raises OSError."""
+
+    def own_settings(self, index: int) -> Mapping[str, GroupSettings]:
+        """What groups of a shard have set for themselves, now, by group: it is not in the journal."""
 
     def run_work(self, work: Work, done: Callable[[Event], None]) -> None:
         """Run long work off the loop and hand its event to `done` on the loop."""
@@ -213,7 +216,9 @@ class GroupShard:
                 if time.monotonic() > until:
                     self._loop.call_soon(self._replay, load, machine, batches)
                     return
-            steps: list[Step] = [(None, machine.on_loaded(now(), self._host.topic_image()))]
+            steps: list[Step] = [
+                (None, machine.on_loaded(now(), self._host.topic_image(), self._host.own_settings(self.index)))
+            ]
             if unseen := self._host.unseen_topics(self.index):
                 event = TopicsDeleted(tuple(unseen))
                 steps.append((event, machine.step(event, now())))

@@ -45,7 +45,8 @@ def draw(counted: pa.Table, file: Path) -> None:
         color=INK,
     )
     figure.supxlabel(
-        f"{flights:,} flights from New York's airports, 2013, each counted once by Spark queries sharing one consumer group",
+        f"{flights:,} flights from New York's airports, 2013, "
+        "each counted once by Spark queries sharing one consumer group",
         x=0.01,
         ha="left",
         fontsize=8.5,

@@ -11,7 +11,8 @@ from kohort.demo.flights import ALL
 from kohort.errors import InvalidInputError
 
 REPLAY_S = 40.0
-"""How long all the flights are replayed for: long enough to watch, short enough for the whole to stay under three minutes."""
+"""How long all the flights are replayed for: long enough to watch, short enough for the whole to stay under three
+minutes."""
 REPLAY_LEAST_S = 8.0
 
 

@@ -40,8 +40,8 @@ TRIGGER_S = 1.5
 KILL_AT = 0.45
 """The share of the flights after which the victim dies, with the next batch it has written."""
 BEFORE_SHARED, BEFORE_KILLED = 0.2, 0.6
-"""The shares that the replay does not pass before both members hold partitions, and before the victim is dead: on a slow
-machine it waits for them, on others it never notices."""
+"""The shares that the replay does not pass before both members hold partitions, and before the victim is dead: on a
+slow machine it waits for them, on others it never notices."""
 SESSION_TIMEOUT_MS = 6_000
 PATIENCE_S = 120.0
 """How long nothing may move before the demo gives up; a machine that is merely slow still moves something."""
@@ -310,7 +310,8 @@ def _compare(counted: list[dict[str, Any]], tally: Tally) -> Iterator[str]:
         row = found.get(key) or dict.fromkeys(SUMS, 0)
         expected = (tally.flights[key], tally.dep_minutes[key])
         if (row["flights"], row["dep_minutes"]) != expected and (wrong := wrong + 1) <= 5:
-            yield f"{' '.join(map(str, key))}:00: {row['flights']} flights of {expected[0]}, {row['dep_minutes']} minutes of {expected[1]}"
+            text = f"{row['flights']} flights of {expected[0]}, {row['dep_minutes']} minutes of {expected[1]}"
+            yield f"{' '.join(map(str, key))}:00: {text}"
     if wrong > 5:
         yield f"and {wrong - 5} more connections and hours"
 

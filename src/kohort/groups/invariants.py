@@ -13,6 +13,7 @@ from kohort.groups.context import Context
 from kohort.groups.events import NO_CONNECTION
 from kohort.groups.group import Group
 from kohort.groups.outcome import GroupState
+from kohort.groups.records import MemberState
 
 
 class BrokenInvariantError(Exception):
@@ -98,6 +99,17 @@ def broken_in_classic(group: Group, classic: ClassicGroup) -> Iterator[str]:
     holds = [member.member_id for member in members if member.held is not None]
     if holds and classic.state is not GroupState.STABLE and gathering is None:
         yield f"{holds} are held while it is {classic.state} and all are told"
+    unwatched = [
+        member.member_id
+        for member in members
+        if member.session.due_ms is None and member.join_request is None and member.sync_request is None
+    ]
+    if unwatched:
+        yield f"no sessions of {unwatched} run"
+    if classic.state is GroupState.PREPARING_REBALANCE and classic.join_phase.due_ms is None:
+        yield "nothing ends its join phase"
+    if classic.state is GroupState.COMPLETING_REBALANCE and classic.sync_phase.due_ms is None and classic.pending_sync:
+        yield "nothing ends its sync phase"
     waiting = [member.member_id for member in members if member.sync_request is not None]
     if waiting and classic.state is not GroupState.COMPLETING_REBALANCE:
         yield f"{waiting} wait for a sync while it is {classic.state}"
@@ -113,8 +125,13 @@ def broken_in_consumer(consumer: ConsumerGroup) -> Iterator[str]:
     statics = {m.instance_id: m.member_id for m in consumer.members.values() if m.instance_id is not None}
     if consumer.static_ids != statics:
         yield f"static_ids are {consumer.static_ids}"
-    for member_id, presence in consumer.presences.items():
-        yield from broken_waits(consumer, member_id, presence)
+    for member_id in consumer.members:
+        presence = consumer.presences.get(member_id)
+        if presence is None or presence.session.due_ms is None:
+            yield f"no session of {member_id} runs"
+        else:
+            yield from broken_waits(consumer, member_id, presence)
+            yield from broken_moves(consumer, member_id, presence)
     holders: dict[Pair, str] = {}
     for member_id, current in consumer.current.items():
         if current.member_epoch > consumer.epoch:
@@ -139,3 +156,12 @@ def broken_waits(consumer: ConsumerGroup, member_id: str, presence: Presence) ->
         yield f"{member_id} speaks the consumer protocol and waits for the answer to a JoinGroup"
     if (beats or joins) and consumer.standing(member_id).is_away:
         yield f"{member_id} is away and waits for an answer"
+
+
+def broken_moves(consumer: ConsumerGroup, member_id: str, presence: Presence) -> Iterator[str]:
+    """What bounds the time that a member takes to give partitions up: it runs as long as it has to, and no longer."""
+    runs = presence.revocation.due_ms is not None
+    gives_up = consumer.standing(member_id).state is MemberState.UNREVOKED_PARTITIONS
+    must = gives_up and consumer.members[member_id].classic_protocols is None and not presence.overdue
+    if runs is not must:
+        yield f"{member_id} {'has' if gives_up else 'has not'} to give up and its deadline {'runs' if runs else 'does not'}"

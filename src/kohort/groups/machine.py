@@ -2,7 +2,7 @@
 
     machine = GroupMachine(config)
     for record in journal: machine.apply(record)
-    outcome = machine.on_loaded(now, image)
+    outcome = machine.on_loaded(now, image, settings)
     outcome = machine.step(event, now)
 
 `step` applies the records it returns before it returns them; the shell appends them and only then releases the
@@ -11,7 +11,8 @@ replies. When the append fails, the shell throws the machine away and replays: n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from kohort.groups import admin
@@ -29,6 +30,7 @@ from kohort.groups.events import (
     DeleteGroups,
     DescribeGroups,
     Event,
+    GroupSettings,
     GroupSettingsChanged,
     Heartbeat,
     JoinGroup,
@@ -154,14 +156,22 @@ class GroupMachine:
         """Change the hard state by one durable record. Replay calls nothing else."""
         self.context.ledger.apply(record)
 
-    def on_loaded(self, now: Now, image: TopicImage) -> Outcome:
+    def on_loaded(
+        self, now: Now, image: TopicImage, settings: Mapping[str, GroupSettings] = MappingProxyType({})
+    ) -> Outcome:
         """Build the soft state after a replay: sessions start anew, unfinished rounds are over.
 
         Its outcome may hold records.
+
+        Args:
+            now: the clocks.
+            image: all topics.
+            settings: groups' own, by group; no record holds them, and sessions that start here have their lengths.
         """
         context = self.context
         context.begin(now)
         context.image = image
+        context.settings = dict(settings)
         offset_requests.on_loaded(context)
         for group in list(context.ledger.groups.values()):
             if group.consumer is None:

@@ -40,11 +40,9 @@ _CHANGED = "a member left, was removed, or was put out"
 CLASSIC_GROUP: tuple[Transition, ...] = (
     Transition(NONE, "JoinGroup", EMPTY, "a first member is sent back for its id (KIP-394)"),
     Transition(NONE, "JoinGroup", PREPARING, "a first member; the initial delay runs"),
-    Transition(NONE, "JoinGroup", COMPLETING, "a first member, and there is no initial delay"),
     Transition(NONE, "OffsetCommit", EMPTY, "someone without group management commits"),
     Transition(NONE, "TxnOffsetCommit", EMPTY, "the same, in a transaction"),
     Transition(EMPTY, "JoinGroup", PREPARING, "a member; the initial delay runs"),
-    Transition(EMPTY, "JoinGroup", COMPLETING, "a member, and there is no initial delay"),
     Transition(
         EMPTY, "ConsumerGroupHeartbeat", CONSUMER, "a member of the other protocol: an empty group is whatever joins it"
     ),

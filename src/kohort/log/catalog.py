@@ -30,8 +30,8 @@ class Topic:
 
     Attributes:
         configs: what was set explicitly, under Kafka's property names; everything else is the store's default.
-        unseen: journals of groups that have not been loaded since the topic was made: positions that they hold under its
-            name are those of an earlier topic.
+        unseen: journals of groups that have not been loaded since the topic was made: positions that they hold under
+            its name are those of an earlier topic.
     """
 
     name: str
@@ -177,7 +177,10 @@ class Catalog:
         return gone
 
     def settle(self) -> None:
-        """After a write that failed: write again what holds, so that a power loss leaves nothing else. Raises OSError."""
+        """After a write that failed: write again what holds, so that a power loss leaves nothing else.
+
+        Raises OSError.
+        """
         if self._unsure:
             self._write(self.topics)
 
@@ -196,7 +199,10 @@ class Draft(Generic[L]):
     names: Names = field(default_factory=lambda: Names(()))
 
     def check_partitions(self, name: str, partitions: int, added: int, there: int, limits: StoreLimits) -> None:
-        """Whether `added` more are allowed, to be `partitions` of a topic, beside those `there`. Raises InvalidInputError."""
+        """Whether `added` more are allowed, to be `partitions` of a topic, beside those `there`.
+
+        Raises InvalidInputError.
+        """
         if partitions < 1:
             raise InvalidInputError(
                 f"topic {name!r} needs at least one partition, not {partitions}", ErrorCode.INVALID_PARTITIONS

@@ -1,7 +1,7 @@
 """The chain of batches in a log file: each begins where the one before ended, and its offsets go on from there.
 
-Base offset, length, leader epoch and magic of a batch lie outside its checksum. What vouches for them are the neighbours:
-a flipped bit in one of them breaks the chain, at this batch or at the next one.
+Base offset, length, leader epoch and magic of a batch lie outside its checksum. What vouches for them are the
+neighbours: a flipped bit in one of them breaks the chain, at this batch or at the next one.
 """
 
 from __future__ import annotations

@@ -33,7 +33,8 @@ class Found:
         partition: `<topic>-<partition>`, "" for a file of the whole folder.
         damage: where, and which offsets are lost by it; none where only an index or the like is damaged.
         epoch: the leader epoch of what was there.
-        kind: records (a stretch of a log file), index (is made again when it is missing), file (can't be opened at all).
+        kind: records (a stretch of a log file), index (is made again when it is missing), file (can't be opened at
+            all).
     """
 
     partition: str
@@ -180,7 +181,10 @@ class PartitionCheck:
         self._options = options
 
     def run(self, progress: Progress) -> None:
-        """Look at each segment, and at what lies beside. A folder comes with the first record: without any there is none."""
+        """Look at each segment, and at what lies beside.
+
+        A folder comes with the first record: without any there is none.
+        """
         there = self.path.exists()
         names = sorted(os.listdir(self.path)) if there else []
         bases, missing = self._bases(names)

@@ -65,7 +65,10 @@ def _put(path: Path, data: bytes, *, sync: bool) -> None:
 
 
 def _put_back(path: Path, before: int, error: OSError) -> OSError:
-    """Undo a replacement whose folder could not be synced; `before` is the old file, -1: none. Returns what to raise."""
+    """Undo a replacement whose folder could not be synced.
+
+    `before` is the old file, -1: none. Returns what to raise.
+    """
     why = f"{error.strerror} for the folder of {path.name}"
     try:
         if before < 0:

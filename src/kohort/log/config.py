@@ -141,7 +141,8 @@ class StoreLimits:
     topics: int = 10_000
     """Each topic is one line of the catalog, rewritten as a whole on every change."""
     partitions: int = 100_000
-    """Each partition costs about 3 KB of memory, and time at start-up; a folder and files only once it is written to."""
+    """Each partition costs about 3 KB of memory, and time at start-up; a folder and files only once it is written
+    to."""
     changed_at_once: int = 10_000
     """Partitions that one change may make: it must not keep the next one waiting for long. Kafka's own bound
     (`MAX_RECORDS_PER_USER_OP`)."""

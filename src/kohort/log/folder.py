@@ -38,7 +38,10 @@ class Ownership:
     cluster_id: str
 
     def opened(self) -> None:
-        """All logs are open: from now on only what the machine does next counts. Until then a start may be interrupted."""
+        """All logs are open: from now on only what the machine does next counts.
+
+        Until then a start may be interrupted.
+        """
         if not self.same_boot:
             if not self.fresh and not self.clean:
                 os.sync()  # what recovery cut and made, in many small files

@@ -1,7 +1,8 @@
 """Compacted files: between batches with gaps no chain tells the offsets, only the indexes do.
 
-One flipped bit may be in a batch or in an index. A batch with neighbours on both sides is right, and the index wrong; so it
-is when several entries don't fit. One entry that does not fit a batch beside a gap means that the batch can't be believed.
+One flipped bit may be in a batch or in an index. A batch with neighbours on both sides is right, and the index wrong;
+so it is when several entries don't fit. One entry that does not fit a batch beside a gap means that the batch can't be
+believed.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ from kohort.log.damage import Damage
 
 
 def blamed_by_index(findings: Iterable[Located | Damage], pins: Pins, rules: Rules) -> int | None:
-    """The position of the one batch whose offset is not what the index says, None if there is none or the index is wrong."""
+    """The position of the one batch whose offset is not what the index says.
+
+    None if there is none or the index is wrong.
+    """
     said = dict(zip(pins.positions, pins.offsets, strict=True))
     blamed: list[int] = []
     gap = False
@@ -68,7 +72,8 @@ def shortened(
     Args:
         end_offset: the offset after the last batch in the file.
         claim: the time index's last entry: a timestamp, and the offset of its batch relative to the base.
-        timestamps: the largest ones of the batches found: if the entry's is among them, the index is wrong, not the file.
+        timestamps: the largest ones of the batches found: if the entry's is among them, the index is wrong, not the
+            file.
     """
     if claim is None or rules.limit is None or not end_offset <= rules.base_offset + claim[1] < rules.limit:
         return None

@@ -2,9 +2,11 @@
 
 Entries reach the file in groups (`flush`): the log's tail behind the last one is scanned on recovery anyway.
 
-- `.index`: int32 offset relative to the segment's base, int32 position. The offset is the last of the batch at the position.
+- `.index`: int32 offset relative to the segment's base, int32 position. The offset is the last of the batch at the
+  position.
 - `.timeindex`: int64 largest timestamp so far, int32 relative offset of the last record of the batch that has it.
-- `.txnindex`: one entry per aborted transaction: int16 version 0, int64 producer id, first, last and last stable offset.
+- `.txnindex`: one entry per aborted transaction: int16 version 0, int64 producer id, first, last and last stable
+  offset.
 """
 
 from __future__ import annotations
@@ -82,7 +84,10 @@ class OffsetIndex:
         self._flushed = 0
 
     def load(self, log_size: int) -> bool:
-        """Read the file; False (and empty) if it can't belong to a log of `log_size` bytes. No file is an empty index."""
+        """Read the file; False (and empty) if it can't belong to a log of `log_size` bytes.
+
+        No file is an empty index.
+        """
         data = _read(self._path)
         if len(data) % _OFFSET_ENTRY.size:
             return False

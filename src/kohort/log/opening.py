@@ -84,7 +84,8 @@ def load(
     """Take over a segment by reading it from its last index entry on, checksums too.
 
     Args:
-        verify_offset: read it from the batch that holds this offset, if that is earlier. None: the log was closed properly.
+        verify_offset: read it from the batch that holds this offset, if that is earlier. None: the log was closed
+            properly.
         following: where the next segment begins, None for the last one.
         crc: check the checksums.
 

@@ -45,8 +45,7 @@ _INT_MAX = 2**31 - 1
 class PartitionLog:
     """Appends and reads whole record batches (v2), which stay opaque.
 
-    Refusals are raised as `KafkaError` with Kafka's code; `OSError` means that the disk failed, nothing of that
-    append remains, and the partition still serves.
+    A refusal is a `KafkaError`. `OSError`: the disk failed, nothing of that append remains, the partition still serves.
 
     Attributes:
         path: the folder `<topic>-<partition>`, made with the first write.
@@ -62,8 +61,9 @@ class PartitionLog:
     readable: ClassVar[bool] = True
 
     __slots__ = (
-        "_bases", "_config", "_epochs", "_intake", "_persist", "_since_snapshot", "_snapshot_offset", "_topic_id", "active", "cleaned_offset", "end_offset", "files",
-        "flushed_offset", "leader_epoch", "log_start_offset", "missing", "path", "producers", "recovery", "segments",
+        "_bases", "_config", "_epochs", "_intake", "_persist", "_since_snapshot", "_snapshot_offset", "_topic_id",
+        "active", "cleaned_offset", "end_offset", "files", "flushed_offset", "leader_epoch", "log_start_offset",
+        "missing", "path", "producers", "recovery", "segments",
     )  # fmt: skip
 
     def __init__(self, path: Path, config: LogConfig, options: OpenOptions) -> None:
@@ -87,7 +87,7 @@ class PartitionLog:
 
     @classmethod
     def open(cls, path: Path, config: LogConfig, options: OpenOptions | None = None, *, now_ms: int = 0) -> Self:
-        """Open the folder `<topic>-<partition>`, recovering after an unclean end; one that is not there is an empty log."""
+        """Open the folder `<topic>-<partition>`, recovering after an unclean end; no folder is an empty log."""
         options = options or OpenOptions()
         log = cls(path, config, options)
         names: list[str] = []
@@ -138,7 +138,7 @@ class PartitionLog:
             self.advance_leader_epoch(epoch)
 
     def _make_folder(self) -> None:
-        """Before the first write: most of many partitions never see one, and a folder takes longer than all the rest."""
+        """Before the first write: most partitions never see one, and a folder takes longer than all the rest."""
         try:
             self.path.mkdir()
         except FileExistsError:
@@ -357,7 +357,7 @@ class PartitionLog:
     def offset_for_timestamp(
         self, timestamp: int, isolation: Isolation = Isolation.READ_UNCOMMITTED
     ) -> TimestampOffset:
-        """First record at or after `timestamp` (ms), or for -1 the end, -2 and -4 the start, -3 the latest timestamp."""
+        """First record at or after `timestamp` (ms); for -1 the end, -2 and -4 the start, -3 the latest timestamp."""
         end = self.last_stable_offset if isolation == Isolation.READ_COMMITTED else self.end_offset
         if timestamp == LATEST:
             return TimestampOffset(end, -1, self.leader_epoch)

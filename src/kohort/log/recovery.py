@@ -58,7 +58,8 @@ class OpenOptions:
         known_end: the log had every offset below this one.
         topic_id: written to `partition.metadata` when given and not there yet.
         fresh: the partition is new; a folder of its name is a leftover.
-        epoch_without_folder: the leader epoch of a partition that has none: records may have been read and lost with it.
+        epoch_without_folder: the leader epoch of a partition that has none: records may have been read and lost with
+            it.
     """
 
     clean: bool = True
@@ -153,7 +154,10 @@ def _load(segment: Segment, verify: int | None, following: int | None, known_end
 
 
 def _drop_unread(segments: list[Segment], torn: list[bool], known_end: int, report: RecoveryReport) -> None:
-    """After the machine died: segments at the end without a batch, behind one with a torn end, are part of what was lost."""
+    """Drop segments at the end without a batch, behind one with a torn end.
+
+    After the machine died they are part of what was lost.
+    """
     while len(segments) > 1 and torn[len(segments) - 2]:
         before, last = segments[-2:]
         if last.size or before.end_offset < known_end:
@@ -171,7 +175,10 @@ def _drop_unread(segments: list[Segment], torn: list[bool], known_end: int, repo
 def _end_at(
     segments: list[Segment], torn: bool, known_end: int, report: RecoveryReport, config: LogConfig, files: FileCache
 ) -> list[Segment]:
-    """Have the last segment end where it does: cut off what is torn; behind damage that took known records, begin another."""
+    """Have the last segment end where it does.
+
+    Cut off what is torn; behind damage that took known records, begin another.
+    """
     last = segments[-1]
     if last.readable:
         if last.end_offset >= known_end:
@@ -241,7 +248,10 @@ def snapshot_offsets(names: Iterable[str]) -> list[int]:
 
 
 def _tidy(path: Path, names: list[str], files: FileCache, config: LogConfig) -> tuple[list[int], list[int]]:
-    """Finish or undo what a crash interrupted; the base offsets of the segments left, and of those whose file is gone."""
+    """Finish or undo what a crash interrupted.
+
+    Gives the base offsets of the segments left, and of those whose file is gone.
+    """
     for name in names:
         if name.endswith(_LEFTOVERS):
             (path / name).unlink()
@@ -283,7 +293,10 @@ def finish_swap(path: Path, swap: Path, files: FileCache, config: LogConfig) -> 
 
 
 def load_producers(path: Path, segments: Sequence[Segment], producers: Producers, now_ms: int) -> int:
-    """Take over the newest sound snapshot and replay the batches behind it; returns the snapshot's offset, -1 if none."""
+    """Take over the newest sound snapshot and replay the batches behind it.
+
+    Returns the snapshot's offset, -1 if none.
+    """
     end_offset = segments[-1].end_offset
     start = -1
     producers.clear()

@@ -1,7 +1,7 @@
 """Repairing what `check` found: damaged bytes are set aside beside their file, empty batches take their offsets.
 
-An empty batch is what compaction leaves of a batch without records: it has offsets and no records, so that offsets go on
-rising and readers go on. Nothing is deleted.
+An empty batch is what compaction leaves of a batch without records: it has offsets and no records, so that offsets go
+on rising and readers go on. Nothing is deleted.
 """
 
 from __future__ import annotations

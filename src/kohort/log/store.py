@@ -277,7 +277,7 @@ class LogStore:
     def _commit(
         self, topics: Mapping[str, Topic], logs: Mapping[tuple[str, int], PartitionLog], *, settled: bool
     ) -> None:
-        """Put new or changed topics into the catalog, then where everybody sees them; `settled`: the logs have its settings."""
+        """Put new or changed topics into the catalog, then where all see them; `settled`: logs have its settings."""
         if not self._told.isdisjoint(topics):  # what is said of an earlier topic of a name is not this one's
             self._write_checkpoints()
             self._write_starts()

@@ -70,7 +70,7 @@ def step_aside(path: Path) -> Path:
 
 
 def clear_the_way(path: Path, topic_id: uuid.UUID | None) -> None:
-    """A partition's folder is there: of an attempt that failed, of a deleted topic, or somebody's, which is left alone."""
+    """A partition's folder is there: of a failed attempt, a deleted topic, or somebody's, which is left alone."""
     found = checkpoints.read_partition_metadata(path)
     if found == topic_id or all(map(_is_empty_leftover, path.iterdir())):
         return

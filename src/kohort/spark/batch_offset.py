@@ -1,8 +1,8 @@
 """What the checkpoint remembers of a batch, and who wins when it and the group disagree.
 
-An offset names for every partition where its batch starts *and* ends. So a batch that Spark replays reads exactly what it
-read before, whatever the group has done in between. It also carries the query's identity and the number of the batch,
-which the commits to the group carry too: that is how a query knows its own commits again after a restart.
+An offset names for every partition where its batch starts *and* ends. So a batch that Spark replays reads exactly what
+it read before, whatever the group has done in between. It also carries the query's identity and the number of the
+batch, which the commits to the group carry too: that is how a query knows its own commits again after a restart.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ class BatchOffset:
         """
         if found.get("kohort") != FORM:
             raise InvalidInputError(
-                f"the checkpoint's offset {json.dumps(found)[:200]} is not of this source; use a fresh checkpointLocation"
+                f"the checkpoint's offset {json.dumps(found)[:200]} is not of this source; "
+                "use a fresh checkpointLocation"
             )
         spans = {
             TopicPartition(topic, int(number)): Span(int(span["start"]), int(span["end"]))

@@ -268,7 +268,8 @@ class Query:
     def _first_positions(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Where partitions start that neither the group nor the checkpoint knows.
 
-        The first that a query gets start where the options say; later ones are new partitions, whose records are all new.
+        The first that a query gets start where the options say; later ones are new partitions, whose records are all
+        new.
         """
         wanted = list(partitions)
         if not wanted:

@@ -1,4 +1,6 @@
-"""Record batches (magic 2): the header, the checksum, patching in place, and plain writing of records; `kohort.wire.records` reads them.
+"""Record batches (magic 2): the header, the checksum, patching in place, and plain writing of records.
+
+`kohort.wire.records` reads them.
 
 Layout of the header, big-endian, 61 bytes:
 

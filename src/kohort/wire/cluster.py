@@ -72,8 +72,8 @@ class MetadataResponse(Message, key=3, versions=(0, 13), flexible=9):
 class ApiVersionsRequest(Request["ApiVersionsResponse"], key=18, versions=(0, 4), flexible=3):
     """The first request of most clients: which APIs, in which versions?
 
-    `client_process` is not Kafka's: kohort's clients send it to brokers on their own machine (`kohort.processes`). Its tag
-    is far above those that Kafka gives out, one by one, and spells "kp"; brokers skip tags that they don't know.
+    `client_process` is not Kafka's: kohort's clients send it to brokers on their own machine (`kohort.processes`). Its
+    tag is far above those that Kafka gives out, one by one, and spells "kp"; brokers skip tags that they don't know.
     """
 
     client_software_name: str = string(since=3, ignorable=True)
@@ -84,8 +84,8 @@ class ApiVersionsRequest(Request["ApiVersionsResponse"], key=18, versions=(0, 4)
 class ApiVersionsResponse(Message, key=18, versions=(0, 4), flexible=3):
     """The version range of each API; its header is never flexible, so that any client can read it.
 
-    `lease_ms` is not Kafka's: kohort's broker sends it to kohort's clients and to no one else. Its tag is far above those
-    that Kafka gives out, one by one, and spells "ko".
+    `lease_ms` is not Kafka's: kohort's broker sends it to kohort's clients and to no one else. Its tag is far above
+    those that Kafka gives out, one by one, and spells "ko".
     """
 
     class ApiVersion(Struct):

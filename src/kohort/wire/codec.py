@@ -35,8 +35,8 @@ _UUIDS_MAX: Final = 16_384
 _VARINT_BITS_MAX: Final = 35
 SHORT_ARRAYS: Final = 32
 ELEMENTS_MAX: Final = 500_000
-"""Elements that the arrays of one request may have together: five times the partitions of a broker. Two bytes can stand for an
-element that takes a hundred in memory, and a microsecond of everybody's time."""
+"""Elements that the arrays of one request may have together: five times the partitions of a broker. Two bytes can stand
+for an element that takes a hundred in memory, and a microsecond of everybody's time."""
 TAGS_MAX: Final = 10_000
 """Tagged fields of one structure that are skipped."""
 

@@ -1,7 +1,7 @@
 """The codecs of record batches, with a bound on what comes out.
 
-Decompression goes into buffers that grow up to a limit: a batch of a megabyte can state that it holds gigabytes, and the
-reader must find that out before its memory is gone.
+Decompression goes into buffers that grow up to a limit: a batch of a megabyte can state that it holds gigabytes, and
+the reader must find that out before its memory is gone.
 """
 
 from __future__ import annotations
@@ -78,7 +78,10 @@ def _grow(decompress_into, data: Buffer, limit: int) -> memoryview:  # type: ign
 
 
 def _lz4(data: memoryview, limit: int) -> memoryview:
-    """A frame of one block, as small batches are, without the decoder of whole frames, whose set-up costs thirty times the work."""
+    """A frame of one block, as small batches are.
+
+    Without the decoder of whole frames, whose set-up costs thirty times the work.
+    """
     block = _lz4_block(data)
     if block is None:
         return _grow(cramjam.lz4.decompress_into, data, limit)
@@ -103,7 +106,10 @@ def _lz4(data: memoryview, limit: int) -> memoryview:
 
 
 def _lz4_block(data: memoryview) -> tuple[bool, int, int, int] | None:
-    """The block of a frame that has exactly one: (stored as it is, start, bytes, most bytes out); None for other frames."""
+    """The block of a frame that has exactly one: (stored as it is, start, bytes, most bytes out).
+
+    None for other frames.
+    """
     if len(data) < 15 or data[:4] != _LZ4_HEADER[:4]:
         return None
     flags, sizes = data[4], data[5]

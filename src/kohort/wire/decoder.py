@@ -1,8 +1,8 @@
 """Writes the decoder of one message version as Python source.
 
-The function takes a buffer and returns an instance and where it ends. `p` is the position, `end` the buffer's length. Values of fixed
-size are gathered until something of variable size comes; then one `unpack_from`, which checks the bounds itself,
-reads them all, often together with the length of what comes next.
+The function takes a buffer and returns an instance and where it ends. `p` is the position, `end` the buffer's length.
+Values of fixed size are gathered until something of variable size comes; then one `unpack_from`, which checks the
+bounds itself, reads them all, often together with the length of what comes next.
 """
 
 from __future__ import annotations
@@ -241,8 +241,8 @@ class Decoder(Source):
     def plain_elements(self, cls: type[Struct], number: str, items: str) -> str | None:
         """Read a long array whose elements all have empty strings and no tagged fields in one go: they are of one size.
 
-        Offsets are committed a hundred at a time with empty metadata. Returns the name of whether that was the case; None:
-        such elements are not of one size in any case.
+        Offsets are committed a hundred at a time with empty metadata. Returns the name of whether that was the case;
+        None: such elements are not of one size in any case.
         """
         fields = [field for field in cls.FIELDS if field.present(self.version)]
         if not self.flexible or self.views or not all(_is_plain(field) for field in fields):

@@ -12,7 +12,7 @@ from kohort.wire.schema import Struct, array, binary, boolean, int8, int16, int3
 
 
 class FindCoordinatorRequest(Request["FindCoordinatorResponse"], key=10, versions=(0, 6), flexible=3):
-    """Asks who coordinates groups (key type 0) or transactional ids (1); one key up to version 3, a list from version 4."""
+    """Asks who coordinates groups (key type 0) or transactional ids (1); a list of them from version 4."""
 
     key: str = string(until=3, ignorable=True)
     key_type: int = int8(since=1)

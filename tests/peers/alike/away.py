@@ -1,4 +1,7 @@
-"""Static members of consumer groups that leave for a while (epoch -2): their share, their target, their session, their return."""
+"""Static members of consumer groups that leave for a while (epoch -2).
+
+Their share, their target, their session, their return.
+"""
 
 from __future__ import annotations
 

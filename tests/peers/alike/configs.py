@@ -1,4 +1,7 @@
-"""DescribeConfigs, AlterConfigs, IncrementalAlterConfigs, ListConfigResources: settings of topics, groups and the broker."""
+"""Settings of topics, groups and the broker.
+
+DescribeConfigs, AlterConfigs, IncrementalAlterConfigs, ListConfigResources.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,8 @@ NOT_HERE = ("remote.", "share.", "streams.", "consumer.assignment.")
 """Beginnings of settings for what there is not: tiered storage, share and streams groups, paced assignments."""
 
 OTHERWISE = {"max.connections", "log.cleaner.dedupe.buffer.size", "log.cleaner.io.max.bytes.per.second"}
-"""Settings with a limit of our own, another value in the test's Apache Kafka, and a number that Java writes otherwise."""
+"""Settings with a limit of our own, another value in the test's Apache Kafka, and a number that Java writes
+otherwise."""
 SAME_OF_BROKERS = sorted(alterable().keys() - OTHERWISE)
 
 

@@ -1,4 +1,7 @@
-"""ConsumerGroupHeartbeat and ConsumerGroupDescribe: members of consumer groups (KIP-848), and groups that change their kind."""
+"""Members of consumer groups (KIP-848), and groups that change their kind.
+
+ConsumerGroupHeartbeat and ConsumerGroupDescribe.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Two brokers asked the same: scenarios, what each side answered, and where the answers differ.
 
-A scenario is a function of a side and a version. It runs once against Apache Kafka and once against our broker; then what
-the sides answered is compared field by field. What can't be the same (member ids, producer ids, topic ids, ports, times)
-is replaced by names that the scenario gives.
+A scenario is a function of a side and a version. It runs once against Apache Kafka and once against our broker; then
+what the sides answered is compared field by field. What can't be the same (member ids, producer ids, topic ids, ports,
+times) is replaced by names that the scenario gives.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""OffsetCommit, OffsetFetch, OffsetDelete, and what administrators ask of groups: describe, list, delete, find their coordinator."""
+"""OffsetCommit, OffsetFetch, OffsetDelete, and what administrators ask of groups.
+
+Describe, list, delete, find their coordinator.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What administrators ask of a cluster: leaders, reassignments, log folders, quorum, features, ACLs, users, quotas, SASL."""
+"""What administrators ask of a cluster.
+
+Leaders, reassignments, log folders, quorum, features, ACLs, users, quotas, SASL.
+"""
 
 from __future__ import annotations
 
@@ -158,7 +161,10 @@ def users(side: Side, version: int) -> None:
     name, other = side.name("user"), side.name("other")
 
     def described(*names: str, known: tuple[int, ...] | None = None) -> None:
-        """`known`: how many credentials each has by now, which Kafka's brokers hear of after the change is acknowledged."""
+        """Users have credentials; `known`: how many each has by now.
+
+        Kafka's brokers hear of them after the change is acknowledged.
+        """
 
         def asked() -> DescribeUserScramCredentialsRequest:
             users = [DescribeUserScramCredentialsRequest.UserName(name=each) for each in names]

@@ -1,4 +1,7 @@
-"""Produce, Fetch, ListOffsets, DeleteRecords, OffsetForLeaderEpoch: what is told of records that can't be had or taken."""
+"""What is told of records that can't be had or taken.
+
+Produce, Fetch, ListOffsets, DeleteRecords, OffsetForLeaderEpoch.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""InitProducerId, AddPartitionsToTxn, AddOffsetsToTxn, TxnOffsetCommit, EndTxn: what transactional producers are told."""
+"""What transactional producers are told.
+
+InitProducerId, AddPartitionsToTxn, AddOffsetsToTxn, TxnOffsetCommit, EndTxn.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Churns a group of real clients: `python -m tests.peers.churn PLAN [--minutes 10] [--kafka] [--json]` (`make churn`)."""
+"""Churns a group of real clients (`make churn`).
+
+`python -m tests.peers.churn PLAN [--minutes 10] [--kafka] [--json]`
+"""
 
 from __future__ import annotations
 

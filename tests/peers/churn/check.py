@@ -210,7 +210,10 @@ CHECKS: tuple[Callable[[Reading], Iterator[Violation]], ...] = (
 
 
 def put_out(reading: Reading) -> list[tuple[Member, int]]:
-    """Members that lost partitions, and when, though they were not paused and the broker was up: no violation, but a cost."""
+    """Members that lost partitions, and when, though they were not paused and the broker was up.
+
+    No violation, but a cost.
+    """
     story = reading.story
     found: dict[tuple[str, int], Member] = {}
     for tenure in reading.tenures:

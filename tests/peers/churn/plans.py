@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 CLASSIC, CONSUMER = "classic", "consumer"
 TOPICS = {"orders": 10, "parts": 2}
-"""Topics with their numbers of partitions: by range, `orders` has one for every member, `parts` for the first two only."""
+"""Topics with their numbers of partitions: by range, `orders` has one for every member, `parts` for the first two
+only."""
 GROWN = "parts", 4
 """The topic that grows when this share of the time is over, and its partitions then."""
 GROWS_AT = 0.4
@@ -35,7 +36,8 @@ class Plan:
     Attributes:
         strategy: the classic assignor that all members list.
         static: members have instance ids, and now and then two processes have the same.
-        session_ms, heartbeat_ms, rebalance_ms: the same for classic members and, by the broker's settings, for the others.
+        session_ms, heartbeat_ms, rebalance_ms: the same for classic members and, by the broker's settings, for the
+            others.
     """
 
     name: str

@@ -12,8 +12,8 @@ Event = dict[str, Any]
 
 
 CONCURRENT = ("kafka-python",)
-"""Clients whose callbacks run beside the application: what poll has handed out may be processed after `revoked` was said,
-and a partition that comes back goes on behind it. What they do counts, but says nothing of tenures."""
+"""Clients whose callbacks run beside the application: what poll has handed out may be processed after `revoked` was
+said, and a partition that comes back goes on behind it. What they do counts, but says nothing of tenures."""
 
 
 WITHOUT_LOST = ("aiokafka",)
@@ -233,8 +233,8 @@ class _MemberReading:
     def _is_unaware(self, t: int) -> bool:
         """Whether it has just woken after its session's end, and has not lost anything since.
 
-        What it is given now may have been sent to it before; when that is taken away again, it was never its own. Its commits
-        may have been refused meanwhile: Java's client learns from its heartbeats alone.
+        What it is given now may have been sent to it before; when that is taken away again, it was never its own. Its
+        commits may have been refused meanwhile: Java's client learns from its heartbeats alone.
         """
         session_ns = self._reading.story.session_ms * 1_000_000
         return any(

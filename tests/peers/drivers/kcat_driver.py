@@ -1,4 +1,7 @@
-"""kcat as producer and as group member, its output put into the drivers' words. Usage: produce|consume SERVERS TOPIC COUNT|GROUP"""
+"""kcat as producer and as group member, its output put into the drivers' words.
+
+Usage: produce|consume SERVERS TOPIC COUNT|GROUP
+"""
 
 from __future__ import annotations
 

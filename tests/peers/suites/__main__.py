@@ -1,4 +1,4 @@
-"""Runs suites of other projects against our broker: `python -m tests.peers.suites [NAME…] [--json]` (`make suites`)."""
+"""Runs suites of other projects against our broker: `python -m tests.peers.suites [NAMES] [--json]` (`make suites`)."""
 
 from __future__ import annotations
 

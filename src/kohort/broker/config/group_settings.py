@@ -79,12 +79,14 @@ class GroupSettingsFile:
         self._by_group = after
         self._tell(GroupSettingsChanged(group, parsed))
 
-    def announce(self, of_shard: Callable[[str], bool]) -> None:
-        """Tell a shard that has just loaded the settings of its groups."""
+    def usable(self, of_shard: Callable[[str], bool]) -> dict[str, GroupSettings]:
+        """The settings of a shard's groups, by group; those that the broker's limits now exclude are left out, with a warning."""
+        found: dict[str, GroupSettings] = {}
         for group, configs in self._by_group.items():
             if not of_shard(group):
                 continue
             try:
-                self._tell(GroupSettingsChanged(group, self.check(configs)))
-            except InvalidInputError as error:  # the broker's limits were changed since
+                found[group] = self.check(configs)
+            except InvalidInputError as error:
                 log.warning("the settings of group %s are not used: %s", group, error.message)
+        return found

@@ -114,7 +114,9 @@ async def at_coordinators(
     timeout_ms: float | None,
     kind: int = GROUP,
 ) -> Results[str, V]:
-    """Asks the coordinator of each group, or transactional id, again where coordinators have moved; an outcome for each.
+    """Asks the coordinator of each group, or transactional id, again where coordinators have moved.
+
+    Gives an outcome for each.
 
     Args:
         ask: called with a node id and its groups; gives a value or a KafkaError for each.

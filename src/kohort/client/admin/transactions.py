@@ -104,7 +104,10 @@ def _described(state: DescribeTransactionsResponse.TransactionState, node: int) 
 async def fence_producers(
     cluster: Cluster, transactional_ids: Iterable[str], *, timeout_ms: float | None = None
 ) -> Results[str, ProducerIdentity]:
-    """Makes the producers of transactional ids unable to go on, and undoes what they have open; gives the new identity."""
+    """Makes the producers of transactional ids unable to go on, and undoes what they have open.
+
+    Gives the new identity.
+    """
 
     async def ask(node: int, names: list[str]) -> dict[str, ProducerIdentity | KafkaError]:
         outcomes: dict[str, ProducerIdentity | KafkaError] = {}
@@ -164,8 +167,8 @@ async def abort_transaction(
 ) -> None:
     """Ends a transaction that hangs in one partition, its coordinator knowing nothing of it any more (KIP-664).
 
-    The marker is written to the partition alone. Use it for what `describe_producers` shows open while `describe_transactions`
-    does not; a transaction that its coordinator knows is ended by `fence_producers`.
+    The marker is written to the partition alone. Use it for what `describe_producers` shows open while
+    `describe_transactions` does not; a transaction that its coordinator knows is ended by `fence_producers`.
 
     Raises:
         KafkaError: the partition's leader refused, the transaction being another one by now, say.

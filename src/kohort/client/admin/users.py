@@ -105,7 +105,8 @@ async def describe_client_quotas(
     """Quotas by what they apply to.
 
     Args:
-        matching: Kinds (`user`, `client-id`, `ip`) with the name wanted, "*" for any name, None for the default's; None: all.
+        matching: Kinds (`user`, `client-id`, `ip`) with the name wanted, "*" for any name, None for the default's;
+            None: all.
         strict: Leave out those that apply to further kinds too.
     """
     components = [_component(kind, name) for kind, name in (matching or {}).items()]
@@ -136,8 +137,8 @@ async def alter_client_quotas(
     """Sets quotas, and removes those given as None.
 
     Args:
-        changes: For each entity, a tuple of (kind, name) pairs where the name None is the default's, values by Kafka's names
-            (`producer_byte_rate`, `consumer_byte_rate`, `request_percentage`, `controller_mutation_rate`).
+        changes: For each entity, a tuple of (kind, name) pairs where the name None is the default's, values by Kafka's
+            names (`producer_byte_rate`, `consumer_byte_rate`, `request_percentage`, `controller_mutation_rate`).
         validate_only: Only say whether that would work.
     """
     kind = AlterClientQuotasRequest

@@ -386,7 +386,10 @@ class Acl:
 
 @dataclass(frozen=True, slots=True)
 class AclFilter:
-    """Chooses access rules; what is left out is not looked at. The pattern MATCH finds all rules that apply to a name."""
+    """Chooses access rules; what is left out is not looked at.
+
+    The pattern MATCH finds all rules that apply to a name.
+    """
 
     principal: str | None = None
     operation: AclOperation = AclOperation.ANY

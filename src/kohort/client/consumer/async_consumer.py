@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _ITERATION_POLL_MS = 60_000
-_CLOSE_MS = 5_000
 _DECODE_HERE_BYTES = 64 * 1024
 
 
@@ -142,8 +141,13 @@ class AsyncConsumer(Steering):
         self._core.wakeup()
         self._client.notify()
 
-    async def close(self, *, timeout_ms: float = _CLOSE_MS) -> None:
-        """Commit what was returned (with auto commit), leave the group at once, close the connections."""
+    async def close(self, *, timeout_ms: float | None = None) -> None:
+        """Commit what was returned (with auto commit), leave the group at once, close. Does nothing the second time.
+
+        Args:
+            timeout_ms: For all of it, but what the rebalance listener takes; None: up to 5 s for the commit, 3 s for
+                leaving.
+        """
         if self._client.closed:
             return
         try:

@@ -85,7 +85,10 @@ class Commits:
         return self._cluster.runtime.spawn(self._in_time(turn, self._tail, limit_ms), "commit")
 
     def auto(self, positions: Callable[[], Mapping[TopicPartition, Position]]) -> None:
-        """Commit positions in the background when the interval is over, they have moved, and the last auto commit is done."""
+        """Commit positions in the background.
+
+        When the interval is over, they have moved, and the last auto commit is done.
+        """
         now = self._cluster.runtime.now_ms
         if now < self._auto_due_ms or self._config.group_id is None or (self._auto is not None and not self._auto.done):
             return

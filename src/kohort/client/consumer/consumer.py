@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _ITERATION_POLL_MS = 60_000
-_CLOSE_MS = 5_000
 
 
 @checked
@@ -47,15 +46,17 @@ class Consumer(Lookups, Steering):
                     ...
                 consumer.commit()
 
-    One thread at a time may use it; `wakeup` may be called from any. Heartbeats and fetches go on in the background between
-    polls; rebalance listeners are called inside `poll`, by the thread that polls.
+    One thread at a time may use it; `wakeup` may be called from any. Heartbeats and fetches go on in the background
+    between polls; rebalance listeners are called inside `poll`, by the thread that polls.
 
-    When a kohort broker's coordinator has not answered for its `group.disconnect.lease.ms`, others may have this consumer's
-    partitions soon: polls then return nothing (a warning, `figures.lapses`), positions stay, and the next answer makes it go on.
+    When a kohort broker's coordinator has not answered for its `group.disconnect.lease.ms`, others may have this
+    consumer's partitions soon: polls then return nothing (a warning, `figures.lapses`), positions stay, and the next
+    answer makes it go on.
 
-    While no broker can be reached, polls return nothing and connections are tried again, since one that restarts can't be told
-    from one that never was there. The log `kohort.client` is warned at once, then more and more rarely. Calls that need an answer
-    (`committed`, `position`, `commit` …) raise TimedOutError with addresses and causes when their time is over.
+    While no broker can be reached, polls return nothing and connections are tried again, since one that restarts can't
+    be told from one that never was there. The log `kohort.client` is warned at once, then more and more rarely. Calls
+    that need an answer (`committed`, `position`, `commit` …) raise TimedOutError with addresses and causes when their
+    time is over.
     """
 
     @checked_call
@@ -64,7 +65,8 @@ class Consumer(Lookups, Steering):
 
         Args:
             bootstrap_servers: HOST:PORT, several with commas between or as a list.
-            **settings: Kafka's names with `_` for `.`, or as a file has them (`**{"group.id": "g"}`); the class's text lists them.
+            **settings: Kafka's names with `_` for `.`, or as a file has them (`**{"group.id": "g"}`); the class's text
+                lists them.
 
         Raises:
             InvalidInputError: an unknown setting (naming the nearest), or a value that can't be.
@@ -89,7 +91,8 @@ class Consumer(Lookups, Steering):
 
         Raises:
             WakeupError: `wakeup` was called.
-            KafkaError: the group can't be joined, or a partition can't be read on; what was returned before is not affected.
+            KafkaError: the group can't be joined, or a partition can't be read on; what was returned before is not
+                affected.
         """
         limit = self._limit if max_records is None else max_records
         taken = self._poll(limit, timeout_ms)
@@ -140,7 +143,10 @@ class Consumer(Lookups, Steering):
         return self._run(self._core.position(partition, self._deadline(timeout_ms)))
 
     def seek_to_times(self, times: Mapping[TopicPartition, int], *, timeout_ms: float | None = None) -> None:
-        """Go on from the first records at or after these times (ms since the epoch); where there is none, after the last offset."""
+        """Go on from the first records at or after these times (ms since the epoch).
+
+        Where there is none, after the last offset.
+        """
         found = self.offsets_for_times(times, timeout_ms=timeout_ms)
         late = [partition for partition, value in found.items() if value is None]
         if late:
@@ -161,14 +167,20 @@ class Consumer(Lookups, Steering):
             self._core.wakeup()
         self._client.notify()
 
-    def close(self, *, timeout_ms: float = _CLOSE_MS) -> None:
-        """Commit what was returned (with auto commit), leave the group at once, close the connections. Can be called twice."""
+    def close(self, *, timeout_ms: float | None = None) -> None:
+        """Commit what was returned (with auto commit), leave the group at once, close. Does nothing the second time.
+
+        Args:
+            timeout_ms: For all of it, but what the rebalance listener takes; None: up to 5 s for the commit, 3 s for
+                leaving.
+        """
         if self._client.closed:
             return
+        until_s = self._client.until_s(timeout_ms)
         try:
             self._run(self._core.close(timeout_ms))
         finally:
-            self._client.close()
+            self._client.close(until_s)
 
     def __enter__(self) -> Self:
         return self

@@ -1,7 +1,7 @@
 """The consumer without I/O: subscription, group, positions, fetches and commits, tied together. Both faces drive this.
 
-What can wait is a coroutine (stepped by the runtime) or a script (`kohort.client.consumer.effects`); the rest returns at once.
-Source: spec 2.1–2.7, 3.4, 3.11.
+What can wait is a coroutine (stepped by the runtime) or a script (`kohort.client.consumer.effects`); the rest returns
+at once. Source: spec 2.1–2.7, 3.4, 3.11.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
+from kohort.client.consumer.closing import GOODBYE_MS, KEPT_TO_LEAVE, LAST_COMMIT_MS, Closing
 from kohort.client.consumer.commits import Commits, OnCommit, tell
 from kohort.client.consumer.effects import Await, CallUser, Decode, Script, Wait
 from kohort.client.consumer.fetching import Fetched, Fetcher
@@ -18,7 +19,7 @@ from kohort.client.consumer.handing_out import HandingOut
 from kohort.client.consumer.positions import PositionFinder
 from kohort.client.consumer.retained import Retained, Slice
 from kohort.client.consumer.subscription import Partitions, Position
-from kohort.client.group.membership import Membership
+from kohort.client.group.membership import LEAVE_MS, Membership
 from kohort.client.group.protocols import join_group
 from kohort.client.group.subscription import Subscription
 from kohort.client.net.cluster import Cluster
@@ -31,8 +32,6 @@ from kohort.errors import CommitFailedError, ErrorCode, InvalidInputError, Kafka
 from kohort.ids import TopicPartition
 
 log = logging.getLogger("kohort.client")
-_GOODBYE_MS = 200
-_LAST_COMMIT_MS = 5_000.0
 
 
 class WakeupError(KafkaError):
@@ -90,7 +89,7 @@ class ConsumerCore:
         self._manual = False
         self._woken = False
         self._closed = False
-        self._last_commit_ms = _LAST_COMMIT_MS
+        self._closing = Closing(cluster.runtime)
         cluster.auto_create_topics = config.allow_auto_create_topics
         cluster.on_metadata(self._follow_metadata)
 
@@ -319,15 +318,17 @@ class ConsumerCore:
             positions = self.partitions.positions()
             kept = yield from self._last_commit({part: positions[part] for part in gone if part in positions})
             lost = not kept
+        began_ms = self.cluster.runtime.now_ms
         try:
             yield CallUser(self.listener.on_partitions_lost if lost else self.listener.on_partitions_revoked, gone)
         finally:
+            self._closing.leave_out(began_ms)
             self.partitions.remove(gone)
             self._moved()
 
     def _last_commit(self, positions: Mapping[TopicPartition, Position]) -> Script[bool]:
         """Commit before partitions go; False when they are someone else's already."""
-        limit_ms = min(self.config.default_api_timeout_ms, self._last_commit_ms)
+        limit_ms = min(self.config.default_api_timeout_ms, self._closing.at_most(LAST_COMMIT_MS, keep=KEPT_TO_LEAVE))
         try:
             yield Await(self.commits.commit(offsets_of(positions), limit_ms))
         except KafkaError as error:
@@ -350,22 +351,25 @@ class ConsumerCore:
             self._lapses_before += member.lapses
             self.membership = None
             self._seen = self._rebalances_seen = 0
-            yield Await(member.leave(reason))
+            yield Await(member.leave(reason, self._closing.at_most(LEAVE_MS)))
 
-    def close(self, timeout_ms: float) -> Script[None]:
-        """Commit what was returned (with auto commit), tell the listener, leave the group."""
+    def close(self, timeout_ms: float | None) -> Script[None]:
+        """Commit what was returned (with auto commit), tell the listener, leave the group.
+
+        See `Closing` for the time.
+        """
         if self._closed:
             return
         self._closed = True
-        self._last_commit_ms = min(self._last_commit_ms, timeout_ms)
+        self._closing.begin(timeout_ms)
         self.fetcher.close()
         try:
             if self.membership is not None:
                 yield from self._leave("the consumer is closed")
             elif self._manual and self.config.group_id is not None and self.config.enable_auto_commit:
                 yield from self._last_commit(self.partitions.positions())
-            yield Await(self.commits.drain(timeout_ms))
-            yield Await(self.fetcher.end_sessions(min(timeout_ms, _GOODBYE_MS)))
+            yield Await(self.commits.drain(self._closing.at_most(LAST_COMMIT_MS)))
+            yield Await(self.fetcher.end_sessions(self._closing.at_most(GOODBYE_MS)))
         finally:
             self.retained.clear()
             self.positions.close()

@@ -119,7 +119,7 @@ def _facts(cluster: Cluster, entries: Sequence[FetchEntry]) -> dict[TopicPartiti
 
 
 def _made_again(told: Mapping[TopicPartition, _Facts], wanted: Mapping[TopicPartition, _Facts]) -> bool:
-    """Whether a topic has another id than when the session was told of it: a request that named both would mean one by name."""
+    """Whether a topic has another id than the session was told: by name, a request can't mean both."""
     for partition, facts in wanted.items():
         before = told.get(partition)
         if before is not None and before[-1] is not facts[-1] and before[-1] != facts[-1]:

@@ -1,11 +1,11 @@
 """Plans fetches and takes their answers in: one request in flight and little ahead per broker. No I/O.
 
-A broker is asked for what follows its last answer (the batch headers say where that is) as soon as that is here, so that
-the next answer travels while the application decodes and works. At most two answers per broker wait to be decoded, the
-second only behind a small one, and nothing is asked for while `queued_max_bytes` are waiting altogether.
-With a bound on records the next fetch begins when fewer than `max_poll_records` are kept, or an eighth of a large answer is used
-up: begun with the last poll of it, the application would wait as long as the answer is on its way.
-Source: spec 2.4 (prefetch heuristics 1 and 2), KIP-74, KIP-227, KIP-320, KIP-392.
+A broker is asked for what follows its last answer (the batch headers say where that is) as soon as that is here, so
+that the next answer travels while the application decodes and works. At most two answers per broker wait to be decoded,
+the second only behind a small one, and nothing is asked for while `queued_max_bytes` are waiting altogether. With a
+bound on records the next fetch begins when fewer than `max_poll_records` are kept, or an eighth of a large answer is
+used up: begun with the last poll of it, the application would wait as long as the answer is on its way. Source: spec
+2.4 (prefetch heuristics 1 and 2), KIP-74, KIP-227, KIP-320, KIP-392.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ _SMALL_BYTES = 8 * 1024 * 1024
 """Of an answer behind which another may wait: together they take as long to decode as one of usual size to arrive."""
 
 _LARGE_BYTES = 1024 * 1024
-"""Of an answer that takes so long to come that the next is asked for when an eighth of it is used, not only at the last poll."""
+"""Of an answer that takes so long to come that the next is asked for when an eighth of it is used, not only at the last
+poll."""
 
 
 @dataclass(slots=True)
@@ -61,7 +62,8 @@ class Fetcher:
     Attributes:
         ready: Answers to decode, oldest first.
         error: Why a broker can't be fetched from though it may be tried again; taken with `take_error`.
-        unbounded: Whether the application polls without a bound on records: then only bytes bound what is fetched ahead.
+        unbounded: Whether the application polls without a bound on records: then only bytes bound what is fetched
+            ahead.
     """
 
     def __init__(
@@ -99,7 +101,10 @@ class Fetcher:
     def on_lost_position(
         self, out_of_range: Callable[[TopicPartition], None], truncated: Callable[[TopicPartition, Position], None]
     ) -> None:
-        """Called when the broker does not have a partition's fetch position; `truncated` gets the last one that both have."""
+        """Called when the broker does not have a partition's fetch position.
+
+        `truncated` gets the last one that both have.
+        """
         self._on_out_of_range, self._on_truncated = out_of_range, truncated
 
     def close(self) -> None:
@@ -108,11 +113,14 @@ class Fetcher:
 
     async def end_sessions(self, timeout_ms: float) -> None:
         """Free what brokers keep of this consumer; who does not answer in time forgets it by itself later."""
+        runtime = self.cluster.runtime
+        until_ms = runtime.now_ms + timeout_ms
         for node, session in self._sessions.items():
             request = session.goodbye()
             if request is not None and self.cluster.links.load(node) is not None:
+                goodbye = self.cluster.send(request, Node(node), timeout_ms=timeout_ms)
                 with contextlib.suppress(KafkaError):
-                    await self.cluster.send(request, Node(node), timeout_ms=timeout_ms)
+                    await runtime.within(goodbye, max(0.0, until_ms - runtime.now_ms), "the end of a fetch session")
 
     def take_error(self) -> KafkaError | None:
         error, self.error = self.error, None
@@ -136,7 +144,10 @@ class Fetcher:
         return self.retained.available() + self._undecoded_records - paused
 
     def next_ready(self) -> Fetched | None:
-        """The oldest answer, without what was revoked or sought away since; None when there is none. The caller decodes it."""
+        """The oldest answer, without what was revoked or sought away since; None when there is none.
+
+        The caller decodes it.
+        """
         while self.ready:
             fetched = self.ready.popleft()
             keep = [i for i, given in enumerate(fetched.sets) if self._current(given, fetched.eras[i])]
@@ -357,7 +368,10 @@ class Fetcher:
         self._pump_at(self._ask_leaders_ms)
 
     def _asked_leaders(self, refresh: Promise[None]) -> None:
-        """No leader is known, and what keeps metadata away does not pass by itself: a login refused, an answer that can't be read."""
+        """No leader is known, and what keeps metadata away does not pass by itself.
+
+        A login was refused, say, or an answer can't be read.
+        """
         if isinstance(refresh.error, KafkaError):
             self.error = refresh.error
             self._changed()

@@ -50,7 +50,10 @@ class PositionFinder:
 
     @property
     def error(self) -> KafkaError | None:
-        """Why positions can't be found; None if the application has meanwhile placed or dropped all that were asked for."""
+        """Why positions can't be found.
+
+        None if the application has meanwhile placed or dropped all that were asked for.
+        """
         moot = self._asked and not any(self._still_asked(partition) for partition in self._asked)
         return None if moot else self._error
 
@@ -78,7 +81,8 @@ class PositionFinder:
             self._partitions.fail(
                 partition,
                 OffsetError(
-                    f"{partition}: offset {offset} is out of range (the partition holds {held}) and auto.offset.reset is none; seek to go on"
+                    f"{partition}: offset {offset} is out of range (the partition holds {held}) "
+                    "and auto.offset.reset is none; seek to go on"
                 ),
             )
         else:
@@ -94,7 +98,10 @@ class PositionFinder:
         """
         state = self._partitions.of(partition)
         at = state.fetch_position.offset if state.fetch_position is not None else -1
-        text = f"{partition}: the log was truncated: the leader's history ends at {common.offset} where this consumer read to {at}"
+        text = (
+            f"{partition}: the log was truncated: the leader's history ends at {common.offset} "
+            f"where this consumer read to {at}"
+        )
         if self._config.auto_offset_reset == "none":
             self._partitions.fail(partition, OffsetError(f"{text}; seek to go on"))
         else:
@@ -146,7 +153,8 @@ class PositionFinder:
                 self._partitions.fail(
                     part,
                     OffsetError(
-                        f"{part}: group {self._config.group_id!r} has committed no offset and auto.offset.reset is none; seek to go on"
+                        f"{part}: group {self._config.group_id!r} has committed no offset "
+                        "and auto.offset.reset is none; seek to go on"
                     ),
                 )
             else:

@@ -42,7 +42,8 @@ class RangeReader(Lookups):
             for batch in reader.read(TopicPartition("flights", 0), 0, 100_000):
                 ...
 
-    Keeps its connections between reads. Holds at most three fetch answers of `fetch_bytes`. One thread may use it at a time.
+    Keeps its connections between reads. Holds at most three fetch answers of `fetch_bytes`. One thread may use it at a
+    time.
     """
 
     @checked_call

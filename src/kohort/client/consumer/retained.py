@@ -1,9 +1,9 @@
 """Records that were fetched and not returned yet, and the fair choice of what to return next. Pure.
 
-Each partition has a queue of chunks, one per fetch. The rotation holds the partitions that have chunks: a call to `take`
-begins with the partition where the last one left off, and a partition goes to the end of the rotation when its chunk is used
-up, so that between two chunks of one partition every other partition has its turn, however fast the one is refilled.
-Source: spec 2.1–2.3, 2.5, 2.7.
+Each partition has a queue of chunks, one per fetch. The rotation holds the partitions that have chunks: a call to
+`take` begins with the partition where the last one left off, and a partition goes to the end of the rotation when its
+chunk is used up, so that between two chunks of one partition every other partition has its turn, however fast the one
+is refilled. Source: spec 2.1–2.3, 2.5, 2.7.
 """
 
 from __future__ import annotations
@@ -55,7 +55,10 @@ class Rows(Protocol):
 
 @dataclass(slots=True)
 class Chunk:
-    """Rows of one partition out of one decode. `row` is the next one to return; `era` the partition's when it was fetched."""
+    """Rows of one partition out of one decode.
+
+    `row` is the next one to return; `era` the partition's when it was fetched.
+    """
 
     block: Rows
     index: int
@@ -79,7 +82,10 @@ class Slice:
 
 
 def position_at(block: Rows, index: int, row: int) -> Position:
-    """Where to go on once the rows of a record set below `row` are returned; without an epoch where it changes on the way."""
+    """Where to go on once the rows of a record set below `row` are returned.
+
+    Without an epoch where it changes on the way.
+    """
     rows = block.ranges[index]
     epoch = rows.leader_epoch if rows.one_epoch or row >= rows.stop else -1
     return Position(block.position(index, row), epoch)
@@ -219,7 +225,10 @@ class Retained:
         return taken
 
     def _cut(self, partition: TopicPartition, state: PartitionState, count: int) -> Slice:
-        """Rows off the first chunk, which is dropped when used up: the partition then goes to the end of the rotation."""
+        """Rows off the first chunk.
+
+        A chunk that is used up is dropped, and its partition goes to the end of the rotation.
+        """
         queue = self._queues[partition]
         chunk = queue[0]
         start, stop = chunk.row, min(chunk.stop, chunk.row + count)

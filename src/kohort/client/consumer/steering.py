@@ -49,7 +49,10 @@ class Steering:
     def commit_async(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int] | None = None, callback: OnCommit | None = None
     ) -> None:
-        """Commit in the background, in order with the others; `callback(offsets, error or None)` runs on the client's thread."""
+        """Commit in the background, in order with the others.
+
+        `callback(offsets, error or None)` runs on the client's thread; with asyncio, on the loop.
+        """
         self._do(lambda core: core.commit_async(offsets, callback))
 
     def seek(self, partition: TopicPartition, offset: int | OffsetAndMetadata) -> None:

@@ -42,8 +42,8 @@ class PartitionState:
         high_watermark, log_start, last_stable: What the last fetch told; -1 unknown.
         replica: Where to fetch instead of at the leader (KIP-392), or None.
         broken: Why it can't be read on; raised by the next poll that reaches it.
-        withheld: The topic was made again, and the group has not said yet whose its partitions are: no position is looked
-            for, so that none is committed.
+        withheld: The topic was made again, and the group has not said yet whose its partitions are: no position is
+            looked for, so that none is committed.
     """
 
     position: Position | None = None

@@ -2,17 +2,18 @@
 
 States, and what moves the member on:
 
-========== ============================================================ =====================================================
-state      meaning                                                      leaves it
-========== ============================================================ =====================================================
-IDLE       no subscription, or given up for not polling                 subscribe; poll
-REVOKING   waits for the application to release partitions              release, or fenced meanwhile
-JOINING    JoinGroup is out; partitions are held only cooperatively     its answer
-SYNCING    joined; the leader assigns; SyncGroup is out                 its answer
-HOLDING    a generation is held, heartbeats go on                       the group rebalances; subscription or metadata change;
-                                                                        fenced; session over by the own clock; poll overdue
-LEFT       closed                                                       -
-========== ============================================================ =====================================================
+========== ======================================================== ====================================================
+state      meaning                                                  leaves it
+========== ======================================================== ====================================================
+IDLE       no subscription, or given up for not polling             subscribe; poll
+REVOKING   waits for the application to release partitions          release, or fenced meanwhile
+JOINING    JoinGroup is out; partitions are held only cooperatively its answer
+SYNCING    joined; the leader assigns; SyncGroup is out             its answer
+HOLDING    a generation is held, heartbeats go on                   the group rebalances; subscription or metadata
+                                                                    change; fenced; session over by the own clock; poll
+                                                                    overdue
+LEFT       closed                                                   -
+========== ======================================================== ====================================================
 
 Source: spec 3.1–3.11, KIP-62, KIP-345, KIP-394, KIP-429.
 """
@@ -104,12 +105,15 @@ class ClassicMembership(Membership):
     async def _round(self) -> None:
         """One rebalance as this member sees it: give up, join, sync, take."""
         await self._until(lambda: self.revocation is None)  # nothing is claimed that is being lost
-        reason, self._rejoin_reason = self._rejoin_reason or "", None
         self._raise_failure()
         await self._give_up_before_joining()
         self._raise_failure()
         if not self.assignment.partitions:
             self._stop_beating()
+        reason, self._rejoin_reason = (
+            self._rejoin_reason or "",
+            None,
+        )  # also what came while it gave up: this join serves it
         self.state = MemberState.JOINING
         sent_ms = self.cluster.runtime.now_ms
         try:
@@ -173,7 +177,7 @@ class ClassicMembership(Membership):
             try:
                 assignments = await self.protocol.assign(joined)
             except KafkaError:
-                await self._send_leave("the assignor failed")
+                await self._tell_left("the assignor failed")
                 raise
         else:
             self.protocol.followed()
@@ -266,7 +270,10 @@ class ClassicMembership(Membership):
             self._beating = None
 
     async def _beat(self) -> None:
-        """Until it is fenced or stopped. Any other end would leave a member that no one beats for, so it is the member's failure."""
+        """Until it is fenced or stopped.
+
+        Any other end would leave a member that no one beats for, so it is the member's failure.
+        """
         try:
             await self._beat_on()
         except Exception as error:  # noqa: BLE001 - the application is told, whatever it is
@@ -277,14 +284,16 @@ class ClassicMembership(Membership):
         runtime, config = self.cluster.runtime, self.config
         due = runtime.now_ms + self._lease.beat_ms(config.heartbeat_interval_ms)
         while True:
-            if await runtime.first(self._beat_now, timeout_ms=max(0.0, due - runtime.now_ms)) is not None:
+            until = min(due, self._session_end_ms) if self.assignment.partitions else due
+            if await runtime.first(self._beat_now, timeout_ms=max(0.0, until - runtime.now_ms)) is not None:
                 self._beat_now = Promise()
             sent, sent_elapsed = runtime.now_ms, runtime.elapsed_ms()
             due = sent + self._lease.beat_ms(config.heartbeat_interval_ms)
             session_left = self._session_left_ms()
             if self._awaiting_sync or self.state is MemberState.JOINING:
                 if session_left <= 0 and self.assignment.partitions:
-                    # Its join claimed them, and who assigns may wait until they are given up: only another says they were.
+                    # Its join claimed them, and who assigns may wait until they are given up: only another says they
+                    # were.
                     self.request_rejoin("partitions were lost while it joined")
                     await self._lose_held(NOT_HEARD)
                 if not await self._beat_aside(sent, sent_elapsed):
@@ -312,14 +321,13 @@ class ClassicMembership(Membership):
                 raise error_for(code, f"heartbeat of group {self.group!r}: {code.text}")
 
     def _session_left_ms(self) -> float:
-        """Until the session may be over: it runs from the last request that was sent and answered."""
-        return self._heard_ms + self.config.session_timeout_ms - self.cluster.runtime.now_ms
+        return self._session_end_ms - self.cluster.runtime.now_ms
 
     async def _beat_aside(self, sent: float, sent_elapsed: float) -> bool:
         """A sign of life on a connection of its own, while a join or sync waits on the usual one.
 
-        The coordinator keeps a member that waits, but not one whose answer is on its way for a session or gets lost. What
-        went wrong is told by the answer to that join or sync. False: the coordinator was not reached.
+        The coordinator keeps a member that waits, but not one whose answer is on its way for a session or gets lost.
+        What went wrong is told by the answer to that join or sync. False: the coordinator was not reached.
         """
         limit = min(self.config.request_timeout_ms, max(self.config.retry_backoff_ms, self._session_left_ms()))
         try:
@@ -338,7 +346,9 @@ class ClassicMembership(Membership):
             member_id=self._member_id,
             group_instance_id=self.config.group_instance_id,
         )
-        answer = await self._ask(request, self._lease.answer_ms(timeout_ms), lane)
+        asking = self._ask(request, self._lease.answer_ms(timeout_ms), lane)
+        # A connection is made first, which may take as long again.
+        answer = await self.cluster.runtime.within(asking, timeout_ms, f"heartbeat of group {self.group!r}")
         code = ErrorCode.of(answer.error_code)
         if code in LOST_COORDINATOR:
             self.cluster.forget_coordinator(self._coordinator)
@@ -355,11 +365,8 @@ class ClassicMembership(Membership):
             member_id=member_id,
             members=[LeaveGroupRequest.MemberIdentity(member_id=member_id, reason=reason[:255])],
         )
-        try:
-            # On a connection of its own: a JoinGroup that waits would hold it up.
-            await self._ask(request, min(self.config.request_timeout_ms, LEAVE_MS), f"leave:{self.group}")
-        except KafkaError as error:
-            log.debug("group %s: leave was not heard: %s", self.group, error)
+        # On a connection of its own: a JoinGroup that waits would hold it up.
+        await self._ask(request, min(self.config.request_timeout_ms, LEAVE_MS), f"leave:{self.group}")
 
     def _raise_for(self, code: ErrorCode, what: str) -> None:
         if code is ErrorCode.NONE:

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 class ClassicProtocol:
-    """Builds and reads the protocol's bytes, runs the assignor as the leader, and watches metadata for reasons to rebalance."""
+    """Builds and reads the protocol's bytes, runs the assignor as the leader, and watches for reasons to rebalance."""
 
     protocol_type = CONSUMER_PROTOCOL_TYPE
 
@@ -114,6 +114,7 @@ class ClassicProtocol:
         members = {member.member_id: _member_subscription(member) for member in joined.members}
         topics = sorted({topic for member in members.values() for topic in member.topics})
         self._watched = frozenset(topics)
+        self._assigned_for = {}  # what is learned now is no change since
         self._want()
         await self._cluster.describe_topics(topics)
         metadata = self._cluster.metadata
@@ -164,15 +165,19 @@ class ClassicProtocol:
     # Metadata.
 
     def metadata_changed(self) -> None:
-        """Ask for a rebalance where topics appeared, grew or went since the last assignment; the leader gathers changes first."""
-        if (
-            self._subscription is not None
-            and self._subscription.pattern is not None
-            and self.topics() != self._joined_with
-        ):
-            self._batch("the topics that match the subscription changed")
-        elif self._assigned_for and self._leader_sees_change():
-            self._batch("partitions changed")
+        """Ask for a rebalance where topics appeared, grew or went since the last assignment.
+
+        The leader gathers changes first.
+        """
+        if not self._batching and self._what_changed():
+            self._batch()
+
+    def _what_changed(self) -> str:
+        """Why the last assignment is out of date, "" while it is not."""
+        by_pattern = self._subscription is not None and self._subscription.pattern is not None
+        if by_pattern and self.topics() != self._joined_with:
+            return "the topics that match the subscription changed"
+        return "partitions changed" if self._assigned_for and self._leader_sees_change() else ""
 
     def _leader_sees_change(self) -> bool:
         metadata = self._cluster.metadata
@@ -183,19 +188,19 @@ class ClassicProtocol:
             or metadata.topics[topic].error in (ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         )
 
-    def _batch(self, reason: str) -> None:
-        if self._batching:
-            return
+    def _batch(self) -> None:
+        """Rebalance once changes were gathered for a while, unless a rebalance has taken them up meanwhile."""
         wait_ms = self._config.rebalance_batch_ms
+
+        def over(_: Awaited | None = None) -> None:
+            self._batching = False
+            if reason := self._what_changed():
+                self._request_rejoin(reason)
+
         if wait_ms == 0:
-            self._request_rejoin(reason)
+            over()
             return
         self._batching = True
-
-        def over(_: Awaited) -> None:
-            self._batching = False
-            self._request_rejoin(reason)
-
         runtime = self._cluster.runtime
         runtime.at(runtime.now_ms + wait_ms).on_done(over)
 
@@ -209,7 +214,10 @@ class ClassicProtocol:
 
 
 def _member_subscription(member: JoinGroupResponse.JoinGroupResponseMember) -> MemberSubscription:
-    """What a member asks for: nothing, when its bytes can't be read, so that one such member does not stop the group."""
+    """What a member asks for.
+
+    Nothing, when its bytes can't be read, so that one such member does not stop the group.
+    """
     said = read_subscription(bytes(member.metadata))
     if said is None:
         log.warning("member %s gets no partitions: its subscription can't be read", member.member_id)

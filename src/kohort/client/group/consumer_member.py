@@ -1,22 +1,21 @@
 """A member in the KIP-848 protocol: the coordinator assigns, heartbeats carry everything.
 
-========== ============================================================ =====================================================
-state      meaning                                                      leaves it
-========== ============================================================ =====================================================
-IDLE       no subscription, or given up for not polling                 subscribe; poll
-JOINING    a heartbeat with epoch 0 is out                              its answer
-HOLDING    an epoch is held; heartbeats at the interval the             an assignment that lacks held partitions; fenced;
-           coordinator tells, and at once when there is news            session over by the own clock; poll overdue
-REVOKING   waits for the application to release partitions              release: acknowledged at once; fenced meanwhile
-LEFT       closed                                                       -
-========== ============================================================ =====================================================
+========== ======================================================== ====================================================
+state      meaning                                                  leaves it
+========== ======================================================== ====================================================
+IDLE       no subscription, or given up for not polling             subscribe; poll
+JOINING    a heartbeat with epoch 0 is out                          its answer
+HOLDING    an epoch is held; heartbeats at the interval the         an assignment that lacks held partitions; fenced;
+           coordinator tells, and at once when there is news        session over by the own clock; poll overdue
+REVOKING   waits for the application to release partitions          release: acknowledged at once; fenced meanwhile
+LEFT       closed                                                   -
+========== ======================================================== ====================================================
 
-A heartbeat carries only what changed since the last one that was answered, and everything after one that failed. One is under way
-at a time: what it says of the partitions owned is an acknowledgement, which the coordinator takes to know the answer before. Said
-too early, it would release partitions that the answer gives.
-Partitions are held under the topic's id that the coordinator gave: those of a topic that was deleted and made again are
-given up, since partitions of the same name are another's until the coordinator says whose.
-Source: KIP-848, "Consumer Group Protocol"; spec 3.4, 3.11.
+A heartbeat carries only what changed since the last one that was answered, and everything after one that failed. One is
+under way at a time: what it says of the partitions owned is an acknowledgement, which the coordinator takes to know the
+answer before. Said too early, it would release partitions that the answer gives. Partitions are held under the topic's
+id that the coordinator gave: those of a topic that was deleted and made again are given up, since partitions of the
+same name are another's until the coordinator says whose. Source: KIP-848, "Consumer Group Protocol"; spec 3.4, 3.11.
 """
 
 from __future__ import annotations
@@ -109,7 +108,7 @@ class ConsumerMembership(Membership):
                     self._member_id = ""
                 await self._lose(code)
                 return
-            if runtime.now_ms - self._heard_ms > self.config.session_timeout_ms and self.joined:
+            if runtime.now_ms >= self._session_end_ms and self.joined:
                 self._fence(ErrorCode.FENCED_MEMBER_EPOCH, NOT_HEARD)  # under its id: it may be known still
                 continue
             poll_left = self._poll_time_left_ms()
@@ -140,7 +139,10 @@ class ConsumerMembership(Membership):
             self.cluster.runtime.spawn(self._hurry(), f"news of {self.group}")
 
     async def _hurry(self) -> None:
-        """There is news while a heartbeat is under way: kohort's broker may hold its answer until another request comes."""
+        """There is news while a heartbeat is under way.
+
+        kohort's broker may hold its answer until another request comes.
+        """
         anything = MetadataRequest(topics=[])
         with contextlib.suppress(KafkaError):  # the heartbeat fails too, and is tried again
             await self.cluster.send(anything, self._coordinator, timeout_ms=self.config.request_timeout_ms)
@@ -150,7 +152,7 @@ class ConsumerMembership(Membership):
         now = self.cluster.runtime.now_ms
         waits = [self._due_ms - now] if self._beating is None else []
         if self.joined:
-            waits.append(self._heard_ms + self.config.session_timeout_ms - now + 1)
+            waits.append(self._session_end_ms - now)
         poll_left = self._poll_time_left_ms()
         if poll_left is not None:
             waits.append(poll_left)
@@ -306,7 +308,10 @@ class ConsumerMembership(Membership):
         self._move()
 
     def _named(self, target: dict[uuid.UUID, list[int]]) -> tuple[TopicPartition, ...] | None:
-        """The target with names; None while metadata does not know a topic, which is asked for beside the heartbeats."""
+        """The target with names.
+
+        None while metadata does not know a topic, which is asked for beside the heartbeats.
+        """
         names = self.cluster.metadata.topic_names
         unknown = [topic for topic in target if topic not in names]
         if unknown:
@@ -360,8 +365,4 @@ class ConsumerMembership(Membership):
             member_epoch=epoch,
             instance_id=self.config.group_instance_id,
         )
-        try:
-            limit = min(self.config.request_timeout_ms, LEAVE_MS)
-            await self._ask(request, limit, f"leave:{self.group}")
-        except KafkaError as error:
-            log.debug("group %s: leave was not heard: %s", self.group, error)
+        await self._ask(request, min(self.config.request_timeout_ms, LEAVE_MS), f"leave:{self.group}")

@@ -1,21 +1,23 @@
 """How long a member may go on without an answer from its coordinator. Pure.
 
-kohort's broker puts a member out soon after its connection has ended, long before its session would (`kohort.groups.liveness.lost`).
-The member may live on behind the broken connection, and must have stopped by then. So both know one number, the lease:
-the broker tells it to kohort's clients when they connect, and to no one else, so that against other brokers nothing changes.
+kohort's broker puts a member out soon after its connection has ended, long before its session would
+(`kohort.groups.liveness.lost`). The member may live on behind the broken connection, and must have stopped by then. So
+both know one number, the lease: the broker tells it to kohort's clients when they connect, and to no one else, so that
+against other brokers nothing changes.
 
 - The client's half: it owns what it was assigned until a lease has passed since it **sent** the last request that was
-  answered. Then it hands nothing out; positions and partitions stay as they are. The next answer makes it go on, or tells
-  it that it was put out.
-- The coordinator's half: a member whose connection ended is put out no sooner than a lease after it **received** the last
-  request. Whatever comes later is a sign of life, and the connection's end does not count any more.
+  answered. Then it hands nothing out; positions and partitions stay as they are. The next answer makes it go on, or
+  tells it that it was put out.
+- The coordinator's half: a member whose connection ended is put out no sooner than a lease after it **received** the
+  last request. Whatever comes later is a sign of life, and the connection's end does not count any more.
 
-A request is sent before it is received, and two clocks that run at one rate measure the same lease, so the client's half
-ends first. Clocks do not run at quite one rate: a quartz is off by up to 0.01 %, and a clock that is being corrected runs up to
-0.05 % fast or slow (what Linux allows itself), so two differ by about 0.1 % at worst. `CLOCK_MARGIN` is twenty times that,
-which also covers that clocks are read in whole ms. A clock that stands still, of a virtual machine that is frozen, is beyond
-any margin: what such a member was handing out is fenced when it commits, not before. Sleep of the whole machine is counted
-(`Runtime.elapsed_ms`). What was handed out before the lease ended is in the application's hands.
+A request is sent before it is received, and two clocks that run at one rate measure the same lease, so the client's
+half ends first. Clocks do not run at quite one rate: a quartz is off by up to 0.01 %, and a clock that is being
+corrected runs up to 0.05 % fast or slow (what Linux allows itself), so two differ by about 0.1 % at worst.
+`CLOCK_MARGIN` is twenty times that, which also covers that clocks are read in whole ms. A clock that stands still, of a
+virtual machine that is frozen, is beyond any margin: what such a member was handing out is fenced when it commits, not
+before. Sleep of the whole machine is counted (`Runtime.elapsed_ms`). What was handed out before the lease ended is in
+the application's hands.
 """
 
 from __future__ import annotations
@@ -42,7 +44,10 @@ class Lease:
         self.heard_ms = float("-inf")
 
     def told(self, length_ms: float | None) -> None:
-        """The broker's number. Of two the shorter one counts: what came with the longer may be over for the coordinator."""
+        """The broker's number.
+
+        Of two the shorter one counts: what came with the longer may be over for the coordinator.
+        """
         if length_ms is not None:
             self.length_ms = length_ms if self.length_ms is None else min(self.length_ms, length_ms)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from kohort.client.group.membership import Membership
+from kohort.client.group.membership import LEAVE_MS, Membership
 from kohort.client.group.protocols import join_group
 from kohort.client.group.subscription import Subscription
 from kohort.client.lookups import Lookups
@@ -32,9 +33,10 @@ class GroupMember(Lookups):
             member.release()                        # acknowledges; the next assignment comes by itself
         member.close()
 
-    A revocation waits for `release()`; the member heartbeats meanwhile. When the rebalance timeout (`max_poll_interval_ms`)
-    passes first, the coordinator goes on without it: the revocation turns into one with `lost=True`, and commits of the old
-    generation raise CommitFailedError. There is no other time limit: a member that is not looked at stays a member.
+    A revocation waits for `release()`; the member heartbeats meanwhile. When the rebalance timeout
+    (`max_poll_interval_ms`) passes first, the coordinator goes on without it: the revocation turns into one with
+    `lost=True`, and commits of the old generation raise CommitFailedError. There is no other time limit: a member that
+    is not looked at stays a member.
     """
 
     def __init__(
@@ -69,12 +71,17 @@ class GroupMember(Lookups):
             self._client.wake()
 
     def assignment(self) -> Assignment:
-        """What is held now: partitions, generation, member id; empty before the first join and while nothing is held."""
+        """What is held now: partitions, generation, member id.
+
+        Empty before the first join and while nothing is held.
+        """
         with self._client.lock:
             return self._membership.assignment
 
     def wait_assignment(self, timeout_ms: float, *, after_generation: int = -1) -> Assignment:
-        """Wait until an assignment of a generation above `after_generation` is held and owned, and no revocation is pending.
+        """Wait until an assignment of a generation above `after_generation` is held and owned.
+
+        No revocation is pending then.
 
         Raises:
             TimedOutError: none within the time; says what the member was waiting for.
@@ -95,9 +102,11 @@ class GroupMember(Lookups):
         return self.assignment()
 
     def owns(self) -> bool:
-        """Whether work on what is held may begin: the coordinator has answered lately. Always so where the broker tells no lease.
+        """Whether work on what is held may begin: the coordinator has answered lately.
 
-        Source: `kohort.client.group.lease`.
+        Always so where the broker tells no lease.
+
+        See `kohort.client.group.lease`.
         """
         with self._client.lock:
             return self._membership.owns
@@ -106,14 +115,18 @@ class GroupMember(Lookups):
         """What the group wants back, until `release`; None otherwise.
 
         Raises:
-            KafkaError: this member can't be in the group any more (fenced by another with its instance id, not authorized …).
+            KafkaError: this member can't be in the group any more (fenced by another with its instance id, not
+                authorized …).
         """
         self._raise_error()
         with self._client.lock:
             return self._membership.revocation
 
     def wait_change(self, timeout_ms: float) -> bool:
-        """Wait until assignment or revocation differ from what they were at the last call of this method; False: time is over."""
+        """Wait until assignment or revocation differ from what they were at the last call of this method.
+
+        False: time is over.
+        """
         changed = self._client.wait(lambda: self._membership.sequence != self._seen, timeout_ms / 1000)
         with self._client.lock:
             self._seen = self._membership.sequence
@@ -156,7 +169,8 @@ class GroupMember(Lookups):
             identity = self._membership.identity()
             joined = self._membership.joined
         if not joined or generation not in (None, identity.generation):
-            text = f"group {self.group_id!r}: generation {generation if generation is not None else ''} is over, nothing was committed"
+            which = "" if generation is None else generation
+            text = f"group {self.group_id!r}: generation {which} is over, nothing was committed"
             raise CommitFailedError(text, ErrorCode.ILLEGAL_GENERATION)
         self._client.call(commit_offsets(self._client.cluster, self.group_id, values, identity, timeout_ms))
 
@@ -168,16 +182,16 @@ class GroupMember(Lookups):
             committed_offsets(self._client.cluster, self.group_id, partitions, timeout_ms=timeout_ms)
         )
 
-    def close(self, timeout_ms: float = 3_000) -> None:
-        """Leave the group at once and end. Does nothing the second time."""
+    def close(self, timeout_ms: float = LEAVE_MS) -> None:
+        """Leave the group at once, for at most so long, and end. Does nothing the second time."""
         if self._client.closed:
             return
+        until_s = self._client.until_s(timeout_ms)
         try:
-            self._client.call(self._membership.leave("the application closed the member"), timeout_ms / 1000)
-        except (KafkaError, TimeoutError):
-            pass  # the coordinator finds out by the session's end
+            with contextlib.suppress(KafkaError):
+                self._client.call(self._membership.leave("the application closed the member", timeout_ms))
         finally:
-            self._client.close()
+            self._client.close(until_s)
 
     def _raise_error(self) -> None:
         with self._client.lock:

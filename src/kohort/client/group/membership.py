@@ -3,8 +3,8 @@
 Two levels that the application reads, and one word it says:
 
 - `assignment`: what the member holds now. Empty before the first join and after a revocation was released.
-- `revocation`: what the group wants back; stays until the application says `release()`. The member heartbeats meanwhile, and
-  goes on only after it. One with `lost` set says that the partitions are someone else's already.
+- `revocation`: what the group wants back; stays until the application says `release()`. The member heartbeats
+  meanwhile, and goes on only after it. One with `lost` set says that the partitions are someone else's already.
 
 The protocols are `membership_classic` (members assign) and `membership_consumer` (KIP-848, the coordinator assigns).
 """
@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import ClassVar, TypeVar
 
-from kohort.client.group.lease import Lease
+from kohort.client.group.lease import CLOCK_MARGIN, Lease
 from kohort.client.group.subscription import Subscription
 from kohort.client.net.cluster import Between, Cluster, Coordinator
 from kohort.client.net.notices import Sparingly
@@ -36,7 +36,8 @@ LEAVE_MS = 3_000
 _LASTING_FAILURES = 8
 """Attempts in a row after which trying again is worth a word: about 5 s with the usual backoff."""
 NOT_HEARD = "the coordinator was not heard for a session"
-"""Why a member lets go by its own clock. Whether it was put out only the coordinator knows, so it comes back under its id."""
+"""Why a member lets go by its own clock. Whether it was put out only the coordinator knows, so it comes back under its
+id."""
 
 
 class MemberState(Enum):
@@ -177,11 +178,19 @@ class Membership(ABC):
 
     @property
     def owns(self) -> bool:
-        """Whether what is held is this member's to work on, as far as it can know: its lease holds, or it was told none."""
+        """Whether what is held is this member's to work on, as far as it can know.
+
+        Its lease holds, or it was told none.
+        """
         return self._lease.holds(self.cluster.runtime.elapsed_ms())
 
-    async def leave(self, reason: str) -> None:
-        """Leave the group at once, if a member, and stop. What a static member holds waits for its return."""
+    async def leave(self, reason: str, timeout_ms: float = LEAVE_MS) -> None:
+        """Leave the group at once, if a member, and stop. What a static member holds waits for its return.
+
+        Args:
+            reason: For the coordinator's log.
+            timeout_ms: How long the coordinator may take to hear of it; after that it finds out by itself.
+        """
         self._subscription = None
         self._stop()
         self._end_lease()
@@ -192,9 +201,16 @@ class Membership(ABC):
         self.revocation = None
         self._hold((), None)
         self.cluster.drop_interest(self)
-        await self._send_leave(reason)
+        await self._tell_left(reason, timeout_ms)
         self._generation = self.NOT_JOINED
         self._member_id = ""
+
+    async def _tell_left(self, reason: str, timeout_ms: float = LEAVE_MS) -> None:
+        """Tell the coordinator, which finds out by itself where it does not hear of it in time."""
+        try:
+            await self.cluster.runtime.within(self._send_leave(reason), timeout_ms, "leave")
+        except KafkaError as error:
+            log.debug("group %s: leave was not heard: %s", self.group, error)
 
     # What a protocol fills in.
 
@@ -208,7 +224,11 @@ class Membership(ABC):
 
     @abstractmethod
     async def _send_leave(self, reason: str) -> None:
-        """Tell the coordinator, if it may know this member; errors are only logged."""
+        """Tell the coordinator, if it may know this member.
+
+        Raises:
+            KafkaError: it did not hear it.
+        """
 
     @abstractmethod
     def _subscription_changed(self) -> None:
@@ -263,7 +283,7 @@ class Membership(ABC):
         )
         self._overdue = True
         self._stop()
-        await self._send_leave(f"not polled for {limit} ms")
+        await self._tell_left(f"not polled for {limit} ms")
         self._member_id = ""
         await self._lose(ErrorCode.UNKNOWN_MEMBER_ID)
 
@@ -271,6 +291,11 @@ class Membership(ABC):
         if not self._poll_bound:
             return None
         return self._polled_ms + self.config.max_poll_interval_ms - self.cluster.runtime.now_ms
+
+    @property
+    def _session_end_ms(self) -> float:
+        """When the session may be over: it runs from the last request that was sent and answered; clocks differ."""
+        return self._heard_ms + self.config.session_timeout_ms * (1 - CLOCK_MARGIN)
 
     @property
     def _lease(self) -> Lease:
@@ -342,7 +367,10 @@ class Membership(ABC):
             raise
 
     def _not_yet(self, why: object, failures: int) -> None:
-        """The coordinator could not be asked, or not for now: routine when a broker restarts, worth a word when it lasts."""
+        """The coordinator could not be asked, or not for now.
+
+        Routine when a broker restarts, worth a word when it lasts.
+        """
         if failures >= _LASTING_FAILURES and self._sparingly.due("not yet"):
             log.warning("group %s: still not done after %d attempts: %s", self.group, failures, why)
         else:

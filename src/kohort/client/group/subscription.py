@@ -35,7 +35,10 @@ class Subscription:
                 raise InvalidInputError(f"pattern {self.pattern!r}: {error}") from None
 
     def resolve(self, metadata: Metadata, exclude_internal: bool) -> tuple[str, ...]:
-        """The topics meant, sorted. A pattern finds none that metadata knows to be missing, because someone asked for it."""
+        """The topics meant, sorted.
+
+        A pattern finds none that metadata knows to be missing, because someone asked for it.
+        """
         if self.pattern is None:
             return tuple(sorted(set(self.topics)))
         found = re.compile(self.pattern).search

@@ -59,8 +59,8 @@ class BufferPool:
 class FrameReader:
     """Splits what a socket gives into frames, receiving large frames straight into their own buffer.
 
-    Ask `target()` where to receive to, receive, and say with `filled(n)` how much it was; `filled` gives the frames that
-    are whole now.
+    Ask `target()` where to receive to, receive, and say with `filled(n)` how much it was; `filled` gives the frames
+    that are whole now.
     """
 
     def __init__(self, pool: BufferPool, limit: int) -> None:

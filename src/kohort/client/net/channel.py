@@ -1,4 +1,7 @@
-"""One socket of a client that a thread drives: how it comes up, what is sent and received on it, what went wrong in words."""
+"""One socket of a client that a thread drives.
+
+How it comes up, what is sent and received on it, what went wrong in words.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,8 @@ class Channel:
         if self._tls:
             sock.setblocking(False)
         else:
-            # The descriptor stays blocking: small reads pass MSG_DONTWAIT, large ones wait a little for the whole frame.
+            # The descriptor stays blocking: small reads pass MSG_DONTWAIT, large ones wait a little for the whole
+            # frame.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", 0, _LARGE_WAIT_US))
 
     def send(self, parts: Sequence[Buffer]) -> None:
@@ -120,7 +124,10 @@ def connect(address: Address, config: ConnectionConfig, tls: ssl.SSLContext | No
 
 
 def told_process(sock: socket.socket) -> str:
-    """What the broker behind a connected socket is told of this process: its name if it is on this machine, else nothing."""
+    """What the broker behind a connected socket is told of this process.
+
+    Its name if it is on this machine, else nothing.
+    """
     try:
         here = sock.getpeername()[0] == sock.getsockname()[0]
     except OSError:

@@ -1,7 +1,7 @@
 """Brokers, leaders and coordinators as the client knows them, and the one way to send a request to any of them.
 
-Everything here runs inside the core's `Runtime`; see `kohort.client.net.runtime`. A part of the client (consumer, producer,
-admin) is written as coroutines over a `Cluster`:
+Everything here runs inside the core's `Runtime`; see `kohort.client.net.runtime`. A part of the client (consumer,
+producer, admin) is written as coroutines over a `Cluster`:
 
     async def delete_groups(cluster: Cluster, groups: list[str]) -> ...:
         async def attempt() -> ...:
@@ -11,17 +11,17 @@ admin) is written as coroutines over a `Cluster`:
 
 and called from outside through a driver, which steps the runtime and owns the sockets:
 
-    client = ThreadClient(config)                          # kohort.client.net.thread_driver
-    client.call(delete_groups(client.cluster, ["g"]))      # blocks; client.submit(...) gives a concurrent.futures.Future
+    client = ThreadClient(config)                      # kohort.client.net.thread_driver
+    client.call(delete_groups(client.cluster, ["g"]))  # blocks; client.submit(...) gives a concurrent.futures.Future
     client.close()
 
     client = await AsyncClient.open(config)                # kohort.client.net.asyncio_driver
     await client.call(delete_groups(client.cluster, ["g"]))
     await client.close()
 
-What to catch: `ConnectionFailed` (retriable: the node could not be reached, or the connection ended), `TimedOutError`, and
-KafkaError with UNSUPPORTED_VERSION. Error codes inside an answer are for the caller to look at: after NOT_COORDINATOR call
-`forget_coordinator`, after NOT_LEADER_OR_FOLLOWER and the like `request_metadata`.
+What to catch: `ConnectionFailed` (retriable: the node could not be reached, or the connection ended), `TimedOutError`,
+and KafkaError with UNSUPPORTED_VERSION. Error codes inside an answer are for the caller to look at: after
+NOT_COORDINATOR call `forget_coordinator`, after NOT_LEADER_OR_FOLLOWER and the like `request_metadata`.
 """
 
 from __future__ import annotations
@@ -124,19 +124,22 @@ class Cluster:
         timeout_ms: float | None = None,
         lane: str = "main",
     ) -> R:
-        """Send one request at the highest version both sides know, and return the decoded answer. One attempt, no retry.
+        """Send one request at the highest version both sides know, and return the decoded answer.
+
+        One attempt, no retry.
 
         Args:
             message: A kohort.wire request, or one `Between` versions.
             to: Where to.
-            timeout_ms: For connecting and answering each; None: `request_timeout_ms`. A request that the broker may hold
-                (JoinGroup, Fetch) needs its own.
+            timeout_ms: For connecting and answering each; None: `request_timeout_ms`. A request that the broker may
+                hold (JoinGroup, Fetch) needs its own.
             lane: Requests of different lanes use different connections and can't hold each other up.
 
         Raises:
             ConnectionFailed: The broker could not be reached or the connection ended. Retriable.
             TimedOutError: Not answered within the time. Retriable.
-            KafkaError: UNSUPPORTED_VERSION: the broker has no version of this request that we have, or none that can say it.
+            KafkaError: UNSUPPORTED_VERSION: the broker has no version of this request that we have, or none that can
+                say it.
         """
         limit = self.config.request_timeout_ms if timeout_ms is None else timeout_ms
         link = await self._link(to, lane, limit)
@@ -154,7 +157,8 @@ class Cluster:
         """Await `attempt()` again after each retriable error, with backoff, until the time is over.
 
         Args:
-            attempt: Called for each try; an error whose code is retriable (UNKNOWN_TOPIC_OR_PARTITION too) is tried again.
+            attempt: Called for each try; an error whose code is retriable (UNKNOWN_TOPIC_OR_PARTITION too) is tried
+                again.
             what: Names the call in the error when the time is over.
             timeout_ms: None: `default_api_timeout_ms`.
 
@@ -205,7 +209,10 @@ class Cluster:
     # Metadata.
 
     def want_topics(self, owner: object, topics: Iterable[str] | None) -> None:
-        """Name the topics that `owner` needs metadata of (None: all); replaces what it named before. Refreshes when one is new."""
+        """Name the topics that `owner` needs metadata of (None: all).
+
+        Replaces what it named before. Refreshes when one is new.
+        """
         wanted = None if topics is None else frozenset(topics)
         before = self._interests.get(owner, frozenset())
         self._interests[owner] = wanted

@@ -8,8 +8,8 @@
     class AsyncAdmin:
         list_topics = awaiting(list_topics)           # await admin.list_topics(internal=True)
 
-Names, parameters, types and documentation are the function's; a face adds how it waits. It has `_core`, which every function
-takes first, and `_call`, which runs a coroutine of the core.
+Names, parameters, types and documentation are the function's; a face adds how it waits. It has `_core`, which every
+function takes first, and `_call`, which runs a coroutine of the core.
 """
 
 from __future__ import annotations
@@ -70,5 +70,6 @@ def _like(method: Callable[P, T], function: Callable[..., object]) -> Callable[P
     update_wrapper(method, function)
     signature = inspect.signature(function)
     first, *others = signature.parameters.values()
-    method.__signature__ = signature.replace(parameters=[first.replace(name="self"), *others])  # type: ignore[attr-defined]
+    shown = signature.replace(parameters=[first.replace(name="self"), *others])
+    method.__signature__ = shown  # type: ignore[attr-defined]
     return method

@@ -1,9 +1,9 @@
 """Connections to brokers, without sockets: bytes and events in, commands out.
 
-A `Link` is one connection to one broker. `Links` opens them on demand, negotiates versions, authenticates, matches answers
-to requests and times requests out. The driver carries out the commands that `take_commands` hands it and reports back with
-`opened`, `received` and `closed`. Links to one broker are told apart by *lane*: brokers answer a connection's requests in order, so that
-a heartbeat must not share a connection with a fetch that waits for data.
+A `Link` is one connection to one broker. `Links` opens them on demand, negotiates versions, authenticates, matches
+answers to requests and times requests out. The driver carries out the commands that `take_commands` hands it and
+reports back with `opened`, `received` and `closed`. Links to one broker are told apart by *lane*: brokers answer a
+connection's requests in order, so that a heartbeat must not share a connection with a fetch that waits for data.
 
 A link's states, and what each event does:
 
@@ -133,7 +133,8 @@ class Link:
     """One connection to one broker.
 
     Attributes:
-        renew_ms: When it is replaced by another at the next moment without a request in flight, since the broker ends it
+        renew_ms: When it is replaced by another at the next moment without a request in flight, since the broker ends
+            it
             soon: a login lasts only so long (KIP-368).
         process: What the broker is told of this process.
     """

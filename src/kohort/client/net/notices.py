@@ -1,7 +1,8 @@
 """What the log is told of failures that no caller is told of: at once, and then sparingly.
 
-Who holds a client can see what goes wrong in the background (heartbeats, refreshes, connections) only here. A failure that lasts
-must not fill the log either: the same kind is told again after 10 s, then after twice as long each time, at most every 10 minutes.
+Who holds a client can see what goes wrong in the background (heartbeats, refreshes, connections) only here. A failure
+that lasts must not fill the log either: the same kind is told again after 10 s, then after twice as long each time, at
+most every 10 minutes.
 """
 
 from __future__ import annotations
@@ -67,7 +68,10 @@ class FailureLog:
 
 
 def fault(what: str, error: Exception) -> KafkaError:
-    """What the caller gets for an error that no one foresaw, ours or of code the application plugged in; the traceback is logged."""
+    """What the caller gets for an error that no one foresaw, ours or of code the application plugged in.
+
+    The traceback is logged.
+    """
     if isinstance(error, KafkaError):
         return error
     log.error("%s: a fault", what, exc_info=error)

@@ -1,8 +1,8 @@
 """What is said where brokers can't be reached.
 
-A consumer that polls and a producer's background go on trying for as long as they live: a broker that restarts is back soon,
-and one that never was there can't be told from it. So the log is warned at once and then sparingly. A call that has to be
-answered ends with its own time limit, in an error that names addresses and causes.
+A consumer that polls and a producer's background go on trying for as long as they live: a broker that restarts is back
+soon, and one that never was there can't be told from it. So the log is warned at once and then sparingly. A call that
+has to be answered ends with its own time limit, in an error that names addresses and causes.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Runs the client's coroutines on events and time that are handed in: no sockets, no threads, no clock.
 
-The client's core is written as ordinary ``async def`` functions, but nothing here is asyncio. A `Runtime` steps them; the
-only things they can await are a `Promise` (a value that some later event brings) and what is built on it (`Runtime.sleep`,
-another `Task`). A driver (a thread, asyncio, the simulation) calls `Runtime.advance(now_ms)` after it has delivered events,
-and learns from `next_deadline_ms()` when to call again. The order in which tasks run is the order in which they became
-ready, so the same events at the same times always give the same requests.
+The client's core is written as ordinary ``async def`` functions, but nothing here is asyncio. A `Runtime` steps them;
+the only things they can await are a `Promise` (a value that some later event brings) and what is built on it
+(`Runtime.sleep`, another `Task`). A driver (a thread, asyncio, the simulation) calls `Runtime.advance(now_ms)` after it
+has delivered events, and learns from `next_deadline_ms()` when to call again. The order in which tasks run is the order
+in which they became ready, so the same events at the same times always give the same requests.
 """
 
 from __future__ import annotations
@@ -272,7 +272,10 @@ class Runtime:
         self.now_ms = max(self.now_ms, now_ms)
 
     def stood_still_ms(self, since_ms: float) -> float:
-        """For how long at most the driver came late since then: the process was stopped, starved of its processor, or held up."""
+        """For how long at most the driver came late since then.
+
+        The process was stopped, starved of its processor, or held up.
+        """
         return max((late_ms for at_ms, late_ms in self._stood_still if at_ms >= since_ms), default=0.0)
 
     def next_deadline_ms(self) -> float | None:

@@ -27,6 +27,9 @@ from kohort.errors import InvalidInputError, KafkaError
 
 T = TypeVar("T")
 log = logging.getLogger("kohort.client")
+_JOIN_S, _JOIN_LEAST_S = 5.0, 0.1
+"""How long a close waits for the client's thread to end, which a callback of the application may hold up; however
+little is left."""
 Arrived: TypeAlias = tuple[int, socket.socket | None, SaslMechanism | str | None]
 """A link, its socket, and its SASL exchange; or no socket, and why not."""
 
@@ -38,8 +41,9 @@ class ClientClosed(KafkaError):
 class ThreadClient:
     """A client's core and the thread that drives it.
 
-    The thread starts with the first call. Coroutines run on it, under `lock`; other threads may look at the core's state
-    while they hold `lock`, and must call `wake` after changing anything. Not picklable; a forked child gets `ClientClosed`.
+    The thread starts with the first call. Coroutines run on it, under `lock`; other threads may look at the core's
+    state while they hold `lock`, and must call `wake` after changing anything. Not picklable; a forked child gets
+    `ClientClosed`.
 
     Attributes:
         cluster: The core; give its coroutines to `call`.
@@ -115,8 +119,8 @@ class ThreadClient:
     def send_now(self) -> None:
         """`wake_if_busy`, but requests leave by the calling thread where that can be.
 
-        A program that works on records in Python holds the interpreter, and the client's thread may wait for it for as long as
-        the interpreter's switch interval: an answer can be on its way meanwhile.
+        A program that works on records in Python holds the interpreter, and the client's thread may wait for it for as
+        long as the interpreter's switch interval: an answer can be on its way meanwhile.
         """
         with self.lock:
             if self.cluster.runtime.busy and (self._io is None or not self._io.send_now()):
@@ -131,8 +135,15 @@ class ThreadClient:
     def closed(self) -> bool:
         return self._closed
 
-    def close(self, timeout_s: float = 5.0) -> None:
-        """Close connections and end the thread. Calls under way fail. Does nothing the second time or in a forked child."""
+    def close(self, until_s: float | None = None) -> None:
+        """Close connections and end the thread.
+
+        Calls under way fail. Does nothing the second time or in a forked child.
+
+        Args:
+            until_s: When, by `time.monotonic`, the thread is not waited for any more; it ends all the same. None: in 5
+                s.
+        """
         if os.getpid() != self._pid:
             return
         with self.lock:
@@ -145,10 +156,19 @@ class ThreadClient:
                 io.wake()
             self._changed.notify_all()
         if io is not None and threading.current_thread() is not io.thread:
-            io.thread.join(timeout_s)
+            left_s = _JOIN_S if until_s is None else until_s - time.monotonic()
+            io.thread.join(min(_JOIN_S, max(_JOIN_LEAST_S, left_s)))
+
+    @staticmethod
+    def until_s(timeout_ms: float | None) -> float | None:
+        """When a close that may take so long is to be over, for `close`."""
+        return None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
 
     def abandon(self, goodbye: Work[None], timeout_s: float = 1.0) -> None:
-        """Say goodbye and close, for an owner that was never closed: the interpreter ends, or the owner was collected."""
+        """Say goodbye and close, for an owner that was never closed.
+
+        The interpreter ends, or the owner was collected.
+        """
         try:
             future = self.submit(goodbye, "goodbye")
         except ClientClosed:
@@ -158,7 +178,7 @@ class ThreadClient:
             return
         with contextlib.suppress(KafkaError, TimeoutError):
             future.result(timeout_s)
-        self.close(timeout_s)
+        self.close()
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a connected client can't be pickled: make one in each process")
@@ -260,9 +280,12 @@ class _IoThread:
             self._waker.send(b"\0")
 
     def send_now(self) -> bool:
-        """Step the core and send, on another thread, under the lock; False when something is left for the thread itself.
+        """Step the core and send, on another thread, under the lock.
 
-        Sockets are closed by the thread alone, which may be reading from them, and TLS is not for two threads at a time.
+        False when something is left for the thread itself.
+
+        Sockets are closed by the thread alone, which may be reading from them, and TLS is not for two threads at a
+        time.
         """
         runtime = self._cluster.runtime
         if self._tls is not None:
@@ -285,7 +308,7 @@ class _IoThread:
         try:
             while self._turn():
                 pass
-        except Exception as error:  # noqa: BLE001 - a thread that ends in silence would leave its callers waiting for ever
+        except Exception as error:  # noqa: BLE001 - a thread that ends in silence leaves its callers waiting for ever
             failure = error
         finally:
             with self._lock:
@@ -415,6 +438,9 @@ class _IoThread:
 
 
 def elapsed_ms() -> float:
-    """Now, by a clock that also runs while the machine sleeps where there is one: `time.monotonic` stands still on Linux."""
+    """Now, by a clock that also runs while the machine sleeps where there is one.
+
+    `time.monotonic` stands still on Linux.
+    """
     clock = getattr(time, "CLOCK_BOOTTIME", None)
     return (time.monotonic() if clock is None else time.clock_gettime(clock)) * 1000

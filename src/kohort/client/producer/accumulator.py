@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import threading
@@ -14,7 +15,7 @@ from typing import Any, Generic, TypeVar
 from kohort.client.net.cluster import Cluster
 from kohort.client.net.runtime import Promise, Work
 from kohort.client.net.thread_driver import ClientClosed
-from kohort.client.producer.batches import Batch, Delivery, PartitionQueue, RecordMetadata
+from kohort.client.producer.batches import Batch, Delivery, PartitionQueue, RecordMetadata, leaves_of
 from kohort.client.producer.settings import ProducerConfig
 from kohort.columns.encode import Chunk
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, TimedOutError, error_for
@@ -28,7 +29,9 @@ _BATCH_LEAST = 128
 
 
 class NotYet(Exception, Generic[T]):
-    """Something that must be there first is not: wait for it, then go on. Keep it without its traceback, which leads back to it.
+    """Something that must be there first is not: wait for it, then go on.
+
+    Keep it without its traceback, which leads back to it.
 
     Attributes:
         wait: A coroutine of the core, given the time (milliseconds, monotonic) at which it gives up with TimedOutError.
@@ -58,6 +61,7 @@ class Accumulator:
         flushing: While positive, batches go out at once.
         waiting: Callers that wait for memory; batches go out at once then too.
         failure: Why nothing can be sent any more.
+        hindrance: Why nothing can be sent yet, empty when it can: there is no producer id.
         refusal: Called before each record is taken, under the lock; raises when it can't be (transactions).
         wake_ms: When the sender looks next by itself.
     """
@@ -66,7 +70,8 @@ class Accumulator:
         self,
         config: ProducerConfig,
         cluster: Cluster,
-        kick: Callable[[], None],
+        wake: Callable[[Callable[[], None]], None],
+        kicked: Callable[[], None],
         condition: Callable[[threading.Lock], threading.Condition] = threading.Condition,
     ) -> None:
         self.config = config
@@ -80,9 +85,11 @@ class Accumulator:
         self.flushing = 0
         self.waiting = 0
         self.failure: KafkaError | None = None
+        self.hindrance = ""
         self.refusal: Callable[[TopicPartition], None] | None = None
         self.wake_ms = float("inf")
-        self._kick = kick
+        self._wake = wake
+        self._kick = partial(wake, kicked)
         self._progress: Promise[None] = Promise()
         self._memory = config.buffer_memory
         self._limit = min(config.batch_size, config.max_request_size)
@@ -176,13 +183,38 @@ class Accumulator:
                 self._full(chunk.size, partial(self.add, partition, chunk))
             queue = self._queue(partition)
             queue.close_open()
-            batch = Batch(partition, chunk, self.lock, monotonic_ms())
+            batch = Batch(partition, chunk, self, monotonic_ms())
             batch.size = chunk.size
             self.used += chunk.size
             self.incomplete.add(batch)
             queue.waiting.append(batch)
         self._kick()
         return batch
+
+    def explain(self, batch: Batch) -> str:
+        """For error texts: why a batch is not done yet. From any thread, without the lock."""
+        told: list[str] = []
+        with contextlib.suppress(ClientClosed):
+            self._wake(lambda: told.append(self.why_late(batch)))
+        return told[0] if told else "the producer is closed"
+
+    def why_late(self, batch: Batch) -> str:
+        """The same, on the client's thread or loop or under its lock."""
+        metadata = self.cluster.metadata
+        with self.lock:
+            late = next((leaf for leaf in leaves_of(batch) if not leaf.done), batch)
+            queue = self.queues.get(late.partition)
+            is_sent = queue is not None and late in queue.in_flight
+        leader = metadata.brokers.get(metadata.leader(late.partition))
+        if reason := self.cluster.unreachable() or self.hindrance:
+            return reason
+        if late.error is not None:
+            return f"it was sent {late.attempts} times and not taken: {late.error}"
+        if leader is None:
+            return "the partition has no leader"
+        if is_sent:
+            return f"broker {leader.id} ({leader.address}) has it and has not answered yet"
+        return f"it was not sent yet to broker {leader.id} ({leader.address})"
 
     def sticky(self, topic: str, choices: list[int]) -> int:
         """The partition of records without a key: the same one until its batch is closed, then another."""
@@ -211,7 +243,7 @@ class Accumulator:
     def _open_batch(self, queue: PartitionQueue) -> tuple[Batch, bool]:
         """A new open batch, and whether the sender would look too late for it."""
         now = monotonic_ms()
-        batch = queue.open = Batch(queue.partition, Chunk(self.batch_limit(queue.partition.topic)), self.lock, now)
+        batch = queue.open = Batch(queue.partition, Chunk(self.batch_limit(queue.partition.topic)), self, now)
         self.incomplete.add(batch)
         return batch, now + self.config.linger_ms < self.wake_ms
 
@@ -253,7 +285,8 @@ class Accumulator:
         self._kick()
         try:
             return await self._until(
-                lambda: now.isdisjoint(self.incomplete), None if timeout_ms is None else monotonic_ms() + timeout_ms
+                lambda: now.isdisjoint(self.incomplete),
+                None if timeout_ms is None else self.runtime.now_ms + timeout_ms,
             )
         finally:
             self.flushing -= 1
@@ -265,7 +298,7 @@ class Accumulator:
                 if ready():
                     return True
                 self._progress = progress = self._progress if not self._progress.done else Promise()
-            left = None if until_ms is None else until_ms - monotonic_ms()
+            left = None if until_ms is None else until_ms - self.runtime.now_ms
             if left is not None and left <= 0:
                 return False
             await self.runtime.first(progress, timeout_ms=left)
@@ -273,7 +306,10 @@ class Accumulator:
     # The sender.
 
     def finish(self, batch: Batch, error: KafkaError | None) -> list[Batch]:
-        """A batch is delivered or failed. Under the lock; the caller notifies, and tells the batches that are given back."""
+        """A batch is delivered or failed.
+
+        Under the lock; the caller notifies, and tells the batches that are given back.
+        """
         batch.error = error
         batch.done = True
         batch.chunk = batch.sealed = None

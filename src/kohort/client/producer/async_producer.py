@@ -37,8 +37,8 @@ T = TypeVar("T")
 class AsyncProducer:
     """Sends records on the running event loop; used from that loop only. Settings and methods as `Producer`'s.
 
-    `send` returns once the record is taken, which is at once unless the memory is full or the topic unknown. A delivery is
-    awaited: its `result()` can't wait here, since that would stop the loop which delivers.
+    `send` returns once the record is taken, which is at once unless the memory is full or the topic unknown. A delivery
+    is awaited: its `result()` can't wait here, since that would stop the loop which delivers.
     """
 
     config: ProducerConfig
@@ -116,7 +116,11 @@ class AsyncProducer:
     # Life.
 
     async def close(self, *, timeout_ms: float | None = None) -> None:
-        """Deliver what was sent (for at most `timeout_ms`), abort an open transaction, close. Does nothing the second time."""
+        """Deliver what was sent, or abort an open transaction, and close. Does nothing the second time.
+
+        Args:
+            timeout_ms: For all of it; None: until all is delivered or has failed.
+        """
         if self._client.closed:
             return
         try:
@@ -128,7 +132,7 @@ class AsyncProducer:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        await self.close(timeout_ms=None if kind is None else 0)
+        await self.close(timeout_ms=None if kind is None else self._core.hurried_ms())
 
     # Inside.
 

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 from kohort.calls import checked
 from kohort.columns.encode import Chunk
@@ -35,6 +36,16 @@ class RecordMetadata:
     timestamp: int
 
 
+class Deliverer(Protocol):
+    """Whose the batches are, until they are done."""
+
+    lock: threading.Condition
+    """Guards them, and is notified when some are done."""
+
+    def explain(self, batch: Batch) -> str:
+        """For error texts: why a batch is not done yet. From any thread, without the lock."""
+
+
 class Batch:
     """Records of one partition that travel together.
 
@@ -50,7 +61,8 @@ class Batch:
         sequence: The sequence number of its first record; -1 until one is given.
         base_offset: Once delivered.
         append_time_ms: The broker's log append time; -1 if the records keep theirs.
-        error: Why it was not delivered.
+        owner: Who delivers it.
+        error: Why it was not delivered; before it is done, why the broker did not take it the last time.
         done: Delivered or failed.
         callbacks: (index of the record, its timestamp, function) of those who want to be told.
         parts: The batches that stand for this one, where it was too large for the broker.
@@ -77,7 +89,7 @@ class Batch:
         "whole",
     )
 
-    def __init__(self, partition: TopicPartition, chunk: Chunk, owner: threading.Condition, created_ms: float) -> None:
+    def __init__(self, partition: TopicPartition, chunk: Chunk, owner: Deliverer, created_ms: float) -> None:
         self.partition = partition
         self.chunk: Chunk | None = chunk
         self.sealed: memoryview | None = None
@@ -126,7 +138,10 @@ class Batch:
         return RecordMetadata(self.partition.topic, self.partition.partition, offset, stamp)
 
     def tell(self) -> None:
-        """Call those who want to know; outside the producer's lock. What a callback raises is logged: others want to know too."""
+        """Call those who want to know; outside the producer's lock.
+
+        What a callback raises is logged: others want to know too.
+        """
         callbacks, self.callbacks = self.callbacks, []
         for index, timestamp, callback in callbacks:
             error = self.failure(index)
@@ -173,14 +188,17 @@ class Delivery:
     def _exception(self, timeout_ms: float | None) -> KafkaError | None:
         batch = self._batch
         if not batch.done:
-            with batch.owner:
-                if not batch.owner.wait_for(lambda: batch.done, _seconds(timeout_ms)):
-                    raise TimedOutError(f"{batch.partition}: not delivered yet after {timeout_ms} ms")
+            lock = batch.owner.lock
+            with lock:
+                in_time = lock.wait_for(lambda: batch.done, _seconds(timeout_ms))
+            if not in_time:
+                why = batch.owner.explain(batch)
+                raise TimedOutError(f"{batch.partition}: not delivered yet after {timeout_ms or 0:g} ms: {why}")
         return batch.failure(self._index)
 
     def add_done_callback(self, callback: Callable[[Delivery], None]) -> None:
         """Call back with this delivery when it is done, on the producer's thread; at once if it is."""
-        with self._batch.owner:
+        with self._batch.owner.lock:
             if not self._batch.done:
                 self._batch.callbacks.append((self._index, self._timestamp, lambda *_: callback(self)))
                 return
@@ -213,10 +231,13 @@ class TableDelivery:
         """
         if self._batches and not self.done():
             owner = self._batches[0].owner
-            with owner:
-                if not owner.wait_for(self.done, _seconds(timeout_ms)):
-                    raise TimedOutError(f"not all rows are delivered yet after {timeout_ms} ms")
-        leaves = [leaf for batch in self._batches for leaf in _leaves(batch)]
+            with owner.lock:
+                owner.lock.wait_for(self.done, _seconds(timeout_ms))
+                late = next((batch for batch in self._batches if not batch.done), None)
+            if late is not None:
+                text = f"{late.partition}: not all rows are delivered yet after {timeout_ms or 0:g} ms"
+                raise TimedOutError(f"{text}: {owner.explain(late)}")
+        leaves = [leaf for batch in self._batches for leaf in leaves_of(batch)]
         for leaf in leaves:
             if leaf.error is not None:
                 raise leaf.error.with_traceback(None)
@@ -237,7 +258,7 @@ def _awaited(batches: list[Batch]) -> Generator[asyncio.Future[None], None, None
     for batch in batches:
         waiter: asyncio.Future[None] = loop.create_future()
         tell = partial(loop.call_soon_threadsafe, _wake, waiter)
-        with batch.owner:
+        with batch.owner.lock:
             if batch.done:
                 continue
             batch.callbacks.append((0, -1, lambda *_, tell=tell: tell()))
@@ -249,9 +270,9 @@ def _wake(waiter: asyncio.Future[None]) -> None:
         waiter.set_result(None)
 
 
-def _leaves(batch: Batch) -> list[Batch]:
+def leaves_of(batch: Batch) -> list[Batch]:
     """The batches that were sent for this one."""
-    return [leaf for part in batch.parts for leaf in _leaves(part)] if batch.parts else [batch]
+    return [leaf for part in batch.parts for leaf in leaves_of(part)] if batch.parts else [batch]
 
 
 class PartitionQueue:
@@ -263,7 +284,8 @@ class PartitionQueue:
         in_flight: Sent and not answered, in order.
         next_sequence: Of the next record that gets one.
         mended: Set when a batch has to be sent again: until all of `in_flight` is answered nothing else is sent.
-        begun: Whether the broker took a batch under this producer id. Before, it knows no sequences and would take any as the
+        begun: Whether the broker took a batch under this producer id. Before, it knows no sequences and would take any
+            as the
             first one: a second batch that is on its way must not come before the first.
     """
 

@@ -1,7 +1,9 @@
-"""The producer without threads, loops or sockets: what `Producer` and `AsyncProducer` have in common, which is nearly all.
+"""The producer without threads, loops or sockets.
 
-`send` and `send_arrow` do not wait: where they would have to (a topic that is not known yet, memory that is full), they raise
-`NotYet`, and the face waits in its own way and goes on. Everything else is a coroutine of the core.
+It is what `Producer` and `AsyncProducer` have in common, which is nearly all.
+
+`send` and `send_arrow` do not wait: where they would have to (a topic that is not known yet, memory that is full), they
+raise `NotYet`, and the face waits in its own way and goes on. Everything else is a coroutine of the core.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 OnDelivery: TypeAlias = Callable[[KafkaError | None, RecordMetadata | None], None]
 _ABORT_MS = 1_000
-"""How long a close in a hurry waits for a transaction's abort, which frees those who read up to it."""
+"""How long a close after an error may take for a transaction's abort, which frees those who read up to it."""
+_SETTLE = 0.5
+"""Share of a close's time for what is on its way, before the transaction that it is in is aborted."""
 _ROWS_AT_ONCE = 65_536
 """Rows of a table that are encoded before their batches are handed over, so that sending starts early."""
 
@@ -70,7 +74,7 @@ class ProducerCore:
         self.cluster = cluster
         self.config = config
         cluster.auto_create_topics = True
-        self.accumulator = Accumulator(config, cluster, lambda: wake(self._kicked), condition)
+        self.accumulator = Accumulator(config, cluster, wake, self._kicked, condition)
         self.sender = Sender(cluster, self.accumulator, config)
         self.transactions = (
             None if config.transactional_id is None else Transactions(cluster, self.accumulator, self.sender, config)
@@ -255,17 +259,29 @@ class ProducerCore:
         await self.accumulator.flush(None)
         await transactions.end(commit=False)
 
+    def hurried_ms(self) -> float:
+        """What a close may take after an error: nothing is waited for but the abort of a transaction."""
+        return _ABORT_MS if self._in_transaction() is not None else 0
+
+    def _in_transaction(self) -> Transactions | None:
+        is_open = self.transactions is not None and self.transactions.state in (TxnState.OPEN, TxnState.FAILED)
+        return self.transactions if is_open else None
+
     async def close(self, timeout_ms: float | None) -> None:
-        """Deliver what was sent (for at most `timeout_ms`), abort an open transaction; nothing can be sent after."""
-        if self.transactions is not None and self.transactions.state in (TxnState.OPEN, TxnState.FAILED):
+        """Deliver what was sent, or abort an open transaction; nothing can be sent after.
+
+        Args:
+            timeout_ms: For all of it; None: as long as each step may take.
+        """
+        transactions = self._in_transaction()
+        if transactions is not None:
+            runtime = self.cluster.runtime
+            until_ms = None if timeout_ms is None else runtime.now_ms + timeout_ms
             self._drop()
-            await self.accumulator.flush(timeout_ms)
+            await self.accumulator.flush(None if timeout_ms is None else timeout_ms * _SETTLE)
+            left_ms = self.config.max_block_ms if until_ms is None else max(0.0, until_ms - runtime.now_ms)
             with contextlib.suppress(KafkaError):  # its coordinator aborts it when its time is over
-                await self.cluster.runtime.within(
-                    self.transactions.end(commit=False),
-                    self.config.max_block_ms if timeout_ms is None else max(timeout_ms, _ABORT_MS),
-                    "abort at close",
-                )
+                await runtime.within(transactions.end(commit=False), left_ms, "abort at close")
         else:
             await self.accumulator.flush(timeout_ms)
         self.sender.closed = True

@@ -20,8 +20,8 @@ Offsets read and records written in one step, seen by `read_committed` readers t
         except KafkaError:
             producer.abort_transaction()                                # then seek back to what is committed
 
-`send` returns at once; records leave in batches, when one is full or `linger_ms` old. It blocks only while `buffer_memory` is
-full or a topic is not known yet, at most `max_block_ms`.
+`send` returns at once; records leave in batches, when one is full or `linger_ms` old. It blocks only while
+`buffer_memory` is full or a topic is not known yet, at most `max_block_ms`.
 """
 
 from __future__ import annotations
@@ -173,20 +173,25 @@ class Producer:
     # Life.
 
     def close(self, *, timeout_ms: float | None = None) -> None:
-        """Deliver what was sent (for at most `timeout_ms`), abort an open transaction, close. Does nothing the second time."""
+        """Deliver what was sent, or abort an open transaction, and close. Does nothing the second time.
+
+        Args:
+            timeout_ms: For all of it; None: until all is delivered or has failed.
+        """
         if self._client.closed:
             return
+        until_s = self._client.until_s(timeout_ms)
         try:
             with contextlib.suppress(ClientClosed):  # in a forked child
                 self._client.call(self._core.close(timeout_ms))
         finally:
-            self._client.close()
+            self._client.close(until_s)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.close(timeout_ms=None if kind is None else 0)
+        self.close(timeout_ms=None if kind is None else self._core.hurried_ms())
 
     # Inside.
 

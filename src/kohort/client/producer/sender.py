@@ -1,11 +1,11 @@
 """Takes batches out of the accumulator and brings them to their leaders, on the client's thread.
 
-Order and uniqueness: each batch of an idempotent producer gets the next sequence numbers of its partition when it is first
-sent, and keeps them for every further attempt, so that a broker can tell a repetition from something new. Nothing follows
-the first batch of a partition before it is taken: a broker that knows no sequence takes any. When a batch must be
-sent again, its partition sends nothing new until all that is on its way is answered; then the batches go in the order
-of their sequences. When a sequence is lost for good (a batch failed after it was sent), no later one would be taken: the producer waits for
-what is on its way, raises its epoch and numbers everything from 0.
+Order and uniqueness: each batch of an idempotent producer gets the next sequence numbers of its partition when it is
+first sent, and keeps them for every further attempt, so that a broker can tell a repetition from something new. Nothing
+follows the first batch of a partition before it is taken: a broker that knows no sequence takes any. When a batch must
+be sent again, its partition sends nothing new until all that is on its way is answered; then the batches go in the
+order of their sequences. When a sequence is lost for good (a batch failed after it was sent), no later one would be
+taken: the producer waits for what is on its way, raises its epoch and numbers everything from 0.
 """
 
 from __future__ import annotations
@@ -161,7 +161,8 @@ class Sender:
                     ANY, InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=INT32_MAX)
                 )
                 return
-            except RetriableError:
+            except RetriableError as error:
+                self.accumulator.hindrance = str(error)
                 self._expire(self.cluster.runtime.now_ms)
                 await self.cluster.runtime.sleep(self.config.retry_backoff_ms)
 
@@ -180,6 +181,7 @@ class Sender:
                 for queue in self.accumulator.queues.values():
                     queue.begun = False
         self.identity = Identity(producer_id, epoch)
+        self.accumulator.hindrance = ""
         self._renumber_all()
 
     def _renumber_all(self) -> None:
@@ -225,7 +227,7 @@ class Sender:
                 self._dispatch(parcel)
 
     def _collect(self, queue: PartitionQueue, parcels: dict[Way, Parcel], now_ms: float) -> float:
-        """Put a queue's next batch into its leader's parcel. Gives the milliseconds until the queue has to be looked at again."""
+        """Put a queue's next batch into its leader's parcel; gives the ms until the queue has to be looked at again."""
         hurry = self.accumulator.flushing or self.accumulator.waiting or self.closed
         if queue.open is not None:
             age = now_ms - queue.open.created_ms
@@ -390,6 +392,7 @@ class Sender:
                 queue.in_flight.remove(batch)
                 queue.put_back(batch)
                 queue.mended = True
+                batch.error = error
                 pause = self.config.retry_backoff_ms
                 if code is ErrorCode.CONCURRENT_TRANSACTIONS:
                     pause = min(pause, SOON_MS)
@@ -456,9 +459,9 @@ class Sender:
                 while queue.waiting and self._overdue(queue.waiting[0], now_ms):
                     late.append(queue.waiting.popleft())
         for batch in late:
-            reason = self.cluster.unreachable() or f"no leader of {batch.partition} took it"
+            why = self.accumulator.why_late(batch)
             error = TimedOutError(
-                f"{batch.partition}: not delivered within {self.config.delivery_timeout_ms} ms: {reason}"
+                f"{batch.partition}: not delivered within {self.config.delivery_timeout_ms} ms: {why}"
             )
             if batch.attempts:
                 self._lose(batch, error)

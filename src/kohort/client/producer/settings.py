@@ -54,7 +54,8 @@ class ProducerConfig(ConnectionConfig):
         low=128,
         high=INT32_MAX,
         unit="bytes",
-        why="a batch goes out when it is this full; memory is taken as it fills, so a larger one costs a slow producer nothing, and two fit in a request",
+        why="a batch goes out when it is this full; memory is taken as it fills, so a larger one costs a slow producer "
+        "nothing, and two fit in a request",
     )
     linger_ms: int = knob(
         "linger.ms", 5, elsewhere=("queue.buffering.max.ms",), low=0, unit="ms", why="or when it is this old"

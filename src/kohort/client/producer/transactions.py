@@ -12,15 +12,16 @@ ABORTING        refused      refused      refused      refused      asks again
 DEAD            refused      refused      refused      refused      refused
 =============== ============ ============ ============ ============ ==================
 
-A record or an offset that can't be written makes the transaction FAILED: only abort leads on. An end whose answer never came
-stays COMMITTING or ABORTING: the same call asks again. A producer that was fenced is DEAD.
+A record or an offset that can't be written makes the transaction FAILED: only abort leads on. An end whose answer never
+came stays COMMITTING or ABORTING: the same call asks again. A producer that was fenced is DEAD.
 
 Two versions of the protocol, chosen by the cluster's finalized feature `transaction.version` when a transaction begins:
 
-- 1: the partitions of a transaction are named to its coordinator before the first batch goes to them, groups before their
-  offsets; the epoch moves only when the producer asks for it, which it does after a failure.
-- 2 (KIP-890): a Produce or a TxnOffsetCommit takes its partition in by itself, and every end gives the next epoch, so that a
-  batch that comes late can never be taken into a later transaction. A transaction that the coordinator ended for its timeout
+- 1: the partitions of a transaction are named to its coordinator before the first batch goes to them, groups before
+  their offsets; the epoch moves only when the producer asks for it, which it does after a failure.
+- 2 (KIP-890): a Produce or a TxnOffsetCommit takes its partition in by itself, and every end gives the next epoch, so
+  that a batch that comes late can never be taken into a later transaction. A transaction that the coordinator ended for
+  its timeout
   can be aborted like any that failed; in version 1 its producer is fenced.
 """
 

@@ -2,7 +2,7 @@
 
 | state | what it waits for | what ends it |
 |---|---|---|
-| Empty | a first member | a member joins: PreparingRebalance, with the initial delay |
+| Empty | a first member | a member joins: PreparingRebalance, with the initial delay; one of 0 ends behind what has arrived |
 | PreparingRebalance | every member's JoinGroup | all joined, or the rebalance timeout: CompletingRebalance, or Empty when none is left |
 | CompletingRebalance | the leader's SyncGroup | it came: Stable; a member joins, leaves or dies: PreparingRebalance |
 | Stable | nothing | a member joins, changes, leaves or dies, or never syncs: PreparingRebalance |
@@ -123,9 +123,11 @@ def bind(context: Context, member: ClassicMember, connection: int) -> None:
 
 
 def alive(context: Context, member: ClassicMember) -> None:
-    """A member was heard, on whatever connection: its session is whole again."""
+    """A member was heard, on whatever connection: its session is whole again, or the time of a new one."""
     member.lost = False
     touch(context, member)
+    if member.is_new:
+        context.run(member.session, context.config.new_member_timeout_ms)
 
 
 def after_change(context: Context, group: Group, reason: str) -> None:
@@ -155,10 +157,7 @@ def prepare(context: Context, group: Group, reason: str) -> None:
         classic.delay_ms = context.config.initial_rebalance_delay_ms
         classic.remaining_ms = max(classic.rebalance_timeout_ms() - classic.delay_ms, 0)
         classic.newcomer = False
-        if classic.delay_ms:
-            context.run(classic.join_phase, classic.delay_ms)
-        else:
-            complete_join(context, group)
+        context.run(classic.join_phase, classic.delay_ms)  # of 0 too: joins that are there already are taken in first
     elif classic.all_joined():
         complete_join(context, group)
     else:

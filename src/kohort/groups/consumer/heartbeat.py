@@ -387,7 +387,8 @@ def put_out(context: Context, group: Group, member_id: str, reason: str) -> None
     if consumer is None or member_id not in consumer.members:
         return
     context.tell(group.group_id, reason)
-    if conversion.turns_classic(context, consumer, without=member_id):
+    is_of_consumer_protocol = consumer.members[member_id].classic_protocols is None
+    if is_of_consumer_protocol and conversion.turns_classic(context, group.group_id, consumer, leaving=member_id):
         members.dismiss(context, consumer, member_id)
         conversion.make_classic_group(context, group, leaving=member_id)
         return

@@ -52,6 +52,7 @@ def bump(context: Context, group_id: str, reason: str) -> None:
     if not consumer.members:
         for regex in list(consumer.regexes):  # no one looks after them until a member comes that reads them
             context.emit(Tombstone((Kind.REGEX, group_id, regex)))
+        consumer.computing = -1  # a result for those who were there would set the target back
         context.emit(TargetEpochSet(group_id, epoch, context.now.wall_ms))
         return
     request(context, group_id)

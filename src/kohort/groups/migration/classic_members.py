@@ -41,7 +41,7 @@ def join_or_error(context: Context, group: Group, consumer: ConsumerGroup, event
     refused = sizes.check_join(context.config, event)
     if refused is not ErrorCode.NONE:
         return refused
-    if sum(len(each.metadata) for each in event.protocols) > context.config.group_record_bytes_max:
+    if conversion.protocols_bytes(event.protocols) > context.config.group_record_bytes_max:
         return ErrorCode.GROUP_MAX_SIZE_REACHED
     member_id = event.member_id or event.new_member_id
     replaced = consumer.static_ids.get(event.instance_id)
@@ -61,10 +61,9 @@ def join_or_error(context: Context, group: Group, consumer: ConsumerGroup, event
             return ErrorCode.UNKNOWN_MEMBER_ID
         if replaced != event.member_id:
             return ErrorCode.FENCED_INSTANCE_ID
-    goes_down = False
+    goes_back = False
     if replaced is not None and replaced != member_id:
-        goes_down = conversion.turns_classic(context, consumer, without=replaced) or len(consumer.members) == 1
-        goes_down = goes_down and consumer.members[replaced].classic_protocols is None
+        goes_back = consumer.members[replaced].classic_protocols is None
         members.take_place(context, event.group_id, consumer, replaced, member_id)
     else:
         members.come_back(context, event.group_id, consumer, member_id)
@@ -75,7 +74,7 @@ def join_or_error(context: Context, group: Group, consumer: ConsumerGroup, event
     presence.process = event.client.process
     if before is not None and before.classic_protocols is None:
         members.change_protocol(context, presence, member_id)
-    if goes_down and context.config.consumer_migration_policy in ("downgrade", "bidirectional"):
+    if goes_back and conversion.turns_classic(context, event.group_id, consumer):
         conversion.make_classic_group(context, group)
         join_classic(context, event, member_id)
         return ErrorCode.NONE
@@ -249,8 +248,7 @@ def sync(context: Context, consumer: ConsumerGroup, event: SyncGroup) -> None:
     member = consumer.members[event.member_id]
     presence = members.heard(context, event.group_id, consumer, event.member_id, event.connection)
     presence.sync_phase.cancel()
-    names = {topic.id: topic.name for topic in context.image.topics.values()}
-    assignment = conversion.assignment_bytes(consumer, member, names)
+    assignment = conversion.assignment_bytes(consumer, member, conversion.topic_names(context))
     reply = SyncGroupReply(ErrorCode.NONE, assignment, event.protocol_type, event.protocol_name)
     context.reply(event.request, reply)
 

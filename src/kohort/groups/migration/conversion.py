@@ -7,6 +7,7 @@ themselves. `group.consumer.migration.policy` says which way is open; an empty g
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from kohort.consumer_protocol import (
@@ -27,6 +28,7 @@ from kohort.groups.liveness.deadlines import Timer
 from kohort.groups.offsets import expiry
 from kohort.groups.outcome import GroupState, JoinGroupReply, Level, SyncGroupReply
 from kohort.groups.records import (
+    ClassicProtocol,
     EpochBumped,
     GenerationStarted,
     GroupSaved,
@@ -91,8 +93,14 @@ def upgrade(context: Context, group: Group) -> bool:
         return False
     converted = [convert_member(context, classic, member) for member in classic.members.values()]
     members = [each for each in converted if each is not None]
+    limit = context.config.group_record_bytes_max
+    why = ""
     if len(members) < len(converted):
-        context.tell(group.group_id, "can't become a consumer group: a member's bytes are malformed", Level.WARNING)
+        why = "a member's bytes are malformed"
+    elif max(protocols_bytes(member.saved.classic_protocols or ()) for member in members) > limit:
+        why = f"the strategies of a member take more than {limit} bytes (group.record.max.bytes)"
+    if why:
+        context.tell(group.group_id, f"can't become a consumer group: {why}", Level.WARNING)
         return False
     unsettled = classic.state is not GroupState.STABLE or leader.leaves_out(context, group)
     for member in classic.members.values():
@@ -106,6 +114,11 @@ def upgrade(context: Context, group: Group) -> bool:
     if unsettled:
         targets.bump(context, group.group_id, "it was rebalancing when it became a consumer group")
     return True
+
+
+def protocols_bytes(protocols: Iterable[ClassicProtocol]) -> int:
+    """What a classic member's strategies take in the record that a consumer group has of it; a classic group keeps one."""
+    return sum(len(each.metadata) for each in protocols)
 
 
 class Converted(NamedTuple):
@@ -189,16 +202,32 @@ def go_on(context: Context, session: Timer, ends_ms: int | None) -> None:
         context.deadlines.set(session, ends_ms)
 
 
-def turns_classic(context: Context, consumer: ConsumerGroup, without: str) -> bool:
-    """Whether only classic members are left without this one, and the way down is open."""
-    rest = [member for member_id, member in consumer.members.items() if member_id != without]
+def turns_classic(context: Context, group_id: str, consumer: ConsumerGroup, leaving: str | None = None) -> bool:
+    """Whether only classic members are left, without the one that leaves, and they may be a classic group."""
+    rest = [member for member_id, member in consumer.members.items() if member_id != leaving]
     return (
         bool(rest)
-        and consumer.members[without].classic_protocols is None
         and all(member.classic_protocols is not None for member in rest)
         and context.config.consumer_migration_policy in ("downgrade", "bidirectional")
         and len(rest) <= context.config.group_max_size
+        and fits_one_record(context, group_id, consumer, rest)
     )
+
+
+def fits_one_record(context: Context, group_id: str, consumer: ConsumerGroup, members: list[MemberSaved]) -> bool:
+    """Whether these members are no more than the one record of a classic group may hold; each has one of its own now."""
+    names, limit = topic_names(context), context.config.group_record_bytes_max
+    size = sum(convert_back(consumer, member, names).record_bytes() for member in members)
+    if size <= limit:
+        return True
+    text = f"it would take {size} bytes, a record may have {limit} (group.record.max.bytes)"
+    context.tell(group_id, f"only classic members are left, but it stays a consumer group: {text}", Level.WARNING)
+    return False
+
+
+def topic_names(context: Context) -> dict[TopicId, str]:
+    """The names of all topics, by id."""
+    return {topic.id: topic.name for topic in context.image.topics.values()}
 
 
 def make_classic_group(context: Context, group: Group, leaving: str | None = None) -> None:
@@ -207,7 +236,7 @@ def make_classic_group(context: Context, group: Group, leaving: str | None = Non
     if consumer is None:
         return
     group_id, epoch = group.group_id, consumer.epoch
-    names = {topic.id: topic.name for topic in context.image.topics.values()}
+    names = topic_names(context)
     classic = ClassicGroup(group_id)
     classic.protocol_type = CONSUMER_PROTOCOL_TYPE
     for saved in consumer.members.values():

@@ -1,0 +1,279 @@
+"""What administrators are told, and what they may delete, held against the journal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kohort.consumer_protocol import CONSUMER_PROTOCOL_TYPE, read_topics
+from kohort.errors import ErrorCode
+from kohort.groups.config import GroupConfig
+from kohort.groups.events import ConsumerGroupDescribe, DeleteGroups, DescribeGroups, ListGroups, OffsetDelete
+from kohort.groups.group import Group
+from kohort.groups.machine import GroupMachine
+from kohort.groups.outcome import (
+    ConsumerGroupDescribeReply,
+    DeleteGroupsReply,
+    DescribedConsumer,
+    DescribedConsumerGroup,
+    DescribedGroup,
+    DescribeGroupsReply,
+    GroupState,
+    GroupType,
+    ListedGroup,
+    ListGroupsReply,
+    NamedPartitions,
+    OffsetDeleteReply,
+    Outcome,
+)
+from kohort.groups.records import HeldPartitions, Kind, Tombstone
+from simulation.journal_model import ConsumerJournal, GroupJournal, Pairs, Slot, pairs
+from simulation.property import QUIET, Checker, Holder, Waiting
+from simulation.world import World
+
+ASSIGNORS = ("uniform", "range")
+
+
+class AdminChecker(Checker):
+    """Beside the journal it looks at the classic states and members, which no record tells until a round is over."""
+
+    def __init__(self, world: World, members: list[Holder], config: GroupConfig) -> None:
+        super().__init__(world, members, config)
+        self._machine: GroupMachine | None = None
+
+    def on_loaded(self, machine: GroupMachine, outcome: Outcome) -> None:
+        self._machine = machine
+
+    def group(self, group_id: str) -> Group | None:
+        """The group as it lives."""
+        return None if self._machine is None else self._machine.context.find(group_id)
+
+
+class DeletionChecker(AdminChecker):
+    """Offsets of a topic that members read, and groups that have members, are not deleted; all others are, wholly."""
+
+    skips = QUIET
+
+    def __init__(self, world: World, members: list[Holder], config: GroupConfig) -> None:
+        super().__init__(world, members, config)
+        self._states: dict[str, GroupState] = {}
+
+    def on_loaded(self, machine: GroupMachine, outcome: Outcome) -> None:
+        super().on_loaded(machine, outcome)
+        groups = machine.context.ledger.groups.values()
+        self._states = {group.group_id: group.classic.state for group in groups}
+
+    def on_stepped(self, event: Any, outcome: Outcome, waiting: Waiting) -> None:
+        if isinstance(event, DeleteGroups):
+            self._check_groups(event, outcome)
+        elif isinstance(event, OffsetDelete):
+            self._check_offsets(event, outcome)
+        named = getattr(event, "group_id", None)
+        for group_id in self.journal.groups if named is None else (named,):
+            group = self.group(group_id)
+            if group is not None and group.consumer is None:
+                self._states[group_id] = group.classic.state
+
+    def _state(self, group_id: str, journal: GroupJournal) -> GroupState:
+        """A group's state before the step: Empty as long as no one was seen in it."""
+        return self._states.get(group_id, GroupState.EMPTY) if journal.consumer is None else journal.consumer.state()
+
+    def _check_groups(self, event: DeleteGroups, outcome: Outcome) -> None:
+        ((_, reply),) = outcome.replies
+        assert isinstance(reply, DeleteGroupsReply)
+        buried = {record.key for record in outcome.records if isinstance(record, Tombstone)}
+        for group_id, error in zip(event.group_ids, reply.errors, strict=True):
+            journal, expected = self.journal.groups.get(group_id), ErrorCode.NONE
+            if journal is None:
+                expected = ErrorCode.GROUP_ID_NOT_FOUND
+            elif self._state(group_id, journal) is not GroupState.EMPTY:
+                expected = ErrorCode.NON_EMPTY_GROUP
+            gone = {key for key in buried if key[1] == group_id}
+            whole = set() if expected or journal is None else keys_of(group_id, journal)
+            if error is not expected or gone != whole:
+                self.fail(f"{group_id} is deleted with {error.name}, expected {expected.name}; {gone ^ whole} are left")
+
+    def _check_offsets(self, event: OffsetDelete, outcome: Outcome) -> None:
+        ((_, reply),) = outcome.replies
+        assert isinstance(reply, OffsetDeleteReply)
+        journal = self.journal.groups.get(event.group_id)
+        if journal is None:
+            if reply.error is not ErrorCode.GROUP_ID_NOT_FOUND:
+                self.fail(f"{event} is answered {reply}, there is no such group")
+            return
+        state = self._state(event.group_id, journal)
+        typed = journal.consumer is not None or self._type(event.group_id) == CONSUMER_PROTOCOL_TYPE
+        if state is not GroupState.EMPTY and not typed:
+            if reply.error is not ErrorCode.NON_EMPTY_GROUP or outcome.records:
+                self.fail(f"{event} is answered {reply} in a group of another type")
+            return
+        allowed: set[Slot] = set()
+        for partition, error in zip(event.partitions, reply.errors, strict=True):
+            reads = self._reads(event.group_id, journal, state, partition.topic)
+            expected = ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC if reads else ErrorCode.NONE
+            if reads is not None and error is not expected:
+                self.fail(f"{partition} of {event.group_id} is deleted with {error.name}, expected {expected.name}")
+            if error is ErrorCode.NONE:
+                allowed.add((partition.topic, partition.partition))
+        gone = {record.key[2:] for record in outcome.records if isinstance(record, Tombstone)}
+        if gone != allowed & journal.slots():
+            self.fail(f"{event} is answered {reply} and deletes {gone}")
+
+    def _type(self, group_id: str) -> str | None:
+        group = self.group(group_id)
+        return None if group is None else group.classic.protocol_type
+
+    @staticmethod
+    def _reads(group_id: str, journal: GroupJournal, state: GroupState, topic: str) -> bool | None:
+        """Whether a member reads a topic; None while a classic group rebalances, where no record tells."""
+        if state is GroupState.EMPTY:
+            return False
+        if journal.consumer is not None:
+            return any(topic in journal.consumer.topics_of(member) for member in journal.consumer.members.values())
+        if state is not GroupState.STABLE or journal.saved is None:
+            return None
+        read = [read_topics(member.subscription) for member in journal.saved.members]
+        return any(topics is None or topic in topics for topics in read)
+
+
+def keys_of(group_id: str, journal: GroupJournal) -> set[tuple[Any, ...]]:
+    """Every record of a group that is no open transaction's: what a deletion must bury."""
+    keys: set[tuple[Any, ...]] = {(Kind.OFFSET, group_id, *slot) for slot in journal.slots()}
+    if journal.consumer is None:
+        keys.add((Kind.GROUP, group_id))
+        if journal.started:
+            keys.add((Kind.GENERATION, group_id))
+        return keys
+    consumer = journal.consumer
+    keys.add((Kind.EPOCH, group_id))
+    if consumer.target_epoch:
+        keys.add((Kind.TARGET_EPOCH, group_id))
+    for kind, names in (
+        (Kind.MEMBER, consumer.members),
+        (Kind.TARGET, consumer.targets),
+        (Kind.CURRENT, consumer.current),
+        (Kind.REGEX, consumer.regexes),
+    ):
+        keys.update((kind, group_id, name) for name in names)  # type: ignore[attr-defined]
+    return keys
+
+
+class DescriptionChecker(AdminChecker):
+    """Lists and descriptions say what the journal says, and of a classic round that is under way nothing too much."""
+
+    skips = QUIET
+
+    def on_stepped(self, event: Any, outcome: Outcome, waiting: Waiting) -> None:
+        for _, value in (
+            outcome.replies if isinstance(event, ListGroups | DescribeGroups | ConsumerGroupDescribe) else ()
+        ):
+            if isinstance(event, ListGroups):
+                assert isinstance(value, ListGroupsReply)
+                self._check_list(event, value)
+            elif isinstance(value, DescribeGroupsReply):
+                for described in value.groups:
+                    self._check_classic(described)
+            elif isinstance(value, ConsumerGroupDescribeReply):
+                for each in value.groups:
+                    self._check_consumer(each)
+
+    def _check_list(self, event: ListGroups, reply: ListGroupsReply) -> None:
+        listed = {one.group_id: one for one in reply.groups}
+        lines = [self._line(group_id, journal) for group_id, journal in self.journal.groups.items()]
+        states, types = {state.lower() for state in event.states}, {kind.lower() for kind in event.types}
+        expected = {
+            line.group_id: line
+            for line in lines
+            if line.state.lower() in (states or {line.state.lower()}) and line.type in (types or {line.type})
+        }
+        if len(listed) != len(reply.groups) or listed != expected:
+            self.fail(f"listed are {listed}, there are {expected}")
+
+    def _line(self, group_id: str, journal: GroupJournal) -> ListedGroup:
+        if journal.consumer is not None:
+            return ListedGroup(group_id, CONSUMER_PROTOCOL_TYPE, journal.consumer.state(), GroupType.CONSUMER)
+        group = self.group(group_id)
+        assert group is not None
+        return ListedGroup(group_id, group.classic.protocol_type or "", self._classic_state(group), GroupType.CLASSIC)
+
+    @staticmethod
+    def _classic_state(group: Group) -> GroupState:
+        """A classic group's state by who waits in it for what."""
+        members = group.classic.members.values()
+        if not members:
+            return GroupState.EMPTY
+        return group.classic.state
+
+    def _check_classic(self, described: DescribedGroup) -> None:
+        journal, group = self.journal.groups.get(described.group_id), self.group(described.group_id)
+        if journal is None or group is None or journal.consumer is not None:
+            if described.state != GroupState.DEAD or described.members or not described.error:
+                self.fail(f"{described} is no classic group")
+            return
+        members = {member.member_id: member for member in described.members}
+        if (
+            described.error
+            or described.state != self._classic_state(group)
+            or members.keys() != group.classic.members.keys()
+        ):
+            self.fail(f"{described} has members {list(group.classic.members)} and is {self._classic_state(group)}")
+        if described.state != GroupState.STABLE or journal.saved is None:
+            if described.protocol or any(member.metadata for member in members.values()):
+                self.fail(f"{described} says which protocol, and is not stable")
+            return
+        told = {name: (one.instance_id, one.client_id, one.metadata, one.assignment) for name, one in members.items()}
+        saved = {
+            one.member_id: (one.instance_id, one.client_id, one.subscription, one.assignment)
+            for one in journal.saved.members
+        }
+        named = (described.protocol_type, described.protocol)
+        if told != saved or named != (journal.saved.protocol_type, journal.saved.protocol or ""):
+            self.fail(f"described is {described}, saved {journal.saved}")
+
+    def _check_consumer(self, described: DescribedConsumerGroup) -> None:
+        consumer = self.journal.consumer(described.group_id)
+        if consumer is None:
+            if described.error is not ErrorCode.GROUP_ID_NOT_FOUND or described.members:
+                self.fail(f"{described} is no consumer group")
+            return
+        told = {member.member_id: told_of(member) for member in described.members}
+        expected = {name: self._expected(consumer, name) for name in consumer.members}
+        head = (described.error, described.state, described.epoch, described.assignment_epoch)
+        if told != expected or head != (ErrorCode.NONE, consumer.state(), consumer.epoch, consumer.target_epoch):
+            self.fail(f"described is {described}, there is {consumer}")
+        if described.assignor not in ASSIGNORS:
+            self.fail(f"described is {described} with an assignor that there is not")
+
+    def _expected(self, consumer: ConsumerJournal, member_id: str) -> tuple[Any, ...]:
+        member, current = consumer.members[member_id], consumer.current.get(member_id)
+        held: tuple[HeldPartitions, ...] = () if current is None else (*current.assigned, *current.pending_revocation)
+        return (
+            (member.instance_id, member.rack_id, member.client_id, member.client_host),
+            (member.subscribed_topics, member.subscribed_regex),
+            consumer.epoch_of(member_id),
+            self._existing(pairs(held)),
+            self._existing(consumer.targets.get(member_id, frozenset())),
+            0 if member.classic_protocols is not None else 1,
+        )
+
+    def _existing(self, found: Pairs) -> Pairs:
+        """Those whose topic the coordinator knows."""
+        assert self._machine is not None
+        ids = {topic.id for topic in self._machine.context.image.topics.values()}
+        return frozenset(pair for pair in found if pair[0] in ids)
+
+
+def told_of(member: DescribedConsumer) -> tuple[Any, ...]:
+    """A member's line, to be compared."""
+    return (
+        (member.instance_id, member.rack_id, member.client_id, member.client_host),
+        (member.subscribed_topics, member.subscribed_regex),
+        member.member_epoch,
+        flat(member.assignment),
+        flat(member.target),
+        member.member_type,
+    )
+
+
+def flat(entries: tuple[NamedPartitions, ...]) -> Pairs:
+    """Partitions as a set."""
+    return frozenset((entry.topic_id, number) for entry in entries for number in entry.partitions)

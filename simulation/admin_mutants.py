@@ -1,0 +1,173 @@
+"""Coordinators with one known fault each: deletions, descriptions, and what the leader is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from kohort.errors import ErrorCode
+from kohort.groups import admin
+from kohort.groups.classic import rebalance
+from kohort.groups.classic.state import ClassicGroup
+from kohort.groups.consumer.state import ConsumerGroup
+from kohort.groups.context import Context
+from kohort.groups.events import (
+    DeleteGroups,
+)
+from kohort.groups.group import Group
+from kohort.groups.machine import GroupMachine
+from kohort.groups.offsets import requests as offsets
+from kohort.groups.outcome import (
+    DescribedConsumerGroup,
+    DescribedGroup,
+    GroupState,
+    JoinedMember,
+    ListedGroup,
+    Now,
+    Outcome,
+)
+from simulation.admin_checkers import DeletionChecker, DescriptionChecker
+from simulation.property import Checker
+from simulation.share_checkers import ClassicEvennessChecker
+from simulation.swapped import Swapped, swapped
+
+
+class DeletesOffsetsThatAreRead(Swapped):
+    """Deletes offsets of topics that members of consumer groups read."""
+
+    module, name = offsets, "delete_one"
+
+    @staticmethod
+    def swap(real: Callable[..., Any]) -> Callable[..., Any]:
+        """As if no one read it."""
+
+        def delete(context: Context, group: Group, partition: Any) -> ErrorCode:
+            offsets.tombstone(context, group.group_id, (partition.topic, partition.partition))
+            return ErrorCode.NONE
+
+        return delete
+
+
+class ForgetsPatterns(GroupMachine):
+    """Deletes offsets of topics that members read by a regular expression."""
+
+    def step(self, event: Any, now: Now) -> Outcome:
+        """As the real one, with a group that knows only the topics that are listed."""
+        with swapped(ConsumerGroup, "is_subscribed", lambda group, topic: topic in group._listed):
+            return super().step(event, now)
+
+
+class DeletesGroupsWithMembers(Swapped):
+    """Deletes a consumer group that has members."""
+
+    module, name = ConsumerGroup, "state"
+
+    def step(self, event: Any, now: Now) -> Outcome:
+        """As the real one, but all groups are empty for who deletes."""
+        return super().step(event, now) if isinstance(event, DeleteGroups) else GroupMachine.step(self, event, now)
+
+    @staticmethod
+    def swap(real: Callable[..., Any]) -> Callable[..., Any]:
+        """No group has members."""
+        return lambda group: GroupState.EMPTY
+
+
+class LeavesTracesOfGroups(Swapped):
+    """Deletes a group and leaves what its members had."""
+
+    module, name = admin, "delete_one"
+
+    @staticmethod
+    def swap(real: Callable[..., Any]) -> Callable[..., Any]:
+        """A deletion without the offsets."""
+
+        def delete(context: Context, group_id: str) -> ErrorCode:
+            with swapped(offsets, "all_partitions", lambda group: []):
+                error: ErrorCode = real(context, group_id)
+            return error
+
+        return delete
+
+
+class DescribesWhatIsChosen(Swapped):
+    """Tells of a classic group the protocol and metadata of a round that is not over."""
+
+    module, name = admin, "describe_one"
+
+    @staticmethod
+    def swap(real: Callable[..., Any]) -> Callable[..., Any]:
+        """Every group is described as a stable one."""
+
+        def describe(context: Context, group_id: str, knows_missing: bool) -> DescribedGroup:
+            group, described = context.find(group_id), real(context, group_id, knows_missing)
+            chosen = None if group is None else group.classic.protocol
+            return replace(described, protocol=chosen or "") if described.members else described
+
+        return describe
+
+
+class HidesWhatIsGivenUp(Swapped):
+    """Leaves out of a description what a member has still to give up."""
+
+    module, name = admin, "describe_consumer_group"
+
+    @staticmethod
+    def swap(real: Callable[..., Any]) -> Callable[..., Any]:
+        """Members as if they had given it up."""
+
+        def describe(context: Context, group_id: str) -> DescribedConsumerGroup:
+            described: DescribedConsumerGroup = real(context, group_id)
+            group = context.find(group_id)
+            if group is None or group.consumer is None:
+                return described
+            names = {topic.id: topic.name for topic in context.image.topics.values()}
+            kept = {one.member_id: group.consumer.standing(one.member_id).assigned for one in described.members}
+            members = [replace(one, assignment=admin.named(kept[one.member_id], names)) for one in described.members]
+            return replace(described, members=tuple(members))
+
+        return describe
+
+
+class ListsAllAsStable(Swapped):
+    """Lists every consumer group as stable."""
+
+    module, name = admin, "list_one"
+
+    @staticmethod
+    def swap(real: Callable[..., Any]) -> Callable[..., Any]:
+        """A line with that state."""
+
+        def line(group: Group) -> ListedGroup:
+            listed: ListedGroup = real(group)
+            return listed if group.consumer is None else replace(listed, state=GroupState.STABLE)
+
+        return line
+
+
+class TellsLeadersOfFewer(Swapped):
+    """Leaves the last of three or more members out of what the leader is told."""
+
+    module, name = rebalance, "all_members"
+
+    @staticmethod
+    def swap(real: Callable[..., Any]) -> Callable[..., Any]:
+        """All but the last."""
+
+        def members(group: ClassicGroup) -> tuple[JoinedMember, ...]:
+            told: tuple[JoinedMember, ...] = real(group)
+            return told if len(told) < 3 else told[:-1]
+
+        return members
+
+
+ADMIN_MUTANTS: dict[type[GroupMachine], type[Checker]] = {
+    DeletesOffsetsThatAreRead: DeletionChecker,
+    ForgetsPatterns: DeletionChecker,
+    DeletesGroupsWithMembers: DeletionChecker,
+    LeavesTracesOfGroups: DeletionChecker,
+    DescribesWhatIsChosen: DescriptionChecker,
+    HidesWhatIsGivenUp: DescriptionChecker,
+    ListsAllAsStable: DescriptionChecker,
+    TellsLeadersOfFewer: ClassicEvennessChecker,
+}

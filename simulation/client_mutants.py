@@ -1,0 +1,71 @@
+"""Clients of our own with one known fault each; in `mutants` stands which checker sees it."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from kohort.client.group.classic_member import ClassicMembership
+from kohort.client.group.classic_protocol import ClassicProtocol
+from kohort.client.group.consumer_member import ConsumerMembership
+from kohort.groups.machine import GroupMachine
+
+
+class _FromAnswer:
+    """Takes what the coordinator answered for heard when it came."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = f"_{name}_of_answer"
+
+    def __get__(self, member: Any, owner: type) -> float:
+        return float(getattr(member, self._name, 0.0))
+
+    def __set__(self, member: Any, sent_ms: float) -> None:
+        setattr(member, self._name, member.cluster.runtime.now_ms)
+
+
+class _ClassicSession(ClassicMembership):
+    _heard_ms = _FromAnswer()  # type: ignore[assignment]
+
+
+class _ConsumerSession(ConsumerMembership):
+    _heard_ms = _FromAnswer()  # type: ignore[assignment]
+
+
+class _ClassicLease(ClassicMembership):
+    def _renew(self, sent_ms: float) -> None:
+        super()._renew(self.cluster.runtime.elapsed_ms())
+
+
+class _ConsumerLease(ConsumerMembership):
+    def _renew(self, sent_ms: float) -> None:
+        super()._renew(self.cluster.runtime.elapsed_ms())
+
+
+class _BlindProtocol(ClassicProtocol):
+    def _leader_sees_change(self) -> bool:
+        gone = [topic for topic in self._assigned_for if not self._cluster.metadata.partitions_of(topic)]
+        return not gone and super()._leader_sees_change()
+
+
+class _BlindLeader(ClassicMembership):
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.protocol = _BlindProtocol(self.cluster, self.config, self, self.request_rejoin)
+
+
+class CountsSessionsFromAnswers(GroupMachine):
+    """Our client takes its session to run from when an answer came."""
+
+    memberships: ClassVar = {"classic": _ClassicSession, "consumer": _ConsumerSession}
+
+
+class CountsLeasesFromAnswers(GroupMachine):
+    """Our client takes its lease to run from when an answer came."""
+
+    memberships: ClassVar = {"classic": _ClassicLease, "consumer": _ConsumerLease}
+
+
+class KeepsDeletedTopics(GroupMachine):
+    """Our client, as a classic group's leader, does not see that a topic is gone."""
+
+    memberships: ClassVar = {"classic": _BlindLeader, "consumer": ConsumerMembership}

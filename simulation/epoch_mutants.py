@@ -1,0 +1,195 @@
+"""Coordinators with one known fault each: epochs not looked at, stale results taken, rebalances not counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from kohort.errors import ErrorCode
+from kohort.groups.consumer import heartbeat as consumer
+from kohort.groups.consumer import members as membership
+from kohort.groups.consumer import targets
+from kohort.groups.consumer.state import ConsumerGroup, Current, Pairs
+from kohort.groups.context import Context
+from kohort.groups.events import (
+    AssignmentComputed,
+    ConsumerGroupHeartbeat,
+    OffsetFetch,
+    RegexesResolved,
+    SyncGroup,
+)
+from kohort.groups.machine import GroupMachine
+from kohort.groups.migration import classic_members as mixed
+from kohort.groups.migration import conversion
+from kohort.groups.migration.conversion import Converted
+from kohort.groups.offsets import requests as offsets
+from kohort.groups.outcome import (
+    Meter,
+    Now,
+    Outcome,
+    Rebalanced,
+)
+from kohort.groups.records import MemberSaved
+from simulation.epoch_checker import StaleEpochChecker
+from simulation.property import Checker
+from simulation.swapped import Swapped
+from simulation.target_checkers import CountChecker, HandoverChecker, TargetChecker
+
+
+class FetchesForAnyEpoch(Swapped):
+    """Tells offsets to a member that says an older epoch."""
+
+    module, name = offsets, "may_fetch"
+
+    @staticmethod
+    def swap(real: Callable[..., Any]) -> Callable[..., Any]:
+        """A fetch that is refused to strangers and for newer epochs only."""
+
+        def may_fetch(group: ConsumerGroup, event: OffsetFetch) -> ErrorCode:
+            known = event.member_id in group.members
+            older = known and event.member_epoch < group.standing(event.member_id or "").member_epoch
+            error: ErrorCode = real(group, event)
+            return ErrorCode.NONE if older else error
+
+        return may_fetch
+
+
+class ForgivesAnyEpoch(Swapped):
+    """Takes a heartbeat of any older epoch for one whose answer was lost."""
+
+    module, name = consumer, "check_epoch"
+
+    @staticmethod
+    def swap(real: Callable[..., Any]) -> Callable[..., Any]:
+        """The check with every older epoch for the one before."""
+
+        def check(current: Current, event: ConsumerGroupHeartbeat) -> Any:
+            older = 0 < event.member_epoch < current.member_epoch
+            return real(replace(current, previous_epoch=event.member_epoch) if older else current, event)
+
+        return check
+
+
+class ForgivesNoEpoch(Swapped):
+    """Fences a member whose last answer was lost."""
+
+    module, name = consumer, "check_epoch"
+
+    @staticmethod
+    def swap(real: Callable[..., Any]) -> Callable[..., Any]:
+        """The check without an epoch before."""
+
+        def check(current: Current, event: ConsumerGroupHeartbeat) -> Any:
+            return real(replace(current, previous_epoch=-1), event)
+
+        return check
+
+
+class SyncsInAnOlderEpoch(Swapped):
+    """Hands a classic member what it had when a newer epoch calls it back."""
+
+    module, name = mixed, "check_sync"
+
+    @staticmethod
+    def swap(real: Callable[..., Any]) -> Callable[..., Any]:
+        """The check without epochs."""
+
+        def check(context: Context, group: ConsumerGroup, event: SyncGroup) -> ErrorCode:
+            error: ErrorCode = real(context, group, event)
+            return ErrorCode.NONE if error is ErrorCode.REBALANCE_IN_PROGRESS else error
+
+        return check
+
+
+class TakesStaleTargets(Swapped):
+    """Takes the result of work that an earlier coordinator asked for."""
+
+    module, name = targets, "take"
+
+    @staticmethod
+    def swap(real: Callable[..., Any]) -> Callable[..., Any]:
+        """Any result counts while one is awaited."""
+
+        def take(context: Context, event: AssignmentComputed) -> Any:
+            group = context.find(event.group_id)
+            awaited = -1 if group is None or group.consumer is None else group.consumer.computing
+            if (
+                group is not None
+                and group.consumer is not None
+                and awaited >= 0
+                and event.epoch <= group.consumer.epoch
+            ):
+                event = replace(event, ticket=awaited)
+            return real(context, event)
+
+        return take
+
+
+class TakesStaleTopics(GroupMachine):
+    """Takes the topics of patterns that an earlier coordinator asked for."""
+
+    def step(self, event: Any, now: Now) -> Outcome:
+        """As the real one, with any answer for the one that is awaited."""
+        group = self.context.find(event.group_id) if isinstance(event, RegexesResolved) else None
+        if group is not None and group.consumer is not None and group.consumer.resolving >= 0:
+            event = replace(event, ticket=group.consumer.resolving)
+        return super().step(event, now)
+
+
+class CountsNoConsumerRebalances(GroupMachine):
+    """Does not count the rebalances of consumer groups."""
+
+    def step(self, event: Any, now: Now) -> Outcome:
+        """As the real one, without those notes."""
+        outcome = super().step(event, now)
+        mine = [note for note in outcome.notes if isinstance(note, Rebalanced) and note.protocol == "consumer"]
+        meters = [note for note in outcome.notes if getattr(note, "meter", None) is Meter.COMPLETED_REBALANCES]
+        dropped = [*mine, *meters[: len(mine)]]
+        outcome.notes = [note for note in outcome.notes if not any(note is each for each in dropped)]
+        return outcome
+
+
+class CountsTwice(Swapped):
+    """Counts a rebalance again when a member is back in its place."""
+
+    module, name = membership, "note_settled"
+
+    @staticmethod
+    def swap(real: Callable[..., Any]) -> Callable[..., Any]:
+        """Nothing is kept of who has settled."""
+
+        def settled(context: Context, group_id: str, group: ConsumerGroup) -> None:
+            group.settling_epoch = -1
+            real(context, group_id, group)
+
+        return settled
+
+
+class ForgetsAssignments(Swapped):
+    """Makes a consumer group of a classic one by what members claim alone: eager ones claim nothing and have all the same."""
+
+    module, name = conversion, "share_out"
+
+    @staticmethod
+    def swap(real: Callable[..., Any]) -> Callable[..., Any]:
+        """As if no one had been assigned anything."""
+
+        def share_out(members: list[Converted]) -> list[tuple[MemberSaved, Pairs]]:
+            shares: list[tuple[MemberSaved, Pairs]] = real([one._replace(assigned=frozenset()) for one in members])
+            return shares
+
+        return share_out
+
+
+EPOCH_MUTANTS: dict[type[GroupMachine], type[Checker]] = {
+    FetchesForAnyEpoch: StaleEpochChecker,
+    ForgivesAnyEpoch: StaleEpochChecker,
+    ForgivesNoEpoch: StaleEpochChecker,
+    SyncsInAnOlderEpoch: StaleEpochChecker,
+    TakesStaleTargets: TargetChecker,
+    TakesStaleTopics: TargetChecker,
+    CountsNoConsumerRebalances: CountChecker,
+    CountsTwice: CountChecker,
+    ForgetsAssignments: HandoverChecker,
+}

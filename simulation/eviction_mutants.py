@@ -1,0 +1,192 @@
+"""Coordinators with one known fault each: members put out that behave, and what one that begins forgets to watch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from kohort.groups.classic import rebalance
+from kohort.groups.consumer import members, silence, targets
+from kohort.groups.consumer.state import ConsumerGroup, Current, Pairs
+from kohort.groups.context import Context
+from kohort.groups.events import (
+    ConnectionLost,
+    JoinGroup,
+    TopicImage,
+)
+from kohort.groups.group import Group
+from kohort.groups.liveness import lost
+from kohort.groups.machine import GroupMachine
+from kohort.groups.migration import classic_members as mixed
+from kohort.groups.outcome import (
+    Now,
+    Outcome,
+)
+from simulation.eviction_checker import EvictionChecker
+from simulation.property import Checker
+from simulation.soft_state_checker import SoftStateChecker
+from simulation.swapped import Swapped
+
+
+class NeverStopsRevocations(Swapped):
+    """Lets the time that a member has to give up run on when it has."""
+
+    module, name = members, "step"
+
+    @staticmethod
+    def swap(real: Callable[..., Any]) -> Callable[..., Any]:
+        """A step that leaves the deadline as it was."""
+
+        def step(context: Context, group_id: str, group: ConsumerGroup, member_id: str, owned: Pairs | None) -> Current:
+            due_ms = group.presence(group_id, member_id).revocation.due_ms
+            after: Current = real(context, group_id, group, member_id, owned)
+            timer = group.presence(group_id, member_id).revocation
+            if due_ms is not None and timer.due_ms is None:
+                context.deadlines.set(timer, due_ms)
+            return after
+
+        return step
+
+
+class NeverStopsJoinPhases(Swapped):
+    """Lets the time that a classic member of a consumer group has to join run on when it has."""
+
+    module, name = mixed, "wait"
+
+    @staticmethod
+    def swap(real: Callable[..., Any]) -> Callable[..., Any]:
+        """A join that leaves the deadline as it was."""
+
+        def wait(context: Context, group: ConsumerGroup, event: JoinGroup, member_id: str) -> None:
+            timer = group.presence(event.group_id, member_id).join_phase
+            due_ms = timer.due_ms
+            real(context, group, event, member_id)
+            if due_ms is not None:
+                context.deadlines.set(timer, due_ms)
+
+        return wait
+
+
+class PutsOutTheStatic(Swapped):
+    """Lets a static member's session end early when its connection has ended."""
+
+    module, name = lost, "lose_consumer"
+
+    @staticmethod
+    def swap(real: Callable[..., Any]) -> Callable[..., Any]:
+        """As if it were a dynamic one."""
+
+        def lose(context: Context, group: ConsumerGroup, member_id: str, event: ConnectionLost) -> None:
+            member = group.members.get(member_id)
+            if member is not None:
+                group.members[member_id] = replace(member, instance_id=None)
+            real(context, group, member_id, event)
+            if member is not None and member_id in group.members:
+                group.members[member_id] = member
+
+        return lose
+
+
+class HurriesJoiners(Swapped):
+    """Ends a join phase after a fifth of the time that members said they need."""
+
+    module, name = rebalance, "prepare"
+
+    @staticmethod
+    def swap(real: Callable[..., Any]) -> Callable[..., Any]:
+        """A round with a shorter join phase."""
+
+        def prepare(context: Context, group: Group, reason: str) -> None:
+            real(context, group, reason)
+            timer, now_ms = group.classic.join_phase, context.now.mono_ms
+            if timer.due_ms is not None:
+                context.deadlines.set(timer, now_ms + (timer.due_ms - now_ms) // 5)
+
+        return prepare
+
+
+class ForgetsThatItWaits(Swapped):
+    """Takes a member for silent that waits for the answer to its join."""
+
+    module, name = rebalance, "on_session_end"
+
+    @staticmethod
+    def swap(real: Callable[..., Any]) -> Callable[..., Any]:
+        """The end of a session, whatever its member waits for."""
+
+        def ended(context: Context, group: Group, member_id: str) -> None:
+            if member_id in group.classic.members:
+                rebalance.put_out(context, group, member_id, "silent")
+
+        return ended
+
+
+class NeverEndsRevocationsAfterRestart(GroupMachine):
+    """Does not watch after a restart how long members take to give up."""
+
+    def on_loaded(self, now: Now, image: TopicImage) -> Outcome:
+        """As the real one, without those timers."""
+        outcome = super().on_loaded(now, image)
+        for group in self.context.ledger.groups.values():
+            for presence in group.consumer.presences.values() if group.consumer is not None else ():
+                presence.revocation.cancel()
+        return outcome
+
+
+class AsksForNoTargetAfterRestart(GroupMachine):
+    """Leaves a target that was not there at a restart to the next change."""
+
+    def on_loaded(self, now: Now, image: TopicImage) -> Outcome:
+        """As the real one, without the work."""
+        outcome = super().on_loaded(now, image)
+        for group in self.context.ledger.groups.values():
+            if group.consumer is not None:
+                group.consumer.computing = -1
+        outcome.work.clear()
+        return outcome
+
+
+class LooksAtNoTopicsAfterRestart(Swapped):
+    """Does not notice at a restart that topics came or went."""
+
+    module, name = targets, "look_at_topics"
+
+    @staticmethod
+    def swap(real: Callable[..., Any]) -> Callable[..., Any]:
+        """Nothing is compared before the first request."""
+
+        def look(context: Context, group_id: str, group: ConsumerGroup) -> None:
+            if any(presence.connection >= 0 for presence in group.presences.values()):
+                real(context, group_id, group)
+
+        return look
+
+
+class WatchesNoOneAfterRestart(Swapped):
+    """Does not look after a restart whether those are silent that must move."""
+
+    module, name = silence, "watch"
+
+    @staticmethod
+    def swap(real: Callable[..., Any]) -> Callable[..., Any]:
+        """No one is watched before the first request."""
+
+        def watch(context: Context, group_id: str, group: ConsumerGroup) -> None:
+            if any(presence.connection >= 0 for presence in group.presences.values()):
+                real(context, group_id, group)
+
+        return watch
+
+
+EVICTION_MUTANTS: dict[type[GroupMachine], type[Checker]] = {
+    NeverStopsRevocations: EvictionChecker,
+    NeverStopsJoinPhases: EvictionChecker,
+    PutsOutTheStatic: EvictionChecker,
+    HurriesJoiners: EvictionChecker,
+    ForgetsThatItWaits: EvictionChecker,
+    NeverEndsRevocationsAfterRestart: SoftStateChecker,
+    AsksForNoTargetAfterRestart: SoftStateChecker,
+    LooksAtNoTopicsAfterRestart: SoftStateChecker,
+    WatchesNoOneAfterRestart: SoftStateChecker,
+}

@@ -1,0 +1,58 @@
+"""Members that the coordinator puts out for their silence, beside what they think of themselves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kohort.groups.config import GroupConfig
+from kohort.groups.events import ConnectionLost, ConsumerGroupHeartbeat, JoinGroup, LeaveGroup, Tick
+from kohort.groups.machine import GroupMachine
+from kohort.groups.outcome import Outcome
+from simulation.property import Checker, Holder, Waiting
+from simulation.world import World
+
+MOVES = frozenset((ConnectionLost, ConsumerGroupHeartbeat, JoinGroup, LeaveGroup, Tick))
+"""After these others may be in a group than before."""
+SILENT = (ConnectionLost, Tick)
+"""These put members out that have said nothing."""
+
+
+class LetGoChecker(Checker):
+    """Who is put out for silence has stopped before, by its own clock, whether or not others take its partitions.
+
+    A process that has ended, or stands still, holds nothing. Sources of silence are a session and a lease, each of which both
+    sides count, on clocks of their own and with messages that are long on their way.
+    """
+
+    def __init__(self, world: World, members: list[Holder], config: GroupConfig) -> None:
+        super().__init__(world, members, config)
+        self._machine: GroupMachine | None = None
+        self._places: set[tuple[str, str]] = set()
+
+    def on_replayed(self, machine: GroupMachine) -> None:
+        self._machine = machine
+        self._places = self._taken()
+
+    def _taken(self) -> set[tuple[str, str]]:
+        """Every member of every group."""
+        if self._machine is None:
+            return set()
+        return {
+            (group_id, member_id)
+            for group_id, group in self._machine.context.ledger.groups.items()
+            for member_id in (group.classic if group.consumer is None else group.consumer).members
+        }
+
+    def on_stepped(self, event: Any, outcome: Outcome, waiting: Waiting) -> None:
+        if event is not None and type(event) not in MOVES:
+            return
+        before, self._places = self._places, self._taken()
+        if type(event) not in SILENT:
+            return
+        gone = before - self._places
+        for member in self.members if gone else ():
+            if (member.group_id, member.member_id) not in gone:
+                continue
+            owned = sorted(str(partition) for partition in member.held if member.owns(partition))
+            if owned:
+                self.fail(f"{member.name} was put out while it works on {', '.join(owned)}")

@@ -1,0 +1,143 @@
+"""A member's session by its own clock: it runs from what was sent and is answered, and ends before the broker's."""
+
+from __future__ import annotations
+
+import pytest
+
+from kohort.client.group.membership import MemberState
+from kohort.wire.groups import HeartbeatResponse
+from tests.client.test_membership import Coordinator as ClassicCoordinator
+from tests.client.test_membership import parts
+from tests.client.test_membership_consumer import HEARTBEAT
+from tests.client.test_membership_consumer import Coordinator as ConsumerCoordinator
+from tests.client.virtual import DROP, PARK, Request
+
+SESSION_MS = 6_000
+END_MS = 5_880
+"""Two per cent sooner: so much the coordinator's clock may be faster."""
+Trial = ClassicCoordinator | ConsumerCoordinator
+
+
+def member_of(protocol: str) -> Trial:
+    """A member that holds four partitions, whose coordinator tells no lease."""
+    trial: Trial = (
+        ClassicCoordinator(session_timeout_ms=SESSION_MS, heartbeat_interval_ms=1_000)
+        if protocol == "classic"
+        else ConsumerCoordinator(session_timeout_ms=SESSION_MS)
+    )
+    trial.subscribe("a")
+    assert trial.member.assignment.partitions == parts(0, 1, 2, 3)
+    return trial
+
+
+def beat_name(trial: Trial) -> str:
+    return "Heartbeat" if isinstance(trial, ClassicCoordinator) else HEARTBEAT
+
+
+def is_lost(trial: Trial) -> bool:
+    revocation = trial.member.revocation
+    return revocation is not None and revocation.lost
+
+
+def silence(trial: Trial, silent: object = PARK) -> None:
+    """From now on no heartbeat is answered."""
+    trial.world.handlers[beat_name(trial)] = lambda message, version: silent
+
+
+def next_beat(trial: Trial) -> Request:
+    """The heartbeat that is sent next, and not answered."""
+    silence(trial)
+    while not trial.world.parked_named(beat_name(trial)):
+        trial.world.run(trial.world.runtime.now_ms + 1)
+    return trial.world.parked_named(beat_name(trial))[-1]
+
+
+def ends_at(trial: Trial, end_ms: float) -> None:
+    """What is held is lost at this time and no sooner."""
+    trial.world.run(end_ms - 2)
+    assert not is_lost(trial)
+    trial.world.run(end_ms + 2)
+    assert is_lost(trial)
+
+
+@pytest.fixture(params=["classic", "consumer"])
+def trial(request: pytest.FixtureRequest) -> Trial:
+    return member_of(request.param)
+
+
+def test_it_runs_from_when_the_last_heartbeat_that_was_answered_was_sent(trial: Trial) -> None:
+    handler = trial.world.handlers[beat_name(trial)]
+    beat = next_beat(trial)
+    trial.world.run(beat.at_ms + 1_500)
+    trial.world.answer(beat, handler(beat.message, beat.version))
+    ends_at(trial, beat.at_ms + END_MS)
+
+
+@pytest.mark.parametrize("before_ms", [20, 60])
+def test_its_end_waits_for_no_other_attempt(trial: Trial, before_ms: int) -> None:
+    """A heartbeat that fails is tried again after a pause, in which the session may end."""
+    trial.world.run(1_500)
+    answered_ms = trial.world.sent(beat_name(trial))[-1].at_ms
+    silence(trial)
+    trial.world.run(answered_ms + END_MS - before_ms)
+    silence(trial, DROP)
+    trial.world.cut()
+    ends_at(trial, answered_ms + END_MS)
+
+
+def test_its_end_does_not_wait_for_a_connection_that_takes_long(trial: Trial) -> None:
+    """Making one and the answer on it may take a heartbeat's time each."""
+    trial.world.run(1_500)
+    answered_ms = trial.world.sent(beat_name(trial))[-1].at_ms
+    shake = trial.world.handlers["ApiVersions"]
+    trial.world.handlers["ApiVersions"] = lambda message, version: PARK
+    silence(trial)
+    trial.world.cut()
+    trial.world.run(answered_ms + 3_400)
+    for waiting in trial.world.parked_named("ApiVersions"):
+        trial.world.answer(waiting, shake(waiting.message, waiting.version))
+    ends_at(trial, answered_ms + END_MS)
+
+
+def joining() -> ClassicCoordinator:
+    """A cooperative member that holds four partitions; its last heartbeat is answered, and its second join waits."""
+    trial = ClassicCoordinator("cooperative-sticky", session_timeout_ms=SESSION_MS, heartbeat_interval_ms=1_000)
+    trial.subscribe("a")
+    trial.world.handlers["JoinGroup"] = lambda message, version: PARK
+    trial.rebalance(*parts(0, 1))
+    assert trial.member.state is MemberState.JOINING
+    return trial
+
+
+def test_a_heartbeat_beside_a_join_counts_from_when_it_was_sent() -> None:
+    trial = joining()
+    beat = next_beat(trial)
+    trial.world.run(beat.at_ms + 2_000)
+    trial.world.answer(beat, HeartbeatResponse())
+    ends_at(trial, beat.at_ms + END_MS)
+
+
+def test_the_answer_to_a_join_that_waited_is_no_sign_of_life_where_partitions_are_held() -> None:
+    """The coordinator counts from when it answered, which may be a session ago."""
+    trial = joining()
+    answered_ms = trial.world.sent("Heartbeat")[-1].at_ms
+    (join,) = trial.world.parked_named("JoinGroup")
+    trial.world.handlers["SyncGroup"] = lambda message, version: PARK
+    silence(trial)
+    trial.world.run(answered_ms + 4_000)
+    trial.world.answer(join, trial.join(join.message, join.version))
+    assert trial.member.state is MemberState.SYNCING
+    ends_at(trial, answered_ms + END_MS)
+
+
+def test_the_answer_to_a_sync_counts_from_when_it_was_asked_for() -> None:
+    trial = ClassicCoordinator(session_timeout_ms=SESSION_MS, heartbeat_interval_ms=1_000)
+    sync = trial.world.handlers["SyncGroup"]
+    trial.world.handlers["SyncGroup"] = lambda message, version: PARK
+    silence(trial)
+    trial.subscribe("a")
+    (asked,) = trial.world.parked_named("SyncGroup")
+    trial.world.run(asked.at_ms + 3_000)
+    trial.world.answer(asked, sync(asked.message, asked.version))
+    assert trial.member.holding
+    ends_at(trial, asked.at_ms + END_MS)
