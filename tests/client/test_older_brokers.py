@@ -13,9 +13,7 @@ from kohort.client.net.cluster import TRANSACTION, Cluster
 from kohort.client.net.cluster import Coordinator as Place
 from kohort.client.offset_requests import GroupIdentity, commit_offsets, committed_offsets, list_offsets
 from kohort.client.offset_values import GroupMetadata, OffsetAndMetadata
-from kohort.client.producer.accumulator import Accumulator
-from kohort.client.producer.core import producer_config
-from kohort.client.producer.sender import Sender
+from kohort.client.producer.core import ProducerCore, producer_config
 from kohort.client.producer.transactions import Transactions, TxnState
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError
 from kohort.ids import TopicPartition
@@ -211,8 +209,8 @@ def test_the_end_of_a_log_is_asked_of_any_version() -> None:
 def begun(world: VirtualCluster) -> Transactions:
     """The transactions of a producer that is ready."""
     config = producer_config("127.0.0.1:9092", {"transactional_id": "t", "max_block_ms": 2000})
-    accumulator = Accumulator(config, world.cluster, lambda: None)
-    own = Transactions(world.cluster, accumulator, Sender(world.cluster, accumulator, config), config)
+    own = ProducerCore(world.cluster, config, lambda step: step()).transactions
+    assert own is not None
     world.handlers["InitProducerId"] = lambda message, version: InitProducerIdResponse(producer_id=5, producer_epoch=0)
     world.call(own.init())
     return own
