@@ -83,15 +83,18 @@ def test_after_a_broken_connection_the_old_session_is_closed_by_the_next() -> No
     assert log.sessions is not None and len(log.sessions) == 1
 
 
-def test_a_topic_that_was_made_again_is_forgotten_under_its_old_id() -> None:
+def test_a_topic_that_was_made_again_begins_a_session_that_does_not_know_the_old_one() -> None:
     log = with_sessions({A0: 1000, A1: 0})
     assert offsets(log.poll(), A0) == list(range(20))
     log.world.ids["a"] = OTHER_ID
     while 0 not in (got := offsets(log.poll(), A0)):
         assert got[0] >= 20
     assert offsets(log.poll(), A0)[0] == 20
-    forgotten = [topic.topic_id for one in log.world.sent("Fetch") for topic in one.message.forgotten_topics_data]
-    assert set(forgotten) == {ID}
+    under_new = [
+        one.message for one in log.world.sent("Fetch") if OTHER_ID in {topic.topic_id for topic in one.message.topics}
+    ]
+    assert (under_new[0].session_id, under_new[0].session_epoch) == (1, 0)
+    assert {topic.topic_id for message in under_new for topic in message.topics} == {OTHER_ID}
 
 
 def test_a_consumer_that_is_closed_closes_its_session() -> None:

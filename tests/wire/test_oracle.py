@@ -8,7 +8,7 @@ import importlib
 import io
 import re
 import uuid
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from kio.serial import entity_reader, entity_writer
@@ -138,3 +138,9 @@ def test_ranges_are_those_of_kafka_4_3() -> None:
             api.response.MAX_VERSION,
         )
         assert api.request.API_KEY == api.response.API_KEY == api.key
+
+
+def test_a_request_names_the_response_that_answers_it() -> None:
+    for api in APIS.values():
+        [answered] = get_args(vars(api.request)["__orig_bases__"][0])
+        assert answered.__forward_arg__ == api.response.__name__

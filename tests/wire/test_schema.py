@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -11,11 +12,11 @@ import pytest
 from kohort.errors import ErrorCode, InvalidInputError
 from kohort.wire.cluster import ApiVersionsResponse, MetadataRequest
 from kohort.wire.data import FetchResponse, ProduceRequest
-from kohort.wire.framing import decode_response, encode_request, encode_request_parts, encode_response
-from kohort.wire.groups import HeartbeatRequest, JoinGroupRequest, JoinGroupResponse
+from kohort.wire.framing import APIS, decode_response, encode_request, encode_request_parts, encode_response
+from kohort.wire.groups import FindCoordinatorRequest, HeartbeatRequest, JoinGroupRequest, JoinGroupResponse
 from kohort.wire.message import Message
 from kohort.wire.offsets import OffsetCommitRequest
-from kohort.wire.schema import ZERO_UUID, Struct, WireError, array, int32, string, struct
+from kohort.wire.schema import ZERO_UUID, Field, Struct, WireError, array, int32, string, struct
 
 
 def test_defaults_are_kafkas_and_lists_are_not_shared() -> None:
@@ -57,6 +58,62 @@ def test_an_ignorable_value_is_dropped() -> None:
     response = JoinGroupResponse(throttle_time_ms=9)
     assert JoinGroupResponse.decode(response.encode(1), 1).throttle_time_ms == 0
     assert JoinGroupResponse.decode(response.encode(2), 2).throttle_time_ms == 9
+
+
+def _absent(cls: type[Struct], version: int) -> list[tuple[Field, bool]]:
+    """Fields that a version lacks, anywhere in a structure, and whether they may be dropped."""
+    found = []
+    for field in cls.FIELDS:
+        inner = field.struct or (field.element.struct if field.element is not None else None)
+        if not field.present(version):
+            found.append((field, field.ignorable))
+        elif inner is not None:
+            found += _absent(inner, version)
+    return found
+
+
+def _carrying(cls: type[Struct], version: int, wanted: Field, value: Any) -> Struct | None:
+    """An instance in which one absent field, however deep, has this value; None where it is not within."""
+    for field in cls.FIELDS:
+        if field is wanted:
+            return cls(**{field.name: value})
+        inner = field.struct or (field.element.struct if field.element is not None else None)
+        if inner is not None and field.present(version):
+            part = _carrying(inner, version, wanted, value)
+            if part is not None:
+                return cls(**{field.name: [part] if field.kind == "array" else part})
+    return None
+
+
+_SAID = {"string": "said", "bool": True, "uuid": UUID(int=9), "bytes": b"said", "records": b"said"} | dict.fromkeys(
+    ("int8", "int16", "int32", "int64", "uint16"), 77
+)
+
+
+@pytest.mark.parametrize("name", [api.name for api in APIS.values()])
+def test_of_each_request_a_version_drops_what_may_be_dropped_and_refuses_the_rest(name: str) -> None:
+    request = next(api.request for api in APIS.values() if api.name == name)
+    for version in range(request.MIN_VERSION, request.MAX_VERSION + 1):
+        for field, ignorable in _absent(request, version):
+            if field.kind not in _SAID:
+                continue
+            value = not field.default if field.kind == "bool" else _SAID[field.kind]
+            said = _carrying(request, version, field, value)
+            silent = _carrying(request, version, field, field.fresh_default())
+            assert isinstance(said, Message)
+            assert isinstance(silent, Message)
+            if ignorable:
+                assert said.encode(version) == silent.encode(version)
+            else:
+                with pytest.raises(InvalidInputError, match=f"no field {field.name}") as caught:
+                    said.encode(version)
+                assert caught.value.code is ErrorCode.UNSUPPORTED_VERSION
+
+
+def test_both_layouts_of_one_question_may_be_said_at_once() -> None:
+    both = FindCoordinatorRequest(key="g", coordinator_keys=["g"])
+    assert FindCoordinatorRequest.decode(both.encode(3), 3) == FindCoordinatorRequest(key="g")
+    assert FindCoordinatorRequest.decode(both.encode(4), 4) == FindCoordinatorRequest(coordinator_keys=["g"])
 
 
 def test_versions_outside_the_range_are_refused() -> None:

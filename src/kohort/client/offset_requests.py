@@ -7,18 +7,19 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TypeVar
 from uuid import UUID
 
-from kohort.client.net.cluster import Cluster, Coordinator, Node, Versioned
+from kohort.client.net.cluster import Between, Cluster, Coordinator, Node
 from kohort.client.net.metadata import NO_TOPIC_ID
 from kohort.client.net.runtime import Task
 from kohort.client.offset_values import OffsetAndMetadata, OffsetAndTimestamp
 from kohort.errors import CommitFailedError, ErrorCode, KafkaError, error_for
 from kohort.ids import TopicPartition, by_topic
 from kohort.wire.data import ListOffsetsRequest
-from kohort.wire.offsets import OffsetCommitRequest, OffsetFetchRequest
+from kohort.wire.offsets import OffsetCommitRequest, OffsetFetchRequest, OffsetFetchResponse
 
+T = TypeVar("T")
 LATEST, EARLIEST = -1, -2
 _STALE_LEADER = (
     ErrorCode.NOT_LEADER_OR_FOLLOWER,
@@ -30,7 +31,8 @@ _STALE_LEADER = (
     ErrorCode.KAFKA_STORAGE_ERROR,
 )
 LOST_COORDINATOR = (ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE)
-_TOPIC_IDS_SINCE = 10
+HIGHEST_BY_NAME = 9
+"""From version 10 on, commits and fetches of offsets name topics by id only."""
 
 
 async def list_offsets(
@@ -74,7 +76,7 @@ async def list_offsets(
     return await cluster.retrying(attempt, "list offsets", timeout_ms)
 
 
-async def gather(tasks: list[Task[Any]]) -> list[Any]:
+async def gather(tasks: list[Task[T]]) -> list[T]:
     """Wait for all; then the first error is raised, if any."""
     results, failure = [], None
     try:
@@ -104,26 +106,21 @@ async def _ask_leader(
     read_committed: bool,
     found: dict[TopicPartition, OffsetAndTimestamp],
 ) -> None:
-    def build(version: int) -> ListOffsetsRequest:
-        topics = []
-        for topic, numbers in by_topic(wanted).items():
-            entries = [
-                ListOffsetsRequest.ListOffsetsTopic.ListOffsetsPartition(
-                    partition_index=number, timestamp=wanted[TopicPartition(topic, number)]
-                )
-                for number in numbers
-            ]
-            topics.append(ListOffsetsRequest.ListOffsetsTopic(name=topic, partitions=entries))
-        request = ListOffsetsRequest(replica_id=-1, topics=topics)
-        if version >= 2:
-            request.isolation_level = int(read_committed)
-        return request
-
-    answer = await cluster.send(Versioned(ListOffsetsRequest, build), Node(node))
+    topics = []
+    for topic, numbers in by_topic(wanted).items():
+        entries = [
+            ListOffsetsRequest.ListOffsetsTopic.ListOffsetsPartition(
+                partition_index=number, timestamp=wanted[TopicPartition(topic, number)]
+            )
+            for number in numbers
+        ]
+        topics.append(ListOffsetsRequest.ListOffsetsTopic(name=topic, partitions=entries))
+    request = ListOffsetsRequest(replica_id=-1, isolation_level=int(read_committed), topics=topics)
+    answer = await cluster.send(request, Node(node))
     failure: KafkaError | None = None
-    for topic in answer.topics:
-        for part in topic.partitions:
-            partition = TopicPartition(topic.name, part.partition_index)
+    for told in answer.topics:
+        for part in told.partitions:
+            partition = TopicPartition(told.name, part.partition_index)
             code = ErrorCode.of(part.error_code)
             if code is ErrorCode.NONE:
                 found[partition] = OffsetAndTimestamp(part.offset, part.timestamp, part.leader_epoch)
@@ -190,23 +187,15 @@ async def commit_offsets(
     topic_ids = known_ids(cluster, offsets) if ids is None else ids
     names = {topic_id: topic for topic, topic_id in topic_ids.items()}
 
-    def build(version: int) -> OffsetCommitRequest:
+    async def attempt() -> KafkaError | None:
         request = OffsetCommitRequest(
             group_id=group,
             generation_id_or_member_epoch=identity.generation,
             member_id=identity.member_id,
-            topics=[
-                _commit_topic(topic, numbers, offsets, version, topic_ids)
-                for topic, numbers in by_topic(offsets).items()
-            ],
+            group_instance_id=identity.instance_id,
+            topics=[_commit_topic(topic, numbers, offsets, topic_ids) for topic, numbers in by_topic(offsets).items()],
         )
-        if version >= 7:
-            request.group_instance_id = identity.instance_id
-        return request
-
-    async def attempt() -> KafkaError | None:
-        highest = None if topic_ids else _TOPIC_IDS_SINCE - 1
-        answer = await cluster.send(Versioned(OffsetCommitRequest, build, highest), coordinator)
+        answer = await cluster.send(Between(request, highest=None if topic_ids else HIGHEST_BY_NAME), coordinator)
         failed = [
             (
                 TopicPartition(topic.name or names.get(topic.topic_id, ""), part.partition_index),
@@ -240,22 +229,20 @@ def _commit_topic(
     topic: str,
     numbers: list[int],
     offsets: Mapping[TopicPartition, OffsetAndMetadata],
-    version: int,
     ids: Mapping[str, UUID],
-) -> Any:
+) -> OffsetCommitRequest.OffsetCommitRequestTopic:
     topic_type = OffsetCommitRequest.OffsetCommitRequestTopic
     entries = []
     for number in numbers:
         value = offsets[TopicPartition(topic, number)]
         entry = topic_type.OffsetCommitRequestPartition(
-            partition_index=number, committed_offset=value.offset, committed_metadata=value.metadata
+            partition_index=number,
+            committed_offset=value.offset,
+            committed_leader_epoch=value.leader_epoch,
+            committed_metadata=value.metadata,
         )
-        if version >= 6:
-            entry.committed_leader_epoch = value.leader_epoch
         entries.append(entry)
-    if version >= _TOPIC_IDS_SINCE:
-        return topic_type(topic_id=ids[topic], partitions=entries)
-    return topic_type(name=topic, partitions=entries)
+    return topic_type(name=topic, topic_id=ids.get(topic, NO_TOPIC_ID), partitions=entries)
 
 
 def _commit_error(group: str, partition: TopicPartition, code: ErrorCode, count: int) -> KafkaError:
@@ -284,17 +271,15 @@ async def committed_offsets(
     async def attempt() -> dict[TopicPartition, OffsetAndMetadata | None]:
         ids = known_ids(cluster, wanted)
         names = {topic_id: topic for topic, topic_id in ids.items()}
-        request = Versioned(
-            OffsetFetchRequest,
-            lambda v: _offset_fetch(group, wanted, identity, require_stable, v, ids),
-            None if ids else _TOPIC_IDS_SINCE - 1,
-        )
-        answer = await cluster.send(request, coordinator)
-        part = answer.groups[0] if answer.groups else answer
+        request = offset_fetch(group, wanted, identity=identity, require_stable=require_stable, ids=ids)
+        answer = await cluster.send(Between(request, highest=None if ids else HIGHEST_BY_NAME), coordinator)
+        told = answer.groups[0] if answer.groups else answer
         found: dict[TopicPartition, OffsetAndMetadata | None] = dict.fromkeys(wanted)
-        codes = [ErrorCode.of(part.error_code)]
-        for topic in part.topics:
-            name = topic.name or names.get(topic.topic_id, "")
+        codes = [ErrorCode.of(told.error_code)]
+        for topic in told.topics:
+            name = topic.name
+            if isinstance(topic, OffsetFetchResponse.OffsetFetchResponseGroup.OffsetFetchResponseTopics):
+                name = name or names.get(topic.topic_id, "")
             for entry in topic.partitions:
                 codes.append(ErrorCode.of(entry.error_code))
                 if entry.committed_offset >= 0:
@@ -318,31 +303,32 @@ async def committed_offsets(
     return await cluster.retrying(attempt, f"committed offsets of group {group!r}", timeout_ms)
 
 
-def _offset_fetch(
+def offset_fetch(
     group: str,
-    wanted: list[TopicPartition],
-    identity: GroupIdentity | None,
-    require_stable: bool,
-    version: int,
-    ids: Mapping[str, UUID],
+    partitions: Iterable[TopicPartition] | None,
+    *,
+    identity: GroupIdentity | None = None,
+    require_stable: bool = False,
+    ids: Mapping[str, UUID] | None = None,
 ) -> OffsetFetchRequest:
-    topics = by_topic(wanted)
-    if version < 8:
-        topic_type = OffsetFetchRequest.OffsetFetchRequestTopic
-        entries = [topic_type(name=name, partition_indexes=numbers) for name, numbers in topics.items()]
-        request = OffsetFetchRequest(group_id=group, topics=entries)
-    else:
-        group_type = OffsetFetchRequest.OffsetFetchRequestGroup
-        topic_of = group_type.OffsetFetchRequestTopics
-        named = [
-            topic_of(topic_id=ids[name]) if version >= _TOPIC_IDS_SINCE else topic_of(name=name) for name in topics
+    """An OffsetFetch in the layouts of all versions; no topics: of all.
+
+    Brokers that can't wait for open transactions are asked all the same, as Kafka's consumer does: a caller to whom
+    that is not enough names the lowest version.
+    """
+    wanted = None if partitions is None else by_topic(partitions)
+    group_type, topic_type = OffsetFetchRequest.OffsetFetchRequestGroup, OffsetFetchRequest.OffsetFetchRequestTopic
+    known = ids or {}
+    asked = group_type(group_id=group, topics=None)
+    older = None
+    if wanted is not None:
+        asked.topics = [
+            group_type.OffsetFetchRequestTopics(
+                name=name, topic_id=known.get(name, NO_TOPIC_ID), partition_indexes=numbers
+            )
+            for name, numbers in wanted.items()
         ]
-        for entry, numbers in zip(named, topics.values(), strict=True):
-            entry.partition_indexes = numbers
-        asked = group_type(group_id=group, topics=named)
-        if version >= 9 and identity is not None and identity.member_id:
-            asked.member_id, asked.member_epoch = identity.member_id, identity.generation
-        request = OffsetFetchRequest(groups=[asked])
-    if version >= 7:
-        request.require_stable = require_stable
-    return request
+        older = [topic_type(name=name, partition_indexes=numbers) for name, numbers in wanted.items()]
+    if identity is not None and identity.member_id:
+        asked.member_id, asked.member_epoch = identity.member_id, identity.generation
+    return OffsetFetchRequest(group_id=group, topics=older, groups=[asked], require_stable=require_stable)

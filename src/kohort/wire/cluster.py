@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from kohort.wire.message import Message
+from kohort.wire.message import Message, Request
 from kohort.wire.schema import Struct, array, boolean, int8, int16, int32, int64, string, struct, uuid
 
 
-class MetadataRequest(Message, key=3, versions=(0, 13), flexible=9):
+class MetadataRequest(Request["MetadataResponse"], key=3, versions=(0, 13), flexible=9):
     """Asks for topics, their partitions and the brokers; a null list asks for all topics."""
 
     class MetadataRequestTopic(Struct):
@@ -69,7 +69,7 @@ class MetadataResponse(Message, key=3, versions=(0, 13), flexible=9):
     error_code: int = int16(since=13, ignorable=True)
 
 
-class ApiVersionsRequest(Message, key=18, versions=(0, 4), flexible=3):
+class ApiVersionsRequest(Request["ApiVersionsResponse"], key=18, versions=(0, 4), flexible=3):
     """The first request of most clients: which APIs, in which versions?
 
     `client_process` is not Kafka's: kohort's clients send it to brokers on their own machine (`kohort.processes`). Its
@@ -119,7 +119,7 @@ class ApiVersionsResponse(Message, key=18, versions=(0, 4), flexible=3):
     lease_ms: int = int32(since=3, tag=0x6B6F, ignorable=True)
 
 
-class DescribeClusterRequest(Message, key=60, versions=(0, 2), flexible=0):
+class DescribeClusterRequest(Request["DescribeClusterResponse"], key=60, versions=(0, 2), flexible=0):
     """Asks for the cluster id, the controller and the brokers."""
 
     include_cluster_authorized_operations: bool = boolean()
@@ -149,7 +149,7 @@ class DescribeClusterResponse(Message, key=60, versions=(0, 2), flexible=0):
     cluster_authorized_operations: int = int32(default=-2147483648)
 
 
-class DescribeTopicPartitionsRequest(Message, key=75, versions=(0, 0), flexible=0):
+class DescribeTopicPartitionsRequest(Request["DescribeTopicPartitionsResponse"], key=75, versions=(0, 0), flexible=0):
     """Asks for partitions page by page (KIP-966)."""
 
     class TopicRequest(Struct):
@@ -209,7 +209,7 @@ class DescribeTopicPartitionsResponse(Message, key=75, versions=(0, 0), flexible
     next_cursor: Cursor | None = struct(Cursor, nullable=True, default=None)
 
 
-class CreateTopicsRequest(Message, key=19, versions=(2, 7), flexible=5):
+class CreateTopicsRequest(Request["CreateTopicsResponse"], key=19, versions=(2, 7), flexible=5):
     """Creates topics, or only checks whether they could be created."""
 
     class CreatableTopic(Struct):
@@ -273,7 +273,7 @@ class CreateTopicsResponse(Message, key=19, versions=(2, 7), flexible=5):
     topics: list[CreatableTopicResult] = array(CreatableTopicResult)
 
 
-class DeleteTopicsRequest(Message, key=20, versions=(1, 6), flexible=4):
+class DeleteTopicsRequest(Request["DeleteTopicsResponse"], key=20, versions=(1, 6), flexible=4):
     """Deletes topics by name or, from version 6, by id."""
 
     class DeleteTopicState(Struct):
@@ -283,7 +283,7 @@ class DeleteTopicsRequest(Message, key=20, versions=(1, 6), flexible=4):
         topic_id: UUID = uuid()
 
     topic_names: list[str] = array(string, until=5, ignorable=True)
-    topics: list[DeleteTopicState] = array(DeleteTopicState, since=6)
+    topics: list[DeleteTopicState] = array(DeleteTopicState, since=6, ignorable=True)
     timeout_ms: int = int32()
 
 
@@ -302,7 +302,7 @@ class DeleteTopicsResponse(Message, key=20, versions=(1, 6), flexible=4):
     responses: list[DeletableTopicResult] = array(DeletableTopicResult)
 
 
-class CreatePartitionsRequest(Message, key=37, versions=(0, 3), flexible=2):
+class CreatePartitionsRequest(Request["CreatePartitionsResponse"], key=37, versions=(0, 3), flexible=2):
     """Raises the number of partitions of topics."""
 
     class CreatePartitionsTopic(Struct):
@@ -338,7 +338,7 @@ class CreatePartitionsResponse(Message, key=37, versions=(0, 3), flexible=2):
     results: list[CreatePartitionsTopicResult] = array(CreatePartitionsTopicResult)
 
 
-class DescribeConfigsRequest(Message, key=32, versions=(1, 4), flexible=4):
+class DescribeConfigsRequest(Request["DescribeConfigsResponse"], key=32, versions=(1, 4), flexible=4):
     """Asks for configurations; null keys ask for all of a resource."""
 
     class DescribeConfigsResource(Struct):
@@ -391,7 +391,7 @@ class DescribeConfigsResponse(Message, key=32, versions=(1, 4), flexible=4):
     results: list[DescribeConfigsResult] = array(DescribeConfigsResult)
 
 
-class AlterConfigsRequest(Message, key=33, versions=(0, 2), flexible=2):
+class AlterConfigsRequest(Request["AlterConfigsResponse"], key=33, versions=(0, 2), flexible=2):
     """Replaces the whole configuration of resources."""
 
     class AlterConfigsResource(Struct):
@@ -428,7 +428,7 @@ class AlterConfigsResponse(Message, key=33, versions=(0, 2), flexible=2):
     responses: list[AlterConfigsResourceResponse] = array(AlterConfigsResourceResponse)
 
 
-class IncrementalAlterConfigsRequest(Message, key=44, versions=(0, 1), flexible=1):
+class IncrementalAlterConfigsRequest(Request["IncrementalAlterConfigsResponse"], key=44, versions=(0, 1), flexible=1):
     """Changes single keys: 0 set, 1 delete, 2 append, 3 subtract."""
 
     class AlterConfigsResource(Struct):

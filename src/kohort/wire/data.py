@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from kohort.wire.message import Message
+from kohort.wire.message import Message, Request
 from kohort.wire.schema import Records, Struct, array, int8, int16, int32, int64, records, string, struct, uuid
 
 
-class ProduceRequest(Message, key=0, versions=(3, 13), flexible=9):
+class ProduceRequest(Request["ProduceResponse"], key=0, versions=(3, 13), flexible=9):
     """Record batches for partitions; topics by id from version 13."""
 
     class TopicProduceData(Struct):
@@ -86,7 +86,7 @@ class ProduceResponse(Message, key=0, versions=(3, 13), flexible=9):
     node_endpoints: list[NodeEndpoint] = array(NodeEndpoint, since=10, tag=0)
 
 
-class FetchRequest(Message, key=1, versions=(4, 18), flexible=12):
+class FetchRequest(Request["FetchResponse"], key=1, versions=(4, 18), flexible=12):
     """Asks for records from positions, in a fetch session or without; topics by id from version 13."""
 
     class FetchTopic(Struct):
@@ -98,7 +98,7 @@ class FetchRequest(Message, key=1, versions=(4, 18), flexible=12):
             partition: int = int32()
             current_leader_epoch: int = int32(since=9, default=-1, ignorable=True)
             fetch_offset: int = int64()
-            last_fetched_epoch: int = int32(since=12, default=-1)
+            last_fetched_epoch: int = int32(since=12, default=-1, ignorable=True)
             log_start_offset: int = int64(since=5, default=-1, ignorable=True)
             partition_max_bytes: int = int32()
             replica_directory_id: UUID = uuid(since=17, tag=0, ignorable=True)
@@ -212,7 +212,7 @@ class FetchResponse(Message, key=1, versions=(4, 18), flexible=12):
     node_endpoints: list[NodeEndpoint] = array(NodeEndpoint, since=16, tag=0)
 
 
-class ListOffsetsRequest(Message, key=2, versions=(1, 11), flexible=6):
+class ListOffsetsRequest(Request["ListOffsetsResponse"], key=2, versions=(1, 11), flexible=6):
     """Asks for offsets by time, or -1 latest, -2 earliest, -3 largest timestamp, -4 and -5 tiered storage."""
 
     class ListOffsetsTopic(Struct):
@@ -260,7 +260,7 @@ class ListOffsetsResponse(Message, key=2, versions=(1, 11), flexible=6):
     topics: list[ListOffsetsTopicResponse] = array(ListOffsetsTopicResponse)
 
 
-class OffsetForLeaderEpochRequest(Message, key=23, versions=(2, 4), flexible=4):
+class OffsetForLeaderEpochRequest(Request["OffsetForLeaderEpochResponse"], key=23, versions=(2, 4), flexible=4):
     """Asks where leader epochs end, to notice a truncated log."""
 
     class OffsetForLeaderTopic(Struct):
@@ -305,7 +305,7 @@ class OffsetForLeaderEpochResponse(Message, key=23, versions=(2, 4), flexible=4)
     topics: list[OffsetForLeaderTopicResult] = array(OffsetForLeaderTopicResult)
 
 
-class DeleteRecordsRequest(Message, key=21, versions=(0, 2), flexible=2):
+class DeleteRecordsRequest(Request["DeleteRecordsResponse"], key=21, versions=(0, 2), flexible=2):
     """Deletes records before an offset; -1 is the high watermark."""
 
     class DeleteRecordsTopic(Struct):

@@ -11,11 +11,11 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from kohort.wire import cluster, data, groups, offsets, operations, security, transactions
 from kohort.wire.codec import skip_tags
-from kohort.wire.message import Message, merge_small
+from kohort.wire.message import Message, Request, merge_small
 from kohort.wire.schema import NEVER, Buffer, WireError
 
 API_VERSIONS: Final = 18
@@ -63,7 +63,7 @@ def _apis() -> dict[int, Api]:
     table: dict[int, Api] = {}
     for module in (cluster, operations, groups, offsets, data, transactions, security):
         for name, request in vars(module).items():
-            if not name.endswith("Request") or not issubclass(request, Message):
+            if not name.endswith("Request") or request is Request:
                 continue
             plain = name.removesuffix("Request")
             table[request.API_KEY] = Api(request.API_KEY, plain, request, getattr(module, plain + "Response"))
@@ -73,6 +73,13 @@ def _apis() -> dict[int, Api]:
 APIS: Final[dict[int, Api]] = _apis()
 """Every API that can be spoken, by key."""
 _FLEXIBLE_SINCE: Final = {key: api.request.FLEXIBLE_SINCE for key, api in APIS.items()}
+
+
+def response_of(request: Request[M]) -> type[M]:
+    """The class of what answers a request."""
+    found: Any = APIS[request.API_KEY].response
+    kind: type[M] = found
+    return kind
 
 
 def encode_request_parts(msg: Message, version: int, correlation_id: int, client_id: str | None) -> list[Buffer]:

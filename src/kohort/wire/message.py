@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct as packing
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Self
+from typing import Any, Final, Generic, Self, TypeVar
 
 from kohort.errors import ErrorCode, InvalidInputError
 from kohort.wire.decoder import Decoder
@@ -82,6 +82,13 @@ class Message(Struct):
         cls.ENCODERS[version] = Encoder(flexible, version, cls.__qualname__).function(cls)
         cls.DECODERS[version] = Decoder(flexible, version, cls.__qualname__).function(cls)
         return cls.ENCODERS[version], cls.DECODERS[version]
+
+
+R_co = TypeVar("R_co", bound=Message, covariant=True)
+
+
+class Request(Message, Generic[R_co]):
+    """A message that is answered by another, `R_co`: whoever sends it knows what comes back."""
 
 
 _SMALL: Final = 4096

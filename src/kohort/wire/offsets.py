@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from kohort.wire.message import Message
+from kohort.wire.message import Message, Request
 from kohort.wire.schema import Struct, array, boolean, int16, int32, int64, string, uuid
 
 
-class OffsetCommitRequest(Message, key=8, versions=(2, 10), flexible=8):
+class OffsetCommitRequest(Request["OffsetCommitResponse"], key=8, versions=(2, 10), flexible=8):
     """Commits offsets; a generation or member epoch of -1 and no member id is an administrator."""
 
     class OffsetCommitRequestTopic(Struct):
@@ -61,7 +61,7 @@ class OffsetCommitResponse(Message, key=8, versions=(2, 10), flexible=8):
     topics: list[OffsetCommitResponseTopic] = array(OffsetCommitResponseTopic)
 
 
-class OffsetFetchRequest(Message, key=9, versions=(1, 10), flexible=6):
+class OffsetFetchRequest(Request["OffsetFetchResponse"], key=9, versions=(1, 10), flexible=6):
     """Asks for committed offsets; null topics ask for all; several groups from version 8."""
 
     class OffsetFetchRequestTopic(Struct):
@@ -87,10 +87,10 @@ class OffsetFetchRequest(Message, key=9, versions=(1, 10), flexible=6):
 
     OffsetFetchRequestTopics = OffsetFetchRequestGroup.OffsetFetchRequestTopics
 
-    group_id: str = string(until=7)
-    topics: list[OffsetFetchRequestTopic] | None = array(OffsetFetchRequestTopic, until=7, null_since=2)
-    groups: list[OffsetFetchRequestGroup] = array(OffsetFetchRequestGroup, since=8)
-    require_stable: bool = boolean(since=7)
+    group_id: str = string(until=7, ignorable=True)
+    topics: list[OffsetFetchRequestTopic] | None = array(OffsetFetchRequestTopic, until=7, null_since=2, ignorable=True)
+    groups: list[OffsetFetchRequestGroup] = array(OffsetFetchRequestGroup, since=8, ignorable=True)
+    require_stable: bool = boolean(since=7, ignorable=True)
 
 
 class OffsetFetchResponse(Message, key=9, versions=(1, 10), flexible=6):
@@ -144,7 +144,7 @@ class OffsetFetchResponse(Message, key=9, versions=(1, 10), flexible=6):
     groups: list[OffsetFetchResponseGroup] = array(OffsetFetchResponseGroup, since=8)
 
 
-class OffsetDeleteRequest(Message, key=47, versions=(0, 0)):
+class OffsetDeleteRequest(Request["OffsetDeleteResponse"], key=47, versions=(0, 0)):
     """Deletes committed offsets of topics that no member is subscribed to."""
 
     class OffsetDeleteRequestTopic(Struct):

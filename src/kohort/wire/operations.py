@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from kohort.wire.message import Message
+from kohort.wire.message import Message, Request
 from kohort.wire.schema import Struct, array, binary, boolean, float64, int8, int16, int32, int64, string, uint16, uuid
 
 
-class DescribeQuorumRequest(Message, key=55, versions=(0, 2), flexible=0):
+class DescribeQuorumRequest(Request["DescribeQuorumResponse"], key=55, versions=(0, 2), flexible=0):
     """Asks how the controllers' quorum stands."""
 
     class TopicData(Struct):
@@ -83,7 +83,7 @@ class DescribeQuorumResponse(Message, key=55, versions=(0, 2), flexible=0):
     nodes: list[Node] = array(Node, since=2)
 
 
-class UpdateFeaturesRequest(Message, key=57, versions=(0, 2), flexible=0):
+class UpdateFeaturesRequest(Request["UpdateFeaturesResponse"], key=57, versions=(0, 2), flexible=0):
     """Raises or lowers finalized feature levels."""
 
     class FeatureUpdateKey(Struct):
@@ -91,8 +91,8 @@ class UpdateFeaturesRequest(Message, key=57, versions=(0, 2), flexible=0):
 
         feature: str = string()
         max_version_level: int = int16()
-        allow_downgrade: bool = boolean(until=0)
-        upgrade_type: int = int8(since=1, default=1)
+        allow_downgrade: bool = boolean(until=0, ignorable=True)
+        upgrade_type: int = int8(since=1, default=1, ignorable=True)
 
     timeout_ms: int = int32(default=60000)
     feature_updates: list[FeatureUpdateKey] = array(FeatureUpdateKey)
@@ -115,7 +115,9 @@ class UpdateFeaturesResponse(Message, key=57, versions=(0, 2), flexible=0):
     results: list[UpdatableFeatureResult] = array(UpdatableFeatureResult, until=1, ignorable=True)
 
 
-class GetTelemetrySubscriptionsRequest(Message, key=71, versions=(0, 0), flexible=0):
+class GetTelemetrySubscriptionsRequest(
+    Request["GetTelemetrySubscriptionsResponse"], key=71, versions=(0, 0), flexible=0
+):
     """A client asks which of its metrics the broker wants (KIP-714)."""
 
     client_instance_id: UUID = uuid()
@@ -135,7 +137,7 @@ class GetTelemetrySubscriptionsResponse(Message, key=71, versions=(0, 0), flexib
     requested_metrics: list[str] = array(string)
 
 
-class PushTelemetryRequest(Message, key=72, versions=(0, 0), flexible=0):
+class PushTelemetryRequest(Request["PushTelemetryResponse"], key=72, versions=(0, 0), flexible=0):
     """A client's metrics."""
 
     client_instance_id: UUID = uuid()
@@ -152,7 +154,7 @@ class PushTelemetryResponse(Message, key=72, versions=(0, 0), flexible=0):
     error_code: int = int16()
 
 
-class DescribeLogDirsRequest(Message, key=35, versions=(1, 5), flexible=2):
+class DescribeLogDirsRequest(Request["DescribeLogDirsResponse"], key=35, versions=(1, 5), flexible=2):
     """Asks for log directories and the sizes of partitions in them; null asks for all."""
 
     class DescribableLogDirTopic(Struct):
@@ -199,7 +201,7 @@ class DescribeLogDirsResponse(Message, key=35, versions=(1, 5), flexible=2):
     results: list[DescribeLogDirsResult] = array(DescribeLogDirsResult)
 
 
-class ElectLeadersRequest(Message, key=43, versions=(0, 2), flexible=2):
+class ElectLeadersRequest(Request["ElectLeadersResponse"], key=43, versions=(0, 2), flexible=2):
     """Asks for leader elections."""
 
     class TopicPartitions(Struct):
@@ -236,7 +238,9 @@ class ElectLeadersResponse(Message, key=43, versions=(0, 2), flexible=2):
     replica_election_results: list[ReplicaElectionResult] = array(ReplicaElectionResult)
 
 
-class AlterPartitionReassignmentsRequest(Message, key=45, versions=(0, 1), flexible=0):
+class AlterPartitionReassignmentsRequest(
+    Request["AlterPartitionReassignmentsResponse"], key=45, versions=(0, 1), flexible=0
+):
     """Moves partitions to other replicas, or cancels a move."""
 
     class ReassignableTopic(Struct):
@@ -283,7 +287,9 @@ class AlterPartitionReassignmentsResponse(Message, key=45, versions=(0, 1), flex
     responses: list[ReassignableTopicResponse] = array(ReassignableTopicResponse)
 
 
-class ListPartitionReassignmentsRequest(Message, key=46, versions=(0, 0), flexible=0):
+class ListPartitionReassignmentsRequest(
+    Request["ListPartitionReassignmentsResponse"], key=46, versions=(0, 0), flexible=0
+):
     """Asks which moves are under way."""
 
     class ListPartitionReassignmentsTopics(Struct):
@@ -323,7 +329,7 @@ class ListPartitionReassignmentsResponse(Message, key=46, versions=(0, 0), flexi
     topics: list[OngoingTopicReassignment] = array(OngoingTopicReassignment)
 
 
-class ListConfigResourcesRequest(Message, key=74, versions=(0, 1), flexible=0):
+class ListConfigResourcesRequest(Request["ListConfigResourcesResponse"], key=74, versions=(0, 1), flexible=0):
     """Asks which configuration resources exist."""
 
     resource_types: list[int] = array(int8, since=1)
@@ -343,7 +349,7 @@ class ListConfigResourcesResponse(Message, key=74, versions=(0, 1), flexible=0):
     config_resources: list[ConfigResource] = array(ConfigResource)
 
 
-class DescribeClientQuotasRequest(Message, key=48, versions=(0, 1), flexible=1):
+class DescribeClientQuotasRequest(Request["DescribeClientQuotasResponse"], key=48, versions=(0, 1), flexible=1):
     """Asks for quotas by what they apply to."""
 
     class ComponentData(Struct):
@@ -387,7 +393,7 @@ class DescribeClientQuotasResponse(Message, key=48, versions=(0, 1), flexible=1)
     entries: list[EntryData] | None = array(EntryData, nullable=True)
 
 
-class AlterClientQuotasRequest(Message, key=49, versions=(0, 1), flexible=1):
+class AlterClientQuotasRequest(Request["AlterClientQuotasResponse"], key=49, versions=(0, 1), flexible=1):
     """Sets or removes quotas."""
 
     class EntryData(Struct):
@@ -438,7 +444,7 @@ class AlterClientQuotasResponse(Message, key=49, versions=(0, 1), flexible=1):
     entries: list[EntryData] = array(EntryData)
 
 
-class AlterReplicaLogDirsRequest(Message, key=34, versions=(1, 2), flexible=2):
+class AlterReplicaLogDirsRequest(Request["AlterReplicaLogDirsResponse"], key=34, versions=(1, 2), flexible=2):
     """Moves replicas to other log folders of the same broker."""
 
     class AlterReplicaLogDir(Struct):

@@ -5,11 +5,11 @@ Source: Kafka 4.3, message schemas.
 
 from __future__ import annotations
 
-from kohort.wire.message import Message
+from kohort.wire.message import Message, Request
 from kohort.wire.schema import Struct, array, binary, int8, int16, int32, int64, string
 
 
-class SaslHandshakeRequest(Message, key=17, versions=(0, 1)):
+class SaslHandshakeRequest(Request["SaslHandshakeResponse"], key=17, versions=(0, 1)):
     """Names the SASL mechanism that the client wants."""
 
     mechanism: str = string()
@@ -22,7 +22,7 @@ class SaslHandshakeResponse(Message, key=17, versions=(0, 1)):
     mechanisms: list[str] = array(string)
 
 
-class SaslAuthenticateRequest(Message, key=36, versions=(0, 2), flexible=2):
+class SaslAuthenticateRequest(Request["SaslAuthenticateResponse"], key=36, versions=(0, 2), flexible=2):
     """One step of the SASL exchange."""
 
     auth_bytes: bytes = binary()
@@ -37,7 +37,7 @@ class SaslAuthenticateResponse(Message, key=36, versions=(0, 2), flexible=2):
     session_lifetime_ms: int = int64(since=1, ignorable=True)
 
 
-class DescribeAclsRequest(Message, key=29, versions=(1, 3), flexible=2):
+class DescribeAclsRequest(Request["DescribeAclsResponse"], key=29, versions=(1, 3), flexible=2):
     """Asks for access rules that match a filter."""
 
     resource_type_filter: int = int8()
@@ -76,7 +76,7 @@ class DescribeAclsResponse(Message, key=29, versions=(1, 3), flexible=2):
     resources: list[DescribeAclsResource] = array(DescribeAclsResource)
 
 
-class CreateAclsRequest(Message, key=30, versions=(1, 3), flexible=2):
+class CreateAclsRequest(Request["CreateAclsResponse"], key=30, versions=(1, 3), flexible=2):
     """Adds access rules."""
 
     class AclCreation(Struct):
@@ -106,7 +106,7 @@ class CreateAclsResponse(Message, key=30, versions=(1, 3), flexible=2):
     results: list[AclCreationResult] = array(AclCreationResult)
 
 
-class DeleteAclsRequest(Message, key=31, versions=(1, 3), flexible=2):
+class DeleteAclsRequest(Request["DeleteAclsResponse"], key=31, versions=(1, 3), flexible=2):
     """Deletes the access rules that match filters."""
 
     class DeleteAclsFilter(Struct):
@@ -152,7 +152,9 @@ class DeleteAclsResponse(Message, key=31, versions=(1, 3), flexible=2):
     filter_results: list[DeleteAclsFilterResult] = array(DeleteAclsFilterResult)
 
 
-class DescribeUserScramCredentialsRequest(Message, key=50, versions=(0, 0), flexible=0):
+class DescribeUserScramCredentialsRequest(
+    Request["DescribeUserScramCredentialsResponse"], key=50, versions=(0, 0), flexible=0
+):
     """Asks for users' SCRAM mechanisms; null asks for all."""
 
     class UserName(Struct):
@@ -188,7 +190,9 @@ class DescribeUserScramCredentialsResponse(Message, key=50, versions=(0, 0), fle
     results: list[DescribeUserScramCredentialsResult] = array(DescribeUserScramCredentialsResult)
 
 
-class AlterUserScramCredentialsRequest(Message, key=51, versions=(0, 0), flexible=0):
+class AlterUserScramCredentialsRequest(
+    Request["AlterUserScramCredentialsResponse"], key=51, versions=(0, 0), flexible=0
+):
     """Sets and deletes SCRAM credentials."""
 
     class ScramCredentialDeletion(Struct):
@@ -224,7 +228,7 @@ class AlterUserScramCredentialsResponse(Message, key=51, versions=(0, 0), flexib
     results: list[AlterUserScramCredentialsResult] = array(AlterUserScramCredentialsResult)
 
 
-class CreateDelegationTokenRequest(Message, key=38, versions=(1, 3), flexible=2):
+class CreateDelegationTokenRequest(Request["CreateDelegationTokenResponse"], key=38, versions=(1, 3), flexible=2):
     """Asks for a token that stands for a user (KIP-48)."""
 
     class CreatableRenewers(Struct):
@@ -255,7 +259,7 @@ class CreateDelegationTokenResponse(Message, key=38, versions=(1, 3), flexible=2
     throttle_time_ms: int = int32()
 
 
-class RenewDelegationTokenRequest(Message, key=39, versions=(1, 2), flexible=2):
+class RenewDelegationTokenRequest(Request["RenewDelegationTokenResponse"], key=39, versions=(1, 2), flexible=2):
     """Lets a token hold longer."""
 
     hmac: bytes = binary()
@@ -270,7 +274,7 @@ class RenewDelegationTokenResponse(Message, key=39, versions=(1, 2), flexible=2)
     throttle_time_ms: int = int32()
 
 
-class ExpireDelegationTokenRequest(Message, key=40, versions=(1, 2), flexible=2):
+class ExpireDelegationTokenRequest(Request["ExpireDelegationTokenResponse"], key=40, versions=(1, 2), flexible=2):
     """Lets a token hold no longer than a time."""
 
     hmac: bytes = binary()
@@ -285,7 +289,7 @@ class ExpireDelegationTokenResponse(Message, key=40, versions=(1, 2), flexible=2
     throttle_time_ms: int = int32()
 
 
-class DescribeDelegationTokenRequest(Message, key=41, versions=(1, 3), flexible=2):
+class DescribeDelegationTokenRequest(Request["DescribeDelegationTokenResponse"], key=41, versions=(1, 3), flexible=2):
     """Asks for the tokens of owners; null asks for all."""
 
     class DescribeDelegationTokenOwner(Struct):

@@ -5,11 +5,11 @@ Source: Kafka 4.3, message schemas.
 
 from __future__ import annotations
 
-from kohort.wire.message import Message
+from kohort.wire.message import Message, Request
 from kohort.wire.schema import Struct, array, boolean, int8, int16, int32, int64, string
 
 
-class InitProducerIdRequest(Message, key=22, versions=(0, 6), flexible=2):
+class InitProducerIdRequest(Request["InitProducerIdResponse"], key=22, versions=(0, 6), flexible=2):
     """Asks for a producer id, or for a new epoch that fences the older producer."""
 
     transactional_id: str | None = string(nullable=True)
@@ -31,7 +31,7 @@ class InitProducerIdResponse(Message, key=22, versions=(0, 6), flexible=2):
     ongoing_txn_producer_epoch: int = int16(since=6, default=-1)
 
 
-class AddPartitionsToTxnRequest(Message, key=24, versions=(0, 5), flexible=3):
+class AddPartitionsToTxnRequest(Request["AddPartitionsToTxnResponse"], key=24, versions=(0, 5), flexible=3):
     """Adds partitions to a transaction; brokers batch transactions from version 4."""
 
     class AddPartitionsToTxnTransaction(Struct):
@@ -94,7 +94,7 @@ class AddPartitionsToTxnResponse(Message, key=24, versions=(0, 5), flexible=3):
     results_by_transaction: list[AddPartitionsToTxnResult] = array(AddPartitionsToTxnResult, since=4)
 
 
-class AddOffsetsToTxnRequest(Message, key=25, versions=(0, 4), flexible=3):
+class AddOffsetsToTxnRequest(Request["AddOffsetsToTxnResponse"], key=25, versions=(0, 4), flexible=3):
     """Adds a group's offsets to a transaction."""
 
     transactional_id: str = string()
@@ -110,7 +110,7 @@ class AddOffsetsToTxnResponse(Message, key=25, versions=(0, 4), flexible=3):
     error_code: int = int16()
 
 
-class EndTxnRequest(Message, key=26, versions=(0, 5), flexible=3):
+class EndTxnRequest(Request["EndTxnResponse"], key=26, versions=(0, 5), flexible=3):
     """Commits or aborts a transaction."""
 
     transactional_id: str = string()
@@ -128,7 +128,7 @@ class EndTxnResponse(Message, key=26, versions=(0, 5), flexible=3):
     producer_epoch: int = int16(since=5, default=-1, ignorable=True)
 
 
-class WriteTxnMarkersRequest(Message, key=27, versions=(1, 2), flexible=1):
+class WriteTxnMarkersRequest(Request["WriteTxnMarkersResponse"], key=27, versions=(1, 2), flexible=1):
     """The coordinator's order to write commit or abort markers."""
 
     class WritableTxnMarker(Struct):
@@ -181,7 +181,7 @@ class WriteTxnMarkersResponse(Message, key=27, versions=(1, 2), flexible=1):
     markers: list[WritableTxnMarkerResult] = array(WritableTxnMarkerResult)
 
 
-class TxnOffsetCommitRequest(Message, key=28, versions=(0, 5), flexible=3):
+class TxnOffsetCommitRequest(Request["TxnOffsetCommitResponse"], key=28, versions=(0, 5), flexible=3):
     """Commits a group's offsets as part of a transaction."""
 
     class TxnOffsetCommitRequestTopic(Struct):
@@ -231,7 +231,7 @@ class TxnOffsetCommitResponse(Message, key=28, versions=(0, 5), flexible=3):
     topics: list[TxnOffsetCommitResponseTopic] = array(TxnOffsetCommitResponseTopic)
 
 
-class DescribeProducersRequest(Message, key=61, versions=(0, 0), flexible=0):
+class DescribeProducersRequest(Request["DescribeProducersResponse"], key=61, versions=(0, 0), flexible=0):
     """Asks which producers are active on partitions."""
 
     class TopicRequest(Struct):
@@ -277,7 +277,7 @@ class DescribeProducersResponse(Message, key=61, versions=(0, 0), flexible=0):
     topics: list[TopicResponse] = array(TopicResponse)
 
 
-class DescribeTransactionsRequest(Message, key=65, versions=(0, 0), flexible=0):
+class DescribeTransactionsRequest(Request["DescribeTransactionsResponse"], key=65, versions=(0, 0), flexible=0):
     """Asks for the state of transactional ids."""
 
     transactional_ids: list[str] = array(string)
@@ -310,7 +310,7 @@ class DescribeTransactionsResponse(Message, key=65, versions=(0, 0), flexible=0)
     transaction_states: list[TransactionState] = array(TransactionState)
 
 
-class ListTransactionsRequest(Message, key=66, versions=(0, 2), flexible=0):
+class ListTransactionsRequest(Request["ListTransactionsResponse"], key=66, versions=(0, 2), flexible=0):
     """Asks which transactions a coordinator has."""
 
     state_filters: list[str] = array(string)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import TypeAlias
 
 from kohort.client.admin.places import at_controller, refused
 from kohort.client.admin.values import (
@@ -17,7 +17,15 @@ from kohort.client.admin.values import (
 )
 from kohort.client.net.cluster import ANY, CONTROLLER, Cluster
 from kohort.errors import KafkaError
-from kohort.wire.security import CreateAclsRequest, DeleteAclsRequest, DescribeAclsRequest
+from kohort.wire.security import (
+    CreateAclsRequest,
+    DeleteAclsRequest,
+    DeleteAclsResponse,
+    DescribeAclsRequest,
+    DescribeAclsResponse,
+)
+
+_Deleted: TypeAlias = DeleteAclsResponse.DeleteAclsFilterResult.DeleteAclsMatchingAcl
 
 
 async def describe_acls(
@@ -47,7 +55,7 @@ async def describe_acls(
 async def create_acls(cluster: Cluster, acls: Iterable[Acl], *, timeout_ms: float | None = None) -> Results[Acl, None]:
     """Adds access rules; one that is there already is no error."""
 
-    async def ask(wanted: Any) -> dict[Acl, KafkaError | None]:
+    async def ask(wanted: Sequence[Acl]) -> dict[Acl, KafkaError | None]:
         creations = [
             CreateAclsRequest.AclCreation(
                 resource_type=acl.resource_type,
@@ -77,7 +85,7 @@ async def delete_acls(
     A rule that could not be deleted makes its filter an error; others that match the filter may be gone.
     """
 
-    async def ask(wanted: Any) -> dict[AclFilter, list[Acl] | KafkaError]:
+    async def ask(wanted: Sequence[AclFilter]) -> dict[AclFilter, list[Acl] | KafkaError]:
         request = DeleteAclsRequest(
             filters=[
                 DeleteAclsRequest.DeleteAclsFilter(
@@ -98,7 +106,7 @@ async def delete_acls(
     return await at_controller(cluster, list(filters), ask, "delete access rules", timeout_ms)
 
 
-def _deleted(wanted: AclFilter, result: Any) -> list[Acl] | KafkaError:
+def _deleted(wanted: AclFilter, result: DeleteAclsResponse.DeleteAclsFilterResult) -> list[Acl] | KafkaError:
     if result.error_code:
         return refused(result, str(wanted))
     for rule in result.matching_acls:
@@ -107,7 +115,10 @@ def _deleted(wanted: AclFilter, result: Any) -> list[Acl] | KafkaError:
     return sorted(_acl(rule, rule) for rule in result.matching_acls)
 
 
-def _acl(resource: Any, rule: Any) -> Acl:
+def _acl(
+    resource: DescribeAclsResponse.DescribeAclsResource | _Deleted,
+    rule: DescribeAclsResponse.DescribeAclsResource.AclDescription | _Deleted,
+) -> Acl:
     return Acl(
         rule.principal,
         AclOperation(rule.operation),

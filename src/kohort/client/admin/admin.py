@@ -5,13 +5,13 @@ Each method is a coroutine function of the module named beside it; what the call
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack
+from typing import Self, TypeVar, Unpack
 
 from kohort.calls import checked, checked_call
 from kohort.client.admin import acls, cluster, configs, group_offsets, groups, topics, transactions, users
 from kohort.client.net.faces import blocking
+from kohort.client.net.runtime import Work
 from kohort.client.net.thread_driver import ThreadClient
 from kohort.client.setting_types import ConnectionSettings
 from kohort.client.settings import ConnectionConfig, Servers, client_config
@@ -44,7 +44,7 @@ class Admin:
         self._client = ThreadClient(client_config(ConnectionConfig, bootstrap_servers, settings))
         self._core = self._client.cluster
 
-    def _call(self, coro: Coroutine[Any, Any, T]) -> T:
+    def _call(self, coro: Work[T]) -> T:
         return self._client.call(coro)
 
     # The cluster.

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack
+from typing import Self, TypeVar, Unpack
 
 from kohort.calls import checked, checked_call
 from kohort.client.admin import acls, cluster, configs, group_offsets, groups, topics, transactions, users
 from kohort.client.net.asyncio_driver import AsyncClient
 from kohort.client.net.faces import awaiting
+from kohort.client.net.runtime import Work
 from kohort.client.setting_types import ConnectionSettings
 from kohort.client.settings import ConnectionConfig, Servers, client_config
 from kohort.config import documented
@@ -32,7 +32,7 @@ class AsyncAdmin:
         self._client = AsyncClient(client_config(ConnectionConfig, bootstrap_servers, settings))
         self._core = self._client.cluster
 
-    async def _call(self, coro: Coroutine[Any, Any, T]) -> T:
+    async def _call(self, coro: Work[T]) -> T:
         return await self._client.call(coro)
 
     # The cluster.

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
 
 from kohort.client.admin.places import at_controller, broker_time
 from kohort.client.admin.values import (
@@ -14,14 +13,15 @@ from kohort.client.admin.values import (
     ReplicaOnDisk,
     Results,
 )
-from kohort.client.net.cluster import ANY, CONTROLLER, Cluster, Node, Versioned
+from kohort.client.net.cluster import ANY, CONTROLLER, Between, Cluster, Node
 from kohort.client.net.links import SOFTWARE_NAME, SOFTWARE_VERSION
 from kohort.errors import ErrorCode, KafkaError, RetriableError, error_for
 from kohort.ids import TopicPartition
 from kohort.wire.cluster import ApiVersionsRequest, DescribeClusterRequest
-from kohort.wire.operations import DescribeLogDirsRequest, UpdateFeaturesRequest
+from kohort.wire.operations import DescribeLogDirsRequest, DescribeLogDirsResponse, UpdateFeaturesRequest
 
 _FEATURES_SINCE = 3
+"""ApiVersions from here on tells features."""
 _UPGRADE, _SAFE_DOWNGRADE = 1, 2
 
 
@@ -42,14 +42,10 @@ async def describe_cluster(cluster: Cluster, *, timeout_ms: float | None = None)
 
 async def describe_features(cluster: Cluster, *, timeout_ms: float | None = None) -> dict[str, FeatureDescription]:
     """The levels at which features are in force in the cluster, and those that a broker supports (KIP-584)."""
-
-    def build(version: int) -> ApiVersionsRequest:
-        if version < _FEATURES_SINCE:
-            raise error_for(ErrorCode.UNSUPPORTED_VERSION, "the broker tells no features")
-        return ApiVersionsRequest(client_software_name=SOFTWARE_NAME, client_software_version=SOFTWARE_VERSION)
+    request = ApiVersionsRequest(client_software_name=SOFTWARE_NAME, client_software_version=SOFTWARE_VERSION)
 
     async def attempt() -> dict[str, FeatureDescription]:
-        answer = await cluster.send(Versioned(ApiVersionsRequest, build), ANY)
+        answer = await cluster.send(Between(request, lowest=_FEATURES_SINCE), ANY)
         if answer.error_code:
             raise error_for(answer.error_code, "describe features")
         levels = {each.name: each.max_version_level for each in answer.finalized_features}
@@ -71,25 +67,22 @@ async def update_features(
     timeout_ms: float | None = None,
 ) -> Results[str, None]:
     """Sets the levels of features: all or none. A lower level than now needs `allow_downgrade`."""
-
-    def build(version: int) -> UpdateFeaturesRequest:
-        key = UpdateFeaturesRequest.FeatureUpdateKey
-        kind = _SAFE_DOWNGRADE if allow_downgrade else _UPGRADE
-        updates = [
-            key(feature=name, max_version_level=level, upgrade_type=kind)
-            if version >= 1
-            else key(feature=name, max_version_level=level, allow_downgrade=allow_downgrade)
+    request = UpdateFeaturesRequest(
+        timeout_ms=broker_time(cluster, timeout_ms),
+        feature_updates=[
+            UpdateFeaturesRequest.FeatureUpdateKey(
+                feature=name,
+                max_version_level=level,
+                allow_downgrade=allow_downgrade,
+                upgrade_type=_SAFE_DOWNGRADE if allow_downgrade else _UPGRADE,
+            )
             for name, level in levels.items()
-        ]
-        request = UpdateFeaturesRequest(timeout_ms=broker_time(cluster, timeout_ms), feature_updates=updates)
-        if version >= 1:
-            request.validate_only = validate_only
-        elif validate_only:
-            raise error_for(ErrorCode.UNSUPPORTED_VERSION, "the broker can't only validate feature levels")
-        return request
+        ],
+        validate_only=validate_only,
+    )
 
-    async def ask(_: Any) -> dict[str, KafkaError | None]:
-        answer = await cluster.send(Versioned(UpdateFeaturesRequest, build), CONTROLLER, timeout_ms=timeout_ms)
+    async def ask(_: Sequence[str]) -> dict[str, KafkaError | None]:
+        answer = await cluster.send(request, CONTROLLER, timeout_ms=timeout_ms)
         if answer.error_code:
             code = ErrorCode.of(answer.error_code)
             return dict.fromkeys(levels, error_for(code, answer.error_message or f"features: {code.text}"))
@@ -106,7 +99,7 @@ async def describe_log_dirs(
     cluster: Cluster, brokers: Iterable[int] | None = None, *, timeout_ms: float | None = None
 ) -> Results[int, dict[str, LogDir]]:
     """The log directories of brokers by path, with the sizes of what they hold; None: of every broker."""
-    done: dict[int, Any] = {}
+    done: dict[int, dict[str, LogDir] | KafkaError] = {}
 
     async def attempt() -> None:
         known = await cluster.refresh_metadata(timeout_ms)
@@ -130,7 +123,7 @@ async def describe_log_dirs(
     return Results.of(done)
 
 
-def _log_dirs(answer: Any) -> dict[str, LogDir] | KafkaError:
+def _log_dirs(answer: DescribeLogDirsResponse) -> dict[str, LogDir] | KafkaError:
     if answer.error_code:
         return error_for(answer.error_code, "describe log dirs")
     return {

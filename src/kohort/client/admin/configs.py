@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import TypeAlias, TypeVar
 
 from kohort.client.admin.values import ConfigEntry, ConfigResource, ResourceType, Results
 from kohort.client.net.cluster import ANY, Cluster, Node, Target
 from kohort.errors import KafkaError, error_for
-from kohort.wire.cluster import DescribeConfigsRequest, IncrementalAlterConfigsRequest
+from kohort.wire.cluster import (
+    DescribeConfigsRequest,
+    DescribeConfigsResponse,
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsResponse,
+)
+
+V = TypeVar("V")
+_Result: TypeAlias = (
+    DescribeConfigsResponse.DescribeConfigsResult | IncrementalAlterConfigsResponse.AlterConfigsResourceResponse
+)
 
 _SET, _DELETE = 0, 1
 _SOURCE_DEFAULT = 5
@@ -19,7 +29,9 @@ async def describe_configs(
 ) -> Results[ConfigResource, dict[str, ConfigEntry]]:
     """The properties of topics, brokers and groups, by name."""
 
-    async def ask(target: Target, wanted: list[ConfigResource]) -> dict[ConfigResource, Any]:
+    async def ask(
+        target: Target, wanted: list[ConfigResource]
+    ) -> dict[ConfigResource, dict[str, ConfigEntry] | KafkaError]:
         message = DescribeConfigsRequest(
             resources=[
                 DescribeConfigsRequest.DescribeConfigsResource(
@@ -43,7 +55,7 @@ async def incremental_alter_configs(
 ) -> Results[ConfigResource, None]:
     """Sets the properties given, and those given as None back to their default; leaves the others."""
 
-    def entries(resource: ConfigResource) -> list[Any]:
+    def entries(resource: ConfigResource) -> list[IncrementalAlterConfigsRequest.AlterConfigsResource.AlterableConfig]:
         return [
             IncrementalAlterConfigsRequest.AlterableConfig(
                 name=name, config_operation=_DELETE if value is None else _SET, value=value
@@ -51,7 +63,7 @@ async def incremental_alter_configs(
             for name, value in sorted(changes[resource].items())
         ]
 
-    async def ask(target: Target, wanted: list[ConfigResource]) -> dict[ConfigResource, Any]:
+    async def ask(target: Target, wanted: list[ConfigResource]) -> dict[ConfigResource, KafkaError | None]:
         message = IncrementalAlterConfigsRequest(
             resources=[
                 IncrementalAlterConfigsRequest.AlterConfigsResource(
@@ -68,10 +80,14 @@ async def incremental_alter_configs(
 
 
 async def _at_places(
-    cluster: Cluster, resources: Sequence[ConfigResource], ask: Any, what: str, timeout_ms: float | None
-) -> Results[ConfigResource, Any]:
+    cluster: Cluster,
+    resources: Sequence[ConfigResource],
+    ask: Callable[[Target, list[ConfigResource]], Awaitable[Mapping[ConfigResource, V | KafkaError]]],
+    what: str,
+    timeout_ms: float | None,
+) -> Results[ConfigResource, V]:
     """A broker's own configuration is asked of that broker, everything else of any."""
-    done: dict[ConfigResource, Any] = {}
+    done: dict[ConfigResource, V | KafkaError] = {}
 
     async def attempt() -> None:
         places: dict[Target, list[ConfigResource]] = {}
@@ -96,16 +112,16 @@ async def _at_places(
     return Results.of(done)
 
 
-def _resource(result: Any) -> ConfigResource:
+def _resource(result: _Result) -> ConfigResource:
     return ConfigResource(ResourceType(result.resource_type), result.resource_name)
 
 
-def _refused(result: Any) -> KafkaError:
+def _refused(result: _Result) -> KafkaError:
     resource = _resource(result)
     return error_for(result.error_code, result.error_message or f"{resource.type.name.lower()} {resource.name!r}")
 
 
-def _entries(result: Any) -> dict[str, ConfigEntry] | KafkaError:
+def _entries(result: DescribeConfigsResponse.DescribeConfigsResult) -> dict[str, ConfigEntry] | KafkaError:
     if result.error_code:
         return _refused(result)
     return {

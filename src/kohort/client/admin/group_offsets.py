@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal, TypeAlias
 
 from kohort.client.admin.places import at_coordinators, at_leaders
 from kohort.client.admin.values import ListedOffset, OffsetSpec, PartitionResults
-from kohort.client.net.cluster import Cluster, Node, Versioned
+from kohort.client.net.cluster import Between, Cluster, Node
+from kohort.client.offset_requests import HIGHEST_BY_NAME, offset_fetch
 from kohort.client.offset_values import OffsetAndMetadata
 from kohort.errors import ErrorCode, KafkaError, error_for
 from kohort.ids import TopicPartition, by_topic
 from kohort.wire.data import ListOffsetsRequest
-from kohort.wire.offsets import OffsetCommitRequest, OffsetDeleteRequest, OffsetFetchRequest
+from kohort.wire.offsets import (
+    OffsetCommitRequest,
+    OffsetCommitResponse,
+    OffsetDeleteRequest,
+    OffsetDeleteResponse,
+    OffsetFetchResponse,
+)
 
+_Fetched: TypeAlias = (
+    OffsetFetchResponse.OffsetFetchResponseTopic
+    | OffsetFetchResponse.OffsetFetchResponseGroup.OffsetFetchResponseTopics
+)
+_Topic: TypeAlias = OffsetCommitResponse.OffsetCommitResponseTopic | OffsetDeleteResponse.OffsetDeleteResponseTopic
 _NAMED_TIMES = {"latest": -1, "earliest": -2, "max_timestamp": -3}
-_GROUPS_IN_FETCH_SINCE = 8
 _STABLE_SINCE = 7
-_HIGHEST_BY_NAME = 9
-"""From version 10 on, commits and fetches of offsets name topics by id only."""
+"""OffsetFetch from here on can wait for open transactions."""
 
 
 async def list_consumer_group_offsets(
@@ -33,21 +43,13 @@ async def list_consumer_group_offsets(
     if partitions is not None:
         partitions = list(partitions)
 
-    def build(version: int) -> OffsetFetchRequest:
-        wanted = None if partitions is None else by_topic(partitions)
-        request = OffsetFetchRequest()
-        if version >= _STABLE_SINCE:
-            request.require_stable = require_stable
-        if version >= _GROUPS_IN_FETCH_SINCE:
-            topics = _named(OffsetFetchRequest.OffsetFetchRequestTopics, wanted)
-            request.groups = [OffsetFetchRequest.OffsetFetchRequestGroup(group_id=group, topics=topics)]
-        else:
-            request.group_id = group
-            request.topics = _named(OffsetFetchRequest.OffsetFetchRequestTopic, wanted)
-        return request
+    request = Between(
+        offset_fetch(group, partitions, require_stable=require_stable),
+        lowest=_STABLE_SINCE if require_stable else 0,
+        highest=HIGHEST_BY_NAME,
+    )
 
-    async def ask(node: int, _: list[str]) -> dict[str, Any]:
-        request = Versioned(OffsetFetchRequest, build, _HIGHEST_BY_NAME)
+    async def ask(node: int, _: list[str]) -> dict[str, Sequence[_Fetched] | KafkaError]:
         answer = await cluster.send(request, Node(node))
         told = answer.groups[0] if answer.groups else answer
         if told.error_code:
@@ -71,12 +73,6 @@ async def list_consumer_group_offsets(
     return PartitionResults(dict(sorted(values.items())), errors)
 
 
-def _named(message: Any, wanted: Mapping[str, list[int]] | None) -> Any:
-    if wanted is None:
-        return None
-    return [message(name=name, partition_indexes=numbers) for name, numbers in wanted.items()]
-
-
 async def alter_consumer_group_offsets(
     cluster: Cluster,
     group: str,
@@ -86,7 +82,7 @@ async def alter_consumer_group_offsets(
 ) -> PartitionResults[None]:
     """Commits offsets for a group that has no members."""
 
-    def entry(partition: TopicPartition) -> Any:
+    def entry(partition: TopicPartition) -> OffsetCommitRequest.OffsetCommitRequestTopic.OffsetCommitRequestPartition:
         given = offsets[partition]
         offset = given if isinstance(given, OffsetAndMetadata) else OffsetAndMetadata(given)
         return OffsetCommitRequest.OffsetCommitRequestPartition(
@@ -106,8 +102,8 @@ async def alter_consumer_group_offsets(
         ],
     )
 
-    async def ask(node: int, _: list[str]) -> dict[str, Any]:
-        answer = await cluster.send(Versioned(OffsetCommitRequest, lambda _: request, _HIGHEST_BY_NAME), Node(node))
+    async def ask(node: int, _: list[str]) -> dict[str, Sequence[_Topic] | KafkaError]:
+        answer = await cluster.send(Between(request, highest=HIGHEST_BY_NAME), Node(node))
         return {group: _moved(answer.topics) or answer.topics}
 
     topics = (await at_coordinators(cluster, [group], ask, f"set offsets of {group!r}", timeout_ms)).result(group)
@@ -136,7 +132,7 @@ async def delete_consumer_group_offsets(
         ],
     )
 
-    async def ask(node: int, _: list[str]) -> dict[str, Any]:
+    async def ask(node: int, _: list[str]) -> dict[str, Sequence[_Topic] | KafkaError]:
         answer = await cluster.send(request, Node(node))
         if answer.error_code:
             code = ErrorCode.of(answer.error_code)
@@ -159,7 +155,7 @@ async def list_offsets(
     """First, end, or by-time offsets of partitions."""
     times = {partition: spec if isinstance(spec, int) else _NAMED_TIMES[spec] for partition, spec in wanted.items()}
 
-    async def ask(node: int, partitions: list[TopicPartition]) -> dict[TopicPartition, Any]:
+    async def ask(node: int, partitions: list[TopicPartition]) -> dict[TopicPartition, ListedOffset | KafkaError]:
         request = ListOffsetsRequest(
             replica_id=-1,
             isolation_level=int(isolation_level == "read_committed"),
@@ -188,7 +184,7 @@ async def list_offsets(
     return PartitionResults.of(await at_leaders(cluster, list(times), ask, "list offsets", timeout_ms))
 
 
-def _moved(topics: Any) -> KafkaError | None:
+def _moved(topics: Sequence[_Topic]) -> KafkaError | None:
     """The error that says to look for the coordinator again, when the answer has one."""
     moved = (ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
     for topic in topics:
@@ -198,7 +194,7 @@ def _moved(topics: Any) -> KafkaError | None:
     return None
 
 
-def _outcomes(topics: Any, group: str) -> PartitionResults[None]:
+def _outcomes(topics: Sequence[_Topic], group: str) -> PartitionResults[None]:
     values: dict[TopicPartition, None] = {}
     errors: dict[TopicPartition, KafkaError] = {}
     for topic in topics:

@@ -3,48 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TypeAlias
 
 from kohort.client.admin.places import at_coordinators, refused
 from kohort.client.admin.values import GroupDescription, GroupListing, MemberDescription, Results
-from kohort.client.net.cluster import Cluster, Node, Versioned
+from kohort.client.net.cluster import Between, Cluster, Node
 from kohort.consumer_protocol import read_assignment, read_subscription
 from kohort.errors import ErrorCode, KafkaError, error_for
 from kohort.ids import TopicPartition
 from kohort.wire.groups import (
     ConsumerGroupDescribeRequest,
+    ConsumerGroupDescribeResponse,
     DeleteGroupsRequest,
     DescribeGroupsRequest,
+    DescribeGroupsResponse,
     LeaveGroupRequest,
+    LeaveGroupResponse,
     ListGroupsRequest,
 )
 
+_Described: TypeAlias = dict[str, GroupDescription | KafkaError]
+_Member: TypeAlias = ConsumerGroupDescribeResponse.DescribedGroup.Member
 _CONSUMER = "consumer"
 _DEAD = "Dead"
 _REMOVED_BY_ADMIN = "member was removed by an administrator"
-_LEAVE_BY_INSTANCE_SINCE = 3
+_SEVERAL_LEAVE_SINCE = 3
+"""LeaveGroup from here on names several members, and by instance."""
 
 
 async def list_groups(
     cluster: Cluster, *, states: Sequence[str] = (), types: Sequence[str] = (), timeout_ms: float | None = None
 ) -> list[GroupListing]:
     """Groups of every coordinator, sorted; only of these states and types when given (letter case is ignored)."""
+    request = ListGroupsRequest(states_filter=list(states), types_filter=list(types))
     wanted_states = {state.lower() for state in states}
     wanted_types = {kind.lower() for kind in types}
-
-    def build(version: int) -> ListGroupsRequest:
-        request = ListGroupsRequest()
-        if version >= 4:
-            request.states_filter = list(states)
-        if version >= 5:
-            request.types_filter = list(types)
-        return request
 
     async def attempt() -> list[GroupListing]:
         metadata = await cluster.refresh_metadata(timeout_ms)
         found = {}
         for node in sorted(metadata.brokers):
-            answer = await cluster.send(Versioned(ListGroupsRequest, build), Node(node))
+            answer = await cluster.send(request, Node(node))
             if answer.error_code:
                 raise error_for(answer.error_code, f"broker {node} did not list its groups")
             for group in answer.groups:
@@ -66,7 +65,7 @@ async def describe_consumer_groups(
 ) -> Results[str, GroupDescription]:
     """State, assignor and members of groups, of either protocol."""
 
-    async def ask(node: int, names: list[str]) -> dict[str, Any]:
+    async def ask(node: int, names: list[str]) -> _Described:
         outcomes = await _describe_consumer(cluster, node, names)
         rest = [name for name in names if name not in outcomes]
         if rest:
@@ -76,7 +75,7 @@ async def describe_consumer_groups(
     return await at_coordinators(cluster, list(groups), ask, "describe groups", timeout_ms)
 
 
-async def _describe_consumer(cluster: Cluster, node: int, names: list[str]) -> dict[str, Any]:
+async def _describe_consumer(cluster: Cluster, node: int, names: list[str]) -> _Described:
     """The KIP-848 groups among `names`; the others are left out, all of them when the broker knows no such groups."""
     try:
         answer = await cluster.send(ConsumerGroupDescribeRequest(group_ids=names), Node(node))
@@ -84,7 +83,7 @@ async def _describe_consumer(cluster: Cluster, node: int, names: list[str]) -> d
         if error.code is ErrorCode.UNSUPPORTED_VERSION:
             return {}
         raise
-    outcomes: dict[str, Any] = {}
+    outcomes: _Described = {}
     for group in answer.groups:
         code = ErrorCode.of(group.error_code)
         if code in (ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.UNSUPPORTED_VERSION):
@@ -106,7 +105,7 @@ async def _describe_consumer(cluster: Cluster, node: int, names: list[str]) -> d
     return outcomes
 
 
-def _consumer_member(member: Any) -> MemberDescription:
+def _consumer_member(member: _Member) -> MemberDescription:
     return MemberDescription(
         member.member_id,
         member.client_id,
@@ -121,7 +120,7 @@ def _consumer_member(member: Any) -> MemberDescription:
     )
 
 
-def _partitions(assignment: Any) -> tuple[TopicPartition, ...]:
+def _partitions(assignment: _Member.Assignment) -> tuple[TopicPartition, ...]:
     return tuple(
         sorted(
             TopicPartition(topic.topic_name, number)
@@ -131,9 +130,9 @@ def _partitions(assignment: Any) -> tuple[TopicPartition, ...]:
     )
 
 
-async def _describe_classic(cluster: Cluster, node: int, names: list[str]) -> dict[str, Any]:
+async def _describe_classic(cluster: Cluster, node: int, names: list[str]) -> _Described:
     answer = await cluster.send(DescribeGroupsRequest(groups=names), Node(node))
-    outcomes: dict[str, Any] = {}
+    outcomes: _Described = {}
     for group in answer.groups:
         code = ErrorCode.of(group.error_code)
         if not code and group.group_state == _DEAD:
@@ -154,7 +153,9 @@ async def _describe_classic(cluster: Cluster, node: int, names: list[str]) -> di
     return outcomes
 
 
-def _classic_member(member: Any, protocol_type: str) -> MemberDescription:
+def _classic_member(
+    member: DescribeGroupsResponse.DescribedGroup.DescribedGroupMember, protocol_type: str
+) -> MemberDescription:
     is_consumer = protocol_type == _CONSUMER
     return MemberDescription(
         member.member_id,
@@ -191,7 +192,7 @@ async def delete_consumer_groups(
 ) -> Results[str, None]:
     """Deletes groups without members, with their offsets."""
 
-    async def ask(node: int, names: list[str]) -> dict[str, Any]:
+    async def ask(node: int, names: list[str]) -> dict[str, KafkaError | None]:
         answer = await cluster.send(DeleteGroupsRequest(groups_names=names), Node(node))
         return {
             result.group_id: refused(result, f"group {result.group_id!r}") if result.error_code else None
@@ -211,20 +212,16 @@ async def remove_members_from_consumer_group(
     else:
         wanted = [("", name) for name in group_instance_ids]
 
-    def build(version: int) -> LeaveGroupRequest:
-        if version < _LEAVE_BY_INSTANCE_SINCE:
-            raise error_for(ErrorCode.UNSUPPORTED_VERSION, "the broker can't remove members of a group")
-        identity = LeaveGroupRequest.MemberIdentity
-        return LeaveGroupRequest(
-            group_id=group,
-            members=[
-                identity(member_id=member, group_instance_id=instance, reason=_REMOVED_BY_ADMIN)
-                for member, instance in wanted
-            ],
-        )
+    request = LeaveGroupRequest(
+        group_id=group,
+        members=[
+            LeaveGroupRequest.MemberIdentity(member_id=member, group_instance_id=instance, reason=_REMOVED_BY_ADMIN)
+            for member, instance in wanted
+        ],
+    )
 
-    async def ask(node: int, _: list[str]) -> dict[str, Any]:
-        answer = await cluster.send(Versioned(LeaveGroupRequest, build), Node(node))
+    async def ask(node: int, _: list[str]) -> dict[str, list[LeaveGroupResponse.MemberResponse] | KafkaError]:
+        answer = await cluster.send(Between(request, lowest=_SEVERAL_LEAVE_SINCE), Node(node))
         if answer.error_code:
             return {group: refused(answer, f"group {group!r}")}
         return {group: answer.members}

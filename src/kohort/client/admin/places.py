@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Protocol, TypeVar
 
 from kohort.client.admin.values import Results
 from kohort.client.net.cluster import GROUP, Cluster, Coordinator
@@ -11,6 +11,15 @@ from kohort.errors import ErrorCode, KafkaError, RetriableError, error_for
 from kohort.ids import TopicPartition
 
 K = TypeVar("K")
+V = TypeVar("V")
+
+
+class Answer(Protocol):
+    """What has an error code, and maybe words beside it."""
+
+    error_code: int
+
+
 _BROKER_TIME_SHARE = 0.8
 """Of the call's time, what the broker is told that it may take; the rest is for the way."""
 
@@ -18,16 +27,16 @@ _BROKER_TIME_SHARE = 0.8
 async def at_leaders(
     cluster: Cluster,
     partitions: Sequence[TopicPartition],
-    ask: Callable[[int, list[TopicPartition]], Awaitable[dict[TopicPartition, Any]]],
+    ask: Callable[[int, list[TopicPartition]], Awaitable[Mapping[TopicPartition, V | KafkaError]]],
     what: str,
     timeout_ms: float | None,
-) -> dict[TopicPartition, Any]:
+) -> dict[TopicPartition, V | KafkaError]:
     """Asks the leader of each partition, again where leaders have moved; an outcome for every partition.
 
     Args:
         ask: called with a node id and its partitions; gives a value or a KafkaError for each.
     """
-    done: dict[TopicPartition, Any] = {}
+    done: dict[TopicPartition, V | KafkaError] = {}
 
     async def attempt() -> None:
         nodes: dict[int, list[TopicPartition]] = {}
@@ -63,12 +72,12 @@ async def at_leaders(
 async def at_controller(
     cluster: Cluster,
     names: Sequence[K],
-    ask: Callable[[Sequence[K]], Awaitable[dict[K, Any]]],
+    ask: Callable[[Sequence[K]], Awaitable[Mapping[K, V | KafkaError]]],
     what: str,
     timeout_ms: float | None,
-) -> Results[K, Any]:
+) -> Results[K, V]:
     """Asks the controller, and the next one for those that it refused because it is none any more."""
-    done: dict[K, Any] = {}
+    done: dict[K, V | KafkaError] = {}
 
     async def attempt() -> None:
         moved: KafkaError | None = None
@@ -85,7 +94,7 @@ async def at_controller(
     return Results.of(done)
 
 
-def refused(result: Any, what: str) -> KafkaError:
+def refused(result: Answer, what: str) -> KafkaError:
     """The error of one outcome: the broker's words where it has any."""
     code = ErrorCode.of(result.error_code)
     return error_for(result.error_code, f"{what}: {getattr(result, 'error_message', None) or code.text}")
@@ -100,11 +109,11 @@ def broker_time(cluster: Cluster, timeout_ms: float | None) -> int:
 async def at_coordinators(
     cluster: Cluster,
     keys: Sequence[str],
-    ask: Callable[[int, list[str]], Awaitable[dict[str, Any]]],
+    ask: Callable[[int, list[str]], Awaitable[Mapping[str, V | KafkaError]]],
     what: str,
     timeout_ms: float | None,
     kind: int = GROUP,
-) -> Results[str, Any]:
+) -> Results[str, V]:
     """Asks the coordinator of each group, or transactional id, again where coordinators have moved.
 
     Gives an outcome for each.
@@ -112,7 +121,7 @@ async def at_coordinators(
     Args:
         ask: called with a node id and its groups; gives a value or a KafkaError for each.
     """
-    done: dict[str, Any] = {}
+    done: dict[str, V | KafkaError] = {}
 
     async def attempt() -> None:
         nodes: dict[int, list[str]] = {}

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from kohort.client.admin.places import at_controller, at_leaders, broker_time, refused
 from kohort.client.admin.values import (
@@ -13,13 +11,14 @@ from kohort.client.admin.values import (
     PartitionResults,
     Results,
 )
-from kohort.client.net.cluster import CONTROLLER, Cluster, Node, Versioned
+from kohort.client.net.cluster import CONTROLLER, Cluster, Node
 from kohort.client.net.metadata import TopicInfo
 from kohort.errors import ErrorCode, KafkaError, error_for
 from kohort.ids import TopicPartition, by_topic
 from kohort.wire.cluster import (
     CreatePartitionsRequest,
     CreateTopicsRequest,
+    CreateTopicsResponse,
     DeleteTopicsRequest,
 )
 from kohort.wire.data import DeleteRecordsRequest
@@ -57,7 +56,7 @@ async def create_topics(
             validate_only=validate_only,
         )
 
-    def outcome(result: Any) -> CreatedTopic | KafkaError:
+    def outcome(result: CreateTopicsResponse.CreatableTopicResult) -> CreatedTopic | KafkaError:
         if result.error_code:
             return refused(result, f"topic {result.name!r}")
         return CreatedTopic(result.name, result.topic_id, result.num_partitions, result.replication_factor)
@@ -91,18 +90,15 @@ async def delete_topics(
 ) -> Results[str, None]:
     """Deletes topics with their records; groups' offsets for them go too."""
 
-    def build(names: Sequence[str], version: int) -> DeleteTopicsRequest:
-        limit = broker_time(cluster, timeout_ms)
-        if version >= 6:
-            states = [DeleteTopicsRequest.DeleteTopicState(name=name, topic_id=uuid.UUID(int=0)) for name in names]
-            return DeleteTopicsRequest(topics=states, timeout_ms=limit)
-        return DeleteTopicsRequest(topic_names=list(names), timeout_ms=limit)
-
     async def ask(names: Sequence[str]) -> dict[str, KafkaError | None]:
-        request = Versioned(DeleteTopicsRequest, lambda version: build(names, version))
+        request = DeleteTopicsRequest(
+            topic_names=list(names),
+            topics=[DeleteTopicsRequest.DeleteTopicState(name=name) for name in names],
+            timeout_ms=broker_time(cluster, timeout_ms),
+        )
         answer = await cluster.send(request, CONTROLLER, timeout_ms=timeout_ms)
         return {
-            result.name: refused(result, f"topic {result.name!r}") if result.error_code else None
+            result.name or "": refused(result, f"topic {result.name!r}") if result.error_code else None
             for result in answer.responses
         }
 

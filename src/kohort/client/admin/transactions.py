@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from kohort.client.admin.places import at_coordinators, at_leaders, refused
 from kohort.client.admin.values import (
@@ -14,18 +13,19 @@ from kohort.client.admin.values import (
     TransactionDescription,
     TransactionListing,
 )
-from kohort.client.net.cluster import TRANSACTION, Cluster, Node, Versioned
+from kohort.client.net.cluster import TRANSACTION, Cluster, Node
 from kohort.errors import ErrorCode, KafkaError, error_for
 from kohort.ids import TopicPartition, by_topic
 from kohort.wire.transactions import (
     DescribeProducersRequest,
+    DescribeProducersResponse,
     DescribeTransactionsRequest,
+    DescribeTransactionsResponse,
     InitProducerIdRequest,
     ListTransactionsRequest,
     WriteTxnMarkersRequest,
 )
 
-_DURATION_SINCE, _PATTERN_SINCE = 1, 2
 _FENCE_TIMEOUT_MS = 1
 """Of the transactions of a producer that is only made to fence another one: it begins none."""
 
@@ -47,24 +47,17 @@ async def list_transactions(
         open_for_ms: Only those whose transaction is open for longer.
         pattern: Only ids that this regular expression matches as a whole (Kafka 4.1 and later).
     """
-
-    def build(version: int) -> ListTransactionsRequest:
-        request = ListTransactionsRequest(state_filters=list(states), producer_id_filters=list(producer_ids))
-        for wanted, since, name in (
-            (open_for_ms, _DURATION_SINCE, "duration_filter"),
-            (pattern, _PATTERN_SINCE, "transactional_id_pattern"),
-        ):
-            if wanted is not None and version < since:
-                text = f"the broker can't filter transactions by {name.partition('_')[0]}"
-                raise error_for(ErrorCode.UNSUPPORTED_VERSION, text)
-            if wanted is not None:
-                setattr(request, name, wanted)
-        return request
+    request = ListTransactionsRequest(
+        state_filters=list(states),
+        producer_id_filters=list(producer_ids),
+        duration_filter=-1 if open_for_ms is None else open_for_ms,
+        transactional_id_pattern=pattern,
+    )
 
     async def attempt() -> list[TransactionListing]:
         found = []
         for node in sorted((await cluster.refresh_metadata(timeout_ms)).brokers):
-            answer = await cluster.send(Versioned(ListTransactionsRequest, build), Node(node))
+            answer = await cluster.send(request, Node(node))
             if answer.error_code:
                 raise error_for(answer.error_code, f"broker {node} did not list its transactions")
             if answer.unknown_state_filters:
@@ -84,7 +77,7 @@ async def describe_transactions(
 ) -> Results[str, TransactionDescription]:
     """State, producer and partitions of transactional ids."""
 
-    async def ask(node: int, names: list[str]) -> dict[str, Any]:
+    async def ask(node: int, names: list[str]) -> dict[str, TransactionDescription | KafkaError]:
         answer = await cluster.send(DescribeTransactionsRequest(transactional_ids=names), Node(node))
         return {each.transactional_id: _described(each, node) for each in answer.transaction_states}
 
@@ -93,7 +86,7 @@ async def describe_transactions(
     )
 
 
-def _described(state: Any, node: int) -> TransactionDescription | KafkaError:
+def _described(state: DescribeTransactionsResponse.TransactionState, node: int) -> TransactionDescription | KafkaError:
     if state.error_code:
         return refused(state, f"transactional id {state.transactional_id!r}")
     return TransactionDescription(
@@ -116,8 +109,8 @@ async def fence_producers(
     Gives the new identity.
     """
 
-    async def ask(node: int, names: list[str]) -> dict[str, Any]:
-        outcomes: dict[str, Any] = {}
+    async def ask(node: int, names: list[str]) -> dict[str, ProducerIdentity | KafkaError]:
+        outcomes: dict[str, ProducerIdentity | KafkaError] = {}
         for name in names:
             request = InitProducerIdRequest(transactional_id=name, transaction_timeout_ms=_FENCE_TIMEOUT_MS)
             answer = await cluster.send(request, Node(node))
@@ -136,7 +129,9 @@ async def describe_producers(
 ) -> PartitionResults[tuple[ProducerState, ...]]:
     """The producers that wrote to partitions lately, with the first offset of what each has open there."""
 
-    async def ask(node: int, wanted: list[TopicPartition]) -> dict[TopicPartition, Any]:
+    async def ask(
+        node: int, wanted: list[TopicPartition]
+    ) -> dict[TopicPartition, tuple[ProducerState, ...] | KafkaError]:
         request = DescribeProducersRequest(
             topics=[
                 DescribeProducersRequest.TopicRequest(name=topic, partition_indexes=numbers)
@@ -156,7 +151,7 @@ async def describe_producers(
     return PartitionResults.of(await at_leaders(cluster, chosen, ask, "describe producers", timeout_ms))
 
 
-def _producer(state: Any) -> ProducerState:
+def _producer(state: DescribeProducersResponse.TopicResponse.PartitionResponse.ProducerState) -> ProducerState:
     return ProducerState(
         state.producer_id,
         state.producer_epoch,
@@ -188,7 +183,7 @@ async def abort_transaction(
         coordinator_epoch=max(0, producer.coordinator_epoch),
     )
 
-    async def ask(node: int, _: list[TopicPartition]) -> dict[TopicPartition, Any]:
+    async def ask(node: int, _: list[TopicPartition]) -> dict[TopicPartition, KafkaError | None]:
         answer = await cluster.send(WriteTxnMarkersRequest(markers=[marker]), Node(node))
         return {
             TopicPartition(topic.name, part.partition_index): error_for(
@@ -203,5 +198,6 @@ async def abort_transaction(
 
     chosen = TopicPartition(*partition)
     outcomes = await at_leaders(cluster, [chosen], ask, "abort transaction", timeout_ms)
-    if isinstance(outcomes[chosen], KafkaError):
-        raise outcomes[chosen]
+    outcome = outcomes[chosen]
+    if outcome is not None:
+        raise outcome

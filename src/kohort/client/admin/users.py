@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Mapping
-from typing import Any, get_args
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeAlias, get_args
 
 from kohort.client.admin.places import at_controller, refused
 from kohort.client.admin.values import QuotaEntity, Results, ScramCredential, ScramMechanism
 from kohort.client.net.cluster import ANY, CONTROLLER, Cluster
 from kohort.client.net.security import salted_password
 from kohort.errors import KafkaError
-from kohort.wire.operations import AlterClientQuotasRequest, DescribeClientQuotasRequest
+from kohort.wire.operations import (
+    AlterClientQuotasRequest,
+    AlterClientQuotasResponse,
+    DescribeClientQuotasRequest,
+    DescribeClientQuotasResponse,
+)
 from kohort.wire.security import AlterUserScramCredentialsRequest, DescribeUserScramCredentialsRequest
 
 _SCRAM_NUMBERS: dict[str, int] = {name: number for number, name in enumerate(get_args(ScramMechanism), 1)}
-_SCRAM_NAMES: dict[int, Any] = {number: name for name, number in _SCRAM_NUMBERS.items()}
+_SCRAM_NAMES: dict[int, ScramMechanism] = dict(enumerate(get_args(ScramMechanism), 1))
+_Entry: TypeAlias = DescribeClientQuotasResponse.EntryData | AlterClientQuotasResponse.EntryData
 _SALT_BYTES = 16
 _EXACT, _DEFAULT, _ANY_NAME = 0, 1, 2
 
@@ -68,7 +74,7 @@ async def alter_user_scram_credentials(
     )
     users = list(dict.fromkeys([*(each.user for each in upserted), *(user for user, _ in deleted)]))
 
-    async def ask(_: Any) -> dict[str, KafkaError | None]:
+    async def ask(_: Sequence[str]) -> dict[str, KafkaError | None]:
         answer = await cluster.send(request, CONTROLLER)
         return {
             result.user: refused(result, f"user {result.user!r}") if result.error_code else None
@@ -78,7 +84,7 @@ async def alter_user_scram_credentials(
     return await at_controller(cluster, users, ask, "alter SCRAM credentials", timeout_ms)
 
 
-def _upsertion(credential: ScramCredential) -> Any:
+def _upsertion(credential: ScramCredential) -> AlterUserScramCredentialsRequest.ScramCredentialUpsertion:
     salt = secrets.token_bytes(_SALT_BYTES)
     return AlterUserScramCredentialsRequest.ScramCredentialUpsertion(
         name=credential.user,
@@ -115,7 +121,7 @@ async def describe_client_quotas(
     return await cluster.retrying(attempt, "describe quotas", timeout_ms)
 
 
-def _component(kind: str, name: str | None) -> Any:
+def _component(kind: str, name: str | None) -> DescribeClientQuotasRequest.ComponentData:
     match_type = _DEFAULT if name is None else _ANY_NAME if name == "*" else _EXACT
     match = name if match_type == _EXACT else None
     return DescribeClientQuotasRequest.ComponentData(entity_type=kind, match_type=match_type, match=match)
@@ -138,7 +144,7 @@ async def alter_client_quotas(
     kind = AlterClientQuotasRequest
     sorted_changes = {tuple(sorted(entity)): values for entity, values in changes.items()}
 
-    async def ask(wanted: Any) -> dict[QuotaEntity, KafkaError | None]:
+    async def ask(wanted: Sequence[QuotaEntity]) -> dict[QuotaEntity, KafkaError | None]:
         entries = [
             kind.EntryData(
                 entity=[kind.EntityData(entity_type=each, entity_name=name) for each, name in entity],
@@ -158,5 +164,5 @@ async def alter_client_quotas(
     return await at_controller(cluster, list(sorted_changes), ask, "alter quotas", timeout_ms)
 
 
-def _entity(entry: Any) -> QuotaEntity:
+def _entity(entry: _Entry) -> QuotaEntity:
     return tuple(sorted((each.entity_type, each.entity_name) for each in entry.entity))

@@ -9,14 +9,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, cast
 
 from kohort.calls import checked, checked_call
-from kohort.client.consumer.commits import OnCommit
-from kohort.client.consumer.core import ConsumerCore, ConsumerFigures
-from kohort.client.consumer.effects import Await, CallUser, Decode, Running, Script, Wait
+from kohort.client.consumer.core import ConsumerCore
+from kohort.client.consumer.effects import Await, CallUser, Decode, Effect, Running, Script, Wait
 from kohort.client.consumer.records import Records, to_batch
-from kohort.client.consumer.subscription import Position
+from kohort.client.consumer.steering import Steering
 from kohort.client.net.asyncio_driver import AsyncClient
 from kohort.client.offset_requests import committed_offsets
-from kohort.client.offset_values import GroupMetadata, OffsetAndMetadata, OffsetAndTimestamp, RebalanceListener
+from kohort.client.offset_values import OffsetAndMetadata, OffsetAndTimestamp
 from kohort.client.setting_types import ConsumerSettings
 from kohort.client.settings import ConsumerConfig, Servers, client_config
 from kohort.client.topic_offsets import beginning_offsets, end_offsets, offsets_for_times, partitions_of
@@ -35,7 +34,7 @@ _DECODE_HERE_BYTES = 64 * 1024
 
 @checked
 @documented(ConsumerConfig)
-class AsyncConsumer:
+class AsyncConsumer(Steering):
     """Reads topics on the running event loop. Listener methods may be coroutine functions.
 
     async with AsyncConsumer("127.0.0.1:9092", group_id="etl") as consumer:
@@ -59,27 +58,9 @@ class AsyncConsumer:
 
     # What to read.
 
-    def subscribe(
-        self, topics: Iterable[str] = (), *, pattern: str | None = None, listener: RebalanceListener | None = None
-    ) -> None:
-        """Subscribe to topics, or to those that a regular expression finds; replaces the subscription before."""
-        self._do(lambda core: core.subscribe(topics, pattern, listener))
-
-    def assign(self, partitions: Iterable[TopicPartition]) -> None:
-        """Read these partitions without a group's say; replaces what was assigned before."""
-        self._do(lambda core: core.assign(partitions))
-
     async def unsubscribe(self) -> None:
         """Leave the group, or drop what was assigned."""
         await self._run(self._core.unsubscribe())
-
-    def subscription(self) -> set[str]:
-        """Topics subscribed to."""
-        return set(self._core.subscription())
-
-    def assignment(self) -> set[TopicPartition]:
-        """Partitions read now."""
-        return set(self._core.partitions)
 
     # Reading.
 
@@ -112,12 +93,6 @@ class AsyncConsumer:
         """Commit and wait; None commits the positions: everything that was returned."""
         await self._client.call(self._core.commits.commit(self._core.to_commit(offsets), timeout_ms))
 
-    def commit_async(
-        self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int] | None = None, callback: OnCommit | None = None
-    ) -> None:
-        """Commit in the background, in order with the others."""
-        self._do(lambda core: core.commit_async(offsets, callback))
-
     async def committed(
         self, partitions: Iterable[TopicPartition], *, timeout_ms: float | None = None
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
@@ -132,21 +107,6 @@ class AsyncConsumer:
     async def position(self, partition: TopicPartition, *, timeout_ms: float | None = None) -> int:
         """The offset of the next record that will be returned."""
         return await self._run(self._core.position(partition, self._deadline(timeout_ms)))
-
-    def seek(self, partition: TopicPartition, offset: int | OffsetAndMetadata) -> None:
-        """Go on from an offset."""
-        position = (
-            Position(offset.offset, offset.leader_epoch) if isinstance(offset, OffsetAndMetadata) else Position(offset)
-        )
-        self._do(lambda core: core.seek(partition, position))
-
-    def seek_to_beginning(self, *partitions: TopicPartition) -> None:
-        """Go on from the first offset; without arguments, of all partitions."""
-        self._do(lambda core: core.seek_to(partitions, "earliest"))
-
-    def seek_to_end(self, *partitions: TopicPartition) -> None:
-        """Go on after the last offset; without arguments, of all partitions."""
-        self._do(lambda core: core.seek_to(partitions, "latest"))
 
     async def offsets_for_times(
         self, times: Mapping[TopicPartition, int], *, timeout_ms: float | None = None
@@ -169,35 +129,10 @@ class AsyncConsumer:
             end_offsets(self._client.cluster, partitions, timeout_ms, read_committed=committed)
         )
 
-    def lag(self, partition: TopicPartition) -> int | None:
-        """Records between the position and the partition's end, as the last fetch told it; None before that."""
-        return self._core.lag(partition)
-
     async def partitions_for_topic(self, topic: str, *, timeout_ms: float | None = None) -> set[int]:
         """A topic's partition numbers, asked now; empty when there is no such topic."""
         found = await self._client.call(partitions_of(self._client.cluster, [topic], timeout_ms))
         return set(found.get(topic, ()))
-
-    @property
-    def figures(self) -> ConsumerFigures:
-        """Counters."""
-        return self._do(lambda core: core.figures())
-
-    def group_metadata(self) -> GroupMetadata:
-        """This consumer's place in its group, for `Producer.send_offsets_to_transaction`."""
-        return self._do(lambda core: core.group_metadata())
-
-    def pause(self, *partitions: TopicPartition) -> None:
-        """Return nothing of these until `resume`; what was fetched is kept."""
-        self._do(lambda core: core.pause(partitions))
-
-    def resume(self, *partitions: TopicPartition) -> None:
-        """Return records of these again."""
-        self._do(lambda core: core.resume(partitions))
-
-    def paused(self) -> set[TopicPartition]:
-        """Partitions that are paused."""
-        return set(self._core.partitions.paused)
 
     # The end.
 
@@ -241,6 +176,9 @@ class AsyncConsumer:
         finally:
             self._client.wake()
 
+    def _look(self, question: Callable[[ConsumerCore], T]) -> T:
+        return question(self._core)
+
     async def _run(self, script: Script[T]) -> T:
         """Carry out a script's effects, awaiting."""
         if self._polling:
@@ -259,7 +197,7 @@ class AsyncConsumer:
         finally:
             self._polling = False
 
-    async def _effect(self, effect: Any) -> Any:
+    async def _effect(self, effect: Effect) -> Any:
         if isinstance(effect, Wait):
             return await self._client.wait(effect.ready, max(0.0, (effect.deadline_ms - self._client.now_ms()) / 1000))
         if isinstance(effect, Decode):

@@ -5,21 +5,21 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, cast
 
 from kohort.calls import checked, checked_call
-from kohort.client.consumer.commits import OnCommit
-from kohort.client.consumer.core import ConsumerCore, ConsumerFigures
-from kohort.client.consumer.effects import Await, CallUser, Decode, Running, Script, Wait
+from kohort.client.consumer.core import ConsumerCore
+from kohort.client.consumer.effects import Await, CallUser, Decode, Effect, Running, Script, Wait
 from kohort.client.consumer.records import Records, to_batch
 from kohort.client.consumer.retained import Slice
-from kohort.client.consumer.subscription import Position
+from kohort.client.consumer.steering import Steering
 from kohort.client.lookups import Lookups
+from kohort.client.net.runtime import Work
 from kohort.client.net.thread_driver import ThreadClient
 from kohort.client.offset_requests import committed_offsets
-from kohort.client.offset_values import GroupMetadata, OffsetAndMetadata, RebalanceListener
+from kohort.client.offset_values import OffsetAndMetadata
 from kohort.client.setting_types import ConsumerSettings
 from kohort.client.settings import ConsumerConfig, Servers, client_config
 from kohort.columns import Record, decode
@@ -36,7 +36,7 @@ _ITERATION_POLL_MS = 60_000
 
 @checked
 @documented(ConsumerConfig)
-class Consumer(Lookups):
+class Consumer(Lookups, Steering):
     """Reads topics, as a member of a group or by itself.
 
         with Consumer("127.0.0.1:9092", group_id="etl", auto_offset_reset="earliest") as consumer:
@@ -80,27 +80,9 @@ class Consumer(Lookups):
 
     # What to read.
 
-    def subscribe(
-        self, topics: Iterable[str] = (), *, pattern: str | None = None, listener: RebalanceListener | None = None
-    ) -> None:
-        """Subscribe to topics, or to those that a regular expression finds; replaces the subscription before."""
-        self._do(lambda core: core.subscribe(topics, pattern, listener))
-
-    def assign(self, partitions: Iterable[TopicPartition]) -> None:
-        """Read these partitions without a group's say; replaces what was assigned before."""
-        self._do(lambda core: core.assign(partitions))
-
     def unsubscribe(self) -> None:
         """Leave the group, or drop what was assigned."""
         self._run(self._core.unsubscribe())
-
-    def subscription(self) -> set[str]:
-        """Topics subscribed to."""
-        return self._do(lambda core: set(core.subscription()))
-
-    def assignment(self) -> set[TopicPartition]:
-        """Partitions read now."""
-        return self._do(lambda core: set(core.partitions))
 
     # Reading.
 
@@ -147,15 +129,6 @@ class Consumer(Lookups):
         """
         self._call(lambda core: core.commits.commit(core.to_commit(offsets), timeout_ms))
 
-    def commit_async(
-        self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int] | None = None, callback: OnCommit | None = None
-    ) -> None:
-        """Commit in the background, in order with the others.
-
-        `callback(offsets, error or None)` runs on the client's thread.
-        """
-        self._do(lambda core: core.commit_async(offsets, callback))
-
     def committed(
         self, partitions: Iterable[TopicPartition], *, timeout_ms: float | None = None
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
@@ -168,21 +141,6 @@ class Consumer(Lookups):
     def position(self, partition: TopicPartition, *, timeout_ms: float | None = None) -> int:
         """The offset of the next record that will be returned."""
         return self._run(self._core.position(partition, self._deadline(timeout_ms)))
-
-    def seek(self, partition: TopicPartition, offset: int | OffsetAndMetadata) -> None:
-        """Go on from an offset."""
-        position = (
-            Position(offset.offset, offset.leader_epoch) if isinstance(offset, OffsetAndMetadata) else Position(offset)
-        )
-        self._do(lambda core: core.seek(partition, position))
-
-    def seek_to_beginning(self, *partitions: TopicPartition) -> None:
-        """Go on from the first offset; without arguments, of all partitions."""
-        self._do(lambda core: core.seek_to(partitions, "earliest"))
-
-    def seek_to_end(self, *partitions: TopicPartition) -> None:
-        """Go on after the last offset; without arguments, of all partitions."""
-        self._do(lambda core: core.seek_to(partitions, "latest"))
 
     def seek_to_times(self, times: Mapping[TopicPartition, int], *, timeout_ms: float | None = None) -> None:
         """Go on from the first records at or after these times (ms since the epoch).
@@ -197,34 +155,9 @@ class Consumer(Lookups):
             if value is not None:
                 self.seek(partition, value.offset)
 
-    def lag(self, partition: TopicPartition) -> int | None:
-        """Records between the position and the partition's end, as the last fetch told it; None before that."""
-        return self._do(lambda core: core.lag(partition))
-
     def partitions_for_topic(self, topic: str, *, timeout_ms: float | None = None) -> set[int]:
         """A topic's partition numbers, asked now; empty when there is no such topic."""
         return set(self.partitions_of([topic], timeout_ms=timeout_ms).get(topic, ()))
-
-    @property
-    def figures(self) -> ConsumerFigures:
-        """Counters."""
-        return self._do(lambda core: core.figures())
-
-    def group_metadata(self) -> GroupMetadata:
-        """This consumer's place in its group, for `Producer.send_offsets_to_transaction`."""
-        return self._do(lambda core: core.group_metadata())
-
-    def pause(self, *partitions: TopicPartition) -> None:
-        """Return nothing of these until `resume`; what was fetched is kept."""
-        self._do(lambda core: core.pause(partitions))
-
-    def resume(self, *partitions: TopicPartition) -> None:
-        """Return records of these again."""
-        self._do(lambda core: core.resume(partitions))
-
-    def paused(self) -> set[TopicPartition]:
-        """Partitions that are paused."""
-        return self._do(lambda core: set(core.partitions.paused))
 
     # The end.
 
@@ -277,7 +210,7 @@ class Consumer(Lookups):
                 else:
                     client.wake_if_busy()
 
-    def _call(self, make: Callable[[ConsumerCore], Coroutine[Any, Any, T]]) -> T:
+    def _call(self, make: Callable[[ConsumerCore], Work[T]]) -> T:
         return self._client.call(make(self._core))
 
     def _poll(self, limit: int | None, timeout_ms: float) -> list[Slice]:
@@ -316,7 +249,7 @@ class Consumer(Lookups):
             except BaseException as error:  # noqa: BLE001 - the script cleans up and raises it again
                 running.failed(error)
 
-    def _effect(self, effect: Any) -> Any:
+    def _effect(self, effect: Effect) -> Any:
         if isinstance(effect, Wait):
             return self._client.wait(effect.ready, max(0.0, effect.deadline_ms / 1000 - time.monotonic()))
         if isinstance(effect, Decode):

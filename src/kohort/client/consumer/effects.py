@@ -6,11 +6,13 @@ interruption (under the driver's lock, in the loop's thread).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
 
+from kohort.client.net.runtime import Work
 from kohort.columns.shapes import DecodeOptions, RecordSet
+from kohort.ids import TopicPartition
 
 T = TypeVar("T")
 
@@ -19,15 +21,15 @@ T = TypeVar("T")
 class Await:
     """Run a coroutine of the core; gives its value or raises its error."""
 
-    coro: Coroutine[Any, Any, Any]
+    coro: Work[Any]
 
 
 @dataclass(frozen=True, slots=True)
 class CallUser:
     """Call the application, without the lock; what it raises is raised in the script."""
 
-    function: Callable[..., Any]
-    argument: Any
+    function: Callable[[list[TopicPartition]], Awaitable[None] | None]
+    argument: list[TopicPartition]
 
 
 @dataclass(frozen=True, slots=True)

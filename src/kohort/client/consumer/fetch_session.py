@@ -20,23 +20,25 @@ Source: KIP-227, "Fetch Session Epoch", "Fetch Session Errors"; KIP-516 for topi
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TypeAlias
+from uuid import UUID
 
 from kohort.client.consumer.fetch_request import (
-    TOPIC_IDS_SINCE,
+    HIGHEST_BY_NAME,
     FetchEntry,
+    Topics,
     add_partition,
     bare_request,
     by_id_possible,
 )
-from kohort.client.net.cluster import Cluster, Versioned
+from kohort.client.consumer.subscription import Position
+from kohort.client.net.cluster import Between, Cluster
 from kohort.client.net.metadata import NO_TOPIC_ID
 from kohort.client.settings import ConsumerConfig
 from kohort.errors import ErrorCode
 from kohort.ids import TopicPartition
-from kohort.wire.data import FetchRequest
+from kohort.wire.data import FetchRequest, FetchResponse
 
-_SESSIONS_SINCE = 7
 _EPOCH_MAX = 2**31 - 1
 _CLOSE = -1
 _SESSION_ERRORS = (
@@ -44,6 +46,8 @@ _SESSION_ERRORS = (
     ErrorCode.INVALID_FETCH_SESSION_EPOCH,
     ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR,
 )
+_Facts: TypeAlias = tuple[Position, int, int, UUID]
+"""What a session holds of a partition: from where, how many bytes at most, the leader's epoch, the topic's id."""
 
 
 class FetchSession:
@@ -58,36 +62,26 @@ class FetchSession:
         self.id = 0
         self.epoch = 0
         self._by_id = False
-        self._told: dict[TopicPartition, tuple[Any, ...]] = {}
+        self._told: dict[TopicPartition, _Facts] = {}
 
-    def request(self, cluster: Cluster, config: ConsumerConfig, entries: Sequence[FetchEntry]) -> Versioned:
+    def request(
+        self, cluster: Cluster, config: ConsumerConfig, entries: Sequence[FetchEntry]
+    ) -> Between[FetchResponse]:
         """A Fetch for these partitions and no others, in this order where it is full."""
         by_id = by_id_possible(cluster, entries)
-
-        def build(version: int) -> FetchRequest:
-            return self._build(cluster, config, entries, version)
-
-        return Versioned(FetchRequest, build, None if by_id else TOPIC_IDS_SINCE - 1)
-
-    def _build(
-        self, cluster: Cluster, config: ConsumerConfig, entries: Sequence[FetchEntry], version: int
-    ) -> FetchRequest:
-        by_id = version >= TOPIC_IDS_SINCE
-        if by_id != self._by_id:
-            self._by_id, self.epoch = by_id, 0
         wanted = _facts(cluster, entries)
+        if by_id != self._by_id or _made_again(self._told, wanted):
+            self._by_id, self.epoch = by_id, 0
         told = self._told if self.epoch else {}
-        topics: dict[str, Any] = {}
+        topics: Topics = {}
         for entry in entries:
             if told.get(entry.partition) != wanted[entry.partition]:
-                add_partition(cluster, topics, entry, version)
-        request = bare_request(config, version)
-        request.topics = list(topics.values())
-        if version >= _SESSIONS_SINCE:
-            request.session_id, request.session_epoch = self.id, self.epoch
-            request.forgotten_topics_data = _forgotten(told, wanted, by_id)
+                add_partition(cluster, topics, entry)
+        request = bare_request(config, topics)
+        request.session_id, request.session_epoch = self.id, self.epoch
+        request.forgotten_topics_data = _forgotten(told, wanted)
         self._told = wanted
-        return request
+        return Between(request, highest=None if by_id else HIGHEST_BY_NAME)
 
     def answered(self, code: ErrorCode, session_id: int) -> bool:
         """An answer came, which names `session_id`; True when it is no more than a call for a full request."""
@@ -112,9 +106,8 @@ class FetchSession:
         return FetchRequest(max_wait_ms=0, min_bytes=0, isolation_level=0, session_id=self.id, session_epoch=_CLOSE)
 
 
-def _facts(cluster: Cluster, entries: Sequence[FetchEntry]) -> dict[TopicPartition, tuple[Any, ...]]:
-    """What a session holds of each partition; its topic's id is the last, since another one is another partition."""
-    facts: dict[TopicPartition, tuple[Any, ...]] = {}
+def _facts(cluster: Cluster, entries: Sequence[FetchEntry]) -> dict[TopicPartition, _Facts]:
+    facts: dict[TopicPartition, _Facts] = {}
     topics = cluster.metadata.topics
     for entry in entries:
         partition = entry.partition
@@ -125,17 +118,23 @@ def _facts(cluster: Cluster, entries: Sequence[FetchEntry]) -> dict[TopicPartiti
     return facts
 
 
+def _made_again(told: Mapping[TopicPartition, _Facts], wanted: Mapping[TopicPartition, _Facts]) -> bool:
+    """Whether a topic has another id than the session was told: by name, a request can't mean both."""
+    for partition, facts in wanted.items():
+        before = told.get(partition)
+        if before is not None and before[-1] is not facts[-1] and before[-1] != facts[-1]:
+            return True
+    return False
+
+
 def _forgotten(
-    told: Mapping[TopicPartition, tuple[Any, ...]], wanted: Mapping[TopicPartition, tuple[Any, ...]], by_id: bool
+    told: Mapping[TopicPartition, _Facts], wanted: Mapping[TopicPartition, _Facts]
 ) -> list[FetchRequest.ForgottenTopic]:
-    topics: dict[Any, FetchRequest.ForgottenTopic] = {}
+    topics: dict[str, FetchRequest.ForgottenTopic] = {}
     for partition, facts in told.items():
-        now = wanted.get(partition)
-        if now is not None and (not by_id or now[-1] is facts[-1] or now[-1] == facts[-1]):
-            continue
-        make, topic_id = FetchRequest.ForgottenTopic, facts[-1]
-        key = topic_id if by_id else partition.topic
-        if key not in topics:
-            topics[key] = make(topic_id=topic_id) if by_id else make(topic=partition.topic)
-        topics[key].partitions.append(partition.partition)
+        if partition not in wanted:
+            topic = topics.get(partition.topic)
+            if topic is None:
+                topic = topics[partition.topic] = FetchRequest.ForgottenTopic(topic=partition.topic, topic_id=facts[-1])
+            topic.partitions.append(partition.partition)
     return list(topics.values())

@@ -14,7 +14,6 @@ import contextlib
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from kohort.client.consumer.fetch_request import FETCH_LANE, MOVED, FetchEntry
 from kohort.client.consumer.fetch_session import FetchSession
@@ -27,6 +26,7 @@ from kohort.client.settings import ConsumerConfig
 from kohort.columns import RecordSet, extent
 from kohort.errors import ErrorCode, KafkaError, RetriableError, error_for
 from kohort.ids import TopicPartition
+from kohort.wire.data import FetchResponse
 
 _REPLICA_LEASE_MS = 300_000
 _SMALL_BYTES = 8 * 1024 * 1024
@@ -286,7 +286,7 @@ class Fetcher:
 
     # One answer.
 
-    def _take_in(self, node: int, asked: dict[TopicPartition, _Asked], answer: Any, code: ErrorCode) -> None:
+    def _take_in(self, node: int, asked: dict[TopicPartition, _Asked], answer: FetchResponse, code: ErrorCode) -> None:
         if code is not ErrorCode.NONE:
             raise error_for(code, f"fetch from broker {node}")
         self.fetches += 1
@@ -305,7 +305,12 @@ class Fetcher:
         self._changed()
 
     def _take_partition(
-        self, fetched: Fetched, partition: TopicPartition, entry: _Asked, state: PartitionState, part: Any
+        self,
+        fetched: Fetched,
+        partition: TopicPartition,
+        entry: _Asked,
+        state: PartitionState,
+        part: FetchResponse.FetchableTopicResponse.PartitionData,
     ) -> None:
         if part.error_code:
             self._failed(partition, state, ErrorCode.of(part.error_code), part.damage)

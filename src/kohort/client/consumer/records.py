@@ -7,7 +7,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from kohort.calls import checked
-from kohort.client.consumer.retained import Slice
+from kohort.client.consumer.retained import Rows, Slice
 from kohort.columns import Record
 from kohort.ids import TopicPartition
 
@@ -90,12 +90,12 @@ def apply_deserializers(
 
 def to_batch(slices: Sequence[Slice]) -> pa.RecordBatch | None:
     """One Arrow batch of all slices: without a copy where they lie side by side in one decode."""
-    runs: list[list[Any]] = []
+    runs: list[tuple[Rows, int, int]] = []
     for part in sorted(slices, key=lambda part: part.start) if _one_block(slices) else slices:
         if runs and runs[-1][0] is part.block and runs[-1][2] == part.start:
-            runs[-1][2] = part.stop
+            runs[-1] = (part.block, runs[-1][1], part.stop)
         elif len(part):
-            runs.append([part.block, part.start, part.stop])
+            runs.append((part.block, part.start, part.stop))
     batches = [block.to_arrow(start, stop) for block, start, stop in runs]
     if len(batches) <= 1:
         return batches[0] if batches else None

@@ -11,12 +11,15 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from kohort.client.consumer.subscription import Partitions, PartitionState, Position
 from kohort.columns import Record
 from kohort.errors import CorruptDataError
 from kohort.ids import TopicPartition
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 class RangeFacts(Protocol):
@@ -43,7 +46,7 @@ class Rows(Protocol):
 
     def records(self, start: int, stop: int) -> Sequence[Record]: ...
 
-    def to_arrow(self, start: int, stop: int) -> Any: ...
+    def to_arrow(self, start: int, stop: int) -> pa.RecordBatch: ...
 
     def position(self, index: int, row: int) -> int: ...
 

@@ -22,17 +22,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
 
 from kohort.client.group.classic_protocol import ClassicProtocol
 from kohort.client.group.membership import LEAVE_MS, NOT_HEARD, Membership, MemberState
-from kohort.client.net.cluster import Cluster, Versioned
+from kohort.client.net.cluster import Cluster
 from kohort.client.net.notices import fault
 from kohort.client.net.runtime import Promise, Task
 from kohort.client.offset_requests import LOST_COORDINATOR
 from kohort.client.settings import ConsumerConfig
 from kohort.errors import ErrorCode, KafkaError, RetriableError, error_for
-from kohort.wire.groups import HeartbeatRequest, JoinGroupRequest, LeaveGroupRequest, SyncGroupRequest
+from kohort.wire.groups import (
+    HeartbeatRequest,
+    JoinGroupRequest,
+    JoinGroupResponse,
+    LeaveGroupRequest,
+    SyncGroupRequest,
+)
 
 log = logging.getLogger("kohort.client")
 _JOIN_GRACE_MS = 5_000
@@ -140,30 +145,22 @@ class ClassicMembership(Membership):
             self._member_id = ""
         await super()._lose(code)
 
-    async def _join(self, reason: str) -> Any:
+    async def _join(self, reason: str) -> JoinGroupResponse:
         await self.protocol.prepare()
         protocols = self.protocol.metadata(self.assignment, self._generation)
 
-        def build(version: int) -> JoinGroupRequest:
-            request = JoinGroupRequest(
-                group_id=self.group,
-                session_timeout_ms=self.config.session_timeout_ms,
-                member_id=self._member_id,
-                protocol_type=self.protocol.protocol_type,
-                protocols=[
-                    JoinGroupRequest.JoinGroupRequestProtocol(name=name, metadata=data) for name, data in protocols
-                ],
-            )
-            if version >= 1:
-                request.rebalance_timeout_ms = self.config.max_poll_interval_ms
-            if version >= 5:
-                request.group_instance_id = self.config.group_instance_id
-            if version >= 8:
-                request.reason = reason[:255] or None
-            return request
-
+        request = JoinGroupRequest(
+            group_id=self.group,
+            session_timeout_ms=self.config.session_timeout_ms,
+            rebalance_timeout_ms=self.config.max_poll_interval_ms,
+            member_id=self._member_id,
+            group_instance_id=self.config.group_instance_id,
+            protocol_type=self.protocol.protocol_type,
+            protocols=[JoinGroupRequest.JoinGroupRequestProtocol(name=name, metadata=data) for name, data in protocols],
+            reason=reason[:255] or None,
+        )
         timeout_ms = max(self.config.request_timeout_ms, self.config.max_poll_interval_ms + _JOIN_GRACE_MS)
-        answer = await self._ask(Versioned(JoinGroupRequest, build), timeout_ms)
+        answer = await self._ask(request, timeout_ms)
         code = ErrorCode.of(answer.error_code)
         if code is ErrorCode.MEMBER_ID_REQUIRED:
             self._member_id = answer.member_id
@@ -173,7 +170,7 @@ class ClassicMembership(Membership):
         self._raise_for(code, "join")
         return answer
 
-    async def _sync(self, joined: Any) -> bytes:
+    async def _sync(self, joined: JoinGroupResponse) -> bytes:
         """The assignment's bytes; the leader computes everyone's first."""
         assignments: list[tuple[str, bytes]] = []
         if joined.leader == joined.member_id:
@@ -185,20 +182,16 @@ class ClassicMembership(Membership):
         else:
             self.protocol.followed()
 
-        def build(version: int) -> SyncGroupRequest:
-            entry = SyncGroupRequest.SyncGroupRequestAssignment
-            request = SyncGroupRequest(
-                group_id=self.group,
-                generation_id=joined.generation_id,
-                member_id=joined.member_id,
-                assignments=[entry(member_id=member, assignment=data) for member, data in assignments],
-            )
-            if version >= 3:
-                request.group_instance_id = self.config.group_instance_id
-            if version >= 5:
-                request.protocol_type, request.protocol_name = self.protocol.protocol_type, joined.protocol_name
-            return request
-
+        entry = SyncGroupRequest.SyncGroupRequestAssignment
+        request = SyncGroupRequest(
+            group_id=self.group,
+            generation_id=joined.generation_id,
+            member_id=joined.member_id,
+            group_instance_id=self.config.group_instance_id,
+            protocol_type=self.protocol.protocol_type,
+            protocol_name=joined.protocol_name,
+            assignments=[entry(member_id=member, assignment=data) for member, data in assignments],
+        )
         timeout_ms = max(self.config.request_timeout_ms, self.config.max_poll_interval_ms + _JOIN_GRACE_MS)
         deadline = self.cluster.runtime.now_ms + self.config.max_poll_interval_ms
         failures = 0
@@ -207,7 +200,7 @@ class ClassicMembership(Membership):
             try:
                 self._awaiting_sync = True
                 try:
-                    answer = await self._ask(Versioned(SyncGroupRequest, build), timeout_ms)
+                    answer = await self._ask(request, timeout_ms)
                 finally:
                     self._awaiting_sync = False
                 code = ErrorCode.of(answer.error_code)
@@ -347,13 +340,13 @@ class ClassicMembership(Membership):
         return True
 
     async def _heartbeat(self, timeout_ms: float, lane: str = "main") -> ErrorCode:
-        def build(version: int) -> HeartbeatRequest:
-            request = HeartbeatRequest(group_id=self.group, generation_id=self._generation, member_id=self._member_id)
-            if version >= 3:
-                request.group_instance_id = self.config.group_instance_id
-            return request
-
-        asking = self._ask(Versioned(HeartbeatRequest, build), self._lease.answer_ms(timeout_ms), lane)
+        request = HeartbeatRequest(
+            group_id=self.group,
+            generation_id=self._generation,
+            member_id=self._member_id,
+            group_instance_id=self.config.group_instance_id,
+        )
+        asking = self._ask(request, self._lease.answer_ms(timeout_ms), lane)
         # A connection is made first, which may take as long again.
         answer = await self.cluster.runtime.within(asking, timeout_ms, f"heartbeat of group {self.group!r}")
         code = ErrorCode.of(answer.error_code)
@@ -367,18 +360,13 @@ class ClassicMembership(Membership):
         if not self._member_id or self.config.group_instance_id is not None:
             return
         member_id, self._member_id = self._member_id, ""
-
-        def build(version: int) -> LeaveGroupRequest:
-            if version < 3:
-                return LeaveGroupRequest(group_id=self.group, member_id=member_id)
-            entry = LeaveGroupRequest.MemberIdentity(member_id=member_id)
-            if version >= 5:
-                entry.reason = reason[:255]
-            return LeaveGroupRequest(group_id=self.group, members=[entry])
-
+        request = LeaveGroupRequest(
+            group_id=self.group,
+            member_id=member_id,
+            members=[LeaveGroupRequest.MemberIdentity(member_id=member_id, reason=reason[:255])],
+        )
         # On a connection of its own: a JoinGroup that waits would hold it up.
-        limit_ms = min(self.config.request_timeout_ms, LEAVE_MS)
-        await self._ask(Versioned(LeaveGroupRequest, build), limit_ms, f"leave:{self.group}")
+        await self._ask(request, min(self.config.request_timeout_ms, LEAVE_MS), f"leave:{self.group}")
 
     def _raise_for(self, code: ErrorCode, what: str) -> None:
         if code is ErrorCode.NONE:

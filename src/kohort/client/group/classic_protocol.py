@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from typing import Any
 
 from kohort import consumer_protocol
 from kohort.assignors import Assignor, MemberSubscription, client_assignor
@@ -15,6 +14,7 @@ from kohort.assignors import TopicInfo as AssignableTopic
 from kohort.client.group.subscription import Subscription
 from kohort.client.net.cluster import Cluster
 from kohort.client.net.metadata import Metadata
+from kohort.client.net.runtime import Awaited
 from kohort.client.offset_values import Assignment
 from kohort.client.settings import ConsumerConfig
 from kohort.consumer_protocol import (
@@ -27,6 +27,7 @@ from kohort.consumer_protocol import (
 )
 from kohort.errors import CorruptDataError, ErrorCode, InvalidInputError, KafkaError, error_for
 from kohort.ids import TopicPartition
+from kohort.wire.groups import JoinGroupResponse
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +101,7 @@ class ClassicProtocol:
 
     # The leader's part.
 
-    async def assign(self, joined: Any) -> list[tuple[str, bytes]]:
+    async def assign(self, joined: JoinGroupResponse) -> list[tuple[str, bytes]]:
         """Every member's assignment bytes.
 
         Raises:
@@ -191,7 +192,7 @@ class ClassicProtocol:
         """Rebalance once changes were gathered for a while, unless a rebalance has taken them up meanwhile."""
         wait_ms = self._config.rebalance_batch_ms
 
-        def over(_: Any = None) -> None:
+        def over(_: Awaited | None = None) -> None:
             self._batching = False
             if reason := self._what_changed():
                 self._request_rejoin(reason)
@@ -212,7 +213,7 @@ class ClassicProtocol:
             self._cluster.want_topics(self._owner, {*self._subscription.topics, *(self._watched or ())})
 
 
-def _member_subscription(member: Any) -> MemberSubscription:
+def _member_subscription(member: JoinGroupResponse.JoinGroupResponseMember) -> MemberSubscription:
     """What a member asks for.
 
     Nothing, when its bytes can't be read, so that one such member does not stop the group.

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from kohort.client.group.membership import LEAVE_MS, NOT_HEARD, Membership, MemberState
-from kohort.client.net.cluster import Cluster, Versioned
+from kohort.client.net.cluster import Between, Cluster
 from kohort.client.net.notices import fault
 from kohort.client.net.runtime import Task
 from kohort.client.offset_requests import LOST_COORDINATOR
@@ -35,11 +35,12 @@ from kohort.client.settings import ConsumerConfig
 from kohort.errors import ErrorCode, KafkaError, RetriableError, error_for
 from kohort.ids import NO_TOPIC_ID, TopicPartition, by_topic
 from kohort.wire.cluster import MetadataRequest
-from kohort.wire.groups import ConsumerGroupHeartbeatRequest
+from kohort.wire.groups import ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse
 
 log = logging.getLogger("kohort.client")
 _JOIN, _LEAVE, _LEAVE_STATIC = 0, -1, -2
-_CLIENT_IDS_SINCE = 1
+_PATTERNS_SINCE = 1
+"""Heartbeats from here on bring a pattern; an older coordinator is told the topics that it matches now."""
 _FENCED = (ErrorCode.FENCED_MEMBER_EPOCH, ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_INSTANCE_ID)
 _AGAIN = (*LOST_COORDINATOR, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.UNRELEASED_INSTANCE_ID)
 _FIRST_INTERVAL_MS = 5_000
@@ -205,7 +206,7 @@ class ConsumerMembership(Membership):
         self._due_ms = self.cluster.runtime.now_ms + self._backoff_ms(self._failures)
         self._move()
 
-    def _take_in(self, answer: Any) -> None:
+    def _take_in(self, answer: ConsumerGroupHeartbeatResponse) -> None:
         if answer.heartbeat_interval_ms > 0:
             self._interval_ms = answer.heartbeat_interval_ms
             before, self._pause_ms = self._pause_ms, self._lease.beat_ms(self._interval_ms)
@@ -234,32 +235,33 @@ class ConsumerMembership(Membership):
             "owned": owned,
         }
 
-    def _request(self, news: dict[str, Any]) -> Versioned:
-        def build(version: int) -> ConsumerGroupHeartbeatRequest:
-            request = ConsumerGroupHeartbeatRequest(
-                group_id=self.group,
-                member_id=self._member_id if version >= _CLIENT_IDS_SINCE or self.joined else "",
-                member_epoch=self._generation,
-                instance_id=self.config.group_instance_id,
-                rack_id=news.get("rack"),
-                rebalance_timeout_ms=news.get("rebalance_timeout_ms", -1),
-                server_assignor=news.get("assignor"),
-            )
-            if news.get("pattern") is not None and version >= _CLIENT_IDS_SINCE:
-                request.subscribed_topic_regex = news["pattern"]
-            elif "topics" in news and self._by_names(version):
-                request.subscribed_topic_names = list(news["topics"])
-            if "owned" in news:
-                entry = ConsumerGroupHeartbeatRequest.TopicPartitions
-                request.topic_partitions = [
-                    entry(topic_id=topic, partitions=parts) for topic, parts in news["owned"].items()
-                ]
-            return request
+    def _request(self, news: dict[str, Any]) -> Between[ConsumerGroupHeartbeatResponse]:
+        request = self._heartbeat(news)
+        names = list(news["topics"]) if "topics" in news else None
+        if self._subscription is None or self._subscription.pattern is None:
+            request.subscribed_topic_names = names
+            return Between(request)
+        request.subscribed_topic_regex = news.get("pattern")
+        older = self._heartbeat(news)
+        older.subscribed_topic_names = names
+        return Between(request, lowest=_PATTERNS_SINCE, instead=older)
 
-        return Versioned(ConsumerGroupHeartbeatRequest, build)
-
-    def _by_names(self, version: int) -> bool:
-        return version < _CLIENT_IDS_SINCE or self._subscription is None or self._subscription.pattern is None
+    def _heartbeat(self, news: dict[str, Any]) -> ConsumerGroupHeartbeatRequest:
+        request = ConsumerGroupHeartbeatRequest(
+            group_id=self.group,
+            member_id=self._member_id,
+            member_epoch=self._generation,
+            instance_id=self.config.group_instance_id,
+            rack_id=news.get("rack"),
+            rebalance_timeout_ms=news.get("rebalance_timeout_ms", -1),
+            server_assignor=news.get("assignor"),
+        )
+        if "owned" in news:
+            entry = ConsumerGroupHeartbeatRequest.TopicPartitions
+            request.topic_partitions = [
+                entry(topic_id=topic, partitions=parts) for topic, parts in news["owned"].items()
+            ]
+        return request
 
     # Assignments.
 
@@ -357,14 +359,10 @@ class ConsumerMembership(Membership):
         if not self._member_id or (not self.joined and self.state is not MemberState.LEFT):
             return
         epoch = _LEAVE if self.config.group_instance_id is None else _LEAVE_STATIC
-
-        def build(version: int) -> ConsumerGroupHeartbeatRequest:
-            return ConsumerGroupHeartbeatRequest(
-                group_id=self.group,
-                member_id=self._member_id,
-                member_epoch=epoch,
-                instance_id=self.config.group_instance_id,
-            )
-
-        limit = min(self.config.request_timeout_ms, LEAVE_MS)
-        await self._ask(Versioned(ConsumerGroupHeartbeatRequest, build), limit, f"leave:{self.group}")
+        request = ConsumerGroupHeartbeatRequest(
+            group_id=self.group,
+            member_id=self._member_id,
+            member_epoch=epoch,
+            instance_id=self.config.group_instance_id,
+        )
+        await self._ask(request, min(self.config.request_timeout_ms, LEAVE_MS), f"leave:{self.group}")

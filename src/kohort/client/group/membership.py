@@ -15,11 +15,11 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from enum import Enum
-from typing import Any, ClassVar
+from typing import ClassVar, TypeVar
 
 from kohort.client.group.lease import Lease
 from kohort.client.group.subscription import Subscription
-from kohort.client.net.cluster import Cluster, Coordinator, Versioned
+from kohort.client.net.cluster import Between, Cluster, Coordinator
 from kohort.client.net.notices import Sparingly
 from kohort.client.net.runtime import Promise, Task
 from kohort.client.offset_requests import GroupIdentity
@@ -28,6 +28,9 @@ from kohort.client.settings import ConsumerConfig
 from kohort.errors import ErrorCode, FencedError, KafkaError, RetriableError
 from kohort.ids import TopicPartition
 from kohort.lease import CLOCK_MARGIN
+from kohort.wire.message import Message, Request
+
+R = TypeVar("R", bound=Message)
 
 log = logging.getLogger("kohort.client")
 LEAVE_MS = 3_000
@@ -357,7 +360,7 @@ class Membership(ABC):
         self._changed()
         await self._lose(ErrorCode.ILLEGAL_GENERATION)
 
-    async def _ask(self, message: Versioned, timeout_ms: float, lane: str = "main") -> Any:
+    async def _ask(self, message: Request[R] | Between[R], timeout_ms: float, lane: str = "main") -> R:
         try:
             return await self.cluster.send(message, self._coordinator, timeout_ms=timeout_ms, lane=lane)
         except RetriableError:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from kohort.client.net.buffers import BufferPool, FrameReader
 from kohort.client.net.channel import describe, told_process
 from kohort.client.net.cluster import Cluster
 from kohort.client.net.links import CloseLink, Command, OpenLink, SendFrame
-from kohort.client.net.runtime import Cancelled, Promise
+from kohort.client.net.runtime import Cancelled, Promise, Work
 from kohort.client.net.security import fetched_mechanism, tls_context
 from kohort.client.net.thread_driver import ClientClosed, elapsed_ms
 from kohort.client.settings import ConnectionConfig
 from kohort.errors import KafkaError
+from kohort.wire.schema import Buffer
 
 T = TypeVar("T")
 log = logging.getLogger("kohort.client")
@@ -48,7 +49,7 @@ class AsyncClient:
         """A client on the running loop; it connects with the first call."""
         return cls(config)
 
-    async def call(self, coro: Coroutine[Any, Any, T]) -> T:
+    async def call(self, coro: Work[T]) -> T:
         """Await a coroutine of the core. Cancelling the caller cancels the coroutine."""
         try:
             self.check()
@@ -248,7 +249,7 @@ class _Channel(asyncio.BufferedProtocol):
     def connection_lost(self, error: Exception | None) -> None:
         self._client.lost(self._link, "the broker closed the connection" if error is None else describe(error))
 
-    def send(self, parts: list[Any]) -> None:
+    def send(self, parts: Sequence[Buffer]) -> None:
         if self._transport is not None:
             self._transport.writelines(parts)
 

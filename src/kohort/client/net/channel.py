@@ -12,12 +12,13 @@ import socket
 import ssl
 import struct
 from collections import deque
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from kohort.client.net.buffers import FrameReader
 from kohort.client.net.links import Address
 from kohort.client.settings import ConnectionConfig
 from kohort.processes import own_name
+from kohort.wire.schema import Buffer
 
 _LARGE_WAIT_US = 20_000
 _FRAMES_A_TURN = 64
@@ -40,7 +41,7 @@ class Channel:
             # frame.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", 0, _LARGE_WAIT_US))
 
-    def send(self, parts: list[Any]) -> None:
+    def send(self, parts: Sequence[Buffer]) -> None:
         idle = not self._out
         self._out.extend(memoryview(part).cast("B") for part in parts if len(part))
         if idle:
@@ -71,7 +72,7 @@ class Channel:
                 return
             count -= len(head)
 
-    def receive(self) -> Any:
+    def receive(self) -> Iterator[memoryview]:
         """Frames that are whole, until the socket has nothing more for now."""
         for _ in range(_FRAMES_A_TURN):
             target = self._reader.target()

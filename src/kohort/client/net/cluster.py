@@ -27,7 +27,7 @@ NOT_COORDINATOR call `forget_coordinator`, after NOT_LEADER_OR_FOLLOWER and the 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, TypeVar
+from typing import TypeVar
 from uuid import UUID
 
 from kohort.client.net.links import Address, ConnectionFailed, Link, Links
@@ -42,19 +42,20 @@ from kohort.client.net.targets import (
     GROUP,
     TRANSACTION,
     AnyNode,
+    Between,
     Controller,
     Coordinator,
     Leader,
     Node,
     Target,
-    Versioned,
     parse_address,
 )
 from kohort.client.settings import ConnectionConfig
 from kohort.errors import CorruptDataError, ErrorCode, KafkaError, RetriableError, TimedOutError, error_for
 from kohort.ids import TopicPartition
-from kohort.wire.cluster import MetadataRequest
+from kohort.wire.cluster import MetadataRequest, MetadataResponse
 from kohort.wire.groups import FindCoordinatorRequest
+from kohort.wire.message import Message, Request
 
 __all__ = [
     "ANY",
@@ -62,6 +63,7 @@ __all__ = [
     "GROUP",
     "TRANSACTION",
     "AnyNode",
+    "Between",
     "Cluster",
     "ConnectionFailed",
     "Controller",
@@ -69,14 +71,15 @@ __all__ = [
     "Leader",
     "Node",
     "Target",
-    "Versioned",
     "parse_address",
 ]
 
 T = TypeVar("T")
+R = TypeVar("R", bound=Message)
 
 
-_TOPIC_IDS_SINCE = 12
+_NAMELESS_TOPICS_SINCE = 12
+"""Metadata from here on may name topics by their ids alone."""
 
 
 class Cluster:
@@ -115,36 +118,40 @@ class Cluster:
 
     async def send(
         self,
-        message: Any,
+        message: Request[R] | Between[R],
         to: Target = ANY,
         *,
         timeout_ms: float | None = None,
         lane: str = "main",
-        answered: bool = True,
-    ) -> Any:
+    ) -> R:
         """Send one request at the highest version both sides know, and return the decoded answer.
 
         One attempt, no retry.
 
         Args:
-            message: A kohort.wire request, or `Versioned`.
+            message: A kohort.wire request, or one `Between` versions.
             to: Where to.
             timeout_ms: For connecting and answering each; None: `request_timeout_ms`. A request that the broker may
                 hold (JoinGroup, Fetch) needs its own.
             lane: Requests of different lanes use different connections and can't hold each other up.
-            answered: False for a request that gets no answer (Produce with acks=0).
 
         Raises:
             ConnectionFailed: The broker could not be reached or the connection ended. Retriable.
             TimedOutError: Not answered within the time. Retriable.
-            KafkaError: UNSUPPORTED_VERSION: the broker has no version of this request that we have.
+            KafkaError: UNSUPPORTED_VERSION: the broker has no version of this request that we have, or none that can
+                say it.
         """
         limit = self.config.request_timeout_ms if timeout_ms is None else timeout_ms
         link = await self._link(to, lane, limit)
-        request = message.request if isinstance(message, Versioned) else type(message)
-        version = self.negotiated(link, request, message.highest if isinstance(message, Versioned) else None)
-        body = message.build(version) if isinstance(message, Versioned) else message
-        return await self.links.request(link, body, version, limit, answered=answered)
+        body, version = self._fitting(link, message if isinstance(message, Between) else Between(message))
+        return await self.links.request(link, body, version, limit)
+
+    async def post(self, message: Request[R] | Between[R], to: Target, *, lane: str = "main") -> None:
+        """As `send`, for a request that gets no answer: Produce with acks=0."""
+        limit = self.config.request_timeout_ms
+        link = await self._link(to, lane, limit)
+        body, version = self._fitting(link, message if isinstance(message, Between) else Between(message))
+        self.links.post(link, body, version)
 
     async def retrying(self, attempt: Callable[[], Awaitable[T]], what: str, timeout_ms: float | None = None) -> T:
         """Await `attempt()` again after each retriable error, with backoff, until the time is over.
@@ -179,20 +186,25 @@ class Cluster:
                     raise TimedOutError(f"{what}: gave up after {limit:.0f} ms: {reason}") from error
                 await self.runtime.sleep(wait)
 
-    def negotiated(self, link: Link, request: type[Any], highest: int | None = None) -> int:
-        """The version at which a request goes over a link.
+    @staticmethod
+    def _fitting(link: Link, wanted: Between[R]) -> tuple[Request[R], int]:
+        """What goes over a link, and at which version.
 
         Raises:
             KafkaError: UNSUPPORTED_VERSION.
         """
+        request = wanted.message
         low, high = link.versions.get(request.API_KEY, (0, -1))
-        version = min(high, request.MAX_VERSION if highest is None else min(highest, request.MAX_VERSION))
-        if version < max(low, request.MIN_VERSION):
-            theirs = f"versions {low} to {high}" if high >= low else "not at all"
-            ours = f"{request.MIN_VERSION} to {request.MAX_VERSION if highest is None else highest}"
-            text = f"{request.__name__}: {link.address} speaks it {theirs}, this needs {ours}"
-            raise error_for(ErrorCode.UNSUPPORTED_VERSION, text)
-        return int(version)
+        lowest = max(wanted.lowest, request.MIN_VERSION)
+        highest = request.MAX_VERSION if wanted.highest is None else min(wanted.highest, request.MAX_VERSION)
+        version = min(high, highest)
+        if version >= max(low, lowest):
+            return request, version
+        if wanted.instead is not None and low <= high < lowest:
+            return wanted.instead, high
+        theirs = f"versions {low} to {high}" if high >= low else "not at all"
+        text = f"{type(request).__name__}: {link.address} speaks it {theirs}, this needs {lowest} to {highest}"
+        raise error_for(ErrorCode.UNSUPPORTED_VERSION, text)
 
     # Metadata.
 
@@ -264,16 +276,12 @@ class Cluster:
         Raises:
             KafkaError: the request failed.
         """
-        wanted = sorted(ids)
-
-        def build(version: int) -> MetadataRequest:
-            if version < _TOPIC_IDS_SINCE:
-                return MetadataRequest(topics=None)
-            return MetadataRequest(
-                topics=[MetadataRequest.MetadataRequestTopic(topic_id=one, name=None) for one in wanted]
-            )
-
-        answer = await self.send(Versioned(MetadataRequest, build), ANY)
+        request = MetadataRequest(
+            topics=[MetadataRequest.MetadataRequestTopic(topic_id=one, name=None) for one in sorted(ids)]
+        )
+        answer = await self.send(
+            Between(request, lowest=_NAMELESS_TOPICS_SINCE, instead=MetadataRequest(topics=None)), ANY
+        )
         self._merge(answer, ())
 
     async def leader(self, partition: TopicPartition, timeout_ms: float | None = None) -> int:
@@ -447,41 +455,26 @@ class Cluster:
         return sorted(topics)
 
     async def _ask_metadata(self, topics: list[str] | None) -> None:
-        def build(version: int) -> MetadataRequest:
-            named = None if topics is None else [MetadataRequest.MetadataRequestTopic(name=name) for name in topics]
-            request = MetadataRequest(topics=named)
-            if version >= 4:
-                request.allow_auto_topic_creation = self.auto_create_topics
-            return request
-
-        answer = await self.send(Versioned(MetadataRequest, build), ANY)
+        named = None if topics is None else [MetadataRequest.MetadataRequestTopic(name=name) for name in topics]
+        answer = await self.send(MetadataRequest(topics=named, allow_auto_topic_creation=self.auto_create_topics), ANY)
         if not answer.brokers:
             raise error_for(ErrorCode.BROKER_NOT_AVAILABLE, "the broker knows no brokers yet")
         self._merge(answer, topics)
 
-    def _merge(self, answer: Any, asked: Iterable[str] | None) -> None:
+    def _merge(self, answer: MetadataResponse, asked: Iterable[str] | None) -> None:
         self.metadata.merge(answer, asked, self.runtime.now_ms)
         for listener in list(self._listeners):
             listener(self.metadata)
 
     async def _find_coordinator(self, to: Coordinator) -> int:
-        def build(version: int) -> FindCoordinatorRequest:
-            if version >= 4:
-                return FindCoordinatorRequest(key_type=to.kind, coordinator_keys=[to.key])
-            return (
-                FindCoordinatorRequest(key=to.key, key_type=to.kind)
-                if version >= 1
-                else FindCoordinatorRequest(key=to.key)
-            )
-
-        answer = await self.send(Versioned(FindCoordinatorRequest, build), ANY)
+        answer = await self.send(FindCoordinatorRequest(key=to.key, key_type=to.kind, coordinator_keys=[to.key]), ANY)
         found = answer.coordinators[0] if answer.coordinators else answer
         if found.error_code:
             text = found.error_message or f"no coordinator of {to.key!r}"
             raise error_for(ErrorCode.of(found.error_code), text)
         self._coordinators[to] = found.node_id
         self._coordinator_nodes[found.node_id] = Broker(found.node_id, Address(found.host, found.port))
-        return int(found.node_id)
+        return found.node_id
 
     def _start_upkeep(self) -> None:
         if self._upkeep is None:

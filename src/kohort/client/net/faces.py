@@ -15,38 +15,57 @@ function takes first, and `_call`, which runs a coroutine of the core.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from functools import update_wrapper
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
+
+from kohort.client.net.runtime import Work
 
 C = TypeVar("C")
+C_co = TypeVar("C_co", covariant=True)
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def blocking(function: Callable[Concatenate[C, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[Any, P], T]:
+class Blocking(Protocol[C_co]):
+    """What `blocking` makes methods for."""
+
+    @property
+    def _core(self) -> C_co: ...
+
+    def _call(self, coro: Work[T], /) -> T: ...
+
+
+class Awaiting(Protocol[C_co]):
+    """What `awaiting` makes methods for."""
+
+    @property
+    def _core(self) -> C_co: ...
+
+    async def _call(self, coro: Work[T], /) -> T: ...
+
+
+def blocking(function: Callable[Concatenate[C, P], Work[T]]) -> Callable[Concatenate[Blocking[C], P], T]:
     """The function as a method that waits for its value."""
 
-    def method(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        value: T = self._call(function(self._core, *args, **kwargs))
-        return value
+    def method(self: Blocking[C], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._call(function(self._core, *args, **kwargs))
 
     return _like(method, function)
 
 
 def awaiting(
-    function: Callable[Concatenate[C, P], Coroutine[Any, Any, T]],
-) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
+    function: Callable[Concatenate[C, P], Work[T]],
+) -> Callable[Concatenate[Awaiting[C], P], Work[T]]:
     """The function as a coroutine method."""
 
-    async def method(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        value: T = await self._call(function(self._core, *args, **kwargs))
-        return value
+    async def method(self: Awaiting[C], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._call(function(self._core, *args, **kwargs))
 
     return _like(method, function)
 
 
-def _like(method: Callable[Concatenate[Any, P], T], function: Callable[..., Any]) -> Callable[Concatenate[Any, P], T]:
+def _like(method: Callable[P, T], function: Callable[..., object]) -> Callable[P, T]:
     """The method with the function's name, documentation and signature, its first parameter being `self`."""
     update_wrapper(method, function)
     signature = inspect.signature(function)

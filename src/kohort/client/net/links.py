@@ -27,7 +27,7 @@ from collections import deque
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from kohort.client.net.notices import fault
 from kohort.client.net.reaching import Reaching, explained
@@ -37,8 +37,11 @@ from kohort.client.settings import ConnectionConfig
 from kohort.errors import CorruptDataError, ErrorCode, KafkaError, RetriableError, TimedOutError, error_for
 from kohort.wire import framing
 from kohort.wire.cluster import ApiVersionsRequest, ApiVersionsResponse
+from kohort.wire.message import Message, Request
+from kohort.wire.schema import Buffer
 from kohort.wire.security import SaslAuthenticateRequest, SaslHandshakeRequest
 
+R = TypeVar("R", bound=Message)
 _LOGIN_SHARE = 0.8
 """Of a login's lifetime, after which its connection is replaced."""
 SOFTWARE_NAME = "kohort"
@@ -80,7 +83,7 @@ class SendFrame:
     """Command: write these buffers in order."""
 
     link: int
-    parts: list[Any]
+    parts: list[Buffer]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,15 +97,26 @@ Command = OpenLink | SendFrame | CloseLink
 
 
 @dataclass(slots=True)
-class InFlight:
+class InFlight(Generic[R]):
     """A request that was sent and is not answered."""
 
     correlation_id: int
-    response: type[Any]
+    response: type[R]
     version: int
-    promise: Promise[Any]
+    promise: Promise[R]
     deadline_ms: float
     name: str
+
+    def take(self, frame: memoryview) -> None:
+        """Read the answer.
+
+        Raises:
+            KafkaError: it can't be read.
+        """
+        version = self.version
+        if self.response is ApiVersionsResponse and bytes(frame[4:6]) == b"\x00\x23":
+            version = 0  # an unknown version is answered in the layout of version 0
+        self.promise.resolve(framing.decode_response(self.response, version, frame)[1])
 
 
 @dataclass(slots=True)
@@ -132,7 +146,7 @@ class Link:
     state: LinkState
     ready: Promise[Link]
     versions: dict[int, tuple[int, int]] = field(default_factory=dict)
-    in_flight: deque[InFlight] = field(default_factory=deque)
+    in_flight: deque[InFlight[Any]] = field(default_factory=deque)
     next_correlation: int = 1
     last_used_ms: float = 0.0
     renew_ms: float = float("inf")
@@ -204,13 +218,11 @@ class Links:
             self.fail(link, f"the broker answered request {correlation_id} in place of {flight.correlation_id}")
             return
         try:
-            _, message = _decode(flight, frame)
+            flight.take(frame)
         except KafkaError as error:
             reason = f"unreadable answer to {flight.name}: {error.message}"
             flight.promise.fail(CorruptDataError(f"{link.address}: {reason}"))
             self.fail(link, reason)
-            return
-        flight.promise.resolve(message)
 
     def closed(self, link_id: int, reason: str) -> None:
         """The connection ended or could not be made; `reason` is for people."""
@@ -247,31 +259,40 @@ class Links:
             raise TimedOutError(f"{address}: no connection within {timeout_ms:.0f} ms")
         return link.ready.result()
 
-    def request(
-        self, link: Link, message: Any, version: int, timeout_ms: float, *, answered: bool = True
-    ) -> Promise[Any]:
+    def request(self, link: Link, message: Request[R], version: int, timeout_ms: float) -> Promise[R]:
         """Send on a connection at a version; the promise is of the decoded answer."""
-        promise: Promise[Any] = Promise()
+        promise: Promise[R] = Promise()
         if link.state is LinkState.CLOSED:
             promise.fail(ConnectionFailed(f"connection to {link.address} is closed"))
             return promise
+        correlation_id = self._send(link, message, version)
+        deadline = self.runtime.now_ms + timeout_ms
+        name = framing.APIS[message.API_KEY].name
+        flight = InFlight(correlation_id, framing.response_of(message), version, promise, deadline, name)
+        link.in_flight.append(flight)
+        timer = self.runtime.at(deadline)
+        timer.on_done(lambda _: self._expire(link, flight, timeout_ms))
+        promise.on_done(lambda _: timer.resolve(None))
+        return promise
+
+    def post(self, link: Link, message: Message, version: int) -> None:
+        """Send what gets no answer.
+
+        Raises:
+            ConnectionFailed: the connection is closed.
+        """
+        if link.state is LinkState.CLOSED:
+            raise ConnectionFailed(f"connection to {link.address} is closed")
+        self._send(link, message, version)
+
+    def _send(self, link: Link, message: Message, version: int) -> int:
         correlation_id = link.next_correlation
         link.next_correlation = (correlation_id + 1) & 0x7FFFFFFF
         parts = framing.encode_request_parts(message, version, correlation_id, self.config.client_id)
         self._commands.append(SendFrame(link.id, parts))
         self.requests_sent += 1
         link.last_used_ms = self.runtime.now_ms
-        if not answered:
-            promise.resolve(None)
-            return promise
-        api = framing.APIS[message.API_KEY]
-        deadline = self.runtime.now_ms + timeout_ms
-        flight = InFlight(correlation_id, api.response, version, promise, deadline, api.name)
-        link.in_flight.append(flight)
-        timer = self.runtime.at(deadline)
-        timer.on_done(lambda _: self._expire(link, flight, timeout_ms))
-        promise.on_done(lambda _: timer.resolve(None))
-        return promise
+        return correlation_id
 
     def health(self, address: Address) -> NodeHealth:
         return self._health.setdefault(address, NodeHealth())
@@ -358,7 +379,7 @@ class Links:
         while link.in_flight:
             link.in_flight.popleft().promise.fail(error)
 
-    def _expire(self, link: Link, flight: InFlight, timeout_ms: float) -> None:
+    def _expire(self, link: Link, flight: InFlight[R], timeout_ms: float) -> None:
         if flight.promise.done:
             return
         flight.promise.fail(TimedOutError(f"{flight.name}: no answer from {link.address} within {timeout_ms:.0f} ms"))
@@ -390,14 +411,10 @@ class Links:
     async def _negotiate(self, link: Link, timeout_ms: float) -> dict[int, tuple[int, int]]:
         version = min(ApiVersionsRequest.MAX_VERSION, 4)
         while True:
-            hello = (
-                ApiVersionsRequest(
-                    client_software_name=SOFTWARE_NAME,
-                    client_software_version=SOFTWARE_VERSION,
-                    client_process=link.process,
-                )
-                if version >= 3
-                else ApiVersionsRequest()
+            hello = ApiVersionsRequest(
+                client_software_name=SOFTWARE_NAME,
+                client_software_version=SOFTWARE_VERSION,
+                client_process=link.process,
             )
             answer = await self.request(link, hello, version, timeout_ms)
             ranges = {api.api_key: (api.min_version, api.max_version) for api in answer.api_keys}
@@ -432,11 +449,3 @@ class Links:
             token = mechanism.next(bytes(reply.auth_bytes))
             if reply.session_lifetime_ms:
                 link.renew_ms = self.runtime.now_ms + reply.session_lifetime_ms * _LOGIN_SHARE
-
-
-def _decode(flight: InFlight, frame: memoryview) -> tuple[int, Any]:
-    if flight.response is ApiVersionsResponse and flight.version > 0 and bytes(frame[4:6]) == b"\x00\x23":
-        return framing.decode_response(
-            flight.response, 0, frame
-        )  # an unknown version is answered in the layout of version 0
-    return framing.decode_response(flight.response, flight.version, frame)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 from kohort.client.net.links import Address
 from kohort.errors import ErrorCode
 from kohort.ids import TopicPartition
+from kohort.wire.cluster import MetadataResponse
 
 NO_TOPIC_ID = uuid.UUID(int=0)
 
@@ -82,7 +82,7 @@ class Metadata:
         info = self.topics.get(topic)
         return NO_TOPIC_ID if info is None else info.topic_id
 
-    def merge(self, answer: Any, asked: Iterable[str] | None, now_ms: float) -> None:
+    def merge(self, answer: MetadataResponse, asked: Iterable[str] | None, now_ms: float) -> None:
         """Take in a MetadataResponse for the topics asked (None: all)."""
         self.cluster_id = answer.cluster_id or self.cluster_id
         self.controller = answer.controller_id
@@ -91,7 +91,7 @@ class Metadata:
             for broker in answer.brokers
         }
         seen = {
-            topic.name: _topic_info(topic, self.topics.get(topic.name))
+            topic.name: _topic_info(topic.name, topic, self.topics.get(topic.name))
             for topic in answer.topics
             if topic.name is not None
         }
@@ -105,7 +105,7 @@ class Metadata:
         self.updated_ms = now_ms
 
 
-def _topic_info(topic: Any, before: TopicInfo | None) -> TopicInfo:
+def _topic_info(name: str, topic: MetadataResponse.MetadataResponseTopic, before: TopicInfo | None) -> TopicInfo:
     same = before is not None and before.topic_id == topic.topic_id
     partitions = {}
     for part in topic.partitions:
@@ -127,4 +127,4 @@ def _topic_info(topic: Any, before: TopicInfo | None) -> TopicInfo:
         and not partitions
     ):
         partitions = before.partitions
-    return TopicInfo(topic.name, topic.topic_id, topic.is_internal, partitions, error)
+    return TopicInfo(name, topic.topic_id, topic.is_internal, partitions, error)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from kohort.client.net.runtime import Runtime, Task
+from kohort.client.net.runtime import Runtime, Steppable
 from kohort.errors import KafkaError
 
 log = logging.getLogger("kohort.client")
@@ -59,7 +59,7 @@ class FailureLog:
     def __init__(self, runtime: Runtime) -> None:
         self._sparingly = Sparingly(runtime)
 
-    def __call__(self, task: Task[object], error: Exception) -> None:
+    def __call__(self, task: Steppable, error: Exception) -> None:
         """One task has failed."""
         if not isinstance(error, KafkaError):
             log.error("%s: a fault in the background", task.name, exc_info=error)

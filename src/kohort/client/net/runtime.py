@@ -14,12 +14,13 @@ import inspect
 import itertools
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from kohort.errors import TimedOutError
 
 T = TypeVar("T")
-_UNSET: Any = object()
+Work: TypeAlias = Coroutine[Any, Any, T]
+"""What a task runs: a coroutine of the core, which awaits promises only."""
 STANDSTILL_MS = 200
 """A timer that fires so late tells that nothing ran; less is a busy machine's usual."""
 _STANDSTILLS = 32
@@ -30,20 +31,48 @@ class Cancelled(BaseException):
     """Raised inside a coroutine whose task was cancelled; not an error of anyone's."""
 
 
+class Awaited(Protocol):
+    """A promise of whatever it may be: what can be said of it without its value."""
+
+    @property
+    def done(self) -> bool: ...
+
+    @property
+    def heard(self) -> bool: ...
+
+    @property
+    def error(self) -> BaseException | None: ...
+
+    def on_done(self, callback: Callable[[Awaited], None], /) -> None: ...
+
+    def drop(self, callback: Callable[[Awaited], None], /) -> None: ...
+
+
+class Steppable(Awaited, Protocol):
+    """A task of whatever it may give."""
+
+    name: str
+
+    def step(self) -> None: ...
+
+    def cancel(self) -> None: ...
+
+
 class Promise(Generic[T]):
     """A value that a later event brings, once. Awaiting it gives the value or raises the error."""
 
-    __slots__ = ("_callbacks", "_error", "_heard", "_value")
+    __slots__ = ("_callbacks", "_error", "_heard", "_kept", "_value")
+    _value: T
 
     def __init__(self) -> None:
-        self._value: Any = _UNSET
+        self._kept = False
         self._error: BaseException | None = None
         self._heard = False
         self._callbacks: list[Callable[[Promise[T]], None]] = []
 
     @property
     def done(self) -> bool:
-        return self._value is not _UNSET or self._error is not None
+        return self._kept or self._error is not None
 
     @property
     def error(self) -> BaseException | None:
@@ -65,15 +94,15 @@ class Promise(Generic[T]):
         if self._error is not None:
             self._heard = True
             raise self._error
-        if self._value is _UNSET:
+        if not self._kept:
             raise RuntimeError("promise is not done")
-        value: T = self._value
-        return value
+        return self._value
 
     def resolve(self, value: T) -> None:
         """Set the value; a promise that is done already keeps what it has."""
         if not self.done:
             self._value = value
+            self._kept = True
             self._fire()
 
     def fail(self, error: BaseException) -> None:
@@ -109,11 +138,11 @@ class Task(Promise[T]):
 
     __slots__ = ("_coro", "_runtime", "_waiting", "name")
 
-    def __init__(self, runtime: Runtime, coro: Coroutine[Any, Any, T], name: str) -> None:
+    def __init__(self, runtime: Runtime, coro: Work[T], name: str) -> None:
         super().__init__()
         self._runtime = runtime
         self._coro = coro
-        self._waiting: Promise[Any] | None = None
+        self._waiting: Awaited | None = None
         self.name = name
 
     def cancel(self) -> None:
@@ -153,7 +182,7 @@ class Task(Promise[T]):
             self._waiting = waiting
             waiting.on_done(self._wake)
 
-    def _wake(self, _: Promise[Any]) -> None:
+    def _wake(self, _: Awaited) -> None:
         self._waiting = None
         self._runtime.ready(self)
 
@@ -170,29 +199,29 @@ class Runtime:
 
     def __init__(self, now_ms: float = 0.0) -> None:
         self.now_ms = now_ms
-        self.on_task_failed: Callable[[Task[Any], Exception], None] | None = None
+        self.on_task_failed: Callable[[Steppable, Exception], None] | None = None
         self.elapsed_ms: Callable[[], float] = lambda: self.now_ms
-        self._ready: deque[Task[Any]] = deque()
+        self._ready: deque[Steppable] = deque()
         self._timers: list[tuple[float, int, Promise[None]]] = []
         self._order = itertools.count()
-        self._cancelling: list[Task[Any]] = []
-        self._failed: list[Task[Any]] = []
+        self._cancelling: list[Steppable] = []
+        self._failed: list[Steppable] = []
         self._stood_still: deque[tuple[float, float]] = deque(maxlen=_STANDSTILLS)
 
-    def spawn(self, coro: Coroutine[Any, Any, T], name: str = "") -> Task[T]:
+    def spawn(self, coro: Work[T], name: str = "") -> Task[T]:
         """Start a coroutine; it first runs in the next `advance`, or later in the running one."""
         task = Task(self, coro, name or getattr(coro, "__qualname__", "task"))
         self._ready.append(task)
         return task
 
-    def ready(self, task: Task[Any]) -> None:
+    def ready(self, task: Steppable) -> None:
         self._ready.append(task)
 
-    def task_failed(self, task: Task[Any]) -> None:
+    def task_failed(self, task: Steppable) -> None:
         """A task has ended in an error: unless someone hears of it in this `advance`, it is reported."""
         self._failed.append(task)
 
-    def cancel_later(self, task: Task[Any]) -> None:
+    def cancel_later(self, task: Steppable) -> None:
         self._cancelling.append(task)
 
     def at(self, when_ms: float) -> Promise[None]:
@@ -204,12 +233,12 @@ class Runtime:
     async def sleep(self, delay_ms: float) -> None:
         await self.at(self.now_ms + delay_ms)
 
-    async def first(self, *promises: Promise[Any], timeout_ms: float | None = None) -> Promise[Any] | None:
+    async def first(self, *promises: Awaited, timeout_ms: float | None = None) -> Awaited | None:
         """The first of the promises that is done, or None when the time is over first. Cancels none of them."""
         for promise in promises:
             if promise.done:
                 return promise
-        gate: Promise[Promise[Any] | None] = Promise()
+        gate: Promise[Awaited | None] = Promise()
         timer = None if timeout_ms is None else self.at(self.now_ms + timeout_ms)
         if timer is not None:
             timer.on_done(lambda _: gate.resolve(None))
@@ -223,7 +252,7 @@ class Runtime:
             if timer is not None:
                 timer.resolve(None)
 
-    async def within(self, coro: Coroutine[Any, Any, T], timeout_ms: float, what: str) -> T:
+    async def within(self, coro: Work[T], timeout_ms: float, what: str) -> T:
         """The coroutine's value, or TimedOutError naming `what`; the coroutine is cancelled then."""
         task = self.spawn(coro, what)
         try:

@@ -1,14 +1,16 @@
-"""Where requests go, and requests that depend on the version negotiated there. Values only."""
+"""Where requests go, and at which versions. Values only."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Generic, TypeVar
 
 from kohort.client.net.links import Address
 from kohort.errors import InvalidInputError
 from kohort.ids import TopicPartition
+from kohort.wire.message import Message, Request
+
+R = TypeVar("R", bound=Message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,18 +52,22 @@ GROUP, TRANSACTION = 0, 1
 
 
 @dataclass(frozen=True, slots=True)
-class Versioned:
-    """A request whose content depends on the version that is negotiated.
+class Between(Generic[R]):
+    """A request that not every version can carry though all its fields could be left out, or that none above one can.
+
+    A field that an older version lacks needs none of this: it is dropped or refused by its declaration in kohort.wire.
 
     Attributes:
-        request: The message class, from kohort.wire.
-        build: Makes the message for a version.
-        highest: The highest version to use, for contents that later versions can't carry.
+        message: The request.
+        lowest: The lowest version that asks for the same.
+        highest: The highest version to use; None: the newest.
+        instead: What is asked of a broker that only knows versions below `lowest`; None: it is refused.
     """
 
-    request: type[Any]
-    build: Callable[[int], Any]
+    message: Request[R]
+    lowest: int = 0
     highest: int | None = None
+    instead: Request[R] | None = None
 
 
 def parse_address(text: str) -> Address:

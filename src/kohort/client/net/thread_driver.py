@@ -12,15 +12,15 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NoReturn, TypeAlias, TypeVar
 
 from kohort.client.net.buffers import BufferPool, FrameReader
 from kohort.client.net.channel import Channel, connect, describe, told_process
 from kohort.client.net.cluster import Cluster
 from kohort.client.net.links import Address, CloseLink, Command, OpenLink, SendFrame
-from kohort.client.net.runtime import Cancelled, Promise, Task
+from kohort.client.net.runtime import Cancelled, Promise, Steppable, Work
 from kohort.client.net.security import SaslMechanism, fetched_mechanism, tls_context
 from kohort.client.settings import ConnectionConfig
 from kohort.errors import InvalidInputError, KafkaError
@@ -60,10 +60,10 @@ class ThreadClient:
         self._io: _IoThread | None = None
         self._closed = False
         self._failure: Exception | None = None
-        self._calls: dict[Future[Any], Task[Any]] = {}
+        self._calls: dict[Future[Any], Steppable] = {}
         _OF_THIS_PROCESS.add(self)
 
-    def call(self, coro: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
+    def call(self, coro: Work[T], timeout_s: float | None = None) -> T:
         """Run a coroutine of the core and wait for its value.
 
         Raises:
@@ -80,7 +80,7 @@ class ThreadClient:
             future.cancel()
             raise
 
-    def submit(self, coro: Coroutine[Any, Any, T], name: str = "") -> Future[T]:
+    def submit(self, coro: Work[T], name: str = "") -> Future[T]:
         """Run a coroutine of the core; the future has its value. Cancelling the future cancels the coroutine."""
         future: Future[T] = Future()
         with self.lock:
@@ -164,7 +164,7 @@ class ThreadClient:
         """When a close that may take so long is to be over, for `close`."""
         return None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
 
-    def abandon(self, goodbye: Coroutine[Any, Any, None], timeout_s: float = 1.0) -> None:
+    def abandon(self, goodbye: Work[None], timeout_s: float = 1.0) -> None:
         """Say goodbye and close, for an owner that was never closed.
 
         The interpreter ends, or the owner was collected.
@@ -180,7 +180,7 @@ class ThreadClient:
             future.result(timeout_s)
         self.close()
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> NoReturn:
         raise TypeError("a connected client can't be pickled: make one in each process")
 
     def check(self) -> None:
@@ -208,7 +208,7 @@ class ThreadClient:
             task.cancel()
         self._changed.notify_all()
 
-    def _cancel(self, task: Task[Any]) -> None:
+    def _cancel(self, task: Steppable) -> None:
         with self.lock:
             task.cancel()
 

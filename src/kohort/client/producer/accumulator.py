@@ -8,12 +8,12 @@ import random
 import threading
 import time
 import weakref
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Generic, TypeVar
 
 from kohort.client.net.cluster import Cluster
-from kohort.client.net.runtime import Promise
+from kohort.client.net.runtime import Promise, Work
 from kohort.client.net.thread_driver import ClientClosed
 from kohort.client.producer.batches import Batch, Delivery, PartitionQueue, RecordMetadata, leaves_of
 from kohort.client.producer.settings import ProducerConfig
@@ -39,9 +39,7 @@ class NotYet(Exception, Generic[T]):
         moved: Whether something was done since the last NotYet, so that time starts anew.
     """
 
-    def __init__(
-        self, wait: Callable[[float], Coroutine[Any, Any, None]], again: Callable[[], T], *, moved: bool = False
-    ) -> None:
+    def __init__(self, wait: Callable[[float], Work[None]], again: Callable[[], T], *, moved: bool = False) -> None:
         super().__init__()
         self.wait = wait
         self.again = again
@@ -249,7 +247,7 @@ class Accumulator:
         self.incomplete.add(batch)
         return batch, now + self.config.linger_ms < self.wake_ms
 
-    def _full(self, size: int, again: Callable[[], Any]) -> None:
+    def _full(self, size: int, again: Callable[[], T]) -> None:
         """Always raises."""
         if size > self.config.buffer_memory:
             raise error_for(

@@ -7,12 +7,13 @@ async with AsyncProducer("127.0.0.1:9092") as producer:
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 from kohort.calls import checked, checked_call, checks_itself
 from kohort.client.net.asyncio_driver import AsyncClient
 from kohort.client.net.faces import awaiting
+from kohort.client.net.runtime import Work
 from kohort.client.producer.accumulator import NotYet
 from kohort.client.producer.batches import Delivery, TableDelivery
 from kohort.client.producer.core import OnDelivery, ProducerCore, column_names, producer_config
@@ -135,7 +136,7 @@ class AsyncProducer:
 
     # Inside.
 
-    async def _call(self, coro: Coroutine[Any, Any, T]) -> T:
+    async def _call(self, coro: Work[T]) -> T:
         return await self._client.call(coro)
 
     async def _patiently(self, reason: NotYet[T]) -> T:

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 from kohort.calls import checked
 from kohort.columns.encode import Chunk
@@ -204,7 +204,7 @@ class Delivery:
                 return
         callback(self)
 
-    def __await__(self) -> Generator[Any, None, RecordMetadata]:
+    def __await__(self) -> Generator[asyncio.Future[None], None, RecordMetadata]:
         yield from _awaited([self._batch])
         return self._result(0)
 
@@ -243,7 +243,7 @@ class TableDelivery:
                 raise leaf.error.with_traceback(None)
         return [(leaf.metadata(0, -1), leaf.count) for leaf in leaves]
 
-    def __await__(self) -> Generator[Any, None, list[tuple[RecordMetadata, int]]]:
+    def __await__(self) -> Generator[asyncio.Future[None], None, list[tuple[RecordMetadata, int]]]:
         yield from _awaited(self._batches)
         return self.result(timeout_ms=0)
 
@@ -252,7 +252,7 @@ def _seconds(timeout_ms: float | None) -> float | None:
     return None if timeout_ms is None else timeout_ms / 1000
 
 
-def _awaited(batches: list[Batch]) -> Generator[Any, None, None]:
+def _awaited(batches: list[Batch]) -> Generator[asyncio.Future[None], None, None]:
     """Wait in asyncio until the batches are delivered or failed."""
     loop = asyncio.get_running_loop()
     for batch in batches:

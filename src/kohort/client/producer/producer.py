@@ -28,11 +28,12 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 from kohort.calls import checked, checked_call, checks_itself
 from kohort.client.net.faces import blocking
+from kohort.client.net.runtime import Work
 from kohort.client.net.thread_driver import ClientClosed, ThreadClient
 from kohort.client.producer.accumulator import NotYet
 from kohort.client.producer.batches import Delivery, TableDelivery
@@ -194,7 +195,7 @@ class Producer:
 
     # Inside.
 
-    def _call(self, coro: Coroutine[Any, Any, T]) -> T:
+    def _call(self, coro: Work[T]) -> T:
         return self._client.call(coro)
 
     def _patiently(self, reason: NotYet[T]) -> T:

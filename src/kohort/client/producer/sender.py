@@ -10,10 +10,10 @@ taken: the producer waits for what is on its way, raises its epoch and numbers e
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
-from kohort.client.net.cluster import ANY, TRANSACTION, Cluster, Coordinator, Node, Target, Versioned
+from kohort.client.net.cluster import ANY, TRANSACTION, Between, Cluster, Coordinator, Node, Target
 from kohort.client.net.metadata import NO_TOPIC_ID
 from kohort.client.net.notices import fault
 from kohort.client.net.runtime import Promise
@@ -33,7 +33,7 @@ from kohort.errors import (
 )
 from kohort.ids import TopicPartition
 from kohort.wire.compression import CODECS
-from kohort.wire.data import ProduceRequest
+from kohort.wire.data import ProduceRequest, ProduceResponse
 from kohort.wire.transactions import InitProducerIdRequest
 
 INT32_MAX = 2**31 - 1
@@ -42,6 +42,8 @@ SEQUENCES = 2**31
 SOON_MS = 20
 """Between questions whether the transaction before is over, which is a matter of milliseconds."""
 LAST_BEFORE_IMPLICIT_PARTITIONS = 11
+HIGHEST_BY_NAME = 12
+"""From version 13 on, Produce names topics by id only."""
 """Above, a transactional Produce takes its partitions into the transaction by itself."""
 _REPEATED = (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER)
 _LOST_PLACE = (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.UNKNOWN_PRODUCER_ID, ErrorCode.INVALID_PRODUCER_EPOCH)
@@ -110,10 +112,10 @@ class Sender:
         self.figures = ProducerFigures()
         self.in_flight: dict[Way, int] = {}
         self.closed = False
-        self.gate: Any = None
+        self.gate: Callable[[TopicPartition], bool] | None = None
         self.implicit = False
         self.aborting: KafkaError | None = None
-        self.on_lost: Any = None
+        self.on_lost: Callable[[KafkaError], None] | None = None
         self._codec = CODECS[config.compression_type]
         self._work: Promise[None] = Promise()
         self._renumber = False
@@ -164,7 +166,7 @@ class Sender:
                 self._expire(self.cluster.runtime.now_ms)
                 await self.cluster.runtime.sleep(self.config.retry_backoff_ms)
 
-    async def init_producer_id(self, to: Target, request: InitProducerIdRequest | Versioned) -> None:
+    async def init_producer_id(self, to: Target, request: InitProducerIdRequest) -> None:
         """Get a producer id, and number everything from 0."""
         answer = await self.cluster.send(request, to)
         if answer.error_code:
@@ -295,20 +297,15 @@ class Sender:
         self.figures.bytes_sent += len(batch.sealed)
 
     async def _deliver(self, parcel: Parcel) -> None:
-        acks = self.config.acks_number
         try:
-            answer = await self.cluster.send(
-                Versioned(ProduceRequest, lambda version: self._request(parcel, version), self._highest(parcel)),
-                Node(parcel.way[0]),
-                timeout_ms=self.config.request_timeout_ms,
-                lane=parcel.way[1],
-                answered=acks != 0,
-            )
-            if acks == 0:
+            request = Between(self._request(parcel), highest=self._highest(parcel))
+            node, lane = Node(parcel.way[0]), parcel.way[1]
+            if self.config.acks_number == 0:
+                await self.cluster.post(request, node, lane=lane)
                 for batch in parcel.batches:
                     self._delivered(batch, -1, -1)
             else:
-                self._answered(parcel, answer)
+                self._answered(parcel, await self.cluster.send(request, node, lane=lane))
         except Exception as error:  # noqa: BLE001 - whoever waits for the records is told, whatever it is
             self.cluster.request_metadata()
             told = fault("produce", error)
@@ -327,20 +324,16 @@ class Sender:
             return LAST_BEFORE_IMPLICIT_PARTITIONS
         metadata = self.cluster.metadata
         if any(metadata.topic_id(batch.partition.topic) == NO_TOPIC_ID for batch in parcel.batches):
-            return 12
+            return HIGHEST_BY_NAME
         return None
 
-    def _request(self, parcel: Parcel, version: int) -> ProduceRequest:
-        topics: dict[str, Any] = {}
+    def _request(self, parcel: Parcel) -> ProduceRequest:
+        topics: dict[str, ProduceRequest.TopicProduceData] = {}
         for batch in parcel.batches:
             name = batch.partition.topic
             if name not in topics:
                 topic_id = self.cluster.metadata.topic_id(name)
-                topics[name] = (
-                    ProduceRequest.TopicProduceData(topic_id=topic_id)
-                    if version >= 13
-                    else ProduceRequest.TopicProduceData(name=name)
-                )
+                topics[name] = ProduceRequest.TopicProduceData(name=name, topic_id=topic_id)
             part = ProduceRequest.PartitionProduceData(index=batch.partition.partition, records=batch.sealed)
             topics[name].partition_data.append(part)
         return ProduceRequest(
@@ -352,7 +345,7 @@ class Sender:
 
     # Answers.
 
-    def _answered(self, parcel: Parcel, answer: Any) -> None:
+    def _answered(self, parcel: Parcel, answer: ProduceResponse) -> None:
         names = self.cluster.metadata.topic_names
         found = {
             TopicPartition(topic.name or names.get(topic.topic_id, ""), part.index): part
@@ -487,7 +480,7 @@ class Sender:
             batch.tell()
 
 
-def _error_of(part: Any, text: str) -> KafkaError:
+def _error_of(part: ProduceResponse.TopicProduceResponse.PartitionProduceResponse, text: str) -> KafkaError:
     if part.record_errors:
         whys = {each.batch_index: each.batch_index_error_message or text for each in part.record_errors}
         return RecordsRefusedError(text, ErrorCode.of(part.error_code), whys)

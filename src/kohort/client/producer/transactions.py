@@ -27,14 +27,13 @@ Two versions of the protocol, chosen by the cluster's finalized feature `transac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from enum import Enum
-from typing import Any
 
-from kohort.client.net.cluster import Cluster, Coordinator, Versioned
+from kohort.client.net.cluster import Between, Cluster, Coordinator
 from kohort.client.net.notices import fault
 from kohort.client.net.runtime import Task
-from kohort.client.offset_values import GroupMetadata
+from kohort.client.offset_values import GroupMetadata, OffsetAndMetadata
 from kohort.client.producer.accumulator import Accumulator
 from kohort.client.producer.batches import Batch
 from kohort.client.producer.sender import SOON_MS, Sender, coordinator_of
@@ -126,7 +125,9 @@ class Transactions:
         self._asked = self._begun = False
         self.state = TxnState.OPEN
 
-    async def send_offsets(self, offsets: Mapping[TopicPartition, Any], group: str | GroupMetadata) -> None:
+    async def send_offsets(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int], group: str | GroupMetadata
+    ) -> None:
         """Make offsets of a group part of the transaction.
 
         Args:
@@ -235,31 +236,30 @@ class Transactions:
         if self._adder is not None:
             self._adder.cancel()
 
-    async def _asking(self, attempt: Callable[[], Any], what: str) -> None:
+    async def _asking(self, attempt: Callable[[], Awaitable[None]], what: str) -> None:
         await self._cluster.retrying(lambda: self._once_free(attempt), what, self._config.max_block_ms)
 
-    async def _once_free(self, attempt: Callable[[], Any]) -> None:
+    async def _once_free(self, attempt: Callable[[], Awaitable[None]]) -> None:
         """Attempt again soon while the coordinator still writes the end of the transaction before."""
         while True:
             try:
-                return await attempt()  # type: ignore[no-any-return]
+                return await attempt()
             except KafkaError as error:
                 if error.code is not ErrorCode.CONCURRENT_TRANSACTIONS:
                     raise
                 await self._cluster.runtime.sleep(min(SOON_MS, self._config.retry_backoff_ms))
 
     async def _new_epoch(self, producer_id: int, epoch: int) -> None:
-        def build(version: int) -> InitProducerIdRequest:
-            request = InitProducerIdRequest(
-                transactional_id=self.id, transaction_timeout_ms=self._config.transaction_timeout_ms
-            )
-            if version >= 3:
-                request.producer_id, request.producer_epoch = producer_id, epoch
-            return request
+        request = InitProducerIdRequest(
+            transactional_id=self.id,
+            transaction_timeout_ms=self._config.transaction_timeout_ms,
+            producer_id=producer_id,
+            producer_epoch=epoch,
+        )
 
         async def attempt() -> None:
             try:
-                await self._sender.init_producer_id(self._to, Versioned(InitProducerIdRequest, build))
+                await self._sender.init_producer_id(self._to, request)
                 self._fresh_epoch = False
             except KafkaError as error:
                 self._look_again(error)
@@ -306,9 +306,7 @@ class Transactions:
             v3_and_below_topics=named,
         )
         self._asked = True
-        answer = await self._cluster.send(
-            Versioned(AddPartitionsToTxnRequest, lambda _: request, HIGHEST_ADD_PARTITIONS), self._to
-        )
+        answer = await self._cluster.send(Between(request, highest=HIGHEST_ADD_PARTITIONS), self._to)
         for topic in answer.results_by_topic_v3_and_below:
             for part in topic.results_by_partition:
                 self._check(part.partition_error_code, f"{topic.name}-{part.partition_index}")
@@ -325,14 +323,13 @@ class Transactions:
         self._check(answer.error_code, f"group {group_id}")
 
     async def _commit_offsets(
-        self, offsets: Mapping[TopicPartition, Any], group: str | GroupMetadata, group_id: str
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int], group: str | GroupMetadata, group_id: str
     ) -> None:
         to = Coordinator(group_id)
         answer = await self._cluster.send(
-            Versioned(
-                TxnOffsetCommitRequest,
-                lambda version: self._offset_request(offsets, group, group_id, version),
-                None if self._version >= 2 else HIGHEST_OF_VERSION_1,
+            Between(
+                self._offset_request(offsets, group, group_id),
+                highest=None if self._version >= 2 else HIGHEST_OF_VERSION_1,
             ),
             to,
         )
@@ -345,9 +342,9 @@ class Transactions:
                     raise error
 
     def _offset_request(
-        self, offsets: Mapping[TopicPartition, Any], group: str | GroupMetadata, group_id: str, version: int
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int], group: str | GroupMetadata, group_id: str
     ) -> TxnOffsetCommitRequest:
-        topics: dict[str, Any] = {}
+        topics: dict[str, TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic] = {}
         for partition, given in sorted(offsets.items()):
             topic = topics.setdefault(
                 partition.topic, TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic(name=partition.topic)
@@ -355,10 +352,9 @@ class Transactions:
             part = TxnOffsetCommitRequest.TxnOffsetCommitRequestPartition(
                 partition_index=partition.partition,
                 committed_offset=given if isinstance(given, int) else given.offset,
+                committed_leader_epoch=-1 if isinstance(given, int) else given.leader_epoch,
                 committed_metadata="" if isinstance(given, int) else given.metadata,
             )
-            if version >= 2 and not isinstance(given, int):
-                part.committed_leader_epoch = given.leader_epoch
             topic.partitions.append(part)
         identity = self._sender.identity
         request = TxnOffsetCommitRequest(
@@ -368,7 +364,7 @@ class Transactions:
             producer_epoch=identity.epoch,
             topics=list(topics.values()),
         )
-        if version >= 3 and not isinstance(group, str):
+        if not isinstance(group, str):
             request.generation_id = group.generation_id
             request.member_id = group.member_id
             request.group_instance_id = group.group_instance_id
@@ -383,7 +379,7 @@ class Transactions:
             committed=commit,
         )
         highest = None if self._version >= 2 else HIGHEST_OF_VERSION_1
-        answer = await self._cluster.send(Versioned(EndTxnRequest, lambda _: request, highest), self._to)
+        answer = await self._cluster.send(Between(request, highest=highest), self._to)
         if answer.error_code == ErrorCode.INVALID_TXN_STATE and not commit and not self._begun:
             self._fresh_epoch = True  # what was asked has not come to pass; it must not when it comes late either
             return

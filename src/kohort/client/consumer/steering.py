@@ -1,0 +1,96 @@
+"""What a consumer is told, and tells, without waiting: the same methods of both faces."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeVar
+
+from kohort.calls import checked
+from kohort.client.consumer.commits import OnCommit
+from kohort.client.consumer.core import ConsumerCore, ConsumerFigures
+from kohort.client.consumer.subscription import Position
+from kohort.client.offset_values import GroupMetadata, OffsetAndMetadata, RebalanceListener
+from kohort.ids import TopicPartition
+
+T = TypeVar("T")
+
+
+@checked
+class Steering:
+    """What to read and from where, and what is known of it."""
+
+    @abstractmethod
+    def _do(self, action: Callable[[ConsumerCore], T]) -> T:
+        """Something that needs no waiting, done to the core."""
+
+    def _look(self, question: Callable[[ConsumerCore], T]) -> T:
+        """Something that changes nothing."""
+        return self._do(question)
+
+    def subscribe(
+        self, topics: Iterable[str] = (), *, pattern: str | None = None, listener: RebalanceListener | None = None
+    ) -> None:
+        """Subscribe to topics, or to those that a regular expression finds; replaces the subscription before."""
+        self._do(lambda core: core.subscribe(topics, pattern, listener))
+
+    def assign(self, partitions: Iterable[TopicPartition]) -> None:
+        """Read these partitions without a group's say; replaces what was assigned before."""
+        self._do(lambda core: core.assign(partitions))
+
+    def subscription(self) -> set[str]:
+        """Topics subscribed to."""
+        return self._look(lambda core: set(core.subscription()))
+
+    def assignment(self) -> set[TopicPartition]:
+        """Partitions read now."""
+        return self._look(lambda core: set(core.partitions))
+
+    def commit_async(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int] | None = None, callback: OnCommit | None = None
+    ) -> None:
+        """Commit in the background, in order with the others.
+
+        `callback(offsets, error or None)` runs on the client's thread; with asyncio, on the loop.
+        """
+        self._do(lambda core: core.commit_async(offsets, callback))
+
+    def seek(self, partition: TopicPartition, offset: int | OffsetAndMetadata) -> None:
+        """Go on from an offset."""
+        position = (
+            Position(offset.offset, offset.leader_epoch) if isinstance(offset, OffsetAndMetadata) else Position(offset)
+        )
+        self._do(lambda core: core.seek(partition, position))
+
+    def seek_to_beginning(self, *partitions: TopicPartition) -> None:
+        """Go on from the first offset; without arguments, of all partitions."""
+        self._do(lambda core: core.seek_to(partitions, "earliest"))
+
+    def seek_to_end(self, *partitions: TopicPartition) -> None:
+        """Go on after the last offset; without arguments, of all partitions."""
+        self._do(lambda core: core.seek_to(partitions, "latest"))
+
+    def lag(self, partition: TopicPartition) -> int | None:
+        """Records between the position and the partition's end, as the last fetch told it; None before that."""
+        return self._look(lambda core: core.lag(partition))
+
+    @property
+    def figures(self) -> ConsumerFigures:
+        """Counters."""
+        return self._do(lambda core: core.figures())
+
+    def group_metadata(self) -> GroupMetadata:
+        """This consumer's place in its group, for `Producer.send_offsets_to_transaction`."""
+        return self._do(lambda core: core.group_metadata())
+
+    def pause(self, *partitions: TopicPartition) -> None:
+        """Return nothing of these until `resume`; what was fetched is kept."""
+        self._do(lambda core: core.pause(partitions))
+
+    def resume(self, *partitions: TopicPartition) -> None:
+        """Return records of these again."""
+        self._do(lambda core: core.resume(partitions))
+
+    def paused(self) -> set[TopicPartition]:
+        """Partitions that are paused."""
+        return self._look(lambda core: set(core.partitions.paused))
