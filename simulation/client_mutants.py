@@ -10,27 +10,6 @@ from kohort.client.group.consumer_member import ConsumerMembership
 from kohort.groups.machine import GroupMachine
 
 
-class _FromAnswer:
-    """Takes what the coordinator answered for heard when it came."""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = f"_{name}_of_answer"
-
-    def __get__(self, member: Any, owner: type) -> float:
-        return float(getattr(member, self._name, 0.0))
-
-    def __set__(self, member: Any, sent_ms: float) -> None:
-        setattr(member, self._name, member.cluster.runtime.now_ms)
-
-
-class _ClassicSession(ClassicMembership):
-    _heard_ms = _FromAnswer()  # type: ignore[assignment]
-
-
-class _ConsumerSession(ConsumerMembership):
-    _heard_ms = _FromAnswer()  # type: ignore[assignment]
-
-
 class _ClassicLease(ClassicMembership):
     def _renew(self, sent_ms: float) -> None:
         super()._renew(self.cluster.runtime.elapsed_ms())
@@ -51,12 +30,6 @@ class _BlindLeader(ClassicMembership):
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
         self.protocol = _BlindProtocol(self.cluster, self.config, self, self.request_rejoin)
-
-
-class CountsSessionsFromAnswers(GroupMachine):
-    """Our client takes its session to run from when an answer came."""
-
-    memberships: ClassVar = {"classic": _ClassicSession, "consumer": _ConsumerSession}
 
 
 class CountsLeasesFromAnswers(GroupMachine):

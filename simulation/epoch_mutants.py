@@ -16,7 +16,6 @@ from kohort.groups.events import (
     AssignmentComputed,
     ConsumerGroupHeartbeat,
     OffsetFetch,
-    RegexesResolved,
     SyncGroup,
 )
 from kohort.groups.machine import GroupMachine
@@ -101,33 +100,20 @@ class SyncsInAnOlderEpoch(Swapped):
         return check
 
 
-class TakesStaleTargets(Swapped):
-    """Takes the result of work that an earlier coordinator asked for."""
+class TakesAnyTarget(Swapped):
+    """Takes the result of work that was called off, or that an earlier coordinator asked for."""
 
     module, name = targets, "take"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
-        """Any result counts while one is awaited."""
+        """Any result counts."""
 
         def take(context: Context, group: ConsumerGroup, event: AssignmentComputed) -> Any:
-            if group.computing >= 0 and event.epoch <= group.epoch:
-                event = replace(event, ticket=group.computing)
+            group.computing = event.ticket
             return real(context, group, event)
 
         return take
-
-
-class TakesStaleTopics(GroupMachine):
-    """Takes the topics of patterns that an earlier coordinator asked for."""
-
-    def step(self, event: Any, now: Now) -> Outcome:
-        """As the real one, with any answer for the one that is awaited."""
-        group = self.context.find(event.group_id) if isinstance(event, RegexesResolved) else None
-        reader = None if group is None else group.under(ConsumerGroup)
-        if reader is not None and reader.resolving >= 0:
-            event = replace(event, ticket=reader.resolving)
-        return super().step(event, now)
 
 
 class CountsNoConsumerRebalances(GroupMachine):
@@ -180,8 +166,7 @@ EPOCH_MUTANTS: dict[type[GroupMachine], type[Checker]] = {
     ForgivesAnyEpoch: StaleEpochChecker,
     ForgivesNoEpoch: StaleEpochChecker,
     SyncsInAnOlderEpoch: StaleEpochChecker,
-    TakesStaleTargets: TargetChecker,
-    TakesStaleTopics: TargetChecker,
+    TakesAnyTarget: TargetChecker,
     CountsNoConsumerRebalances: CountChecker,
     CountsTwice: CountChecker,
     ForgetsAssignments: HandoverChecker,

@@ -41,7 +41,6 @@ from simulation.checkers import (
 )
 from simulation.client_mutants import (
     CountsLeasesFromAnswers,
-    CountsSessionsFromAnswers,
 )
 from simulation.epoch_mutants import EPOCH_MUTANTS
 from simulation.eviction_mutants import EVICTION_MUTANTS
@@ -374,7 +373,6 @@ MUTANTS: dict[type[GroupMachine | Shard], type[Checker]] = {
     **ADMIN_MUTANTS,
     LoadsTheAwayAsBack: AwayChecker,
     EmptiesTheAway: AwayChecker,
-    CountsSessionsFromAnswers: LetGoChecker,
     CountsLeasesFromAnswers: LetGoChecker,
     ExpiresFromCommits: ExpiryChecker,
     KeepsPositions: ExpiryChecker,
