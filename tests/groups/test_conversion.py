@@ -162,6 +162,27 @@ def test_an_empty_group_is_whatever_joins_it() -> None:
     assert types(trial) == ["consumer"]
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"session_timeout_ms": 1},
+        {"protocols": ()},
+        {"protocol_type": ""},
+        {"protocols": (ClassicProtocol("range", bytes(3_000)),)},
+        {"member_id": "stranger"},
+    ],
+)
+def test_a_join_that_is_refused_leaves_an_empty_consumer_group_as_it_is(more: dict[str, Any]) -> None:
+    trial = make_trial(group_record_bytes_max=2_000)
+    trial.beat("new")
+    trial.beat("new", -1)
+    before = list(trial.machine.snapshot())
+    reply = trial.reply(trial.join(**more))
+    assert reply.error is not ErrorCode.NONE
+    assert types(trial) == ["consumer"]
+    assert list(trial.machine.snapshot()) == before
+
+
 def test_members_that_wait_for_a_round_are_asked_to_join_again() -> None:
     trial = make_trial(initial_rebalance_delay_ms=3_000)
     waiting = trial.join(protocols=offer())

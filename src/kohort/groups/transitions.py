@@ -143,7 +143,7 @@ CONSUMER_GROUP: tuple[Transition, ...] = (
     Transition(STABLE, "ConsumerGroupHeartbeat", EMPTY, "the last member leaves"),
     Transition(STABLE, "ConsumerGroupHeartbeat", CLASSIC, _DOWN, rare=True),
     Transition(STABLE, "JoinGroup", ASSIGNING, f"{_NEW}, by the classic protocol"),
-    Transition(STABLE, "JoinGroup", CLASSIC, "a classic member takes the place of the last other one"),
+    Transition(STABLE, "JoinGroup", CLASSIC, "a classic member takes the place of the last other one", rare=True),
     Transition(STABLE, "JoinGroup", RECONCILING, "a classic member takes the place of a static one", rare=True),
     Transition(STABLE, "LeaveGroup", ASSIGNING, _CHANGED),
     Transition(STABLE, "LeaveGroup", EMPTY, _GONE, rare=True),

@@ -79,14 +79,21 @@ def join_or_error(context: Context, classic: ClassicGroup, event: JoinGroup) -> 
             rebalance.put_out(context, classic, event.member_id, f"no room for member {event.member_id}")
         rebalance.drop_pending(context, classic, event.member_id)
         return ErrorCode.GROUP_MAX_SIZE_REACHED
-    if len(event.protocols) > config.protocols_max or not classic.supports(event.protocol_type, event.protocols):
-        return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
-    if outgrows(context, classic, event):
-        return ErrorCode.GROUP_MAX_SIZE_REACHED
+    refused = misfit(context, classic, event)
+    if refused is not ErrorCode.NONE:
+        return refused
     if not event.member_id:
         join_new(context, classic, event)
         return ErrorCode.NONE
     return join_again(context, classic, event)
+
+
+def misfit(context: Context, classic: ClassicGroup, event: JoinGroup) -> ErrorCode:
+    """Why a member's protocols do not fit into the group, NONE if they do."""
+    too_many = len(event.protocols) > context.config.protocols_max
+    if too_many or not classic.supports(event.protocol_type, event.protocols):
+        return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+    return ErrorCode.GROUP_MAX_SIZE_REACHED if outgrows(context, classic, event) else ErrorCode.NONE
 
 
 def has_room(context: Context, classic: ClassicGroup, event: JoinGroup) -> bool:

@@ -7,14 +7,23 @@ in its row.
 from __future__ import annotations
 
 from kohort.errors import ErrorCode
+from kohort.groups import sizes
 from kohort.groups.classic import requests
 from kohort.groups.classic.state import ClassicGroup
 from kohort.groups.consumer import heartbeat as consumer
 from kohort.groups.consumer.members import Refusal, refuse
 from kohort.groups.context import Context
 from kohort.groups.events import ConsumerGroupHeartbeat, Heartbeat, JoinGroup, LeaveGroup, SyncGroup
+from kohort.groups.group import Group
 from kohort.groups.migration import conversion
-from kohort.groups.outcome import GroupState, HeartbeatReply, LeaveGroupReply, LeftMember, SyncGroupReply
+from kohort.groups.outcome import (
+    GroupState,
+    HeartbeatReply,
+    JoinGroupReply,
+    LeaveGroupReply,
+    LeftMember,
+    SyncGroupReply,
+)
 
 
 def join(context: Context, event: JoinGroup) -> None:
@@ -26,11 +35,22 @@ def join(context: Context, event: JoinGroup) -> None:
     membership = group.membership
     if isinstance(membership, ClassicGroup) or membership.group_state() is not GroupState.EMPTY:
         context.protocol(group).join(context, membership, event)
-    elif event.member_id == "" and event.protocol_type and event.protocols:
+    else:
+        join_empty(context, group, event)
+
+
+def join_empty(context: Context, group: Group, event: JoinGroup) -> None:
+    """To an empty group of another protocol, which turns classic if an empty classic group would take the member."""
+    error = sizes.check_join(context.config, event)
+    if error is ErrorCode.NONE:
+        error = requests.misfit(context, ClassicGroup(event.group_id), event)
+    if error is ErrorCode.NONE and event.member_id:
+        error = ErrorCode.UNKNOWN_MEMBER_ID
+    if error is ErrorCode.NONE:
         conversion.give_up(context, group)
         join(context, event)
     else:
-        requests.join(context, ClassicGroup(event.group_id), event)  # refused, as by an empty classic group
+        context.reply(event.request, JoinGroupReply(error, member_id=event.member_id))
 
 
 def sync(context: Context, event: SyncGroup) -> None:
