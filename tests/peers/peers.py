@@ -180,6 +180,8 @@ class Driver:
             self.kill()
             raise AssertionError(f"it did not end; {self._story()}") from None
         self._reader.join(5)
+        if self._process.stdout is not None and not self._reader.is_alive():
+            self._process.stdout.close()
         assert code == 0, f"it ended with code {code}; {self._story()}"
 
     def kill(self) -> None:
