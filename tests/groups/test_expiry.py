@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from kohort.errors import ErrorCode
-from kohort.groups.events import ListGroups, OffsetToCommit, TransactionEnded, TxnOffsetCommit
+from kohort.groups.events import ListGroups, OffsetDelete, OffsetToCommit, TransactionEnded, TxnOffsetCommit
 from kohort.groups.outcome import Meter
+from kohort.ids import TopicPartition
 from tests.groups.trial import Trial, protocols
 
 HOUR_MS = 3_600_000
@@ -222,3 +223,24 @@ def test_scenario_13_pending_positions_of_a_consumer_group_keep_theirs(members: 
     trial.pass_time(2 * CHECK_MS)
     assert trial.committed("old") == -1
     assert is_gone(trial) is (members == 0)
+
+
+def test_no_position_goes_while_it_is_not_known_what_a_pattern_matches() -> None:
+    session_ms = 10 * HOUR_MS
+    trial = Trial(
+        offsets_retention_minutes=60,
+        offsets_retention_check_ms=CHECK_MS,
+        consumer_session_timeout_ms=session_ms,
+        consumer_max_session_timeout_ms=session_ms,
+    )
+    trial.set_topics(t=1)
+    trial.commit(1)
+    trial.pass_time(HOUR_MS - CHECK_MS)
+    trial.works_at_once = False
+    trial.beat("a", subscribed_topics=(), subscribed_regex="t.*")
+    trial.pass_time(3 * CHECK_MS)
+    assert trial.committed() == 1
+    deleted = trial.ask(OffsetDelete(trial.request(), "g", (TopicPartition("t", 0),)))
+    assert deleted.errors == (ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC,)
+    trial.do_work()
+    assert trial.committed() == 1

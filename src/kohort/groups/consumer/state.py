@@ -263,7 +263,9 @@ class ConsumerGroup(Membership):
         return sorted(names)
 
     def is_subscribed(self, topic: str) -> bool:
-        """Whether a member reads this topic."""
+        """Whether a member reads this topic, or may: it is not known yet what a pattern matches."""
+        if any(regex not in self.regexes for regex in self._matched):
+            return True
         return any(topic in self.topics_of(member) for member in self.members.values())
 
     def presence(self, member_id: str) -> Presence:
