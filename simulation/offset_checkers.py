@@ -38,6 +38,7 @@ class DurabilityChecker(Checker):
     def __init__(self, world: World, members: list[Holder], config: GroupConfig) -> None:
         super().__init__(world, members, config)
         self._order: dict[int, int] = {-1: 0}
+        self._count = 1  # of commits; the same position may be committed twice
         self._floor: dict[Slot, int] = {}
         self._pending: dict[int, dict[Slot, int]] = {}
         self._deleting: dict[str, int] = {}
@@ -48,12 +49,11 @@ class DurabilityChecker(Checker):
     def on_stepped(self, event: Any, outcome: Outcome, waiting: Waiting) -> None:
         for record in outcome.records:
             if isinstance(record, OffsetCommitted):
-                self._order[record.offset] = len(self._order)
+                self._order[record.offset] = self._count
+                self._count += 1
         if isinstance(event, TopicsDeleted):
             self._arm()
-            self._gone.update(
-                dict.fromkeys(event.topics, len(self._order))
-            )  # with commits that were in the queue before
+            self._gone.update(dict.fromkeys(event.topics, self._count))  # with commits that were in the queue before
             self._drop(lambda slot: slot[1] in event.topics)
         elif isinstance(event, DeleteGroups | OffsetDelete):
             for _, value in outcome.replies:
@@ -70,7 +70,7 @@ class DurabilityChecker(Checker):
         """An administrator deleted: what was taken in before need not be there any more, acknowledged by now or not."""
         if isinstance(event, DeleteGroups):
             gone = {group for group, error in zip(event.group_ids, value.errors, strict=True) if not error}
-            self._cleared.update(dict.fromkeys(gone, len(self._order)))
+            self._cleared.update(dict.fromkeys(gone, self._count))
             self._drop(lambda slot: slot[0] in gone)
         elif not value.error:
             paired = zip(event.partitions, value.errors, strict=True)
@@ -78,7 +78,7 @@ class DurabilityChecker(Checker):
 
     def _clear(self, slots: set[Slot]) -> None:
         if slots:
-            self._cleared.update(dict.fromkeys(slots, len(self._order)))
+            self._cleared.update(dict.fromkeys(slots, self._count))
             self._drop(lambda slot: slot in slots)
 
     def _drop(self, goes: Any) -> None:
@@ -89,7 +89,7 @@ class DurabilityChecker(Checker):
 
     def on_deleted(self, topic: str) -> None:
         self._drop(lambda slot: slot[1] == topic)
-        self._deleting[topic] = len(self._order)
+        self._deleting[topic] = self._count
 
     def _arm(self) -> None:
         self._deleted.update(self._deleting)

@@ -238,3 +238,20 @@ def test_who_died_while_no_coordinator_looked_is_waited_for_no_longer() -> None:
     assert club.shares("a", "c") == [4, 2]
     club.go_on("a", "c", ms=4_000)
     assert club.shares("a", "c") == [3, 3]
+
+
+def test_topics_that_only_a_silent_member_reads_are_read_when_it_is_heard_after_a_restart() -> None:
+    club = Club("a")
+    club.enter("b", subscribed_topics=("t", "u"))
+    club.go_on("a", "b")
+    club.go_on("a", ms=10_000)
+    club.set_topics(t=12, u=2)
+    club.go_on("a")
+
+    def targets() -> dict[str, int]:
+        found = club.ask(ConsumerGroupDescribe(club.request(), ("g",))).groups[0].members
+        return {each.member_id: sum(len(part.partitions) for part in each.target) for each in found}
+
+    assert targets() == {"a": 6, "b": 6}, "nobody else reads the new topic"
+    club.restart()
+    assert targets() == {"a": 7, "b": 7}

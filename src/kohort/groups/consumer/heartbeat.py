@@ -436,8 +436,9 @@ def load(context: Context, consumer: ConsumerGroup) -> None:
     if consumer.members:
         targets.resolve_if_needed(context, consumer, again=True)
         targets.look_at_topics(context, consumer)
-        if consumer.epoch == consumer.target_epoch and silence.is_uneven(context, consumer):
-            targets.bump(context, consumer, "shares are not even")
+        settled = consumer.epoch == consumer.target_epoch
+        if settled and (silence.is_uneven(context, consumer) or silence.leaves_out(context, consumer)):
+            targets.bump(context, consumer, "its target was made without silent members")
         targets.request(context, consumer)
         silence.watch(context, consumer)
     context.tell(

@@ -105,6 +105,18 @@ def _has_its_target(consumer: ConsumerGroup, member_id: str) -> bool:
     return not target if current is None else not current.pending and current.assigned == (target or frozenset())
 
 
+def leaves_out(context: Context, consumer: ConsumerGroup) -> bool:
+    """Whether partitions of subscribed topics are in nobody's target: only silent members read them when it was made.
+
+    Asked by a coordinator that takes over, as `is_uneven`.
+    """
+    if not applies(context, consumer):
+        return False
+    given = {pair for member_id in consumer.members for pair in consumer.targets.get(member_id, ())}
+    topics = (context.image.topics.get(name) for name in consumer.subscribed())
+    return any((topic.id, number) not in given for topic in topics if topic for number in range(topic.partitions))
+
+
 def is_uneven(context: Context, consumer: ConsumerGroup) -> bool:
     """Whether shares differ by more than one although all members read the same: a target that was made for the silent.
 
