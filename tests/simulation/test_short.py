@@ -17,6 +17,17 @@ from kohort.groups.machine import GroupMachine
 
 SEEDS = 300
 PATIENCE = 1_000
+SEEN_AT = {
+    "FetchesForAnyEpoch": 147,
+    "ForgivesAnyEpoch": 133,
+    "LeavesTracesOfGroups": 171,
+    "HidesWhatIsGivenUp": 123,
+    "TakesAnyTarget": 106,
+    "CountsTwice": 97,
+    "CallsFencedUnavailable": 78,
+    "LooksAtNoTopicsAfterRestart": 62,
+}
+"""The seeds that showed those that few seeds show: looked at first, then all the others."""
 
 
 @pytest.mark.parametrize("start", range(0, SEEDS, 50))
@@ -30,7 +41,8 @@ def test_seeds_are_clean(start: int) -> None:
 
 @pytest.mark.parametrize(("mutant", "checker"), MUTANTS.items(), ids=lambda kind: kind.__name__)
 def test_a_mutant_is_killed_by_its_checker(mutant: type[GroupMachine | Shard], checker: type[Checker]) -> None:
-    for seed in range(PATIENCE):
+    first = SEEN_AT.get(mutant.__name__, 0)
+    for seed in (*range(first, PATIENCE), *range(first)):
         result = Run(seed, mutant, (checker,)).play()
         if result.failure is not None:
             assert result.checker == checker.__name__
