@@ -59,7 +59,8 @@ def assign(
 ) -> dict[str, frozenset[TopicPartition]]:
     """An assignment of every partition to one member, as even as can be, claims kept where they fit.
 
-    Of two claims to one partition that of the later generation counts, and of two alike neither. With `cooperative`, what another member validly holds is withheld until that member has given it up.
+    Of two claims to one partition that of the later generation counts, and of two alike neither. With `cooperative`,
+    what another member validly holds is withheld until that member has given it up.
     """
     holder: dict[TopicPartition, str] = {}
     disputed = set()

@@ -34,7 +34,7 @@ class Away:
 
 
 class AwayChecker(Checker):
-    """A member that left for a while stays away with its share until it, or its successor, joins or its session ends."""
+    """A member that left for a while stays away with its share until it or its successor joins, or its session ends."""
 
     skips = QUIET
 

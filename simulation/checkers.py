@@ -46,9 +46,10 @@ LONGEST_WAIT_MS = 60_000
 class OwnershipChecker(Checker):
     """No partition is owned by two clients of a group, as the clients see it.
 
-    Two processes with one instance id are one member to the coordinator, and a member that an administrator removed,
-    or whose place in a full group others took while it rebalanced, is none: the older, or the removed one, hears of it by its next request, and its commits are refused from the first
-    moment (`FencingChecker`), so they are not watched here.
+    Two processes with one instance id are one member to the coordinator, and a member that an administrator removed, or
+    whose place in a full group others took while it rebalanced, is none: the older, or the removed one, hears of it by
+    its next request, and its commits are refused from the first moment (`FencingChecker`), so they are not watched
+    here.
     """
 
     skips = QUIET

@@ -15,7 +15,7 @@ REFUSED_MS = 200
 """Up to so long a client whose coordinator loads or has moved waits before it goes on."""
 MAIN, ASIDE = "main", "aside"
 FAREWELL_MS = 3_000
-"""A client that is closed stays up to so long, for its leave to get through; its other connections stay open meanwhile."""
+"""A client that is closed stays up to so long, for its leave to get through; other connections stay open."""
 
 
 class Client:
@@ -87,7 +87,7 @@ class Client:
         return self.join_patience_ms if isinstance(event, JoinGroup) else PATIENCE_MS
 
     def _ask(self, event: Any, on_reply: Callable[[Any], None], on_lost: Callable[[], None], lane: str = MAIN) -> None:
-        """Send a request; exactly one of the two is called, unless it dies: one that is refused as a whole is lost, too."""
+        """Send a request; exactly one of the two is called, unless it dies: one refused as a whole is lost, too."""
         connection = self._connect(lane)
         self._asks += 1
         number = self._asks

@@ -1,4 +1,4 @@
-"""A journal on a disk: it answers at once or late, fails, dies in the middle of a write, passes to others, and is compacted."""
+"""A journal on a disk: it answers at once or late, fails, dies within a write, passes to others, and is compacted."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Disk:
         tears: probability that the process dies in an append, which then is there or not.
         late_ms: up to so long an append takes; 0: it is answered at once.
         tears_after: once, the process dies when so many records were ever written; -1: never.
-        loses: it dies before the append that would pass them; otherwise also after one that just reaches them, before its
-            replies are out.
+        loses: it dies before the append that would pass them; otherwise also after one that just reaches them, before
+            its replies are out.
         appended: records ever written.
         term: the newest that has begun.
         torn: what the last torn write was to hold, and how many of those records are there; None before one.
@@ -77,7 +77,7 @@ class Disk:
         return True
 
     def compact(self, share: float) -> None:
-        """Keep only the last record of each key in this share of the journal, up to the first transaction; no tombstones."""
+        """Keep only each key's last record in this share of the journal, up to the first transaction; no tombstones."""
         pending = (at for at, record in enumerate(self.records) if record.key[0] is Kind.PENDING)
         cut = min(int(len(self.records) * share), next(pending, len(self.records)))
         old, new = self.records[:cut], self.records[cut:]

@@ -15,8 +15,8 @@ from simulation.property import Checker, Waiting
 class StaleEpochChecker(Checker):
     """A heartbeat, sync or fetch that names an epoch is taken with its member's own, and refused with any other.
 
-    One exception: a heartbeat may name the epoch before, of which only the reply can have been lost, if it says that the
-    member has nothing that it was not given.
+    One exception: a heartbeat may name the epoch before, of which only the reply can have been lost, if it says that
+    the member has nothing that it was not given.
     """
 
     skips = frozenset({OffsetCommit})
@@ -64,7 +64,7 @@ class StaleEpochChecker(Checker):
             self.fail(f"{event} is answered {error.name} and not {expected.name}")
 
     def _check_classic(self, consumer: ConsumerJournal, event: Heartbeat | SyncGroup) -> None:
-        """A classic member goes on only with its own epoch, and if that is the newest; one that gives up syncs first."""
+        """A classic member goes on only with its own epoch, and if that is the newest; who gives up syncs first."""
         member = consumer.members.get(event.member_id)
         epoch, state = consumer.epoch_of(event.member_id), consumer.state_of(event.member_id)
         if member is None or member.classic_protocols is None or event.generation != epoch:

@@ -146,7 +146,10 @@ class CountsTwice(Swapped):
 
 
 class ForgetsAssignments(Swapped):
-    """Makes a consumer group of a classic one by what members claim alone: eager ones claim nothing and have all the same."""
+    """Makes a consumer group of a classic one by what members claim alone.
+
+    Eager ones claim nothing and have all the same.
+    """
 
     module, name = conversion, "share_out"
 

@@ -1,7 +1,8 @@
 """Nobody who behaves is evicted: who is heard in time, gives up in time and joins in time stays in its group.
 
-The checker keeps a book of its own: when each member was last heard, what it waits for, when it was asked to do something,
-what became of its connection. A member that is put out, or that is told to join again, must have earned it by that book.
+The checker keeps a book of its own: when each member was last heard, what it waits for, when it was asked to do
+something, what became of its connection. A member that is put out, or that is told to join again, must have earned it
+by that book.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ class Kept:
     """A member as the book has it; times in ms.
 
     Attributes:
-        heard_ms: when it was last heard, or what it waited for was answered; a join or sync that waits is no sign of life.
+        heard_ms: when it was last heard, or what it waited for was answered; a join or sync that waits is no sign of
+            life.
         new_ms: when it joined a classic group, until its first round is over.
         waits: joins, syncs and consumer heartbeats of it that are not answered.
         told: an answer has named its id.

@@ -1,4 +1,4 @@
-"""What the journal says of every group, read a second time: checkers judge the coordinator by it, not by its own state."""
+"""What the journal says of every group, read a second time: checkers judge the coordinator by it, not by its state."""
 
 from __future__ import annotations
 

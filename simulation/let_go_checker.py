@@ -20,8 +20,8 @@ SILENT = (ConnectionLost, Tick)
 class LetGoChecker(Checker):
     """Who is put out for silence has stopped before, by its own clock, whether or not others take its partitions.
 
-    A process that has ended, or stands still, holds nothing. Sources of silence are a session and a lease, each of which both
-    sides count, on clocks of their own and with messages that are long on their way.
+    A process that has ended, or stands still, holds nothing. Sources of silence are a session and a lease, each of
+    which both sides count, on clocks of their own and with messages that are long on their way.
     """
 
     def __init__(self, world: World, members: list[Holder], config: GroupConfig) -> None:

@@ -128,7 +128,7 @@ class Network:
         self.server_sees_close: Callable[[int], None]
 
     def connect(self, client: str, on_closed: Callable[[], None], chance: Chance, process: str) -> Connection:
-        """A new connection of this client and process; `on_closed` is called when the client's end learns of its end."""
+        """A new connection of this client and process; `on_closed` is called when the client learns of its end."""
         connection = Connection(self, on_closed, chance)
         connection.client, connection.process = client, process
         return connection

@@ -31,7 +31,10 @@ Slot = tuple[str, str, int]
 
 
 class DurabilityChecker(Checker):
-    """A commit that was acknowledged or read is there, or a later one is, unless someone deleted it or it expired (`ExpiryChecker`); a deleted topic's is gone."""
+    """A commit that was acknowledged or read is there, or a later one is.
+
+    The exceptions: someone deleted it, it expired (`ExpiryChecker`), or its topic was deleted.
+    """
 
     skips = frozenset({Heartbeat})
 

@@ -31,7 +31,7 @@ STRANGE_PARTITION = 100
 
 
 class Producer(Client):
-    """Sends a group's offsets in one transaction and ends it, whatever happens to its request. Source: KIP-98, KIP-447."""
+    """Sends a group's offsets in one transaction and ends it, whatever its request meets. Source: KIP-98, KIP-447."""
 
     def __init__(self, name: str, world: World, network: Network, server: Server, checkers: Checkers) -> None:
         super().__init__(name, world, network)
@@ -39,7 +39,7 @@ class Producer(Client):
         self.checkers = checkers
 
     def run(self, group_id: str, topic: str, member: Process | None, commit: bool, hold_ms: int) -> None:
-        """One transaction with the offsets of a topic, as a member if there is one; it ends `hold_ms` after its answer."""
+        """One transaction with the offsets of a topic, as a member, if any; it ends `hold_ms` after its answer."""
         producer_id = self.server.begin_transaction()
         topic_id = self.world.topic_ids.get(topic)
         if topic_id is None:
@@ -97,8 +97,9 @@ class Administrator(Client):
 class Hostile(Client):
     """Sends random, malformed and stale requests as fast as it can think of them, and never what it should.
 
-    It knows what others know (their ids, with wrong generations), joins groups itself, and leads them badly. What only an
-    honest client's word protects, it leaves alone: it claims no other's partition in an assignment it makes or a commit.
+    It knows what others know (their ids, with wrong generations), joins groups itself, and leads them badly. What only
+    an honest client's word protects, it leaves alone: it claims no other's partition in an assignment it makes or a
+    commit.
     """
 
     EVERY_MS = 700

@@ -231,7 +231,10 @@ class Run:
             self._publish_topics()
 
     def do_create(self, topic: str) -> None:
-        """A topic is made, perhaps one of that name again: not before the coordinator has noted that the last was deleted."""
+        """A topic is made, perhaps one of that name again.
+
+        It waits until the coordinator has noted that the last was deleted.
+        """
         if topic in self.partitions:
             return
         if not self.server.may_create(topic):

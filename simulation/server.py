@@ -1,4 +1,7 @@
-"""The coordinator's process in the simulation: the shard that ships, behind connections, on a process that dies and comes back."""
+"""The coordinator's process in the simulation.
+
+It is the shard that ships, behind connections, on a process that dies and comes back.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +87,10 @@ class Server:
         return self._machine if self.shard is not None and self.shard.loaded else None
 
     def may_create(self, topic: str) -> bool:
-        """Whether a topic can be made now: the broker is up, and deletions before have been answered. It is noted as made."""
+        """Whether a topic can be made now: the broker is up, and deletions before have been answered.
+
+        It is noted as made.
+        """
         shard, driver = self.shard, self._driver
         if shard is None or driver is None:
             return False

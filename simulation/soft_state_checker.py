@@ -1,4 +1,4 @@
-"""What a coordinator has built when it begins, held against what the journal says: deadlines, work asked for, rounds."""
+"""What a coordinator has built when it begins, held against the journal: deadlines, work asked for, rounds."""
 
 from __future__ import annotations
 

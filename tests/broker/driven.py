@@ -1,4 +1,6 @@
-"""One shard over a real journal that fails when told to, driven by hand: events in, turns, answers and the journal's state out.
+"""One shard over a real journal that fails when told to, driven by hand.
+
+Events and turns go in, answers and the journal's state come out.
 
 Nothing here looks into the shard: `Driven` is the only place that knows how one is made and given its turns.
 """

@@ -1,4 +1,4 @@
-"""Two coordinators without a store in one process: groups are spread over them, journals lie in partitions of their own."""
+"""Two coordinators without a store in one process: groups are spread over them, journals have their own partitions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client must be allowed: a row for every API, asked before its handler, by the principal that the request came under."""
+"""What a client must be allowed: a row for every API, asked before its handler, by the request's principal."""
 
 from __future__ import annotations
 

@@ -249,7 +249,10 @@ class TestOptions:
 
 
 def run_command(*arguments: str) -> subprocess.Popen[str]:
-    code = "import sys; from kohort.broker.run import run_broker; sys.exit(run_broker(sys.argv[1], sys.argv[2], dict(a.split('=') for a in sys.argv[3:])))"
+    code = (
+        "import sys; from kohort.broker.run import run_broker; "
+        "sys.exit(run_broker(sys.argv[1], sys.argv[2], dict(a.split('=') for a in sys.argv[3:])))"
+    )
     return subprocess.Popen(
         [sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

@@ -1,4 +1,4 @@
-"""The page about the protocol is current, and every API that Kafka serves is served the same or left out for a reason."""
+"""The page about the protocol is current, and every API that Kafka serves is served alike or left out for a reason."""
 
 from __future__ import annotations
 

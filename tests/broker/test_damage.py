@@ -97,8 +97,13 @@ def test_only_our_own_client_is_told_the_words(data: Path) -> None:
             max_wait_ms=0,
             min_bytes=1,
             max_bytes=1 << 20,
-            topics=[topic(topic="t", partitions=[topic.FetchPartition(partition=0, fetch_offset=510, partition_max_bytes=1 << 20)])],
-        )  # fmt: skip
+            topics=[
+                topic(
+                    topic="t",
+                    partitions=[topic.FetchPartition(partition=0, fetch_offset=510, partition_max_bytes=1 << 20)],
+                )
+            ],
+        )
         (part,) = client.ask(asked, 12).responses[0].partitions
         assert (part.error_code, part.damage) == (ErrorCode.CORRUPT_MESSAGE, "")
 

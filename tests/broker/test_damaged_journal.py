@@ -1,4 +1,7 @@
-"""Damage in the files of the coordinators: what can't be read is never guessed at, what it may concern is said, the rest is served."""
+"""Damage in the files of the coordinators.
+
+What can't be read is never guessed at, what it may concern is said, the rest is served.
+"""
 
 from __future__ import annotations
 
@@ -123,7 +126,7 @@ def test_clients_are_told_and_do_not_wait(tmp_path: Path, protocol: Any) -> None
 
 @pytest.mark.parametrize("crash", [True, False], ids=["killed", "stopped"])
 def test_a_topic_that_is_made_again_has_no_offsets_of_the_earlier_one(tmp_path: Path, crash: bool) -> None:
-    """Also where the coordinator could not be told of the deletion, and where the broker dies at each step from there on."""
+    """Also where the coordinator could not be told of the deletion, and where the broker dies at each later step."""
     journal = tmp_path / "__consumer_offsets-0"
 
     def end(broker: Broker) -> None:

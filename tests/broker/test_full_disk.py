@@ -1,4 +1,7 @@
-"""A broker whose disk is full: clients get errors that they retry, nothing acknowledged is lost, and it goes on when there is room."""
+"""A broker whose disk is full.
+
+Clients get errors that they retry, nothing acknowledged is lost, and it goes on when there is room.
+"""
 
 from __future__ import annotations
 

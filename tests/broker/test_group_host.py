@@ -113,7 +113,7 @@ def test_topics_are_told_as_they_are_and_none_is_made(coordinators: Coordinators
 
 
 def test_positions_of_topics_that_are_only_known_by_name_and_id(coordinators: Coordinators) -> None:
-    """Commits and fetches by either; a partition that the topic does not have is refused; a deleted position is gone."""
+    """Commits and fetches by either; a partition that the topic lacks is refused; a deleted position is gone."""
     topic = coordinators.topics.by_name[TOPIC]
     commit, fetch, delete = OffsetCommitRequest, OffsetFetchRequest, OffsetDeleteRequest
     to_commit = commit.OffsetCommitRequestTopic

@@ -31,7 +31,10 @@ LEASE_MS = 5_000
 def test_an_answer_that_knows_nothing_prolongs_no_lease(
     tmp_path: Path, software: str, lease_ms: int, told: ErrorCode
 ) -> None:
-    """A member that was put out would work on partitions that are others'; a client without a lease is told as by Kafka."""
+    """A member that was put out would work on partitions that are others'.
+
+    A client without a lease is told as by Kafka.
+    """
     driven, answers = Driven(tmp_path), list[int]()
     tokens = itertools.count(1_000)
     groups = GroupShards(lambda: next(tokens), lambda _index, _term: driven.shard)

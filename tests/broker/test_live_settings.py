@@ -1,4 +1,7 @@
-"""Settings of the broker that are altered while it runs take effect at once, and are there after a restart. Source: KIP-226."""
+"""Settings of the broker that are altered while it runs take effect at once, and are there after a restart.
+
+Source: KIP-226.
+"""
 
 from __future__ import annotations
 

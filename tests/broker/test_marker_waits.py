@@ -1,4 +1,4 @@
-"""Who waits for the end of a transaction whose markers can't be written is answered all the same, and the outcome holds."""
+"""Who waits for the end of a transaction whose markers can't be written is still answered, and the outcome holds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A shard's own failures: a fault in the coordinator costs one request, not the shard; one that loads answers nothing."""
+"""A shard's own failures: a fault in the coordinator costs one request, not the shard.
+
+A shard that loads answers nothing.
+"""
 
 from __future__ import annotations
 
@@ -119,6 +122,6 @@ async def refused_offsets(folder: Path) -> list[int]:
 def test_offsets_in_transactions_are_refused_where_the_journal_can_t_hold_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As Kafka refuses what its offsets topic can't hold: producers take that as fatal, and don't ask again for ever."""
+    """As Kafka refuses what its offsets topic can't hold: producers take that as fatal, and don't ask for ever."""
     monkeypatch.setattr(LogJournal, "holds_transactions", False)
     assert asyncio.run(refused_offsets(tmp_path)) == [ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT]

@@ -1,4 +1,7 @@
-"""A shard whose journal fails: each request has one answer, what is in no journal is neither kept nor answered from, one load follows."""
+"""A shard whose journal fails.
+
+Each request has one answer, what is in no journal is neither kept nor answered from, one load follows.
+"""
 
 from __future__ import annotations
 

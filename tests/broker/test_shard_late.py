@@ -1,4 +1,7 @@
-"""A shard whose journal answers later: nothing is let out that is not durable, and what is lost is lost for everyone who saw it."""
+"""A shard whose journal answers later.
+
+Nothing is let out that is not durable, and what is lost is lost for everyone who saw it.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +74,7 @@ def serves_what_is_written(late: Late) -> bool:
 
 
 def test_what_saw_an_append_on_its_way_waits_for_it(late: Late) -> None:
-    """The commit, who reads it, and a figure; a reader of another group waits with them, since answers leave in order."""
+    """The commit, who reads it, and a figure; another group's reader waits too, since answers leave in order."""
     commit = late.commit("a", 1)
     late.turns.settle()
     fetch, other = late.fetch("a"), late.fetch("old")
@@ -167,7 +170,8 @@ def test_a_fault_waits_for_what_came_before_it(late: Late) -> None:
     first = late.commit("a", 1)
     late.turns.settle()
     before = late.commit("b", 2)
-    broken = late.ask(lambda number: Heartbeat(number, "old", None, []))  # type: ignore[arg-type]  # no id can be a list
+    # No id can be a list.
+    broken = late.ask(lambda number: Heartbeat(number, "old", None, []))  # type: ignore[arg-type]
     behind = late.commit("c", 3)
     late.turns.settle()
     after = late.ask(ListGroups)

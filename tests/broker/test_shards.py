@@ -1,4 +1,7 @@
-"""Shards begin and end while their process runs; what is asked of one that is not here is refused, and nobody waits for ever."""
+"""Shards begin and end while their process runs.
+
+What is asked of one that is not here is refused, and nobody waits for ever.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that Apache Kafka's brokers start with: one broker's are taken, what asks for more is refused with what to do."""
+"""Files that Apache Kafka's brokers start with: one broker's are taken, more is refused with what to do."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ def test_a_file_of_one_broker_starts_a_broker(start: Start, tmp_path: Path, file
 def test_address_and_folder_of_the_file_count(start: Start, tmp_path: Path) -> None:
     port, file = free_port(), tmp_path / "server.properties"
     text = FILES[-1].read_text() + (
-        f"\nlisteners=PLAINTEXT\\://127.0.0.1\\:{port},CONTROLLER://:9093\nadvertised.listeners=PLAINTEXT://localhost:{port}\n"
+        f"\nlisteners=PLAINTEXT\\://127.0.0.1\\:{port},CONTROLLER://:9093\n"
+        f"advertised.listeners=PLAINTEXT://localhost:{port}\n"
         f"log.dirs={tmp_path / 'kept'}\ncontroller.listener.names=CONTROLLER\n"
     )
     file.write_text(text)

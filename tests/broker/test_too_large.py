@@ -1,4 +1,7 @@
-"""What does not fit into a record of the group journal costs its own request; the group, the shard and its other groups go on."""
+"""What does not fit into a record of the group journal costs its own request.
+
+The group, the shard and its other groups go on.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,7 @@ def client(one_shard: Broker) -> Iterator[RawClient]:
 
 @pytest.fixture(autouse=True)
 def neighbour(one_shard: Broker, name: str) -> Iterator[Member]:
-    """A member of another group of the shard, which must notice nothing: a shard that loads again refuses its heartbeat."""
+    """A member of another group of the shard, which must notice nothing: a reloading shard refuses its heartbeat."""
     with RawClient(one_shard.bootstrap_servers) as client:
         member = Member(client, f"beside-{name}", "t")
         member.join()

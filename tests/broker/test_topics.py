@@ -1,4 +1,4 @@
-"""The administration of topics: what it answers, in every version of its requests; large changes, and who hears of them."""
+"""The administration of topics: what it answers, in every version; large changes, and who hears of them."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_a_topic_made_on_use_is_told_of_with_who_used_it_and_that_it_had_just_be
 
 
 def test_records_that_cannot_be_deleted_are_all_there(tmp_path: Path) -> None:
-    """The start that can't be kept has not moved, and the other partitions of the request are answered for themselves."""
+    """The start that can't be kept has not moved, and the request's other partitions are answered for themselves."""
     part = DeleteRecordsRequest.DeleteRecordsTopic.DeleteRecordsPartition
     asked = DeleteRecordsRequest.DeleteRecordsTopic(
         name="t", partitions=[part(partition_index=0, offset=0), part(partition_index=1, offset=1)]

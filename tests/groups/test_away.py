@@ -1,4 +1,4 @@
-"""Static members of consumer groups that left for a while (epoch -2): nothing but a join moves them. Source: KIP-848."""
+"""Static members of consumer groups that left for a while (epoch -2): only a join moves them. Source: KIP-848."""
 
 from __future__ import annotations
 

@@ -209,7 +209,10 @@ def test_who_was_told_joins_and_the_round_is_as_ever() -> None:
 
 
 def fall_silent(trial: Held) -> None:
-    """The first member's heartbeat is due in 2,500 ms, and does not come; a fourth wants to join. Its session ends in 9,500 ms."""
+    """The first member's heartbeat is due in 2,500 ms, and does not come; a fourth wants to join.
+
+    Its session ends in 9,500 ms.
+    """
     trial.send(trial.members[0])
     trial.pass_time(500)
     trial.send(trial.members[1])

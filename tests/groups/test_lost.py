@@ -290,8 +290,8 @@ def test_the_log_tells_why_a_member_was_put_out() -> None:
     trial.pass_time(5_000)
     who = "client client at /127.0.0.1"
     assert (
-        f"member cut-off did not come back after its connection ended ({who}, heard 41250 ms ago, connection ended 1250 ms ago)"
-        in told(trial)
+        f"member cut-off did not come back after its connection ended "
+        f"({who}, heard 41250 ms ago, connection ended 1250 ms ago)" in told(trial)
     )
     assert (
         f"member silent was silent for its session of 45000 ms ({who}, heard 45000 ms ago, connection stands)"

@@ -71,7 +71,7 @@ def test_the_connection_of_an_id_that_was_given_out_is_forgotten(ends: str) -> N
 
 
 def mixed(instance: str | None = None, process: str = "") -> tuple[Trial, str, int]:
-    """A consumer group of a member on connection 1 and a settled classic one on connection 2; the latter's generation."""
+    """A consumer group: a member on connection 1, a settled classic one on connection 2; the latter's generation."""
     trial = make_trial()
     trial.beat("new", connection=1)
     client = Client("client", "/127.0.0.1", process)

@@ -222,7 +222,7 @@ def test_a_classic_member_syncs_in_the_newest_epoch_only() -> None:
 
 @pytest.mark.parametrize("newest", ["first", "second"])
 def test_scenario_15_what_a_cooperative_member_has_still_to_give_up_is_its_own_in_a_consumer_group(newest: str) -> None:
-    """Between two cooperative rounds no one is assigned it; of two that claim it the one of the later generation has it."""
+    """Between two cooperative rounds no one is assigned it; of two that claim it, the later generation has it."""
     trial = make_trial()
     first = trial.joined(protocols=offer())
     second = trial.join(protocols=claims(3, generation=8))

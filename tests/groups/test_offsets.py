@@ -23,7 +23,14 @@ from tests.groups.trial import Trial, protocols
 
 
 def hold(trial: Trial, offset: int, producer: int = 9, **more: object) -> ErrorCode:
-    event = TxnOffsetCommit(trial.request(), "g", producer, 0, (OffsetToCommit("t", 0, offset),), **more)  # type: ignore[arg-type]
+    event = TxnOffsetCommit(
+        trial.request(),
+        "g",
+        producer,
+        0,
+        (OffsetToCommit("t", 0, offset),),
+        **more,  # type: ignore[arg-type]
+    )
     error: ErrorCode = trial.ask(event).errors[0]
     return error
 

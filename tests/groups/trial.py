@@ -139,7 +139,7 @@ class Trial:
         self._move(end)
 
     def restart(self, cut: int | None = None, settings: Mapping[str, GroupSettings] | None = None) -> None:
-        """Throw the machine away and replay the journal, cut after `cut` records if given; groups have these settings."""
+        """Throw the machine away and replay the journal, up to `cut` records if given; groups get these settings."""
         if cut is not None:
             del self.journal[cut:]
         self.machine = self.make_machine()
@@ -236,7 +236,7 @@ class Trial:
         return members, generation
 
     def stable_with(self, instance_id: str, **partitions: int) -> None:
-        """A stable group of one static member that has so many partitions of these topics, and is subscribed to them."""
+        """A stable group of one static member with so many partitions of these topics, subscribed to them."""
         joined = self.joined(instance_id=instance_id, protocols=protocols("range", topics=partitions))
         held = [TopicPartition(topic, number) for topic, count in partitions.items() for number in range(count)]
         assignment = {joined.member_id: write_assignment(1, held)}

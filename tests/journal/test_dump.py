@@ -25,7 +25,7 @@ _FIRST_OFFSET = re.compile(r"Non-consecutive offsets in \S+\n  -1 is followed by
 
 
 _GAP = re.compile(r"(Non-consecutive offsets in \S+\n)?  \d+ is followed by \d+\n")
-"""What it prints with `--deep-iteration` where a batch without records lies between others, as compaction leaves them."""
+"""What it prints with `--deep-iteration` where a batch without records lies between others, as after compaction."""
 
 
 def _dump(tools: KafkaTools, folder: Path, *options: str, gaps: bool = False) -> str:

@@ -66,7 +66,10 @@ class Failure:
 
     def has(self, kind: type[Record]) -> bool:  # type: ignore[valid-type]
         """Whether the interrupted write had a record of this kind; of a group's, one with members."""
-        return any(isinstance(record, kind) and (kind is not GroupSaved or record.members) for record in self.torn)  # type: ignore[union-attr]
+        return any(
+            isinstance(record, kind) and (kind is not GroupSaved or record.members)  # type: ignore[union-attr]
+            for record in self.torn
+        )
 
     def saved(self) -> list[GroupSaved]:
         """The group's records on disk, in order."""
@@ -136,7 +139,7 @@ def test_step_3_it_fails_before_the_synchronization_is_persisted(kind: str) -> N
 
 
 def test_step_4_it_fails_before_all_members_have_the_answer_to_their_sync() -> None:
-    """They get their assignment when they send their SyncGroup again, as our client does, and no one else is disturbed."""
+    """They get their assignment when they send their SyncGroup again, as our client does; no one else is disturbed."""
     kind = "OwnClassicMember"
     found = [each for each in failures(kind, EAGER) if each.has(GroupSaved) and each.written]
     assert len(found) >= 3

@@ -1,8 +1,9 @@
-"""What a client must be allowed to ask of each API: an operation on a kind of resource, as Apache Kafka's authorizer has it.
+"""What a client must be allowed for each API: an operation on a kind of resource, as in Apache Kafka's authorizer.
 
 Everybody may do everything today: the table is what an authorizer will go by. A row names what the request as a whole
 needs, and for each resource that the request names. No needs: the API is there before anybody is known, or tells and
-changes nothing of anybody else's. Source: Apache Kafka's documentation, "Authorization and ACLs", and KIP-430, KIP-496, KIP-848.
+changes nothing of anybody else's. Source: Apache Kafka's documentation, "Authorization and ACLs", and KIP-430, KIP-496,
+KIP-848.
 """
 
 from __future__ import annotations

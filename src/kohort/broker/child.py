@@ -1,7 +1,7 @@
 """The child process of an embedded broker.
 
-Its standard input is its lifeline: the first line says what to run, later lines are control messages, and its end is the
-parent's end. On standard output it answers: one line when clients can connect (or why not), then one per message.
+Its standard input is its lifeline: the first line says what to run, later lines are control messages, and its end is
+the parent's end. On standard output it answers: one line when clients can connect (or why not), then one per message.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the descriptors of the process are for: a broker that has used up those of one purpose goes on with the others."""
+"""What the descriptors of the process are for: when those of one purpose are used up, the others go on."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 from kohort.errors import InvalidInputError
 
 OTHERS = 48
-"""The event loop, pipes, locks, scrapes of the metrics, and files that are open for one write: checkpoints, the catalog."""
+"""The event loop, pipes, locks, scrapes of the metrics, and files open for one write: checkpoints, the catalog."""
 FILES_MAX = 512
 """Log files open at once: beyond it opening them anew costs less than their look-up."""
 LENT_MAX = 256

@@ -1,7 +1,8 @@
 """`kohort.Broker`: a broker inside a Python program.
 
-The broker runs as a child process, so that it never competes for the program's interpreter lock, whatever way the program
-starts children of its own. It ends with the program, even when the program is killed: the child watches its parent.
+The broker runs as a child process, so that it never competes for the program's interpreter lock, whatever way the
+program starts children of its own. It ends with the program, even when the program is killed: the child watches its
+parent.
 """
 
 from __future__ import annotations
@@ -118,8 +119,8 @@ class Broker:
     def metrics(self) -> dict[str, Any]:
         """Everything the broker counts and times; see `kohort.broker.metrics`.
 
-        `group-coordinator-metrics` holds Kafka's four meters (rates per second, counts); `groups` the groups by protocol
-        and state; `rebalances`, by group, times in ms; `latency` and `requests` are by API.
+        `group-coordinator-metrics` holds Kafka's four meters (rates per second, counts); `groups` the groups by
+        protocol and state; `rebalances`, by group, times in ms; `latency` and `requests` are by API.
         """
         found: dict[str, Any] = self._running().ask("metrics")
         return found

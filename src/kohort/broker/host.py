@@ -37,7 +37,7 @@ from kohort.wire.cluster import ApiVersionsResponse
 log = logging.getLogger("kohort.broker")
 
 ENDING_LOOKS_S = (0.001, 0.005, 0.02, 0.1)
-"""When a connection has ended: pauses between looks at its client's process, which closes its sockets before it is gone."""
+"""Pauses between looks at a client's process after its connection ended: it closes its sockets before it is gone."""
 FEATURES = {"group.version": (0, 1), "metadata.version": (7, 30), "transaction.version": (0, 2)}
 """Features with their lowest and highest levels, the highest being in effect, as of Apache Kafka 4.3."""
 WORKERS = 2
@@ -99,7 +99,7 @@ class GroupHost:
         open_journal: Callable[[int], Journal],
         api_keys: Sequence[ApiVersionsResponse.ApiVersion],
     ) -> None:
-        """`topics`: the topics, which tell these groups of changes. `open_journal`: where the records of a shard are."""
+        """`topics`: the topics, which tell these groups of changes. `open_journal`: where a shard's records are."""
         self.loop = loop
         self.group_config = config
         self.places = places

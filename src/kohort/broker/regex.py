@@ -1,7 +1,8 @@
 """Regular expressions that clients send: RE2's language, matched in linear time where RE2 is installed.
 
-Without the package `google-re2` (the extra `re2`) Python's own engine stands in, which knows the same everyday expressions but can be made to run
-for very long by a hostile one; so it takes no expressions that are long or that nest repetitions.
+Without the package `google-re2` (the extra `re2`) Python's own engine stands in, which knows the same everyday
+expressions but can be made to run for very long by a hostile one; so it takes no expressions that are long or that nest
+repetitions.
 """
 
 from __future__ import annotations

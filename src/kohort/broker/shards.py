@@ -1,8 +1,8 @@
-"""The group shards of this process: which one a group belongs to, whether it is here, and questions that concern several.
+"""The group shards of this process: which one a group belongs to, whether it is here, and questions to several.
 
-Groups are spread over all shards there are, by their names. Here are those that have begun here and not ended: all of them
-in a broker by itself, some of them where several processes share the groups. What is asked of one that is not here is refused with
-NOT_COORDINATOR, which has clients look for the coordinator again.
+Groups are spread over all shards there are, by their names. Here are those that have begun here and not ended: all of
+them in a broker by itself, some of them where several processes share the groups. What is asked of one that is not here
+is refused with NOT_COORDINATOR, which has clients look for the coordinator again.
 """
 
 from __future__ import annotations
@@ -104,7 +104,8 @@ class GroupShards:
 
         Args:
             make_event: makes a shard's event from a token and its groups.
-            entries: one entry per group of a shard's event, in its order, from the value of its reply or the code that refused it.
+            entries: one entry per group of a shard's event, in its order, from the value of its reply or the code that
+                refused it.
             answer: takes the entries by group.
         """
         by_shard: dict[int, list[str]] = {}
@@ -128,7 +129,7 @@ class GroupShards:
             self.ask_at(index, make_event(self._token(), names), partial(collect, names))
 
     def ask_all(self, make_event: Callable[[int], Any], answer: Callable[[list[Any]], None]) -> None:
-        """Ask every shard here; `answer` takes the values (or codes) in their order. One that is damaged hides no other."""
+        """Ask every shard here; `answer` takes the values (or codes) in order. A damaged one hides no other."""
         asked = [shard for shard in self if not shard.damaged]
         values: list[Any] = [ErrorCode.NONE] * len(asked)
         left = len(asked)
@@ -185,7 +186,7 @@ class GroupShards:
         client.held.clear()
 
     def connection_lost(self, client: ClientSession, *, noticed: bool, ended: bool) -> None:
-        """A connection has ended; whether that puts its members out before their session, and if its process ended too."""
+        """A connection has ended; whether that puts members out before their session, and if its process ended too."""
         process = client.process if ended else ""
         for index in client.shards:
             self._tell_at(index, ConnectionLost(client.number, noticed, client.lease_ms, process))

@@ -1,7 +1,7 @@
 """Topics as the broker changes them: every change reaches the store, the group shards and the waiting fetches.
 
-What clients ask for may be thousands of partitions: it is done in steps, one request after the other, while other requests
-are served. Nobody sees a part of it.
+What clients ask for may be thousands of partitions: it is done in steps, one request after the other, while other
+requests are served. Nobody sees a part of it.
 """
 
 from __future__ import annotations
@@ -31,9 +31,11 @@ DELETED_S = 600.0
 DELETED_MAX = 1_000
 """Deleted topics remembered."""
 SETTLED_PARTITIONS = 5_000
-"""When there are so many more partitions than ever, and a quarter more, the garbage collector is told to leave alone what is there:
-a look at the twenty objects of each of 100,000 partitions would take a second of everybody's time. Those of a topic that is
-deleted go all the same; garbage that is taken for something in use stays, which is why this is seldom done."""
+"""When there are so many more partitions than ever, and a quarter more, the garbage collector spares what is there.
+
+A look at the twenty objects of each of 100,000 partitions would take a second of everybody's time. Those of a topic
+that is deleted go all the same; garbage that is taken for something in use stays, which is why this is seldom done.
+"""
 
 
 class Topics:
@@ -126,8 +128,8 @@ class Topics:
             log.info(text, topic.name, topic.partitions, request.name)
             return
         log.warning(
-            "topic %s is there again, with %d partitions, because it was used: %s. It had been deleted %.0f s before: %s. "
-            "Clients that still use a topic make it again; auto.create.topics.enable=false keeps them from it",
+            "topic %s is there again, with %d partitions, because it was used: %s. It had been deleted %.0f s before: "
+            "%s. Clients that still use a topic make it again; auto.create.topics.enable=false keeps them from it",
             topic.name,
             topic.partitions,
             request.name,
@@ -136,7 +138,7 @@ class Topics:
         )
 
     def deleting(self, names: Sequence[str], request: Request[Message]) -> Steps[list[Topic | KafkaError]]:
-        """Delete topics that are there; their groups' offsets go with them. For each the topic or why it was refused."""
+        """Delete topics that are there; their groups' offsets go with them. For each: the topic, or its refusal."""
         topics = {name: self._store.topics[name] for name in names}
         try:
             logs = yield from self._store.deleting([*topics])

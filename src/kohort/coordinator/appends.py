@@ -1,4 +1,4 @@
-"""What became of events, on its way to the journal: nothing of it is let out before it is durable, and all of it in order."""
+"""What became of events, on its way to the journal: it is let out when it is durable, and in order."""
 
 from __future__ import annotations
 
@@ -18,9 +18,15 @@ Step: TypeAlias = tuple[Event | None, Outcome]
 """What became of one event; None: of loading."""
 
 APPEND_RECORDS = 100_000
-"""No further event is stepped into an append of so many records: bounds its memory, and how long it holds the next one up."""
+"""No further event is stepped into an append of so many records.
+
+This bounds its memory, and how long it holds the next one up.
+"""
 WAITING_STEPS = 100_000
-"""So many steps, with records or not, wait for appends; what comes then stays in the queue. Bounds the memory of their replies."""
+"""So many steps, with records or not, wait for appends; what comes then stays in the queue.
+
+This bounds the memory of their replies.
+"""
 
 
 class Gathered:
@@ -42,8 +48,8 @@ class Gathered:
 class Appends:
     """The steps of one load, from the machine to the world: an `Owner` of the journal's term.
 
-    One append is on its way at a time. What the machine does meanwhile is gathered into the next; what wrote nothing, as a
-    read, waits with what it may have seen. A journal that answers at once never makes anything wait.
+    One append is on its way at a time. What the machine does meanwhile is gathered into the next; what wrote nothing,
+    as a read, waits with what it may have seen. A journal that answers at once never makes anything wait.
 
     Attributes:
         bytes_max: no further event is stepped into an append of so many bytes, None: of any number.
@@ -65,8 +71,8 @@ class Appends:
 
         Args:
             release: takes steps that are durable, in order.
-            lost: takes why an append failed, and the step that the journal refuses to take if that is why. Nothing comes
-                after it.
+            lost: takes why an append failed, and the step that the journal refuses to take if that is why. Nothing
+                comes after it.
         """
         self._journal = journal
         self._term = term

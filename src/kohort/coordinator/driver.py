@@ -61,7 +61,10 @@ class Driver(Protocol):
         """Seconds since some moment, for durations."""
 
     def soon(self, action: Action) -> object:
-        """Call it in a later turn; what is asked for first is called first. A second turn comes after a look at the sockets."""
+        """Call it in a later turn; what is asked for first is called first.
+
+        A second turn comes after a look at the sockets.
+        """
 
     def at(self, mono_ms: int, action: Action) -> Timer:
         """Call it when the monotonic clock shows this time."""
@@ -70,7 +73,10 @@ class Driver(Protocol):
         """All topics now."""
 
     def unseen_topics(self, index: int) -> Sequence[str]:
-        """Topics made since a shard's journal was last loaded: positions that it holds under their names are of earlier ones."""
+        """Topics made since a shard's journal was last loaded.
+
+        Positions that it holds under their names are of earlier ones.
+        """
 
     def shard_loaded(self, index: int) -> None:
         """A shard has loaded, without positions of topics that are gone: note that. Raises OSError."""

@@ -1,19 +1,19 @@
 """One shard of the group coordinator: a partition of `__consumer_offsets` and the machine that it feeds.
 
-Events wait in a queue and are stepped together in the next turn that the driver gives; all their records go to the journal in
-one append, which is durable when it returns; only then are the replies released, in order.
+Events wait in a queue and are stepped together in the next turn that the driver gives; all their records go to the
+journal in one append, which is durable when it returns; only then are the replies released, in order.
 
 | phase | what it is | who asks gets | what follows |
 |---|---|---|---|
-| LOADING | the journal is replayed into a machine, what that writes is on its way | COORDINATOR_LOAD_IN_PROGRESS | SERVING, FAILED, FENCED, DAMAGED |
+| LOADING | the journal's replay, and its appends | COORDINATOR_LOAD_IN_PROGRESS | SERVING, FAILED, FENCED, DAMAGED |
 | SERVING | the machine steps events | the machine's reply | FAILED, FENCED, CLOSED; LOADING when asked to load |
 | FAILED | something failed: the machine is gone, one load is ordered | COORDINATOR_LOAD_IN_PROGRESS | LOADING |
 | FENCED | another coordinator has taken over | NOT_COORDINATOR | nothing |
 | DAMAGED | the journal can't be read | UNKNOWN_SERVER_ERROR, which clients tell instead of trying again | nothing |
 | CLOSED | the broker ends | COORDINATOR_NOT_AVAILABLE | nothing |
 
-A machine is never kept beside a journal that lacks what it did: whoever waits when SERVING ends is answered with the code that
-says why, and the queue goes. So every request has exactly one answer.
+A machine is never kept beside a journal that lacks what it did: whoever waits when SERVING ends is answered with the
+code that says why, and the queue goes. So every request has exactly one answer.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ STEP_SLICE_EVENTS = 2_000
 QUEUE_EVENTS_MAX = 200_000
 """Beyond it requests are refused with COORDINATOR_NOT_AVAILABLE, which clients retry: memory stays bounded."""
 RELOAD_DELAY_MS = 500
-"""What failed is tried again this much later, and twice as much after each further failure without an append between."""
+"""What failed is tried again this much later, and twice as much after each further failure with no append between."""
 RELOAD_DELAY_MAX_MS = 5_000
 """A disk that stays full costs a replay this often."""
 
@@ -78,7 +78,10 @@ REFUSED = {
 
 
 class Shard:
-    """The coordinator of the groups whose names hash to one journal partition. It knows no loop: its driver gives it turns and time."""
+    """The coordinator of the groups whose names hash to one journal partition.
+
+    It knows no loop: its driver gives it turns and time.
+    """
 
     def __init__(
         self,
@@ -137,7 +140,10 @@ class Shard:
     # -- loading
 
     def load(self) -> None:
-        """Begin to replay the journal; requests are refused until that is done. A shard whose life has ended stays as it is."""
+        """Begin to replay the journal; requests are refused until that is done.
+
+        A shard whose life has ended stays as it is.
+        """
         if self.phase.ended:
             return
         self._unload(Phase.LOADING, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
@@ -184,7 +190,7 @@ class Shard:
                 appends.when_out(self._begin)
 
     def _begin(self) -> None:
-        """Serve, once what loading wrote is durable and it is noted that nothing of topics that are gone is in the journal any more."""
+        """Serve, once what loading wrote is durable and it is noted that the journal has nothing of deleted topics."""
         try:
             self._driver.shard_loaded(self.index)
         except OSError as error:
@@ -212,7 +218,9 @@ class Shard:
             self._enqueue(event)
 
     def settle(self) -> bool:
-        """Step the first of what is queued, now. Returns whether news of deleted topics is queued, or on its way to the journal, still.
+        """Step the first of what is queued, now.
+
+        Returns whether news of deleted topics is queued, or on its way to the journal, still.
 
         When not, no position of them is in the journal any more, or the shard serves no longer.
         """

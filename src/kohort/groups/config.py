@@ -36,7 +36,8 @@ class GroupConfig:
         300_000,
         low=1,
         unit="ms",
-        why="how long a member of an old client, which learns its id from the join's reply, waits for it (Kafka: fixed)",
+        why="how long a member of an old client, which learns its id from the join's reply, waits for it "
+        "(Kafka: fixed)",
     )
     group_record_bytes_max: int = knob(
         "group.record.max.bytes",
@@ -44,8 +45,8 @@ class GroupConfig:
         low=1024,
         high=256 * MIB,
         unit="bytes",
-        why="a classic group is one record, as is a consumer group's member; a join that could outgrow it is refused (Kafka: "
-        "message.max.bytes, found at sync)",
+        why="a classic group is one record, as is a consumer group's member; a join that could outgrow it is refused "
+        "(Kafka: message.max.bytes, found at sync)",
     )
     groups_max: int = knob(
         "group.coordinator.max.groups",
@@ -127,17 +128,17 @@ class GroupConfig:
         "group.notice.disconnects",
         "known",
         choices=("off", "known", "all"),
-        why="members whose connection ends and who are not back soon are put out before their session ends: off, clients "
-        "known to keep a lease (kohort's own), or all. Of other clients a member that lives on has its commits refused, but "
-        "works on records of others until it hears of it: hence not all unless asked for",
+        why="members whose connection ends and who are not back soon are put out before their session ends: off, "
+        "clients known to keep a lease (kohort's own), or all. Of other clients a member that lives on has its commits "
+        "refused, but works on records of others until it hears of it: hence not all unless asked for",
     )
     disconnect_lease_ms: int = knob(
         "group.disconnect.lease.ms",
         5_000,
         low=1_000,
         unit="ms",
-        why="a client that keeps a lease hands out nothing when it had no answer for so long, and is put out after it when "
-        "its connection has ended; it sends heartbeats 2.5 times as often or more",
+        why="a client that keeps a lease hands out nothing when it had no answer for so long, and is put out after it "
+        "when its connection has ended; it sends heartbeats 2.5 times as often or more",
     )
     unsettled_interval_ms: int = knob(
         "group.unsettled.heartbeat.interval.ms",

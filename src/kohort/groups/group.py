@@ -1,6 +1,7 @@
 """One group: its positions, and its members under the protocol that it speaks.
 
-A `Group` exists while any record of it does. Soft state and timers are lost with the process and built again by `on_loaded`.
+A `Group` exists while any record of it does. Soft state and timers are lost with the process and built again by
+`on_loaded`.
 """
 
 from __future__ import annotations

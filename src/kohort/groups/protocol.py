@@ -1,9 +1,9 @@
 """What a group does under one protocol: a row of functions by protocol, all rows of one shape.
 
 The machine, the offsets and the administrators' requests find a group's row by its membership (`Context.protocol`) and
-ask nothing else about its protocol. The rows stand in `classic.protocol` and `consumer.protocol`, the table in `protocols`.
-A third protocol is a room with its membership, its handlers and its row. What a row leaves out is refused, or does not
-happen.
+ask nothing else about its protocol. The rows stand in `classic.protocol` and `consumer.protocol`, the table in
+`protocols`. A third protocol is a room with its membership, its handlers and its row. What a row leaves out is refused,
+or does not happen.
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ class Protocol(Generic[M]):
         describe: the answer of DescribeGroups, None where that does not tell of such groups.
         describe_consumer: the answer of ConsumerGroupDescribe, likewise.
         broken: what is wrong with a group, for `invariants`.
-        join, sync, heartbeat, leave, consumer_heartbeat: requests that name a group. An empty group may have changed its
-            protocol for the first or the last of them before (`migration.arrivals`).
+        join, sync, heartbeat, leave, consumer_heartbeat: requests that name a group. An empty group may have changed
+            its protocol for the first or the last of them before (`migration.arrivals`).
         results: other events that name a group of this protocol, by their class; those that find none are dropped.
         events: events of its own, which find their groups themselves, by their class.
     """

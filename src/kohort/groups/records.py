@@ -7,7 +7,7 @@ second the group (TRANSACTION has none), the rest as the table says.
 | record | key | Kafka's key schema (version) |
 |---|---|---|
 | OffsetCommitted | (OFFSET, group, topic, partition) | OffsetCommitKey (1) |
-| OffsetCommitted with producer_id | (PENDING, group, topic, partition, producer_id) | OffsetCommitKey (1) in a transactional batch |
+| OffsetCommitted with producer_id | (PENDING, group, topic, partition, producer_id) | same, in a transactional batch |
 | TransactionMarked | (TRANSACTION, producer_id) | a control batch |
 | GroupSaved | (GROUP, group) | GroupMetadataKey (2) |
 | EpochBumped | (EPOCH, group) | ConsumerGroupMetadataKey (3) |
@@ -203,7 +203,8 @@ class EpochBumped:
     """A consumer group's epoch (ConsumerGroupMetadataValue).
 
     Attributes:
-        metadata_hash: of the subscribed topics' metadata that the epoch was made for (tagged MetadataHash), signed 64 bit.
+        metadata_hash: of the subscribed topics' metadata that the epoch was made for (tagged MetadataHash), signed 64
+            bit.
     """
 
     group_id: str
@@ -252,7 +253,7 @@ class MemberState(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class HeldPartitions:
-    """Partitions of one topic, ascending, and the epoch at which the member was given each (tagged AssignmentEpochs)."""
+    """Partitions of one topic, ascending, and the epoch at which the member got each (tagged AssignmentEpochs)."""
 
     topic_id: TopicId
     partitions: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""What fits into the records of a group: a request that would make a record that can't be written is refused before it counts."""
+"""What fits into the records of a group: a request whose record can't be written is refused before it counts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAME_BYTES_MAX: Final = 32_767
 _ALWAYS_FITS: Final = NAME_BYTES_MAX // 4
 """So many characters fit, whatever they are."""
 COMMIT_BYTES_MAX: Final = 128 << 20
-"""All records of one commit; each holds the names of its group and topic, so that a small request can ask for many bytes."""
+"""All records of one commit; each holds the names of its group and topic, so a small request can ask for many bytes."""
 _SURELY_SMALL: Final = 500
 """So few positions are below that, whatever they say."""
 _RECORD_BYTES: Final = 64
@@ -29,7 +29,7 @@ def fits(*names: str | None) -> bool:
 
 
 def check_join(config: GroupConfig, event: JoinGroup) -> ErrorCode:
-    """What a JoinGroup itself may get wrong, whatever the group: names that no record holds, a session out of bounds."""
+    """What a JoinGroup itself may get wrong, whatever the group: names no record holds, a session out of bounds."""
     if not event.group_id or not fits(event.group_id):
         return ErrorCode.INVALID_GROUP_ID
     if not fits(event.new_member_id, event.instance_id, event.protocol_type, *(each.name for each in event.protocols)):

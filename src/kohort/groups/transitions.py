@@ -1,8 +1,8 @@
 """What each event does to a group and to a member, state by state: the tables that docs/states.md is drawn from.
 
-The handlers do not look here; the simulation does (`tests/simulation/test_states.py`): a transition that it sees and that
-is not in a table fails the test, and so does one in a table that it never sees, unless that is marked as rare. What is not
-in a table leaves the state as it is.
+The handlers do not look here; the simulation does (`tests/simulation/test_states.py`): a transition that it sees and
+that is not in a table fails the test, and so does one in a table that it never sees, unless that is marked as rare.
+What is not in a table leaves the state as it is.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What coordinators load their state from: every batch of a log with its checksum looked at, and what damage may concern.
+"""What coordinators load their state from: every batch of a log, its checksum looked at, and what damage may concern.
 
 A batch whose checksum is wrong is never interpreted: one flipped bit makes another committed offset of it.
 """
@@ -184,8 +184,8 @@ def tell_cut_off(source: PartitionLog, name_of: NameOf, noun: str) -> None:
     last = newest_of(source, first, name_of)
     shown = [f"{name} (offset {offset})" for name, offset in newest_first(last)]
     log.warning(
-        "%s: %d bytes were cut off behind offset %d: what was being written when the broker ended, which nobody was told is "
-        "durable; after a failure of the machine, perhaps more. %ss that wrote last before it: %s",
+        "%s: %d bytes were cut off behind offset %d: what was being written when the broker ended, which nobody was "
+        "told is durable; after a failure of the machine, perhaps more. %ss that wrote last before it: %s",
         source.path.name,
         size,
         source.end_offset - 1,

@@ -123,7 +123,7 @@ def _offset_prefix(group_id: str, topic: str) -> bytes:
 
 
 def shared_bytes(record: OffsetCommitted) -> SharedBytes | None:
-    """What the records of a commit have in common; None for the version of old clients, which is put together otherwise.
+    """What the records of a commit have in common; None for old clients' version, which is put together otherwise.
 
     Returns:
         The key up to its partition, and what stands before and after offset and leader epoch in the value.

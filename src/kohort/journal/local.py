@@ -38,8 +38,8 @@ log = logging.getLogger("kohort.log")
 class LogJournal:
     """A journal in one partition of `__consumer_offsets`, in Kafka's own record schemas.
 
-    An append is one batch where it can be. Offsets that wait for a transaction are in batches of its producer, its end is
-    a marker, and much in one append is cut into several batches; then a record before them says how many offsets
+    An append is one batch where it can be. Offsets that wait for a transaction are in batches of its producer, its end
+    is a marker, and much in one append is cut into several batches; then a record before them says how many offsets
     they span, and `replay` cuts off an append that a crash left unfinished.
     """
 
@@ -58,7 +58,10 @@ class LogJournal:
         self._told_cut = self._told_damage = False
 
     def begin(self, term: int, owner: Owner | None = None) -> Iterator[Sequence[Record]]:
-        """See `Journal`: FencedError for a term that is over, DamagedError if the log can't be opened. No owner is called."""
+        """See `Journal`: FencedError for a term that is over, DamagedError if the log can't be opened.
+
+        No owner is called.
+        """
         del owner
         self._log.check_readable()
         self._log.advance_leader_epoch(term)
@@ -139,8 +142,8 @@ class LogJournal:
         """Cut off an append that a crash left unfinished."""
         groups = newest_of(self._log, offset, group_of)
         log.warning(
-            "%s: an append that the end of the broker left unfinished is cut off, offsets %d to %d; nobody was told that it is "
-            "durable. Groups in it: %s",
+            "%s: an append that the end of the broker left unfinished is cut off, offsets %d to %d; nobody was told "
+            "that it is durable. Groups in it: %s",
             self._log.path.name,
             offset,
             self._log.end_offset - 1,

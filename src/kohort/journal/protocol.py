@@ -9,13 +9,19 @@ from kohort.groups.records import Record
 
 
 class Owner(Protocol):
-    """Who has begun a term, as a journal that answers later calls it: from a turn of its own, never from within `append`."""
+    """Who has begun a term, as a journal that answers later calls it: in a turn of its own, never within `append`."""
 
     def durable(self, token: int, sent_ms: int) -> None:
-        """The append of this token is durable; at `sent_ms` (monotonic clock), when it was sent, the term still was its owner's."""
+        """The append of this token is durable.
+
+        At `sent_ms` (monotonic clock), when it was sent, the term still was its owner's.
+        """
 
     def lost(self, reason: Exception) -> None:
-        """The append on its way is not known to be durable, and nothing more of this term is: FencedError, OSError or KafkaError."""
+        """The append on its way is not known to be durable, and nothing more of this term is.
+
+        The cause is a FencedError, an OSError or a KafkaError.
+        """
 
     def more(self) -> None:
         """Reading may go on."""
@@ -28,8 +34,8 @@ class Journal(Protocol):
     def holds_transactions(self) -> bool:
         """Whether offsets can wait here for the end of a transaction.
 
-        They are batches of the application's own producer, and the end is a control batch: a client of a topic can write
-        neither.
+        They are batches of the application's own producer, and the end is a control batch: a client of a topic can
+        write neither.
         """
 
     @property
@@ -42,8 +48,8 @@ class Journal(Protocol):
         What was on its way is part of that now, or never will be: its owner is not called any more.
 
         Returns:
-            Every committed record that is still current or not yet compacted away, oldest first, in lists; None: nothing is
-            there yet, and `owner.more` is called when it is worth while to go on.
+            Every committed record that is still current or not yet compacted away, oldest first, in lists; None:
+            nothing is there yet, and `owner.more` is called when it is worth while to go on.
 
         Raises:
             FencedError: a later term has begun. As all errors also raised by the iterator.

@@ -1,8 +1,8 @@
 """Group records to record batches: what every append of the journal goes through.
 
-A commit names many partitions of one topic with nothing else between them that differs, so that runs of such records are
-put together a column at a time, without a step of Python for each; whatever else there is goes one by one. Both give the
-same bytes.
+A commit names many partitions of one topic with nothing else between them that differs, so that runs of such records
+are put together a column at a time, without a step of Python for each; whatever else there is goes one by one. Both
+give the same bytes.
 """
 
 from __future__ import annotations

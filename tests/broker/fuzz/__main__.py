@@ -1,4 +1,4 @@
-"""`python -m tests.broker.fuzz --minutes 10`: prints each finding with its seed and its bytes, and exits with 1 if there are any."""
+"""`python -m tests.broker.fuzz --minutes 10`: prints each finding with its seed and bytes; exits with 1 if any."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """DescribeConfigs, AlterConfigs, IncrementalAlterConfigs, ListConfigResources.
 
-Topics, groups and the broker can be altered, of the broker's settings those that Kafka can alter too. Versions: DescribeConfigs 1 names sources and
-synonyms, 3 types and documentation.
+Topics, groups and the broker can be altered, of the broker's settings those that Kafka can alter too. Versions:
+DescribeConfigs 1 names sources and synonyms, 3 types and documentation.
 """
 
 from __future__ import annotations

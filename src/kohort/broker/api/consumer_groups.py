@@ -1,7 +1,7 @@
 """ConsumerGroupHeartbeat and ConsumerGroupDescribe: the consumer protocol (KIP-848).
 
-Versions: ConsumerGroupHeartbeat 1 brought member ids made by the member, and regular expressions; ConsumerGroupDescribe 1 the
-member's type.
+Versions: ConsumerGroupHeartbeat 1 brought member ids made by the member, and regular expressions;
+ConsumerGroupDescribe 1 the member's type.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Fetch: batches leave as they lie in the log.
 
-Versions: 4 read_committed, 7 sessions, 9 leader epochs, 12 the epoch read last and the leader in errors, 13 topic ids, 15 the replica's state,
-16 endpoints of leaders, 17 directory ids, 18 the high watermark of a replica (both of no concern here).
+Versions: 4 read_committed, 7 sessions, 9 leader epochs, 12 the epoch read last and the leader in errors, 13 topic ids,
+15 the replica's state, 16 endpoints of leaders, 17 directory ids, 18 the high watermark of a replica (both of no
+concern here).
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ from kohort.wire.data import FetchRequest, FetchResponse
 log = logging.getLogger("kohort.broker")
 
 COPY_BYTES = 1 << 15
-"""Below this a range is read at once and sent with the rest of the answer; above, when the socket takes it. Always at once
-when answers under way hold on to too many files already."""
+"""Below this a range is read at once and sent with the rest of the answer; above, when the socket takes it.
+
+It is always read at once when answers under way hold on to too many files already.
+"""
 
 _Partition = FetchResponse.PartitionData
 
@@ -186,7 +189,9 @@ def _news(entry: tuple[Fetched, Any, int]) -> bool:
 
 
 def _cut_off(source: PartitionLog, part: Fetched) -> Any:
-    """The answer to a client that has read what is not in the log any more, None to any other. Source: KIP-320, KIP-595.
+    """The answer to a client that has read what is not in the log any more, None to any other.
+
+    Source: KIP-320, KIP-595.
 
     What the leader of that time had written may have been lost with its machine; other records have those offsets now.
     """

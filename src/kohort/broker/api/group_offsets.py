@@ -1,8 +1,8 @@
 """OffsetCommit, OffsetFetch, OffsetDelete: the positions of groups.
 
-Versions: OffsetCommit 2-4 a retention time, 6 leader epochs, 9 member epochs, 10 topic ids; OffsetFetch 2 all partitions
-and an error for the group, 7 require_stable, 8 several groups, 9 member epochs, 10 topic ids; TxnOffsetCommit is in
-`offset_transactions`.
+Versions: OffsetCommit 2-4 a retention time, 6 leader epochs, 9 member epochs, 10 topic ids; OffsetFetch 2 all
+partitions and an error for the group, 7 require_stable, 8 several groups, 9 member epochs, 10 topic ids;
+TxnOffsetCommit is in `offset_transactions`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Leaders, reassignments, log folders, features, transaction markers: the administration of a cluster that is one broker.
+"""Leaders, reassignments, log folders, features, transaction markers: administration of a cluster of one broker.
 
 Versions: ElectLeaders 1 kinds of elections; DescribeLogDirs 3 an error on top, 4 volume sizes, 5 cordoned folders;
 UpdateFeatures 1 kinds of upgrades, 2 no results for single features.

@@ -1,4 +1,4 @@
-"""ACLs, users, delegation tokens, SASL: what a broker without an authorizer, on a listener without authentication, answers.
+"""ACLs, users, delegation tokens, SASL: answers of a broker without authorizer, on a listener without authentication.
 
 Versions: ACLs 2 prefixed patterns; CreateDelegationToken 3 an owner.
 """

@@ -70,7 +70,7 @@ class GroupSettingsFile:
             raise InvalidInputError(f"{name} must be from {low} to {high} ms", ErrorCode.INVALID_CONFIG)
 
     def set(self, group: str, configs: Mapping[str, str]) -> None:
-        """Replace a group's settings; in the file when returned. Raises InvalidInputError, OSError: there is no change."""
+        """Replace a group's settings; in the file when returned. Raises InvalidInputError, OSError: no change."""
         parsed = self.check(configs)
         after = {name: found for name, found in self._by_group.items() if name != group}
         if configs:
@@ -80,7 +80,10 @@ class GroupSettingsFile:
         self._tell(GroupSettingsChanged(group, parsed))
 
     def usable(self, of_shard: Callable[[str], bool]) -> dict[str, GroupSettings]:
-        """The settings of a shard's groups, by group; those that the broker's limits now exclude are left out, with a warning."""
+        """The settings of a shard's groups, by group.
+
+        Those that the broker's limits now exclude are left out, with a warning.
+        """
         found: dict[str, GroupSettings] = {}
         for group, configs in self._by_group.items():
             if not of_shard(group):

@@ -1,8 +1,8 @@
-"""Names of Apache Kafka's broker settings that set nothing here: its files hold them, and a broker of ours starts with them.
+"""Names of Apache Kafka's broker settings that set nothing here: our broker starts with files that hold them.
 
-Each tunes a part that Kafka has and we lack. What would be missed when it were passed over (an authorizer, a limit) is not
-here but in `single_broker`, which refuses it. Source: the broker's configuration of Kafka 4.3.1, by `KafkaConfig.configDef`,
-and for ZooKeeper and the older ones that of Kafka 3.9.
+Each tunes a part that Kafka has and we lack. What would be missed when it were passed over (an authorizer, a limit) is
+not here but in `single_broker`, which refuses it. Source: the broker's configuration of Kafka 4.3.1, by
+`KafkaConfig.configDef`, and for ZooKeeper and the older ones that of Kafka 3.9.
 """
 
 from __future__ import annotations

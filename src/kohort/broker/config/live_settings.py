@@ -1,6 +1,7 @@
 """Settings of the broker that are altered while it runs, kept in a file of the data folder. Source: KIP-226.
 
-What counts is what was altered on this broker, else what was altered for all brokers, else what the broker was started with.
+What counts is what was altered on this broker, else what was altered for all brokers, else what the broker was started
+with.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Quotas of users, clients and addresses, kept in a file of the data folder. They are told, not enforced. Source: KIP-546."""
+"""Quotas of users, clients and addresses, kept in a file of the data folder. Told, not enforced. Source: KIP-546."""
 
 from __future__ import annotations
 

@@ -76,7 +76,8 @@ class BrokerConfig:
         low=-1,
         high=2**31 - 1,
         unit="bytes",
-        why="what lies in a short buffer is still in the processor's cache when its reader copies it; -1: the system's choice",
+        why="what lies in a short buffer is still in the processor's cache when its reader copies it; "
+        "-1: the system's choice",
     )
     receive_buffer_bytes: int = knob(
         "socket.receive.buffer.bytes",
@@ -129,8 +130,8 @@ class BrokerConfig:
         "refuse",
         choices=("refuse", "older"),
         why="what becomes of a partition of __consumer_offsets or __transaction_state that is damaged: its groups or "
-        "transactional ids are not served (UNKNOWN_SERVER_ERROR), or what can be read of it is, older values where newer ones are "
-        "lost; the log says which (Kafka: not served)",
+        "transactional ids are not served (UNKNOWN_SERVER_ERROR), or what can be read of it is, "
+        "older values where newer ones are lost; the log says which (Kafka: not served)",
     )
     transaction_partitions: int = knob(
         "transaction.state.log.num.partitions",
@@ -252,15 +253,15 @@ _LOG_UNITS = {
     "log.roll.jitter.hours": ("segment.jitter.ms", HOUR_MS),
     "log.flush.scheduler.interval.ms": ("flush.ms", 1),
 }
-"""Kafka's names of the same in other units; where several are given, the earlier one counts, and the names above before."""
+"""Kafka's names of the same in other units; where several are given, the earlier one counts, names above first."""
 
 
 def broker_configs(properties: Mapping[str, Any]) -> tuple[BrokerConfig, GroupConfig, LogConfig]:
     """The configurations of broker, groups and topics (their defaults) from one mapping of properties.
 
     Raises:
-        InvalidInputError: an unknown key (naming the nearest), a bad value, or one of Kafka's settings that asks for what
-            one broker can't have.
+        InvalidInputError: an unknown key (naming the nearest), a bad value, or one of Kafka's settings that asks for
+            what one broker can't have.
     """
     given = own_properties({key: value for key, value in properties.items() if value is not None})
     plain = {key: value for key, value in given.items() if key not in LOG_NAMES and key not in _LOG_UNITS}

@@ -1,7 +1,7 @@
-"""What a `server.properties` of Apache Kafka says of a cluster, held against what this broker is: one, without replication.
+"""What a `server.properties` of Apache Kafka says of a cluster, held against this broker: one, without replication.
 
-A setting that says what is so here is taken, one that asks for what can't be had is refused with what to do. Settings that
-tune parts which only Kafka has are taken and named in the log (`kafka_names`).
+A setting that says what is so here is taken, one that asks for what can't be had is refused with what to do. Settings
+that tune parts which only Kafka has are taken and named in the log (`kafka_names`).
 """
 
 from __future__ import annotations

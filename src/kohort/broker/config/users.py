@@ -1,4 +1,4 @@
-"""SCRAM credentials of users, kept in a file of the data folder as Kafka keeps them: never the password. Source: KIP-554."""
+"""SCRAM credentials of users, kept in a file of the data folder as by Kafka: never the password. Source: KIP-554."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ class Users:
     def change(
         self, deletions: Iterable[tuple[str, int]], upsertions: Iterable[tuple[str, int, int, bytes, bytes]]
     ) -> None:
-        """Delete (user, mechanism) and set (user, mechanism, iterations, salt, salted password); durable when returned."""
+        """Delete (user, mechanism) and set (user, mechanism, iterations, salt, salted password).
+
+        Durable when returned.
+        """
         after = {name: dict(found) for name, found in self._by_name.items()}
         for user, mechanism in deletions:
             after[user].pop(MECHANISMS[mechanism])

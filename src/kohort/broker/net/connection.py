@@ -1,7 +1,7 @@
 """One client connection: frames in, answers out in the order of the requests.
 
-It ties its parts together: a transport (`transport.py`), framing (`framing.py`), flow control (`flow.py`), what is to be
-sent (`sending.py`), and what is known of the client (`session.py`). Reading goes through one buffer shared by all
+It ties its parts together: a transport (`transport.py`), framing (`framing.py`), flow control (`flow.py`), what is to
+be sent (`sending.py`), and what is known of the client (`session.py`). Reading goes through one buffer shared by all
 connections of the loop, because a read and the taking of what it brought are one uninterrupted step.
 """
 
@@ -246,7 +246,7 @@ class Connection:
             self.flush()
 
     def turn_round(self) -> Turned:
-        """From now on the server asks: frames in are answers, of any size, those of this read behind the current one too."""
+        """From now on the server asks: frames in are answers, of any size, also those behind the current one."""
         turned = Turned(self._queue)
         self._on_frame = lambda _, frame: turned.take(frame)
         self._frames.size_min = 0

@@ -1,7 +1,7 @@
 """From a frame to the handler of its (key, version), and from the handler's answer back to bytes.
 
-A handler takes (host, request) and returns the answer's message, or None when it will call `request.reply` later
-(a parked request) or answers nothing (`request.skip`). It runs on the loop and must not block. The host is what it works
+A handler takes (host, request) and returns the answer's message, or None when it will call `request.reply` later (a
+parked request) or answers nothing (`request.skip`). It runs on the loop and must not block. The host is what it works
 with: a broker with a store, or a process that has groups alone.
 """
 

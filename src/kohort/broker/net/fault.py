@@ -18,7 +18,8 @@ class Fault:
         action: "fail" answers with `error` and does nothing else; "delay" handles it `delay_ms` later; "drop" neither
             handles nor answers; "drop_reply" handles but never answers; "hold" and "hold_reply" wait at the barrier
             before handling, or before answering; "close" ends the connection unhandled; "close_after" handles, then
-            ends the connection in place of an answer; "garble" handles, then answers with bytes that no client can read.
+            ends the connection in place of an answer; "garble" handles, then answers with bytes that no client can
+            read.
         group: of the request; None: any, also requests without a group.
         client_id: of the request header; None: any.
         skip: this many matching requests pass first.

@@ -26,7 +26,8 @@ class Frames:
     """Cuts the bytes of one connection into frames.
 
     Attributes:
-        size_min: bytes that a frame has at least. Frames behind a change of it, in the same read too, go by the new one.
+        size_min: bytes that a frame has at least. Frames behind a change of it, in the same read too, go by the new
+            one.
         size_max: bytes that a frame has at most.
         kept: what was read and is still to be cut.
     """

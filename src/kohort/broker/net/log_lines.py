@@ -1,7 +1,7 @@
 """A log that nobody from outside can fill: most of its lines are there because some client did something.
 
-A filter of the loggers, so that it holds for every line, also for those that are still to be written. Lines are of one kind
-when they have the same text before its arguments are put in; those of group coordinators also need the same group.
+A filter of the loggers, so that it holds for every line, also for those that are still to be written. Lines are of one
+kind when they have the same text before its arguments are put in; those of group coordinators also need the same group.
 """
 
 from __future__ import annotations

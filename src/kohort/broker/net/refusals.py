@@ -1,4 +1,4 @@
-"""Answers that refuse a whole request, whatever its api: every place where the answer has an error code gets the code."""
+"""Answers that refuse a whole request, whatever its api: every error code in the answer is the refusal's."""
 
 from __future__ import annotations
 

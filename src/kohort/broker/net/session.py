@@ -78,7 +78,7 @@ class ClientSession:
 
     @property
     def _is_new(self) -> bool:
-        """Whether nothing of a group has come yet: who comes back on a new connection has waited for an answer already."""
+        """Whether nothing of a group has come yet: who comes back on a new connection has waited for an answer."""
         return not self.shards
 
     def _within_lease(self, hold_ms: int) -> int:

@@ -1,7 +1,7 @@
 """A connection that has turned round: the server asks, and the client's frames are the answers.
 
-Neither have numbers to be matched by: each frame in answers the oldest frame out that is not answered yet. A push protocol
-turns the connection on which a client registers; what was asked before is answered as ever, and first.
+Neither have numbers to be matched by: each frame in answers the oldest frame out that is not answered yet. A push
+protocol turns the connection on which a client registers; what was asked before is answered as ever, and first.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kohort.broker.net.sending import Parts
 from kohort.errors import ErrorCode, KafkaError
 
 UNANSWERED_MAX = 64
-"""Frames out that are not answered: who asks so much of a client that is silent should have given it up. Bounds memory."""
+"""Frames out that are not answered: who asks so much of a silent client should have given it up. Bounds memory."""
 
 OnAnswer: TypeAlias = Callable[[Frame], None]
 """Takes an answer, whose memory is not kept; raises `BadFrame` to end the connection."""

@@ -3,14 +3,15 @@
 | status | init | add partitions | end |
 |---|---|---|---|
 | EMPTY, COMPLETE_* | next epoch, EMPTY | ONGOING | the same outcome again: done; else refused |
-| ONGOING | the epoch is bumped, the transaction aborted, then as after that | more partitions | PREPARE_* is written, markers, COMPLETE_* |
+| ONGOING | epoch bumped, transaction aborted, then as after that | more partitions | PREPARE_*, markers, COMPLETE_* |
 | PREPARE_* | waits for the end | CONCURRENT_TRANSACTIONS | the same outcome: waits for the end; else refused |
 
-A state is written to the log before it counts. What ends a transaction is the record PREPARE_*: a crash after it goes on
-with the markers, which may be written twice and do nothing the second time. Who ends a transaction is answered when all of them
-are there; when that takes long, that it has ended, as by Kafka, which waits for none. Where an offsets' marker can't be written for
-damage, the state stays PREPARE_* until a start after the repair, and who would go on is told an error meanwhile. A transaction
-past its timeout is aborted with a new epoch, so that its producer is fenced. Source: KIP-98, KIP-360, KIP-890.
+A state is written to the log before it counts. What ends a transaction is the record PREPARE_*: a crash after it goes
+on with the markers, which may be written twice and do nothing the second time. Who ends a transaction is answered when
+all of them are there; when that takes long, that it has ended, as by Kafka, which waits for none. Where an offsets'
+marker can't be written for damage, the state stays PREPARE_* until a start after the repair, and who would go on is
+told an error meanwhile. A transaction past its timeout is aborted with a new epoch, so that its producer is fenced.
+Source: KIP-98, KIP-360, KIP-890.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ class TransactionLog:
         self._log(java_hash(transactional_id) % self.partitions).append(bytearray(batch), now_ms, from_client=False)
 
     def read(self) -> Iterator[tuple[str, Transaction | None]]:
-        """Every state written, oldest first; None: the id was forgotten. None at all of a partition that is not served."""
+        """Every state written, oldest first; None: the id was forgotten. A partition not served has none."""
         for index in range(self.partitions):
             source = self._log(index)
             tell_cut_off(source, _id_of, "transactional id")

@@ -9,7 +9,10 @@ from dataclasses import dataclass
 from kohort.errors import ErrorCode
 
 WAIT_S = 5.0
-"""How long requests wait for markers that fail: well below clients' request timeouts, and longer than a coordinator loads."""
+"""How long requests wait for markers that fail.
+
+It is well below clients' request timeouts, and longer than a coordinator loads.
+"""
 WAITING_MAX = 100
 """Requests that wait for the end of one transaction: more are clients that try again, and are told to do so later."""
 
@@ -48,7 +51,10 @@ class MarkerWaits:
         return ErrorCode.UNKNOWN_SERVER_ERROR if transactional_id in self._stuck else ErrorCode.CONCURRENT_TRANSACTIONS
 
     def failed(self, transactional_id: str, *, stuck: bool) -> None:
-        """Some markers could not be written: answer who has waited long; all when no later attempt of this process can do it."""
+        """Some markers could not be written: answer who has waited long.
+
+        Everyone is answered when no later attempt of this process can do it.
+        """
         if stuck:
             self._stuck.add(transactional_id)
         before_s = time.monotonic() - (0.0 if stuck else WAIT_S)

@@ -1,4 +1,4 @@
-"""Producer ids: never given out twice, also across restarts. A block is reserved on disk before its first id is used."""
+"""Producer ids: never given out twice, across restarts too. A block is reserved on disk before its first id is used."""
 
 from __future__ import annotations
 

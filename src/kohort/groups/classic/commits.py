@@ -44,8 +44,8 @@ def may_commit_in_transaction(context: Context, classic: ClassicGroup, event: Tx
 def has_given_up(classic: ClassicGroup, event: OffsetCommit) -> bool:
     """Whether a commit comes behind its member's JoinGroup, before which an eager one gives up what it had.
 
-    Kafka takes the requests of a connection one after the other, so that it looks at such a commit when the round is over,
-    and refuses it. A process that slept while it waited to join can't commit here what others may have had since.
+    Kafka takes the requests of a connection one after the other, so that it looks at such a commit when the round is
+    over, and refuses it. A process that slept while it waited to join can't commit here what others may have had since.
     """
     member = classic.members.get(event.member_id)
     if member is None or member.join_request is None or event.connection == NO_CONNECTION:

@@ -147,8 +147,8 @@ def on_disconnect(context: Context, member: ClassicMember) -> None:
 def begin(context: Context, classic: ClassicGroup) -> None:
     """A stable group has begun a rebalance: gather, or tell at once all whose replies are held.
 
-    Members whose clients bear no hold are told with their next heartbeat, unless someone is silent already: that takes no
-    hold, only an answer that says nothing yet.
+    Members whose clients bear no hold are told with their next heartbeat, unless someone is silent already: that takes
+    no hold, only an answer that says nothing yet.
     """
     now_ms = context.now.mono_ms
     end(classic)
@@ -212,7 +212,7 @@ def longest_interval_ms(classic: ClassicGroup) -> int:
 
 
 def tell_if_all_held(context: Context, classic: ClassicGroup) -> None:
-    """End the gathering when no one is awaited any more; when no one is silent any more, look when the last one is due."""
+    """End the gathering when no one is awaited any more; when no one is silent, look when the last one is due."""
     gathering = classic.gathering
     if gathering is None:
         return

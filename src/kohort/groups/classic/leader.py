@@ -1,9 +1,9 @@
 """What a classic group's leader must notice, and who notices it for a leader that does not know that it leads.
 
-The leader compares topics with those that it assigned, and joins again when they changed. A static leader that comes back has
-assigned nothing: with JoinGroup below 9 it can't be told that it leads (KIP-814) and looks at nothing; told, it compares with what
-it sees once the answer is there, and misses what changed on the way. After a restart nobody knows which leader came back so.
-Until such a leader assigns, the coordinator looks itself. Source: KAFKA-13435.
+The leader compares topics with those that it assigned, and joins again when they changed. A static leader that comes
+back has assigned nothing: with JoinGroup below 9 it can't be told that it leads (KIP-814) and looks at nothing; told,
+it compares with what it sees once the answer is there, and misses what changed on the way. After a restart nobody knows
+which leader came back so. Until such a leader assigns, the coordinator looks itself. Source: KAFKA-13435.
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ def on_loaded(context: Context, classic: ClassicGroup) -> None:
 def look(context: Context, classic: ClassicGroup) -> None:
     """Begin a round if partitions are nobody's that members read.
 
-    A static member that comes back with another subscription gets its old assignment, as from Apache Kafka. There the topics
-    that only it reads stay nobody's until something else happens; here the group's next heartbeat begins a round.
+    A static member that comes back with another subscription gets its old assignment, as from Apache Kafka. There the
+    topics that only it reads stay nobody's until something else happens; here the group's next heartbeat begins a
+    round.
     """
     classic.owes_look, classic.left_out = False, None
     if classic.state is GroupState.STABLE and leaves_out(context, classic):

@@ -2,12 +2,13 @@
 
 | state | what it waits for | what ends it |
 |---|---|---|
-| Empty | a first member | a member joins: PreparingRebalance, with the initial delay; one of 0 ends behind what has arrived |
-| PreparingRebalance | every member's JoinGroup | all joined, or the rebalance timeout: CompletingRebalance, or Empty when none is left |
+| Empty | a first member | it joins: PreparingRebalance, with the initial delay; one of 0 ends behind what has arrived |
+| PreparingRebalance | all JoinGroups | all joined, or the rebalance timeout: CompletingRebalance; nobody left: Empty |
 | CompletingRebalance | the leader's SyncGroup | it came: Stable; a member joins, leaves or dies: PreparingRebalance |
 | Stable | nothing | a member joins, changes, leaves or dies, or never syncs: PreparingRebalance |
 
-Source: KIP-134 (initial delay), KIP-345 (static members stay through a join phase), KIP-394 (pending members), spec 3.7.
+Source: KIP-134 (initial delay), KIP-345 (static members stay through a join phase), KIP-394 (pending members),
+spec 3.7.
 """
 
 from __future__ import annotations
@@ -313,7 +314,8 @@ def on_session_end(context: Context, classic: ClassicGroup, member_id: str) -> N
             context,
             classic,
             member_id,
-            f"member {member_id} did not come back after its connection ended ({member.last_seen(context, member.client.id, member.client.host)})",
+            f"member {member_id} did not come back after its connection ended "
+            f"({member.last_seen(context, member.client.id, member.client.host)})",
         )
         return
     if not member.is_new and (member.join_request is not None or member.sync_request is not None):
@@ -322,7 +324,8 @@ def on_session_end(context: Context, classic: ClassicGroup, member_id: str) -> N
         context,
         classic,
         member_id,
-        f"member {member_id} was silent for its session of {member.session_timeout_ms} ms ({member.last_seen(context, member.client.id, member.client.host)})",
+        f"member {member_id} was silent for its session of {member.session_timeout_ms} ms "
+        f"({member.last_seen(context, member.client.id, member.client.host)})",
     )
 
 

@@ -230,8 +230,8 @@ def after_replacement(
     """A stable group keeps its assignment, unless the protocol changes or a leader is back to topics that have changed.
 
     A returning leader compares topics from then on only, so what changed before it came back is compared here
-    (KAFKA-13435); after a restart that is not known. A sync under way begins anew (KAFKA-9801). Partitions of nobody mean that
-    a cooperative member gave some up and went before it joined again, as it owed the others.
+    (KAFKA-13435); after a restart that is not known. A sync under way begins anew (KAFKA-9801). Partitions of nobody
+    mean that a cooperative member gave some up and went before it joined again, as it owed the others.
     """
     keeps = classic.select_protocol() == classic.protocol and not leader.leaves_out(context, classic)
     if keeps and classic.is_leader(new.member_id):

@@ -34,8 +34,8 @@ class ClassicMember(Pacing):
         held: the heartbeat whose reply is held, None when none is.
         released_ms: when the reply to its last heartbeat was released, None when that was answered at once.
         due_ms: when its next heartbeat is due, None when that is not known.
-        times_from_reply: its next heartbeat is due an interval after the last was answered, not after it was sent. Taken
-            for granted until a hold has shown it: to wait for a member that comes later makes a rebalance longer.
+        times_from_reply: its next heartbeat is due an interval after the last was answered, not after it was sent.
+            Taken for granted until a hold has shown it: to wait for a member that comes later makes a rebalance longer.
         bears_hold: its client bears to be held.
         never_held: it has borne a hold badly.
         stopped_ms: when it gave up its work to join, None while it has an assignment.

@@ -43,7 +43,7 @@ def may_commit_in_transaction(context: Context, consumer: ConsumerGroup, event: 
 
 
 def committed(context: Context, consumer: ConsumerGroup, event: OffsetCommit) -> None:
-    """A classic member's commit is a sign of life, as it is in a classic group: its client need not know where it is."""
+    """A classic member's commit is a sign of life, as in a classic group: its client need not know where it is."""
     member = consumer.members.get(event.member_id)
     if member is not None and member.classic_protocols is not None:
         presence = consumer.presence(event.member_id)

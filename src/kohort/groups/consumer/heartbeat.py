@@ -23,7 +23,7 @@ from kohort.groups.records import MemberSaved, MemberState
 
 LEAVES = -1
 SPREAD_FROM = 500
-"""In groups of so many members the first whole interval is a part of one, so that they are heard one after the other."""
+"""In groups of so many members, the first whole interval is a part of one, so that they are heard one by one."""
 MEMBERS_PER_MS = 5
 """How many unsettled members may ask in one ms, which bounds what their short interval costs."""
 

@@ -57,4 +57,7 @@ def broken_moves(consumer: ConsumerGroup, member_id: str, presence: Presence) ->
     gives_up = consumer.standing(member_id).state is MemberState.UNREVOKED_PARTITIONS
     must = gives_up and consumer.members[member_id].classic_protocols is None and not presence.overdue
     if runs is not must:
-        yield f"{member_id} {'has' if gives_up else 'has not'} to give up and its deadline {'runs' if runs else 'does not'}"
+        yield (
+            f"{member_id} {'has' if gives_up else 'has not'} to give up "
+            f"and its deadline {'runs' if runs else 'does not'}"
+        )

@@ -121,7 +121,7 @@ def preferred_assignor(context: Context, consumer: ConsumerGroup) -> str:
 
 
 def heard(context: Context, consumer: ConsumerGroup, member_id: str, connection: int) -> Presence:
-    """A member spoke: what it was heard on before no longer matters, nor that it has ended, and its session is whole."""
+    """A member spoke: what it was heard on before no longer matters, nor that it has ended; its session is whole."""
     presence = consumer.presence(member_id)
     if presence.connection != connection:
         presence.bind(context, connection)

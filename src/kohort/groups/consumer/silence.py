@@ -2,13 +2,16 @@
 
 A member that should have been heard and was not may be dead, which its session will show; until then what it has is its
 own. But a target that asks it to give something up, or gives it more, leaves others waiting and partitions unread. So a
-target is made without those that are silent when it is asked for: they keep what they have, and the others divide the rest.
-One that falls silent before it has moved gets a new target made. When it is heard again, or is put out, the next one is even.
+target is made without those that are silent when it is asked for: they keep what they have, and the others divide the
+rest. One that falls silent before it has moved gets a new target made. When it is heard again, or is put out, the next
+one is even.
 
 A member is silent half an interval and a little after it was due, and while it is away as a static member may be. One
-that was taken for silent and was not is given as much time as it took, so that clients with an interval of their own settle.
+that was taken for silent and was not is given as much time as it took, so that clients with an interval of their own
+settle.
 
-Only with the assignor `uniform`: that of `range` keeps partitions of the same number together, which needs every member.
+Only with the assignor `uniform`: that of `range` keeps partitions of the same number together, which needs every
+member.
 """
 
 from __future__ import annotations
@@ -26,7 +29,10 @@ ASSIGNOR = "uniform"
 
 
 def silent_from_ms(context: Context, consumer: ConsumerGroup, member_id: str) -> int | None:
-    """When a member counts as silent if it is not heard before; None while a request of it waits, and if it speaks classic."""
+    """When a member counts as silent if it is not heard before.
+
+    None while a request of it waits, and if it speaks classic.
+    """
     if consumer.members[member_id].classic_protocols is not None:
         return None
     if consumer.standing(member_id).is_away:

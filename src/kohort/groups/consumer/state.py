@@ -207,7 +207,8 @@ class ConsumerGroup(Membership):
         began_ms: when the rebalance under way began, None when there is none.
         stopped: partitions no one has in this rebalance, since when (ms).
         still: how long partitions stood still in it that are given again.
-        settling: members of `settling_epoch` not yet seen to have all of its target, at least one that has not at the end.
+        settling: members of `settling_epoch` not yet seen to have all of its target, at least one that has not at the
+            end.
         spared: members that the newest target, or that under way, is made without, as they were silent.
         watch: when members that have to move are looked at, None before the first time.
         computing: the ticket of the target that is being computed, -1: none.

@@ -1,7 +1,7 @@
 """When a member was heard, on which connection, whether that has ended, and the reply that is held for it.
 
-The same for all protocols: members of each are of this kind (`ClassicMember`, `Presence`). How long a session is, and what is
-said when a held reply is released, is the protocol's.
+The same for all protocols: members of each are of this kind (`ClassicMember`, `Presence`). How long a session is, and
+what is said when a held reply is released, is the protocol's.
 """
 
 from __future__ import annotations
@@ -71,7 +71,10 @@ class Pacing:
             self.lost = True
 
     def give_grace(self, context: Context, event: ConnectionLost, interval_ms: int, process: str) -> None:
-        """It has its grace from now on; none if the process has ended that it joined from, not one that only spoke for it."""
+        """It has its grace from now on.
+
+        It has none if the process that it joined from has ended; one that only spoke for it does not count.
+        """
         is_dead = event.ended != "" and event.ended == process
         end_ms = grace_end_ms(context, event, self.heard_ms, interval_ms)
         shorten(context, self.session, context.now.mono_ms if is_dead else end_ms)

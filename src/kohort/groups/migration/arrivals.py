@@ -1,7 +1,7 @@
 """Requests on their way to a group of any protocol, or of none: what makes a group, or makes it change its protocol.
 
-JoinGroup and ConsumerGroupHeartbeat make groups. An empty group is whatever joins it. What stays with the group's protocol is
-in its row.
+JoinGroup and ConsumerGroupHeartbeat make groups. An empty group is whatever joins it. What stays with the group's
+protocol is in its row.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def consumer_heartbeat(context: Context, event: ConsumerGroupHeartbeat) -> None:
 
 
 def refuse_consumer(context: Context, classic: ClassicGroup, event: ConsumerGroupHeartbeat) -> None:
-    """A member speaks to a group that is classic now; a static one whose place another has taken must not fight for it."""
+    """A member speaks to a group that is classic now; a static one that another replaced must not fight for it."""
     holder = classic.static_ids.get(event.instance_id)
     if holder is not None and holder != event.member_id:
         text = f"Static member {event.member_id} with instance id {event.instance_id} was fenced by member {holder}."

@@ -202,8 +202,8 @@ def complete_join(context: Context, consumer: ConsumerGroup, member_id: str) -> 
 def is_behind(subscription: Subscription | None, member_epoch: int) -> bool:
     """Whether a member that says what it has speaks of an older epoch than its own.
 
-    Such a join was sent before the member had what it has now, and came late or again after its answer was lost: what it leaves
-    out is not given up. Members that name no generation are taken at their word.
+    Such a join was sent before the member had what it has now, and came late or again after its answer was lost: what
+    it leaves out is not given up. Members that name no generation are taken at their word.
     """
     return subscription is not None and 0 < subscription.generation < member_epoch
 

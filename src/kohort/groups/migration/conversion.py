@@ -109,7 +109,10 @@ def upgrade(context: Context, group: Group, classic: ClassicGroup) -> bool:
 
 
 def protocols_bytes(protocols: Iterable[ClassicProtocol]) -> int:
-    """What a classic member's strategies take in the record that a consumer group has of it; a classic group keeps one."""
+    """What a classic member's strategies take in the record that a consumer group has of it.
+
+    A classic group keeps one.
+    """
     return sum(len(each.metadata) for each in protocols)
 
 
@@ -126,7 +129,8 @@ def share_out(members: list[Converted]) -> list[tuple[MemberSaved, Pairs]]:
     """What each member holds: its assignment, and what no one was assigned but the member may not have given up.
 
     A cooperative group moves a partition in two generations. Between them it belongs to no one in the assignment, while
-    its last owner still reads it: only that member's own word, in its subscription, tells. Source: KIP-429, scenario 15.
+    its last owner still reads it: only that member's own word, in its subscription, tells.
+    Source: KIP-429, scenario 15.
     """
     taken = {pair for member in members for pair in member.assigned}
     extra: dict[str, Pairs] = {}
@@ -206,7 +210,7 @@ def turns_classic(context: Context, consumer: ConsumerGroup, leaving: str | None
 
 
 def fits_one_record(context: Context, consumer: ConsumerGroup, members: list[MemberSaved]) -> bool:
-    """Whether these members are no more than the one record of a classic group may hold; each has one of its own now."""
+    """Whether these members are no more than the one record of a classic group may hold; each has its own now."""
     names, limit = topic_names(context), context.config.group_record_bytes_max
     size = sum(convert_back(consumer, member, names).record_bytes() for member in members)
     if size <= limit:

@@ -220,7 +220,7 @@ def on_topics_deleted(context: Context, event: TopicsDeleted) -> None:
 
 
 def on_loaded(context: Context) -> None:
-    """The positions of topics that were deleted while no coordinator looked go too; without any topic, none is known."""
+    """The positions of topics that were deleted while no coordinator looked go too; without topics, none is known."""
     topics = context.image.topics
     if topics:
         drop_positions(context, lambda topic: topic not in topics)
