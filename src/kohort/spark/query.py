@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from kohort.errors import CommitFailedError, OffsetError, TimedOutError
+from kohort.errors import CommitFailedError, KafkaError, OffsetError, TimedOutError
 from kohort.ids import TopicPartition
 from kohort.spark.admission import BytesSeen, fair_shares, limit_by_bytes
 from kohort.spark.batch_offset import BatchOffset, Committed, Span, Stamp, resume_at
@@ -21,6 +22,8 @@ REBALANCE_WAIT_MS = 1_000
 """How long a trigger waits for a rebalance to end before it reports nothing new."""
 RESAMPLE_BATCHES = 10
 """After so many batches a partition's record size is looked at again."""
+LAST_COMMIT_MS = 1_000
+"""How long a query that ends may take to commit what is done: Spark does not wait for its process."""
 REFRESH_S = 5.0
 """How often a query without a group looks for new partitions."""
 
@@ -28,18 +31,33 @@ REFRESH_S = 5.0
 class Query:
     """The state of a running query.
 
-    A batch is *running* from the moment it is planned until Spark asks for the next one, which it does only when the
-    sink has taken the batch and the checkpoint says so. Then its ends are committed to the group, and only then are
-    partitions given up that the group wants back.
+    A batch is *running* from the moment it is planned until it is known that the sink has taken it and the checkpoint
+    says so: the application tells (`sink_done`), or Spark asks for the next batch, which it does only then. Then its
+    ends are committed to the group, and only then are partitions given up that the group wants back.
+
+    Spark's calls come from one thread; `sink_done` may come from another at any time. What both touch is the running
+    batch and how it ends, under `_ending`: nothing else uses the place in the group while a batch is running.
     """
 
-    def __init__(self, options: SourceOptions, identity: str) -> None:
+    def __init__(self, options: SourceOptions, identity: str, heard: Callable[[], bool] = lambda: False) -> None:
+        """Nothing is joined yet.
+
+        Args:
+            options: of the source.
+            identity: the query's, kept by its checkpoint.
+            heard: whether `sink_done` can come.
+        """
         self.identity = identity
         self._options = options
         self._bound = starting_bound(options, streaming=True)
         self._catalog = Catalog(options)
         self._place: Place | None = None
+        self._heard = heard
+        self._ending = threading.Lock()
         self._running: BatchOffset | None = None
+        self._planned: BatchOffset | None = None  # the running batch as Spark knows it
+        self._known = False  # that the running batch's sink is done
+        self._failure: CommitFailedError | None = None  # of a commit that Spark has not been told of
         self._held: Held | None = None
         self._done: dict[TopicPartition, int] = {}  # ends of what this query has finished, by its own knowledge
         self._positions: dict[TopicPartition, int] = {}
@@ -64,21 +82,64 @@ class Query:
         Raises:
             CommitFailedError: the batch took too long and its partitions are others', if that is to end the query.
         """
-        running, self._running = self._running, None
-        if running is None:
-            if not self._held and start.batch:  # the first call after a restart: what the checkpoint says
+        with self._ending:
+            failure, self._failure = self._failure, None
+            if failure is not None:
+                raise failure
+            if self._running is not None:
+                self._end_running()
+            elif not self._restarted and start.batch:  # the first call after a restart: what the checkpoint says
                 self._done.update(start.ends())
                 self._restarted = True
-            return
+
+    def sink_done(self, end: BatchOffset) -> bool:
+        """A batch's sink is done, and the checkpoint says so: tell the group, and be idle.
+
+        What goes wrong is Spark's to hear at the next trigger; a commit that nobody answered is tried again then.
+
+        Args:
+            end: the batch, as Spark knows it.
+
+        Returns:
+            Whether that is the batch that was running; another is none of this run's, or ended before.
+        """
+        with self._ending:
+            if self._running is None or end != self._planned:
+                return False
+            try:
+                self._end_running()
+            except CommitFailedError as error:
+                log.warning("%s", error)
+                self._failure = error
+            except KafkaError as error:
+                log.warning("batch %s is done, but not committed yet: %s", end.batch, error)
+            return True
+
+    def is_running(self) -> bool:
+        """Whether a batch is under way that is not known to be done."""
+        return self._running is not None and not self._known
+
+    def _begin_running(self, running: BatchOffset, planned: BatchOffset) -> None:
+        with self._ending:
+            self._running, self._planned, self._known = running, planned, False
+
+    def _end_running(self, timeout_ms: float | None = None) -> None:
+        """Commit the running batch, which is done; it stays the running one while that can be tried again."""
+        running = self._running
+        assert running is not None
+        self._known = True
         self._done.update(running.ends())
-        if self._place is None:
-            return
-        try:
-            self._place.commit(running.ends(), Stamp(self.identity, running.batch), running.generation)
-        except CommitFailedError as error:
-            self._lost(running, error)
-        finally:
+        if self._place is not None:
+            try:
+                stamp = Stamp(self.identity, running.batch)
+                self._place.commit(running.ends(), stamp, running.generation, timeout_ms)
+            except CommitFailedError as error:
+                self._running = None
+                self._place.end()
+                self._lost(running, error)
+                return
             self._place.end()
+        self._running = None
 
     def _lost(self, running: BatchOffset, error: CommitFailedError) -> None:
         self._held = None
@@ -114,9 +175,10 @@ class Query:
             return None
         spans = {tp: Span(self._positions[tp], self._positions[tp] + shares[tp]) for tp in held.partitions}
         self._positions.update({tp: span.end for tp, span in spans.items()})
-        self._running = BatchOffset(self.identity, start.batch + 1, held.generation, spans)
+        planned = BatchOffset(self.identity, start.batch + 1, held.generation, spans)
         self._planned_at = time.monotonic()
-        return self._running
+        self._begin_running(planned, planned)
+        return planned
 
     def _must_note(self, start: BatchOffset) -> bool:
         """Whether an empty batch is due: without a group only the checkpoint can keep where a query started."""
@@ -153,14 +215,16 @@ class Query:
         The ranges of a batch that an earlier run planned and did not finish are read again as `plannedRanges` says.
         What is not read again starts at the group's offset, here or wherever its owner is.
         """
-        running = self._running
-        if running is not None and running.batch == planned.batch:
-            return running
+        with self._ending:
+            running = self._running
+            if running is not None and running.batch == planned.batch:
+                return running
+            self._running = None
         self.identity, self._batch, self._restarted = planned.query, start.batch, True
         self._done.update(start.ends())
         if self._options.group_id is None:
             self._done.update(planned.ends())
-            self._running = planned
+            self._begin_running(planned, planned)
             return planned
         while True:
             held = self._hold_surely()
@@ -173,7 +237,7 @@ class Query:
             if tp in held.partitions and self._positions[tp] <= span.end  # else the group is further on
         }
         self._positions.update({tp: span.end for tp, span in ours.items()})
-        self._running = BatchOffset(self.identity, planned.batch, held.generation, ours)
+        self._begin_running(BatchOffset(self.identity, planned.batch, held.generation, ours), planned)
         released = sorted(set(planned.spans) - set(kept))
         if released:
             log.warning("batch %s: left to the group: %s", planned.batch, ", ".join(map(str, released)))
@@ -225,7 +289,9 @@ class Query:
 
     def _take_place(self) -> Place:
         self._catalog.partitions()  # a topic that does not exist is an error at once
-        return Membership(self._options) if self._options.assign is None else OffsetKeeper(self._options)
+        if self._options.assign is not None:
+            return OffsetKeeper(self._options)
+        return Membership(self._options, self._heard)
 
     def _all_partitions(self) -> tuple[TopicPartition, ...]:
         now = time.monotonic()
@@ -317,7 +383,16 @@ class Query:
         return {"generation": self._held.generation if self._held else -1, "lag": lag, "topics": topics}
 
     def close(self) -> None:
-        """Leave the group."""
+        """Leave the group; a batch that is known to be done, and whose commit was cut off, is committed first."""
+        if self._ending.acquire(timeout=LAST_COMMIT_MS / 1000):
+            try:
+                if self._running is not None and self._known:
+                    self._end_running(LAST_COMMIT_MS)
+            except KafkaError as error:
+                log.warning("a batch that is done was not committed: %s", error)
+            finally:
+                self._running = None
+                self._ending.release()
         if self._place is not None:
             self._place.close()
         self._catalog.close()

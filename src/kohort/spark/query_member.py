@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -45,7 +46,13 @@ class Place(Protocol):
     def end(self) -> None:
         """The batch is over and committed: give up what the group wants back."""
 
-    def commit(self, offsets: Mapping[TopicPartition, int], stamp: Stamp, generation: int) -> None:
+    def commit(
+        self,
+        offsets: Mapping[TopicPartition, int],
+        stamp: Stamp,
+        generation: int,
+        timeout_ms: float | None = None,
+    ) -> None:
         """Commit next offsets with the stamp as their metadata, and wait.
 
         Raises:
@@ -62,10 +69,17 @@ class Place(Protocol):
 class Membership:
     """Joins with the first use, heartbeats in the background, and answers revocations when no batch is running.
 
-    Calls come from the thread that plans; a thread of its own releases revoked partitions while the query is idle.
+    A batch begins by a call of the thread that plans, and ends by that thread's or by the one that hears of its sink;
+    a thread of its own releases revoked partitions while the query is idle.
     """
 
-    def __init__(self, options: SourceOptions) -> None:
+    def __init__(self, options: SourceOptions, heard: Callable[[], bool] = lambda: False) -> None:
+        """Start joining in the background.
+
+        Args:
+            options: of the source.
+            heard: whether this process hears when a sink is done; else a batch runs until the next trigger.
+        """
         self._member = GroupMember(
             options.bootstrap_servers,
             str(options.group_id),
@@ -76,6 +90,8 @@ class Membership:
         )
         self._lock = threading.Lock()
         self._busy = False
+        self._busy_since = 0.0
+        self._heard, self._warned = heard, False
         self._failure: Exception | None = None
         self._ended = threading.Event()
         self._watch = threading.Thread(target=self._run, name="kohort-revocations", daemon=True)
@@ -102,7 +118,7 @@ class Membership:
                 return False
             if self._member.assignment().generation != held.generation:
                 return False
-            self._busy = True
+            self._busy, self._busy_since = True, time.monotonic()
             return True
 
     def end(self) -> None:
@@ -112,7 +128,13 @@ class Membership:
             if self._member.revocation() is not None:
                 self._member.release()
 
-    def commit(self, offsets: Mapping[TopicPartition, int], stamp: Stamp, generation: int) -> None:
+    def commit(
+        self,
+        offsets: Mapping[TopicPartition, int],
+        stamp: Stamp,
+        generation: int,
+        timeout_ms: float | None = None,
+    ) -> None:
         """Commit next offsets with the stamp as their metadata, and wait.
 
         Raises:
@@ -121,7 +143,7 @@ class Membership:
         wanted = _with_metadata(offsets, stamp)
         try:
             if wanted:
-                self._member.commit(wanted, generation=generation)
+                self._member.commit(wanted, generation=generation, timeout_ms=timeout_ms)
         except FencedError as error:
             raise CommitFailedError(str(error), error.code) from error
 
@@ -141,11 +163,42 @@ class Membership:
                 with self._lock:
                     if not self._busy and not self._ended.is_set() and self._member.revocation() is not None:
                         self._member.release()
+                self._warn_if_long()
             except Exception as error:
                 if not self._ended.is_set():
                     log.warning("the membership failed: %s", error, exc_info=not isinstance(error, KafkaError))
                     self._failure = error
                 return
+
+    def _warn_if_long(self) -> None:
+        """Say once that a rebalance would not wait for the running batch; Spark tells nobody a query's trigger."""
+        bound_ms = self._member.config.max_poll_interval_ms
+        with self._lock:
+            long = self._busy and (time.monotonic() - self._busy_since) * 1000 > bound_ms
+        if not long or self._warned:
+            return
+        self._warned = True
+        log.warning("%s", long_batch_warning(bound_ms, heard=self._heard()))
+
+
+def long_batch_warning(bound_ms: int, *, heard: bool) -> str:
+    """What to say when a batch has been running for longer than a rebalance waits.
+
+    Args:
+        bound_ms: how long it waits.
+        heard: whether it is known that the sink is not done; else the query may only wait for its trigger.
+    """
+    text = (
+        f"a batch has been running for longer than kafka.max.poll.interval.ms={bound_ms}: when another member joins or "
+        "leaves now, the group does not wait for it, its partitions are given away, and it is read again"
+    )
+    if heard:
+        return f"{text}; make batches smaller, or raise the option above the longest one"
+    return (
+        f"{text}. This process can't hear from the application when a sink is done, as on Spark Connect: a batch "
+        "counts as running until the query's next trigger. Raise the option above the trigger's interval and the "
+        "longest batch"
+    )
 
 
 class OffsetKeeper:
@@ -169,7 +222,13 @@ class OffsetKeeper:
     def end(self) -> None:
         """Nothing is given up."""
 
-    def commit(self, offsets: Mapping[TopicPartition, int], stamp: Stamp, generation: int) -> None:
+    def commit(
+        self,
+        offsets: Mapping[TopicPartition, int],
+        stamp: Stamp,
+        generation: int,
+        timeout_ms: float | None = None,
+    ) -> None:
         """Commit next offsets with the stamp as their metadata, and wait.
 
         Raises:
@@ -177,7 +236,7 @@ class OffsetKeeper:
         """
         del generation
         if offsets:
-            self._consumer.commit(_with_metadata(offsets, stamp))
+            self._consumer.commit(_with_metadata(offsets, stamp), timeout_ms=timeout_ms)
 
     def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Committed | None]:
         """The group's offsets with their makers."""
