@@ -122,7 +122,8 @@ class Application:
         """Hear of a session's queries, once, however often this is called."""
         if self._listener is None or self._gateway is not gateway:
             self._listener, self._gateway = SinkListener(self._ledger, self._switchboard), gateway
-        spark.streams.removeListener(self._listener)
+        else:
+            spark.streams.removeListener(self._listener)
         spark.streams.addListener(self._listener)
 
 

@@ -75,7 +75,8 @@ class KohortDataSource(DataSource):
         """What has made a reader goes on to Spark's workers, which have no use for the contact."""
         if self._planned:
             return object.__new__, (KohortDataSource,), self.__dict__
-        return super().__reduce_ex__(protocol)
+        reduced: str | tuple[Any, ...] = super().__reduce_ex__(protocol)
+        return reduced
 
     @classmethod
     def name(cls) -> str:
