@@ -140,6 +140,10 @@ class Link:
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
+    def forget(self) -> None:
+        """Close a forked child's copy, without a word to the other end."""
+        self._socket.close()
+
 
 def _receive(sock: socket.socket, size: int) -> bytes:
     data = b""
@@ -186,7 +190,7 @@ def greet_application(sock: socket.socket, token: bytes) -> Link:
 class Switchboard:
     """The application's end: listens, and knows which queries are on which connection.
 
-    A forked child has no part in it: there, it is closed.
+    A forked child has no part in it: there, it is closed, as a source's end is.
 
     Attributes:
         contact: what a source needs to connect.
@@ -295,17 +299,6 @@ class Switchboard:
             sock.close()
 
 
-_OF_THIS_PROCESS: weakref.WeakSet[Switchboard] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for switchboard in list(_OF_THIS_PROCESS):
-        switchboard._orphan()
-
-
-os.register_at_fork(after_in_child=_after_fork)
-
-
 class Line:
     """A source's end: connects in the background, and again when the connection ends."""
 
@@ -328,6 +321,7 @@ class Line:
         self._link: Link | None = None
         self._ended = threading.Event()
         self._told = False
+        _OF_THIS_PROCESS.add(self)
         self._thread = threading.Thread(target=self._run, name="kohort-line", daemon=True)
 
     def start(self) -> None:
@@ -400,3 +394,21 @@ class Line:
                 self._link = None
             link.close()
             self._lost()
+
+    def _orphan(self) -> None:
+        """In a forked child: the connection is the parent's."""
+        self._ended.set()
+        link, self._link = self._link, None
+        if link is not None:
+            link.forget()
+
+
+_OF_THIS_PROCESS: weakref.WeakSet[Switchboard | Line] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for end in list(_OF_THIS_PROCESS):
+        end._orphan()
+
+
+os.register_at_fork(after_in_child=_after_fork)
