@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from tests.spark.conftest import PARTITIONS, Sink, Stage
-from tests.support.waiting import LAST_RESORT
+from tests.support.waiting import LAST_RESORT, TOO_SLOW
 
 from kohort.client.group.member import GroupMember
 from kohort.spark.batch_offset import BatchOffset
@@ -133,16 +133,16 @@ def test_a_stop_after_a_finished_batch_has_nothing_read_again(
 
 
 SCRIPT = """
-import gc, json, os, sys, threading, time
+import os, sys, threading, time
 from pathlib import Path
 from pyspark.sql import SparkSession
 from kohort import Admin, Broker, Producer
 from kohort.spark import listener, register
 
-folder = Path(sys.argv[1])
+folder, TOO_SLOW = Path(sys.argv[1]), sys.argv[2]
 
 def wait(condition):
-    until = time.monotonic() + 300
+    until = time.monotonic() + 600
     while not condition():
         assert time.monotonic() < until
         time.sleep(0.05)
@@ -151,13 +151,15 @@ def start(spark, name):
     def sink(frame, number):
         frame.count()
 
-    return (
-        spark.readStream.format("kohort")
-        .option("kafka.bootstrap.servers", broker.bootstrap_servers)
-        .option("subscribe", "flights").option("group.id", name).option("startingOffsets", "earliest").load()
-        .writeStream.foreachBatch(sink).option("checkpointLocation", str(folder / name))
-        .trigger(processingTime="1 hour").start()
-    )
+    options = {"kafka.bootstrap.servers": broker.bootstrap_servers, "subscribe": "flights", "group.id": name}
+    stream = spark.readStream.format("kohort").options(startingOffsets="earliest", **options).load()
+    writer = stream.writeStream.foreachBatch(sink).option("checkpointLocation", str(folder / name))
+    query = writer.trigger(processingTime="1 hour").start()
+    wait(lambda: done(name) or not query.isActive)
+    if not done(name):  # a busy machine: Spark gives its Python processes ten seconds to come up
+        assert TOO_SLOW in str(query.exception()), query.exception()
+        return start(spark, name)
+    return query
 
 def done(name):
     return sum(one.offset for one in admin.list_consumer_group_offsets(name).all().values() if one) == 10
@@ -176,7 +178,6 @@ with Broker(config={"group.initial.rebalance.delay.ms": 0}) as broker, Admin(bro
     register(other)
     assert spark.streams._jsqm.listListeners().__len__() == 1
     one, two = start(spark, "one"), start(other, "two")
-    wait(lambda: done("one") and done("two"))
     for query in (one, two):
         query.explain(True)
         wait(lambda: query.lastProgress is not None)
@@ -198,7 +199,6 @@ with Broker(config={"group.initial.rebalance.delay.ms": 0}) as broker, Admin(bro
     again = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
     register(again)
     start(again, "three")
-    wait(lambda: done("three"))
     print("ENDING", file=sys.stderr, flush=True)  # with a query that runs
     (folder / "token").write_text(token.hex())
 """
@@ -211,7 +211,7 @@ def test_the_token_is_printed_nowhere_and_sessions_come_and_go_in_one_applicatio
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYSPARK")}
     environment |= {"SPARK_LOCAL_IP": "127.0.0.1"}
     ran = subprocess.run(
-        [sys.executable, "-X", "dev", "-c", SCRIPT, str(tmp_path)],
+        [sys.executable, "-X", "dev", "-c", SCRIPT, str(tmp_path), TOO_SLOW],
         env=environment,
         capture_output=True,
         cwd=tmp_path,
@@ -235,6 +235,5 @@ def test_the_token_is_printed_nowhere_and_sessions_come_and_go_in_one_applicatio
             assert form not in data, f"the token is in {name}"
     log = ran.stderr.decode()
     assert "INFO" in log, "the log has Spark's smaller lines too"
-    for sign in ("Traceback", "Py4J", "ResourceWarning", "kohort.spark"):
-        assert sign not in log.partition("STOPPED")[0], sign
-        assert sign not in log.partition("STOPPED")[2], sign
+    for sign in ("Py4J", "ResourceWarning", "kohort/spark/listener", "kohort/spark/channel", "Exception in thread"):
+        assert sign not in log, sign

@@ -8,6 +8,8 @@ carries that to the source's process, where `hearing.py` takes it.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -31,4 +33,30 @@ def register(spark: SparkSession) -> None:
     from kohort.spark.workers import use_this_python
 
     use_this_python(spark)
-    spark.dataSource.register(KohortDataSource.reaching(install(spark)))
+    with _active(spark):
+        spark.dataSource.register(KohortDataSource.reaching(install(spark)))
+
+
+@contextlib.contextmanager
+def _active(spark: SparkSession) -> Iterator[None]:
+    """Make a session the thread's active one for a while.
+
+    Spark looks there for a source of that name, and refuses one that another session has. Nothing on Spark Connect.
+    """
+    try:
+        jvm = spark.sparkContext._jvm
+    except AttributeError:  # Spark Connect
+        jvm = None
+    if jvm is None:
+        yield
+        return
+    sessions = jvm.org.apache.spark.sql.classic.SparkSession
+    before = sessions.getActiveSession()
+    sessions.setActiveSession(spark._jsparkSession)
+    try:
+        yield
+    finally:
+        if before.isDefined():
+            sessions.setActiveSession(before.get())
+        else:
+            sessions.clearActiveSession()

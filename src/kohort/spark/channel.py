@@ -213,7 +213,7 @@ class Switchboard:
         self._links: dict[str, set[Link]] = {}
         self._listening = socket.create_server((LOOPBACK, 0), backlog=SOURCES_MAX)
         self.contact = Contact(self._listening.getsockname()[1], secrets.token_bytes(TOKEN_BYTES))
-        self._closed = False
+        self._closed = threading.Event()
         _OF_THIS_PROCESS.add(self)
         threading.Thread(target=self._accept, name="kohort-channel", daemon=True).start()
 
@@ -231,7 +231,7 @@ class Switchboard:
     def close(self) -> None:
         """End all connections and listen no more."""
         with self._lock:
-            self._closed = True
+            self._closed.set()
             sockets = list(self._sockets)
         for sock in (self._listening, *sockets):
             with contextlib.suppress(OSError):
@@ -239,13 +239,15 @@ class Switchboard:
             sock.close()
 
     def _accept(self) -> None:
-        while not self._closed:
+        while not self._closed.is_set():
             try:
                 sock, _ = self._listening.accept()
-            except OSError:
-                return
+            except OSError as error:
+                if not self._closed.wait(AGAIN_S):  # as when the process has too many open files
+                    log.warning("no source can connect just now: %s", error)
+                continue
             with self._lock:
-                room = not self._closed and len(self._sockets) < SOURCES_MAX
+                room = not self._closed.is_set() and len(self._sockets) < SOURCES_MAX
                 if room:
                     self._sockets.add(sock)
             if room:
@@ -294,7 +296,6 @@ class Switchboard:
 
     def _orphan(self) -> None:
         """In a forked child: the lock may be held by a thread that is not there, the connections are the parent's."""
-        self._closed = True
         for sock in (self._listening, *self._sockets):
             sock.close()
 
@@ -362,10 +363,10 @@ class Line:
                 if not self._told:
                     log.info("the application can't be reached on port %s: %s", self._contact.port, error)
                     self._told = True
-                self._ended.wait(AGAIN_S)
-                continue
-            self._told = False
-            self._talk(link)
+            else:
+                self._told = False
+                self._talk(link)
+            self._ended.wait(AGAIN_S)
 
     def _connect(self) -> Link:
         sock = socket.create_connection((LOOPBACK, self._contact.port), GREETING_S)
@@ -397,7 +398,6 @@ class Line:
 
     def _orphan(self) -> None:
         """In a forked child: the connection is the parent's."""
-        self._ended.set()
         link, self._link = self._link, None
         if link is not None:
             link.forget()
