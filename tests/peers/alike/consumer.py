@@ -443,3 +443,17 @@ def a_commit_that_was_meant_for_an_earlier_group_of_the_name(side: Side, version
     taken = side.ask(late, version, "late")
     assert taken.topics[0].partitions[0].error_code == 0, taken
     side.ask(fetch(side, group, {topic: [0]}, 9), 9)
+
+
+@scenario(1)
+def a_member_that_comes_back_at_its_epoch_with_nothing_is_told_all_it_has(side: Side, version: int) -> None:
+    """As our own client does that let go for its silence: it is known still, and disturbs nobody."""
+    group, topic, a = side.name("group"), topic_of(side), MEMBERS["a"]
+    epoch = settle(side, group, a, version, topic).member_epoch
+    whole = {"topic_partitions": [], "rebalance_timeout_ms": 60_000, "subscribed_topic_names": [topic]}
+    side.ask(beat(group, a, epoch, **whole), version, "a")
+    side.ask(describing(group), 1)
+    side.ask(beat(group, a, -1), version, "a")
+    side.ask(beat(group, a, epoch, **whole), version, "a")
+    side.ask(remove(group), 2)
+    side.ask(beat(group, a, epoch, **whole), version, "a")
