@@ -23,6 +23,7 @@ class ConsumerMember(Process):
         target: what it was last told to have, None when it was told nothing.
     """
 
+    keeps_its_id = True
     interval_ms = 1_000
     target: Target | None = None
     _told: Target | None = None

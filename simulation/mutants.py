@@ -31,7 +31,6 @@ from simulation.away_checker import AwayChecker
 from simulation.checkers import (
     AnswerChecker,
     EpochChecker,
-    FencingChecker,
     GenerationChecker,
     InvariantChecker,
     LimitsChecker,
@@ -45,6 +44,7 @@ from simulation.client_mutants import (
 from simulation.epoch_mutants import EPOCH_MUTANTS
 from simulation.eviction_mutants import EVICTION_MUTANTS
 from simulation.expiry_checker import ExpiryChecker
+from simulation.fencing_checker import FencingChecker
 from simulation.let_go_checker import LetGoChecker
 from simulation.offset_checkers import DurabilityChecker, TransactionChecker
 from simulation.property import Checker

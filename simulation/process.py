@@ -58,7 +58,10 @@ class Process(Client, ABC):
         lease: ends ownership before the session does, where one was told.
         told_lease_ms: the lease that the coordinator counts on, 0: none.
         stable: it has what it was last told to have, and knows of nothing new.
+        keeps_its_id: as `Holder.keeps_its_id`.
     """
+
+    keeps_its_id = False
 
     def __init__(self, name: str, habits: Habits, world: World, network: Network, checkers: Checkers) -> None:
         super().__init__(name, world, network)
