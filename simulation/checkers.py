@@ -304,7 +304,7 @@ class InvariantChecker(Checker):
 class LivenessChecker(Checker):
     """Once the world is healthy, every group is stable and every partition of its topics is owned by one client.
 
-    Nobody holds what there is not: partitions of a topic that was deleted.
+    Nobody holds what there is not, partitions of a topic that was deleted, nor what it does not read.
     """
 
     def at_end(self, waiting: Waiting, partitions: Mapping[str, int]) -> None:
@@ -321,6 +321,9 @@ def unhealthy(members: Sequence[Holder], partitions: Mapping[str, int]) -> str |
         if unsettled:
             return f"{', '.join(unsettled)} of {group_id} never became stable"
         for member in living:
+            unread = [str(each) for each in sorted(member.held) if each.topic not in member.topics]
+            if unread:
+                return f"{member.name} of {group_id} holds {', '.join(unread)}, which it does not read"
             gone = [str(each) for each in sorted(member.held) if each.partition >= partitions.get(each.topic, 0)]
             if gone:
                 return f"{member.name} of {group_id} holds {', '.join(gone)}, which there is not"
@@ -365,9 +368,9 @@ class Checkers:
     """All properties of one run; each hook is passed on to those that override it."""
 
     HOOKS = tuple(
-        f"on_{what}" for what in ["hold", "stepped", "released", "refused", "durable", "replayed", "loaded", "deleted"]
+        f"on_{what}" for what in ("hold", "stepped", "released", "refused", "durable", "replayed", "loaded", "worked")
     )
-    HOOKS = (*HOOKS, "at_end")
+    HOOKS = (*HOOKS, "on_deleted", "at_end")
 
     def __init__(
         self, world: World, members: list[Holder], config: GroupConfig, kinds: Iterable[type[Checker]] = ALL
@@ -436,6 +439,11 @@ class Checkers:
         for hook in self._hooks["on_loaded"]:
             hook(machine, outcome)
         self._journal.take(outcome.records)
+
+    def on_worked(self, work: Any, event: Any) -> None:
+        """As `Checker.on_worked`."""
+        for hook in self._hooks["on_worked"]:
+            hook(work, event)
 
     def on_deleted(self, topic: str) -> None:
         """As `Checker.on_deleted`."""

@@ -38,9 +38,7 @@ from simulation.checkers import (
     OwnershipChecker,
     ReplayChecker,
 )
-from simulation.client_mutants import (
-    CountsLeasesFromAnswers,
-)
+from simulation.client_mutants import CountsLeasesFromAnswers, CountsSessionsFromAnswers
 from simulation.epoch_mutants import EPOCH_MUTANTS
 from simulation.eviction_mutants import EVICTION_MUTANTS
 from simulation.expiry_checker import ExpiryChecker
@@ -374,6 +372,7 @@ MUTANTS: dict[type[GroupMachine | Shard], type[Checker]] = {
     LoadsTheAwayAsBack: AwayChecker,
     EmptiesTheAway: AwayChecker,
     CountsLeasesFromAnswers: LetGoChecker,
+    CountsSessionsFromAnswers: LetGoChecker,
     ExpiresFromCommits: ExpiryChecker,
     KeepsPositions: ExpiryChecker,
 }

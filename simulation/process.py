@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kohort.client.group.lease import Lease
@@ -100,6 +100,20 @@ class Process(Client, ABC):
     @abstractmethod
     def learn_topics(self, partitions: dict[str, int]) -> None:
         """Fresh metadata."""
+
+    def subscribe(self, topics: tuple[str, ...]) -> None:
+        """Read these topics from now on."""
+
+        def change() -> None:
+            self.world.tell(f"{self.name}: reads {', '.join(topics)}")
+            self.habits = replace(self.habits, topics=topics)
+            self._subscribed()
+
+        self._awake(change)
+
+    @abstractmethod
+    def _subscribed(self) -> None:
+        """It reads other topics now."""
 
     @abstractmethod
     def _on_error(self, error: ErrorCode, sent_ms: int) -> None:

@@ -108,6 +108,9 @@ class Checker:
     def on_loaded(self, machine: GroupMachine, outcome: Outcome) -> None:
         """The coordinator has built its soft state after that, and begins."""
 
+    def on_worked(self, work: Any, event: Any) -> None:
+        """Work is done: the event will come back, perhaps to a later coordinator than asked for it."""
+
     def on_deleted(self, topic: str) -> None:
         """A topic is being deleted: the coordinator is about to hear of it."""
 
