@@ -32,6 +32,7 @@ SEEN_AT = {
     "CountsTwice": 97,
     "CallsFencedUnavailable": 90,
     "LooksAtNoTopicsAfterRestart": 62,
+    "CountsLeasesFromAnswers": 194,
 }
 """The seeds that showed those that few seeds show: looked at first, then all the others."""
 
