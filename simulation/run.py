@@ -202,6 +202,15 @@ class Run:
         """The coordinator's process is killed and started again."""
         self.server.crash(down_ms)
 
+    def do_reload(self, away_ms: int) -> None:
+        """The coordinator's shard is lost and loads again, in a process that lives on."""
+        self.server.reload(away_ms)
+
+    def do_subscribe(self, name: str, topics: tuple[str, ...]) -> None:
+        """A member reads other topics from now on."""
+        if (member := self._living(name)) is not None:
+            member.subscribe(topics)
+
     def do_weather(self, weather: Weather, disk_fails: float, disk_tears: float, disk_late_ms: int = 0) -> None:
         """Another network, another disk."""
         self.network.weather = weather

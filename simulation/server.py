@@ -23,7 +23,7 @@ from kohort.groups.events import (
     TxnOffsetCommit,
 )
 from kohort.groups.machine import GroupMachine
-from kohort.groups.outcome import Now, OffsetCommitReply, Outcome
+from kohort.groups.outcome import Now, OffsetCommitReply, Outcome, Work
 from kohort.ids import NO_TOPIC_ID
 from simulation.checkers import Checkers
 from simulation.disk import Disk, DiskJournal
@@ -167,6 +167,10 @@ class Server:
             self._stepped = False
             self.checkers.on_durable(self.machine, self.disk.records, self.waiting)
 
+    def worked(self, work: Work, event: Any) -> None:
+        """See `Host`."""
+        self.checkers.on_worked(work, event)
+
     def _later(self, delay_ms: int, action: Callable[[], None]) -> None:
         """A turn of this process, if it lives that long."""
         assert self._driver is not None
@@ -186,6 +190,16 @@ class Server:
             connection.break_()
         self._connections.clear()
         self.world.after(down_ms, self.start)
+
+    def reload(self, away_ms: int) -> None:
+        """Lose the shard and load it again in the same process, at once or later: all connections stay."""
+        shard, driver = self.shard, self._driver
+        if shard is None or driver is None or not shard.loaded:
+            return
+        self.world.tell(f"coordinator: the shard is lost, and loads again in {away_ms} ms")
+        if away_ms:
+            self._later(away_ms, self._take_office)
+        driver.turn(shard.close if away_ms else shard.load)
 
     def receive(self, connection: Connection, event: Any, answer: Answer) -> None:
         """A request arrives."""
