@@ -206,6 +206,7 @@ class Run:
         """Another network, another disk."""
         self.network.weather = weather
         self.disk.fails, self.disk.tears, self.disk.late_ms = disk_fails, disk_tears, disk_late_ms
+        self.disk.weather()
 
     def do_clock(self, jump_ms: int) -> None:
         """The wall clock jumps."""
@@ -308,6 +309,7 @@ class Run:
         self.network.cut_off.clear()
         self.disk.fails = self.disk.tears = 0.0
         self.disk.late_ms = min(self.disk.late_ms, HEALTHY_LATE_MS)
+        self.disk.weather()
         for hostile in self._hostiles:
             hostile.crash()
         for member in self.members:

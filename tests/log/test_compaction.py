@@ -117,7 +117,12 @@ def test_aborted_records_go_and_never_shadow_committed_ones(tmp_path: Path) -> N
     compact_now(log, NOW)
     assert [r for r in records(log) if r[1] in (b"a", b"b")] == [(0, b"a", b"committed"), (3, b"b", b"open")]
     compact_now(log, NOW + 10)
-    assert records(log) == [(0, b"a", b"committed"), (3, b"b", b"open")]
+    assert [r[0] for r in records(log)] == [0, 3, 4], "the end of a transaction stays as long as a record of it"
+    log.append(keyed((b"b", b"newer")), NOW)
+    log.roll()
+    compact_now(log, NOW + 20)
+    compact_now(log, NOW + 30)
+    assert records(log) == [(0, b"a", b"committed"), (5, b"b", b"newer")]
 
 
 def test_when_it_is_due(tmp_path: Path) -> None:

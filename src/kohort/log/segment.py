@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 from kohort.log.chain import Located
 from kohort.log.damage import Damage, DamagedError
 from kohort.log.inherited import Inherited
 from kohort.log.results import FileRange
-from kohort.log.segment_file import ReadBuffer, SegmentFile
+from kohort.log.segment_file import SegmentFile
 
-__all__ = ["Located", "ReadBuffer", "Segment"]
+__all__ = ["Located", "Segment"]
 
 _HINTS_MAX = 256
 _LOOK_BYTES = 256 << 10
@@ -200,7 +199,7 @@ class Segment(SegmentFile):
             return
         if not self.time_index.timestamps and not self.time_index.load():
             self.look_through()
-        os.ftruncate(self.open().fd, found.position)
+        self._fs.ftruncate(self.open().fd, found.position)
         self.index.truncate(self.index.before_position(found.position - 1) + 1)
         start = self.index.positions[-1] if self.index.positions else 0
         self.restart(start)
