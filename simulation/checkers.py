@@ -30,6 +30,7 @@ from simulation.away_checker import AwayChecker
 from simulation.epoch_checker import StaleEpochChecker
 from simulation.eviction_checker import EvictionChecker
 from simulation.expiry_checker import ExpiryChecker
+from simulation.journal_checker import JournalChecker
 from simulation.journal_model import JournalModel
 from simulation.let_go_checker import LetGoChecker
 from simulation.offset_checkers import DurabilityChecker, TransactionChecker
@@ -391,6 +392,7 @@ ALL: tuple[type[Checker], ...] = (
     EpochChecker,
     LimitsChecker,
     ReplayChecker,
+    JournalChecker,
     AnswerChecker,
     InvariantChecker,
     LivenessChecker,

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from kohort.coordinator.driver import Action
-from kohort.errors import ErrorCode, FencedError
+from kohort.errors import CorruptDataError, ErrorCode, FencedError
 from kohort.groups.records import Record
 from kohort.ids import TopicId, TopicPartition
 from kohort.journal.local import LogJournal
@@ -24,6 +24,7 @@ from kohort.log.config import LogConfig
 from kohort.log.files import FileCache
 from kohort.log.partition import PartitionLog
 from kohort.log.points import Points, write_points
+from kohort.log.unreadable import UnreadableLog
 from simulation.files import Fault, Files, Volume
 from simulation.world import World
 
@@ -112,7 +113,10 @@ class Disk:
             epoch_without_folder=self._power_losses,
         )
         path = FOLDER / str(JOURNAL)
-        log = PartitionLog.open(path, self.config, options, now_ms=self.world.wall_ms)
+        try:
+            log = PartitionLog.open(path, self.config, options, now_ms=self.world.wall_ms)
+        except CorruptDataError as error:
+            log = UnreadableLog(path, self.config, options, error)
         if not self._same_boot:
             self.volume.sync()
             self._same_boot = True
@@ -186,7 +190,7 @@ class Disk:
             next(steps)
         except StopIteration:
             self.world.after(STEP_MS, partial(self._finish, run, log))
-        except OSError as error:
+        except (OSError, CorruptDataError) as error:
             self.world.tell(f"disk: a compaction fails, {error}")
             self._compaction = None
         else:
@@ -276,8 +280,7 @@ class DiskJournal:
             (_, term, records, _), self._on_way = self._on_way, None
             if self._chance.likely(0.5):
                 with contextlib.suppress(OSError, FencedError):
-                    self._journal.append(term, records, self._world.wall_ms)
-                    self._written(records)
+                    self._append(term, records, self._world.wall_ms)
 
     def _answer(self, token: int) -> None:
         on_way, owner = self._on_way, self._owner
@@ -300,12 +303,18 @@ class DiskJournal:
             with contextlib.suppress(OSError):
                 self.log.advance_leader_epoch(self.log.leader_epoch + 1)
         disk.plan_death(records)
-        self._journal.append(term, records, now_ms)
-        self._written(records)
+        self._append(term, records, now_ms)
         if failure is UNSURE:
             self._world.tell(f"disk: {failure}, at an append of {len(records)} records")
             raise OSError(errno.EIO, failure)
 
-    def _written(self, records: Sequence[Record]) -> None:
+    def _append(self, term: int, records: Sequence[Record], now_ms: int) -> None:
+        offset = self.log.end_offset
+        self._journal.append(term, records, now_ms)
+        self._written(records, offset)
+
+    def _written(self, records: Sequence[Record], offset: int) -> None:
+        """Read back what was written from an offset on."""
         self.disk.appended += len(records)
-        self.disk.records.extend(records)
+        for found in self._journal.replay(offset):
+            self.disk.records += found

@@ -42,6 +42,7 @@ from simulation.checkers import (
 from simulation.client_mutants import (
     CountsLeasesFromAnswers,
 )
+from simulation.disk_mutants import DISK_MUTANTS, DiskMutant
 from simulation.epoch_mutants import EPOCH_MUTANTS
 from simulation.eviction_mutants import EVICTION_MUTANTS
 from simulation.expiry_checker import ExpiryChecker
@@ -348,7 +349,7 @@ class KeepsPositions(GroupMachine):
         super()._tick()
 
 
-MUTANTS: dict[type[GroupMachine | Shard], type[Checker]] = {
+MUTANTS: dict[type[GroupMachine | Shard | DiskMutant], type[Checker]] = {
     EndsSessionsEarly: OwnershipChecker,
     LeasesIgnored: OwnershipChecker,
     GivesWhatIsHeld: OwnershipChecker,
@@ -371,6 +372,7 @@ MUTANTS: dict[type[GroupMachine | Shard], type[Checker]] = {
     **EVICTION_MUTANTS,
     **EPOCH_MUTANTS,
     **ADMIN_MUTANTS,
+    **DISK_MUTANTS,
     LoadsTheAwayAsBack: AwayChecker,
     EmptiesTheAway: AwayChecker,
     CountsLeasesFromAnswers: LetGoChecker,

@@ -47,7 +47,9 @@ class Compaction:
         self._last: dict[bytes, int] = {}
         self._unended: set[int] = set()  # producers of records that stay, whose transaction's marker so has to stay
         self._swaps: list[tuple[Path, list[Segment]]] = []
-        self._aborted = [entry for segment in self._segments for entry in segment.transactions.entries]
+        self._aborted = [
+            entry for segment in log.segments for entry in segment.transactions.entries
+        ]  # markers lie behind
 
     @classmethod
     def due(cls, log: PartitionLog, now_ms: int) -> Self | None:

@@ -14,6 +14,7 @@ import logging
 import os
 import re
 import uuid
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -378,13 +379,27 @@ def _first_epoch(path: Path, fs: FileSystem) -> int:
         return -1
 
 
+def _newest_epoch(segments: Sequence[Segment]) -> int:
+    """The leader epoch of the last batch that can be read, -1 if there is none."""
+    for segment in reversed(segments):
+        if segment.size:
+            last = deque(segment.scan(segment.boundary_before(segment.size - 1), skip=True), 1)
+            if last:
+                return last[0].header.partition_leader_epoch
+    return -1
+
+
 def load_epochs(path: Path, segments: Sequence[Segment], fs: FileSystem = SYSTEM) -> list[tuple[int, int]]:
     """The leader epochs and their first offsets; read from the batches again if the file is damaged or lost."""
     end_offset = segments[-1].end_offset
     try:
         if not exists(path / checkpoints.LEADER_EPOCHS, fs):
             raise CorruptDataError("the file is gone")
-        return [entry for entry in checkpoints.read_epochs(path, fs) if entry[1] <= end_offset]
+        known = [entry for entry in checkpoints.read_epochs(path, fs) if entry[1] <= end_offset]
+        newest = _newest_epoch(segments)
+        if newest > (known[-1][0] if known else -1):
+            raise CorruptDataError(f"the file does not know of epoch {newest}")
+        return known
     except (CorruptDataError, ValueError) as error:
         log.warning("%s: its leader epochs are read from its batches again (%s)", path.name, error)
     found: list[tuple[int, int]] = []
