@@ -28,11 +28,14 @@ OF_PARTITION = (PARTITION_METADATA, LEADER_EPOCHS)
 """What a partition's folder holds beside the files of its segments."""
 
 
-def replace_file(path: Path, data: bytes | str, *, sync: bool = True, fs: FileSystem = SYSTEM) -> None:
+def replace_file(
+    path: Path, data: bytes | str, *, sync: bool = True, mode: int = 0o644, fs: FileSystem = SYSTEM
+) -> None:
     """Put `data` in place of `path` so that a crash leaves the old content or the new.
 
     Args:
         sync: also survive a power loss.
+        mode: who may read and write it.
 
     Raises:
         OSError: the old content is in place, or none if there was none; where it can't be put back, the text says so.
@@ -43,25 +46,25 @@ def replace_file(path: Path, data: bytes | str, *, sync: bool = True, fs: FileSy
     try:
         with contextlib.suppress(FileNotFoundError):
             before = fs.open(path, os.O_RDONLY | os.O_CLOEXEC) if sync else -1
-        _put(path, data.encode() if isinstance(data, str) else data, fs, sync=sync)
+        _put(path, data.encode() if isinstance(data, str) else data, fs, sync=sync, mode=mode)
         if sync:
             try:
                 fs.fsync(folder)
             except OSError as error:
-                raise _put_back(path, before, error, fs) from error
+                raise _put_back(path, before, error, fs, mode) from error
     finally:
         for fd in (folder, before):
             if fd >= 0:
                 fs.close(fd)
 
 
-def _put(path: Path, data: bytes, fs: FileSystem, *, sync: bool) -> None:
+def _put(path: Path, data: bytes, fs: FileSystem, *, sync: bool, mode: int) -> None:
     temporary = path.with_name(path.name + ".tmp")
-    write_file(temporary, data, fs, sync=sync)
+    write_file(temporary, data, fs, sync=sync, mode=mode)
     fs.replace(temporary, path)
 
 
-def _put_back(path: Path, before: int, error: OSError, fs: FileSystem) -> OSError:
+def _put_back(path: Path, before: int, error: OSError, fs: FileSystem, mode: int) -> OSError:
     """Undo a replacement whose folder could not be synced.
 
     `before` is the old file, -1: none. Returns what to raise.
@@ -71,7 +74,7 @@ def _put_back(path: Path, before: int, error: OSError, fs: FileSystem) -> OSErro
         if before < 0:
             fs.unlink(path)
         else:
-            _put(path, read_open(before, fs), fs, sync=True)
+            _put(path, read_open(before, fs), fs, sync=True, mode=mode)
     except OSError as failure:
         return OSError(
             error.errno, f"{why}; it has its new content all the same, which could not be put back ({failure})"

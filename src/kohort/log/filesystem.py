@@ -92,9 +92,9 @@ def read_open(fd: int, fs: FileSystem = SYSTEM) -> bytes:
     return b"".join(parts)
 
 
-def write_file(path: StrPath, data: bytes, fs: FileSystem = SYSTEM, *, sync: bool) -> None:
+def write_file(path: StrPath, data: bytes, fs: FileSystem = SYSTEM, *, sync: bool, mode: int = 0o644) -> None:
     """Create a file, or give it other content; a failure leaves a part of it."""
-    fd = fs.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    fd = fs.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
     try:
         write_all(fd, data, 0, fs)
         if sync:
