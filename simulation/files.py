@@ -155,6 +155,7 @@ class Files:
         fails: probability that a change is refused: a full disk, or one that fails.
         tears: probability that the process dies in a write.
         fault: a death that is planned.
+        dies_in: the process dies in the so-manyth change from now; 0: in none that is planned.
         dead: the process is.
     """
 
@@ -162,6 +163,7 @@ class Files:
         self.volume = volume
         self.fails = self.tears = 0.0
         self.fault: Fault | None = None
+        self.dies_in = 0
         self.dead = False
         self._chance = volume.chance
         self._die = die
@@ -181,10 +183,16 @@ class Files:
         if self.dead:
             raise DeadError(errno.EIO, "nobody is left to hear of it")
 
+    def _doomed(self, tears: float) -> bool:
+        if self.dies_in:
+            self.dies_in -= 1
+            return not self.dies_in
+        return tears > 0 and self._chance.likely(tears)
+
     def _change(self, what: str, do: Callable[[], None]) -> None:
         """Do what either happens or not."""
         self._check()
-        if self.tears and self._chance.likely(self.tears * ELSEWHERE):
+        if self._doomed(self.tears * ELSEWHERE):
             if self._chance.likely(0.5):
                 do()
             raise self._killed(what)
@@ -201,7 +209,7 @@ class Files:
         if fault is not None and size >= fault.size:
             self.fault = None
             return -1 - min(fault.kept, size)
-        if self.tears and chance.likely(self.tears):
+        if self._doomed(self.tears):
             return -1 - chance.upto(size)
         if self._full:
             self._full = False

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 from simulation.checkers import ALL
+from simulation.disk_mutants import DiskMutant
 from simulation.mutants import MUTANTS
 from simulation.property import Checker
 from simulation.run import FEWEST_EVENTS, SHORTEST_MS, Run
@@ -18,6 +19,8 @@ from kohort.groups.machine import GroupMachine
 SEEDS = 300
 PATIENCE = 1_000
 SEEN_AT = {
+    "ForgetsEnds": 111,
+    "ReplacesUnsynced": 59,
     "FetchesForAnyEpoch": 147,
     "ForgivesAnyEpoch": 133,
     "LeavesTracesOfGroups": 171,
@@ -40,7 +43,9 @@ def test_seeds_are_clean(start: int) -> None:
 
 
 @pytest.mark.parametrize(("mutant", "checker"), MUTANTS.items(), ids=lambda kind: kind.__name__)
-def test_a_mutant_is_killed_by_its_checker(mutant: type[GroupMachine | Shard], checker: type[Checker]) -> None:
+def test_a_mutant_is_killed_by_its_checker(
+    mutant: type[GroupMachine | Shard | DiskMutant], checker: type[Checker]
+) -> None:
     first = SEEN_AT.get(mutant.__name__, 0)
     for seed in (*range(first, PATIENCE), *range(first)):
         result = Run(seed, mutant, (checker,)).play()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import ClassVar, Self
 
 from kohort.errors import ErrorCode, FencedError, error_for
-from kohort.log import checkpoints, recovery
+from kohort.log import checkpoints, epochs, recovery
 from kohort.log.config import LogConfig
 from kohort.log.files import FileCache
 from kohort.log.filesystem import ReadBuffer, exists, remove, sync_folder
@@ -29,7 +29,6 @@ from kohort.log.results import (
 from kohort.log.segment import Segment
 from kohort.log.strays import clear_the_way
 from kohort.wire.batch import BatchHeader, parse_header
-from kohort.wire.records import read_records
 
 LATEST = -1
 EARLIEST = -2
@@ -206,9 +205,8 @@ class PartitionLog:
         if produced:
             repeated = self.producers.check(headers, sequences=from_client)
             if repeated is not None:
-                return AppendResult(
-                    repeated.base_offset, repeated.last_offset, -1, self.log_start_offset, duplicate=True
-                )
+                first, last = repeated.base_offset, repeated.last_offset
+                return AppendResult(first, last, -1, self.log_start_offset, duplicate=True)
         config = self._config
         stamped_ms = -1
         if config.message_timestamp_type == "LogAppendTime":
@@ -374,44 +372,27 @@ class PartitionLog:
         if timestamp == LATEST:
             return TimestampOffset(end, -1, self.leader_epoch)
         if timestamp in (EARLIEST, EARLIEST_LOCAL):
-            return TimestampOffset(self.log_start_offset, -1, self._epoch_at(self.log_start_offset))
+            epoch = epochs.epoch_at(self._epochs, self.log_start_offset)
+            return TimestampOffset(self.log_start_offset, -1, epoch if epoch >= 0 else self.leader_epoch)
         if timestamp == MAX_TIMESTAMP:
             timestamp = max((s.max_timestamp for s in self.segments if s.size), default=-1)
             if timestamp < 0:
                 return TimestampOffset(-1, -1, -1)
         for segment in self.segments:
-            if segment.max_timestamp >= timestamp:
-                for batch in segment.batches_at_or_after(timestamp):
-                    for record in read_records(segment.read_batch(batch)):
-                        if record.timestamp >= timestamp and record.offset >= self.log_start_offset:
-                            if record.offset >= end:
-                                return TimestampOffset(-1, -1, -1)
-                            return TimestampOffset(record.offset, record.timestamp, batch.header.partition_leader_epoch)
+            found = segment.record_at_or_after(timestamp, self.log_start_offset)
+            if found is not None:
+                return found if found.offset < end else TimestampOffset(-1, -1, -1)
         return TimestampOffset(-1, -1, -1)
 
     # -- leader epochs
 
     def end_offset_for_epoch(self, leader_epoch: int) -> tuple[int, int]:
-        """`(epoch, end_offset)` of the largest epoch not above the one asked for; (-1, -1) for one still to come.
-
-        One before the first that is known ended where that began.
-        """
+        """`(epoch, end_offset)` of the largest epoch not above the one asked for; (-1, -1) for one still to come."""
         if leader_epoch == self.leader_epoch:
             return leader_epoch, self.end_offset
         if leader_epoch > self.leader_epoch or not self._epochs:
             return -1, -1
-        number = bisect_right(self._epochs, (leader_epoch, self.end_offset)) - 1
-        if number < 0:
-            return leader_epoch, self._epochs[0][1]
-        following = self._epochs[number + 1][1] if number + 1 < len(self._epochs) else self.end_offset
-        return self._epochs[number][0], following
-
-    def _epoch_at(self, offset: int) -> int:
-        epoch = -1
-        for known, start in self._epochs:
-            if start <= offset:
-                epoch = known
-        return epoch if epoch >= 0 else self.leader_epoch
+        return epochs.end_of(self._epochs, leader_epoch, self.end_offset)
 
     def advance_leader_epoch(self, epoch: int) -> None:
         """Begin a leader epoch; later appends carry it. Raises FencedError for one below the current."""
@@ -419,13 +400,11 @@ class PartitionLog:
             text = f"{self.path.name}: leader epoch {epoch} is over, {self.leader_epoch} has begun"
             raise FencedError(text, ErrorCode.FENCED_LEADER_EPOCH)
         if epoch > self.leader_epoch or not self._epochs:
-            kept = [entry for entry in self._epochs if entry[1] < self.end_offset]
-            while len(kept) > 1 and kept[1][1] <= self.log_start_offset:
-                del kept[0]
+            known = epochs.begun(self._epochs, epoch, self.log_start_offset, self.end_offset)
             if self.missing:
                 self._make_folder()
-            checkpoints.write_epochs(self.path, [*kept, (epoch, self.end_offset)], self.files.fs)
-            self._epochs = [*kept, (epoch, self.end_offset)]
+            checkpoints.write_epochs(self.path, known, self.files.fs)
+            self._epochs = known
             self.leader_epoch = epoch
 
     # -- keeping it small

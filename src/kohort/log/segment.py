@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from kohort.log.chain import Located
 from kohort.log.damage import Damage, DamagedError
 from kohort.log.inherited import Inherited
-from kohort.log.results import FileRange
+from kohort.log.results import FileRange, TimestampOffset
 from kohort.log.segment_file import SegmentFile
+from kohort.wire.records import read_records
 
 __all__ = ["Located", "Segment"]
 
@@ -180,6 +181,14 @@ class Segment(SegmentFile):
         for batch in self.scan(start):
             if batch.header.max_timestamp >= timestamp:
                 yield batch
+
+    def record_at_or_after(self, timestamp: int, offset: int) -> TimestampOffset | None:
+        """The first record from `offset` on at or after `timestamp`. Raises DamagedError."""
+        for batch in self.batches_at_or_after(timestamp) if self.max_timestamp >= timestamp else ():
+            for record in read_records(self.read_batch(batch)):
+                if record.timestamp >= timestamp and record.offset >= offset:
+                    return TimestampOffset(record.offset, record.timestamp, batch.header.partition_leader_epoch)
+        return None
 
     def read_batch(self, batch: Located) -> bytes:
         """One whole batch."""
