@@ -299,8 +299,7 @@ class PartitionLog:
             remove(recovery.snapshot_path(self.path, offset), fs)
 
     def _try_snapshot(self) -> None:
-        """The append that this comes with is in the log already: a full disk only makes recovery read more."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # what was appended is in the log already: recovery only reads more
             self.write_snapshot()
 
     # -- reading
