@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -53,6 +54,32 @@ JOURNAL = TopicPartition("__consumer_offsets", 0)
 TOPIC_ID = TopicId(int=2**100)
 
 
+class Lines(logging.Handler):
+    """What the log says of its files, as lines of the story."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__()
+        self._world = world
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """One line."""
+        if self._world.tells:
+            self._world.tell(f"log: {record.getMessage()}")
+
+
+@contextlib.contextmanager
+def log_lines(world: World) -> Iterator[None]:
+    """While it is entered, the log's lines go to this world's story, and nowhere else."""
+    log, lines = logging.getLogger("kohort.log"), Lines(world)
+    known, log.propagate = log.propagate, False
+    log.addHandler(lines)
+    try:
+        yield
+    finally:
+        log.removeHandler(lines)
+        log.propagate = known
+
+
 class Disk:
     """The files that a restart would find, and the log in them while a process runs.
 
@@ -67,6 +94,7 @@ class Disk:
         appended: records ever written.
         torn: what the last planned torn write was to hold, and how many of those records are there; None before one.
         flushes: what is acknowledged was synced before.
+        compacts: the log is compacted when that is due, and not only when the plan says so.
         log: the journal's, as the process that runs has it open.
     """
 
@@ -94,6 +122,7 @@ class Disk:
         self.late_ms = 0
         self.tears_after = -1
         self.loses = False
+        self.compacts = True
         self.appended = 0
         self.torn: tuple[list[Record], int] | None = None
         self._same_boot = True
@@ -162,7 +191,7 @@ class Disk:
             log.settle()
             retention.flush_settled(log, now_ms)
             retention.close_for_compaction(log, now_ms)
-            if self._compaction is None and (run := Compaction.due(log, now_ms)) is not None:
+            if self.compacts and self._compaction is None and (run := Compaction.due(log, now_ms)) is not None:
                 self._begin(run, log)
         if self.log is log and self.files is not None:
             with contextlib.suppress(OSError):

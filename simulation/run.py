@@ -16,7 +16,7 @@ from simulation.assigning import topic_id
 from simulation.checkers import ALL, Checkers, unhealthy
 from simulation.classic_member import ClassicMember
 from simulation.consumer_member import ConsumerMember
-from simulation.disk import Disk
+from simulation.disk import Disk, log_lines
 from simulation.disk_mutants import DiskMutant, planted
 from simulation.gate import Gate
 from simulation.network import Network, Weather
@@ -118,7 +118,7 @@ class Run:
         """Run to the end, or to the first violation."""
         result = Result(self.plan.seed, faults=Counter(step.what for step in self.plan.steps))
         try:
-            with planted(self._planted):
+            with planted(self._planted), log_lines(self.world):
                 self._play()
         except ViolatedError as violated:
             result.failure, result.checker = str(violated), violated.checker
