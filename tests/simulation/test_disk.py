@@ -65,7 +65,7 @@ def values(log: PartitionLog) -> dict[bytes, int]:
     for batch in log.batches(log.log_start_offset):
         for record in read_records(batch):
             if record.key is not None and record.key[:1] == b"k" and record.value not in (None, b"1000"):
-                found[record.key] = int(record.value or b"")
+                found[bytes(record.key)] = int(record.value or b"")
     return found
 
 
