@@ -27,6 +27,7 @@ from simulation.epoch_checker import StaleEpochChecker
 from simulation.eviction_checker import EvictionChecker
 from simulation.expiry_checker import ExpiryChecker
 from simulation.fencing_checker import FencingChecker, deleted_groups
+from simulation.journal_checker import JournalChecker
 from simulation.journal_model import JournalModel
 from simulation.let_go_checker import LetGoChecker
 from simulation.offset_checkers import DurabilityChecker, TransactionChecker
@@ -344,6 +345,7 @@ ALL: tuple[type[Checker], ...] = (
     EpochChecker,
     LimitsChecker,
     ReplayChecker,
+    JournalChecker,
     AnswerChecker,
     InvariantChecker,
     LivenessChecker,

@@ -39,6 +39,7 @@ from simulation.checkers import (
     ReplayChecker,
 )
 from simulation.client_mutants import CountsLeasesFromAnswers, CountsSessionsFromAnswers
+from simulation.disk_mutants import DISK_MUTANTS, DiskMutant
 from simulation.epoch_mutants import EPOCH_MUTANTS
 from simulation.eviction_mutants import EVICTION_MUTANTS
 from simulation.expiry_checker import ExpiryChecker
@@ -346,7 +347,7 @@ class KeepsPositions(GroupMachine):
         super()._tick()
 
 
-MUTANTS: dict[type[GroupMachine | Shard], type[Checker]] = {
+MUTANTS: dict[type[GroupMachine | Shard | DiskMutant], type[Checker]] = {
     EndsSessionsEarly: OwnershipChecker,
     LeasesIgnored: OwnershipChecker,
     GivesWhatIsHeld: OwnershipChecker,
@@ -369,6 +370,7 @@ MUTANTS: dict[type[GroupMachine | Shard], type[Checker]] = {
     **EVICTION_MUTANTS,
     **EPOCH_MUTANTS,
     **ADMIN_MUTANTS,
+    **DISK_MUTANTS,
     LoadsTheAwayAsBack: AwayChecker,
     EmptiesTheAway: AwayChecker,
     CountsLeasesFromAnswers: LetGoChecker,
