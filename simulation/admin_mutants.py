@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from kohort.coordinator.shard import Shard
 from kohort.errors import ErrorCode
 from kohort.groups import admin
 from kohort.groups.classic import rebalance
@@ -97,7 +98,7 @@ class DescribesWhatIsChosen(Swapped):
     module, name = admin, "describe_one"
 
     @staticmethod
-    def swap(real: Callable[..., Any]) -> Callable[..., Any]:
+    def swap(real: Callable[..., DescribedGroup]) -> Callable[..., DescribedGroup]:
         """Every group is described as a stable one."""
 
         def describe(context: Context, group_id: str, knows_missing: bool) -> DescribedGroup:
@@ -164,7 +165,7 @@ class TellsLeadersOfFewer(Swapped):
         return members
 
 
-ADMIN_MUTANTS: dict[type[GroupMachine], type[Checker]] = {
+ADMIN_MUTANTS: dict[type[GroupMachine | Shard], type[Checker]] = {
     DeletesOffsetsThatAreRead: DeletionChecker,
     ForgetsPatterns: DeletionChecker,
     DeletesGroupsWithMembers: DeletionChecker,

@@ -9,7 +9,7 @@ from kohort.groups.config import GroupConfig
 from kohort.groups.consumer.state import LEFT_FOR_A_WHILE, ConsumerGroup, Pairs, unpack
 from kohort.groups.events import ConsumerGroupHeartbeat, JoinGroup, LeaveGroup
 from kohort.groups.machine import GroupMachine
-from kohort.groups.outcome import Outcome
+from kohort.groups.outcome import ConsumerGroupHeartbeatReply, Outcome
 from kohort.groups.records import Kind, MemberAssigned, MemberSaved, Record, Tombstone
 from simulation.property import QUIET, Checker, Holder, Waiting
 from simulation.world import World
@@ -72,7 +72,7 @@ class AwayChecker(Checker):
                 self._gone(event, (record.key[1], record.key[2]))
         if isinstance(event, ConsumerGroupHeartbeat) and event.member_epoch >= 0:
             answers = [value for request, value in outcome.replies if request == event.request]
-            if not any(value.error for value in answers):
+            if not any(isinstance(value, ConsumerGroupHeartbeatReply) and value.error for value in answers):
                 self._heard_ms[event.group_id, event.member_id] = self.world.now_ms
 
     def _moved(self, event: Any, record: MemberAssigned) -> None:

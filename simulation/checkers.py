@@ -21,7 +21,7 @@ from kohort.groups.events import (
     TxnOffsetCommit,
 )
 from kohort.groups.machine import GroupMachine
-from kohort.groups.outcome import GroupState, LeaveGroupReply, Now, Outcome
+from kohort.groups.outcome import GroupState, JoinGroupReply, LeaveGroupReply, Now, Outcome
 from kohort.groups.records import Kind, MemberSaved, OffsetCommitted, Record, Tombstone
 from kohort.ids import NO_TOPIC_ID, TopicPartition
 from simulation.admin_checkers import DeletionChecker, DescriptionChecker
@@ -75,7 +75,7 @@ class OwnershipChecker(Checker):
             refused = (
                 value.error is ErrorCode.GROUP_MAX_SIZE_REACHED
                 for request, value in outcome.replies
-                if request == event.request
+                if request == event.request and isinstance(value, JoinGroupReply)
             )
             if any(refused):
                 self._removed.add(event.member_id)

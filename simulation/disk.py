@@ -82,7 +82,9 @@ class Disk:
         cut = min(int(len(self.records) * share), next(pending, len(self.records)))
         old, new = self.records[:cut], self.records[cut:]
         last = {record.key: at for at, record in enumerate(old)}
-        kept = [record for at, record in enumerate(old) if last[record.key] == at and not isinstance(record, Tombstone)]
+        kept: list[Record] = [
+            record for at, record in enumerate(old) if last[record.key] == at and not isinstance(record, Tombstone)
+        ]
         self.world.tell(f"disk: compacted {cut} records to {len(kept)}")
         self.records = kept + new
 

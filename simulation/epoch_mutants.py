@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from kohort.coordinator.shard import Shard
 from kohort.errors import ErrorCode
 from kohort.groups.consumer import commits, targets
 from kohort.groups.consumer import heartbeat as consumer
@@ -164,7 +165,7 @@ class ForgetsAssignments(Swapped):
         return share_out
 
 
-EPOCH_MUTANTS: dict[type[GroupMachine], type[Checker]] = {
+EPOCH_MUTANTS: dict[type[GroupMachine | Shard], type[Checker]] = {
     FetchesForAnyEpoch: StaleEpochChecker,
     ForgivesAnyEpoch: StaleEpochChecker,
     ForgivesNoEpoch: StaleEpochChecker,

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from kohort.coordinator.shard import Shard
 from kohort.groups.classic import rebalance
 from kohort.groups.classic.state import ClassicGroup
 from kohort.groups.consumer import lost, members, silence, targets
@@ -177,7 +178,7 @@ class WatchesNoOneAfterRestart(Swapped):
         return watch
 
 
-EVICTION_MUTANTS: dict[type[GroupMachine], type[Checker]] = {
+EVICTION_MUTANTS: dict[type[GroupMachine | Shard], type[Checker]] = {
     NeverStopsRevocations: EvictionChecker,
     NeverStopsJoinPhases: EvictionChecker,
     PutsOutTheStatic: EvictionChecker,

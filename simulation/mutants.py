@@ -228,7 +228,7 @@ class WakesTheAway(GroupMachine):
         if presence is not None:
             presence.held = None
         arrivals.consumer_heartbeat(context, event)
-        if presence is not None and held is not None:
+        if presence is not None and presence.hold is not None and held is not None:
             presence.held = held
             context.run(presence.hold, held.hold_ms)
 
