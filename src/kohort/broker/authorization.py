@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import IntEnum
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from kohort.broker.net.request import Request
 from kohort.errors import ErrorCode
+from kohort.wire.message import Message
 
 
 class Operation(IntEnum):
@@ -66,7 +67,7 @@ class Need(NamedTuple):
     resource: Resource
 
 
-Authorize: TypeAlias = Callable[[Request[Any], tuple[Need, ...]], ErrorCode]
+Authorize: TypeAlias = Callable[[Request[Message], tuple[Need, ...]], ErrorCode]
 """Says whether the principal of a request may make it at all: NONE, or the error that refuses it whole."""
 
 _O, _R = Operation, Resource

@@ -6,12 +6,12 @@ soft state: timers, joiners that wait for a first assignment, work under way.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from kohort.groups.events import ConsumerGroupHeartbeat, GroupSettings, JoinGroup
-from kohort.groups.group import Membership
+from kohort.groups.group import Membership, Takes
 from kohort.groups.liveness.deadlines import Deadline, Timer
 from kohort.groups.liveness.pacing import Pacing
 from kohort.groups.outcome import GroupState
@@ -335,7 +335,7 @@ class ConsumerGroup(Membership):
             yield (Kind.TARGET_EPOCH, self.group_id)
         yield (Kind.EPOCH, self.group_id)
 
-    def drop(self, kind: Kind, names: list[Any]) -> bool:
+    def drop(self, kind: Kind, names: list[str]) -> bool:
         """Ledger: a record is gone; that of the epoch is the group's last."""
         if kind is Kind.MEMBER:
             self.drop_member(names[0])
@@ -407,7 +407,7 @@ class ConsumerGroup(Membership):
                 if self.holders.get(pair) == member_id:
                     del self.holders[pair]
 
-    takes: ClassVar[Mapping[type, Callable[[Any, Any], None]]] = {
+    takes: ClassVar[Takes] = {
         EpochBumped: take_epoch,
         MemberSaved: take_member,
         TargetEpochSet: take_target_epoch,
