@@ -103,7 +103,7 @@ class AwayChecker(Checker):
         lasts_ms = self._heard_ms.get(key, 0) + self.config.consumer_session_timeout_ms
         if self.world.now_ms < lasts_ms:
             self.fail(
-                f"{key[1]} was put out while it was away, {lasts_ms - self.world.now_ms} ms too early, by {event}"
+                f"{key[1]} was evicted while it was away, {lasts_ms - self.world.now_ms} ms too early, by {event}"
             )
 
     def _joins(self, event: Any, key: Key) -> bool:

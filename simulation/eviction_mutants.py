@@ -1,4 +1,4 @@
-"""Coordinators with one known fault each: members put out that behave, and what one that begins forgets to watch."""
+"""Coordinators with one known fault each: members evicted that behave, and what one that begins forgets to watch."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class ForgetsThatItWaits(Swapped):
 
         def ended(context: Context, group: ClassicGroup, member_id: str) -> None:
             if member_id in group.members:
-                rebalance.put_out(context, group, member_id, "silent")
+                rebalance.evict(context, group, member_id, "silent")
 
         return ended
 

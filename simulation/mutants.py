@@ -158,7 +158,7 @@ class GivesWhatIsHeld(GroupMachine):
 
 
 class MiscountsJoiners(GroupMachine):
-    """Counts a member that is put out while it waits as one that still waits."""
+    """Counts a member that is evicted while it waits as one that still waits."""
 
     def step(self, event: Any, now: Now) -> Outcome:
         """As the real one, with a wrong count after a refused join."""

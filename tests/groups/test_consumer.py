@@ -294,7 +294,7 @@ def test_a_static_member_comes_back_to_what_it_had() -> None:
     assert trial.beat("a", -1, instance_id="i").error is ErrorCode.FENCED_INSTANCE_ID
 
 
-def test_a_static_member_that_stays_away_is_put_out() -> None:
+def test_a_static_member_that_stays_away_is_evicted() -> None:
     trial = make_trial()
     trial.beat("a", instance_id="i")
     trial.beat("a", -2, instance_id="i")

@@ -217,7 +217,7 @@ class GroupShards:
         client.held.clear()
 
     def connection_lost(self, client: ClientSession, *, noticed: bool, ended: bool) -> None:
-        """A connection has ended; whether that puts members out before their session, and if its process ended too."""
+        """A connection has ended; whether that evicts members before their session ends; if its process ended too."""
         process = client.process if ended else ""
         for index in client.shards:
             self._tell_at(index, ConnectionLost(client.number, noticed, client.lease_ms, process))

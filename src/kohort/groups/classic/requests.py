@@ -76,7 +76,7 @@ def join_or_error(context: Context, classic: ClassicGroup, event: JoinGroup) -> 
         return refused
     if not has_room(context, classic, event):
         if event.member_id in classic.members:
-            rebalance.put_out(context, classic, event.member_id, f"no room for member {event.member_id}")
+            rebalance.evict(context, classic, event.member_id, f"no room for member {event.member_id}")
         rebalance.drop_pending(context, classic, event.member_id)
         return ErrorCode.GROUP_MAX_SIZE_REACHED
     refused = misfit(context, classic, event)

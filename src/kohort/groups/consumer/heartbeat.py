@@ -342,15 +342,15 @@ def leave(context: Context, consumer: ConsumerGroup, event: ConsumerGroupHeartbe
     if event.member_epoch == LEFT_FOR_A_WHILE:
         members.leave_for_a_while(context, consumer, member_id)
     else:
-        put_out(context, consumer, member_id, f"member {member_id} left")
+        evict(context, consumer, member_id, f"member {member_id} left")
     context.reply(
         event.request, ConsumerGroupHeartbeatReply(ErrorCode.NONE, member_id=member_id, member_epoch=event.member_epoch)
     )
     return None
 
 
-def put_out(context: Context, consumer: ConsumerGroup, member_id: str, reason: str) -> None:
-    """Remove a member; the others get a new epoch, or their classic group back."""
+def evict(context: Context, consumer: ConsumerGroup, member_id: str, reason: str) -> None:
+    """Remove a member, also one that leaves; the others get a new epoch, or their classic group back."""
     if member_id not in consumer.members:
         return
     context.tell(consumer.group_id, reason)
@@ -374,7 +374,7 @@ def on_session_end(context: Context, consumer: ConsumerGroup, member_id: str) ->
         reason = "did not come back after its connection ended"
     else:
         reason = f"was silent for its session of {members.session_timeout_ms(context, consumer, member_id)} ms"
-    put_out(
+    evict(
         context, consumer, member_id, f"member {member_id} {reason} ({members.last_seen(context, consumer, member_id)})"
     )
 

@@ -3,7 +3,7 @@
 A member that should have been heard and was not may be dead, which its session will show; until then what it has is its
 own. But a target that asks it to give something up, or gives it more, leaves others waiting and partitions unread. So a
 target is made without those that are silent when it is asked for: they keep what they have, and the others divide the
-rest. One that falls silent before it has moved gets a new target made. When it is heard again, or is put out, the next
+rest. One that falls silent before it has moved gets a new target made. When it is heard again, or is evicted, the next
 one is even.
 
 A member is silent half an interval and a little after it was due, and while it is away as a static member may be. One

@@ -92,7 +92,7 @@ def give_id(context: Context, consumer: ConsumerGroup, event: JoinGroup) -> None
 def is_known(consumer: ConsumerGroup, member_id: str) -> bool:
     """Whether a dynamic member has no id yet, is in the group, or was just given its id.
 
-    Kafka takes any id here. A member that was put out and does not know it would go on with partitions that others have
+    Kafka takes any id here. A member that was evicted and does not know it would go on with partitions that others have
     by now; UNKNOWN_MEMBER_ID tells it to let go of them first.
     """
     if not member_id or member_id in consumer.members:
