@@ -126,7 +126,7 @@ class HidesWhatIsGivenUp(Swapped):
             if consumer is None:
                 return described
             names = {topic.id: topic.name for topic in context.image.topics.values()}
-            kept = {one.member_id: consumer.standing(one.member_id).assigned for one in described.members}
+            kept = {one.member_id: consumer.current_assignment(one.member_id).assigned for one in described.members}
             members = [replace(one, assignment=named(kept[one.member_id], names)) for one in described.members]
             return replace(described, members=tuple(members))
 

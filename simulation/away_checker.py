@@ -53,7 +53,7 @@ class AwayChecker(Checker):
             if consumer is None:
                 continue
             for member_id, member in consumer.members.items():
-                key, current = (group_id, member_id), consumer.standing(member_id)
+                key, current = (group_id, member_id), consumer.current_assignment(member_id)
                 self._instances[key], self._shares[key] = member.instance_id, current.assigned
                 self._heard_ms[key] = now_ms
                 if current.member_epoch == LEFT_FOR_A_WHILE:

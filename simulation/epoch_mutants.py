@@ -11,7 +11,7 @@ from kohort.errors import ErrorCode
 from kohort.groups.consumer import commits, targets
 from kohort.groups.consumer import heartbeat as consumer
 from kohort.groups.consumer import members as membership
-from kohort.groups.consumer.state import ConsumerGroup, Current, Pairs
+from kohort.groups.consumer.state import ConsumerGroup, CurrentAssignment, Pairs
 from kohort.groups.context import Context
 from kohort.groups.events import (
     AssignmentComputed,
@@ -47,7 +47,7 @@ class FetchesForAnyEpoch(Swapped):
 
         def may_fetch(context: Context, group: ConsumerGroup, event: OffsetFetch) -> ErrorCode:
             known = event.member_id in group.members
-            older = known and event.member_epoch < group.standing(event.member_id or "").member_epoch
+            older = known and event.member_epoch < group.current_assignment(event.member_id or "").member_epoch
             error: ErrorCode = real(context, group, event)
             return ErrorCode.NONE if older else error
 
@@ -63,7 +63,7 @@ class ForgivesAnyEpoch(Swapped):
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
         """The check with every older epoch for the one before."""
 
-        def check(current: Current, event: ConsumerGroupHeartbeat) -> Any:
+        def check(current: CurrentAssignment, event: ConsumerGroupHeartbeat) -> Any:
             older = 0 < event.member_epoch < current.member_epoch
             return real(replace(current, previous_epoch=event.member_epoch) if older else current, event)
 
@@ -79,7 +79,7 @@ class ForgivesNoEpoch(Swapped):
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
         """The check without an epoch before."""
 
-        def check(current: Current, event: ConsumerGroupHeartbeat) -> Any:
+        def check(current: CurrentAssignment, event: ConsumerGroupHeartbeat) -> Any:
             return real(replace(current, previous_epoch=-1), event)
 
         return check

@@ -10,7 +10,7 @@ from kohort.coordinator.shard import Shard
 from kohort.groups.classic import rebalance
 from kohort.groups.classic.state import ClassicGroup
 from kohort.groups.consumer import lost, members, silence, targets
-from kohort.groups.consumer.state import ConsumerGroup, Current, Pairs
+from kohort.groups.consumer.state import ConsumerGroup, CurrentAssignment, Pairs
 from kohort.groups.context import Context
 from kohort.groups.events import (
     ConnectionLost,
@@ -36,9 +36,9 @@ class NeverStopsRevocations(Swapped):
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
         """A step that leaves the deadline as it was."""
 
-        def step(context: Context, group: ConsumerGroup, member_id: str, owned: Pairs | None) -> Current:
+        def step(context: Context, group: ConsumerGroup, member_id: str, owned: Pairs | None) -> CurrentAssignment:
             due_ms = group.presence(member_id).revocation.due_ms
-            after: Current = real(context, group, member_id, owned)
+            after: CurrentAssignment = real(context, group, member_id, owned)
             timer = group.presence(member_id).revocation
             if due_ms is not None and timer.due_ms is None:
                 context.deadlines.set(timer, due_ms)

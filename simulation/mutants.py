@@ -198,7 +198,7 @@ class IgnoresMaxSize(GroupMachine):
         super().__init__(replace(config, group_max_size=1_000, consumer_max_size=1_000))
 
 
-class ForgetsWhomItSpared(GroupMachine):
+class ForgetsWhomItExcluded(GroupMachine):
     """Does not know any more that a target was made without a member when it is heard again."""
 
     def step(self, event: Any, now: Now) -> Outcome:
@@ -207,7 +207,7 @@ class ForgetsWhomItSpared(GroupMachine):
         for group in self.context.ledger.groups.values():
             consumer = group.under(ConsumerGroup)
             if consumer is not None and consumer.target_epoch == consumer.epoch:
-                consumer.spared.clear()
+                consumer.excluded.clear()
         return outcome
 
 
@@ -366,7 +366,7 @@ MUTANTS: dict[type[GroupMachine | Shard], type[Checker]] = {
     MiscountsJoiners: InvariantChecker,
     LosesTheReturned: InvariantChecker,
     NeverEndsSessions: LivenessChecker,
-    ForgetsWhomItSpared: EvennessChecker,
+    ForgetsWhomItExcluded: EvennessChecker,
     WakesTheAway: AwayChecker,
     **EVICTION_MUTANTS,
     **EPOCH_MUTANTS,

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, cast
 from kohort.calls import checked, checked_call
 from kohort.client.consumer.core import ConsumerCore
 from kohort.client.consumer.effects import Await, CallUser, Decode, Effect, Running, Script, Wait
+from kohort.client.consumer.fetch_buffer import Slice
 from kohort.client.consumer.records import Records, to_batch
-from kohort.client.consumer.retained import Slice
 from kohort.client.consumer.steering import Steering
 from kohort.client.lookups import Lookups
 from kohort.client.net.runtime import Work

@@ -146,7 +146,7 @@ class Gathering:
         timer: ends it.
         until_ms: when all are told at the latest.
         silent: those awaited that were not heard when they should have been.
-        spares: `until_ms` is put off for the silent.
+        extended: `until_ms` is put off for the silent.
     """
 
     awaited: dict[str, None]
@@ -154,7 +154,7 @@ class Gathering:
     timer: Timer
     until_ms: int = 0
     silent: dict[str, None] = field(default_factory=dict)
-    spares: bool = False
+    extended: bool = False
 
 
 class ClassicGroup(Membership):

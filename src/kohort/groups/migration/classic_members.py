@@ -180,7 +180,7 @@ def complete_join(context: Context, consumer: ConsumerGroup, member_id: str) -> 
     if event is None:
         return
     presence.joining = None
-    before = consumer.standing(member_id)
+    before = consumer.current_assignment(member_id)
     subscription = read_subscription(event.protocols[0].metadata)
     owned = None if is_behind(subscription, before.member_epoch) else owned_ids(context, subscription)
     current = members.step(context, consumer, member_id, owned)
@@ -229,7 +229,7 @@ def validate(consumer: ConsumerGroup, member_id: str, instance_id: str | None, g
     presence = consumer.presences.get(member_id)
     if generation is not None and presence is not None and presence.overdue:
         return ErrorCode.UNKNOWN_MEMBER_ID
-    if generation is not None and generation != consumer.standing(member_id).member_epoch:
+    if generation is not None and generation != consumer.current_assignment(member_id).member_epoch:
         return ErrorCode.ILLEGAL_GENERATION
     return ErrorCode.NONE
 
@@ -257,7 +257,7 @@ def check_sync(context: Context, consumer: ConsumerGroup, event: SyncGroup) -> E
     wrong_type = event.protocol_type not in (None, CONSUMER_PROTOCOL_TYPE)
     if wrong_type or event.protocol_name not in (None, name):
         return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
-    current = consumer.standing(event.member_id)
+    current = consumer.current_assignment(event.member_id)
     if consumer.epoch > current.member_epoch and current.state is not MemberState.UNREVOKED_PARTITIONS:
         expect_join(context, consumer, member)
         return ErrorCode.REBALANCE_IN_PROGRESS
@@ -277,7 +277,7 @@ def heartbeat(context: Context, consumer: ConsumerGroup, event: Heartbeat) -> No
     if error is ErrorCode.NONE:
         member = consumer.members[event.member_id]
         members.heard(context, consumer, event.member_id, event.connection)
-        current = consumer.standing(event.member_id)
+        current = consumer.current_assignment(event.member_id)
         freed = current.state is MemberState.UNRELEASED_PARTITIONS and not waits_for_others(consumer, event.member_id)
         if current.member_epoch < consumer.epoch or current.state is MemberState.UNREVOKED_PARTITIONS or freed:
             expect_join(context, consumer, member)

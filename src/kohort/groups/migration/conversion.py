@@ -20,7 +20,7 @@ from kohort.errors import ErrorCode
 from kohort.groups.classic import gathering, leader, rebalance
 from kohort.groups.classic.state import ClassicGroup, ClassicMember
 from kohort.groups.consumer import members, targets
-from kohort.groups.consumer.state import ConsumerGroup, Current, Pairs, pack
+from kohort.groups.consumer.state import ConsumerGroup, CurrentAssignment, Pairs, pack
 from kohort.groups.context import Context
 from kohort.groups.events import Client
 from kohort.groups.group import Group
@@ -182,7 +182,7 @@ def write_consumer_group(
         context.emit(TargetAssigned(group_id, saved.member_id, pack(held)))
     context.emit(TargetEpochSet(group_id, generation, context.now.wall_ms))
     for saved, held in settled:
-        context.emit(Current(generation, generation, assigned=held).record(group_id, saved.member_id))
+        context.emit(CurrentAssignment(generation, generation, assigned=held).record(group_id, saved.member_id))
         presence, member = consumer.presence(saved.member_id), before[saved.member_id]
         presence.go_on_from(member)
         presence.process = member.client.process
@@ -277,7 +277,7 @@ def convert_back(consumer: ConsumerGroup, saved: MemberSaved, names: dict[TopicI
 
 def assignment_bytes(consumer: ConsumerGroup, saved: MemberSaved, names: dict[TopicId, str]) -> bytes:
     """What a classic member has, in the bytes its client reads."""
-    held = consumer.standing(saved.member_id).assigned
+    held = consumer.current_assignment(saved.member_id).assigned
     protocols = saved.classic_protocols or ()
     subscription = read_subscription(protocols[0].metadata) if protocols else None
     version = 0 if subscription is None else subscription.version
