@@ -14,24 +14,8 @@ from typing import NamedTuple, TypeAlias
 
 from kohort.broker.net.request import Request
 from kohort.errors import ErrorCode
+from kohort.ids import AclOperation
 from kohort.wire.message import Message
-
-
-class Operation(IntEnum):
-    """What is done, by the numbers of the protocol's ACLs."""
-
-    READ = 3
-    WRITE = 4
-    CREATE = 5
-    DELETE = 6
-    ALTER = 7
-    DESCRIBE = 8
-    CLUSTER_ACTION = 9
-    DESCRIBE_CONFIGS = 10
-    ALTER_CONFIGS = 11
-    IDEMPOTENT_WRITE = 12
-    CREATE_TOKENS = 13
-    DESCRIBE_TOKENS = 14
 
 
 class Resource(IntEnum):
@@ -63,14 +47,14 @@ _REFUSALS = {
 class Need(NamedTuple):
     """One operation on one kind of resource."""
 
-    operation: Operation
+    operation: AclOperation
     resource: Resource
 
 
 Authorize: TypeAlias = Callable[[Request[Message], tuple[Need, ...]], ErrorCode]
 """Says whether the principal of a request may make it at all: NONE, or the error that refuses it whole."""
 
-_O, _R = Operation, Resource
+_O, _R = AclOperation, Resource
 _CLUSTER_ALTER = (Need(_O.ALTER, _R.CLUSTER),)
 _CLUSTER_DESCRIBE = (Need(_O.DESCRIBE, _R.CLUSTER),)
 _TOPIC_DESCRIBE = (Need(_O.DESCRIBE, _R.TOPIC),)

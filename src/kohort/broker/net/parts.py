@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from typing import TypeAlias
 
 from kohort.log import FileRange
 from kohort.wire.schema import Buffer
-
-SMALL_BYTES = 4096
-"""Answers below it are copied together: cheaper than to give them to the kernel one by one."""
 
 
 class LogSlice:
@@ -35,20 +31,3 @@ class LogSlice:
 
 
 Part: TypeAlias = Buffer | LogSlice
-
-
-def gathered(parts: Sequence[Part]) -> list[Part]:
-    """The same bytes with small buffers that follow each other in one."""
-    found: list[Part] = []
-    run: list[Buffer] = []
-    for part in parts:
-        if not isinstance(part, LogSlice) and len(part) < SMALL_BYTES:
-            run.append(part)
-            continue
-        if run:
-            found.append(b"".join(run))
-            run = []
-        found.append(part)
-    if run:
-        found.append(b"".join(run))
-    return found

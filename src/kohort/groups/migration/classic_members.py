@@ -126,20 +126,7 @@ def save(
 ) -> bool:
     """Write what a classic member says of itself if it is new; True when the group needs a new epoch for it."""
     old = consumer.members.get(member_id)
-    new = MemberSaved(
-        group_id=event.group_id,
-        member_id=member_id,
-        instance_id=event.instance_id,
-        rack_id=subscription.rack,
-        client_id=event.client.id,
-        client_host=event.client.host,
-        subscribed_topics=tuple(sorted(set(subscription.topics))),
-        subscribed_regex=None,
-        rebalance_timeout_ms=event.rebalance_timeout_ms,
-        server_assignor=None,
-        classic_session_timeout_ms=event.session_timeout_ms,
-        classic_protocols=event.protocols,
-    )
+    new = conversion.member_saved(event.group_id, member_id, event, subscription)
     if new == old:
         return False
     context.emit(new)
