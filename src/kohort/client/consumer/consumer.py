@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, cast
 
 from kohort.calls import checked, checked_call
+from kohort.client import lookups
 from kohort.client.consumer import offset_calls
 from kohort.client.consumer.core import ConsumerCore
 from kohort.client.consumer.effects import Await, CallUser, Decode, Effect, Running, Script, Wait
@@ -18,7 +19,6 @@ from kohort.client.consumer.records import Records, to_batch
 from kohort.client.consumer.steering import Steering
 from kohort.client.lookups import Lookups
 from kohort.client.net.faces import blocking
-from kohort.client.net.runtime import Work
 from kohort.client.net.thread_driver import ThreadClient
 from kohort.client.setting_types import ConsumerSettings
 from kohort.client.settings import ConsumerConfig, Servers, client_config
@@ -58,6 +58,8 @@ class Consumer(Lookups, Steering):
     that need an answer (`committed`, `position`, `commit` …) raise TimedOutError with addresses and causes when their
     time is over.
     """
+
+    _core: ConsumerCore
 
     @checked_call
     def __init__(self, bootstrap_servers: Servers = None, **settings: Unpack[ConsumerSettings]) -> None:
@@ -136,9 +138,7 @@ class Consumer(Lookups, Steering):
             if value is not None:
                 self.seek(partition, value.offset)
 
-    def partitions_for_topic(self, topic: str, *, timeout_ms: float | None = None) -> set[int]:
-        """A topic's partition numbers, asked now; empty when there is no such topic."""
-        return set(self.partitions_of([topic], timeout_ms=timeout_ms).get(topic, ()))
+    partitions_for_topic = blocking(lookups.partitions_for_topic)
 
     # The end.
 
@@ -190,9 +190,6 @@ class Consumer(Lookups, Steering):
                     client.send_now()
                 else:
                     client.wake_if_busy()
-
-    def _call(self, coro: Work[T]) -> T:
-        return self._client.call(coro)
 
     def _poll(self, limit: int | None, timeout_ms: float) -> list[Slice]:
         if limit is not None:
