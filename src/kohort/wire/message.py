@@ -85,7 +85,6 @@ class Message(Struct):
 
 
 R_co = TypeVar("R_co", bound=Message, covariant=True)
-T = TypeVar("T")
 
 
 class Request(Message, Generic[R_co]):
@@ -93,15 +92,14 @@ class Request(Message, Generic[R_co]):
 
 
 _SMALL: Final = 4096
-_BUFFERS: Final = (bytes, bytearray, memoryview)
 
 
-def merge_small(parts: Sequence[Buffer | T]) -> list[Buffer | T]:
-    """Join runs of buffers below 4 KiB, which are cheaper to copy than to hand to the kernel one by one."""
-    merged: list[Buffer | T] = []
+def merge_small(parts: Sequence[Buffer]) -> list[Buffer]:
+    """Join runs of pieces below 4 KiB, which are cheaper to copy than to hand to the kernel one by one."""
+    merged: list[Buffer] = []
     run: list[Buffer] = []
     for part in parts:
-        if isinstance(part, _BUFFERS) and len(part) < _SMALL:
+        if len(part) < _SMALL:
             run.append(part)
             continue
         if run:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import TypeAlias
 
 from kohort.log import FileRange
+from kohort.wire.message import merge_small
 from kohort.wire.schema import Buffer
 
 
@@ -31,3 +33,18 @@ class LogSlice:
 
 
 Part: TypeAlias = Buffer | LogSlice
+
+
+def gathered(parts: Sequence[Part]) -> list[Part]:
+    """The same bytes with small buffers that follow each other in one."""
+    found: list[Part] = []
+    run: list[Buffer] = []
+    for part in parts:
+        if isinstance(part, LogSlice):
+            found += merge_small(run)
+            run = []
+            found.append(part)
+        else:
+            run.append(part)
+    found += merge_small(run)
+    return found

@@ -9,9 +9,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from kohort.broker.net.parts import LogSlice, Part
+from kohort.broker.net.parts import LogSlice, Part, gathered
 from kohort.broker.net.transport import Transport
-from kohort.wire.message import merge_small
 from kohort.wire.schema import Buffer
 
 GATHER_BYTES = 1 << 18
@@ -41,7 +40,7 @@ class Outgoing:
     def add(self, parts: Parts) -> None:
         """These follow what is there."""
         if len(parts) > 1:
-            parts = merge_small(parts)
+            parts = gathered(parts)
         self._parts.extend(parts)
         self.size += sum(map(len, parts))
 
