@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from kohort.coordinator.shard import Shard
 from kohort.errors import ErrorCode
+from kohort.groups.config import GroupConfig
 from kohort.groups.consumer import commits, targets
 from kohort.groups.consumer import heartbeat as consumer
 from kohort.groups.consumer import members as membership
@@ -17,6 +19,7 @@ from kohort.groups.events import (
     AssignmentComputed,
     ConsumerGroupHeartbeat,
     OffsetFetch,
+    RegexesResolved,
     SyncGroup,
 )
 from kohort.groups.machine import GroupMachine
@@ -146,6 +149,68 @@ class CountsTwice(Swapped):
         return settled
 
 
+class IgnoresClaims(Swapped):
+    """Makes a consumer group of a classic one by what members were assigned alone.
+
+    Cooperative ones still work on what they have not been assigned any more, until they join again.
+    """
+
+    module, name = conversion, "share_out"
+
+    @staticmethod
+    def swap(real: Callable[..., Any]) -> Callable[..., Any]:
+        """As if no one had claimed anything."""
+
+        def share_out(members: list[Converted]) -> list[tuple[MemberSaved, Pairs]]:
+            shares: list[tuple[MemberSaved, Pairs]] = real([one._replace(claimed=frozenset()) for one in members])
+            return shares
+
+        return share_out
+
+
+class BeginsTicketsAnew(GroupMachine):
+    """Counts its work from one: results of what an earlier coordinator asked for pass for its own."""
+
+    def __init__(self, config: GroupConfig) -> None:
+        super().__init__(config)
+        numbers = itertools.count(1)
+        self.context.ticket = numbers.__next__  # type: ignore[method-assign]
+
+
+class _TakesEarlier(GroupMachine):
+    """Takes a result that an earlier coordinator of this process asked for as the one that is asked for now."""
+
+    kind: ClassVar[type[AssignmentComputed | RegexesResolved]]
+    waits: ClassVar[str]
+    _began = 0
+
+    def on_loaded(self, *args: Any) -> Outcome:
+        """As the real one; work with a ticket from here on is its own."""
+        self._began = args[0].mono_ms << 10
+        return super().on_loaded(*args)
+
+    def step(self, event: Any, now: Now) -> Outcome:
+        """As the real one, but an older result counts."""
+        if isinstance(event, self.kind) and event.ticket < self._began:
+            group = self.context.find(event.group_id)
+            consumer = None if group is None else group.under(ConsumerGroup)
+            if consumer is not None:
+                setattr(consumer, self.waits, event.ticket)
+        return super().step(event, now)
+
+
+class TakesEarlierTargets(_TakesEarlier):
+    """Takes a target that an earlier coordinator asked for."""
+
+    kind, waits = AssignmentComputed, "computing"
+
+
+class TakesEarlierTopics(_TakesEarlier):
+    """Takes topics of regular expressions that an earlier coordinator asked for."""
+
+    kind, waits = RegexesResolved, "resolving"
+
+
 class ForgetsAssignments(Swapped):
     """Makes a consumer group of a classic one by what members claim alone.
 
@@ -174,4 +239,8 @@ EPOCH_MUTANTS: dict[type[GroupMachine | Shard], type[Checker]] = {
     CountsNoConsumerRebalances: CountChecker,
     CountsTwice: CountChecker,
     ForgetsAssignments: HandoverChecker,
+    IgnoresClaims: HandoverChecker,
+    BeginsTicketsAnew: TargetChecker,
+    TakesEarlierTargets: TargetChecker,
+    TakesEarlierTopics: TargetChecker,
 }

@@ -31,7 +31,6 @@ from simulation.away_checker import AwayChecker
 from simulation.checkers import (
     AnswerChecker,
     EpochChecker,
-    FencingChecker,
     GenerationChecker,
     InvariantChecker,
     LimitsChecker,
@@ -39,12 +38,12 @@ from simulation.checkers import (
     OwnershipChecker,
     ReplayChecker,
 )
-from simulation.client_mutants import (
-    CountsLeasesFromAnswers,
-)
+from simulation.client_mutants import CountsLeasesFromAnswers, CountsSessionsFromAnswers
+from simulation.disk_mutants import DISK_MUTANTS, DiskMutant
 from simulation.epoch_mutants import EPOCH_MUTANTS
 from simulation.eviction_mutants import EVICTION_MUTANTS
 from simulation.expiry_checker import ExpiryChecker
+from simulation.fencing_checker import FencingChecker
 from simulation.let_go_checker import LetGoChecker
 from simulation.offset_checkers import DurabilityChecker, TransactionChecker
 from simulation.property import Checker
@@ -348,7 +347,7 @@ class KeepsPositions(GroupMachine):
         super()._tick()
 
 
-MUTANTS: dict[type[GroupMachine | Shard], type[Checker]] = {
+MUTANTS: dict[type[GroupMachine | Shard | DiskMutant], type[Checker]] = {
     EndsSessionsEarly: OwnershipChecker,
     LeasesIgnored: OwnershipChecker,
     GivesWhatIsHeld: OwnershipChecker,
@@ -368,12 +367,14 @@ MUTANTS: dict[type[GroupMachine | Shard], type[Checker]] = {
     NeverEndsSessions: LivenessChecker,
     ForgetsWhomItExcluded: EvennessChecker,
     WakesTheAway: AwayChecker,
-    **EVICTION_MUTANTS,
-    **EPOCH_MUTANTS,
-    **ADMIN_MUTANTS,
+    **dict(EVICTION_MUTANTS.items()),
+    **dict(EPOCH_MUTANTS.items()),
+    **dict(ADMIN_MUTANTS.items()),
+    **dict(DISK_MUTANTS.items()),
     LoadsTheAwayAsBack: AwayChecker,
     EmptiesTheAway: AwayChecker,
     CountsLeasesFromAnswers: LetGoChecker,
+    CountsSessionsFromAnswers: LetGoChecker,
     ExpiresFromCommits: ExpiryChecker,
     KeepsPositions: ExpiryChecker,
 }

@@ -241,7 +241,7 @@ class ConsumerCore:
             partition = TopicPartition(given.topic, given.partition)
             rows = decoded.ranges[index]
             if rows.finished:
-                self.buffer.add(partition, decoded, index, fetched.position_versions[index])
+                self.buffer.add(partition, decoded, index, fetched.versions[index])
                 state = self.partitions.get(partition)
                 if rows.incomplete and state is not None and not len(rows) and rows.damage is None:
                     self._too_small(partition, rows.next_offset, given.first_offset)
@@ -254,11 +254,9 @@ class ConsumerCore:
         rest = Fetched(fetched.node, [], [], [], 0)
         for index, given in enumerate(decoded.remaining()):
             where = [i for i, rows in enumerate(decoded.ranges) if not rows.finished][index]
-            self.buffer.add(
-                TopicPartition(given.topic, given.partition), decoded, where, fetched.position_versions[where]
-            )
+            self.buffer.add(TopicPartition(given.topic, given.partition), decoded, where, fetched.versions[where])
             rest.sets.append(given)
-            rest.position_versions.append(fetched.position_versions[where])
+            rest.versions.append(fetched.versions[where])
             rest.counts.append(fetched.counts[where])
             rest.bytes += len(given.buffer)
         self.fetcher.put_back(rest)

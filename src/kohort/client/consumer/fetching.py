@@ -43,7 +43,7 @@ class Fetched:
 
     node: int
     sets: list[RecordSet]
-    position_versions: list[int]
+    versions: list[int]
     counts: list[int]
     bytes: int
 
@@ -150,12 +150,12 @@ class Fetcher:
         """
         while self.ready:
             fetched = self.ready.popleft()
-            keep = [i for i, given in enumerate(fetched.sets) if self._current(given, fetched.position_versions[i])]
+            keep = [i for i, given in enumerate(fetched.sets) if self._current(given, fetched.versions[i])]
             if len(keep) < len(fetched.sets):
                 for gone in set(range(len(fetched.sets))) - set(keep):
                     self._count(fetched, gone, -1)
                 fetched.sets = [fetched.sets[i] for i in keep]
-                fetched.position_versions = [fetched.position_versions[i] for i in keep]
+                fetched.versions = [fetched.versions[i] for i in keep]
                 fetched.counts = [fetched.counts[i] for i in keep]
             if keep:
                 return fetched
@@ -335,7 +335,7 @@ class Fetcher:
         fetched.sets.append(
             RecordSet(partition.topic, partition.partition, records, entry.position.offset, aborted=aborted)
         )
-        fetched.position_versions.append(entry.position_version)
+        fetched.versions.append(entry.position_version)
         fetched.counts.append(count)
         fetched.bytes += len(records)
         self._count(fetched, len(fetched.sets) - 1, 1)

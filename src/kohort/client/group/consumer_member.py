@@ -4,7 +4,8 @@
 state      meaning                                                  leaves it
 ========== ======================================================== ====================================================
 IDLE       no subscription, or given up for not polling             subscribe; poll
-JOINING    a heartbeat with epoch 0 is out                          its answer
+JOINING    a heartbeat with epoch 0 is out, or with the last epoch  its answer
+           of a member that may be known still
 HOLDING    an epoch is held; heartbeats at the interval the         an assignment that lacks held partitions; fenced;
            coordinator tells, and at once when there is news        session over by the own clock; poll overdue
 REVOKING   waits for the application to release partitions          release: acknowledged at once; fenced meanwhile
@@ -16,6 +17,10 @@ under way at a time: what it says of the partitions owned is an acknowledgement,
 answer before. Said too early, it would release partitions that the answer gives. Partitions are held under the topic's
 id that the coordinator gave: those of a topic that was deleted and made again are given up, since partitions of the
 same name are another's until the coordinator says whose. Source: KIP-848, "Consumer Group Protocol"; spec 3.4, 3.11.
+
+A member that let go by itself comes back with its last epoch, so that it hears whether it is known still. Who is not
+takes another id: when a group ends and is made again its epochs begin anew, and a commit that was sent before would be
+taken, if it came late, at the same epoch of the same id.
 """
 
 from __future__ import annotations
@@ -93,6 +98,7 @@ class ConsumerMembership(Membership):
         super().__init__(cluster, config, changed=changed, poll_bound=poll_bound)
         self._new_member_id = new_member_id
         self._interval_ms: float = _FIRST_INTERVAL_MS
+        self._known_epoch = _JOIN
         self._target: dict[uuid.UUID, list[int]] | None = None
         self._held_ids: dict[str, uuid.UUID] = {}
         self._told = UNSAID
@@ -119,11 +125,11 @@ class ConsumerMembership(Membership):
                 await self._fatal(fault(f"group {self.group!r}", error))
 
     async def _member(self) -> None:
-        """One life of a member: from epoch 0 until it is fenced or gives up. It begins with nothing held."""
+        """One life of a member: from a join, or its return, until it is fenced or gives up. It begins with nothing."""
         if self.assignment.partitions:
             await self._lose(ErrorCode.UNKNOWN_MEMBER_ID)
         if not self._member_id:
-            self._member_id = self._new_member_id()
+            self._member_id, self._known_epoch = self._new_member_id(), _JOIN
         runtime = self.cluster.runtime
         self._told, self._target, self._urgent = UNSAID, None, True
         self._generation, self.state = _JOIN, MemberState.JOINING
@@ -136,7 +142,7 @@ class ConsumerMembership(Membership):
                 await self._lose(code)
                 return
             if runtime.now_ms >= self._session_end_ms and self.joined:
-                self._fence(ErrorCode.FENCED_MEMBER_EPOCH, NOT_HEARD)  # under its id: it may be known still
+                self._fence(ErrorCode.FENCED_MEMBER_EPOCH, NOT_HEARD)  # it may be known still, at its epoch
                 continue
             poll_left = self._poll_time_left_ms()
             if poll_left is not None and poll_left <= 0:
@@ -219,8 +225,9 @@ class ConsumerMembership(Membership):
             if code is ErrorCode.UNRELEASED_INSTANCE_ID and sent - self._heard_ms > self.config.session_timeout_ms:
                 self.error = error_for(code, f"group {self.group!r}: {answer.error_message or code.text}")
             self._again(code.text)
-        elif code in _FENCED or (code is ErrorCode.GROUP_ID_NOT_FOUND and self.joined):
+        elif code in _FENCED or (code is ErrorCode.GROUP_ID_NOT_FOUND and self._epoch != _JOIN):
             # A group that is gone, or of another protocol now, has given its partitions to others.
+            self._known_epoch = _JOIN
             self._fence(code, answer.error_message or "")
         else:
             self.error = error_for(code, f"group {self.group!r}: {answer.error_message or code.text}")
@@ -241,12 +248,17 @@ class ConsumerMembership(Membership):
         if answer.member_id:
             self._member_id = answer.member_id
         if answer.member_epoch != self._generation:
-            self._generation = answer.member_epoch
+            self._generation = self._known_epoch = answer.member_epoch
             if self.state is MemberState.HOLDING and self.revocation is None:
                 self._hold(self.assignment.partitions, None)
         if answer.assignment is not None:
             self._target = {entry.topic_id: list(entry.partitions) for entry in answer.assignment.topic_partitions}
         self._move()
+
+    @property
+    def _epoch(self) -> int:
+        """What a heartbeat says: the epoch that is held, or else the last one that this member id was told."""
+        return self._generation or self._known_epoch
 
     def _facts(self) -> Facts:
         """What the coordinator must know; told again only when it changes."""
@@ -277,7 +289,7 @@ class ConsumerMembership(Membership):
         request = ConsumerGroupHeartbeatRequest(
             group_id=self.group,
             member_id=self._member_id,
-            member_epoch=self._generation,
+            member_epoch=self._epoch,
             instance_id=self.config.group_instance_id,
             rack_id=news.rack,
             rebalance_timeout_ms=news.rebalance_timeout_ms,
