@@ -42,6 +42,7 @@ from kohort.spark.reading import Reading
 from kohort.spark.schema import columns_of, spark_schema
 from kohort.spark.sink import TopicStreamWriter, TopicWriter
 from kohort.spark.sink_options import parse_sink_options
+from kohort.spark.tables import TableReader, is_table, parse_table_options, table_schema
 from kohort.spark.tasks import ReadTask, cut
 from kohort.spark.writing import Writing
 
@@ -64,13 +65,19 @@ class KohortDataSource(DataSource):
         Raises:
             InvalidInputError: an option of the read that can't be; nothing is connected to find out.
         """
+        if is_table(self._raw):
+            return table_schema(parse_table_options(self._raw))
         return spark_schema(columns_of(self._options()))
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        if is_table(self._raw):
+            return TableReader(parse_table_options(self._raw))
         options = self._options(streaming=False)
         return KohortReader(options, columns_of(options))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        if is_table(self._raw):
+            raise InvalidInputError("a table is read by spark.read, each time anew; a stream of it is not there")
         options = self._options(streaming=True)
         return KohortStreamReader(options, columns_of(options))
 
