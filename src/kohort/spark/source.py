@@ -1,4 +1,4 @@
-"""The data source that Spark knows as "kohort", and its two readers.
+"""The data source that Spark knows as "kohort", and its two readers; `sink.py` has the writers.
 
 Spark builds these objects in several processes: options are parsed wherever that happens, and nothing connects before
 the first method is called in the process that drives the query.
@@ -15,7 +15,9 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.datasource import (
     DataSource,
+    DataSourceArrowWriter,
     DataSourceReader,
+    DataSourceStreamArrowWriter,
     DataSourceStreamReader,
     InputPartition,
 )
@@ -30,6 +32,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from kohort.client.settings import ConsumerConfig, client_config
+from kohort.errors import InvalidInputError
 from kohort.spark.batch_offset import BatchOffset, Span
 from kohort.spark.catalog import Catalog, client_settings, ending_bound, starting_bound
 from kohort.spark.options import SourceOptions, parse_options
@@ -37,36 +40,69 @@ from kohort.spark.process import ParentWatch, end_on_sigterm
 from kohort.spark.query import Query
 from kohort.spark.reading import Reading
 from kohort.spark.schema import columns_of, spark_schema
+from kohort.spark.sink import TopicStreamWriter, TopicWriter
+from kohort.spark.sink_options import parse_sink_options
+from kohort.spark.tables import TableReader, is_table, parse_table_options, table_schema
 from kohort.spark.tasks import ReadTask, cut
+from kohort.spark.writing import Writing
 
 
 class KohortDataSource(DataSource):
-    """`format("kohort")`: Kafka topics, read as a member of a consumer group."""
+    """`format("kohort")`: Kafka topics, read as a member of a consumer group, and written."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
-        """Check the options; nothing is connected.
-
-        Raises:
-            InvalidInputError: an option that can't be.
-        """
+        """Keep the options: only what is asked for next tells whether they are a read's or a write's."""
         super().__init__(options)
         self._raw = dict(options)
-        parsed = parse_options(self._raw)
-        self._columns = columns_of(parsed)
-        client_config(ConsumerConfig, parsed.bootstrap_servers, client_settings(parsed))
 
     @classmethod
     def name(cls) -> str:
         return "kohort"
 
     def schema(self) -> str:
-        return spark_schema(self._columns)
+        """The columns of a read.
+
+        Raises:
+            InvalidInputError: an option of the read that can't be; nothing is connected to find out.
+        """
+        if is_table(self._raw):
+            return table_schema(parse_table_options(self._raw))
+        return spark_schema(columns_of(self._options()))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return KohortReader(parse_options(self._raw, streaming=False), self._columns)
+        if is_table(self._raw):
+            return TableReader(parse_table_options(self._raw))
+        options = self._options(streaming=False)
+        return KohortReader(options, columns_of(options))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        return KohortStreamReader(parse_options(self._raw, streaming=True), self._columns)
+        if is_table(self._raw):
+            raise InvalidInputError("a table is read by spark.read, each time anew; a stream of it is not there")
+        options = self._options(streaming=True)
+        return KohortStreamReader(options, columns_of(options))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        """The sink of `df.write`.
+
+        Raises:
+            InvalidInputError: options, columns or the save mode can't be.
+        """
+        if overwrite:
+            raise InvalidInputError("records are added to a topic, never replaced: write with mode('append')")
+        return TopicWriter(Writing.of(parse_sink_options(self._raw), schema))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
+        """The sink of `df.writeStream`; the output mode "complete" sends the whole result each time.
+
+        Raises:
+            InvalidInputError: options or columns can't be.
+        """
+        return TopicStreamWriter(Writing.of(parse_sink_options(self._raw), schema))
+
+    def _options(self, *, streaming: bool | None = None) -> SourceOptions:
+        parsed = parse_options(self._raw, streaming=streaming)
+        client_config(ConsumerConfig, parsed.bootstrap_servers, client_settings(parsed))
+        return parsed
 
 
 def _reading(options: SourceOptions, columns: tuple[str, ...]) -> Reading:
