@@ -6,7 +6,6 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from tests.client.virtual import VirtualCluster
 
 from kohort import Admin, Broker, Producer
 from kohort.client.admin.values import NewTopic
@@ -18,6 +17,7 @@ from kohort.errors import ErrorCode, NotFoundError
 from kohort.ids import TopicPartition
 from kohort.wire.data import FetchRequest, ListOffsetsResponse
 from kohort.wire.offsets import OffsetCommitResponse
+from tests.client.virtual import VirtualCluster
 
 A0, B0 = TopicPartition("a", 0), TopicPartition("b", 0)
 

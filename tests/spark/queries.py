@@ -104,13 +104,18 @@ class Checkpoint:
 
 
 class Run:
-    """One run of a query, from its start to `stop`; stops with the `with` statement."""
+    """One run of a query, from its start to `stop`; stops with the `with` statement.
 
-    def __init__(self, options: dict[str, str], checkpoint: Checkpoint | None = None) -> None:
+    With `now` it reads what is there when it starts, as AvailableNow.
+    """
+
+    def __init__(self, options: dict[str, str], checkpoint: Checkpoint | None = None, *, now: bool = False) -> None:
         source = KohortDataSource(options)
         self.reader: Any = source.streamReader(source.schema())  # type: ignore[arg-type]
         self.checkpoint = Checkpoint() if checkpoint is None else checkpoint
         self._initial = ""
+        if now:
+            self.reader.prepareForTriggerAvailableNow()
 
     def __enter__(self) -> Run:
         return self

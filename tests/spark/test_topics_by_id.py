@@ -64,6 +64,24 @@ def test_a_topic_made_again_while_the_query_was_down(
 
 
 @GROUPED
+@pytest.mark.parametrize("when", ["before it aims", "after it aimed"])
+def test_a_topic_made_again_is_read_by_a_query_that_reads_what_is_there(place: Place, grouped: bool, when: str) -> None:
+    """One that is made after the query has looked is none of what was there."""
+    place.make()
+    log = Checkpoint()
+    place.produce(OLD)
+    with Run(options(place, grouped, False), log, now=True) as run:
+        assert run.read(200) == list(OLD)
+        if when == "after it aimed":
+            made_again(place)
+            assert run.plan() is None
+    if when == "before it aims":
+        made_again(place)
+    with Run(options(place, grouped, False), log, now=True) as run:
+        assert run.read(500) == list(NEW)
+
+
+@GROUPED
 @STRICT
 def test_a_topic_made_again_between_two_batches(place: Place, grouped: bool, strict: bool) -> None:
     old = place.make()

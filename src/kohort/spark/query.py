@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from kohort.errors import CommitFailedError, InvalidInputError, NotFoundError, TimedOutError
-from kohort.ids import TopicPartition
+from kohort.ids import TopicId, TopicPartition
 from kohort.spark.admission import BytesSeen, fair_shares, limit_by_bytes
 from kohort.spark.batch_offset import BatchOffset, Committed, Span, resume_at
 from kohort.spark.catalog import Catalog, starting_bound
@@ -49,6 +49,7 @@ class Query:
         self._positions: dict[TopicPartition, int] = {}
         self._ends: dict[TopicPartition, int] = {}
         self._targets: dict[TopicPartition, int] | None = None
+        self._aimed: Mapping[str, TopicId] = {}  # whose the targets are
         self._sizes: dict[TopicPartition, BytesSeen] = {}
         self._delay_ms = duration_ms("maxTriggerDelay", options.max_trigger_delay)
         self._planned_at = time.monotonic()
@@ -62,7 +63,9 @@ class Query:
 
     def aim_at_present(self) -> None:
         """From now on plan nothing beyond the partitions' present ends."""
-        self._targets = self._catalog.ends(self._catalog.partitions(known=None))
+        partitions = self._catalog.partitions(known=None)
+        self._aimed = self._catalog.present({tp.topic for tp in partitions}).ids
+        self._targets = self._catalog.ends(partitions)
 
     def finish(self, start: BatchOffset) -> None:
         """Spark is done with everything before `start`: tell the group.
@@ -282,9 +285,12 @@ class Query:
         present, void = self._topics.look({tp.topic for tp in held.partitions})
         if void:
             self._held = None
-            for known in (self._done, self._positions, self._sizes, self._targets or {}):
+            for known in (self._done, self._positions, self._sizes):
                 for tp in [tp for tp in known if tp.topic in void]:
                     del known[tp]
+            later = {topic for topic in void if self._aimed.get(topic) != self._topics.ids.get(topic)}
+            if self._targets is not None:
+                self._targets = {tp: end for tp, end in self._targets.items() if tp.topic not in later}
         return Held(tuple(tp for tp in held.partitions if tp in present.partitions), held.generation)
 
     def _take_place(self) -> Place:
