@@ -111,7 +111,7 @@ class SourceOptions:
     fail_on_data_loss: bool = knob(
         "failOnDataLoss",
         True,
-        why="whether records that retention took before they were read end the query",
+        why="whether records that retention took before they were read, or that went with their topic, end the query",
     )
     planned_ranges: str = knob(
         "plannedRanges",

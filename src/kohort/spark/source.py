@@ -33,7 +33,8 @@ from pyspark.sql.types import StructType
 
 from kohort.client.settings import ConsumerConfig, client_config
 from kohort.errors import InvalidInputError
-from kohort.spark.batch_offset import BatchOffset, Span
+from kohort.spark.batch_offset import BatchOffset
+from kohort.spark.batch_spans import batch_spans
 from kohort.spark.catalog import Catalog, client_settings, ending_bound, starting_bound
 from kohort.spark.options import SourceOptions, parse_options
 from kohort.spark.process import ParentWatch, end_on_sigterm
@@ -174,6 +175,7 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             cut(
                 sorted(batch.spans.items()),
                 batch.generation,
+                ids=batch.ids,
                 min_partitions=self._options.min_partitions,
                 max_records=self._options.max_records_per_partition,
             )
@@ -205,15 +207,14 @@ class KohortReader(DataSourceReader):
         """Tasks for everything between the two bounds."""
         catalog = Catalog(self._options)
         try:
-            every = catalog.partitions()
-            starts, ends = catalog.resolve(self._starting, every), catalog.resolve(self._ending, every)
+            batch = batch_spans(catalog, self._starting, self._ending, strict=self._options.fail_on_data_loss)
         finally:
             catalog.close()
-        spans = [(tp, Span(starts[tp], max(starts[tp], ends[tp]))) for tp in every]
         return list(
             cut(
-                spans,
-                -1,
+                sorted(batch.spans.items()),
+                batch.generation,
+                ids=batch.ids,
                 min_partitions=self._options.min_partitions,
                 max_records=self._options.max_records_per_partition,
             )
