@@ -1,0 +1,5 @@
+"""Faults to plant."""
+
+
+def plant(name: str) -> None:
+    del name
