@@ -10,7 +10,7 @@ from typing import Any
 from kohort.errors import CommitFailedError, OffsetError, TimedOutError
 from kohort.ids import TopicPartition
 from kohort.spark.admission import BytesSeen, fair_shares, limit_by_bytes
-from kohort.spark.batch_offset import BatchOffset, Committed, Span, Stamp, resume_at
+from kohort.spark.batch_offset import BatchOffset, Committed, Reached, Span, Stamp, resume_at
 from kohort.spark.catalog import Catalog, starting_bound
 from kohort.spark.options import SourceOptions, duration_ms
 from kohort.spark.query_member import Held, Membership, OffsetKeeper, Place
@@ -41,7 +41,7 @@ class Query:
         self._place: Place | None = None
         self._running: BatchOffset | None = None
         self._held: Held | None = None
-        self._done: dict[TopicPartition, int] = {}  # ends of what this query has finished, by its own knowledge
+        self._done: dict[TopicPartition, Reached] = {}  # what this query has finished, by its own knowledge
         self._positions: dict[TopicPartition, int] = {}
         self._ends: dict[TopicPartition, int] = {}
         self._targets: dict[TopicPartition, int] | None = None
@@ -67,10 +67,10 @@ class Query:
         running, self._running = self._running, None
         if running is None:
             if not self._held and start.batch:  # the first call after a restart: what the checkpoint says
-                self._done.update(start.ends())
+                self._done.update(start.reached())
                 self._restarted = True
             return
-        self._done.update(running.ends())
+        self._done.update(running.reached())
         if self._place is None:
             return
         try:
@@ -157,15 +157,15 @@ class Query:
         if running is not None and running.batch == planned.batch:
             return running
         self.identity, self._batch, self._restarted = planned.query, start.batch, True
-        self._done.update(start.ends())
+        self._done.update(start.reached())
         if self._options.group_id is None:
-            self._done.update(planned.ends())
+            self._done.update(planned.reached())
             self._running = planned
             return planned
         while True:
             held = self._hold_surely()
             kept = self._still_ours(planned, held)
-            if self._begin(held):
+            if self._mark_left(planned, kept, held) and self._begin(held):
                 break
         ours = {
             tp: span
@@ -178,6 +178,21 @@ class Query:
         if released:
             log.warning("batch %s: left to the group: %s", planned.batch, ", ".join(map(str, released)))
         return BatchOffset(self.identity, planned.batch, planned.generation, kept)
+
+    def _mark_left(self, planned: BatchOffset, kept: Mapping[TopicPartition, Span], held: Held) -> bool:
+        """Tell the group what a batch that is run again leaves out, which the checkpoint can't be told any more.
+
+        Its offset says to every later run that those partitions were read up to the batch's ends. False: the group has
+        moved on meanwhile.
+        """
+        left = {tp: self._positions[tp] for tp in planned.spans if tp in held.partitions and tp not in kept}
+        if self._place is None or not left:
+            return True
+        try:
+            self._place.commit(left, Stamp(self.identity, planned.batch), held.generation)
+        except CommitFailedError:
+            return False
+        return True
 
     def _begin(self, held: Held) -> bool:
         return self._place is None or self._place.begin(held)

@@ -100,8 +100,9 @@ class Membership:
         with self._lock:
             if self._member.revocation() is not None or not self._member.owns():
                 return False
-            if self._member.assignment().generation != held.generation:
-                return False
+            assignment = self._member.assignment()
+            if (assignment.partitions, assignment.generation) != (held.partitions, held.generation):
+                return False  # a generation goes on while what it had is given back
             self._busy = True
             return True
 

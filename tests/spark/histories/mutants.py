@@ -8,7 +8,7 @@ from typing import Any
 import kohort.spark.query as query_module
 import kohort.spark.source as source_module
 from kohort.ids import TopicPartition
-from kohort.spark.batch_offset import BatchOffset, Committed, Span, Stamp
+from kohort.spark.batch_offset import BatchOffset, Committed, Reached, Span, Stamp
 from kohort.spark.query import Query
 from kohort.spark.query_member import Held, Membership
 from kohort.spark.tasks import ReadTask
@@ -35,8 +35,8 @@ def commits_no_claims() -> None:
 def resumes_at_the_checkpoint() -> None:
     """The checkpoint counts, whatever the group says."""
 
-    def resume(_query: str, committed: Committed | None, checkpoint: int | None) -> int | None:
-        return committed.offset if checkpoint is None and committed is not None else checkpoint
+    def resume(_query: str, committed: Committed | None, reached: Reached | None) -> int | None:
+        return reached.offset if reached is not None else committed and committed.offset
 
     query_module.resume_at = resume
 
@@ -44,11 +44,35 @@ def resumes_at_the_checkpoint() -> None:
 def raises_by_anyones_checkpoint() -> None:
     """The checkpoint raises the group's offset, whoever committed it."""
 
-    def resume(_query: str, committed: Committed | None, checkpoint: int | None) -> int | None:
-        known = [at for at in (committed and committed.offset, checkpoint) if at is not None]
-        return max(known, default=None)
+    def resume(_query: str, committed: Committed | None, reached: Reached | None) -> int | None:
+        return max((one.offset for one in (committed, reached) if one is not None), default=None)
 
     query_module.resume_at = resume
+
+
+def raises_by_a_batch_that_was_left() -> None:
+    """The checkpoint raises what its own query committed since."""
+
+    def resume(query: str, committed: Committed | None, reached: Reached | None) -> int | None:
+        if committed is None or reached is None or committed.stamp is None or committed.stamp.query != query:
+            one = committed or reached
+            return one and one.offset
+        return max(committed.offset, reached.offset)
+
+    query_module.resume_at = resume
+
+
+def begins_with_what_was_given_back() -> None:
+    """A batch begins with partitions that the watching thread has released since they were asked for."""
+
+    def begun(self: Membership, held: Held) -> bool:
+        with self._lock:
+            if self._member.revocation() is not None or not self._member.owns():
+                return False
+            self._busy = self._member.assignment().generation == held.generation
+            return self._busy
+
+    Membership.begin = begun  # type: ignore[method-assign]
 
 
 def releases_inside_a_batch() -> None:
@@ -167,6 +191,8 @@ MUTANTS: dict[Callable[[], None], tuple[str, ...]] = {
     commits_no_claims: ("starts_at_the_commit",),
     resumes_at_the_checkpoint: ("starts_at_the_commit", "commits_follow_sinks"),
     raises_by_anyones_checkpoint: ("commits_follow_sinks",),
+    raises_by_a_batch_that_was_left: ("commits_follow_sinks", "nothing_lost"),
+    begins_with_what_was_given_back: ("given_up_between_batches",),
     releases_inside_a_batch: ("given_up_between_batches",),
     drops_a_partition_of_a_repeated_batch: ("commits_follow_sinks",),
     repeats_with_new_ends: ("rows_are_true",),
