@@ -182,14 +182,22 @@ class Query:
     def _mark_left(self, planned: BatchOffset, kept: Mapping[TopicPartition, Span], held: Held) -> bool:
         """Tell the group what a batch that is run again leaves out, which the checkpoint can't be told any more.
 
-        Its offset says to every later run that those partitions were read up to the batch's ends. False: the group has
-        moved on meanwhile.
+        Its offset says to every later run that those partitions were read up to the batch's ends. Whoever has one now
+        says so by a commit; until then the group's offset is this query's, and is committed again under the batch's
+        number. False: the group has moved on meanwhile.
         """
-        left = {tp: self._positions[tp] for tp in planned.spans if tp in held.partitions and tp not in kept}
-        if self._place is None or not left:
+        place = self._place
+        if place is None:
             return True
+        stamp = Stamp(self.identity, planned.batch)
+        left: dict[TopicPartition, int] = {}
+        for tp, found in place.committed(tp for tp in planned.spans if tp not in kept).items():
+            if found is None:
+                left[tp] = planned.spans[tp].start
+            elif found.stamp is not None and found.stamp.query == stamp.query and found.stamp.batch < stamp.batch:
+                left[tp] = found.offset
         try:
-            self._place.commit(left, Stamp(self.identity, planned.batch), held.generation)
+            place.commit(left, stamp, held.generation)
         except CommitFailedError:
             return False
         return True
@@ -207,8 +215,13 @@ class Query:
         return {
             tp: span
             for tp, span in planned.spans.items()
-            if tp in held.partitions and (self._own(tp) or self._positions[tp] == span.start)
+            if tp in held.partitions and self._positions[tp] == span.start and not self._was_left(tp, planned)
         }
+
+    def _was_left(self, tp: TopicPartition, planned: BatchOffset) -> bool:
+        """Whether an earlier run that came back to this batch has left the partition to the group."""
+        found = self._found.get(tp)
+        return found is not None and self._own(tp) and found.stamp is not None and found.stamp.batch >= planned.batch
 
     def _own(self, tp: TopicPartition) -> bool:
         """Whether no one has committed for a partition since this query did."""

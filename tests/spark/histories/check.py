@@ -132,20 +132,8 @@ def replays_what_is_its_own(story: Story) -> Iterator[str]:
                 yield f"{tasks.batch} was repeated with {partition}, though plannedRanges is none"
                 continue
             since, until = tasks.called_ns / 1e6 - CLOCK_MS, tasks.at_ns / 1e6 + CLOCK_MS
-            if not _may_repeat(story, tasks, partition, since, until):
+            if not {None, tasks.ranges[partition].start} & story.in_force(partition, since, until):
                 yield f"{tasks.batch} was repeated with {partition}, which others had gone on with"
-
-
-def _may_repeat(story: Story, tasks: Tasks, partition: TopicPartition, since_ms: float, until_ms: float) -> bool:
-    value = maker = None
-    own = False
-    for commit in story.commits.get(partition, []):
-        if commit.at_ms >= since_ms:
-            own = own or value in (None, tasks.ranges[partition].start) or maker == tasks.query
-        if commit.at_ms > until_ms:
-            return own
-        value, maker = commit.offset, commit.stamp.query if commit.stamp is not None else None
-    return own or value in (None, tasks.ranges[partition].start) or maker == tasks.query
 
 
 def commits_follow_sinks(story: Story) -> Iterator[str]:

@@ -19,6 +19,7 @@ from kohort import Admin, Broker, Producer
 from kohort.client.admin.values import NewTopic
 from kohort.errors import KafkaError
 from kohort.ids import TopicPartition
+from kohort.spark.batch_offset import Span
 from tests.spark.histories.check import violations
 from tests.spark.histories.nursery import Nursery
 from tests.spark.histories.plan import FAULTS_MS, Application, Event, Plan, Turn, draw, healthy, source_options
@@ -30,14 +31,14 @@ BROKER = {
     "group.initial.rebalance.delay.ms": 0,
     "offsets.topic.num.partitions": 1,
     "group.min.session.timeout.ms": 100,
-    "group.consumer.session.timeout.ms": 600,
+    "group.consumer.session.timeout.ms": 1_500,
     "group.consumer.min.session.timeout.ms": 100,
     "group.consumer.heartbeat.interval.ms": 60,
     "group.consumer.min.heartbeat.interval.ms": 20,
     "group.unsettled.heartbeat.interval.ms": 20,
     "group.disconnect.lease.ms": 1_000,
 }
-"""Sessions of parts of a second: a history lasts two or three."""
+"""Sessions that a pause outlasts; those who are killed are missed at once."""
 FAULTS_MOST_S = 8.0
 """Turns that take longer are cut short."""
 HEAL_STILL_S = 40.0
@@ -141,7 +142,7 @@ class History:
             self._end_all(signal.SIGKILL)
         for living in self._living:
             read_application(story, living.application.name, living.folder)
-        read_journal(story, place.servers, self.prefix, since, place.journal_end())
+        read_journal(story, place.servers, self.prefix, Span(since, place.journal_end()), self.folder / "journal.txt")
         place.admin.delete_topics(list(self._partitions))
         return Outcome(
             plan.seed, violations(story), time.monotonic() - self._began, self._figures(), str(self.folder)
@@ -177,7 +178,7 @@ class History:
             self._later(living.pause_ms, lambda: self.place.nursery.signal(number, signal.SIGCONT))
             return
         living.id = 0
-        if "records are gone" in self._last_error(living):
+        if "failOnDataLoss=false" in self._last_error(living):
             living.tolerates = True
         if self._healing:
             if status and living.restarts < RESTARTS_MOST:

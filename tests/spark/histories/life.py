@@ -6,6 +6,7 @@ What it does it notes in its application's story, a line of JSON each, whole or 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import time
@@ -42,6 +43,12 @@ class Run:
         life = self._life
         told = {"e": event, "at": time.time_ns(), "life": life.number, "checkpoint": life.checkpoint, **facts}
         os.write(self._story, json.dumps(told).encode() + b"\n")
+
+    def listen(self) -> None:
+        """What the source logs goes into the story too."""
+        heard = logging.Handler(logging.WARNING)
+        heard.emit = lambda record: self.tell("log", text=record.getMessage())  # type: ignore[method-assign]
+        logging.getLogger("kohort").addHandler(heard)
 
     def reach(self, point: str) -> None:
         """A point of the run: where it is ended, or paused."""
@@ -103,4 +110,6 @@ def play(text: str) -> int:
     """The process's whole work."""
     life = Life.from_json(text)
     plant(life.mutant)
-    return Run(life).play()
+    run = Run(life)
+    run.listen()
+    return run.play()

@@ -90,7 +90,7 @@ def draw(seed: int) -> Plan:
     kind: Kind = chance.choices(("member", "assign", "alone"), (86, 7, 7))[0]
     partitions, topics = chance.randint(1, 4), 2 if chance.random() < 0.2 else 1
     shared = {
-        "kafka.session.timeout.ms": str(chance.choice((300, 600, 1_500))),
+        "kafka.session.timeout.ms": str(chance.choice((1_000, 1_500, 3_000))),
         "kafka.max.poll.interval.ms": str(chance.choice((700, 3_000, 10_000))),
         "kafka.heartbeat.interval.ms": "60",
         "kafka.metadata.max.age.ms": "150",

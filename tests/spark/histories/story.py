@@ -19,6 +19,8 @@ from kohort.spark.batch_offset import Span, Stamp
 from tests.spark.histories.engine import Log
 from tests.spark.histories.life import STORY
 
+LOST = "lost its partitions"
+"""What a member logs that was put out, or must take itself for it, since it has not heard the coordinator."""
 JOURNAL = TopicPartition("__consumer_offsets", 0)
 
 
@@ -103,7 +105,7 @@ class Story:
         removed: ids that retention or a deletion took.
         remade: topics that were deleted and made again.
         commits: by partition, in the journal's order.
-        evictions: (when in ms, client id) of members that the group put out, or that left.
+        evictions: (when in ms, client id) of members that the group put out, that left, or that say that they were lost.
     """
 
     produced: dict[int, tuple[TopicPartition, int]] = field(default_factory=dict)
@@ -163,6 +165,8 @@ def read_application(story: Story, name: str, folder: Path) -> None:
             story.tasks.append(tasks[batch])
         elif said["e"] == "write":
             story.writes.append(Write(batch, said["life"], said["at"], _rows(said["rows"]), tasks[batch]))
+        elif said["e"] == "log" and LOST in said["text"]:
+            story.evictions.append((said["at"] // 1_000_000, f"{name}-{said['life']}"))
         elif said["e"] == "paused":
             run.paused = True
         elif said["e"] in ("ending", "failed", "stopped", "done"):
@@ -192,16 +196,19 @@ def _rows(said: list[list[Any]]) -> dict[TopicPartition, list[tuple[tuple[int, i
     return dict(found)
 
 
-def read_journal(story: Story, servers: str, group: str, since: int, until: int) -> None:
-    """Adds the group's commits, and who left it when."""
+def read_journal(story: Story, servers: str, group: str, span: Span, told: Path) -> None:
+    """Adds the group's commits, and who left it when; the journal's records of that span go into a file."""
+    lines: list[str] = []
     reader = GroupRecordReader()
     client_ids: dict[str, str] = {}
     before: set[str] = set()
     with RangeReader(servers, columns=("key", "value", "timestamp")) as ranges:
-        for batch in ranges.read(JOURNAL, since, until, fail_on_data_loss=False):
+        for batch in ranges.read(JOURNAL, span.start, span.end, fail_on_data_loss=False):
             for key, value, at in zip(*(column.to_pylist() for column in batch.columns), strict=True):
                 record = reader.read(key, value)
                 at_ms = int(at.timestamp() * 1000)
+                if group in str(record):
+                    lines.append(f"{at_ms} {record}\n")
                 if isinstance(record, OffsetCommitted) and record.group_id == group:
                     commit = Commit(at_ms, record.offset, Stamp.from_metadata(record.metadata))
                     story.commits.setdefault(TopicPartition(record.topic, record.partition), []).append(commit)
@@ -217,3 +224,4 @@ def read_journal(story: Story, servers: str, group: str, since: int, until: int)
                     client_ids[record.member_id] = record.client_id  # type: ignore[union-attr]
                 elif isinstance(record, Tombstone) and record.key[0] is Kind.MEMBER and record.key[1] == group:
                     story.evictions.append((at_ms, client_ids.get(record.key[2], "")))
+    told.write_text("".join(lines))
