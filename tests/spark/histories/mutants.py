@@ -62,19 +62,6 @@ def raises_by_a_batch_that_was_left() -> None:
     query_module.resume_at = resume
 
 
-def begins_with_what_was_given_back() -> None:
-    """A batch begins with partitions that the watching thread has released since they were asked for."""
-
-    def begun(self: Membership, held: Held) -> bool:
-        with self._lock:
-            if self._member.revocation() is not None or not self._member.owns():
-                return False
-            self._busy = self._member.assignment().generation == held.generation
-            return self._busy
-
-    Membership.begin = begun  # type: ignore[method-assign]
-
-
 def releases_inside_a_batch() -> None:
     """What the group wants back is given at once."""
     begin = Membership.begin
@@ -150,17 +137,6 @@ def commits_nothing() -> None:
     Membership.commit = committed  # type: ignore[method-assign]
 
 
-def commits_for_any_generation() -> None:
-    """A batch of a generation that is over is committed under the present one."""
-    commit = Membership.commit
-
-    def committed(self: Membership, offsets: Any, stamp: Stamp, generation: int) -> None:
-        del generation
-        commit(self, offsets, stamp, self._member.assignment().generation)
-
-    Membership.commit = committed  # type: ignore[method-assign]
-
-
 def loses_the_last_task() -> None:
     """A batch of several tasks is read without its last."""
     cut = source_module.cut
@@ -192,14 +168,12 @@ MUTANTS: dict[Callable[[], None], tuple[str, ...]] = {
     resumes_at_the_checkpoint: ("starts_at_the_commit", "commits_follow_sinks"),
     raises_by_anyones_checkpoint: ("commits_follow_sinks",),
     raises_by_a_batch_that_was_left: ("commits_follow_sinks", "nothing_lost"),
-    begins_with_what_was_given_back: ("given_up_between_batches",),
     releases_inside_a_batch: ("given_up_between_batches",),
     drops_a_partition_of_a_repeated_batch: ("commits_follow_sinks",),
     repeats_with_new_ends: ("rows_are_true",),
     repeats_what_others_read: ("replays_what_is_its_own",),
     starts_new_partitions_at_their_ends: ("commits_follow_sinks",),
     commits_nothing: ("starts_at_the_commit",),
-    commits_for_any_generation: ("commits_follow_sinks",),
     loses_the_last_task: ("finished_batches_are_whole",),
     reads_a_record_too_far: ("commits_follow_sinks",),
 }

@@ -42,7 +42,7 @@ class Batch(NamedTuple):
 
 @dataclass(slots=True)
 class Tasks:
-    """One time that a batch was cut into tasks: planned, or repeated after a restart.
+    """One time that a batch was planned, or repeated after a restart.
 
     Attributes:
         called_ns: when the call began that decided what it reads.
@@ -144,25 +144,27 @@ class Story:
 def read_application(story: Story, name: str, folder: Path) -> None:
     """Adds what an application noted."""
     file = folder / STORY
-    if not file.exists():
-        return
+    if file.exists():
+        read_story(story, name, folder, map(json.loads, file.read_text().splitlines()))
+
+
+def read_story(story: Story, name: str, folder: Path, lines: Iterable[dict[str, Any]]) -> None:
+    """Adds an application's story, and what its checkpoints say was finished."""
     planned: set[tuple[Batch, int]] = set()
     tasks: dict[Batch, Tasks] = {}
     run: Run | None = None
     checkpoints = set()
-    for line in file.read_text().splitlines():
-        said = json.loads(line)
+    for said in lines:
         if said["e"] == "begin":
             run = Run(name, said["life"], said["at"])
             story.runs.append(run)
             checkpoints.add(said["checkpoint"])
         assert run is not None
         batch = Batch(name, said["checkpoint"], said.get("batch", -1))
-        if said["e"] == "plan":
-            planned.add((batch, said["life"]))
-        elif said["e"] == "tasks":
-            tasks[batch] = _tasks(batch, said, (batch, said["life"]) not in planned)
+        if said["e"] == "plan" or (said["e"] == "tasks" and (batch, said["life"]) not in planned):
+            tasks[batch] = _tasks(batch, said, repeated=said["e"] == "tasks")
             story.tasks.append(tasks[batch])
+            planned.add((batch, said["life"]))
         elif said["e"] == "write":
             story.writes.append(Write(batch, said["life"], said["at"], _rows(said["rows"]), tasks[batch]))
         elif said["e"] == "log" and LOST in said["text"]:
