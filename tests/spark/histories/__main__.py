@@ -22,7 +22,6 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
 from tests.spark.histories.history import Outcome, Place, place, play
 from tests.spark.histories.mutants import MUTANTS
 from tests.spark.histories.plan import draw

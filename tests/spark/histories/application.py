@@ -81,7 +81,7 @@ def main(text: str) -> int:
         if TOO_SLOW not in str(error):
             break
     known = any(name in str(error) for name in ("CommitFailedError", "TimedOutError", "FencedError"))
-    run.tell("failed", error=str(error)[-600:], of="known" if known else "unknown")
+    run.tell("failed", error=str(error)[:3_000], of="known" if known else "unknown")
     return 1
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 
+from tests.spark.histories.story import Batch, Story, Tasks
+
 from kohort.ids import TopicPartition
 from kohort.spark.batch_offset import Span
-from tests.spark.histories.story import Batch, Story, Tasks
 
 CLOCK_MS = 3
 """By how much two clocks of one machine, one of them in whole ms, may differ about one moment."""
@@ -48,7 +49,7 @@ def passed_over(story: Story) -> Iterator[int]:
 
 
 def rows_are_true(story: Story) -> Iterator[str]:
-    """A row is the record of its offset, within its range, once; a batch that a sink took whole has its ranges whole."""
+    """A row is the record of its offset, within its range, once; its range is what the batch's offset says."""
     for write in story.writes:
         seen = set()
         for partition, ranges in write.rows.items():

@@ -1,4 +1,4 @@
-"""Spark's micro-batch execution of one run of a query, without Spark: its calls, in its order, and its two logs on disk.
+"""Spark's micro-batch execution of one run of a query, without Spark: its calls in its order, its two logs on disk.
 
 The order is what traces of PySpark 4.2 and 4.3 show. The data source and the reader travel as pickles, as they do to
 the process that drives a query, to the planning process and to the workers; offsets travel as text.
@@ -19,11 +19,11 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.streaming.python_streaming_source_runner import READ_LIMIT_REGISTRY
 from pyspark.sql.types import StructType
-
-from kohort.spark.schema import arrow_schema, columns_of
-from kohort.spark.options import parse_options
-from kohort.spark.source import KohortDataSource
 from tests.spark.histories.settings import Trigger
+
+from kohort.spark.options import parse_options
+from kohort.spark.schema import arrow_schema, columns_of
+from kohort.spark.source import KohortDataSource
 
 
 class Log:

@@ -15,16 +15,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.spark.histories.check import violations
+from tests.spark.histories.nursery import Nursery
+from tests.spark.histories.plan import Application, Event, Plan, Turn, draw, healthy, source_options
+from tests.spark.histories.settings import Life
+from tests.spark.histories.story import JOURNAL, Story, read_application, read_journal
+
 from kohort import Admin, Broker, Producer
 from kohort.client.admin.values import NewTopic
 from kohort.errors import KafkaError
 from kohort.ids import TopicPartition
 from kohort.spark.batch_offset import Span
-from tests.spark.histories.check import violations
-from tests.spark.histories.nursery import Nursery
-from tests.spark.histories.plan import FAULTS_MS, Application, Event, Plan, Turn, draw, healthy, source_options
-from tests.spark.histories.settings import Life
-from tests.spark.histories.story import JOURNAL, Story, read_application, read_journal
 
 BROKER = {
     "auto.create.topics.enable": False,
@@ -144,9 +145,7 @@ class History:
             read_application(story, living.application.name, living.folder)
         read_journal(story, place.servers, self.prefix, Span(since, place.journal_end()), self.folder / "journal.txt")
         place.admin.delete_topics(list(self._partitions))
-        return Outcome(
-            plan.seed, violations(story), time.monotonic() - self._began, self._figures(), str(self.folder)
-        )
+        return Outcome(plan.seed, violations(story), time.monotonic() - self._began, self._figures(), str(self.folder))
 
     # The loop.
 

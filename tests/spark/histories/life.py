@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-
-from kohort.errors import KafkaError
 from tests.spark.histories.engine import Execution
 from tests.spark.histories.mutants import plant
 from tests.spark.histories.settings import Life
+
+from kohort.errors import KafkaError
 
 STORY = "story.jsonl"
 PAUSED, ENDING = "paused", "ending"

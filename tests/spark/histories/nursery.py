@@ -1,5 +1,4 @@
-"""A process with everything imported and no thread, which forks the processes that run queries: each costs
-milliseconds.
+"""A process with everything imported and no thread: it forks the processes that run queries, each in milliseconds.
 
 Orders come as lines of JSON: `{"start": id, "life": …, "log": file}` and `{"signal": id, "number": n}`. It says
 `{"started"|"paused"|"ended": id}`, and at the end of its orders it kills what it has started.
@@ -138,7 +137,6 @@ class _Room:
 def main() -> None:
     """Until the orders end."""
     import pyarrow as pa
-
     from tests.spark.histories import life  # noqa: F401 - so that forks have it
 
     pa.array([1]).to_pylist()  # imports more, which takes a second

@@ -115,9 +115,7 @@ def draw(seed: int) -> Plan:
         for number, name in enumerate("xyz"[:count])
     )
     pattern = kind != "assign" and chance.random() < 0.25
-    return Plan(
-        seed, kind, shared["group.protocol"], partitions, topics, pattern, applications, _events(chance, kind)
-    )
+    return Plan(seed, kind, shared["group.protocol"], partitions, topics, pattern, applications, _events(chance, kind))
 
 
 def _own_options(chance: random.Random) -> dict[str, str]:
@@ -205,5 +203,3 @@ def healthy(application: Application) -> dict[str, str]:
     """Its options when everything heals: not a record at a time."""
     slow = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "maxRecordsPerPartition")
     return {name: value for name, value in application.options.items() if name not in slow}
-
-

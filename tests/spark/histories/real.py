@@ -1,8 +1,8 @@
 """Three real Spark applications in one group, held to the properties of the histories: `make spark-churn MINUTES=10`.
 
-`python -m tests.spark.histories.real [--minutes 10] [--protocol classic] [--json]`. One joins late; again and again one is
-killed by SIGKILL with its JVM, one is stopped, one is paused with all its processes for 30 s, each in turn; what ended
-comes back with its checkpoint. Then everything is read and committed, and the checker looks at what the sinks took.
+`python -m tests.spark.histories.real [--minutes 10] [--protocol classic] [--json]`. One joins late; in turn
+one is killed by SIGKILL with its JVM, one is stopped, one is paused with all its processes for 30 s; what ended comes
+back with its checkpoint. Then everything is read and committed, and the checker looks at what the sinks took.
 """
 
 from __future__ import annotations
@@ -23,6 +23,11 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from tests.spark.histories.check import violations
+from tests.spark.histories.engine import Log
+from tests.spark.histories.life import COLUMNS, STORY
+from tests.spark.histories.settings import Life
+from tests.spark.histories.story import JOURNAL, Story, read_journal, read_story
 
 from kohort import Admin, Broker, Producer
 from kohort.client.admin.values import NewTopic
@@ -30,11 +35,6 @@ from kohort.demo.processes import session_processes
 from kohort.errors import KafkaError
 from kohort.ids import TopicPartition
 from kohort.spark.batch_offset import Span
-from tests.spark.histories.check import violations
-from tests.spark.histories.engine import Log
-from tests.spark.histories.life import COLUMNS, STORY
-from tests.spark.histories.settings import Life
-from tests.spark.histories.story import JOURNAL, Story, read_journal, read_story
 
 NAMES = ("x", "y", "z")
 PARTITIONS = 6
@@ -148,6 +148,7 @@ class Churn:
         self.events: list[str] = []
         self.applications = [Application(name, folder, options) for name in NAMES]
         self._ids = itertools.count()
+        self._away: Application | None = None
         self._admin, self._producer = Admin(servers), Producer(servers)
         self._began = time.monotonic()
 
@@ -195,7 +196,9 @@ class Churn:
             self._note(f"{application.name}: goes on")
             return
         getattr(application, what)()
+        self._away = application
         self._produce(AWAY_S)
+        self._away = None
         application.start()
 
     def _produce(self, seconds: float) -> None:
@@ -215,7 +218,7 @@ class Churn:
 
     def _restart(self) -> None:
         for application in self.applications:
-            if application.runs and not application.running:
+            if application.runs and not application.running and application is not self._away:
                 self._note(f"{application.name}: is started again, its query had failed")
                 application.start()
 

@@ -1,5 +1,7 @@
-"""What is known of a history when it is over: what was produced and taken away, what the applications noted, what their
-checkpoints hold, and the commits that the group's journal has, in its order.
+"""What is known of a history when it is over.
+
+What was produced and taken away, what the applications noted, what their checkpoints hold, and the commits that the
+group's journal has, in its order.
 """
 
 from __future__ import annotations
@@ -11,13 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests.spark.histories.engine import Log
+from tests.spark.histories.life import STORY
+
 from kohort.client.consumer.range_reader import RangeReader
 from kohort.groups.records import GroupSaved, Kind, OffsetCommitted, Tombstone
 from kohort.ids import TopicPartition
 from kohort.journal.codec import GroupRecordReader
 from kohort.spark.batch_offset import Span, Stamp
-from tests.spark.histories.engine import Log
-from tests.spark.histories.life import STORY
 
 LOST = "lost its partitions"
 """What a member logs that was put out, or must take itself for it, since it has not heard the coordinator."""
@@ -105,7 +108,7 @@ class Story:
         removed: ids that retention or a deletion took.
         remade: topics that were deleted and made again.
         commits: by partition, in the journal's order.
-        evictions: (when in ms, client id) of members that the group put out, that left, or that say that they were lost.
+        evictions: (when in ms, client id) of members that the group put out, that left, or say that they were lost.
     """
 
     produced: dict[int, tuple[TopicPartition, int]] = field(default_factory=dict)
@@ -186,9 +189,7 @@ def _tasks(batch: Batch, said: Mapping[str, Any], repeated: bool) -> Tasks:
         for topic, numbers in end["topics"].items()
         for number, span in numbers.items()
     }
-    return Tasks(
-        batch, said["life"], said["called"], said["at"], end["query"], end["generation"], ranges, repeated
-    )
+    return Tasks(batch, said["life"], said["called"], said["at"], end["query"], end["generation"], ranges, repeated)
 
 
 def _rows(said: list[list[Any]]) -> dict[TopicPartition, list[tuple[tuple[int, int, int], list[tuple[int, int]]]]]:

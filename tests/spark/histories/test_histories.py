@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,12 +12,19 @@ from pathlib import Path
 import pytest
 from tests.spark.histories.check import CHECKS
 from tests.spark.histories.history import Outcome, Place, place, play
-from tests.spark.histories.mutants import MUTANTS
+from tests.spark.histories.mutants import (
+    MUTANTS,
+    commits_before_the_sink,
+    commits_no_claims,
+    commits_nothing,
+    reads_a_record_too_far,
+    starts_new_partitions_at_their_ends,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.filterwarnings("default")]
 """The pipes of Spark's gateway in the tests before are collected, and warned of, while these run."""
 
-SEEDS = 12
+SEEDS = 10
 AT_ONCE = 8
 PATIENCE = 60
 SEEN_AT = {
@@ -31,6 +39,15 @@ SEEN_AT = {
     "loses_the_last_task": 5,
 }
 """Seeds whose plan shows a fault: looked at first, then the others."""
+
+
+QUICKLY_SEEN = (
+    commits_before_the_sink,
+    commits_no_claims,
+    commits_nothing,
+    reads_a_record_too_far,
+    starts_new_partitions_at_their_ends,
+)
 
 
 class Stage:
@@ -72,9 +89,13 @@ def survives(stage: Stage, mutant: str, properties: tuple[str, ...]) -> str:
     return f"{mutant} survived {PATIENCE} histories; they showed {seen or 'nothing'}"
 
 
-def test_every_fault_is_shown_by_its_property(stage: Stage) -> None:
+def test_faults_are_shown_by_their_property(stage: Stage) -> None:
+    """A few that nearly every history shows; all with KOHORT_MUTANTS=all, which takes minutes."""
+    every = os.environ.get("KOHORT_MUTANTS") == "all"
     hunts = [
-        stage.threads.submit(survives, stage, mutant.__name__, properties) for mutant, properties in MUTANTS.items()
+        stage.threads.submit(survives, stage, mutant.__name__, properties)
+        for mutant, properties in MUTANTS.items()
+        if every or mutant in QUICKLY_SEEN
     ]
     assert [survived for hunt in hunts if (survived := hunt.result())] == []
 
