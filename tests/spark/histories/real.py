@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ from kohort.spark.batch_offset import Span
 
 NAMES = ("x", "y", "z")
 PARTITIONS = 6
-PAUSE_S, AWAY_S, TRIGGER_MS = 30.0, 3.0, 500
+PAUSE_S, AWAY_S, BETWEEN_S, TRIGGER_MS = 30.0, 3.0, 8.0, 500
 SETTLE_S = 300.0
 """How long all may take to be committed at the end."""
 TOPIC, GROUP = "churned", "churn"
@@ -102,11 +102,18 @@ class Application:
         with (self.folder / STORY).open("a") as story:
             story.write(json.dumps(told) + "\n")
 
+    def begun(self) -> bool:
+        """Whether its present run has."""
+        file = self.folder / STORY
+        said = map(json.loads, file.read_text().splitlines()) if file.exists() else iter(())
+        return any(told["e"] == "begin" and told["life"] == self.runs for told in said)
+
     def lines(self) -> Iterator[dict[str, Any]]:
         """Its story, with what Spark's own log of offsets says of each batch."""
         file = self.folder / STORY
         said = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
         begins = [told for told in said if told["e"] == "begin"]
+        said = [told for told in said if told["life"] in {one["life"] for one in begins}]
         checkpoint = self.folder / "checkpoint-0"
         commits, offsets = Log(checkpoint / "commits").written(), Log(checkpoint / "offsets")
         planned: dict[int, tuple[int, Any]] = {}
@@ -161,11 +168,12 @@ class Churn:
         try:
             x.start()
             y.start()
-            self._produce(min(15.0, minutes * 10))
+            self._at_work((x, y))
             self._note("z joins")
             z.start()
             for turn in itertools.count():
-                self._produce(12.0)
+                self._at_work(self.applications)
+                self._produce(BETWEEN_S)
                 if time.monotonic() > until and turn >= len(NAMES):
                     break
                 self._befall(turn)
@@ -181,6 +189,12 @@ class Churn:
         read_journal(self.story, self.servers, GROUP, span, self.folder / "journal.txt")
         self._admin.close()
         return self.story
+
+    def _at_work(self, applications: Iterable[Application]) -> None:
+        """Produces until each has begun its present run: starting Spark takes seconds, or a minute."""
+        until = time.monotonic() + SETTLE_S
+        while not all(one.begun() for one in applications) and time.monotonic() < until:
+            self._produce(1.0)
 
     def _note(self, text: str) -> None:
         self.events.append(f"{time.monotonic() - self._began:6.1f} s  {text}")
