@@ -15,7 +15,7 @@ CHURN_ARGS ?=
 BENCH_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo demo test test-cluster check lint types layers sizes docs picture bench fuzz fuzz-listener simulate churn spark-histories spark-churn suites lock format clean
+.PHONY: help setup setup-demo demo test test-cluster check lint types layers sizes docs picture bench bench-against fuzz fuzz-listener simulate churn spark-histories spark-churn suites lock format clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -70,6 +70,9 @@ format: setup ## let ruff format and fix what it can
 
 bench: setup ## figures beside the peers', one table for each file in bench/
 	@$(BIN)/python -m bench $(BENCH_ARGS)
+
+bench-against: setup ## this checkout beside another one that is set up: make bench-against OTHER=FOLDER
+	@$(BIN)/python -m bench.against $(OTHER) $(BENCH_ARGS)
 
 bench-%: setup
 	@$(BIN)/python -m bench $* $(BENCH_ARGS)
