@@ -18,7 +18,6 @@ from tests.spark.histories.mutants import (
     commits_no_claims,
     commits_nothing,
     reads_a_record_too_far,
-    starts_new_partitions_at_their_ends,
 )
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.filterwarnings("default")]
@@ -46,7 +45,6 @@ QUICKLY_SEEN = (
     commits_no_claims,
     commits_nothing,
     reads_a_record_too_far,
-    starts_new_partitions_at_their_ends,
 )
 
 
