@@ -84,7 +84,7 @@ class Execution:
         self.reader = loads(self._source).streamReader(StructType([]))
         self._workers: Any = None
         self._limit: Any = None
-        self._batch = 0
+        self._batch = self._answered = 0
         self._finished: str | None = None
         """The end of the last batch whose sink was done: Spark's committed offset."""
         self._available: str | None = None
@@ -110,6 +110,7 @@ class Execution:
     def call(self, name: str, *arguments: Any) -> Any:
         self._reach(f"before {name}")
         answer = getattr(self.reader, name)(*arguments)
+        self._answered = time.time_ns()  # a pause comes after it
         self._reach(f"after {name}")
         return answer
 
@@ -134,7 +135,7 @@ class Execution:
         if end == start:
             return False
         self._available = end
-        self._tell("plan", batch=self._batch, called=called, end=json.loads(end))
+        self._tell("plan", batch=self._batch, called=called, answered=self._answered, end=json.loads(end))
         self._reach("before the offset log")
         self.offsets.add(self._batch, end)
         self._reach("after the offset log")

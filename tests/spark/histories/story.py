@@ -189,7 +189,16 @@ def _tasks(batch: Batch, said: Mapping[str, Any], repeated: bool) -> Tasks:
         for topic, numbers in end["topics"].items()
         for number, span in numbers.items()
     }
-    return Tasks(batch, said["life"], said["called"], said["at"], end["query"], end["generation"], ranges, repeated)
+    return Tasks(
+        batch,
+        said["life"],
+        said["called"],
+        said.get("answered", said["at"]),
+        end["query"],
+        end["generation"],
+        ranges,
+        repeated,
+    )
 
 
 def _rows(said: list[list[Any]]) -> dict[TopicPartition, list[tuple[tuple[int, int, int], list[tuple[int, int]]]]]:
