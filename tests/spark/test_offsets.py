@@ -9,7 +9,7 @@ import pytest
 
 from kohort.errors import InvalidInputError
 from kohort.ids import TopicPartition
-from kohort.spark.batch_offset import BatchOffset, Committed, Span, Stamp, resume_at
+from kohort.spark.batch_offset import BatchOffset, Committed, Reached, Span, Stamp, resume_at
 
 A0, A10, B1 = TopicPartition("a", 0), TopicPartition("a", 10), TopicPartition("b", 1)
 
@@ -58,12 +58,14 @@ def test_stamps_survive_metadata_and_strangers_have_none() -> None:
         (Committed(30), None, 30),
         (Committed(30, Stamp("mine", 4)), 40, 40),
         (Committed(50, Stamp("mine", 4)), 40, 50),
+        (Committed(30, Stamp("mine", 5)), 40, 30),
+        (Committed(30, Stamp("mine", 6)), 40, 30),
         (Committed(30, Stamp("other", 4)), 40, 30),
         (Committed(50, Stamp("other", 4)), 40, 50),
         (Committed(30), 40, 30),
     ],
 )
-def test_the_checkpoint_counts_only_above_a_commit_of_its_own_query(
+def test_the_checkpoint_counts_only_above_a_commit_of_an_earlier_batch_of_its_own_query(
     committed: Committed | None, checkpoint: int | None, start: int | None
 ) -> None:
-    assert resume_at("mine", committed, checkpoint) == start
+    assert resume_at("mine", committed, None if checkpoint is None else Reached(checkpoint, 5)) == start

@@ -135,7 +135,10 @@ def test_ranges_that_another_member_has_read_meanwhile_are_left_to_it(
 
 
 def test_the_checkpoint_raises_only_its_own_commits(run: Callable[..., Any], stage: Stage) -> None:
-    """The group's offset wins over the checkpoint as soon as someone else has committed."""
+    """The group's offset wins over the checkpoint as soon as someone else has committed.
+
+    Partition 1 looks as it does when the last batch's commit was cut off.
+    """
     stage.produce(80)
     sink = Sink()
     stage.finished(run(sink, trigger=NOW))
@@ -144,7 +147,8 @@ def test_the_checkpoint_raises_only_its_own_commits(run: Callable[..., Any], sta
     take_over(stage, {0: 5})
     with GroupMember(stage.servers, stage.group, topics=[stage.topic]) as cut_off:
         stage.assigned(cut_off, PARTITIONS)
-        cut_off.commit({stage.partitions[1]: OffsetAndMetadata(5, json.dumps(own))})
+        earlier = json.dumps({**own, "batch": own["batch"] - 1})
+        cut_off.commit({stage.partitions[1]: OffsetAndMetadata(5, earlier)})
     again = Sink()
     stage.finished(run(again, trigger=NOW))
     assert sorted((row[1], row[2]) for rows in again.batches.values() for row in rows) == [

@@ -101,6 +101,9 @@ class BatchOffset:
     def ends(self) -> dict[TopicPartition, int]:
         return {tp: span.end for tp, span in self.spans.items()}
 
+    def reached(self) -> dict[TopicPartition, Reached]:
+        return {tp: Reached(span.end, self.batch) for tp, span in self.spans.items()}
+
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
@@ -139,14 +142,25 @@ class Committed:
     stamp: Stamp | None = None
 
 
-def resume_at(query: str, committed: Committed | None, checkpoint: int | None) -> int | None:
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """Where a batch of the query's own ended in a partition, as its checkpoint says."""
+
+    offset: int
+    batch: int
+
+
+def resume_at(query: str, committed: Committed | None, reached: Reached | None) -> int | None:
     """Where a partition starts that a query has just been given; None: neither the group nor the checkpoint knows.
 
-    The group's offset counts. The checkpoint's raises it only if the group's was committed by this very query: then no
-    one else had the partition since, and the checkpoint only knows of a batch whose commit was cut off.
+    The group's offset counts. The checkpoint's raises it only if the group's was committed by this very query in an
+    earlier batch: then no one else had the partition since, and the checkpoint only knows of a batch whose commit was
+    cut off. An offset that the query committed in that batch or later says that the batch was not read here: it was
+    left to the group when it was to be run again, or an administrator set the offset after it.
     """
     if committed is None:
-        return checkpoint
-    if checkpoint is not None and committed.stamp is not None and committed.stamp.query == query:
-        return max(committed.offset, checkpoint)
+        return reached.offset if reached is not None else None
+    stamp = committed.stamp
+    if reached is not None and stamp is not None and stamp.query == query and stamp.batch < reached.batch:
+        return max(committed.offset, reached.offset)
     return committed.offset

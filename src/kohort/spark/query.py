@@ -10,7 +10,7 @@ from typing import Any
 from kohort.errors import CommitFailedError, InvalidInputError, NotFoundError, TimedOutError
 from kohort.ids import TopicId, TopicPartition
 from kohort.spark.admission import BytesSeen, fair_shares, limit_by_bytes
-from kohort.spark.batch_offset import BatchOffset, Committed, Span, resume_at
+from kohort.spark.batch_offset import BatchOffset, Committed, Reached, Span, resume_at
 from kohort.spark.catalog import Catalog, starting_bound
 from kohort.spark.data_loss import lose
 from kohort.spark.incarnations import Incarnations
@@ -45,7 +45,7 @@ class Query:
         self._place: Place | None = None
         self._running: BatchOffset | None = None
         self._held: Held | None = None
-        self._done: dict[TopicPartition, int] = {}  # ends of what this query has finished, by its own knowledge
+        self._done: dict[TopicPartition, Reached] = {}  # what this query has finished, by its own knowledge
         self._positions: dict[TopicPartition, int] = {}
         self._ends: dict[TopicPartition, int] = {}
         self._targets: dict[TopicPartition, int] | None = None
@@ -78,7 +78,7 @@ class Query:
             if start.batch:  # the first call after a restart
                 self._resume(start)
             return
-        self._done.update(running.ends())
+        self._done.update(running.reached())
         if self._place is None:
             return
         try:
@@ -93,7 +93,7 @@ class Query:
         if self._resumed:
             return
         self._resumed = self._restarted = True
-        self._done.update(start.ends())
+        self._done.update(start.reached())
         self._topics.remember(start)
 
     def _commit(self, place: Place, batch: BatchOffset) -> None:
@@ -203,7 +203,7 @@ class Query:
             held = self._hold_surely()
             readable = planned.of(self._readable(planned))
             kept = self._still_ours(readable, held)
-            if self._begin(held):
+            if self._mark_left(readable, kept, held) and self._begin(held):
                 break
         ours = {
             tp: span
@@ -231,6 +231,30 @@ class Query:
                 del spans[tp]
         return spans
 
+    def _mark_left(self, planned: BatchOffset, kept: Mapping[TopicPartition, Span], held: Held) -> bool:
+        """Tell the group what a batch that is run again leaves out, which the checkpoint can't be told any more.
+
+        Its offset says to every later run that those partitions were read up to the batch's ends. Whoever has one now
+        says so by a commit; until then the group's offset is this query's, and is committed again under the batch's
+        number. False: the group has moved on meanwhile.
+        """
+        place = self._place
+        if place is None:
+            return True
+        left: dict[TopicPartition, int] = {}
+        for tp, found in self._topics.valid(place.committed([tp for tp in planned.spans if tp not in kept])).items():
+            stamp = found.stamp if found is not None else None
+            if found is None:
+                left[tp] = planned.spans[tp].start
+            elif stamp is not None and stamp.query == self.identity and stamp.batch < planned.batch:
+                left[tp] = found.offset
+        try:
+            if left:
+                place.commit(left, Maker(self.identity, planned.batch, held.generation, self._topics.of(left)))
+        except (CommitFailedError, NotFoundError):
+            return False
+        return True
+
     def _begin(self, held: Held) -> bool:
         return self._place is None or self._place.begin(held)
 
@@ -244,8 +268,13 @@ class Query:
         return {
             tp: span
             for tp, span in planned.spans.items()
-            if tp in held.partitions and (self._own(tp) or self._positions[tp] == span.start)
+            if tp in held.partitions and self._positions[tp] == span.start and not self._was_left(tp, planned)
         }
+
+    def _was_left(self, tp: TopicPartition, planned: BatchOffset) -> bool:
+        """Whether an earlier run that came back to this batch has left the partition to the group."""
+        found = self._found.get(tp)
+        return found is not None and self._own(tp) and found.stamp is not None and found.stamp.batch >= planned.batch
 
     def _own(self, tp: TopicPartition) -> bool:
         """Whether no one has committed for a partition since this query did."""

@@ -125,8 +125,9 @@ class Membership:
         with self._lock:
             if self._member.revocation() is not None or not self._member.owns():
                 return False
-            if self._member.assignment().generation != held.generation:
-                return False
+            assignment = self._member.assignment()
+            if assignment.generation != held.generation or not set(held.partitions) <= set(assignment.partitions):
+                return False  # a generation goes on while what it had is given back
             self._busy = True
             return True
 
