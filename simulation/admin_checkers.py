@@ -160,7 +160,7 @@ def keys_of(group_id: str, journal: GroupJournal) -> set[tuple[Any, ...]]:
         (Kind.CURRENT, consumer.current),
         (Kind.REGEX, consumer.regexes),
     ):
-        keys.update((kind, group_id, name) for name in names)  # type: ignore[attr-defined]
+        keys.update((kind, group_id, name) for name in names)
     return keys
 
 

@@ -18,7 +18,7 @@ from kohort.groups.events import (
     TopicImage,
 )
 from kohort.groups.machine import GroupMachine
-from kohort.groups.outcome import GroupState, LeaveGroupReply, Now, Outcome
+from kohort.groups.outcome import GroupState, JoinGroupReply, LeaveGroupReply, Now, Outcome
 from kohort.groups.records import MemberSaved, OffsetCommitted, Record
 from kohort.ids import TopicPartition
 from simulation.admin_checkers import DeletionChecker, DescriptionChecker
@@ -73,7 +73,7 @@ class OwnershipChecker(Checker):
             refused = (
                 value.error is ErrorCode.GROUP_MAX_SIZE_REACHED
                 for request, value in outcome.replies
-                if request == event.request
+                if request == event.request and isinstance(value, JoinGroupReply)
             )
             if any(refused):
                 self._removed.add(event.member_id)

@@ -81,7 +81,7 @@ class ClassicMember(Process):
         return all(strategy == COOPERATIVE for strategy in self.habits.strategies)
 
     def _lose(self, error: ErrorCode) -> None:
-        """The coordinator has put it out: what it held is lost, it starts anew."""
+        """The coordinator has evicted it: what it held is lost, it starts anew."""
         self._hold(frozenset())
         self.generation = -1
         if error is ErrorCode.UNKNOWN_MEMBER_ID:

@@ -153,7 +153,7 @@ class ConsumerMember(Process):
                 self._again(sent_ms + self.lease.beat_ms(self.interval_ms) - self.world.now_ms)
 
     def _rejoin(self) -> None:
-        """It was put out: what it held is lost, it joins again with epoch 0."""
+        """It was evicted: what it held is lost, it joins again with epoch 0."""
         self._round += 1
         self._hold(frozenset())
         self.target = self._told = None
@@ -177,7 +177,7 @@ class ConsumerMember(Process):
         number = self._round
 
         def done() -> None:
-            if number != self._round:  # it was put out meanwhile: nothing of that life is left
+            if number != self._round:  # it was evicted meanwhile: nothing of that life is left
                 return
             self._revoking = False
             if self.target is not None:

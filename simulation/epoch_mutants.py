@@ -7,12 +7,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, ClassVar
 
+from kohort.coordinator.shard import Shard
 from kohort.errors import ErrorCode
 from kohort.groups.config import GroupConfig
 from kohort.groups.consumer import commits, targets
 from kohort.groups.consumer import heartbeat as consumer
 from kohort.groups.consumer import members as membership
-from kohort.groups.consumer.state import ConsumerGroup, Current, Pairs
+from kohort.groups.consumer.state import ConsumerGroup, CurrentAssignment, Pairs
 from kohort.groups.context import Context
 from kohort.groups.events import (
     AssignmentComputed,
@@ -49,7 +50,7 @@ class FetchesForAnyEpoch(Swapped):
 
         def may_fetch(context: Context, group: ConsumerGroup, event: OffsetFetch) -> ErrorCode:
             known = event.member_id in group.members
-            older = known and event.member_epoch < group.standing(event.member_id or "").member_epoch
+            older = known and event.member_epoch < group.current_assignment(event.member_id or "").member_epoch
             error: ErrorCode = real(context, group, event)
             return ErrorCode.NONE if older else error
 
@@ -65,7 +66,7 @@ class ForgivesAnyEpoch(Swapped):
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
         """The check with every older epoch for the one before."""
 
-        def check(current: Current, event: ConsumerGroupHeartbeat) -> Any:
+        def check(current: CurrentAssignment, event: ConsumerGroupHeartbeat) -> Any:
             older = 0 < event.member_epoch < current.member_epoch
             return real(replace(current, previous_epoch=event.member_epoch) if older else current, event)
 
@@ -81,7 +82,7 @@ class ForgivesNoEpoch(Swapped):
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
         """The check without an epoch before."""
 
-        def check(current: Current, event: ConsumerGroupHeartbeat) -> Any:
+        def check(current: CurrentAssignment, event: ConsumerGroupHeartbeat) -> Any:
             return real(replace(current, previous_epoch=-1), event)
 
         return check
@@ -179,7 +180,7 @@ class BeginsTicketsAnew(GroupMachine):
 class _TakesEarlier(GroupMachine):
     """Takes a result that an earlier coordinator of this process asked for as the one that is asked for now."""
 
-    kind: ClassVar[type]
+    kind: ClassVar[type[AssignmentComputed | RegexesResolved]]
     waits: ClassVar[str]
     _began = 0
 
@@ -190,7 +191,7 @@ class _TakesEarlier(GroupMachine):
 
     def step(self, event: Any, now: Now) -> Outcome:
         """As the real one, but an older result counts."""
-        if type(event) is self.kind and event.ticket < self._began:
+        if isinstance(event, self.kind) and event.ticket < self._began:
             group = self.context.find(event.group_id)
             consumer = None if group is None else group.under(ConsumerGroup)
             if consumer is not None:
@@ -229,7 +230,7 @@ class ForgetsAssignments(Swapped):
         return share_out
 
 
-EPOCH_MUTANTS: dict[type[GroupMachine], type[Checker]] = {
+EPOCH_MUTANTS: dict[type[GroupMachine | Shard], type[Checker]] = {
     FetchesForAnyEpoch: StaleEpochChecker,
     ForgivesAnyEpoch: StaleEpochChecker,
     ForgivesNoEpoch: StaleEpochChecker,

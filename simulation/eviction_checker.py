@@ -1,7 +1,7 @@
 """Nobody who behaves is evicted: who is heard in time, gives up in time and joins in time stays in its group.
 
 The checker keeps a book of its own: when each member was last heard, what it waits for, when it was asked to do
-something, what became of its connection. A member that is put out, or that is told to join again, must have earned it
+something, what became of its connection. A member that is evicted, or that is told to join again, must have earned it
 by that book.
 """
 
@@ -281,7 +281,7 @@ class EvictionChecker(Checker):
             return
         if not isinstance(event, Tick) or self._excuse(kept, before) is None:
             since_ms = self.world.now_ms - kept.heard_ms
-            self.fail(f"{key[1]} of {key[0]} was put out, heard {since_ms} ms ago, by {event}: {kept}")
+            self.fail(f"{key[1]} of {key[0]} was evicted, heard {since_ms} ms ago, by {event}: {kept}")
 
     def _goes_by_itself(self, event: Any, value: Any, key: Key, kept: Kept) -> bool:
         """Whether it left, was removed by name, found no room, or is there under another id."""
@@ -299,7 +299,7 @@ class EvictionChecker(Checker):
         return event.instance_id is not None and event.instance_id == kept.instance_id
 
     def _excuse(self, kept: Kept, before: Round | None) -> str | None:
-        """By what a member has earned to be put out now."""
+        """By what a member has earned to be evicted now."""
         now_ms = self.world.now_ms
         if kept.lost_ms is not None:
             if kept.is_dead:

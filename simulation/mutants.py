@@ -157,7 +157,7 @@ class GivesWhatIsHeld(GroupMachine):
 
 
 class MiscountsJoiners(GroupMachine):
-    """Counts a member that is put out while it waits as one that still waits."""
+    """Counts a member that is evicted while it waits as one that still waits."""
 
     def step(self, event: Any, now: Now) -> Outcome:
         """As the real one, with a wrong count after a refused join."""
@@ -197,7 +197,7 @@ class IgnoresMaxSize(GroupMachine):
         super().__init__(replace(config, group_max_size=1_000, consumer_max_size=1_000))
 
 
-class ForgetsWhomItSpared(GroupMachine):
+class ForgetsWhomItExcluded(GroupMachine):
     """Does not know any more that a target was made without a member when it is heard again."""
 
     def step(self, event: Any, now: Now) -> Outcome:
@@ -206,7 +206,7 @@ class ForgetsWhomItSpared(GroupMachine):
         for group in self.context.ledger.groups.values():
             consumer = group.under(ConsumerGroup)
             if consumer is not None and consumer.target_epoch == consumer.epoch:
-                consumer.spared.clear()
+                consumer.excluded.clear()
         return outcome
 
 
@@ -227,7 +227,7 @@ class WakesTheAway(GroupMachine):
         if presence is not None:
             presence.held = None
         arrivals.consumer_heartbeat(context, event)
-        if presence is not None and held is not None:
+        if presence is not None and presence.hold is not None and held is not None:
             presence.held = held
             context.run(presence.hold, held.hold_ms)
 
@@ -365,12 +365,12 @@ MUTANTS: dict[type[GroupMachine | Shard | DiskMutant], type[Checker]] = {
     MiscountsJoiners: InvariantChecker,
     LosesTheReturned: InvariantChecker,
     NeverEndsSessions: LivenessChecker,
-    ForgetsWhomItSpared: EvennessChecker,
+    ForgetsWhomItExcluded: EvennessChecker,
     WakesTheAway: AwayChecker,
-    **EVICTION_MUTANTS,
-    **EPOCH_MUTANTS,
-    **ADMIN_MUTANTS,
-    **DISK_MUTANTS,
+    **dict(EVICTION_MUTANTS.items()),
+    **dict(EPOCH_MUTANTS.items()),
+    **dict(ADMIN_MUTANTS.items()),
+    **dict(DISK_MUTANTS.items()),
     LoadsTheAwayAsBack: AwayChecker,
     EmptiesTheAway: AwayChecker,
     CountsLeasesFromAnswers: LetGoChecker,

@@ -5,8 +5,9 @@ It is the shard that ships, behind connections, on a process that dies and comes
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from kohort.coordinator.shard import Phase, Shard
@@ -14,6 +15,7 @@ from kohort.errors import ErrorCode
 from kohort.groups.config import GroupConfig
 from kohort.groups.events import (
     ConnectionLost,
+    GroupSettings,
     OffsetCommit,
     ReleaseHeld,
     TopicImage,
@@ -132,8 +134,10 @@ class Server:
         machine = self.make_machine(config)
         step, on_loaded = machine.step, machine.on_loaded
 
-        def loaded(*args: Any) -> Outcome:
-            return self._seen(None, lambda: self._on_loaded(machine, partial(on_loaded, *args)))
+        def loaded(
+            now: Now, image: TopicImage, settings: Mapping[str, GroupSettings] = MappingProxyType({})
+        ) -> Outcome:
+            return self._seen(None, lambda: self._on_loaded(machine, partial(on_loaded, now, image, settings)))
 
         def stepped(event: Any, now: Now) -> Outcome:
             return self._seen(event, lambda: step(event, now))

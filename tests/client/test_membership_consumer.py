@@ -214,7 +214,7 @@ def test_a_pattern_is_left_to_the_coordinator_and_unknown_topics_are_asked_for_b
     assert member.assignment.partitions == parts(0, topic="b")
 
 
-def test_why_a_member_was_put_out_is_told_in_its_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_why_a_member_was_fenced_is_told_in_its_log(caplog: pytest.LogCaptureFixture) -> None:
     trial = Coordinator(session_timeout_ms=6_000)
     trial.subscribe("a")
     trial.world.runtime.advance(10_000)  # the process was stopped, or starved

@@ -9,11 +9,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from kohort.client.consumer.consumer import Consumer
 from kohort.client.group.member import GroupMember
+from kohort.client.net.thread_driver import ThreadClient
+from kohort.client.offset_requests import GroupIdentity, commit_offsets, committed_offsets
 from kohort.client.offset_values import OffsetAndMetadata
-from kohort.errors import CommitFailedError, FencedError, KafkaError, TimedOutError
-from kohort.ids import TopicPartition
+from kohort.client.settings import ConsumerConfig, client_config
+from kohort.errors import CommitFailedError, FencedError, InvalidInputError, KafkaError, TimedOutError
+from kohort.ids import TopicId, TopicPartition
 from kohort.spark.batch_offset import Committed, Stamp
 from kohort.spark.catalog import client_settings
 from kohort.spark.options import SourceOptions
@@ -34,6 +36,28 @@ class Held:
     generation: int = -1
 
 
+@dataclass(frozen=True, slots=True)
+class Maker:
+    """As whom a commit is made: which batch of which query, as what generation, of which topics."""
+
+    query: str
+    batch: int
+    generation: int
+    ids: Mapping[str, TopicId]
+
+    def stamped(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, OffsetAndMetadata]:
+        """The offsets with the maker's stamp."""
+        return {
+            tp: OffsetAndMetadata(offset, Stamp(self.query, self.batch, self.ids.get(tp.topic)).to_metadata())
+            for tp, offset in offsets.items()
+        }
+
+    def ids_of(self, offsets: Iterable[TopicPartition]) -> Mapping[str, TopicId]:
+        """The ids of all topics; none where one is not known: a commit is by id or by name."""
+        topics = {tp.topic for tp in offsets}
+        return {topic: self.ids[topic] for topic in topics} if topics <= self.ids.keys() else {}
+
+
 class Place(Protocol):
     """How a query stands to its group: as a member, or only as one who keeps offsets there."""
 
@@ -46,17 +70,12 @@ class Place(Protocol):
     def end(self) -> None:
         """The batch is over and committed: give up what the group wants back."""
 
-    def commit(
-        self,
-        offsets: Mapping[TopicPartition, int],
-        stamp: Stamp,
-        generation: int,
-        timeout_ms: float | None = None,
-    ) -> None:
-        """Commit next offsets with the stamp as their metadata, and wait.
+    def commit(self, offsets: Mapping[TopicPartition, int], maker: Maker, timeout_ms: float | None = None) -> None:
+        """Commit next offsets with their maker's stamp as metadata, and wait.
 
         Raises:
             CommitFailedError: the partitions are others' by now.
+            NotFoundError: a topic is gone, or another has its name; nothing was committed of it.
         """
 
     def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Committed | None]:
@@ -116,8 +135,9 @@ class Membership:
         with self._lock:
             if self._member.revocation() is not None or not self._member.owns():
                 return False
-            if self._member.assignment().generation != held.generation:
-                return False
+            assignment = self._member.assignment()
+            if assignment.generation != held.generation or not set(held.partitions) <= set(assignment.partitions):
+                return False  # a generation goes on while what it had is given back
             self._busy, self._busy_since = True, time.monotonic()
             return True
 
@@ -128,22 +148,19 @@ class Membership:
             if self._member.revocation() is not None:
                 self._member.release()
 
-    def commit(
-        self,
-        offsets: Mapping[TopicPartition, int],
-        stamp: Stamp,
-        generation: int,
-        timeout_ms: float | None = None,
-    ) -> None:
-        """Commit next offsets with the stamp as their metadata, and wait.
+    def commit(self, offsets: Mapping[TopicPartition, int], maker: Maker, timeout_ms: float | None = None) -> None:
+        """Commit next offsets with their maker's stamp as metadata, and wait.
 
         Raises:
             CommitFailedError: the partitions are others' by now.
+            NotFoundError: a topic is gone, or another has its name; nothing was committed of it.
         """
-        wanted = _with_metadata(offsets, stamp)
         try:
-            if wanted:
-                self._member.commit(wanted, generation=generation, timeout_ms=timeout_ms)
+            if offsets:
+                ids = maker.ids_of(offsets)
+                self._member.commit(
+                    maker.stamped(offsets), generation=maker.generation, topic_ids=ids, timeout_ms=timeout_ms
+                )
         except FencedError as error:
             raise CommitFailedError(str(error), error.code) from error
 
@@ -206,9 +223,12 @@ class OffsetKeeper:
 
     def __init__(self, options: SourceOptions) -> None:
         self._held = Held(options.assigned())
-        settings = client_settings(options) | {"enable.auto.commit": "false"}
-        self._consumer = Consumer(options.bootstrap_servers, group_id=options.group_id, **settings)
-        self._consumer.assign(self._held.partitions)
+        self._group = str(options.group_id)
+        self._client = ThreadClient(
+            client_config(
+                ConsumerConfig, options.bootstrap_servers, client_settings(options) | {"group_id": self._group}
+            )
+        )
 
     def held(self, timeout_ms: float) -> Held | None:
         """All of `assign`."""
@@ -217,38 +237,40 @@ class OffsetKeeper:
 
     def begin(self, held: Held) -> bool:
         """Nobody takes anything away."""
-        return held == self._held
+        del held
+        return True
 
     def end(self) -> None:
         """Nothing is given up."""
 
-    def commit(
-        self,
-        offsets: Mapping[TopicPartition, int],
-        stamp: Stamp,
-        generation: int,
-        timeout_ms: float | None = None,
-    ) -> None:
-        """Commit next offsets with the stamp as their metadata, and wait.
+    def commit(self, offsets: Mapping[TopicPartition, int], maker: Maker, timeout_ms: float | None = None) -> None:
+        """Commit next offsets with their maker's stamp as metadata, and wait.
 
         Raises:
-            CommitFailedError: the group has members.
+            InvalidInputError: the group has members.
+            NotFoundError: a topic is gone, or another has its name; nothing was committed of it.
         """
-        del generation
-        if offsets:
-            self._consumer.commit(_with_metadata(offsets, stamp), timeout_ms=timeout_ms)
+        ids, cluster = maker.ids_of(offsets), self._client.cluster
+        try:
+            self._client.call(
+                commit_offsets(
+                    cluster, self._group, maker.stamped(offsets), GroupIdentity(), timeout_ms=timeout_ms, ids=ids
+                )
+            )
+        except CommitFailedError as error:
+            raise InvalidInputError(
+                f"the group {self._group} has members, and takes no offsets from a query that names its partitions by "
+                "assign: give the query a group.id of its own, or subscribe instead of assign to be a member, or stop "
+                "the members",
+                error.code,
+            ) from error
 
     def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Committed | None]:
         """The group's offsets with their makers."""
-        return _with_makers(self._consumer.committed(list(partitions)))
+        return _with_makers(self._client.call(committed_offsets(self._client.cluster, self._group, partitions)))
 
     def close(self) -> None:
-        self._consumer.close(timeout_ms=LEAVE_MS)
-
-
-def _with_metadata(offsets: Mapping[TopicPartition, int], stamp: Stamp) -> dict[TopicPartition, OffsetAndMetadata]:
-    metadata = stamp.to_metadata()
-    return {tp: OffsetAndMetadata(offset, metadata) for tp, offset in offsets.items()}
+        self._client.close(self._client.until_s(LEAVE_MS))
 
 
 def _with_makers(

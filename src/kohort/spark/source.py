@@ -1,4 +1,4 @@
-"""The data source that Spark knows as "kohort", and its two readers.
+"""The data source that Spark knows as "kohort", and its two readers; `sink.py` has the writers.
 
 Spark builds these objects in several processes: options are parsed wherever that happens, and nothing connects before
 the first method is called in the process that drives the query.
@@ -16,7 +16,9 @@ from typing import Any, ClassVar, SupportsIndex
 import pyarrow as pa
 from pyspark.sql.datasource import (
     DataSource,
+    DataSourceArrowWriter,
     DataSourceReader,
+    DataSourceStreamArrowWriter,
     DataSourceStreamReader,
     InputPartition,
 )
@@ -31,7 +33,9 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from kohort.client.settings import ConsumerConfig, client_config
-from kohort.spark.batch_offset import BatchOffset, Span
+from kohort.errors import InvalidInputError
+from kohort.spark.batch_offset import BatchOffset
+from kohort.spark.batch_spans import batch_spans
 from kohort.spark.catalog import Catalog, client_settings, ending_bound, starting_bound
 from kohort.spark.channel import Contact
 from kohort.spark.hearing import Hearing
@@ -40,11 +44,15 @@ from kohort.spark.process import ParentWatch, end_on_sigterm
 from kohort.spark.query import Query
 from kohort.spark.reading import Reading
 from kohort.spark.schema import columns_of, spark_schema
+from kohort.spark.sink import TopicStreamWriter, TopicWriter
+from kohort.spark.sink_options import parse_sink_options
+from kohort.spark.tables import TableReader, is_table, parse_table_options, table_schema
 from kohort.spark.tasks import ReadTask, cut
+from kohort.spark.writing import Writing
 
 
 class KohortDataSource(DataSource):
-    """`format("kohort")`: Kafka topics, read as a member of a consumer group.
+    """`format("kohort")`: Kafka topics, read as a member of a consumer group, and written.
 
     Attributes:
         contact: of the application, of a class that `register` hands over; Spark knows it only as the bytes of a
@@ -54,17 +62,10 @@ class KohortDataSource(DataSource):
     contact: ClassVar[Contact | None] = None
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
-        """Check the options; nothing is connected.
-
-        Raises:
-            InvalidInputError: an option that can't be.
-        """
+        """Keep the options: only what is asked for next tells whether they are a read's or a write's."""
         super().__init__(options)
         self._raw = dict(options)
-        parsed = parse_options(self._raw)
-        self._columns = columns_of(parsed)
-        client_config(ConsumerConfig, parsed.bootstrap_servers, client_settings(parsed))
-        self._planned = False
+        self._used = False
 
     @classmethod
     def reaching(cls, contact: Contact | None) -> type[KohortDataSource]:
@@ -72,8 +73,8 @@ class KohortDataSource(DataSource):
         return type(cls.__name__, (cls,), {"contact": contact, "__module__": cls.__module__, "__doc__": cls.__doc__})
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
-        """What has made a reader goes on to Spark's workers, which have no use for the contact."""
-        if self._planned:
+        """What has made a reader or a writer goes on to Spark's workers, which have no use for the contact."""
+        if self._used:
             return object.__new__, (KohortDataSource,), self.__dict__
         reduced: str | tuple[Any, ...] = super().__reduce_ex__(protocol)
         return reduced
@@ -83,15 +84,53 @@ class KohortDataSource(DataSource):
         return "kohort"
 
     def schema(self) -> str:
-        return spark_schema(self._columns)
+        """The columns of a read.
+
+        Raises:
+            InvalidInputError: an option of the read that can't be; nothing is connected to find out.
+        """
+        if is_table(self._raw):
+            return table_schema(parse_table_options(self._raw))
+        return spark_schema(columns_of(self._options()))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        self._planned = True
-        return KohortReader(parse_options(self._raw, streaming=False), self._columns)
+        self._used = True
+        if is_table(self._raw):
+            return TableReader(parse_table_options(self._raw))
+        options = self._options(streaming=False)
+        return KohortReader(options, columns_of(options))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        self._planned = True
-        return KohortStreamReader(parse_options(self._raw, streaming=True), self._columns, self.contact)
+        if is_table(self._raw):
+            raise InvalidInputError("a table is read by spark.read, each time anew; a stream of it is not there")
+        self._used = True
+        options = self._options(streaming=True)
+        return KohortStreamReader(options, columns_of(options), self.contact)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        """The sink of `df.write`.
+
+        Raises:
+            InvalidInputError: options, columns or the save mode can't be.
+        """
+        self._used = True
+        if overwrite:
+            raise InvalidInputError("records are added to a topic, never replaced: write with mode('append')")
+        return TopicWriter(Writing.of(parse_sink_options(self._raw), schema))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
+        """The sink of `df.writeStream`; the output mode "complete" sends the whole result each time.
+
+        Raises:
+            InvalidInputError: options or columns can't be.
+        """
+        self._used = True
+        return TopicStreamWriter(Writing.of(parse_sink_options(self._raw), schema))
+
+    def _options(self, *, streaming: bool | None = None) -> SourceOptions:
+        parsed = parse_options(self._raw, streaming=streaming)
+        client_config(ConsumerConfig, parsed.bootstrap_servers, client_settings(parsed))
+        return parsed
 
 
 def _reading(options: SourceOptions, columns: tuple[str, ...]) -> Reading:
@@ -194,6 +233,7 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             cut(
                 sorted(batch.spans.items()),
                 batch.generation,
+                ids=batch.ids,
                 min_partitions=self._options.min_partitions,
                 max_records=self._options.max_records_per_partition,
             )
@@ -230,15 +270,14 @@ class KohortReader(DataSourceReader):
         """Tasks for everything between the two bounds."""
         catalog = Catalog(self._options)
         try:
-            every = catalog.partitions()
-            starts, ends = catalog.resolve(self._starting, every), catalog.resolve(self._ending, every)
+            batch = batch_spans(catalog, self._starting, self._ending, strict=self._options.fail_on_data_loss)
         finally:
             catalog.close()
-        spans = [(tp, Span(starts[tp], max(starts[tp], ends[tp]))) for tp in every]
         return list(
             cut(
-                spans,
-                -1,
+                sorted(batch.spans.items()),
+                batch.generation,
+                ids=batch.ids,
                 min_partitions=self._options.min_partitions,
                 max_records=self._options.max_records_per_partition,
             )

@@ -28,8 +28,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import uuid
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Collection, Iterable
+from typing import NamedTuple
 
 from kohort.client.group.membership import LEAVE_MS, NOT_HEARD, Membership, MemberState
 from kohort.client.net.cluster import Between, Cluster
@@ -53,6 +53,33 @@ _HELD_MS = 5_500
 """kohort's broker holds a heartbeat for up to 4.5 s, whatever interval it told."""
 
 
+class Facts(NamedTuple):
+    """What the coordinator must know of a member; what is not said in a heartbeat is None, or -1."""
+
+    topics: Collection[str] | None
+    pattern: str | None
+    assignor: str | None
+    rebalance_timeout_ms: int
+    rack: str | None
+    owned: dict[uuid.UUID, list[int]] | None
+
+    def since(self, told: Facts) -> Facts:
+        """What is new since these were told."""
+        return Facts(
+            topics=None if self.topics == told.topics else self.topics,
+            pattern=None if self.pattern == told.pattern else self.pattern,
+            assignor=None if self.assignor == told.assignor else self.assignor,
+            rebalance_timeout_ms=(
+                -1 if self.rebalance_timeout_ms == told.rebalance_timeout_ms else self.rebalance_timeout_ms
+            ),
+            rack=None if self.rack == told.rack else self.rack,
+            owned=None if self.owned == told.owned else self.owned,
+        )
+
+
+UNSAID = Facts(None, None, None, -1, None, None)
+
+
 class ConsumerMembership(Membership):
     """See the module's text."""
 
@@ -74,7 +101,7 @@ class ConsumerMembership(Membership):
         self._known_epoch = _JOIN
         self._target: dict[uuid.UUID, list[int]] | None = None
         self._held_ids: dict[str, uuid.UUID] = {}
-        self._told: dict[str, Any] = {}
+        self._told = UNSAID
         self._beating: Task[None] | None = None
         self._hurried = False
         self._naming: Task[None] | None = None
@@ -104,7 +131,7 @@ class ConsumerMembership(Membership):
         if not self._member_id:
             self._member_id, self._known_epoch = self._new_member_id(), _JOIN
         runtime = self.cluster.runtime
-        self._told, self._target, self._urgent = {}, None, True
+        self._told, self._target, self._urgent = UNSAID, None, True
         self._generation, self.state = _JOIN, MemberState.JOINING
         self._heard_ms = runtime.now_ms
         while True:
@@ -177,7 +204,7 @@ class ConsumerMembership(Membership):
     async def _beat_once(self) -> None:
         runtime = self.cluster.runtime
         facts = self._facts()
-        news = {name: value for name, value in facts.items() if name not in self._told or self._told[name] != value}
+        news = facts.since(self._told)
         self._told = facts
         sent, sent_elapsed = runtime.now_ms, runtime.elapsed_ms()
         limit = self._lease.answer_ms(min(self.config.request_timeout_ms, max(_HELD_MS, self._interval_ms * 2)))
@@ -207,7 +234,7 @@ class ConsumerMembership(Membership):
             self._move()
 
     def _again(self, reason: str) -> None:
-        self._told = {}
+        self._told = UNSAID
         self._failures += 1
         self._not_yet(reason, self._failures)
         self._due_ms = self.cluster.runtime.now_ms + self._backoff_ms(self._failures)
@@ -233,46 +260,44 @@ class ConsumerMembership(Membership):
         """What a heartbeat says: the epoch that is held, or else the last one that this member id was told."""
         return self._generation or self._known_epoch
 
-    def _facts(self) -> dict[str, Any]:
+    def _facts(self) -> Facts:
         """What the coordinator must know; told again only when it changes."""
         subscription = self._subscription
         pattern = subscription.pattern if subscription is not None else None
         owned = {self._held_ids[topic]: numbers for topic, numbers in by_topic(self.assignment.partitions).items()}
-        return {
-            "topics": self.topics(),
-            "pattern": None if pattern is None else f"(?s).*(?:{pattern}).*",
-            "assignor": self.config.group_remote_assignor,
-            "rebalance_timeout_ms": self.config.max_poll_interval_ms,
-            "rack": self.config.client_rack or None,
-            "owned": owned,
-        }
+        return Facts(
+            topics=self.topics(),
+            pattern=None if pattern is None else f"(?s).*(?:{pattern}).*",
+            assignor=self.config.group_remote_assignor,
+            rebalance_timeout_ms=self.config.max_poll_interval_ms,
+            rack=self.config.client_rack or None,
+            owned=owned,
+        )
 
-    def _request(self, news: dict[str, Any]) -> Between[ConsumerGroupHeartbeatResponse]:
+    def _request(self, news: Facts) -> Between[ConsumerGroupHeartbeatResponse]:
         request = self._heartbeat(news)
-        names = list(news["topics"]) if "topics" in news else None
+        names = None if news.topics is None else list(news.topics)
         if self._subscription is None or self._subscription.pattern is None:
             request.subscribed_topic_names = names
             return Between(request)
-        request.subscribed_topic_regex = news.get("pattern")
+        request.subscribed_topic_regex = news.pattern
         older = self._heartbeat(news)
         older.subscribed_topic_names = names
         return Between(request, lowest=_PATTERNS_SINCE, instead=older)
 
-    def _heartbeat(self, news: dict[str, Any]) -> ConsumerGroupHeartbeatRequest:
+    def _heartbeat(self, news: Facts) -> ConsumerGroupHeartbeatRequest:
         request = ConsumerGroupHeartbeatRequest(
             group_id=self.group,
             member_id=self._member_id,
             member_epoch=self._epoch,
             instance_id=self.config.group_instance_id,
-            rack_id=news.get("rack"),
-            rebalance_timeout_ms=news.get("rebalance_timeout_ms", -1),
-            server_assignor=news.get("assignor"),
+            rack_id=news.rack,
+            rebalance_timeout_ms=news.rebalance_timeout_ms,
+            server_assignor=news.assignor,
         )
-        if "owned" in news:
+        if news.owned is not None:
             entry = ConsumerGroupHeartbeatRequest.TopicPartitions
-            request.topic_partitions = [
-                entry(topic_id=topic, partitions=parts) for topic, parts in news["owned"].items()
-            ]
+            request.topic_partitions = [entry(topic_id=topic, partitions=parts) for topic, parts in news.owned.items()]
         return request
 
     # Assignments.
@@ -315,7 +340,7 @@ class ConsumerMembership(Membership):
 
     def _released(self, ask_for_all: bool) -> None:
         if ask_for_all:
-            self._told = {}
+            self._told = UNSAID
         self._urgent = True
         self._move()
 
