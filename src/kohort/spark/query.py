@@ -15,8 +15,9 @@ from kohort.spark.batch_offset import BatchOffset, Committed, Reached, Span, res
 from kohort.spark.catalog import Catalog, starting_bound
 from kohort.spark.data_loss import lose
 from kohort.spark.incarnations import Incarnations
+from kohort.spark.lag_report import lag_report
 from kohort.spark.options import SourceOptions, duration_ms
-from kohort.spark.query_member import Held, Maker, Membership, OffsetKeeper, Place
+from kohort.spark.query_member import Held, Maker, Membership, OffsetKeeper, Place, given_away
 
 log = logging.getLogger("kohort.spark")
 
@@ -44,13 +45,7 @@ class Query:
     """
 
     def __init__(self, options: SourceOptions, identity: str, heard: Callable[[], bool] = lambda: False) -> None:
-        """Nothing is joined yet.
-
-        Args:
-            options: of the source.
-            identity: the query's, kept by its checkpoint.
-            heard: whether `sink_done` can come.
-        """
+        """Nothing is joined yet; `heard` tells whether `sink_done` can come."""
         self.identity = identity
         self._options = options
         self._bound = starting_bound(options, streaming=True)
@@ -104,12 +99,7 @@ class Query:
         """A batch's sink is done, and the checkpoint says so: tell the group, and be idle.
 
         What goes wrong is Spark's to hear at the next trigger; a commit that nobody answered is tried again then.
-
-        Args:
-            end: the batch, as Spark knows it.
-
-        Returns:
-            Whether that is the batch that was running; another is none of this run's, or ended before.
+        False: `end`, the batch as Spark knows it, is not the running one; it is none of this run's, or ended before.
         """
         with self._ending:
             if self._running is None or end != self._planned:
@@ -176,10 +166,7 @@ class Query:
 
     def _lost(self, running: BatchOffset, error: CommitFailedError) -> None:
         self._held = None
-        text = (
-            f"batch {running.batch} could not be committed, its partitions were given to others meanwhile ({error}); "
-            "raise kafka.max.poll.interval.ms above the longest batch or make batches smaller"
-        )
+        text = given_away(running.batch, error)
         if self._options.on_revocation_timeout == "fail":
             raise CommitFailedError(f"{text}; onRevocationTimeout=release goes on instead", error.code) from error
         log.warning("%s; going on without them: the others read them again", text)
@@ -495,16 +482,7 @@ class Query:
         """Where the query is and how far its partitions go, for the progress that Spark shows."""
         if not self._ends:
             return None
-        topics: dict[str, dict[str, dict[str, int]]] = {}
-        for tp in sorted(self._ends):
-            position = self._positions.get(tp, self._ends[tp])
-            topics.setdefault(tp.topic, {})[str(tp.partition)] = {
-                "position": position,
-                "end": self._ends[tp],
-                "lag": max(0, self._ends[tp] - position),
-            }
-        lag = sum(one["lag"] for numbers in topics.values() for one in numbers.values())
-        return {"generation": self._held.generation if self._held else -1, "lag": lag, "topics": topics}
+        return lag_report(self._positions, self._ends, self._held.generation if self._held else -1)
 
     def close(self) -> None:
         """Leave the group; a batch that is known to be done, and whose commit was cut off, is committed first."""

@@ -198,6 +198,14 @@ class Membership:
         log.warning("%s", long_batch_warning(bound_ms, heard=self._heard()))
 
 
+def given_away(batch: int, error: CommitFailedError) -> str:
+    """What to say of a batch that took longer than a rebalance waits."""
+    return (
+        f"batch {batch} could not be committed, its partitions were given to others meanwhile ({error}); "
+        "raise kafka.max.poll.interval.ms above the longest batch or make batches smaller"
+    )
+
+
 def long_batch_warning(bound_ms: int, *, heard: bool) -> str:
     """What to say when a batch has been running for longer than a rebalance waits.
 
