@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from kohort.errors import CommitFailedError, InvalidInputError, NotFoundError, TimedOutError
+from kohort.errors import CommitFailedError, InvalidInputError, KafkaError, NotFoundError, TimedOutError
 from kohort.ids import TopicId, TopicPartition
 from kohort.spark.admission import BytesSeen, fair_shares, limit_by_bytes
 from kohort.spark.batch_offset import BatchOffset, Committed, Reached, Span, resume_at
 from kohort.spark.catalog import Catalog, starting_bound
 from kohort.spark.data_loss import lose
 from kohort.spark.incarnations import Incarnations
+from kohort.spark.lag_report import lag_report
 from kohort.spark.options import SourceOptions, duration_ms
-from kohort.spark.query_member import Held, Maker, Membership, OffsetKeeper, Place
+from kohort.spark.query_member import Held, Maker, Membership, OffsetKeeper, Place, given_away
 
 log = logging.getLogger("kohort.spark")
 
@@ -25,6 +27,8 @@ AGAIN_S = 0.1
 """How long to wait before partitions are taken again that changed while they were."""
 RESAMPLE_BATCHES = 10
 """After so many batches a partition's record size is looked at again."""
+LAST_COMMIT_MS = 1_000
+"""How long a query that ends may take to commit what is done: Spark does not wait for its process."""
 REFRESH_S = 5.0
 """How often a query without a group looks for new partitions."""
 
@@ -32,18 +36,27 @@ REFRESH_S = 5.0
 class Query:
     """The state of a running query.
 
-    A batch is *running* from the moment it is planned until Spark asks for the next one, which it does only when the
-    sink has taken the batch and the checkpoint says so. Then its ends are committed to the group, and only then are
-    partitions given up that the group wants back.
+    A batch is *running* from the moment it is planned until it is known that the sink has taken it and the checkpoint
+    says so: the application tells (`sink_done`), or Spark asks for the next batch, which it does only then. Then its
+    ends are committed to the group, and only then are partitions given up that the group wants back.
+
+    Spark's calls come from one thread; `sink_done` may come from another at any time. What both touch is the running
+    batch and how it ends, under `_ending`: nothing else uses the place in the group while a batch is running.
     """
 
-    def __init__(self, options: SourceOptions, identity: str) -> None:
+    def __init__(self, options: SourceOptions, identity: str, heard: Callable[[], bool] = lambda: False) -> None:
+        """Nothing is joined yet; `heard` tells whether `sink_done` can come."""
         self.identity = identity
         self._options = options
         self._bound = starting_bound(options, streaming=True)
         self._catalog = Catalog(options)
         self._place: Place | None = None
+        self._heard = heard
+        self._ending = threading.Lock()
         self._running: BatchOffset | None = None
+        self._planned: BatchOffset | None = None  # the running batch as Spark knows it
+        self._known = False  # that the running batch's sink is done
+        self._failure: CommitFailedError | None = None  # of a commit that Spark has not been told of
         self._held: Held | None = None
         self._done: dict[TopicPartition, Reached] = {}  # what this query has finished, by its own knowledge
         self._positions: dict[TopicPartition, int] = {}
@@ -73,20 +86,57 @@ class Query:
         Raises:
             CommitFailedError: the batch took too long and its partitions are others', if that is to end the query.
         """
-        running, self._running = self._running, None
-        if running is None:
-            if start.batch:  # the first call after a restart
+        with self._ending:
+            failure, self._failure = self._failure, None
+            if failure is not None:
+                raise failure
+            if self._running is not None:
+                self._end_running()
+            elif start.batch:  # the first call after a restart
                 self._resume(start)
-            return
+
+    def sink_done(self, end: BatchOffset) -> bool:
+        """A batch's sink is done, and the checkpoint says so: tell the group, and be idle.
+
+        What goes wrong is Spark's to hear at the next trigger; a commit that nobody answered is tried again then.
+        False: `end`, the batch as Spark knows it, is not the running one; it is none of this run's, or ended before.
+        """
+        with self._ending:
+            if self._running is None or end != self._planned:
+                return False
+            try:
+                self._end_running()
+            except CommitFailedError as error:
+                log.warning("%s", error)
+                self._failure = error
+            except KafkaError as error:
+                log.warning("batch %s is done, but not committed yet: %s", end.batch, error)
+            return True
+
+    def is_running(self) -> bool:
+        """Whether a batch is under way that is not known to be done."""
+        return self._running is not None and not self._known
+
+    def _begin_running(self, running: BatchOffset, planned: BatchOffset) -> None:
+        with self._ending:
+            self._running, self._planned, self._known = running, planned, False
+
+    def _end_running(self, timeout_ms: float | None = None) -> None:
+        """Commit the running batch, which is done; it stays the running one while that can be tried again."""
+        running = self._running
+        assert running is not None
+        self._known = True
         self._done.update(running.reached())
-        if self._place is None:
-            return
-        try:
-            self._commit(self._place, running)
-        except CommitFailedError as error:
-            self._lost(running, error)
-        finally:
+        if self._place is not None:
+            try:
+                self._commit(self._place, running, timeout_ms)
+            except CommitFailedError as error:
+                self._running = None
+                self._place.end()
+                self._lost(running, error)
+                return
             self._place.end()
+        self._running = None
 
     def _resume(self, start: BatchOffset) -> None:
         """Take over what the checkpoint says, once."""
@@ -96,12 +146,12 @@ class Query:
         self._done.update(start.reached())
         self._topics.remember(start)
 
-    def _commit(self, place: Place, batch: BatchOffset) -> None:
+    def _commit(self, place: Place, batch: BatchOffset, timeout_ms: float | None = None) -> None:
         """Commit a batch's ends; what is gone meanwhile is left out, and told by the next look."""
         ends = batch.ends()
         while ends:
             try:
-                place.commit(ends, Maker(self.identity, batch.batch, batch.generation, batch.ids))
+                place.commit(ends, Maker(self.identity, batch.batch, batch.generation, batch.ids), timeout_ms)
                 return
             except NotFoundError:
                 now = self._catalog.present({tp.topic for tp in ends})
@@ -116,10 +166,7 @@ class Query:
 
     def _lost(self, running: BatchOffset, error: CommitFailedError) -> None:
         self._held = None
-        text = (
-            f"batch {running.batch} could not be committed, its partitions were given to others meanwhile ({error}); "
-            "raise kafka.max.poll.interval.ms above the longest batch or make batches smaller"
-        )
+        text = given_away(running.batch, error)
         if self._options.on_revocation_timeout == "fail":
             raise CommitFailedError(f"{text}; onRevocationTimeout=release goes on instead", error.code) from error
         log.warning("%s; going on without them: the others read them again", text)
@@ -149,10 +196,10 @@ class Query:
             return None
         spans = {tp: Span(self._positions[tp], self._positions[tp] + shares[tp]) for tp in held.partitions}
         self._positions.update({tp: span.end for tp, span in spans.items()})
-        ids = self._topics.of(spans)
-        self._running = BatchOffset(self.identity, start.batch + 1, held.generation, spans, ids)
+        planned = BatchOffset(self.identity, start.batch + 1, held.generation, spans, self._topics.of(spans))
         self._planned_at = time.monotonic()
-        return self._running
+        self._begin_running(planned, planned)
+        return planned
 
     def _must_note(self, start: BatchOffset) -> bool:
         """Whether an empty batch is due: without a group only the checkpoint can keep where a query started."""
@@ -189,16 +236,19 @@ class Query:
         The ranges of a batch that an earlier run planned and did not finish are read again as `plannedRanges` says.
         What is not read again starts at the group's offset, here or wherever its owner is.
         """
-        running = self._running
-        if running is not None and running.batch == planned.batch:
-            return running
+        with self._ending:
+            running = self._running
+            if running is not None and running.batch == planned.batch:
+                return running
+            self._running = None
         self.identity, self._batch = planned.query, start.batch
         self._resume(start)
         self._topics.remember(planned)
         if self._options.group_id is None:
             self._present(Held(tuple(planned.spans)))
-            self._running = planned.of(self._readable(planned))
-            return self._running
+            readable = planned.of(self._readable(planned))
+            self._begin_running(readable, planned)
+            return readable
         while True:
             held = self._hold_surely()
             readable = planned.of(self._readable(planned))
@@ -212,7 +262,7 @@ class Query:
         }
         self._positions.update({tp: span.end for tp, span in ours.items()})
         ids = self._topics.of(kept)
-        self._running = BatchOffset(self.identity, planned.batch, held.generation, ours, ids)
+        self._begin_running(BatchOffset(self.identity, planned.batch, held.generation, ours, ids), planned)
         released = sorted(set(readable.spans) - set(kept))
         if released:
             log.warning("batch %s: left to the group: %s", planned.batch, ", ".join(map(str, released)))
@@ -324,7 +374,9 @@ class Query:
 
     def _take_place(self) -> Place:
         self._catalog.partitions(self._topics.known)  # a topic that does not exist is an error at once
-        return Membership(self._options) if self._options.assign is None else OffsetKeeper(self._options)
+        if self._options.assign is not None:
+            return OffsetKeeper(self._options)
+        return Membership(self._options, self._heard)
 
     def _all_partitions(self) -> tuple[TopicPartition, ...]:
         now = time.monotonic()
@@ -430,19 +482,19 @@ class Query:
         """Where the query is and how far its partitions go, for the progress that Spark shows."""
         if not self._ends:
             return None
-        topics: dict[str, dict[str, dict[str, int]]] = {}
-        for tp in sorted(self._ends):
-            position = self._positions.get(tp, self._ends[tp])
-            topics.setdefault(tp.topic, {})[str(tp.partition)] = {
-                "position": position,
-                "end": self._ends[tp],
-                "lag": max(0, self._ends[tp] - position),
-            }
-        lag = sum(one["lag"] for numbers in topics.values() for one in numbers.values())
-        return {"generation": self._held.generation if self._held else -1, "lag": lag, "topics": topics}
+        return lag_report(self._positions, self._ends, self._held.generation if self._held else -1)
 
     def close(self) -> None:
-        """Leave the group."""
+        """Leave the group; a batch that is known to be done, and whose commit was cut off, is committed first."""
+        if self._ending.acquire(timeout=LAST_COMMIT_MS / 1000):
+            try:
+                if self._running is not None and self._known:
+                    self._end_running(LAST_COMMIT_MS)
+            except KafkaError as error:
+                log.warning("a batch that is done was not committed: %s", error)
+            finally:
+                self._running = None
+                self._ending.release()
         if self._place is not None:
             self._place.close()
         self._catalog.close()

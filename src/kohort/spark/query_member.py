@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -69,7 +70,7 @@ class Place(Protocol):
     def end(self) -> None:
         """The batch is over and committed: give up what the group wants back."""
 
-    def commit(self, offsets: Mapping[TopicPartition, int], maker: Maker) -> None:
+    def commit(self, offsets: Mapping[TopicPartition, int], maker: Maker, timeout_ms: float | None = None) -> None:
         """Commit next offsets with their maker's stamp as metadata, and wait.
 
         Raises:
@@ -87,10 +88,17 @@ class Place(Protocol):
 class Membership:
     """Joins with the first use, heartbeats in the background, and answers revocations when no batch is running.
 
-    Calls come from the thread that plans; a thread of its own releases revoked partitions while the query is idle.
+    A batch begins by a call of the thread that plans, and ends by that thread's or by the one that hears of its sink;
+    a thread of its own releases revoked partitions while the query is idle.
     """
 
-    def __init__(self, options: SourceOptions) -> None:
+    def __init__(self, options: SourceOptions, heard: Callable[[], bool] = lambda: False) -> None:
+        """Start joining in the background.
+
+        Args:
+            options: of the source.
+            heard: whether this process hears when a sink is done; else a batch runs until the next trigger.
+        """
         self._member = GroupMember(
             options.bootstrap_servers,
             str(options.group_id),
@@ -101,6 +109,8 @@ class Membership:
         )
         self._lock = threading.Lock()
         self._busy = False
+        self._busy_since = 0.0
+        self._heard, self._warned = heard, False
         self._failure: Exception | None = None
         self._ended = threading.Event()
         self._watch = threading.Thread(target=self._run, name="kohort-revocations", daemon=True)
@@ -128,7 +138,7 @@ class Membership:
             assignment = self._member.assignment()
             if assignment.generation != held.generation or not set(held.partitions) <= set(assignment.partitions):
                 return False  # a generation goes on while what it had is given back
-            self._busy = True
+            self._busy, self._busy_since = True, time.monotonic()
             return True
 
     def end(self) -> None:
@@ -138,7 +148,7 @@ class Membership:
             if self._member.revocation() is not None:
                 self._member.release()
 
-    def commit(self, offsets: Mapping[TopicPartition, int], maker: Maker) -> None:
+    def commit(self, offsets: Mapping[TopicPartition, int], maker: Maker, timeout_ms: float | None = None) -> None:
         """Commit next offsets with their maker's stamp as metadata, and wait.
 
         Raises:
@@ -148,7 +158,9 @@ class Membership:
         try:
             if offsets:
                 ids = maker.ids_of(offsets)
-                self._member.commit(maker.stamped(offsets), generation=maker.generation, topic_ids=ids)
+                self._member.commit(
+                    maker.stamped(offsets), generation=maker.generation, topic_ids=ids, timeout_ms=timeout_ms
+                )
         except FencedError as error:
             raise CommitFailedError(str(error), error.code) from error
 
@@ -168,11 +180,50 @@ class Membership:
                 with self._lock:
                     if not self._busy and not self._ended.is_set() and self._member.revocation() is not None:
                         self._member.release()
+                self._warn_if_long()
             except Exception as error:
                 if not self._ended.is_set():
                     log.warning("the membership failed: %s", error, exc_info=not isinstance(error, KafkaError))
                     self._failure = error
                 return
+
+    def _warn_if_long(self) -> None:
+        """Say once that a rebalance would not wait for the running batch; Spark tells nobody a query's trigger."""
+        bound_ms = self._member.config.max_poll_interval_ms
+        with self._lock:
+            long = self._busy and (time.monotonic() - self._busy_since) * 1000 > bound_ms
+        if not long or self._warned:
+            return
+        self._warned = True
+        log.warning("%s", long_batch_warning(bound_ms, heard=self._heard()))
+
+
+def given_away(batch: int, error: CommitFailedError) -> str:
+    """What to say of a batch that took longer than a rebalance waits."""
+    return (
+        f"batch {batch} could not be committed, its partitions were given to others meanwhile ({error}); "
+        "raise kafka.max.poll.interval.ms above the longest batch or make batches smaller"
+    )
+
+
+def long_batch_warning(bound_ms: int, *, heard: bool) -> str:
+    """What to say when a batch has been running for longer than a rebalance waits.
+
+    Args:
+        bound_ms: how long it waits.
+        heard: whether it is known that the sink is not done; else the query may only wait for its trigger.
+    """
+    text = (
+        f"a batch has been running for longer than kafka.max.poll.interval.ms={bound_ms}: when another member joins or "
+        "leaves now, the group does not wait for it, its partitions are given away, and it is read again"
+    )
+    if heard:
+        return f"{text}; make batches smaller, or raise the option above the longest one"
+    return (
+        f"{text}. This process can't hear from the application when a sink is done, as on Spark Connect: a batch "
+        "counts as running until the query's next trigger. Raise the option above the trigger's interval and the "
+        "longest batch"
+    )
 
 
 class OffsetKeeper:
@@ -200,7 +251,7 @@ class OffsetKeeper:
     def end(self) -> None:
         """Nothing is given up."""
 
-    def commit(self, offsets: Mapping[TopicPartition, int], maker: Maker) -> None:
+    def commit(self, offsets: Mapping[TopicPartition, int], maker: Maker, timeout_ms: float | None = None) -> None:
         """Commit next offsets with their maker's stamp as metadata, and wait.
 
         Raises:
@@ -209,7 +260,11 @@ class OffsetKeeper:
         """
         ids, cluster = maker.ids_of(offsets), self._client.cluster
         try:
-            self._client.call(commit_offsets(cluster, self._group, maker.stamped(offsets), GroupIdentity(), ids=ids))
+            self._client.call(
+                commit_offsets(
+                    cluster, self._group, maker.stamped(offsets), GroupIdentity(), timeout_ms=timeout_ms, ids=ids
+                )
+            )
         except CommitFailedError as error:
             raise InvalidInputError(
                 f"the group {self._group} has members, and takes no offsets from a query that names its partitions by "
