@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kohort.groups.classic import gathering, rebalance
+from kohort.groups.classic import rebalance
 from kohort.groups.classic.state import ClassicGroup
 from kohort.groups.context import Context
 from kohort.groups.events import ConnectionLost
@@ -15,7 +15,7 @@ def on_connection_lost(context: Context, classic: ClassicGroup, member_id: str, 
     if member is None or member.connection != event.connection:
         return
     member.lose(context, event, is_static=member.instance_id is not None)
-    gathering.on_disconnect(context, member)
+    context.held.on_disconnect(context, classic, member)
     if member.lost:
         interval_ms = member.interval_ms or member.session_timeout_ms // 3
         member.give_grace(context, event, interval_ms, member.client.process)

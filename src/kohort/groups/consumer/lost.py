@@ -15,11 +15,10 @@ def on_connection_lost(context: Context, consumer: ConsumerGroup, member_id: str
     if presence is None or presence.connection != event.connection or member is None:
         return
     presence.lose(context, event, is_static=member.instance_id is not None)
-    if presence.held is not None:
-        heartbeat.let_go(context, consumer, member_id)
+    context.held.on_disconnect(context, consumer, presence)
     if presence.lost:
         classic_ms = 0 if member.classic_protocols is None else member.classic_session_timeout_ms // 3
-        presence.give_grace(context, event, presence.told_ms or classic_ms, presence.process)
+        presence.give_grace(context, event, presence.interval_ms or classic_ms, presence.process)
 
 
 def drop_untold(context: Context, consumer: ConsumerGroup, member_id: str) -> None:

@@ -26,7 +26,6 @@ class Patience(NamedTuple):
 
 NONE = Patience()
 SHARE_OF_TOLD = 0.8
-SHORTEST_HOLD_MS = 100
 
 CONSUMER_CLIENTS = {
     "apache-kafka-java": Patience(4_500, True),
