@@ -33,6 +33,7 @@ from kohort.groups.events import (
     OffsetToCommit,
     ReleaseHeld,
     SyncGroup,
+    Tick,
     TxnOffsetCommit,
 )
 from kohort.groups.group import Membership
@@ -339,12 +340,15 @@ def test_its_members_are_silent_when_they_are_late(trial: ToyTrial) -> None:
     member, third_ms = toy.heard["a"], SESSION_MS // 3
     longest_ms = third_ms * 3 // 2 + CAREFUL.late_ms
     trial.pass_time(longest_ms - 1)
+    trial.feed(Tick())
     assert not is_silent(context, toy, member)
     trial.pass_time(1)
+    trial.feed(Tick())
     assert is_silent(context, toy, member)
     member.was_not_silent(context)
     trial.sign_in("a", connection=1)
     trial.pass_time(longest_ms)
+    trial.feed(Tick())
     assert not is_silent(context, toy, member), "it is given as much time as it took"
     hold(trial)
     assert silent_from_ms(context, toy, member) is None, "who waits for an answer is never silent"
@@ -352,14 +356,22 @@ def test_its_members_are_silent_when_they_are_late(trial: ToyTrial) -> None:
 
 def test_a_reply_that_is_held_for_no_one_is_named(trial: ToyTrial) -> None:
     hold(trial)
-    member = trial.toy().heard.pop("a")
-    trial.toy().members.pop("a")
+    toy, context = trial.toy(), trial.machine.context
+    member, held = toy.heard["a"], toy.heard["a"].held
+    invariants.check(context)
+    toy.heard["a"] = ToyMember("g", "a")
+    context.forget_connection(1, "g", "a")
     with pytest.raises(invariants.BrokenInvariantError, match="is held for a, who is not in it"):
-        invariants.check(trial.machine.context)
-    member.held = None
-    trial.toy().heard["a"] = member
-    with pytest.raises(invariants.BrokenInvariantError, match="a session has no member"):
-        invariants.check(trial.machine.context)
+        invariants.check(context)
+    toy.heard["a"], member.held = member, None
+    member.bind(context, 1)
+    with pytest.raises(invariants.BrokenInvariantError, match="is held for a, who knows nothing of it"):
+        invariants.check(context)
+    member.held = held
+    assert member.hold is not None
+    member.hold.cancel()
+    with pytest.raises(invariants.BrokenInvariantError, match="nothing ends the hold"):
+        invariants.check(context)
 
 
 def test_it_refuses_and_takes_commits(trial: ToyTrial) -> None:
