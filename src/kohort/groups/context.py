@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from kohort.groups.config import GroupConfig
 from kohort.groups.events import NO_CONNECTION, GroupSettings, TopicImage
-from kohort.groups.group import Group, Membership
+from kohort.groups.group import Group
 from kohort.groups.ledger import Ledger
 from kohort.groups.liveness.deadlines import Deadline, Deadlines, Timer
 from kohort.groups.liveness.held import HeldReplies
@@ -108,10 +108,6 @@ class Context:
     def protocol(self, group: Group) -> Protocol[Any]:
         """The row of a group's protocol, whose functions take its membership."""
         return self.protocols[type(group.membership)]
-
-    def row(self, membership: Membership) -> Protocol[Any]:
-        """As `protocol`, where the members are at hand and not their group."""
-        return self.protocols[type(membership)]
 
     def remove(self, group: Group) -> None:
         """Write that a group has no members' records any more; its offsets stay."""

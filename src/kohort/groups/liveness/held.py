@@ -63,7 +63,7 @@ class HeldReplies:
 
         It is held no longer than the client bears either, and for a part of the session.
         """
-        row = context.row(membership)
+        row = context.protocols[type(membership)]
         limit = min(event.hold_ms, limit_ms, row.session_ms(context, membership, member) // SESSION_PARTS)
         if limit < SHORTEST_MS or member.never_held:
             return False
@@ -78,7 +78,7 @@ class HeldReplies:
         """Answer a member's held heartbeat, if there is one, as it would be answered now; its session starts again."""
         event = self._take(context, member)
         if event is not None:
-            row = context.row(membership)
+            row = context.protocols[type(membership)]
             member.touch(context, row.session_ms(context, membership, member))
             row.answer_held(context, membership, member, event, why)
 
@@ -88,19 +88,19 @@ class HeldReplies:
         """Answer a member's held heartbeat, if there is one, with an error: it is not, or no more, who asked."""
         event = self._take(context, member)
         if event is not None:
-            context.row(membership).refuse_held(context, event, error, message)
+            context.protocols[type(membership)].refuse_held(context, event, error, message)
 
     def on_asked(self, context: Context, requests: tuple[int, ...]) -> None:
         """The shell needs these answers: other requests came behind them. Some may have left already."""
         for request in requests:
             member = self._members.get(request)
-            group = None if member is None else context.find(member.session.group_id)
+            group = None if member is None else context.ledger.groups.get(member.session.group_id)
             if member is not None and group is not None:
                 self.release(context, group.membership, member)
 
     def on_end(self, context: Context, membership: Membership, member_id: str) -> None:
         """A member was held long enough."""
-        member = context.row(membership).member(membership, member_id)
+        member = context.protocols[type(membership)].member(membership, member_id)
         if member is not None:
             self.release(context, membership, member)
 
@@ -108,7 +108,7 @@ class HeldReplies:
         """The connection of a member ended; where a reply was held on it, perhaps its client would not wait."""
         if member.held is None:
             return
-        if not context.row(membership).pace.forgives_disconnect:
+        if not context.protocols[type(membership)].pace.forgives_disconnect:
             member.never_held = True
         context.count(Meter.HELD_DISCONNECTS)
         self.release(context, membership, member, Release.DISCONNECTED)

@@ -235,7 +235,7 @@ class Pacing:
 
 def silent_from_ms(context: Context, membership: Membership, member: Pacing) -> int | None:
     """As the method, by the row of the member's group."""
-    row = context.row(membership)
+    row = context.protocols[type(membership)]
     return member.silent_from_ms(row.pace, row.usual_ms(context, membership))
 
 
