@@ -146,21 +146,37 @@ class Pacing:
         self.lost = False
         self.touch(context, session_ms)
 
-    def lose(self, context: Context, event: ConnectionLost, *, is_static: bool) -> None:
-        """Its connection has ended, which counts if it is noticed; a static member keeps its session in any case."""
-        self.gone_ms = context.now.mono_ms
+    def lose(
+        self,
+        context: Context,
+        membership: Membership,
+        event: ConnectionLost,
+        *,
+        is_static: bool,
+        process: str,
+        interval_ms: int,
+    ) -> None:
+        """Its connection has ended: what is held on it is answered, to no one, and it has its grace from now on.
+
+        That counts if it is noticed; a static member keeps its session in any case.
+
+        Args:
+            context: the moment.
+            membership: its group's.
+            event: the connection's end.
+            is_static: it has an instance id.
+            process: that it joined from. If that has ended it has no grace; one that only spoke for it does not count.
+            interval_ms: at which it is taken to be heard where its interval is not known.
+        """
+        self.gone_ms = now_ms = context.now.mono_ms
         if event.noticed and not is_static:
             self.connection = NO_CONNECTION
             self.lost = True
-
-    def give_grace(self, context: Context, event: ConnectionLost, interval_ms: int, process: str) -> None:
-        """It has its grace from now on.
-
-        It has none if the process that it joined from has ended; one that only spoke for it does not count.
-        """
-        is_dead = event.ended != "" and event.ended == process
-        end_ms = grace_end_ms(context, event, self.heard_ms, interval_ms)
-        shorten(context, self.session, context.now.mono_ms if is_dead else end_ms)
+        context.held.on_disconnect(context, membership, self)
+        if self.lost:
+            is_dead = event.ended != "" and event.ended == process
+            end_ms = grace_end_ms(context, event, self.heard_ms, self.interval_ms or interval_ms)
+            shorten(context, self.session, now_ms if is_dead else end_ms)
 
     def go_on_from(self, before: Pacing) -> None:
         """The same member under another protocol: what is known of its connection."""
