@@ -38,6 +38,8 @@ from kohort.spark.query import Query
 from kohort.spark.reading import Reading
 from kohort.spark.schema import columns_of, spark_schema
 from kohort.spark.tasks import ReadTask, cut
+from kohort.spark.values.declared import declare
+from kohort.spark.values.decoding import Values
 
 
 class KohortDataSource(DataSource):
@@ -53,6 +55,7 @@ class KohortDataSource(DataSource):
         self._raw = dict(options)
         parsed = parse_options(self._raw)
         self._columns = columns_of(parsed)
+        self._declared = declare(parsed)
         client_config(ConsumerConfig, parsed.bootstrap_servers, client_settings(parsed))
 
     @classmethod
@@ -60,26 +63,30 @@ class KohortDataSource(DataSource):
         return "kohort"
 
     def schema(self) -> str:
-        return spark_schema(self._columns)
+        return spark_schema(self._columns, "binary" if self._declared is None else self._declared.ddl)
+
+    def _values(self, schema: StructType) -> Values | None:
+        return None if self._declared is None else self._declared.values(schema, self._columns)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return KohortReader(parse_options(self._raw, streaming=False), self._columns)
+        return KohortReader(parse_options(self._raw, streaming=False), self._columns, self._values(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        return KohortStreamReader(parse_options(self._raw, streaming=True), self._columns)
+        return KohortStreamReader(parse_options(self._raw, streaming=True), self._columns, self._values(schema))
 
 
-def _reading(options: SourceOptions, columns: tuple[str, ...]) -> Reading:
-    return Reading.of(options.bootstrap_servers, client_settings(options), columns, options.fail_on_data_loss)
+def _reading(options: SourceOptions, columns: tuple[str, ...], values: Values | None) -> Reading:
+    settings = client_settings(options)
+    return Reading.of(options.bootstrap_servers, settings, columns, options.fail_on_data_loss, values)
 
 
 class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """One streaming query, as Spark asks for it; `Query` holds what it knows."""
 
-    def __init__(self, options: SourceOptions, columns: tuple[str, ...]) -> None:
+    def __init__(self, options: SourceOptions, columns: tuple[str, ...], values: Values | None) -> None:
         starting_bound(options, streaming=True)
         self._options = options
-        self._reading = _reading(options, columns)
+        self._reading = _reading(options, columns, values)
         self._identity = ""
         self._query: Query | None = None
         self._watch: ParentWatch | None = None
@@ -159,11 +166,11 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 class KohortReader(DataSourceReader):
     """One batch read: no membership, nothing committed."""
 
-    def __init__(self, options: SourceOptions, columns: tuple[str, ...]) -> None:
+    def __init__(self, options: SourceOptions, columns: tuple[str, ...], values: Values | None) -> None:
         self._options = options
         self._starting = starting_bound(options, streaming=False)
         self._ending = ending_bound(options)
-        self._reading = _reading(options, columns)
+        self._reading = _reading(options, columns, values)
 
     def partitions(self) -> list[InputPartition]:
         """Tasks for everything between the two bounds."""

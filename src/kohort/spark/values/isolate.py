@@ -1,0 +1,81 @@
+"""Finding the few values that keep a chunk from being converted as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import TypeAlias
+
+import pyarrow as pa
+
+REFUSALS = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, ValueError, OverflowError)
+"""What a conversion raises for values that it can't take. ArrowMemoryError and KeyboardInterrupt are none of them."""
+FEW = 16
+"""Values that are looked at one by one rather than halved again."""
+
+
+@dataclass(slots=True)
+class Parts:
+    """Arrays of one type, and which rows they are; together they make one array of `length` rows.
+
+    Attributes:
+        reasons: why a row is bad, by row; bad rows are null.
+    """
+
+    kind: pa.DataType
+    length: int
+    arrays: list[pa.Array] = field(default_factory=list)
+    rows: list[Sequence[int]] = field(default_factory=list)
+    reasons: dict[int, str] = field(default_factory=dict)
+
+    def add(self, rows: Sequence[int], array: pa.Array) -> None:
+        """Add rows that are done.
+
+        Args:
+            rows: which.
+            array: what they are, of the same length.
+        """
+        if len(rows) != len(array):
+            raise AssertionError(f"{len(array)} values for {len(rows)} rows")
+        self.rows.append(rows)
+        self.arrays.append(array)
+
+    def joined(self) -> pa.Array:
+        """The array; rows that were never added are null."""
+        if len(self.arrays) == 1 and len(self.arrays[0]) == self.length:
+            return self.arrays[0]
+        if not self.arrays:
+            return pa.nulls(self.length, self.kind)
+        whole = pa.concat_arrays(self.arrays)
+        places: list[int | None] = [None] * self.length
+        for at, row in enumerate(chain.from_iterable(self.rows)):
+            places[row] = at
+        return whole.take(pa.array(places, pa.int64()))
+
+
+Convert: TypeAlias = Callable[[pa.Array], pa.Array]
+OneByOne: TypeAlias = Callable[[pa.Array, Sequence[int], Parts], None]
+
+
+def convert_in_parts(
+    values: pa.Array, rows: Sequence[int], parts: Parts, convert: Convert, one_by_one: OneByOne
+) -> None:
+    """Convert values as a whole, or in halves until what can't be converted stands alone.
+
+    Args:
+        values: to convert.
+        rows: which they are.
+        parts: takes the results.
+        convert: a whole array; raises one of `REFUSALS` when it can't take some value.
+        one_by_one: takes what is left: values, rows, parts.
+    """
+    try:
+        parts.add(rows, convert(values))
+    except REFUSALS:
+        if len(values) <= FEW:
+            one_by_one(values, rows, parts)
+            return
+        half = len(values) // 2
+        convert_in_parts(values.slice(0, half), rows[:half], parts, convert, one_by_one)
+        convert_in_parts(values.slice(half), rows[half:], parts, convert, one_by_one)
