@@ -13,6 +13,7 @@ from kohort.client.consumer.range_reader import RangeReader
 from kohort.errors import OffsetError
 from kohort.spark.schema import BAD_VALUE, SPAN_COLUMNS, arrow_schema
 from kohort.spark.tasks import ReadTask, Slice
+from kohort.spark.values.columns import Column
 from kohort.spark.values.decoding import Values
 
 FETCH_BYTES = 8 * 1024 * 1024
@@ -88,7 +89,7 @@ def _reader(reading: Reading, wanted: tuple[str, ...]) -> RangeReader:
 
 def _dressed(batch: pa.RecordBatch, reading: Reading, one: Slice) -> pa.RecordBatch:
     """The batch with the exact columns and types that Spark was told."""
-    typed: dict[str, pa.Array] = {}
+    typed: dict[str, Column] = {}
     if reading.values is None:
         schema = arrow_schema(reading.columns)
         if batch.schema.equals(schema):

@@ -106,6 +106,29 @@ def of(kind: pa.DataType) -> st.SearchStrategy[Any]:
     return st.one_of(fitting.get(kind, small), st.none(), *([leaf] if kind != pa.string() else []))
 
 
+NOISE = [
+    *(
+        b"",
+        b" ",
+        b"\n",
+        b"\r",
+        b"{",
+        b"}",
+        b"[",
+        b"]",
+        b",",
+        b'"',
+        b"\\",
+        b"null",
+        b"\0",
+        b"\xff",
+        b"\xef\xbb\xbf",
+        b":",
+    ),
+    *(b"{}", b'"n":1', b'{"n":1}', b"}{", b"NaN", b"-Inf", b"1e40", b"\\ud800", b"\x0b", b"//"),
+]
+
+
 def texts(kind: pa.DataType) -> st.SearchStrategy[bytes | None]:
     whole = st.builds(
         lambda value, indent, ascii_only: json.dumps(value, indent=indent, ensure_ascii=ascii_only),
@@ -113,27 +136,7 @@ def texts(kind: pa.DataType) -> st.SearchStrategy[bytes | None]:
         st.sampled_from([None, None, 1]),
         st.booleans(),
     ).map(lambda text: text.encode("utf-8", "surrogatepass"))
-    noise = st.sampled_from(
-        [
-            b"",
-            b" ",
-            b"\n",
-            b"\r",
-            b"{",
-            b"}",
-            b"[",
-            b"]",
-            b",",
-            b'"',
-            b"\\",
-            b"null",
-            b"\0",
-            b"\xff",
-            b"\xef\xbb\xbf",
-            b":",
-        ]
-        + [b"{}", b'"n":1', b'{"n":1}', b"}{", b"NaN", b"-Inf", b"1e40", b"\\ud800", b"\x0b", b"//"]
-    )
+    noise = st.sampled_from(NOISE)
 
     def damaged(text: bytes, more: bytes, at: int, cut: int) -> bytes:
         place = at % (len(text) + 1)

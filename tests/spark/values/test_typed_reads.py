@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -157,8 +157,8 @@ def test_a_type_that_values_can_not_have_is_said_before_anything_is_read(
 
 
 EVERY = (
-    "i8 TINYINT, i16 SMALLINT, i32 INT, i64 BIGINT, f32 FLOAT, f64 DOUBLE, sum DECIMAL(12,3), yes BOOLEAN, text STRING, "
-    "bytes BINARY, day DATE, at TIMESTAMP, local TIMESTAMP_NTZ, list ARRAY<INT>, map MAP<STRING, INT>, "
+    "i8 TINYINT, i16 SMALLINT, i32 INT, i64 BIGINT, f32 FLOAT, f64 DOUBLE, sum DECIMAL(12,3), yes BOOLEAN, "
+    "text STRING, bytes BINARY, day DATE, at TIMESTAMP, local TIMESTAMP_NTZ, list ARRAY<INT>, map MAP<STRING, INT>, "
     "inner STRUCT<x: INT, y: ARRAY<STRUCT<z: STRING>>>"
 )
 FIELDS = {
@@ -211,7 +211,7 @@ FIELDS = {
     ],
     "local": ['"2024-02-29T01:02:03"', '"2024-02-29 01:02:03.5"', '"2024-02-29T01:02:03Z"', '"2024"', "5"],
     "list": ["[1, null]", "[]", '[1, "x"]', "null", "{}", "5", "[[1]]"],
-    "map": ['{"a":1,"b":null}', "{}", '{"a":1,"a":2}', '{"a":"x"}', "[1]", "null"],
+    "map": ['{"a":1,"b":null}', "{}", '{"a":"x"}', "[1]", "null"],
     "inner": [
         '{"x":1,"y":[{"z":"s"},null]}',
         "{}",
@@ -245,6 +245,30 @@ WHOLE += [
 ]
 
 
+ON_PURPOSE: dict[str, str | None] = {
+    '{"i8":128}': None,
+    '{"i32":"x","i16":5}': None,
+    '{"i32":1} x': None,
+    '{"i32":1}{"i32":2}': None,
+    "{'i32':1}": None,
+    '{"text":"\\ud800"}': None,
+    '{"sum":"1,000"}': None,
+    '{"at":"12:30:00"}': None,
+    '{"at":"10000-01-01T00:00:00Z"}': None,
+    '{"day":"20240229"}': None,
+    '{"at":9223372036855}': None,
+    '{"at":"2024-02-29T01:02Z"}': "2024-02-29 01:02:00",
+    '{"at":"2024-02-29T01:02:03 PST"}': None,
+    '{"f64":-INF}': None,
+    '{"bytes":"aGk=aGk="}': None,
+    '{"text":1.50}': "1.50",
+    '{"text":{"b":1e3}}': '{"b":1e3}',
+    '{"map":{"a":1,"a":2}}': "{a -> 2}",
+}
+"""Records that are read otherwise than `from_json` does, with what they give in the field, None for bad ones;
+docs/spark.md says why."""
+
+
 def as_text(frame: Any, column: str) -> dict[int, tuple[str | None, str | None]]:
     """Every value by its record's number, as Spark's text, which Python's limits do not touch; bytes as base64."""
     rows = frame.selectExpr("i", f"CAST({column} AS STRING) AS text", f"base64({column}.bytes) AS bytes").collect()
@@ -276,4 +300,80 @@ def test_values_are_those_of_from_json(spark: Any, stage: Stage) -> None:
     assert {texts[i]: found[i] for i in found if i not in bad} == {
         texts[i]: expected[i] for i in expected if i not in bad
     }
-    assert json.dumps(sorted(bad)) != "[]"
+
+
+def test_what_is_otherwise_than_from_json_is_so_on_purpose(spark: Any, stage: Stage) -> None:
+    from pyspark.sql import functions
+
+    texts = list(ON_PURPOSE)
+    fill(stage, [text.encode() for text in texts])
+    ours = read(spark, stage, valueFormat="json", valueSchema=EVERY, onBadRecord="column").selectExpr(
+        "offset AS i", "*"
+    )
+    raw = read(spark, stage, columns="value,offset").selectExpr("offset AS i", "CAST(value AS STRING) AS v")
+    found, theirs = as_text(ours, "value"), as_text(raw.select("i", functions.from_json("v", EVERY).alias("p")), "p")
+    fields = [field.split()[0] for field in EVERY.split(", ") if field.split()[0] in FIELDS]
+    expected = {}
+    for text, given in ON_PURPOSE.items():
+        shown = ["null"] * len(fields)
+        shown[fields.index(text.split('"')[1] if '"' in text else "i32")] = str(given)
+        expected[text] = None if given is None else "{" + ", ".join(shown) + "}"
+    assert {text: found[i][0] for i, text in enumerate(texts)} == expected
+    assert [text for i, text in enumerate(texts) if found[i] == theirs[i]] == []
+
+
+REGISTRY = """
+import json
+
+FIELDS = [{"name": "n", "type": "int"}]
+
+
+def schema_of(number):
+    return json.dumps({"type": "record", "name": "R", "fields": FIELDS}) if number == 7 else None
+"""
+
+
+def test_avro_by_a_function_for_the_writers_schema(
+    spark: Any, run: Callable[..., Any], stage: Stage, tmp_path: Path
+) -> None:
+    module = tmp_path / f"registry_{stage.topic.replace('-', '_')}.py"
+    module.write_text(REGISTRY)
+    spark.sparkContext.addPyFile(str(module))
+    fill(stage, [b"\0\0\0\0\7\x0a", b"\0\0\0\0\x08\x0a", None, b"\0\0\0\0\7\x0c"])
+    schema = (
+        '{"type":"record","name":"R","fields":[{"name":"n","type":"long"},{"name":"s","type":"string","default":"-"}]}'
+    )
+    options = {"valueFormat": "avro", "valueSchema": schema, "valueWriterSchemas": f"{module.stem}:schema_of"}
+    frame = read(spark, stage, onBadRecord="column", **options)
+    assert frame.schema["value"].simpleString() == "value:struct<n:bigint,s:string>"
+    rows = sorted(frame.collect(), key=lambda row: row["offset"])
+    assert [row["value"] and tuple(row["value"]) for row in rows] == [(5, "-"), None, None, (6, "-")]
+    assert [row["badValue"] is not None for row in rows] == [False, True, False, False]
+    found: dict[int, Any] = {}
+
+    def sink(batch: Any, _number: int) -> None:
+        found.update({row["offset"]: row["value"] for row in batch.collect()})
+
+    stage.finished(run(sink, trigger=NOW, onBadRecord="null", columns="value,offset", **options))
+    assert [found[offset] and tuple(found[offset]) for offset in range(4)] == [(5, "-"), None, None, (6, "-")]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, "valueFormat=avro needs valueSchema"),
+        ({"valueSchema": '{"type":"recrd"}'}, "has a type that is not defined"),
+        ({"valueSchema": "{"}, "valueSchema is no Avro schema"),
+        ({"valueSchema": '"long"', "valueWriterSchemas": "nothing.here:f"}, "must be module:function"),
+    ],
+    ids=str,
+)
+def test_what_can_not_be_avro_is_said_at_load(spark: Any, stage: Stage, options: dict[str, str], words: str) -> None:
+    with pytest.raises(Exception, match=words):
+        read(spark, stage, valueFormat="avro", **options)
+
+
+def test_avro_by_ddl_is_what_to_avro_writes(spark: Any, stage: Stage) -> None:
+    fill(stage, [b"\0\x0a\0\4hi", b"\2\2"])
+    rows = read(spark, stage, valueFormat="avro", valueSchema="a INT, b STRING").orderBy("offset").collect()
+    assert [tuple(row["value"]) for row in rows] == [(5, "hi"), (None, None)]

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from importlib.util import find_spec
+from typing import Any
 
+from pyspark.sql import types as spark
 from pyspark.sql.types import DataType, StructType, _parse_datatype_json_string
 
 from kohort.errors import InvalidInputError
 from kohort.spark.options import SourceOptions
+from kohort.spark.values.avro_records import function_named, parsed
+from kohort.spark.values.avro_schema import node_of, schema_of
 from kohort.spark.values.decoding import Values
 from kohort.spark.values.moments import zone_named
 from kohort.spark.values.types import arrow_type, ddl_of
@@ -25,7 +28,8 @@ class Declared:
 
     Attributes:
         ddl: the type as Spark's parser reads it.
-        avro: schemas, with the format avro.
+        avro: the schema of values, when it was given as Avro's.
+        writer_schemas: module:function, with the format avro.
     """
 
     format: str
@@ -50,7 +54,14 @@ class Declared:
                 f"the columns are {', '.join(schema.fieldNames())}, and not {', '.join(columns)}: valueSchema must be "
                 "one type, or fields as in `a INT, b STRING`, and the read can't have a schema of its own"
             )
-        return Values(self.format, arrow_type(schema["value"].dataType), self.on_bad, self.zone)
+        kind = schema["value"].dataType
+        made = arrow_type(kind)
+        avro = self.avro
+        if self.format == "avro" and avro is None:
+            schema = avro_of(kind)
+            node_of(schema)
+            avro = json.dumps(schema)
+        return Values(self.format, made, self.on_bad, self.zone, avro, self.writer_schemas)
 
 
 def declare(options: SourceOptions) -> Declared | None:
@@ -70,11 +81,11 @@ def declare(options: SourceOptions) -> Declared | None:
             if given:
                 raise InvalidInputError(f"the option {name} needs valueFormat: string, json or avro")
         return None
-    for name, given, only in (
+    for name, value, only in (
         ("valueTimeZone", options.value_time_zone, "json"),
         ("valueWriterSchemas", options.value_writer_schemas, "avro"),
     ):
-        if given is not None and form != only:
+        if value is not None and form != only:
             raise InvalidInputError(f"the option {name} belongs to valueFormat={only}, and valueFormat is {form}")
     if form == "string":
         if text is not None:
@@ -85,7 +96,21 @@ def declare(options: SourceOptions) -> Declared | None:
             f"valueFormat={form} needs valueSchema: fields as in `a INT, b STRING`, or one type as ARRAY<INT>"
             + (", or an Avro schema" if form == "avro" else "")
         )
-    return Declared(form, options.on_bad_record, _zone(options.value_time_zone), _ddl(text))
+    if form == "json":
+        return Declared(form, options.on_bad_record, _zone(options.value_time_zone), _ddl(text))
+    return _avro(text, options)
+
+
+def _avro(text: str, options: SourceOptions) -> Declared:
+    parsed("int")  # says so now when fastavro is not installed
+    if options.value_writer_schemas is not None:
+        function_named(options.value_writer_schemas)
+    avro = schema_of(text) if text.lstrip().startswith(("{", "[", '"')) else None
+    if avro is None or (isinstance(avro, dict) and avro.get("type") == "struct"):
+        return Declared("avro", options.on_bad_record, "UTC", _ddl(text), None, options.value_writer_schemas)
+    ddl = node_of(avro).ddl
+    parsed(avro)
+    return Declared("avro", options.on_bad_record, "UTC", ddl, text, options.value_writer_schemas)
 
 
 def _zone(name: str | None) -> str:
@@ -112,11 +137,46 @@ def _from_json(text: str) -> DataType:
         raise InvalidInputError("valueSchema begins with { and is not what StructType.json() gives") from None
 
 
-def need_fastavro() -> None:
-    """Raises:
-    InvalidInputError: it is not installed.
+_AVRO: dict[type[DataType], Any] = {
+    spark.ByteType: "int",
+    spark.ShortType: "int",
+    spark.IntegerType: "int",
+    spark.LongType: "long",
+    spark.FloatType: "float",
+    spark.DoubleType: "double",
+    spark.BooleanType: "boolean",
+    spark.StringType: "string",
+    spark.BinaryType: "bytes",
+    spark.DateType: {"type": "int", "logicalType": "date"},
+    spark.TimestampType: {"type": "long", "logicalType": "timestamp-micros"},
+    spark.TimestampNTZType: {"type": "long", "logicalType": "local-timestamp-micros"},
+}
+
+
+def avro_of(kind: DataType, name: str = "topLevelRecord") -> Any:
+    """The Avro schema that Spark's `to_avro` writes a type with.
+
+    Args:
+        kind: one that `arrow_type` takes.
+        name: of the first record.
     """
-    if find_spec("fastavro") is None:
-        raise InvalidInputError(
-            "valueFormat=avro needs fastavro, here and in Spark's workers: pip install 'kohort[spark]'"
-        )
+    if isinstance(kind, spark.DecimalType):
+        size = ((10**kind.precision).bit_length() + 8) // 8
+        logical = {"logicalType": "decimal", "precision": kind.precision, "scale": kind.scale}
+        return {"type": "fixed", "name": f"{name}.fixed", "size": size, **logical}
+    if isinstance(kind, spark.ArrayType):
+        return {"type": "array", "items": _optional(kind.elementType, kind.containsNull, name)}
+    if isinstance(kind, spark.MapType):
+        return {"type": "map", "values": _optional(kind.valueType, kind.valueContainsNull, name)}
+    if isinstance(kind, StructType):
+        fields = [
+            {"name": one.name, "type": _optional(one.dataType, one.nullable, f"{name}.{one.name}")}
+            for one in kind.fields
+        ]
+        return {"type": "record", "name": name, "fields": fields}
+    return _AVRO[type(kind)]
+
+
+def _optional(kind: DataType, nullable: bool, name: str) -> Any:
+    made = avro_of(kind, name)
+    return [made, "null"] if nullable else made

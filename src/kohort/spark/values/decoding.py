@@ -10,6 +10,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from kohort.errors import CorruptDataError
+from kohort.spark.values.columns import Column, Kind
 from kohort.spark.values.isolate import Parts
 from kohort.spark.values.json_columns import JsonDecoder
 from kohort.spark.values.moments import zone_named
@@ -19,7 +20,7 @@ from kohort.spark.values.text import TextDecoder
 class Decoder(Protocol):
     """A format, ready to read."""
 
-    def decode(self, values: pa.Array) -> Parts:
+    def decode(self, values: Column) -> Parts:
         """Every value of a binary array, as the type of the declaration."""
 
 
@@ -30,14 +31,18 @@ class Values:
     Attributes:
         on_bad: fail, null or column.
         zone: of times that name none.
+        avro: the schema that values are read with, as JSON.
+        writer_schemas: module:function, which gives the schema that a value was written with.
     """
 
     format: str
-    kind: pa.DataType
+    kind: Kind
     on_bad: str
     zone: str
+    avro: str | None = None
+    writer_schemas: str | None = None
 
-    def typed(self, values: pa.Array, place: Callable[[int], str]) -> tuple[pa.Array, pa.Array]:
+    def typed(self, values: Column, place: Callable[[int], str]) -> tuple[Column, Column]:
         """Values as the declared type, and the bytes of those that are bad; a bad one is null.
 
         Args:
@@ -57,7 +62,7 @@ class Values:
         return parts.joined(), _bad_values(values, parts)
 
 
-def _bad_values(values: pa.Array, parts: Parts) -> pa.Array:
+def _bad_values(values: Column, parts: Parts) -> Column:
     if not parts.reasons:
         return pa.nulls(len(values), pa.binary())
     places = [row if row in parts.reasons else None for row in range(len(values))]
@@ -79,4 +84,8 @@ def _decoder(values: Values) -> Decoder:
 def _made(values: Values) -> Decoder:
     if values.format == "string":
         return TextDecoder()
+    if values.avro is not None:
+        from kohort.spark.values.avro_records import AvroDecoder  # what only Avro needs
+
+        return AvroDecoder(values.kind, values.avro, values.writer_schemas)
     return JsonDecoder(values.kind, zone_named(values.zone))

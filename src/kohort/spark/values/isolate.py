@@ -9,6 +9,8 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
+from kohort.spark.values.columns import Column, Kind
+
 REFUSALS = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, ValueError, OverflowError)
 """What a conversion raises for values that it can't take. ArrowMemoryError and KeyboardInterrupt are none of them."""
 FEW = 16
@@ -23,13 +25,13 @@ class Parts:
         reasons: why a row is bad, by row; bad rows are null.
     """
 
-    kind: pa.DataType
+    kind: Kind
     length: int
-    arrays: list[pa.Array] = field(default_factory=list)
+    arrays: list[Column] = field(default_factory=list)
     rows: list[Sequence[int]] = field(default_factory=list)
     reasons: dict[int, str] = field(default_factory=dict)
 
-    def add(self, rows: Sequence[int], array: pa.Array) -> None:
+    def add(self, rows: Sequence[int], array: Column) -> None:
         """Add rows that are done.
 
         Args:
@@ -41,7 +43,7 @@ class Parts:
         self.rows.append(rows)
         self.arrays.append(array)
 
-    def joined(self) -> pa.Array:
+    def joined(self) -> Column:
         """The array; rows that were never added are null."""
         if len(self.arrays) == 1 and len(self.arrays[0]) == self.length:
             return self.arrays[0]
@@ -54,13 +56,11 @@ class Parts:
         return whole.take(pa.array(places, pa.int64()))
 
 
-Convert: TypeAlias = Callable[[pa.Array], pa.Array]
-OneByOne: TypeAlias = Callable[[pa.Array, Sequence[int], Parts], None]
+Convert: TypeAlias = Callable[[Column], Column]
+OneByOne: TypeAlias = Callable[[Column, Sequence[int], Parts], None]
 
 
-def convert_in_parts(
-    values: pa.Array, rows: Sequence[int], parts: Parts, convert: Convert, one_by_one: OneByOne
-) -> None:
+def convert_in_parts(values: Column, rows: Sequence[int], parts: Parts, convert: Convert, one_by_one: OneByOne) -> None:
     """Convert values as a whole, or in halves until what can't be converted stands alone.
 
     Args:

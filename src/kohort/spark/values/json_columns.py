@@ -13,11 +13,13 @@ from array import array
 from collections.abc import Iterator, Sequence
 from datetime import tzinfo
 from itertools import accumulate
+from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.json as pj
 
+from kohort.spark.values.columns import Column, Kind, read_json
+from kohort.spark.values.columns import compute as pc
 from kohort.spark.values.isolate import REFUSALS, Parts, convert_in_parts
 from kohort.spark.values.json_records import DEPTH, JsonRecords, binary_of
 from kohort.spark.values.types import check_required, has_required
@@ -36,7 +38,7 @@ class JsonDecoder:
         type: what values become.
     """
 
-    def __init__(self, kind: pa.DataType, zone: tzinfo) -> None:
+    def __init__(self, kind: Kind, zone: tzinfo) -> None:
         """Prepare both ways.
 
         Args:
@@ -55,7 +57,7 @@ class JsonDecoder:
         scales = list(_scales(kind))
         self._odd = "|".join([_NOT_FINITE, _too_long(max(scales))] if scales else [_NOT_FINITE])
 
-    def decode(self, values: pa.Array) -> Parts:
+    def decode(self, values: Column) -> Parts:
         """Every value, as the declared type.
 
         Args:
@@ -70,7 +72,7 @@ class JsonDecoder:
                 self._decode_chunk(chunk, rows, parts)
         return parts
 
-    def _decode_chunk(self, values: pa.Array, rows: Sequence[int], parts: Parts) -> None:
+    def _decode_chunk(self, values: Column, rows: Sequence[int], parts: Parts) -> None:
         plain = self._plain(values)
         if plain is not None:
             trimmed = pc.ascii_trim(_unchecked_text(values), _BLANKS).view(pa.binary())
@@ -83,7 +85,7 @@ class JsonDecoder:
         if len(values):
             convert_in_parts(values, rows, parts, self._convert, self._one_by_one)
 
-    def _plain(self, values: pa.Array) -> pa.Array | None:
+    def _plain(self, values: Column) -> Column | None:
         """Which values Arrow's reader may be given; None: all.
 
         They begin with { and end with }, have no number that it reads in its own way, and are not deep.
@@ -99,7 +101,7 @@ class JsonDecoder:
             plain = plain.fill_null(False)
         return None if pc.all(plain, min_count=0).as_py() else plain
 
-    def _convert(self, values: pa.Array) -> pa.Array:
+    def _convert(self, values: Column) -> Column:
         """Values that begin with { and end with }, as a whole.
 
         Raises:
@@ -110,7 +112,7 @@ class JsonDecoder:
         if b"\0" in text:
             raise ValueError("a zero byte ends Arrow's text")
         read = pj.ReadOptions(use_threads=False, block_size=len(text) + 1)
-        table = pj.read_json(pa.BufferReader(text), read_options=read, parse_options=self._parse)
+        table = read_json(pa.BufferReader(text), read_options=read, parse_options=self._parse)
         if table.num_rows != len(values):
             raise ValueError(f"{table.num_rows} objects in {len(values)} values")
         wire = self._wire
@@ -123,7 +125,7 @@ class JsonDecoder:
             check_required(done)
         return done
 
-    def _one_by_one(self, values: pa.Array, rows: Sequence[int], parts: Parts) -> None:
+    def _one_by_one(self, values: Column, rows: Sequence[int], parts: Parts) -> None:
         good: list[object] = []
         for value, row in zip(values.to_pylist(), rows, strict=True):
             try:
@@ -148,7 +150,7 @@ class JsonDecoder:
                 parts.reasons[rows[0]] = str(error)
                 parts.add(rows, pa.nulls(1, self.type))
 
-    def _finished(self, found: pa.Array, kind: pa.DataType) -> pa.Array:
+    def _finished(self, found: Column, kind: Kind) -> Column:
         """What Arrow's reader made, as the declared type: dates, times and base64 came as strings."""
         if found.type.equals(kind):
             return found
@@ -164,7 +166,7 @@ class JsonDecoder:
             return self._instants(found)
         return pc.cast(found, kind)
 
-    def _instants(self, texts: pa.Array) -> pa.Array:
+    def _instants(self, texts: Column) -> Column:
         """Times that all name a zone, or of which none does."""
         kind = pa.timestamp("us", tz="UTC")
         try:
@@ -174,7 +176,7 @@ class JsonDecoder:
             return pc.assume_timezone(local, self._zone, ambiguous="earliest").cast(kind)
 
 
-def _wire_type(kind: pa.DataType) -> pa.DataType | None:
+def _wire_type(kind: Kind) -> Kind | None:
     """The type to ask Arrow's reader for, None when it has none: it reads no maps."""
     if pa.types.is_map(kind):
         return None
@@ -184,12 +186,12 @@ def _wire_type(kind: pa.DataType) -> pa.DataType | None:
         element = _wire_type(kind.value_type)
         return None if element is None else pa.list_(pa.field("element", element))
     if pa.types.is_struct(kind):
-        fields = [(field.name, _wire_type(field.type)) for field in kind]
-        return None if any(part is None for _, part in fields) else pa.struct(fields)
+        fields = [(field.name, part) for field in kind if (part := _wire_type(field.type)) is not None]
+        return pa.struct(fields) if len(fields) == kind.num_fields else None
     return kind
 
 
-def _scales(kind: pa.DataType) -> Iterator[int]:
+def _scales(kind: Kind) -> Iterator[int]:
     if pa.types.is_decimal(kind):
         yield kind.scale
     elif pa.types.is_struct(kind) or pa.types.is_list(kind):
@@ -202,7 +204,7 @@ def _too_long(scale: int) -> str:
     return rf"[0-9.][eE][+-]?[0-9]|[0-9]{{{max(1, 39 - scale)}}}"
 
 
-def _from_base64(texts: pa.Array) -> pa.Array:
+def _from_base64(texts: Column) -> Column:
     found = [None if text is None else binary_of(text) for text in texts.to_pylist()]
     ends = array("i", accumulate((len(one or b"") for one in found), initial=0))
     plain = pa.Array.from_buffers(
@@ -213,7 +215,7 @@ def _from_base64(texts: pa.Array) -> pa.Array:
     return pc.if_else(texts.is_null(), pa.scalar(None, pa.binary()), plain) if texts.null_count else plain
 
 
-def _chunks(values: pa.Array) -> Iterator[tuple[int, int]]:
+def _chunks(values: Column) -> Iterator[tuple[int, int]]:
     """Rows start to stop of each chunk: `CHUNK_BYTES` of values, or one value that is larger."""
     ends = memoryview(values.buffers()[1]).cast("i") if len(values) else memoryview(b"")
     first, stop = values.offset, values.offset + len(values)
@@ -230,23 +232,23 @@ def _chunks(values: pa.Array) -> Iterator[tuple[int, int]]:
         start = low
 
 
-def _unchecked_text(values: pa.Array) -> pa.Array:
+def _unchecked_text(values: Column) -> Column:
     """The same bytes as strings, whatever they are."""
     return pa.Array.from_buffers(pa.string(), len(values), values.buffers(), offset=values.offset)
 
 
-def _as_one_list(values: pa.Array) -> pa.Array:
+def _as_one_list(values: Column) -> Column:
     offsets = pa.py_buffer(b"".join(number.to_bytes(4, "little") for number in (0, len(values))))
     return pa.Array.from_buffers(pa.list_(pa.binary()), 1, [None, offsets], children=[values])
 
 
-def _chosen(rows: Sequence[int], mask: pa.Array) -> list[int]:
+def _chosen(rows: Sequence[int], mask: Column) -> list[int]:
     return [row for row, taken in zip(rows, mask.to_pylist(), strict=True) if taken]
 
 
-def _whole(column: pa.ChunkedArray) -> pa.Array:
+def _whole(column: Any) -> Column:
     return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
 
 
-def _nulls(array: pa.Array) -> pa.Array | None:
+def _nulls(array: Column) -> Column | None:
     return array.is_null() if array.null_count else None

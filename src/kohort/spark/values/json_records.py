@@ -13,10 +13,11 @@ import re
 from collections.abc import Callable
 from datetime import tzinfo
 from decimal import ROUND_HALF_UP, Context, Decimal, InvalidOperation
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 
+from kohort.spark.values.columns import Kind
 from kohort.spark.values.moments import days_of_date, micros_of_time
 
 DEPTH = 500
@@ -74,7 +75,7 @@ class JsonRecords:
         type: what values become.
     """
 
-    def __init__(self, kind: pa.DataType, zone: tzinfo) -> None:
+    def __init__(self, kind: Kind, zone: tzinfo) -> None:
         """Prepare the conversion.
 
         Args:
@@ -123,7 +124,7 @@ def too_deep(value: bytes) -> bool:
     return False
 
 
-def _converter(kind: pa.DataType, path: str, zone: tzinfo) -> Convert:
+def _converter(kind: Kind, path: str, zone: tzinfo) -> Convert:
     """A function from what the parser gives to what `pa.array` takes; null is handled by what holds the value."""
     made = _nested(kind, path, zone) or _leaf(kind, zone)
 
@@ -136,7 +137,7 @@ def _converter(kind: pa.DataType, path: str, zone: tzinfo) -> Convert:
     return convert if pa.types.is_nested(kind) else _named(made, path, kind)
 
 
-def _named(made: Convert, path: str, kind: pa.DataType) -> Convert:
+def _named(made: Convert, path: str, kind: Kind) -> Convert:
     def convert(found: Any) -> Any:
         try:
             return made(found)
@@ -165,7 +166,7 @@ def _what(found: Any) -> str:
     return f"the number {text}" if type(found) is not str else f"the string {text!r}"
 
 
-def _nested(kind: pa.DataType, path: str, zone: tzinfo) -> Convert | None:
+def _nested(kind: Kind, path: str, zone: tzinfo) -> Convert | None:
     if pa.types.is_struct(kind):
         fields = {field.name: _converter(field.type, f"{path}.{field.name}", zone) for field in kind}
 
@@ -196,7 +197,7 @@ def _nested(kind: pa.DataType, path: str, zone: tzinfo) -> Convert | None:
     return None
 
 
-def _leaf(kind: pa.DataType, zone: tzinfo) -> Convert:
+def _leaf(kind: Kind, zone: tzinfo) -> Convert:
     if pa.types.is_integer(kind):
         return _whole(kind.bit_width)
     if pa.types.is_floating(kind):
@@ -241,7 +242,7 @@ def _real(*, single: bool) -> Convert:
         if type(found) in _NUMBERS:
             if not single:
                 return float(found)
-            return cast(float, pa.scalar(str(found)).cast(pa.float32()).as_py())
+            return pa.scalar(str(found)).cast(pa.float32()).as_py()
         if isinstance(found, str) and found in _NOT_FINITE:
             return _NOT_FINITE[found]
         raise _WrongKind

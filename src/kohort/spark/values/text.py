@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
+from kohort.spark.values.columns import Column
 from kohort.spark.values.isolate import Parts, convert_in_parts
 
 
@@ -14,7 +15,7 @@ class TextDecoder:
 
     type = pa.string()
 
-    def decode(self, values: pa.Array) -> Parts:
+    def decode(self, values: Column) -> Parts:
         """Every value, checked.
 
         Args:
@@ -25,7 +26,7 @@ class TextDecoder:
         return parts
 
 
-def _one_by_one(values: pa.Array, rows: Sequence[int], parts: Parts) -> None:
+def _one_by_one(values: Column, rows: Sequence[int], parts: Parts) -> None:
     for value, row in zip(values.to_pylist(), rows, strict=True):
         text: str | None = None
         try:

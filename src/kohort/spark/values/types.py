@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import types as spark
 
 from kohort.errors import InvalidInputError
+from kohort.spark.values.columns import Column, Kind
+from kohort.spark.values.columns import compute as pc
 
-_PLAIN: dict[type[spark.DataType], pa.DataType] = {
+_PLAIN: dict[type[spark.DataType], Kind] = {
     spark.ByteType: pa.int8(),
     spark.ShortType: pa.int16(),
     spark.IntegerType: pa.int32(),
@@ -24,7 +25,7 @@ _PLAIN: dict[type[spark.DataType], pa.DataType] = {
 }
 
 
-def arrow_type(kind: spark.DataType, path: str = "value") -> pa.DataType:
+def arrow_type(kind: spark.DataType, path: str = "value") -> Kind:
     """The Arrow type of a Spark type.
 
     Args:
@@ -79,7 +80,7 @@ def quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
-def check_required(array: pa.Array, path: str = "value") -> None:
+def check_required(array: Column, path: str = "value") -> None:
     """Look for nulls where the type allows none: a field or an element that was declared NOT NULL.
 
     Raises:
@@ -99,7 +100,7 @@ def check_required(array: pa.Array, path: str = "value") -> None:
         check_required(items, f"{path}[]")
 
 
-def has_required(kind: pa.DataType) -> bool:
+def has_required(kind: Kind) -> bool:
     """Whether a part of the type may not be null."""
     if pa.types.is_struct(kind):
         return any(not field.nullable or has_required(field.type) for field in kind)
