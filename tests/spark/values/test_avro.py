@@ -18,9 +18,11 @@ from hypothesis import strategies as st
 from pyspark.sql import types as spark
 
 from kohort.errors import InvalidInputError
-from kohort.spark.values.avro_records import VALUE_BYTES, AvroDecoder
+from kohort.spark.options import parse_options
+from kohort.spark.values.avro_records import AvroDecoder
 from kohort.spark.values.avro_schema import node_of
-from kohort.spark.values.declared import avro_of
+from kohort.spark.values.declared import avro_of, declare
+from kohort.spark.values.isolate import VALUE_BYTES
 from kohort.spark.values.types import arrow_type
 
 SUIT = {"type": "enum", "name": "Suit", "symbols": ["HEARTS", "SPADES"]}
@@ -374,3 +376,11 @@ def test_ddl_stands_for_the_schema_that_to_avro_writes() -> None:
     assert second == empty
     assert list(parts.reasons) == [2]
     assert timedelta(0) == first["at"].utcoffset()
+
+
+def test_fastavro_that_is_not_installed_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fastavro", None)
+    monkeypatch.setitem(sys.modules, "fastavro.schema", None)
+    given = {"kafka.bootstrap.servers": "127.0.0.1:9092", "subscribe": "t", "valueFormat": "avro"}
+    with pytest.raises(InvalidInputError, match=r"needs fastavro.*pip install 'kohort\[spark\]'"):
+        declare(parse_options({**given, "valueSchema": '"long"'}))

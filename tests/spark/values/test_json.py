@@ -13,6 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from kohort.spark.values.isolate import VALUE_BYTES
 from kohort.spark.values.json_columns import JsonDecoder
 from kohort.spark.values.json_records import DEPTH, JsonRecords
 from kohort.spark.values.types import check_required
@@ -282,3 +283,15 @@ def test_brackets_in_strings_are_no_levels() -> None:
     parts = JsonDecoder(NUMBERED, UTC).decode(pa.array([value], pa.binary()))
     assert parts.reasons == {}
     assert parts.joined()[0]["n"].as_py() == 1
+
+
+def test_a_huge_value_is_bad_before_anything_is_made_of_it() -> None:
+    huge = b'{"n":1,"s":"' + b"x" * VALUE_BYTES + b'"}'
+    largest = b'{"n":1,"s":"' + b"x" * (VALUE_BYTES - 14) + b'"}'
+    assert len(largest) == VALUE_BYTES
+    parts = JsonDecoder(NUMBERED, UTC).decode(
+        pa.array([b'{"n":1}', huge, largest, b" " * (VALUE_BYTES + 1)], pa.binary())
+    )
+    assert sorted(parts.reasons) == [1, 3]
+    assert "are more than the" in parts.reasons[1]
+    assert parts.joined()[2]["n"].as_py() == 1

@@ -32,10 +32,8 @@ from kohort.spark.values.avro_schema import (
     without_logical,
 )
 from kohort.spark.values.columns import Column, Kind
-from kohort.spark.values.isolate import REFUSALS, Parts
+from kohort.spark.values.isolate import REFUSALS, Parts, check_size
 
-VALUE_BYTES = 32 * 1024 * 1024
-"""The largest value that is read: as Python's objects it takes up to about two hundred times its size."""
 _PREFIX = 5
 _EXACT = Context(prec=100)
 _PLAIN = {
@@ -112,8 +110,10 @@ class AvroDecoder:
         return parts
 
     def _one(self, value: bytes) -> Any:
-        if len(value) > VALUE_BYTES:
-            raise _Bad(f"{len(value)} bytes are more than the {VALUE_BYTES} that are read")
+        try:
+            check_size(value)
+        except ValueError as error:
+            raise _Bad(str(error)) from None
         stream = io.BytesIO(value)
         schema, reader = self._schema, None
         if self._schema_of is not None:

@@ -13,8 +13,20 @@ from kohort.spark.values.columns import Column, Kind
 
 REFUSALS = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, ValueError, OverflowError)
 """What a conversion raises for values that it can't take. ArrowMemoryError and KeyboardInterrupt are none of them."""
+VALUE_BYTES = 32 * 1024 * 1024
+"""The largest value that is parsed: as Python's objects one may take up to about two hundred times its size."""
 FEW = 16
 """Values that are looked at one by one rather than halved again."""
+
+
+def check_size(value: bytes) -> None:
+    """Look at the size before anything is made of a value.
+
+    Raises:
+        ValueError: it is larger than what is parsed.
+    """
+    if len(value) > VALUE_BYTES:
+        raise ValueError(f"{len(value)} bytes are more than the {VALUE_BYTES} that are parsed")
 
 
 @dataclass(slots=True)

@@ -20,7 +20,7 @@ import pyarrow.json as pj
 
 from kohort.spark.values.columns import Column, Kind, read_json
 from kohort.spark.values.columns import compute as pc
-from kohort.spark.values.isolate import REFUSALS, Parts, convert_in_parts
+from kohort.spark.values.isolate import REFUSALS, VALUE_BYTES, Parts, convert_in_parts
 from kohort.spark.values.json_records import DEPTH, JsonRecords, binary_of
 from kohort.spark.values.types import check_required, has_required
 
@@ -88,13 +88,17 @@ class JsonDecoder:
     def _plain(self, values: Column) -> Column | None:
         """Which values Arrow's reader may be given; None: all.
 
-        They begin with { and end with }, have no number that it reads in its own way, and are not deep.
+        They begin with { and end with }, have no number that it reads in its own way, and are neither deep nor huge.
         """
         plain = pc.and_(pc.starts_with(values, b"{"), pc.ends_with(values, b"}"))
         odd = pc.match_substring_regex(values, self._odd)
         if pc.any(odd).as_py():
             plain = pc.and_(plain, pc.invert(odd))
-        if (pc.max(pc.binary_length(values)).as_py() or 0) > DEPTH:
+        sizes = pc.binary_length(values)
+        largest = pc.max(sizes).as_py() or 0
+        if largest > VALUE_BYTES:
+            plain = pc.and_(plain, pc.less_equal(sizes, VALUE_BYTES))
+        if largest > DEPTH:
             brackets = pc.add(pc.count_substring(values, b"{"), pc.count_substring(values, b"["))
             plain = pc.and_(plain, pc.less_equal(brackets, DEPTH))
         if plain.null_count:

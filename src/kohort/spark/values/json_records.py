@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 
 from kohort.spark.values.columns import Kind
+from kohort.spark.values.isolate import check_size
 from kohort.spark.values.moments import days_of_date, micros_of_time
 
 DEPTH = 500
@@ -91,6 +92,7 @@ class JsonRecords:
         Raises:
             ValueError: the value is bad; says why.
         """
+        check_size(value)
         if too_deep(value):
             raise ValueError(f"nested deeper than {DEPTH} levels")
         try:
