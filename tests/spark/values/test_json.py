@@ -162,6 +162,25 @@ def test_a_column_is_what_its_records_are_one_by_one(kind: pa.DataType) -> None:
     holds()
 
 
+@pytest.mark.parametrize(
+    ("values", "bad"),
+    [
+        ([b'{"n":1}{"x":', b'{"y":1},"n":2}'], [0, 1]),
+        ([b'{"n":1}{"n":2}', b'{"x":', b'{"y":1}}', b'{"n":3}'], [0, 1, 2]),
+        ([b'{"n":1}', b'{"n":2}null{"n":3}', b'{"n":4}'], [1]),
+        ([b'{"n":1,"x":"\xff"}', b'{"n":2}'], [0]),
+        ([b'{"n":1}\0', b'{"n":2}\0{"n":3}', b'{"n":4,"s":"\0"}', b'{"n":5}'], [0, 1, 2]),
+        ([b'{"n":1,"x":Inf}', b'{"n":2,"x":-NaN}', b'{"n":3,"x":NaN}'], [0, 1]),
+    ],
+    ids=str,
+)
+def test_what_arrows_reader_alone_would_take(values: list[bytes | None], bad: list[int]) -> None:
+    """As many rows as records, or none too few, and yet not one for each."""
+    parts = JsonDecoder(NUMBERED, UTC).decode(pa.array(values, pa.binary()))
+    assert sorted(parts.reasons) == bad
+    assert by_column(NUMBERED, values) == one_by_one(NUMBERED, values)
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_damage_never_shifts_a_row(data: st.DataObject) -> None:

@@ -113,8 +113,6 @@ class JsonDecoder:
         """
         _unchecked_text(values).validate(full=True)
         text = pc.binary_join(_as_one_list(values), b"\n")[0].as_buffer().to_pybytes() + b"\n"
-        if b"\0" in text:
-            raise ValueError("a zero byte ends Arrow's text")
         read = pj.ReadOptions(use_threads=False, block_size=len(text) + 1)
         table = read_json(pa.BufferReader(text), read_options=read, parse_options=self._parse)
         if table.num_rows != len(values):
