@@ -9,12 +9,13 @@ START ?= 0
 PYTEST_ARGS ?=
 PLAN ?= classic-range
 MINUTES ?= 10
+RUNS ?= 200
 SUITES ?=
 CHURN_ARGS ?=
 BENCH_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo demo test test-cluster check lint types layers sizes docs picture bench fuzz fuzz-listener simulate churn suites lock format clean
+.PHONY: help setup setup-demo demo test test-cluster check lint types layers sizes docs picture bench bench-against fuzz fuzz-listener simulate churn spark-histories spark-churn suites lock format clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -70,6 +71,9 @@ format: setup ## let ruff format and fix what it can
 bench: setup ## figures beside the peers', one table for each file in bench/
 	@$(BIN)/python -m bench $(BENCH_ARGS)
 
+bench-against: setup ## this checkout beside another one that is set up: make bench-against OTHER=FOLDER
+	@$(BIN)/python -m bench.against $(OTHER) $(BENCH_ARGS)
+
 bench-%: setup
 	@$(BIN)/python -m bench $* $(BENCH_ARGS)
 
@@ -78,6 +82,13 @@ simulate: setup ## long simulation on all cores: make simulate SEEDS=100000 STAR
 
 churn: setup ## members of real clients come and go: make churn PLAN=consumer MINUTES=10 CHURN_ARGS=--kafka
 	@$(BIN)/python -m tests.peers.churn $(PLAN) --minutes $(MINUTES) $(CHURN_ARGS)
+
+spark-histories: setup ## the Spark source without a JVM, killed at every call: make spark-histories RUNS=5000 START=0
+	@$(BIN)/python -m tests.spark.histories --runs $(RUNS) --start $(START) $(HISTORIES_ARGS)
+
+spark-churn: setup ## three Spark applications in a group, one killed, one paused: make spark-churn MINUTES=10
+	@sh tools/preflight.sh java
+	@$(BIN)/python -m tests.spark.histories.real --minutes $(MINUTES) $(HISTORIES_ARGS)
 
 suites: setup ## tests that other projects wrote for their clients, against our broker: make suites SUITES=franz-go
 	@$(BIN)/python -m tests.peers.suites $(SUITES)

@@ -77,11 +77,12 @@ def _spark(kind: str, job: str, place: Place, topic: str, records: int) -> Calla
 
 
 def _run(kind: str, job: str, place: Place, topic: str, records: int) -> Sample:
-    return runner("spark", [kind, job, place.servers, topic, str(records), _jars() if kind == "kafka" else ""], records)
+    jars = jars_of_sparks_source() if kind == "kafka" else ""
+    return runner("spark", [kind, job, place.servers, topic, str(records), jars], records)
 
 
-def _jars() -> str:
-    """The jars of Spark's own source.
+def jars_of_sparks_source() -> str:
+    """The jars of Spark's own source and sink, joined by commas.
 
     Raises:
         NotHere: Maven can't resolve them.

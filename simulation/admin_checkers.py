@@ -160,7 +160,7 @@ def keys_of(group_id: str, journal: GroupJournal) -> set[tuple[Any, ...]]:
         (Kind.CURRENT, consumer.current),
         (Kind.REGEX, consumer.regexes),
     ):
-        keys.update((kind, group_id, name) for name in names)  # type: ignore[attr-defined]
+        keys.update((kind, group_id, name) for name in names)
     return keys
 
 
@@ -206,11 +206,13 @@ class DescriptionChecker(AdminChecker):
 
     @staticmethod
     def _classic_state(group: Group) -> GroupState:
-        """A classic group's state by who waits in it for what."""
-        members = classic_of(group).members.values()
-        if not members:
-            return GroupState.EMPTY
-        return classic_of(group).state
+        """A classic group's state by who waits in it for what.
+
+        Its first join phase lasts as long as it is told to, also when all have gone again, as in Kafka.
+        """
+        classic = classic_of(group)
+        first = classic.previous_state is GroupState.EMPTY and classic.join_phase.due_ms is not None
+        return classic.state if classic.members or first else GroupState.EMPTY
 
     def _check_classic(self, described: DescribedGroup) -> None:
         journal, group = self.journal.groups.get(described.group_id), self.group(described.group_id)

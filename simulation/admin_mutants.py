@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from kohort.coordinator.shard import Shard
 from kohort.errors import ErrorCode
 from kohort.groups import admin
 from kohort.groups.classic import rebalance
@@ -97,7 +98,7 @@ class DescribesWhatIsChosen(Swapped):
     module, name = admin, "describe_one"
 
     @staticmethod
-    def swap(real: Callable[..., Any]) -> Callable[..., Any]:
+    def swap(real: Callable[..., DescribedGroup]) -> Callable[..., DescribedGroup]:
         """Every group is described as a stable one."""
 
         def describe(context: Context, group_id: str, knows_missing: bool) -> DescribedGroup:
@@ -125,7 +126,7 @@ class HidesWhatIsGivenUp(Swapped):
             if consumer is None:
                 return described
             names = {topic.id: topic.name for topic in context.image.topics.values()}
-            kept = {one.member_id: consumer.standing(one.member_id).assigned for one in described.members}
+            kept = {one.member_id: consumer.current_assignment(one.member_id).assigned for one in described.members}
             members = [replace(one, assignment=named(kept[one.member_id], names)) for one in described.members]
             return replace(described, members=tuple(members))
 
@@ -164,7 +165,7 @@ class TellsLeadersOfFewer(Swapped):
         return members
 
 
-ADMIN_MUTANTS: dict[type[GroupMachine], type[Checker]] = {
+ADMIN_MUTANTS: dict[type[GroupMachine | Shard], type[Checker]] = {
     DeletesOffsetsThatAreRead: DeletionChecker,
     ForgetsPatterns: DeletionChecker,
     DeletesGroupsWithMembers: DeletionChecker,

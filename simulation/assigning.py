@@ -16,8 +16,15 @@ Target = frozenset[TopicPartition]
 Claim = tuple[int, frozenset[TopicPartition]]
 
 
-def encode_metadata(topics: Iterable[str], generation: int, owned: Iterable[TopicPartition]) -> bytes:
-    """A subscription of version 3 that says what the member holds, and since which generation."""
+def pattern_of(topics: Iterable[str]) -> str:
+    """What matches these topics and no others: their names are a t and a digit."""
+    return f"t[{''.join(sorted(topic[1:] for topic in topics))}]"
+
+
+def encode_metadata(
+    topics: Iterable[str], generation: int, owned: Iterable[TopicPartition], rack: str | None = None
+) -> bytes:
+    """A subscription of version 3 that says what the member holds, since which generation, and where it runs."""
     names = sorted(topics)
     parts = [struct.pack(">hi", 3, len(names)), *(_text(name) for name in names), struct.pack(">i", 0)]
     held: dict[str, list[int]] = {}
@@ -26,7 +33,7 @@ def encode_metadata(topics: Iterable[str], generation: int, owned: Iterable[Topi
     parts.append(struct.pack(">i", len(held)))
     for topic, numbers in held.items():
         parts.append(_text(topic) + struct.pack(f">i{len(numbers)}i", len(numbers), *numbers))
-    parts.append(struct.pack(">ih", generation, -1))
+    parts.append(struct.pack(">i", generation) + (struct.pack(">h", -1) if rack is None else _text(rack)))
     return b"".join(parts)
 
 
@@ -43,6 +50,12 @@ def decode_claim(metadata: bytes) -> Claim:
     return subscription.generation, frozenset(subscription.owned)
 
 
+def decode_topics(metadata: bytes) -> frozenset[str]:
+    """The topics that a member reads; none where its bytes say nothing."""
+    subscription = read_subscription(metadata)
+    return frozenset() if subscription is None else frozenset(subscription.topics)
+
+
 def encode_assignment(partitions: Iterable[TopicPartition]) -> bytes:
     """A member's assignment."""
     return write_assignment(3, partitions)
@@ -55,12 +68,17 @@ def decode_assignment(raw: bytes) -> frozenset[TopicPartition]:
 
 
 def assign(
-    members: Mapping[str, Claim], partitions: Iterable[TopicPartition], *, cooperative: bool
+    members: Mapping[str, Claim],
+    read: Mapping[str, frozenset[str]],
+    partitions: Iterable[TopicPartition],
+    *,
+    cooperative: bool,
 ) -> dict[str, frozenset[TopicPartition]]:
-    """An assignment of every partition to one member, as even as can be, claims kept where they fit.
+    """An assignment of every partition to one member that reads its topic, claims kept where they fit.
 
-    Of two claims to one partition that of the later generation counts, and of two alike neither. With `cooperative`,
-    what another member validly holds is withheld until that member has given it up.
+    It is as even as can be where all read the same (`read`: the topics of each). Of two claims to one partition that of
+    the later generation counts, and of two alike neither. With `cooperative`, what another member validly holds is
+    withheld until that member has given it up.
     """
     holder: dict[TopicPartition, str] = {}
     disputed = set()
@@ -73,25 +91,44 @@ def assign(
                 disputed.discard(partition)
             holder[partition] = member
     everything = sorted(set(partitions))
-    share, extra = divmod(len(everything), len(members))
-    room = {member: share + (1 if at < extra else 0) for at, member in enumerate(sorted(members))}
+    readers = {topic: sorted(each for each in members if topic in read[each]) for topic, _ in everything}
+    room = rooms(readers, everything, sorted(members))
     given: dict[str, set[TopicPartition]] = {member: set() for member in members}
     left = []
     for partition in everything:
         member = holder.get(partition, "")
-        if partition not in disputed and room.get(member, 0) > 0:
+        if partition not in disputed and member in readers[partition.topic] and room[member] > 0:
             given[member].add(partition)
             room[member] -= 1
         else:
             left.append(partition)
     for partition in left:
-        member = max(sorted(room), key=lambda name: room[name])
+        if not readers[partition.topic]:
+            continue
+        member = max(readers[partition.topic], key=lambda name: room[name])
         room[member] -= 1
         current = holder.get(partition)
         if cooperative and current is not None and (current != member or partition in disputed):
             continue
         given[member].add(partition)
     return {member: frozenset(taken) for member, taken in given.items()}
+
+
+def rooms(readers: Mapping[str, list[str]], partitions: Iterable[TopicPartition], members: list[str]) -> dict[str, int]:
+    """How many partitions each member may keep of those it claims: a part of each topic that it reads."""
+    counts: dict[str, int] = {}
+    for topic, _ in partitions:
+        counts[topic] = counts.get(topic, 0) + 1
+    alike: dict[tuple[str, ...], int] = {}
+    for topic, count in counts.items():
+        who = tuple(readers[topic])
+        alike[who] = alike.get(who, 0) + count
+    room = dict.fromkeys(members, 0)
+    for who, count in alike.items():
+        for at, member in enumerate(who):
+            share, extra = divmod(count, len(who))
+            room[member] += share + (1 if at < extra else 0)
+    return room
 
 
 TOPICS = 100

@@ -9,7 +9,7 @@ from kohort.groups.config import GroupConfig
 from kohort.groups.consumer.state import LEFT_FOR_A_WHILE, ConsumerGroup, Pairs, unpack
 from kohort.groups.events import ConsumerGroupHeartbeat, JoinGroup, LeaveGroup
 from kohort.groups.machine import GroupMachine
-from kohort.groups.outcome import Outcome
+from kohort.groups.outcome import ConsumerGroupHeartbeatReply, Outcome
 from kohort.groups.records import Kind, MemberAssigned, MemberSaved, Record, Tombstone
 from simulation.property import QUIET, Checker, Holder, Waiting
 from simulation.world import World
@@ -53,7 +53,7 @@ class AwayChecker(Checker):
             if consumer is None:
                 continue
             for member_id, member in consumer.members.items():
-                key, current = (group_id, member_id), consumer.standing(member_id)
+                key, current = (group_id, member_id), consumer.current_assignment(member_id)
                 self._instances[key], self._shares[key] = member.instance_id, current.assigned
                 self._heard_ms[key] = now_ms
                 if current.member_epoch == LEFT_FOR_A_WHILE:
@@ -72,7 +72,7 @@ class AwayChecker(Checker):
                 self._gone(event, (record.key[1], record.key[2]))
         if isinstance(event, ConsumerGroupHeartbeat) and event.member_epoch >= 0:
             answers = [value for request, value in outcome.replies if request == event.request]
-            if not any(value.error for value in answers):
+            if not any(isinstance(value, ConsumerGroupHeartbeatReply) and value.error for value in answers):
                 self._heard_ms[event.group_id, event.member_id] = self.world.now_ms
 
     def _moved(self, event: Any, record: MemberAssigned) -> None:
@@ -103,7 +103,7 @@ class AwayChecker(Checker):
         lasts_ms = self._heard_ms.get(key, 0) + self.config.consumer_session_timeout_ms
         if self.world.now_ms < lasts_ms:
             self.fail(
-                f"{key[1]} was put out while it was away, {lasts_ms - self.world.now_ms} ms too early, by {event}"
+                f"{key[1]} was evicted while it was away, {lasts_ms - self.world.now_ms} ms too early, by {event}"
             )
 
     def _joins(self, event: Any, key: Key) -> bool:

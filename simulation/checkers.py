@@ -15,21 +15,19 @@ from kohort.groups.events import (
     ConsumerGroupHeartbeat,
     JoinGroup,
     LeaveGroup,
-    OffsetCommit,
-    SyncGroup,
     TopicImage,
-    TxnOffsetCommit,
 )
 from kohort.groups.machine import GroupMachine
-from kohort.groups.outcome import GroupState, LeaveGroupReply, Now, Outcome
-from kohort.groups.records import Kind, MemberSaved, OffsetCommitted, Record, Tombstone
-from kohort.ids import NO_TOPIC_ID, TopicPartition
+from kohort.groups.outcome import GroupState, JoinGroupReply, LeaveGroupReply, Now, Outcome
+from kohort.groups.records import MemberSaved, OffsetCommitted, Record
+from kohort.ids import TopicPartition
 from simulation.admin_checkers import DeletionChecker, DescriptionChecker
-from simulation.assigning import decode_assignment, to_names
 from simulation.away_checker import AwayChecker
 from simulation.epoch_checker import StaleEpochChecker
 from simulation.eviction_checker import EvictionChecker
 from simulation.expiry_checker import ExpiryChecker
+from simulation.fencing_checker import FencingChecker, deleted_groups
+from simulation.journal_checker import JournalChecker
 from simulation.journal_model import JournalModel
 from simulation.let_go_checker import LetGoChecker
 from simulation.offset_checkers import DurabilityChecker, TransactionChecker
@@ -75,7 +73,7 @@ class OwnershipChecker(Checker):
             refused = (
                 value.error is ErrorCode.GROUP_MAX_SIZE_REACHED
                 for request, value in outcome.replies
-                if request == event.request
+                if request == event.request and isinstance(value, JoinGroupReply)
             )
             if any(refused):
                 self._removed.add(event.member_id)
@@ -109,53 +107,6 @@ class OwnershipChecker(Checker):
             and (not other.dead or other.started_ms >= member.started_ms)
             for other in self.members
         )
-
-
-class FencingChecker(Checker):
-    """No commit is taken for a partition that the coordinator has told another member to have since.
-
-    A commit that names a topic without its id may be meant for a topic that was deleted and made again.
-    """
-
-    skips = QUIET
-
-    def __init__(self, world: World, members: list[Holder], config: GroupConfig) -> None:
-        super().__init__(world, members, config)
-        self._told: dict[tuple[str, str, int], str] = {}
-        self._deleted: set[str] = set()
-
-    def on_deleted(self, topic: str) -> None:
-        self._deleted.add(topic)
-        self._told = {key: value for key, value in self._told.items() if key[1] != topic}
-
-    def on_stepped(self, event: Any, outcome: Outcome, waiting: Waiting) -> None:
-        for group_id in deleted_groups(outcome):
-            self._told = {key: value for key, value in self._told.items() if key[0] != group_id}
-
-    def on_released(self, event: Any, value: Any) -> None:
-        if isinstance(event, SyncGroup) and value.error is ErrorCode.NONE:
-            for topic, partition in decode_assignment(value.assignment):
-                self._told[event.group_id, topic, partition] = event.member_id
-        elif isinstance(event, ConsumerGroupHeartbeat) and value.error is ErrorCode.NONE and value.assignment:
-            of_today = [entry for entry in value.assignment if entry.topic_id in self.world.topic_ids.values()]
-            for topic, partition in to_names(tuple(of_today)):
-                self._told[event.group_id, topic, partition] = value.member_id
-        elif isinstance(event, OffsetCommit | TxnOffsetCommit) and event.generation >= 0:
-            for offset, error in zip(event.offsets, value.errors, strict=True):
-                told = self._told.get((event.group_id, offset.topic, offset.partition), event.member_id)
-                sure = offset.topic_id != NO_TOPIC_ID or offset.topic not in self._deleted
-                if sure and error is ErrorCode.NONE and told != event.member_id:
-                    name = f"{offset.topic}-{offset.partition}"
-                    self.fail(f"{event.member_id} committed {name} at {event.generation}, but {told} has it")
-
-
-def deleted_groups(outcome: Outcome) -> list[str]:
-    """Groups whose end, or end as a group of one protocol, is among the records: their generations may start anew."""
-    return [
-        record.key[1]
-        for record in outcome.records
-        if isinstance(record, Tombstone) and record.key[0] in (Kind.GROUP, Kind.EPOCH)
-    ]
 
 
 class GenerationChecker(Checker):
@@ -354,7 +305,7 @@ class InvariantChecker(Checker):
 class LivenessChecker(Checker):
     """Once the world is healthy, every group is stable and every partition of its topics is owned by one client.
 
-    Nobody holds what there is not: partitions of a topic that was deleted.
+    Nobody holds what there is not, partitions of a topic that was deleted, nor what it does not read.
     """
 
     def at_end(self, waiting: Waiting, partitions: Mapping[str, int]) -> None:
@@ -371,6 +322,9 @@ def unhealthy(members: Sequence[Holder], partitions: Mapping[str, int]) -> str |
         if unsettled:
             return f"{', '.join(unsettled)} of {group_id} never became stable"
         for member in living:
+            unread = [str(each) for each in sorted(member.held) if each.topic not in member.topics]
+            if unread:
+                return f"{member.name} of {group_id} holds {', '.join(unread)}, which it does not read"
             gone = [str(each) for each in sorted(member.held) if each.partition >= partitions.get(each.topic, 0)]
             if gone:
                 return f"{member.name} of {group_id} holds {', '.join(gone)}, which there is not"
@@ -391,6 +345,7 @@ ALL: tuple[type[Checker], ...] = (
     EpochChecker,
     LimitsChecker,
     ReplayChecker,
+    JournalChecker,
     AnswerChecker,
     InvariantChecker,
     LivenessChecker,
@@ -415,9 +370,9 @@ class Checkers:
     """All properties of one run; each hook is passed on to those that override it."""
 
     HOOKS = tuple(
-        f"on_{what}" for what in ["hold", "stepped", "released", "refused", "durable", "replayed", "loaded", "deleted"]
+        f"on_{what}" for what in ("hold", "stepped", "released", "refused", "durable", "replayed", "loaded", "worked")
     )
-    HOOKS = (*HOOKS, "at_end")
+    HOOKS = (*HOOKS, "on_deleted", "at_end")
 
     def __init__(
         self, world: World, members: list[Holder], config: GroupConfig, kinds: Iterable[type[Checker]] = ALL
@@ -426,7 +381,7 @@ class Checkers:
         self._journal = JournalModel()
         checkers = [kind(world, members, config) for kind in kinds]
         for checker in checkers:
-            checker.journal = self._journal
+            checker.journal, checker.newest_offset = self._journal, lambda: self._offset
         self._checkers = checkers
         self._on_step: dict[type, list[Any]] = {}
         self._hooks = {
@@ -486,6 +441,11 @@ class Checkers:
         for hook in self._hooks["on_loaded"]:
             hook(machine, outcome)
         self._journal.take(outcome.records)
+
+    def on_worked(self, work: Any, event: Any) -> None:
+        """As `Checker.on_worked`."""
+        for hook in self._hooks["on_worked"]:
+            hook(work, event)
 
     def on_deleted(self, topic: str) -> None:
         """As `Checker.on_deleted`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from kohort.errors import ErrorCode
@@ -21,6 +22,7 @@ from simulation.assigning import (
     assign,
     decode_assignment,
     decode_claim,
+    decode_topics,
     encode_assignment,
     encode_metadata,
 )
@@ -43,6 +45,7 @@ class ClassicMember(Process):
         self.known_partitions: dict[str, int] = {}
         self.joined_partitions: dict[str, int] = {}
         self._joining = False
+        self._said_topics: tuple[str, ...] = ()
 
     def _begin(self) -> None:
         self._join()
@@ -61,14 +64,24 @@ class ClassicMember(Process):
     def learn_topics(self, partitions: dict[str, int]) -> None:
         """Fresh metadata; a leader whose partitions changed asks for a new round."""
         self.known_partitions = dict(partitions)
-        if self.stable and self.joined_partitions and self.joined_partitions != self._wanted_topics():
+        watched = self._counts(self.joined_partitions)
+        if self.stable and (self.joined_partitions != watched or self._said_topics != self.topics):
             self._later(0, self._join)
 
-    def _wanted_topics(self) -> dict[str, int]:
-        return {topic: self.known_partitions.get(topic, 0) for topic in self.habits.topics}
+    def _counts(self, topics: Iterable[str]) -> dict[str, int]:
+        """How many partitions they have."""
+        return {topic: self.known_partitions.get(topic, 0) for topic in sorted(topics)}
+
+    def _subscribed(self) -> None:
+        self.learn_topics(self.known_partitions)
+
+    @property
+    def _cooperates(self) -> bool:
+        """Whether it gives nothing up before it joins: all its strategies must allow that, as with real clients."""
+        return all(strategy == COOPERATIVE for strategy in self.habits.strategies)
 
     def _lose(self, error: ErrorCode) -> None:
-        """The coordinator has put it out: what it held is lost, it starts anew."""
+        """The coordinator has evicted it: what it held is lost, it starts anew."""
         self._hold(frozenset())
         self.generation = -1
         if error is ErrorCode.UNKNOWN_MEMBER_ID:
@@ -93,12 +106,21 @@ class ClassicMember(Process):
         self._joining = True
         self.stable = False
         self._round += 1
-        if COOPERATIVE in self.habits.strategies or not self.held:
+        if self._cooperates:
+            self._drop_unread()
+        if self._cooperates or not self.held:
             self._send_join()
             return
         if self.habits.commits_on_revocation:
             self._commit(self.held)
         self._later(self.chance.upto(self.habits.callback_ms), self._revoke_and_join)
+
+    def _drop_unread(self) -> None:
+        """Give up what it does not read any more, as cooperative clients do before they join."""
+        unread = frozenset(each for each in self.held if each.topic not in self.topics)
+        if unread:
+            self._commit(unread)
+            self._hold(self.held - unread)
 
     def _revoke_and_join(self) -> None:
         self._hold(frozenset())
@@ -106,7 +128,8 @@ class ClassicMember(Process):
 
     def _send_join(self) -> None:
         habits = self.habits
-        metadata = encode_metadata(habits.topics, self.generation, self.held)
+        self._said_topics = habits.topics
+        metadata = encode_metadata(habits.topics, self.generation, self.held, habits.rack)
         event = JoinGroup(
             request=0,
             group_id=habits.group_id,
@@ -149,7 +172,8 @@ class ClassicMember(Process):
         self.joined_partitions = {}
         plan: tuple[tuple[str, bytes], ...] = ()
         if joined.leader == joined.member_id:
-            self.joined_partitions = self._wanted_topics()
+            read = [decode_topics(member.metadata) for member in joined.members]
+            self.joined_partitions = self._counts(frozenset(self.topics).union(*read))
         if joined.leader == joined.member_id and not joined.skip_assignment:
             plan = self._plan(joined)
         event = SyncGroup(0, self.habits.group_id, self.generation, self.member_id, plan, self.habits.instance_id)
@@ -167,10 +191,11 @@ class ClassicMember(Process):
 
     def _plan(self, joined: JoinGroupReply) -> tuple[tuple[str, bytes], ...]:
         claims = {member.member_id: decode_claim(member.metadata) for member in joined.members}
+        read = {member.member_id: decode_topics(member.metadata) for member in joined.members}
         partitions = [
-            TopicPartition(topic, number) for topic, count in self._wanted_topics().items() for number in range(count)
+            TopicPartition(topic, number) for topic, count in self.joined_partitions.items() for number in range(count)
         ]
-        plan = assign(claims, partitions, cooperative=joined.protocol_name == COOPERATIVE)
+        plan = assign(claims, read, partitions, cooperative=joined.protocol_name == COOPERATIVE)
         return tuple((member, encode_assignment(taken)) for member, taken in plan.items())
 
     def _on_sync(self, reply: SyncGroupReply, sent_ms: int) -> None:
@@ -190,7 +215,7 @@ class ClassicMember(Process):
         revoked = self.held - assigned
         self._commit(revoked)
         self._alive(sent_ms)
-        if revoked and self.strategy == COOPERATIVE:
+        if revoked and self._cooperates:
             self._give_up(assigned)
             return
         self._hold(assigned)

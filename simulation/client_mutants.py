@@ -32,6 +32,24 @@ class _BlindLeader(ClassicMembership):
         self.protocol = _BlindProtocol(self.cluster, self.config, self, self.request_rejoin)
 
 
+class _ClassicSession(ClassicMembership):
+    def _renew(self, sent_ms: float) -> None:
+        self._heard_ms = self.cluster.runtime.now_ms
+        super()._renew(sent_ms)
+
+
+class _ConsumerSession(ConsumerMembership):
+    def _renew(self, sent_ms: float) -> None:
+        self._heard_ms = self.cluster.runtime.now_ms
+        super()._renew(sent_ms)
+
+
+class CountsSessionsFromAnswers(GroupMachine):
+    """Our client takes its session to run from when an answer came."""
+
+    memberships: ClassVar = {"classic": _ClassicSession, "consumer": _ConsumerSession}
+
+
 class CountsLeasesFromAnswers(GroupMachine):
     """Our client takes its lease to run from when an answer came."""
 

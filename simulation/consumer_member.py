@@ -5,7 +5,7 @@ from __future__ import annotations
 from kohort.errors import ErrorCode
 from kohort.groups.events import Client, ConsumerGroupHeartbeat
 from kohort.groups.outcome import ConsumerGroupHeartbeatReply
-from simulation.assigning import Target, to_ids, to_names, topic_name
+from simulation.assigning import Target, pattern_of, to_ids, to_names, topic_name
 from simulation.client import ASIDE
 from simulation.process import Process
 from simulation.world import Happening
@@ -23,9 +23,11 @@ class ConsumerMember(Process):
         target: what it was last told to have, None when it was told nothing.
     """
 
+    keeps_its_id = True
     interval_ms = 1_000
     target: Target | None = None
     _told: Target | None = None
+    _said_topics: tuple[str, ...] = ()
     _full = True
     _flying = False
     _revoking = False
@@ -63,6 +65,10 @@ class ConsumerMember(Process):
     def learn_topics(self, partitions: dict[str, int]) -> None:
         """The coordinator looks after the topics."""
 
+    def _subscribed(self) -> None:
+        if self.generation > 0:
+            self._again(0)
+
     def _beat(self) -> None:
         if self._flying:
             return
@@ -73,6 +79,7 @@ class ConsumerMember(Process):
         joins = self.generation == 0
         says_owned = full or self._told != self.held
         uses_regex = len(self.name) % 2 == 0
+        says_topics, topics = full or self._said_topics != habits.topics, habits.topics
         event = ConsumerGroupHeartbeat(
             request=0,
             group_id=habits.group_id,
@@ -84,8 +91,8 @@ class ConsumerMember(Process):
             rack_id=habits.rack if full else None,
             rebalance_timeout_ms=habits.rebalance_timeout_ms if full else -1,
             server_assignor=habits.assignor if full else None,
-            subscribed_topics=(() if uses_regex else habits.topics) if full else None,
-            subscribed_regex=("t[0-9]" if uses_regex else "") if full else None,
+            subscribed_topics=(() if uses_regex else topics) if says_topics else None,
+            subscribed_regex=(pattern_of(topics) if uses_regex else "") if says_topics else None,
             owned=(() if joins else to_ids(self.held, self._ids)) if says_owned else None,
             hold_ms=self._hold_ms(),
             short_interval=habits.short_interval,
@@ -95,6 +102,8 @@ class ConsumerMember(Process):
         def take(reply: ConsumerGroupHeartbeatReply) -> None:
             self._flying = False
             if number == self._round:
+                if reply.error is ErrorCode.NONE and says_topics:
+                    self._said_topics = topics
                 self._on_reply(reply, sent_ms, said if says_owned else None)
 
         def lost() -> None:
@@ -136,13 +145,15 @@ class ConsumerMember(Process):
                 self._ids.update({topic_name(entry.topic_id): entry.topic_id for entry in reply.assignment})
                 self._reconcile(to_names(reply.assignment))
             self.stable = self.held == self.target
-            if self.lease.length_ms is None:
+            if self._said_topics != self.topics:
+                self._again(0)
+            elif self.lease.length_ms is None:
                 self._again(self.interval_ms)
             else:
                 self._again(sent_ms + self.lease.beat_ms(self.interval_ms) - self.world.now_ms)
 
     def _rejoin(self) -> None:
-        """It was put out: what it held is lost, it joins again with epoch 0."""
+        """It was evicted: what it held is lost, it joins again with epoch 0."""
         self._round += 1
         self._hold(frozenset())
         self.target = self._told = None
@@ -166,7 +177,7 @@ class ConsumerMember(Process):
         number = self._round
 
         def done() -> None:
-            if number != self._round:  # it was put out meanwhile: nothing of that life is left
+            if number != self._round:  # it was evicted meanwhile: nothing of that life is left
                 return
             self._revoking = False
             if self.target is not None:

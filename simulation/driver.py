@@ -18,8 +18,8 @@ TURN_MS = 2
 LOOK_S = 0.004
 """What each look at the clock takes, so that a load of many records is one of several turns."""
 WORK_MS = 60
-SLOW_WORK, SLOW_WORK_MS = 0.1, 2_000
-"""So often work takes up to so long: its result may be stale by then, also of an earlier coordinator."""
+SLOW_WORK, SLOW_WORK_MS = (0.1, 0.1, 0.5), 2_000
+"""So often, by the run, work takes up to so long: its result may be stale by then, also of an earlier coordinator."""
 
 
 def match(regex: str, topics: Iterable[str]) -> list[str]:
@@ -38,8 +38,8 @@ class Unmeasured:
         """One more."""
 
 
-class TopicHost(Protocol):
-    """Where the topics are.
+class Host(Protocol):
+    """Where the topics are, and who is told of work that is done.
 
     Attributes:
         image: all of them.
@@ -49,6 +49,9 @@ class TopicHost(Protocol):
     image: TopicImage
     unseen: set[str]
 
+    def worked(self, work: Work, event: Any) -> None:
+        """This event comes of that work."""
+
 
 class VirtualDriver:
     """The `Driver` of one process.
@@ -57,7 +60,7 @@ class VirtualDriver:
         alive: its process is; otherwise nothing more happens.
     """
 
-    def __init__(self, world: World, chance: Chance, host: TopicHost, turned: Action) -> None:
+    def __init__(self, world: World, chance: Chance, host: Host, turned: Action) -> None:
         """`turned` is called after every turn."""
         self.metrics = Unmeasured()
         self._host = host
@@ -65,6 +68,7 @@ class VirtualDriver:
         self._world = world
         self._chance = chance
         self._turned = turned
+        self._slow = world.stream("slow work").choice(SLOW_WORK)
         self._looks = 0
         self._next_ms = 0
 
@@ -111,7 +115,8 @@ class VirtualDriver:
     def run_work(self, work: Work, done: Callable[[Any], None]) -> None:
         """It comes back later, perhaps to another machine than asked for it."""
         event = targets.resolve(work, match) if isinstance(work, ResolveRegexes) else targets.compute(work)
-        longest_ms = SLOW_WORK_MS if self._chance.likely(SLOW_WORK) else WORK_MS
+        self._host.worked(work, event)
+        longest_ms = SLOW_WORK_MS if self._chance.likely(self._slow) else WORK_MS
         self._world.after(self._chance.upto(longest_ms), partial(self.turn, partial(done, event)))
 
     def push(self, push: Push) -> None:

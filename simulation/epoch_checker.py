@@ -6,10 +6,12 @@ from typing import Any
 
 from kohort.errors import ErrorCode
 from kohort.groups.events import ConsumerGroupHeartbeat, Heartbeat, OffsetCommit, OffsetFetch, SyncGroup
-from kohort.groups.outcome import Outcome
+from kohort.groups.outcome import ConsumerGroupHeartbeatReply, HeartbeatReply, OffsetFetchReply, Outcome, SyncGroupReply
 from kohort.groups.records import MemberState
 from simulation.journal_model import ConsumerJournal, pairs
 from simulation.property import Checker, Waiting
+
+Answer = ConsumerGroupHeartbeatReply | HeartbeatReply | SyncGroupReply | OffsetFetchReply
 
 
 class StaleEpochChecker(Checker):
@@ -27,8 +29,8 @@ class StaleEpochChecker(Checker):
         consumer = self.journal.consumer(event.group_id)
         if consumer is None:
             return
-        value = next((value for request, value in outcome.replies if request == event.request), None)
-        error = ErrorCode.NONE if value is None else value.error
+        answers = (value for request, value in outcome.replies if request == event.request)
+        error = next((value.error for value in answers if isinstance(value, Answer)), ErrorCode.NONE)
         if isinstance(event, ConsumerGroupHeartbeat):
             if event.member_epoch > 0:
                 self._check_heartbeat(consumer, event, error)

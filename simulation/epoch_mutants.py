@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
+from kohort.coordinator.shard import Shard
 from kohort.errors import ErrorCode
+from kohort.groups.config import GroupConfig
 from kohort.groups.consumer import commits, targets
 from kohort.groups.consumer import heartbeat as consumer
 from kohort.groups.consumer import members as membership
-from kohort.groups.consumer.state import ConsumerGroup, Current, Pairs
+from kohort.groups.consumer.state import ConsumerGroup, CurrentAssignment, Pairs
 from kohort.groups.context import Context
 from kohort.groups.events import (
     AssignmentComputed,
     ConsumerGroupHeartbeat,
     OffsetFetch,
+    RegexesResolved,
     SyncGroup,
 )
 from kohort.groups.machine import GroupMachine
@@ -46,7 +50,7 @@ class FetchesForAnyEpoch(Swapped):
 
         def may_fetch(context: Context, group: ConsumerGroup, event: OffsetFetch) -> ErrorCode:
             known = event.member_id in group.members
-            older = known and event.member_epoch < group.standing(event.member_id or "").member_epoch
+            older = known and event.member_epoch < group.current_assignment(event.member_id or "").member_epoch
             error: ErrorCode = real(context, group, event)
             return ErrorCode.NONE if older else error
 
@@ -62,7 +66,7 @@ class ForgivesAnyEpoch(Swapped):
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
         """The check with every older epoch for the one before."""
 
-        def check(current: Current, event: ConsumerGroupHeartbeat) -> Any:
+        def check(current: CurrentAssignment, event: ConsumerGroupHeartbeat) -> Any:
             older = 0 < event.member_epoch < current.member_epoch
             return real(replace(current, previous_epoch=event.member_epoch) if older else current, event)
 
@@ -78,7 +82,7 @@ class ForgivesNoEpoch(Swapped):
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
         """The check without an epoch before."""
 
-        def check(current: Current, event: ConsumerGroupHeartbeat) -> Any:
+        def check(current: CurrentAssignment, event: ConsumerGroupHeartbeat) -> Any:
             return real(replace(current, previous_epoch=-1), event)
 
         return check
@@ -145,6 +149,68 @@ class CountsTwice(Swapped):
         return settled
 
 
+class IgnoresClaims(Swapped):
+    """Makes a consumer group of a classic one by what members were assigned alone.
+
+    Cooperative ones still work on what they have not been assigned any more, until they join again.
+    """
+
+    module, name = conversion, "share_out"
+
+    @staticmethod
+    def swap(real: Callable[..., Any]) -> Callable[..., Any]:
+        """As if no one had claimed anything."""
+
+        def share_out(members: list[Converted]) -> list[tuple[MemberSaved, Pairs]]:
+            shares: list[tuple[MemberSaved, Pairs]] = real([one._replace(claimed=frozenset()) for one in members])
+            return shares
+
+        return share_out
+
+
+class BeginsTicketsAnew(GroupMachine):
+    """Counts its work from one: results of what an earlier coordinator asked for pass for its own."""
+
+    def __init__(self, config: GroupConfig) -> None:
+        super().__init__(config)
+        numbers = itertools.count(1)
+        self.context.ticket = numbers.__next__  # type: ignore[method-assign]
+
+
+class _TakesEarlier(GroupMachine):
+    """Takes a result that an earlier coordinator of this process asked for as the one that is asked for now."""
+
+    kind: ClassVar[type[AssignmentComputed | RegexesResolved]]
+    waits: ClassVar[str]
+    _began = 0
+
+    def on_loaded(self, *args: Any) -> Outcome:
+        """As the real one; work with a ticket from here on is its own."""
+        self._began = args[0].mono_ms << 10
+        return super().on_loaded(*args)
+
+    def step(self, event: Any, now: Now) -> Outcome:
+        """As the real one, but an older result counts."""
+        if isinstance(event, self.kind) and event.ticket < self._began:
+            group = self.context.find(event.group_id)
+            consumer = None if group is None else group.under(ConsumerGroup)
+            if consumer is not None:
+                setattr(consumer, self.waits, event.ticket)
+        return super().step(event, now)
+
+
+class TakesEarlierTargets(_TakesEarlier):
+    """Takes a target that an earlier coordinator asked for."""
+
+    kind, waits = AssignmentComputed, "computing"
+
+
+class TakesEarlierTopics(_TakesEarlier):
+    """Takes topics of regular expressions that an earlier coordinator asked for."""
+
+    kind, waits = RegexesResolved, "resolving"
+
+
 class ForgetsAssignments(Swapped):
     """Makes a consumer group of a classic one by what members claim alone.
 
@@ -164,7 +230,7 @@ class ForgetsAssignments(Swapped):
         return share_out
 
 
-EPOCH_MUTANTS: dict[type[GroupMachine], type[Checker]] = {
+EPOCH_MUTANTS: dict[type[GroupMachine | Shard], type[Checker]] = {
     FetchesForAnyEpoch: StaleEpochChecker,
     ForgivesAnyEpoch: StaleEpochChecker,
     ForgivesNoEpoch: StaleEpochChecker,
@@ -173,4 +239,8 @@ EPOCH_MUTANTS: dict[type[GroupMachine], type[Checker]] = {
     CountsNoConsumerRebalances: CountChecker,
     CountsTwice: CountChecker,
     ForgetsAssignments: HandoverChecker,
+    IgnoresClaims: HandoverChecker,
+    BeginsTicketsAnew: TargetChecker,
+    TakesEarlierTargets: TargetChecker,
+    TakesEarlierTopics: TargetChecker,
 }

@@ -1,7 +1,7 @@
 """Nobody who behaves is evicted: who is heard in time, gives up in time and joins in time stays in its group.
 
 The checker keeps a book of its own: when each member was last heard, what it waits for, when it was asked to do
-something, what became of its connection. A member that is put out, or that is told to join again, must have earned it
+something, what became of its connection. A member that is evicted, or that is told to join again, must have earned it
 by that book.
 """
 
@@ -57,6 +57,7 @@ class Kept:
         moves_ms: since when it has to give partitions up.
         called_ms: when it was told to join again, in a consumer group, if it has not.
         joined_ms: when it was told a new generation there, if it has not synchronized.
+        generation: the last that the answer to a join told it; the only member of a group starts a new one at once.
     """
 
     heard_ms: int
@@ -74,6 +75,7 @@ class Kept:
     moves_ms: int | None = None
     called_ms: int | None = None
     joined_ms: int | None = None
+    generation: int = -1
 
 
 @dataclass
@@ -230,17 +232,17 @@ class EvictionChecker(Checker):
                 kept.rebalance_ms = event.rebalance_timeout_ms
             kept.new_ms = kept.called_ms = kept.joined_ms = None
         elif isinstance(event, JoinGroup):
-            if value is None or kept.rebalance_ms == 0:
+            if value is None or kept.rebalance_ms == 0 or value.generation != kept.generation:
                 kept.session_ms, kept.rebalance_ms = event.session_timeout_ms, event.rebalance_timeout_ms
             kept.called_ms = None
             if value is not None:
-                self._welcomed(kept)
+                self._welcomed(kept, value.generation)
         if isinstance(event, JoinGroup | ConsumerGroupHeartbeat):
             kept.process = event.client.process or kept.process
 
-    def _welcomed(self, kept: Kept) -> None:
+    def _welcomed(self, kept: Kept, generation: int) -> None:
         """Its join was answered: it has to synchronize from now on."""
-        kept.new_ms = None
+        kept.new_ms, kept.generation = None, generation
         kept.joined_ms = self.world.now_ms
 
     def _answered(self, request: int, value: Any) -> None:
@@ -253,7 +255,7 @@ class EvictionChecker(Checker):
         if kept.lost_ms is None and value.error in GOES_ON:
             kept.heard_ms = self.world.now_ms
         if isinstance(value, JoinGroupReply) and value.error is ErrorCode.NONE:
-            self._welcomed(kept)
+            self._welcomed(kept, value.generation)
 
     def _lose(self, event: ConnectionLost) -> None:
         for kept in self._kept.values():
@@ -279,7 +281,7 @@ class EvictionChecker(Checker):
             return
         if not isinstance(event, Tick) or self._excuse(kept, before) is None:
             since_ms = self.world.now_ms - kept.heard_ms
-            self.fail(f"{key[1]} of {key[0]} was put out, heard {since_ms} ms ago, by {event}: {kept}")
+            self.fail(f"{key[1]} of {key[0]} was evicted, heard {since_ms} ms ago, by {event}: {kept}")
 
     def _goes_by_itself(self, event: Any, value: Any, key: Key, kept: Kept) -> bool:
         """Whether it left, was removed by name, found no room, or is there under another id."""
@@ -297,7 +299,7 @@ class EvictionChecker(Checker):
         return event.instance_id is not None and event.instance_id == kept.instance_id
 
     def _excuse(self, kept: Kept, before: Round | None) -> str | None:
-        """By what a member has earned to be put out now."""
+        """By what a member has earned to be evicted now."""
         now_ms = self.world.now_ms
         if kept.lost_ms is not None:
             if kept.is_dead:

@@ -1,4 +1,4 @@
-"""Coordinators with one known fault each: members put out that behave, and what one that begins forgets to watch."""
+"""Coordinators with one known fault each: members evicted that behave, and what one that begins forgets to watch."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from kohort.coordinator.shard import Shard
 from kohort.groups.classic import rebalance
 from kohort.groups.classic.state import ClassicGroup
 from kohort.groups.consumer import lost, members, silence, targets
-from kohort.groups.consumer.state import ConsumerGroup, Current, Pairs
+from kohort.groups.consumer.state import ConsumerGroup, CurrentAssignment, Pairs
 from kohort.groups.context import Context
 from kohort.groups.events import (
     ConnectionLost,
@@ -35,9 +36,9 @@ class NeverStopsRevocations(Swapped):
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
         """A step that leaves the deadline as it was."""
 
-        def step(context: Context, group: ConsumerGroup, member_id: str, owned: Pairs | None) -> Current:
+        def step(context: Context, group: ConsumerGroup, member_id: str, owned: Pairs | None) -> CurrentAssignment:
             due_ms = group.presence(member_id).revocation.due_ms
-            after: Current = real(context, group, member_id, owned)
+            after: CurrentAssignment = real(context, group, member_id, owned)
             timer = group.presence(member_id).revocation
             if due_ms is not None and timer.due_ms is None:
                 context.deadlines.set(timer, due_ms)
@@ -114,7 +115,7 @@ class ForgetsThatItWaits(Swapped):
 
         def ended(context: Context, group: ClassicGroup, member_id: str) -> None:
             if member_id in group.members:
-                rebalance.put_out(context, group, member_id, "silent")
+                rebalance.evict(context, group, member_id, "silent")
 
         return ended
 
@@ -177,7 +178,7 @@ class WatchesNoOneAfterRestart(Swapped):
         return watch
 
 
-EVICTION_MUTANTS: dict[type[GroupMachine], type[Checker]] = {
+EVICTION_MUTANTS: dict[type[GroupMachine | Shard], type[Checker]] = {
     NeverStopsRevocations: EvictionChecker,
     NeverStopsJoinPhases: EvictionChecker,
     PutsOutTheStatic: EvictionChecker,

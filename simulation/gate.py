@@ -25,6 +25,8 @@ HANDLERS = {
 }
 HOLD_MS = 1_200
 HOST, PORT = "127.0.0.1", 9092
+NODES = {"r1": 1, "r2": 2}
+"""Which node is on which rack; both are the coordinator's process."""
 Respond = Callable[[memoryview], None]
 
 
@@ -160,13 +162,19 @@ class Gate:
         for _, topic in wanted:
             parts = [
                 topic_type.MetadataResponsePartition(
-                    partition_index=number, leader_id=1, leader_epoch=0, replica_nodes=[1], isr_nodes=[1]
+                    partition_index=number, leader_id=node, leader_epoch=0, replica_nodes=[node], isr_nodes=[node]
                 )
-                for number in range(topic.partitions)
+                for number, node in enumerate(nodes_of(topic.racks))
             ]
             topics.append(topic_type(name=topic.name, topic_id=topic.id, partitions=parts))
-        broker = MetadataResponse.MetadataResponseBroker(node_id=1, host=HOST, port=PORT)
-        return MetadataResponse(brokers=[broker], controller_id=1, topics=topics)
+        make = MetadataResponse.MetadataResponseBroker
+        brokers = [make(node_id=node, host=HOST, port=PORT, rack=rack) for rack, node in NODES.items()]
+        return MetadataResponse(brokers=brokers, controller_id=1, topics=topics)
+
+
+def nodes_of(racks: tuple[tuple[str, ...], ...]) -> list[int]:
+    """The only replica of each partition."""
+    return [NODES[rack] for (rack,) in racks]
 
 
 API_LIST = tuple(framing.APIS.values())

@@ -1,4 +1,4 @@
-"""Members that the coordinator puts out for their silence, beside what they think of themselves."""
+"""Members that the coordinator evicts for their silence, beside what they think of themselves."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from simulation.world import World
 MOVES = frozenset((ConnectionLost, ConsumerGroupHeartbeat, JoinGroup, LeaveGroup, Tick))
 """After these others may be in a group than before."""
 SILENT = (ConnectionLost, Tick)
-"""These put members out that have said nothing."""
+"""These evict members that have said nothing."""
 
 
 class LetGoChecker(Checker):
-    """Who is put out for silence has stopped before, by its own clock, whether or not others take its partitions.
+    """Who is evicted for silence has stopped before, by its own clock, whether or not others take its partitions.
 
     A process that has ended, or stands still, holds nothing. Sources of silence are a session and a lease, each of
     which both sides count, on clocks of their own and with messages that are long on their way.
@@ -55,4 +55,4 @@ class LetGoChecker(Checker):
                 continue
             owned = sorted(str(partition) for partition in member.held if member.owns(partition))
             if owned:
-                self.fail(f"{member.name} was put out while it works on {', '.join(owned)}")
+                self.fail(f"{member.name} was evicted while it works on {', '.join(owned)}")

@@ -31,7 +31,6 @@ from simulation.away_checker import AwayChecker
 from simulation.checkers import (
     AnswerChecker,
     EpochChecker,
-    FencingChecker,
     GenerationChecker,
     InvariantChecker,
     LimitsChecker,
@@ -39,12 +38,12 @@ from simulation.checkers import (
     OwnershipChecker,
     ReplayChecker,
 )
-from simulation.client_mutants import (
-    CountsLeasesFromAnswers,
-)
+from simulation.client_mutants import CountsLeasesFromAnswers, CountsSessionsFromAnswers
+from simulation.disk_mutants import DISK_MUTANTS, DiskMutant
 from simulation.epoch_mutants import EPOCH_MUTANTS
 from simulation.eviction_mutants import EVICTION_MUTANTS
 from simulation.expiry_checker import ExpiryChecker
+from simulation.fencing_checker import FencingChecker
 from simulation.let_go_checker import LetGoChecker
 from simulation.offset_checkers import DurabilityChecker, TransactionChecker
 from simulation.property import Checker
@@ -158,7 +157,7 @@ class GivesWhatIsHeld(GroupMachine):
 
 
 class MiscountsJoiners(GroupMachine):
-    """Counts a member that is put out while it waits as one that still waits."""
+    """Counts a member that is evicted while it waits as one that still waits."""
 
     def step(self, event: Any, now: Now) -> Outcome:
         """As the real one, with a wrong count after a refused join."""
@@ -198,7 +197,7 @@ class IgnoresMaxSize(GroupMachine):
         super().__init__(replace(config, group_max_size=1_000, consumer_max_size=1_000))
 
 
-class ForgetsWhomItSpared(GroupMachine):
+class ForgetsWhomItExcluded(GroupMachine):
     """Does not know any more that a target was made without a member when it is heard again."""
 
     def step(self, event: Any, now: Now) -> Outcome:
@@ -207,7 +206,7 @@ class ForgetsWhomItSpared(GroupMachine):
         for group in self.context.ledger.groups.values():
             consumer = group.under(ConsumerGroup)
             if consumer is not None and consumer.target_epoch == consumer.epoch:
-                consumer.spared.clear()
+                consumer.excluded.clear()
         return outcome
 
 
@@ -228,7 +227,7 @@ class WakesTheAway(GroupMachine):
         if presence is not None:
             presence.held = None
         arrivals.consumer_heartbeat(context, event)
-        if presence is not None and held is not None:
+        if presence is not None and presence.hold is not None and held is not None:
             presence.held = held
             context.run(presence.hold, held.hold_ms)
 
@@ -348,7 +347,7 @@ class KeepsPositions(GroupMachine):
         super()._tick()
 
 
-MUTANTS: dict[type[GroupMachine | Shard], type[Checker]] = {
+MUTANTS: dict[type[GroupMachine | Shard | DiskMutant], type[Checker]] = {
     EndsSessionsEarly: OwnershipChecker,
     LeasesIgnored: OwnershipChecker,
     GivesWhatIsHeld: OwnershipChecker,
@@ -366,14 +365,16 @@ MUTANTS: dict[type[GroupMachine | Shard], type[Checker]] = {
     MiscountsJoiners: InvariantChecker,
     LosesTheReturned: InvariantChecker,
     NeverEndsSessions: LivenessChecker,
-    ForgetsWhomItSpared: EvennessChecker,
+    ForgetsWhomItExcluded: EvennessChecker,
     WakesTheAway: AwayChecker,
-    **EVICTION_MUTANTS,
-    **EPOCH_MUTANTS,
-    **ADMIN_MUTANTS,
+    **dict(EVICTION_MUTANTS.items()),
+    **dict(EPOCH_MUTANTS.items()),
+    **dict(ADMIN_MUTANTS.items()),
+    **dict(DISK_MUTANTS.items()),
     LoadsTheAwayAsBack: AwayChecker,
     EmptiesTheAway: AwayChecker,
     CountsLeasesFromAnswers: LetGoChecker,
+    CountsSessionsFromAnswers: LetGoChecker,
     ExpiresFromCommits: ExpiryChecker,
     KeepsPositions: ExpiryChecker,
 }

@@ -6,6 +6,7 @@ too: a transaction that commits counts from when its offset was sent.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from kohort.errors import ErrorCode
@@ -22,7 +23,7 @@ from kohort.groups.events import (
     TxnOffsetCommit,
 )
 from kohort.groups.machine import GroupMachine
-from kohort.groups.outcome import Outcome
+from kohort.groups.outcome import DeleteGroupsReply, OffsetDeleteReply, OffsetFetchReply, Outcome, ReplyValue
 from kohort.groups.records import Kind, OffsetCommitted, Tombstone
 from simulation.property import QUIET, Checker, Holder, Waiting
 from simulation.world import World
@@ -66,16 +67,16 @@ class DurabilityChecker(Checker):
             self._clear({(key[1], key[2], key[3]) for key in keys if key[0] is Kind.OFFSET})
         elif isinstance(event, OffsetFetch):
             for _, value in outcome.replies:  # decided now: it may be released after a deletion that comes next
-                for found in value.offsets:
+                for found in value.offsets if isinstance(value, OffsetFetchReply) else ():
                     self._check_deleted((event.group_id, found.topic, found.partition), found.offset)
 
-    def _forget(self, event: DeleteGroups | OffsetDelete, value: Any) -> None:
+    def _forget(self, event: DeleteGroups | OffsetDelete, value: ReplyValue) -> None:
         """An administrator deleted: what was taken in before need not be there any more, acknowledged by now or not."""
-        if isinstance(event, DeleteGroups):
+        if isinstance(event, DeleteGroups) and isinstance(value, DeleteGroupsReply):
             gone = {group for group, error in zip(event.group_ids, value.errors, strict=True) if not error}
             self._cleared.update(dict.fromkeys(gone, self._count))
             self._drop(lambda slot: slot[0] in gone)
-        elif not value.error:
+        elif isinstance(event, OffsetDelete) and isinstance(value, OffsetDeleteReply) and not value.error:
             paired = zip(event.partitions, value.errors, strict=True)
             self._clear({(event.group_id, one.topic, one.partition) for one, error in paired if not error})
 
@@ -84,7 +85,7 @@ class DurabilityChecker(Checker):
             self._cleared.update(dict.fromkeys(slots, self._count))
             self._drop(lambda slot: slot in slots)
 
-    def _drop(self, goes: Any) -> None:
+    def _drop(self, goes: Callable[[Slot], bool]) -> None:
         self._floor = {slot: order for slot, order in self._floor.items() if not goes(slot)}
         for slots in self._pending.values():
             for slot in [slot for slot in slots if goes(slot)]:

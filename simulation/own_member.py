@@ -21,6 +21,7 @@ from kohort.client.offset_values import OffsetAndMetadata
 from kohort.client.settings import ConsumerConfig, client_config
 from kohort.errors import ErrorCode, FencedError, KafkaError
 from kohort.ids import TopicPartition
+from simulation.assigning import pattern_of
 from simulation.checkers import Checkers
 from simulation.client import FAREWELL_MS
 from simulation.gate import HOST, PORT, Gate
@@ -89,9 +90,13 @@ class OwnMember(Process):
         more = {"new_member_id": self._new_member_id} if self.protocol == "consumer" else {}
         kind = self.memberships[self.protocol]
         self._membership = kind(cluster, config, changed=self._changed, poll_bound=False, **more)
-        pattern = "^t[0-9]$" if len(self.name) % 2 == 0 else None
-        topics = () if pattern is not None else habits.topics
-        self._membership.subscribe(Subscription(topics, pattern=pattern))
+        self._subscribed()
+
+    def _subscribed(self) -> None:
+        if self._membership is None or self.leaving:
+            return
+        pattern = f"^{pattern_of(self.topics)}$" if len(self.name) % 2 == 0 else None
+        self._membership.subscribe(Subscription(() if pattern is not None else self.topics, pattern=pattern))
         self._drive()
 
     def _new_member_id(self) -> str:

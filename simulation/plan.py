@@ -20,6 +20,18 @@ INT_MAX = 2**31 - 1
 DAY_MS = 86_400_000
 
 MODERN, CLASSIC = "ConsumerMember", "ClassicMember"
+MORE = {"reload": 3, "subscribe": 3}
+"""Drawn beside the others, from a stream of its own."""
+MORE_OFTEN = 0.15
+SOON_MS = 200
+"""So soon after another step half of these come: while its work is under way."""
+STRATEGIES: dict[str, tuple[tuple[str, ...], ...]] = {
+    EAGER: ((EAGER,), (EAGER,), (COOPERATIVE, EAGER), (EAGER, COOPERATIVE)),
+    COOPERATIVE: ((COOPERATIVE,), (COOPERATIVE,), (COOPERATIVE, EAGER), (EAGER, COOPERATIVE)),
+}
+"""What the members of a mixed group may have beside each other, by the one that all of them know."""
+CLEANS_MS = (1_500, 5_000, 15_000)
+"""In some runs the journal is compacted so often, as by a cleaner that has much to do."""
 TROUBLE = {
     "start": 20,
     "crash": 12,
@@ -156,6 +168,7 @@ class Draft:
         self.chance = chance = Chance(f"{seed}/plan")
         self.seed = seed
         self.late = Chance(f"{seed}/late")
+        self.more = Chance(f"{seed}/more")
         self.scale = chance.choices(SCALES, [scale.weight for scale in SCALES])[0]
         self.partitions = {
             f"t{number}": 1 + chance.upto(self.scale.partitions - 1)
@@ -170,6 +183,11 @@ class Draft:
         self.heal_ms = SHORTEST_FAULTS_MS + chance.upto(self.scale.faults_ms - SHORTEST_FAULTS_MS)
         self.only_ours = False
         self.own_share = {MODERN: chance.choice((0.0, 0.5, 1.0)), CLASSIC: chance.choice((0.0, 0.0, 0.0, 0.0, 0.7))}
+        more = self.more
+        self.differ = more.likely(0.35)
+        self.common = {group: more.choice((None, None, EAGER, COOPERATIVE)) for group in self.group_ids}
+        self.read_by: dict[tuple[str, str | None], tuple[str, ...]] = {}
+        self.cleans_ms = more.choice((None, None, *CLEANS_MS))
         self.living: list[Known] = []
         self.started = 0
         self.steps: list[Step] = []
@@ -199,6 +217,10 @@ class Draft:
         at_ms = 0.0
         while (at_ms := at_ms + chance.expovariate(1 / self.scale.every_ms)) < self.heal_ms:
             self.add_trouble(int(at_ms))
+            if self.more.likely(MORE_OFTEN):
+                self.add_more(int(at_ms) + self.more.upto(self.more.choice((SOON_MS, self.scale.every_ms))))
+        for at in range(self.cleans_ms or self.heal_ms, self.heal_ms, self.cleans_ms or 1):
+            self.add(at, "compact", share=self.more.choice((0.9, 1.0)))
         steps = sorted(self.steps, key=lambda step: (step.at_ms, step.number))
         return Plan(self.seed, config, self.partitions, tuple(self.group_ids), tuple(steps), self.heal_ms)
 
@@ -234,9 +256,36 @@ class Draft:
             keeps_lease=ours,
             clock_rate=chance.choice((0.985, 1.0, 1.0, 1.015)) if ours else 1.0,
         )
-        known = Known(f"c{self.started}", f"Own{kind}" if is_own else kind, habits)
+        known = Known(f"c{self.started}", f"Own{kind}" if is_own else kind, self.varied(habits))
         self.living.append(known)
         self.add(at_ms, "start", name=known.name, kind=known.kind, habits=habits)
+
+    def varied(self, habits: Habits) -> Habits:
+        """With what may differ within a group: the topics that are read, and the strategies.
+
+        Who takes the place of a static member reads the same: Kafka's classic groups do not rebalance for it either.
+        """
+        common = self.common[habits.group_id]
+        if self.differ:
+            topics, key = self.some_topics(), (habits.group_id, habits.instance_id)
+            if habits.instance_id is not None:
+                topics = self.read_by.setdefault(key, topics)
+            habits = replace(habits, topics=topics)
+        return habits if common is None else replace(habits, strategies=self.more.choice(STRATEGIES[common]))
+
+    def some_topics(self) -> tuple[str, ...]:
+        """All, or some of them, of which one at least is there at the start."""
+        first = self.more.choice(list(self.partitions))
+        return tuple(topic for topic in self.topics if topic == first or self.more.likely(0.5))
+
+    def add_more(self, at_ms: int) -> None:
+        """One step beside the others."""
+        more = self.more
+        what = more.choices(list(MORE), list(MORE.values()))[0]
+        if what == "reload":
+            self.add(at_ms, what, away_ms=more.choice((0, 0, 200, 3_000)))
+        elif self.differ and (dynamic := [one for one in self.living if one.habits.instance_id is None]):
+            self.add(at_ms, what, name=more.choice(dynamic).name, topics=self.some_topics())
 
     def add_weather(self, at_ms: int) -> None:
         """Another network, another disk."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kohort.client.group.lease import Lease
@@ -58,7 +58,10 @@ class Process(Client, ABC):
         lease: ends ownership before the session does, where one was told.
         told_lease_ms: the lease that the coordinator counts on, 0: none.
         stable: it has what it was last told to have, and knows of nothing new.
+        keeps_its_id: as `Holder.keeps_its_id`.
     """
+
+    keeps_its_id = False
 
     def __init__(self, name: str, habits: Habits, world: World, network: Network, checkers: Checkers) -> None:
         super().__init__(name, world, network)
@@ -97,6 +100,20 @@ class Process(Client, ABC):
     @abstractmethod
     def learn_topics(self, partitions: dict[str, int]) -> None:
         """Fresh metadata."""
+
+    def subscribe(self, topics: tuple[str, ...]) -> None:
+        """Read these topics from now on."""
+
+        def change() -> None:
+            self.world.tell(f"{self.name}: reads {', '.join(topics)}")
+            self.habits = replace(self.habits, topics=topics)
+            self._subscribed()
+
+        self._awake(change)
+
+    @abstractmethod
+    def _subscribed(self) -> None:
+        """It reads other topics now."""
 
     @abstractmethod
     def _on_error(self, error: ErrorCode, sent_ms: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from kohort.coordinator.shard import Phase
@@ -30,8 +30,14 @@ class ViolatedError(Exception):
 
 
 class Holder(Protocol):
-    """A client as the checkers see it."""
+    """A client as the checkers see it.
 
+    Attributes:
+        keeps_its_id: it joins under the same member id when its group has forgotten it, as Kafka's client does under
+            the consumer protocol.
+    """
+
+    keeps_its_id: bool
     name: str
     member_id: str
     held: frozenset[TopicPartition]
@@ -64,10 +70,12 @@ class Checker:
     Attributes:
         skips: kinds of events after which `on_stepped` has nothing to look at.
         journal: what the journal says; while a step is looked at, what it said before.
+        newest_offset: the last offset that anyone commits, or is about to: all are different, and grow.
     """
 
     skips: frozenset[type] = frozenset()
     journal: JournalModel
+    newest_offset: Callable[[], int]
 
     def __init__(self, world: World, members: list[Holder], config: GroupConfig) -> None:
         self.world = world
@@ -99,6 +107,9 @@ class Checker:
 
     def on_loaded(self, machine: GroupMachine, outcome: Outcome) -> None:
         """The coordinator has built its soft state after that, and begins."""
+
+    def on_worked(self, work: Any, event: Any) -> None:
+        """Work is done: the event will come back, perhaps to a later coordinator than asked for it."""
 
     def on_deleted(self, topic: str) -> None:
         """A topic is being deleted: the coordinator is about to hear of it."""

@@ -57,7 +57,7 @@ class RecordingMachine(GroupMachine):
 
     def _members(self, named: str | None) -> dict[tuple[str, str], str]:
         return {
-            (group.group_id, member_id): consumer.standing(member_id).state.name
+            (group.group_id, member_id): consumer.current_assignment(member_id).state.name
             for group in self._concerned(named)
             if (consumer := group.under(ConsumerGroup)) is not None
             for member_id in consumer.members

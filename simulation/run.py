@@ -16,7 +16,8 @@ from simulation.assigning import topic_id
 from simulation.checkers import ALL, Checkers, unhealthy
 from simulation.classic_member import ClassicMember
 from simulation.consumer_member import ConsumerMember
-from simulation.disk import Disk
+from simulation.disk import Disk, log_lines
+from simulation.disk_mutants import DiskMutant, planted
 from simulation.gate import Gate
 from simulation.network import Network, Weather
 from simulation.outsiders import Administrator, Hostile, Producer
@@ -92,7 +93,7 @@ class Run:
         tells: bool = False,
         shortest_ms: int = SHORTEST_MS,
     ) -> None:
-        """Args are a plan or the seed of one, a faulty machine or shard, the checkers, and the least virtual time."""
+        """Args are a plan or its seed, a faulty machine, shard or disk, the checkers, and the least virtual time."""
         self._shortest_ms = shortest_ms
         self.plan = plan if isinstance(plan, Plan) else Draft(plan).plan()
         self.world = World(self.plan.seed, tells=tells)
@@ -102,7 +103,9 @@ class Run:
         self._by_name: dict[str, Process] = {}
         holders: list[Holder] = self.members  # type: ignore[assignment]
         self.checkers = Checkers(self.world, holders, self.plan.config, kinds)
-        self.server = Server(self.world, self.network, self.disk, self.plan.config, self.checkers, mutant)
+        self._planted = mutant if isinstance(mutant, type) and issubclass(mutant, DiskMutant) else None
+        machine = None if self._planted else mutant
+        self.server = Server(self.world, self.network, self.disk, self.plan.config, self.checkers, machine)
         self._leases_ignored = getattr(mutant, "members_ignore_leases", False)
         self.gate = Gate(self.world, self.server, tells_leases=not self._leases_ignored)
         self._memberships = getattr(mutant, "memberships", MEMBERSHIPS)
@@ -115,7 +118,8 @@ class Run:
         """Run to the end, or to the first violation."""
         result = Result(self.plan.seed, faults=Counter(step.what for step in self.plan.steps))
         try:
-            self._play()
+            with planted(self._planted), log_lines(self.world):
+                self._play()
         except ViolatedError as violated:
             result.failure, result.checker = str(violated), violated.checker
         except Exception as error:  # noqa: BLE001 - a fault is a finding, and shrinks like one
@@ -202,10 +206,20 @@ class Run:
         """The coordinator's process is killed and started again."""
         self.server.crash(down_ms)
 
+    def do_reload(self, away_ms: int) -> None:
+        """The coordinator's shard is lost and loads again, in a process that lives on."""
+        self.server.reload(away_ms)
+
+    def do_subscribe(self, name: str, topics: tuple[str, ...]) -> None:
+        """A member reads other topics from now on."""
+        if (member := self._living(name)) is not None:
+            member.subscribe(topics)
+
     def do_weather(self, weather: Weather, disk_fails: float, disk_tears: float, disk_late_ms: int = 0) -> None:
         """Another network, another disk."""
         self.network.weather = weather
         self.disk.fails, self.disk.tears, self.disk.late_ms = disk_fails, disk_tears, disk_late_ms
+        self.disk.weather()
 
     def do_clock(self, jump_ms: int) -> None:
         """The wall clock jumps."""
@@ -308,6 +322,7 @@ class Run:
         self.network.cut_off.clear()
         self.disk.fails = self.disk.tears = 0.0
         self.disk.late_ms = min(self.disk.late_ms, HEALTHY_LATE_MS)
+        self.disk.weather()
         for hostile in self._hostiles:
             hostile.crash()
         for member in self.members:

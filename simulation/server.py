@@ -5,8 +5,9 @@ It is the shard that ships, behind connections, on a process that dies and comes
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from kohort.coordinator.shard import Phase, Shard
@@ -14,6 +15,7 @@ from kohort.errors import ErrorCode
 from kohort.groups.config import GroupConfig
 from kohort.groups.events import (
     ConnectionLost,
+    GroupSettings,
     OffsetCommit,
     ReleaseHeld,
     TopicImage,
@@ -23,7 +25,7 @@ from kohort.groups.events import (
     TxnOffsetCommit,
 )
 from kohort.groups.machine import GroupMachine
-from kohort.groups.outcome import Now, OffsetCommitReply, Outcome
+from kohort.groups.outcome import Now, OffsetCommitReply, Outcome, Work
 from kohort.ids import NO_TOPIC_ID
 from simulation.checkers import Checkers
 from simulation.disk import Disk, DiskJournal
@@ -107,17 +109,24 @@ class Server:
         self.incarnation += 1
         self.world.tell(f"coordinator: up, incarnation {self.incarnation}, {len(self.disk.records)} records")
         driver = self._driver = VirtualDriver(self.world, self.chance, self, self._turned)
-        self._journal = DiskJournal(self.disk, driver.turn, lambda: self.crash(self.chance.upto(500)))
+        try:
+            log = self.disk.start(self._die)
+        except OSError as error:
+            self.world.tell(f"coordinator: can't open its log, {error}")
+            self._die()
+            return
+        self._journal = DiskJournal(self.disk, log, driver.turn)
         driver.turn(self._take_office)
         for producer_id in list(self._ending):
-            self._put_marker(producer_id)
+            driver.turn(partial(self._put_marker, producer_id))
 
     def _take_office(self) -> None:
         """Begin a term of the shard; also in a process whose last one has ended."""
         assert self._driver is not None
         assert self._journal is not None
-        term = self.disk.term + 1
-        self.shard = self.make_shard(0, self._journal, term, self.config, self._driver, self._watched)
+        self.shard = self.make_shard(
+            0, self._journal, self._journal.next_term, self.config, self._driver, self._watched
+        )
         self.shard.load()
 
     def _watched(self, config: GroupConfig) -> GroupMachine:
@@ -125,8 +134,10 @@ class Server:
         machine = self.make_machine(config)
         step, on_loaded = machine.step, machine.on_loaded
 
-        def loaded(*args: Any) -> Outcome:
-            return self._seen(None, lambda: self._on_loaded(machine, partial(on_loaded, *args)))
+        def loaded(
+            now: Now, image: TopicImage, settings: Mapping[str, GroupSettings] = MappingProxyType({})
+        ) -> Outcome:
+            return self._seen(None, lambda: self._on_loaded(machine, partial(on_loaded, now, image, settings)))
 
         def stepped(event: Any, now: Now) -> Outcome:
             return self._seen(event, lambda: step(event, now))
@@ -167,18 +178,28 @@ class Server:
             self._stepped = False
             self.checkers.on_durable(self.machine, self.disk.records, self.waiting)
 
+    def worked(self, work: Work, event: Any) -> None:
+        """See `Host`."""
+        self.checkers.on_worked(work, event)
+
     def _later(self, delay_ms: int, action: Callable[[], None]) -> None:
         """A turn of this process, if it lives that long."""
         assert self._driver is not None
         self.world.after(delay_ms, partial(self._driver.turn, action))
 
+    def _die(self) -> None:
+        self.crash(self.chance.upto(500))
+
     def crash(self, down_ms: int) -> None:
         """Die with everything that is not on disk; be back in `down_ms`."""
-        if self._driver is None or self._journal is None or not self._driver.alive:
+        if self._driver is None or not self._driver.alive:
             return
         self.world.tell(f"coordinator: crashed, down for {down_ms} ms")
         self._driver.alive = False
-        self._journal.abandon()
+        if self._journal is not None:
+            self._journal.abandon()
+        self._journal = None
+        self.disk.stop()
         self.shard = None
         self.waiting.clear()
         self._holding.clear()
@@ -186,6 +207,16 @@ class Server:
             connection.break_()
         self._connections.clear()
         self.world.after(down_ms, self.start)
+
+    def reload(self, away_ms: int) -> None:
+        """Lose the shard and load it again in the same process, at once or later: all connections stay."""
+        shard, driver = self.shard, self._driver
+        if shard is None or driver is None or not shard.loaded:
+            return
+        self.world.tell(f"coordinator: the shard is lost, and loads again in {away_ms} ms")
+        if away_ms:
+            self._later(away_ms, self._take_office)
+        driver.turn(shard.close if away_ms else shard.load)
 
     def receive(self, connection: Connection, event: Any, answer: Answer) -> None:
         """A request arrives."""

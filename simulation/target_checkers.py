@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from kohort.groups.config import GroupConfig
 from kohort.groups.events import AssignmentComputed, ConsumerGroupHeartbeat, RegexesResolved, SyncGroup
 from kohort.groups.machine import GroupMachine
-from kohort.groups.outcome import ComputeAssignment, Counted, GroupState, Meter, Outcome, Rebalanced
+from kohort.groups.outcome import ComputeAssignment, Counted, GroupState, Meter, Outcome, Rebalanced, Work
 from kohort.groups.records import (
     EpochBumped,
     GroupSaved,
@@ -43,7 +43,11 @@ class TargetChecker(Checker):
 
     def __init__(self, world: World, members: list[Holder], config: GroupConfig) -> None:
         super().__init__(world, members, config)
-        self._asked: dict[tuple[type, str], int] = {}
+        self._asked: dict[tuple[type, str], Work] = {}
+        self._done: dict[int, tuple[Any, Work]] = {}
+
+    def on_worked(self, work: Any, event: Any) -> None:
+        self._done[id(event)] = event, work
 
     def on_loaded(self, machine: GroupMachine, outcome: Outcome) -> None:
         self._asked.clear()
@@ -53,10 +57,11 @@ class TargetChecker(Checker):
         written = self.WRITTEN.get(type(event))
         if written is not None:
             newest = self._asked.get((type(event), event.group_id))
-            if newest == event.ticket:
+            _, mine = self._done.pop(id(event), (event, None))
+            if newest is not None and newest is mine:
                 del self._asked[type(event), event.group_id]
             elif any(isinstance(record, written) for record in outcome.records):
-                self.fail(f"{event} is taken, the newest work of {event.group_id} is {newest}")
+                self.fail(f"{event} of {mine} is taken, the newest work of {event.group_id} is {newest}")
         for record in outcome.records:
             if isinstance(record, TargetEpochSet):
                 consumer = self.journal.consumer(record.group_id)
@@ -70,7 +75,7 @@ class TargetChecker(Checker):
                 self._asked.pop((kind, group_id), None)
         for work in outcome.work:
             kind = AssignmentComputed if isinstance(work, ComputeAssignment) else RegexesResolved
-            self._asked[kind, work.group_id] = work.ticket
+            self._asked[kind, work.group_id] = work
 
 
 class CountChecker(Checker):

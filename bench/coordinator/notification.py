@@ -30,6 +30,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -163,7 +164,7 @@ class Group:
             await self.trigger(guest.start, lambda count: count < PARTITIONS)
             await self.settle(chance)
             leaves = guest.leave()
-            await self.trigger(lambda leaves=leaves: asyncio.ensure_future(leaves), lambda count: count == PARTITIONS)
+            await self.trigger(partial(asyncio.ensure_future, leaves), lambda count: count == PARTITIONS)
 
     async def play_replacements(self, triggers: int, plan: Plan, chance: random.Random) -> None:
         """A fourth member crashes and a new one takes its place, again and again."""
@@ -176,7 +177,7 @@ class Group:
             await self.settle(chance)
             newcomer = ClassicMember(plan, self.name, "guest", Book())
             swap = replace(guest, newcomer)
-            await self.trigger(lambda swap=swap: asyncio.ensure_future(swap), lambda count: count < PARTITIONS)
+            await self.trigger(partial(asyncio.ensure_future, swap), lambda count: count < PARTITIONS)
             guest = newcomer
         await guest.leave()
 

@@ -50,8 +50,9 @@ class Link(asyncio.Protocol):
         if self._transport is None:
             raise ConnectionError("connection closed")
         loop = asyncio.get_running_loop()
-        idle = self._idle = loop.create_future()
-        timer = loop.call_later(max(0.0, seconds), lambda: idle.done() or idle.set_result(None))
+        idle: asyncio.Future[None] = loop.create_future()
+        self._idle = idle
+        timer = loop.call_later(max(0.0, seconds), _over, idle)
         try:
             await idle
         finally:
@@ -97,3 +98,8 @@ class Link(asyncio.Protocol):
         """Close as a killed process would: nothing more is said."""
         if self._transport is not None:
             self._transport.abort()
+
+
+def _over(idle: asyncio.Future[None]) -> None:
+    if not idle.done():
+        idle.set_result(None)

@@ -13,12 +13,16 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kohort.columns import extent
 from kohort.wire import framing
 from kohort.wire.data import FetchRequest, FetchResponse
+
+if TYPE_CHECKING:
+    from kohort import Consumer
 
 Timed = tuple[int, float]
 _PARTITION_BYTES = 1024 * 1024
@@ -109,12 +113,12 @@ def kohort_records(servers: str, topic: str, count: int) -> Timed:
             if not records:
                 break
             for record in records:
-                size += len(record.value)
+                size += len(record.value or b"")
                 seen += 1
         return seen, time.perf_counter() - start
 
 
-def _kohort(servers, topic, **settings):  # type: ignore[no-untyped-def]
+def _kohort(servers: str, topic: str, **settings: Any) -> AbstractContextManager[Consumer]:
     from kohort import Consumer, TopicPartition
 
     consumer = Consumer(servers, auto_offset_reset="earliest", enable_auto_commit=False, **settings)

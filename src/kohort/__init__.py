@@ -27,9 +27,6 @@ if TYPE_CHECKING:
         AclFilter as AclFilter,
     )
     from kohort.client.admin.values import (
-        AclOperation as AclOperation,
-    )
-    from kohort.client.admin.values import (
         AclPattern as AclPattern,
     )
     from kohort.client.admin.values import (
@@ -205,6 +202,7 @@ if TYPE_CHECKING:
     from kohort.errors import (
         TimedOutError as TimedOutError,
     )
+    from kohort.ids import AclOperation as AclOperation
     from kohort.ids import TopicPartition as TopicPartition
 
 __version__ = "0.1.0"
@@ -221,7 +219,6 @@ _NAMES = {
     "kohort.client.admin.values": (
         "Acl",
         "AclFilter",
-        "AclOperation",
         "AclPattern",
         "AclPermission",
         "AclResource",
@@ -302,7 +299,7 @@ _NAMES = {
         "RetriableError",
         "TimedOutError",
     ),
-    "kohort.ids": ("TopicPartition",),
+    "kohort.ids": ("AclOperation", "TopicPartition"),
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names}
 

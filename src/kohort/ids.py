@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable
+from enum import IntEnum
 from typing import NamedTuple, TypeAlias
 
 GroupId: TypeAlias = str
@@ -32,3 +33,23 @@ def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
     for topic, number in sorted(partitions):
         found.setdefault(topic, []).append(number)
     return found
+
+
+class AclOperation(IntEnum):
+    """What a rule of access allows or denies, by the protocol's numbers; ANY is for filters."""
+
+    ANY = 1
+    ALL = 2
+    READ = 3
+    WRITE = 4
+    CREATE = 5
+    DELETE = 6
+    ALTER = 7
+    DESCRIBE = 8
+    CLUSTER_ACTION = 9
+    DESCRIBE_CONFIGS = 10
+    ALTER_CONFIGS = 11
+    IDEMPOTENT_WRITE = 12
+    CREATE_TOKENS = 13
+    DESCRIBE_TOKENS = 14
+    TWO_PHASE_COMMIT = 15

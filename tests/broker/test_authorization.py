@@ -6,13 +6,14 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from kohort.broker.authorization import NEEDS, Need, Operation, Resource
+from kohort.broker.authorization import NEEDS, Need, Resource
 from kohort.broker.net.dispatch import Dispatcher
 from kohort.broker.net.request import Request
 from kohort.broker.net.session import ANYONE, Principal
 from kohort.broker.routes import GROUP_ROUTES, ROUTES, unknown_api_versions
 from kohort.broker.run import RunningBroker
 from kohort.errors import ErrorCode
+from kohort.ids import AclOperation
 from kohort.wire.cluster import ApiVersionsRequest
 from kohort.wire.groups import HeartbeatRequest, ListGroupsRequest
 from kohort.wire.security import CreateDelegationTokenRequest
@@ -50,7 +51,7 @@ def test_what_is_written_needs_more_than_to_describe() -> None:
         "OffsetForLeaderEpoch",
         "Sasl",
     )
-    reading = {Operation.DESCRIBE, Operation.DESCRIBE_CONFIGS, Operation.DESCRIBE_TOKENS}
+    reading = {AclOperation.DESCRIBE, AclOperation.DESCRIBE_CONFIGS, AclOperation.DESCRIBE_TOKENS}
     own = {"RenewDelegationToken", "ExpireDelegationToken"}
     for name, needs in NEEDS.items():
         if not name.startswith(looks) and name not in own:
@@ -70,7 +71,7 @@ class Gatekeeper:
 
     def __call__(self, request: Request[Any], needs: tuple[Need, ...]) -> ErrorCode:
         self.asked.append((request.name.split()[0], request.principal))
-        refused = Need(Operation.READ, Resource.GROUP)
+        refused = Need(AclOperation.READ, Resource.GROUP)
         return refused.resource.refusal if refused in needs else ErrorCode.NONE
 
 

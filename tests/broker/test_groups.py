@@ -87,7 +87,7 @@ def test_scenario_16_what_was_acknowledged_is_there_after_sigkill(tmp_path: Path
             assert described.members[0].member_assignment == b"mine"
 
 
-def test_a_member_that_falls_silent_is_put_out(tmp_path: Path) -> None:
+def test_a_member_that_falls_silent_is_evicted(tmp_path: Path) -> None:
     config = {"group.initial.rebalance.delay.ms": 0, "group.min.session.timeout.ms": 100}
     with Broker(tmp_path / "data", config) as broker, RawClient(broker.bootstrap_servers) as client:
         create_topic(client, "t")

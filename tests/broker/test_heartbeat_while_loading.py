@@ -31,7 +31,7 @@ LEASE_MS = 5_000
 def test_an_answer_that_knows_nothing_prolongs_no_lease(
     tmp_path: Path, software: str, lease_ms: int, told: ErrorCode
 ) -> None:
-    """A member that was put out would work on partitions that are others'.
+    """A member that was evicted would work on partitions that are others'.
 
     A client without a lease is told as by Kafka.
     """

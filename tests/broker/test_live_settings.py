@@ -129,7 +129,7 @@ def test_a_file_that_can_not_be_read_says_what_to_do(tmp_path: Path, content: st
 
 
 def test_a_resource_that_can_not_be_altered_is_told_apart_from_those_that_were(broker: Broker, tmp_path: Path) -> None:
-    (tmp_path / "group-settings.tmp").mkdir()
+    (tmp_path / "group-settings.json.tmp").mkdir()
     make = IncrementalAlterConfigsRequest.AlterConfigsResource
     entry = IncrementalAlterConfigsRequest.AlterableConfig
     beat = "consumer.heartbeat.interval.ms"
@@ -144,6 +144,6 @@ def test_a_resource_that_can_not_be_altered_is_told_apart_from_those_that_were(b
     assert value(broker, "retention.ms", ConfigResource(ResourceType.TOPIC, "t")) == "77"
     group = ConfigResource(ResourceType.GROUP, "g")
     assert value(broker, beat, group) == "5000", "what was refused does not show"
-    (tmp_path / "group-settings.tmp").rmdir()
+    (tmp_path / "group-settings.json.tmp").rmdir()
     alter(broker, group, consumer_heartbeat_interval_ms="6000")
     assert value(broker, beat, group) == "6000"

@@ -1,4 +1,4 @@
-"""A member whose connection ends is put out before its session does, if its client is one that agreed to it."""
+"""A member whose connection ends is evicted before its session does, if its client is one that agreed to it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GRACE_S = SESSION_MS / 3 * 1.25 / 1_000 + 0.25
 LEASE_S = GroupConfig().disconnect_lease_ms / 1_000
 
 
-def seconds_until_put_out(broker: Broker, group: str, software: str, limit_s: float) -> float:
+def seconds_until_evicted(broker: Broker, group: str, software: str, limit_s: float) -> float:
     """Two members, one of which vanishes: seconds until the other hears of it; the limit if it doesn't."""
     with RawClient(broker.bootstrap_servers) as staying:
         stays = Member(staying, group, "t", session_ms=SESSION_MS)
@@ -45,25 +45,25 @@ def seconds_until_put_out(broker: Broker, group: str, software: str, limit_s: fl
         return time.monotonic() - started
 
 
-def test_our_own_client_is_put_out_after_its_lease() -> None:
+def test_our_own_client_is_evicted_after_its_lease() -> None:
     with Broker(config={"group.initial.rebalance.delay.ms": 0}) as broker:
-        waited = seconds_until_put_out(broker, "g", "kohort", SESSION_MS / 1_000 + 5)
+        waited = seconds_until_evicted(broker, "g", "kohort", SESSION_MS / 1_000 + 5)
     assert LEASE_S - 1 <= waited < SESSION_MS / 1_000 - 2
 
 
 def test_others_keep_their_session(broker: Broker, name: str) -> None:
-    assert seconds_until_put_out(broker, name, "librdkafka", GRACE_S + 1.5) >= GRACE_S + 1.5
+    assert seconds_until_evicted(broker, name, "librdkafka", GRACE_S + 1.5) >= GRACE_S + 1.5
 
 
-@pytest.mark.parametrize(("notice", "software", "put_out"), [("all", "librdkafka", True), ("off", "kohort", False)])
-def test_an_option_says_whose_connections_count(notice: str, software: str, put_out: bool) -> None:
+@pytest.mark.parametrize(("notice", "software", "evicted"), [("all", "librdkafka", True), ("off", "kohort", False)])
+def test_an_option_says_whose_connections_count(notice: str, software: str, evicted: bool) -> None:
     config = {"group.notice.disconnects": notice, "group.initial.rebalance.delay.ms": 0}
     with Broker(config=config) as broker:
-        waited = seconds_until_put_out(broker, "g", software, GRACE_S + 1.5)
-    assert (waited < GRACE_S + 1.5) is put_out
+        waited = seconds_until_evicted(broker, "g", software, GRACE_S + 1.5)
+    assert (waited < GRACE_S + 1.5) is evicted
 
 
-def test_a_classic_member_of_a_consumer_group_is_put_out_before_its_session_ends(
+def test_a_classic_member_of_a_consumer_group_is_evicted_before_its_session_ends(
     broker: Broker, client: RawClient, topic: str
 ) -> None:
     """Within 20 s, and not after its session of 60 s."""
@@ -81,7 +81,7 @@ def test_a_classic_member_of_a_consumer_group_is_put_out_before_its_session_ends
         assert stays.heartbeat(topic_partitions=stays.owned) == 0
         return [member.member_id for member in client.ask(asked).groups[0].members] == ["member"]
 
-    until(alone, "the one whose connection ended is put out")
+    until(alone, "the one whose connection ended is evicted")
 
 
 @pytest.mark.parametrize(

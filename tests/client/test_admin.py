@@ -225,7 +225,7 @@ def test_group_offsets(admin: Admin, servers: str, topic: str) -> None:
 
 
 @pytest.mark.parametrize("who", ["static", "all"])
-def test_members_are_put_out(admin: Admin, servers: str, topic: str, who: str) -> None:
+def test_members_are_removed(admin: Admin, servers: str, topic: str, who: str) -> None:
     group = f"{topic}-{who}"
     instance = "first" if who == "static" else None
     with Consumer(servers, group_id=group, group_instance_id=instance, **QUICK) as consumer:

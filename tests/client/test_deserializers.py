@@ -6,11 +6,11 @@ import pyarrow as pa
 import pytest
 
 from kohort.client.consumer.deserializers import arrow_rows, json, text
+from kohort.client.consumer.fetch_buffer import Slice
 from kohort.client.consumer.records import Records
-from kohort.client.consumer.retained import Slice
 from kohort.errors import CorruptDataError
 from kohort.ids import TopicPartition
-from tests.client.test_retained import Block
+from tests.client.test_fetch_buffer import Block
 
 
 def test_what_they_read() -> None:

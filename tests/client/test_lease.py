@@ -102,7 +102,7 @@ def test_without_an_answer_it_ends_and_the_next_answer_renews_it(trial: Trial, s
     assert trial.member.assignment.partitions == parts(0, 1, 2, 3) and trial.member.rebalances == 1
 
 
-def test_who_was_put_out_meanwhile_loses_what_it_held(trial: Trial) -> None:
+def test_who_was_evicted_meanwhile_loses_what_it_held(trial: Trial) -> None:
     handler = trial.world.handlers[beat_name(trial)]
     trial.world.handlers[beat_name(trial)] = lambda message, version: DROP
     pass_ms(trial, 8_000)

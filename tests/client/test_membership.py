@@ -243,7 +243,7 @@ def test_scenario_4_a_sync_that_meets_a_new_rebalance_keeps_what_is_held_and_say
 
 
 @pytest.mark.parametrize("code", [ErrorCode.ILLEGAL_GENERATION, ErrorCode.UNKNOWN_MEMBER_ID])
-def test_scenario_4_a_sync_of_a_member_that_was_put_out_claims_nothing_afterwards(code: ErrorCode) -> None:
+def test_scenario_4_a_sync_of_a_member_that_was_evicted_claims_nothing_afterwards(code: ErrorCode) -> None:
     """What it held may be others' by now: a claim would be a stale one."""
     trial = Coordinator("cooperative-sticky")
     member = trial.subscribe("a")
@@ -357,7 +357,7 @@ def test_a_new_join_claims_nothing_that_is_being_lost() -> None:
 
 
 def test_an_assignment_that_comes_after_its_session_is_not_taken() -> None:
-    """The coordinator has put the member out since it answered: what the answer gives may be others' by now."""
+    """The coordinator has evicted the member since it answered: what the answer gives may be others' by now."""
     trial = Coordinator(session_timeout_ms=6000)
     answer, beat = trial.world.handlers["SyncGroup"], trial.world.handlers["Heartbeat"]
     trial.world.handlers["SyncGroup"] = trial.world.handlers["Heartbeat"] = lambda message, version: PARK

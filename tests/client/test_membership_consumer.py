@@ -48,7 +48,8 @@ class Coordinator:
         self.epoch = 0
         self.news: tuple[TopicPartition, ...] | None = parts(0, 1, 2, 3)
         self.error = ErrorCode.NONE
-        self.member = ConsumerMembership(self.world.cluster, self.world.config, new_member_id=lambda: "m-1")
+        ids = itertools.count(1)
+        self.member = ConsumerMembership(self.world.cluster, self.world.config, new_member_id=lambda: f"m-{next(ids)}")
 
     def heartbeat(self, message: Any, version: int) -> Any:
         if message.member_epoch < 0:
@@ -213,7 +214,7 @@ def test_a_pattern_is_left_to_the_coordinator_and_unknown_topics_are_asked_for_b
     assert member.assignment.partitions == parts(0, topic="b")
 
 
-def test_why_a_member_was_put_out_is_told_in_its_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_why_a_member_was_fenced_is_told_in_its_log(caplog: pytest.LogCaptureFixture) -> None:
     trial = Coordinator(session_timeout_ms=6_000)
     trial.subscribe("a")
     trial.world.runtime.advance(10_000)  # the process was stopped, or starved
@@ -285,6 +286,70 @@ def test_a_session_that_ends_by_the_members_own_clock_is_lost() -> None:
     assert member.revocation is not None and member.revocation.lost
 
 
+def silent_for_a_session(**settings: Any) -> Coordinator:
+    """A member that holds four partitions at epoch 3 until its session ends by its own clock, and lets go of them."""
+    trial = Coordinator(session_timeout_ms=6000, **settings)
+    trial.epoch = 2
+    member = trial.subscribe("a")
+    assert member.identity().generation == 3
+    trial.world.handlers[HEARTBEAT] = lambda message, version: PARK
+    trial.world.run(9000)
+    assert member.revocation is not None and member.revocation.lost
+    trial.world.handlers[HEARTBEAT] = trial.heartbeat
+    return trial
+
+
+def refusing_once(trial: Coordinator, code: ErrorCode) -> None:
+    """One heartbeat that says an epoch is answered with this error."""
+    refused = ConsumerGroupHeartbeatResponse(error_code=code)
+    said: list[Any] = []
+
+    def heartbeat(message: Any, version: int) -> Any:
+        if message.member_epoch > 0 and not said:
+            said.append(message)
+            return refused
+        return trial.heartbeat(message, version)
+
+    trial.world.handlers[HEARTBEAT] = heartbeat
+
+
+def test_after_a_silent_session_a_member_that_is_still_known_goes_on_under_its_id_and_epoch() -> None:
+    """It held nothing meanwhile, nobody is disturbed, and of what it has to have it is told all."""
+    trial = silent_for_a_session()
+    said, trial.news = len(trial.beats()), parts(0, 1, 2, 3)
+    assert not trial.member.joined
+    trial.member.release()
+    trial.world.run()
+    back = trial.beats()[said]
+    assert (back.member_id, back.member_epoch, owned(back)) == ("m-1", 3, {})
+    assert back.subscribed_topic_names == ["a"] and back.rebalance_timeout_ms > 0
+    assert trial.member.holding and trial.member.assignment.partitions == parts(0, 1, 2, 3)
+    assert (trial.member.assignment.generation, trial.member.identity().member_id) == (3, "m-1")
+
+
+@pytest.mark.parametrize("code", [ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.GROUP_ID_NOT_FOUND])
+def test_after_a_silent_session_a_member_that_was_forgotten_joins_under_another_id(code: ErrorCode) -> None:
+    """Its group may have ended and been made again: a commit that it sent before must not pass for one of today."""
+    trial = silent_for_a_session()
+    said, trial.news, trial.epoch = len(trial.beats()), parts(1), 2
+    refusing_once(trial, code)
+    trial.member.release()
+    trial.world.run()
+    assert [(beat.member_id, beat.member_epoch) for beat in trial.beats()[said : said + 2]] == [("m-1", 3), ("m-2", 0)]
+    assert trial.member.identity().member_id == "m-2"
+    assert trial.member.assignment.partitions == parts(1)
+
+
+def test_after_a_silent_session_a_member_whose_group_has_moved_on_joins_under_its_id() -> None:
+    trial = silent_for_a_session()
+    said, trial.news = len(trial.beats()), parts(1)
+    refusing_once(trial, ErrorCode.FENCED_MEMBER_EPOCH)
+    trial.member.release()
+    trial.world.run()
+    assert [(beat.member_id, beat.member_epoch) for beat in trial.beats()[said : said + 2]] == [("m-1", 3), ("m-1", 0)]
+    assert trial.member.assignment.partitions == parts(1)
+
+
 @pytest.mark.parametrize(("instance", "epoch"), [(None, -1), ("i-1", -2)])
 def test_leaving_says_whether_the_member_will_be_back(instance: str | None, epoch: int) -> None:
     trial = Coordinator(group_instance_id=instance)
@@ -295,7 +360,7 @@ def test_leaving_says_whether_the_member_will_be_back(instance: str | None, epoc
 
 
 def test_an_error_that_keeps_a_member_out_takes_what_it_held() -> None:
-    """A coordinator refuses a join that owns partitions, so that it would never get in again."""
+    """It says so when it comes back: a coordinator would count on it for what it does not work on."""
     trial = Coordinator()
     member = trial.subscribe("a")
     trial.error = ErrorCode.GROUP_AUTHORIZATION_FAILED
@@ -307,8 +372,8 @@ def test_an_error_that_keeps_a_member_out_takes_what_it_held() -> None:
     member.release()
     trial.news = parts(2)
     trial.world.run(trial.world.runtime.now_ms + 1_500)
-    joins = [beat for beat in trial.beats() if beat.member_epoch == 0]
-    assert [owned(join) for join in joins] == [{}, {}]
+    whole = [beat for beat in trial.beats() if beat.subscribed_topic_names is not None]
+    assert [(beat.member_epoch, owned(beat)) for beat in whole] == [(0, {}), (1, {})]
     assert member.assignment.partitions == parts(2)
 
 

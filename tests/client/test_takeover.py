@@ -265,7 +265,7 @@ def test_a_member_that_does_not_read_waits_for_its_coordinator_to_answer(
 def test_members_come_back_as_who_they_were_when_it_was_the_broker_that_was_silent(
     protocol: str, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """They let go by their own clocks. A coordinator that was stopped has put nobody out, and must not wait for ghosts.
+    """They let go by their own clocks. A coordinator that was stopped has evicted nobody, and must not wait for ghosts.
 
     The logs of both sides tell whose silence it was.
     """

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kohort.errors import ErrorCode
-from kohort.groups.consumer.state import LEFT_FOR_A_WHILE, Current
+from kohort.groups.consumer.state import LEFT_FOR_A_WHILE, CurrentAssignment
 from kohort.groups.events import ConnectionLost, ConsumerGroupDescribe, GroupSettings, ReleaseHeld, Tick
 from kohort.groups.outcome import DescribedConsumerGroup
 from tests.groups.test_conversion import offer
@@ -44,12 +44,12 @@ def leave(trial: Trial, member: str, instance: str = "i") -> None:
     assert (reply.error, reply.member_epoch) == (ErrorCode.NONE, LEFT_FOR_A_WHILE)
 
 
-def standing(trial: Trial, member: str) -> Current:
-    return trial.consumer_group().standing(member)
+def current_of(trial: Trial, member: str) -> CurrentAssignment:
+    return trial.consumer_group().current_assignment(member)
 
 
 def share(trial: Trial, member: str) -> list[int]:
-    return sorted(number for _, number in standing(trial, member).assigned)
+    return sorted(number for _, number in current_of(trial, member).assigned)
 
 
 def described(trial: Trial) -> DescribedConsumerGroup:
@@ -83,7 +83,7 @@ def test_a_member_that_left_while_a_heartbeat_was_held_stays_away(what: Callable
     leave(trial, "a")
     assert trial.reply(request).error is ErrorCode.FENCED_MEMBER_EPOCH, "as a heartbeat that comes now"
     what(trial, request)
-    assert (standing(trial, "a").member_epoch, share(trial, "a")) == (LEFT_FOR_A_WHILE, [0, 1, 2, 3])
+    assert (current_of(trial, "a").member_epoch, share(trial, "a")) == (LEFT_FOR_A_WHILE, [0, 1, 2, 3])
     assert described(trial).state != "Stable"
     back = trial.beat("c", instance_id="i", connection=4)
     assert back.error is ErrorCode.NONE
@@ -112,7 +112,7 @@ def test_a_member_that_left_before_there_was_a_target_for_it_stays_away() -> Non
     leave(trial, "b", "j")
     assert trial.reply(first.request).error is ErrorCode.FENCED_MEMBER_EPOCH
     trial.do_work()
-    assert standing(trial, "b").member_epoch == LEFT_FOR_A_WHILE
+    assert current_of(trial, "b").member_epoch == LEFT_FOR_A_WHILE
 
 
 def test_what_it_was_to_give_up_is_free_at_once_and_it_is_not_late() -> None:
@@ -120,7 +120,7 @@ def test_what_it_was_to_give_up_is_free_at_once_and_it_is_not_late() -> None:
     epoch = enter(trial, "a")
     second = enter(trial, "b", None, connection=3)
     trial.beat("a", epoch, instance_id="i", connection=MAIN)
-    assert len(standing(trial, "a").pending) == 2
+    assert len(current_of(trial, "a").pending) == 2
     leave(trial, "a")
     assert len(trial.beat("b", second, connection=3).assignment[0].partitions) == 2
     trial.pass_time(44_000)
@@ -140,7 +140,7 @@ def test_it_may_come_back_under_its_own_id_and_then_has_its_place_again() -> Non
     trial.set_topics(t=5)
     back = trial.consumer_event("a", instance_id="i", connection=4)
     assert trial.ask(back) is None, "there is no target yet"
-    assert standing(trial, "a").member_epoch == 0
+    assert current_of(trial, "a").member_epoch == 0
     rival = trial.beat("c", instance_id="i", connection=5)
     assert rival.error is ErrorCode.UNRELEASED_INSTANCE_ID, "it is not away any more"
     trial.do_work()
@@ -156,7 +156,7 @@ def test_its_heartbeats_are_refused_until_it_joins() -> None:
     for late in (epoch, 1):
         reply = trial.beat("a", late, instance_id="i", connection=MAIN)
         assert reply.error is ErrorCode.FENCED_MEMBER_EPOCH
-    assert standing(trial, "a").member_epoch == LEFT_FOR_A_WHILE
+    assert current_of(trial, "a").member_epoch == LEFT_FOR_A_WHILE
 
 
 def test_a_coordinator_that_starts_again_finds_it_away() -> None:
@@ -166,7 +166,7 @@ def test_a_coordinator_that_starts_again_finds_it_away() -> None:
     trial.restart()
     trial.set_topics(t=4)
     trial.feed(Tick())
-    assert (standing(trial, "a").member_epoch, share(trial, "a")) == (LEFT_FOR_A_WHILE, [0, 1, 2, 3])
+    assert (current_of(trial, "a").member_epoch, share(trial, "a")) == (LEFT_FOR_A_WHILE, [0, 1, 2, 3])
     trial.pass_time(SESSION_MS)
     assert described(trial).state == "Empty"
 
@@ -205,7 +205,7 @@ def test_a_classic_member_that_left_by_the_other_protocol_waits_for_nothing(spea
     assert trial.reply(again) is None
     if speaks == "classic":
         leave(trial, joined.member_id)
-        assert standing(trial, joined.member_id).member_epoch == LEFT_FOR_A_WHILE
+        assert current_of(trial, joined.member_id).member_epoch == LEFT_FOR_A_WHILE
     else:
         reply = trial.beat(joined.member_id, joined.generation, instance_id="i", connection=MAIN)
         assert reply.error is ErrorCode.NONE
@@ -214,8 +214,8 @@ def test_a_classic_member_that_left_by_the_other_protocol_waits_for_nothing(spea
     trial.works_at_once = True
     trial.pass_time(9_999)  # of its session of 10 s
     if speaks == "classic":
-        assert standing(trial, joined.member_id).member_epoch == LEFT_FOR_A_WHILE
+        assert current_of(trial, joined.member_id).member_epoch == LEFT_FOR_A_WHILE
         assert trial.joined(joined.member_id, instance_id="i", protocols=offer(0, 1)).generation == epoch_of(trial)
     else:
-        reply = trial.beat(joined.member_id, standing(trial, joined.member_id).member_epoch, instance_id="i")
+        reply = trial.beat(joined.member_id, current_of(trial, joined.member_id).member_epoch, instance_id="i")
         assert reply.error is ErrorCode.NONE

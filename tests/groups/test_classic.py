@@ -224,7 +224,7 @@ def test_a_member_that_waits_on_its_join_is_not_silent() -> None:
     assert trial.reply(waiting).generation == generation + 1
 
 
-def test_who_does_not_rejoin_in_time_is_put_out() -> None:
+def test_who_does_not_rejoin_in_time_is_evicted() -> None:
     trial = Trial()
     members, generation = trial.stable(2)
     waiting = trial.join(members[0])

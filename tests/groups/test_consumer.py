@@ -204,7 +204,7 @@ def test_scenario_6_a_partition_is_assigned_anew_while_its_revocation_is_pending
     trial.beat("b", -1)
     trial.beat("c")
     for _ in range(3):
-        reply = trial.beat("c", trial.consumer_group().standing("c").member_epoch)
+        reply = trial.beat("c", trial.consumer_group().current_assignment("c").member_epoch)
         assert reply.assignment is None or not pending & set(held(reply))
     assert trial.beat("a", 2).member_epoch == 2
     state = settle(trial, "a", "c")
@@ -294,7 +294,7 @@ def test_a_static_member_comes_back_to_what_it_had() -> None:
     assert trial.beat("a", -1, instance_id="i").error is ErrorCode.FENCED_INSTANCE_ID
 
 
-def test_a_static_member_that_stays_away_is_put_out() -> None:
+def test_a_static_member_that_stays_away_is_evicted() -> None:
     trial = make_trial()
     trial.beat("a", instance_id="i")
     trial.beat("a", -2, instance_id="i")
@@ -564,7 +564,7 @@ def test_a_snapshot_replays_to_the_same_state() -> None:
     trial.restart()
     assert list(trial.machine.snapshot()) == trial.journal
     current = trial.consumer_group()
-    assert current.standing("a").state is MemberState.UNREVOKED_PARTITIONS
+    assert current.current_assignment("a").state is MemberState.UNREVOKED_PARTITIONS
     assert len(current.holders) == 4
 
 

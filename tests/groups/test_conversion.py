@@ -211,7 +211,7 @@ def test_classic_members_of_a_consumer_group_are_checked() -> None:
     assert errors == [ErrorCode.NONE, ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.UNKNOWN_MEMBER_ID]
 
 
-def test_a_classic_member_that_was_put_out_is_told_so_before_it_joins_again() -> None:
+def test_a_classic_member_that_was_evicted_is_told_so_before_it_joins_again() -> None:
     """Else it would go on with partitions that others have by now."""
     trial = make_trial(consumer_session_timeout_ms=100_000)
     trial.beat("new")
@@ -253,7 +253,7 @@ def test_a_join_that_waits_for_a_target_is_kept_when_the_group_turns_classic() -
     assert (reply.error, reply.leader) == (ErrorCode.NONE, reply.member_id)
 
 
-def test_a_classic_member_that_never_syncs_or_joins_is_put_out() -> None:
+def test_a_classic_member_that_never_syncs_or_joins_is_evicted() -> None:
     trial = make_trial(consumer_session_timeout_ms=100_000)
     trial.beat("new")
     joined = trial.joined(protocols=offer(), rebalance_timeout_ms=15_000)
@@ -328,7 +328,7 @@ def test_a_static_member_replaced_while_its_target_is_computed_gets_its_share() 
 
 
 def test_scenario_8_of_two_processes_with_one_instance_id_and_different_protocols_the_older_is_fenced() -> None:
-    """Each would put the other out for ever if it were told anything that lets it join again."""
+    """Each would fence the other for ever if it were told anything that lets it join again."""
     trial = make_trial()
     first = trial.joined(protocols=offer(), instance_id="i")
     trial.sync(first.member_id, first.generation, {first.member_id: plan(0, 1, 2, 3)}, instance_id="i")
@@ -447,7 +447,7 @@ def test_a_dynamic_member_does_not_take_the_place_of_one_with_an_empty_instance_
     ids=["long instance id", "endless session", "no session", "large metadata"],
 )
 def test_a_consumer_group_takes_no_join_that_a_classic_group_would_refuse(more: Any, refused: ErrorCode) -> None:
-    """Its record could not be written, or its member never be put out, when the group turns classic."""
+    """Its record could not be written, or its member never be evicted, when the group turns classic."""
     trial = make_trial(group_record_bytes_max=1_000)
     trial.beat("new", subscribed_topics=("t",))
     reply = trial.reply(trial.join(**{"protocols": offer(), **more}))

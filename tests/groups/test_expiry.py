@@ -180,7 +180,7 @@ def test_scenario_13_positions_of_a_consumer_group_expire_while_it_rebalances() 
     assert (trial.committed(), trial.committed("old")) == (5, -1)
 
 
-@pytest.mark.parametrize("ends", ["its member leaves", "its member is put out"])
+@pytest.mark.parametrize("ends", ["its member leaves", "its member is evicted"])
 def test_scenario_13_an_empty_consumer_groups_positions_expire_from_the_moment_it_became_empty(ends: str) -> None:
     trial = make_consumer_trial()
     epoch = trial.beat("a").member_epoch

@@ -133,7 +133,7 @@ def test_the_session_starts_again_when_the_reply_is_released() -> None:
     assert trial.heartbeat(trial.members[0], trial.generation) is ErrorCode.NONE
 
 
-def test_a_member_that_is_held_is_not_put_out() -> None:
+def test_a_member_that_is_held_is_not_evicted() -> None:
     trial = Held(1)
     for _ in range(5):
         trial.beat_all()

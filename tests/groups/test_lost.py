@@ -30,7 +30,7 @@ def beat_both(trial: Trial, members: list[str], generation: int) -> None:
         assert trial.heartbeat(member, generation, connection=number) is ErrorCode.NONE
 
 
-def test_a_member_whose_connection_ended_is_put_out_after_its_grace() -> None:
+def test_a_member_whose_connection_ended_is_evicted_after_its_grace() -> None:
     trial, members, generation = classic()
     trial.feed(ConnectionLost(2, noticed=True))
     trial.pass_time(3_999)
@@ -97,7 +97,7 @@ def test_a_join_phase_does_not_wait_for_the_session_of_who_crashed() -> None:
     assert trial.reply(rejoined).error is ErrorCode.NONE
 
 
-def test_who_crashed_while_it_waited_on_its_join_is_put_out_too() -> None:
+def test_who_crashed_while_it_waited_on_its_join_is_evicted_too() -> None:
     trial = Trial()
     members, _ = trial.stable(2)
     waiting = trial.join(members[0], connection=1)
@@ -120,7 +120,7 @@ def test_connections_are_forgotten_with_their_members() -> None:
     assert not context.connections
 
 
-def test_a_consumer_member_is_put_out_after_the_interval_it_was_told() -> None:
+def test_a_consumer_member_is_evicted_after_the_interval_it_was_told() -> None:
     trial = Trial()
     trial.set_topics(t=4)
     epoch = trial.beat("a", connection=1).member_epoch
@@ -218,7 +218,7 @@ def of_process(name: str) -> Client:
     return Client("client", "/127.0.0.1", name)
 
 
-def test_a_classic_member_whose_process_ended_is_put_out_at_once() -> None:
+def test_a_classic_member_whose_process_ended_is_evicted_at_once() -> None:
     trial = Trial()
     (member,), generation = trial.stable(1, connection=1, client=of_process("p1"))
     assert trial.heartbeat(member, generation, connection=1) is ErrorCode.NONE
@@ -227,7 +227,7 @@ def test_a_classic_member_whose_process_ended_is_put_out_at_once() -> None:
     assert trial.heartbeat(member, generation) is ErrorCode.UNKNOWN_MEMBER_ID
 
 
-def test_a_consumer_member_whose_process_ended_is_put_out_at_once_though_its_heartbeat_is_held() -> None:
+def test_a_consumer_member_whose_process_ended_is_evicted_at_once_though_its_heartbeat_is_held() -> None:
     trial = Trial()
     trial.set_topics(t=4)
     epoch = trial.beat("a", connection=1, client=of_process("p1")).member_epoch
@@ -280,7 +280,7 @@ def told(trial: Trial) -> list[str]:
     return [note.text for note in trial.notes if isinstance(note, Told) and note.text.startswith("member ")]
 
 
-def test_the_log_tells_why_a_member_was_put_out() -> None:
+def test_the_log_tells_why_a_member_was_evicted() -> None:
     """Who, when it was heard last, and what became of its connection: enough to tell a dead member from one cut off."""
     trial = make_trial()
     for number, member in enumerate(("silent", "cut-off"), 1):
@@ -310,7 +310,7 @@ def test_the_log_tells_of_a_member_that_is_fenced_by_its_epoch_once() -> None:
     assert len(fenced) == 2 and fenced[0].startswith("member a says epoch 9 and is at 2, before at 0: it is fenced (")
 
 
-def test_the_log_tells_why_a_classic_member_was_put_out() -> None:
+def test_the_log_tells_why_a_classic_member_was_evicted() -> None:
     trial, members, _ = classic()
     trial.feed(ConnectionLost(2, noticed=True))
     trial.pass_time(20_000)

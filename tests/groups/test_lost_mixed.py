@@ -79,7 +79,7 @@ def mixed(instance: str | None = None, process: str = "") -> tuple[Trial, str, i
     return trial, joined.member_id, joined.generation
 
 
-def test_a_classic_member_of_a_consumer_group_is_put_out_after_its_lease() -> None:
+def test_a_classic_member_of_a_consumer_group_is_evicted_after_its_lease() -> None:
     trial, member, generation = mixed()
     trial.pass_time(1_000)
     assert trial.heartbeat(member, generation, connection=2) is ErrorCode.NONE
@@ -92,7 +92,7 @@ def test_a_classic_member_of_a_consumer_group_is_put_out_after_its_lease() -> No
     assert trial.heartbeat(member, generation, connection=3) is ErrorCode.UNKNOWN_MEMBER_ID
 
 
-def test_one_that_keeps_no_lease_is_put_out_after_a_third_of_its_session_and_a_little() -> None:
+def test_one_that_keeps_no_lease_is_evicted_after_a_third_of_its_session_and_a_little() -> None:
     trial, member, _ = mixed()
     trial.feed(ConnectionLost(2, noticed=True))
     grace_ms = SESSION_MS // 3 * 5 // 4 + 250
@@ -102,7 +102,7 @@ def test_one_that_keeps_no_lease_is_put_out_after_a_third_of_its_session_and_a_l
     assert not is_member(trial, member)
 
 
-def test_one_whose_process_ended_is_put_out_at_once() -> None:
+def test_one_whose_process_ended_is_evicted_at_once() -> None:
     trial, member, _ = mixed(process="p1")
     trial.feed(lost(2, "p1"))
     trial.pass_time(0)

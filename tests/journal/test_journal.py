@@ -37,6 +37,7 @@ RECORDS: list[r.Record] = [
         (
             r.SavedMember("m1", "i", "c", "/h", 300, 10, b"sub", b"asg"),
             r.SavedMember("m2", None, "c", "/h", 300, 10, b"x" * 5000, b""),
+            r.SavedMember("m3", None, "c", "/h", -1, 10, b"", b""),
         ),
     ),
     r.GenerationStarted("g", 4),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
+import os
 from pathlib import Path
 
 import pytest
@@ -117,7 +119,12 @@ def test_aborted_records_go_and_never_shadow_committed_ones(tmp_path: Path) -> N
     compact_now(log, NOW)
     assert [r for r in records(log) if r[1] in (b"a", b"b")] == [(0, b"a", b"committed"), (3, b"b", b"open")]
     compact_now(log, NOW + 10)
-    assert records(log) == [(0, b"a", b"committed"), (3, b"b", b"open")]
+    assert [r[0] for r in records(log)] == [0, 3, 4], "the end of a transaction stays as long as a record of it"
+    log.append(keyed((b"b", b"newer")), NOW)
+    log.roll()
+    compact_now(log, NOW + 20)
+    compact_now(log, NOW + 30)
+    assert records(log) == [(0, b"a", b"committed"), (5, b"b", b"newer")]
 
 
 def test_when_it_is_due(tmp_path: Path) -> None:
@@ -225,3 +232,44 @@ def test_a_flipped_offset_beside_a_gap_is_seen_by_the_index(tmp_path: Path) -> N
     with pytest.raises(DamagedError):
         seen.extend(again.batches(0))
     assert parse_header(seen[-1]).last_offset < beside.header.base_offset
+
+
+def test_an_aborted_record_whose_marker_lies_behind_shadows_nothing(tmp_path: Path) -> None:
+    log = PartitionLog.open(tmp_path / "t-0", small(cleanup_policy=("compact",)))
+    log.append(keyed((b"a", b"committed")), NOW)
+    log.append(keyed((b"a", b"aborted"), producer_id=3, producer_epoch=0, base_sequence=0, transactional=True), NOW)
+    log.roll()
+    log.append_marker(Marker(3, 0, False, 0), NOW)
+    compact_now(log, NOW)
+    assert [record for record in records(log) if record[1] == b"a"] == [(0, b"a", b"committed")]
+
+
+@pytest.mark.parametrize("call", ["replace", "unlink", "fsync"])
+def test_a_replacement_that_the_disk_refused_is_finished_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    log = PartitionLog.open(tmp_path / "t-0", COMPACT)
+    for number in range(40):
+        log.append(keyed((b"a", b"%d" % number), (b"b", bytes(60))), NOW)
+    assert len(log.segments) > 3
+    run = Compaction(log, NOW)
+    for _ in run.steps():
+        pass
+    real, calls = getattr(os, call), itertools.count()
+
+    def refused(*args: object) -> object:
+        if next(calls) == 1:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, refused)
+        with pytest.raises(OSError, match="Input/output"):
+            run.finish()
+        with pytest.raises(OSError, match="could not take its place yet"):
+            log.read(0, 1_000)
+    log.check_readable()
+    assert {key: value for _, key, value in records(log)} == {b"a": b"39", b"b": bytes(60)}
+    log.append(keyed((b"a", b"40")), NOW)
+    again = PartitionLog.open(log.path, COMPACT, CRASHED)
+    assert records(again) == records(log)

@@ -256,5 +256,12 @@ def test_flush_messages_flushes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     log.append(GOOD, NOW)
     assert not synced
     log.append(GOOD, NOW)
-    assert len(synced) == 1
+    assert len(synced) == 3, "the file, its name, its folder's name"
     assert log.flushed_offset == 4
+    log.append(GOOD, NOW)
+    log.append(GOOD, NOW)
+    assert len(synced) == 4
+    log.roll()
+    log.append(GOOD, NOW)
+    log.append(GOOD, NOW)
+    assert len(synced) == 7

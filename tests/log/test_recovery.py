@@ -353,3 +353,21 @@ def test_leader_epochs_are_read_from_the_batches_again(tmp_path: Path, lost: str
     assert values(again) == wanted
     assert again.leader_epoch == 7
     assert again.end_offset_for_epoch(2) == (2, 9)
+
+
+def test_leader_epochs_that_a_power_loss_left_older_than_the_batches_are_not_begun_again(tmp_path: Path) -> None:
+    log = PartitionLog.open(tmp_path / "t-0", small(flush_messages=1))
+    path = tmp_path / "t-0" / "leader-epoch-checkpoint"
+    log.advance_leader_epoch(2)
+    log.append(batch(b"x"), NOW)
+    older = path.read_bytes()
+    log.advance_leader_epoch(7)
+    log.append(batch(b"y"), NOW)
+    path.write_bytes(older)
+    lost = OpenOptions(clean=False, verified_offset=0)
+    again = PartitionLog.open(tmp_path / "t-0", small(), lost)
+    assert again.leader_epoch == 8
+    again.append(batch(b"z"), NOW)
+    third = PartitionLog.open(tmp_path / "t-0", small(), lost)
+    assert values(third) == [(0, b"x"), (1, b"y"), (2, b"z")]
+    assert not third.recovery.damages

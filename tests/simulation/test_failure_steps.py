@@ -34,6 +34,13 @@ def life(kind: str, strategy: str) -> Plan:
     return Plan(1, config, {"t0": 4}, ("g0",), (*starts, *ends), 30_000)
 
 
+def living(kind: str, strategy: str) -> Run:
+    """One life whose journal keeps all that was ever written."""
+    run = Run(life(kind, strategy), shortest_ms=0)
+    run.disk.compacts = False
+    return run
+
+
 class Failure:
     """One life with a crash after so many records: when they are there, or (`loses`) when more are to be written.
 
@@ -45,7 +52,7 @@ class Failure:
     """
 
     def __init__(self, kind: str, strategy: str, records: int, loses: bool) -> None:
-        self.run = Run(life(kind, strategy), shortest_ms=0)
+        self.run = living(kind, strategy)
         self.run.disk.tears_after, self.run.disk.loses = records, loses
         self.where = f"{'after' if loses else 'with'} {records} records"
         self.told: dict[str, tuple[int, bool]] = {}
@@ -87,7 +94,7 @@ class Failure:
 @cache
 def failures(kind: str, strategy: str) -> tuple[Failure, ...]:
     """A crash at every record boundary of one life."""
-    whole = Run(life(kind, strategy), shortest_ms=0)
+    whole = living(kind, strategy)
     assert whole.play().failure is None
     assert whole.disk.appended > 15
     places = [(records, loses) for records in range(whole.disk.appended) for loses in (False, True)]
@@ -143,7 +150,7 @@ def test_step_4_it_fails_before_all_members_have_the_answer_to_their_sync() -> N
     kind = "OwnClassicMember"
     found = [each for each in failures(kind, EAGER) if each.has(GroupSaved) and each.written]
     assert len(found) >= 3
-    undisturbed = Run(life(kind, EAGER), shortest_ms=0)
+    undisturbed = living(kind, EAGER)
     undisturbed.play()
     rounds = sum(isinstance(record, GenerationStarted) for record in undisturbed.disk.records)
     for failure in found:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
+from uuid import UUID
 
 import pytest
 
 from kohort.errors import InvalidInputError
 from kohort.ids import TopicPartition
-from kohort.spark.batch_offset import BatchOffset, Committed, Span, Stamp, resume_at
+from kohort.spark.batch_offset import BatchOffset, Committed, Reached, Span, Stamp, resume_at
 
 A0, A10, B1 = TopicPartition("a", 0), TopicPartition("a", 10), TopicPartition("b", 1)
 
 
 def test_the_text_does_not_depend_on_the_order_of_making() -> None:
-    one = BatchOffset("q", 3, 7, {B1: Span(1, 2), A10: Span(3, 3), A0: Span(0, 9)})
-    other = BatchOffset("q", 3, 7, {A0: Span(0, 9), A10: Span(3, 3), B1: Span(1, 2)})
+    ids = {"b": UUID(int=2), "a": UUID(int=1)}
+    one = BatchOffset("q", 3, 7, {B1: Span(1, 2), A10: Span(3, 3), A0: Span(0, 9)}, ids)
+    other = BatchOffset("q", 3, 7, {A0: Span(0, 9), A10: Span(3, 3), B1: Span(1, 2)}, dict(sorted(ids.items())))
     assert json.dumps(one.to_json()) == json.dumps(other.to_json())
     assert BatchOffset.from_json(json.loads(json.dumps(one.to_json()))) == one
 
@@ -25,10 +27,26 @@ def test_a_checkpoint_of_another_source_is_refused() -> None:
         BatchOffset.from_json({"flights": {"0": 5}})
 
 
+def test_the_first_form_and_fields_of_later_ones_are_read() -> None:
+    first = {"kohort": 1, "query": "q", "batch": 3, "generation": 7, "topics": {"a": {"0": {"start": 0, "end": 9}}}}
+    known = BatchOffset("q", 3, 7, {A0: Span(0, 9)})
+    assert BatchOffset.from_json(first) == known
+    later = first | {"kohort": 2, "ids": {"a": str(UUID(int=1))}, "more": [1]}
+    assert BatchOffset.from_json(later) == BatchOffset("q", 3, 7, known.spans, {"a": UUID(int=1)})
+
+
+def test_a_later_form_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match="later kohort.*form 3.*up to 2"):
+        BatchOffset.from_json({"kohort": 3})
+
+
 def test_stamps_survive_metadata_and_strangers_have_none() -> None:
     stamp = Stamp("q", 12)
     assert Stamp.from_metadata(stamp.to_metadata()) == stamp
-    for stranger in (None, "", "text", "[1]", "{}", '{"query":"q"}', "5"):
+    assert Stamp.from_metadata('{"query":"q","batch":12}') == stamp
+    of_a_topic = Stamp("q", 12, UUID(int=1))
+    assert Stamp.from_metadata(of_a_topic.to_metadata()) == of_a_topic
+    for stranger in (None, "", "text", "[1]", "{}", '{"query":"q"}', "5", '{"query":"q","batch":1,"topic":5}'):
         assert Stamp.from_metadata(stranger) is None
 
 
@@ -40,12 +58,14 @@ def test_stamps_survive_metadata_and_strangers_have_none() -> None:
         (Committed(30), None, 30),
         (Committed(30, Stamp("mine", 4)), 40, 40),
         (Committed(50, Stamp("mine", 4)), 40, 50),
+        (Committed(30, Stamp("mine", 5)), 40, 30),
+        (Committed(30, Stamp("mine", 6)), 40, 30),
         (Committed(30, Stamp("other", 4)), 40, 30),
         (Committed(50, Stamp("other", 4)), 40, 50),
         (Committed(30), 40, 30),
     ],
 )
-def test_the_checkpoint_counts_only_above_a_commit_of_its_own_query(
+def test_the_checkpoint_counts_only_above_a_commit_of_an_earlier_batch_of_its_own_query(
     committed: Committed | None, checkpoint: int | None, start: int | None
 ) -> None:
-    assert resume_at("mine", committed, checkpoint) == start
+    assert resume_at("mine", committed, None if checkpoint is None else Reached(checkpoint, 5)) == start

@@ -12,6 +12,7 @@ import pytest
 from tests.spark.conftest import PARTITIONS, Sink, Stage
 from tests.support.waiting import LAST_RESORT
 
+from kohort.client.admin.values import NewTopic
 from kohort.client.group.member import GroupMember
 from kohort.client.offset_values import OffsetAndMetadata
 
@@ -134,7 +135,10 @@ def test_ranges_that_another_member_has_read_meanwhile_are_left_to_it(
 
 
 def test_the_checkpoint_raises_only_its_own_commits(run: Callable[..., Any], stage: Stage) -> None:
-    """The group's offset wins over the checkpoint as soon as someone else has committed."""
+    """The group's offset wins over the checkpoint as soon as someone else has committed.
+
+    Partition 1 looks as it does when the last batch's commit was cut off.
+    """
     stage.produce(80)
     sink = Sink()
     stage.finished(run(sink, trigger=NOW))
@@ -143,7 +147,8 @@ def test_the_checkpoint_raises_only_its_own_commits(run: Callable[..., Any], sta
     take_over(stage, {0: 5})
     with GroupMember(stage.servers, stage.group, topics=[stage.topic]) as cut_off:
         stage.assigned(cut_off, PARTITIONS)
-        cut_off.commit({stage.partitions[1]: OffsetAndMetadata(5, json.dumps(own))})
+        earlier = json.dumps({**own, "batch": own["batch"] - 1})
+        cut_off.commit({stage.partitions[1]: OffsetAndMetadata(5, earlier)})
     again = Sink()
     stage.finished(run(again, trigger=NOW))
     assert sorted((row[1], row[2]) for rows in again.batches.values() for row in rows) == [
@@ -205,6 +210,22 @@ def test_lost_records_end_a_query_or_are_passed_over(run: Callable[..., Any], st
         stage.finished(query)
     stage.finished(run(sink, trigger=NOW, failOnDataLoss="false"))
     assert sink.values() == [*range(40), *range(60, 80)]
+
+
+def test_a_topic_made_again_ends_a_query_or_is_read_from_its_beginning(run: Callable[..., Any], stage: Stage) -> None:
+    stage.produce(200)
+    sink = Sink()
+    stage.finished(run(sink, trigger=NOW))
+    assert sink.values() == list(range(200))
+    stage.admin.delete_topics([stage.topic]).all()
+    stage.admin.create_topics([NewTopic(stage.topic, PARTITIONS)]).all()
+    stage.produce(500)
+    query = run(sink, trigger=NOW)
+    with pytest.raises(Exception, match="deleted and made again"):
+        stage.finished(query)
+    stage.finished(run(sink, trigger=NOW, failOnDataLoss="false"))
+    assert sink.values() == list(range(700))
+    assert stage.lag() == 0
 
 
 def test_an_unknown_topic_fails_the_query_with_its_name(run: Callable[..., Any], stage: Stage) -> None:

@@ -10,27 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import IntEnum
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from kohort.broker.net.request import Request
 from kohort.errors import ErrorCode
-
-
-class Operation(IntEnum):
-    """What is done, by the numbers of the protocol's ACLs."""
-
-    READ = 3
-    WRITE = 4
-    CREATE = 5
-    DELETE = 6
-    ALTER = 7
-    DESCRIBE = 8
-    CLUSTER_ACTION = 9
-    DESCRIBE_CONFIGS = 10
-    ALTER_CONFIGS = 11
-    IDEMPOTENT_WRITE = 12
-    CREATE_TOKENS = 13
-    DESCRIBE_TOKENS = 14
+from kohort.ids import AclOperation
+from kohort.wire.message import Message
 
 
 class Resource(IntEnum):
@@ -62,14 +47,14 @@ _REFUSALS = {
 class Need(NamedTuple):
     """One operation on one kind of resource."""
 
-    operation: Operation
+    operation: AclOperation
     resource: Resource
 
 
-Authorize: TypeAlias = Callable[[Request[Any], tuple[Need, ...]], ErrorCode]
+Authorize: TypeAlias = Callable[[Request[Message], tuple[Need, ...]], ErrorCode]
 """Says whether the principal of a request may make it at all: NONE, or the error that refuses it whole."""
 
-_O, _R = Operation, Resource
+_O, _R = AclOperation, Resource
 _CLUSTER_ALTER = (Need(_O.ALTER, _R.CLUSTER),)
 _CLUSTER_DESCRIBE = (Need(_O.DESCRIBE, _R.CLUSTER),)
 _TOPIC_DESCRIBE = (Need(_O.DESCRIBE, _R.TOPIC),)

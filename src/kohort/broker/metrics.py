@@ -11,7 +11,7 @@ import time
 from bisect import bisect_left
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Final, TypedDict
 
 from kohort.groups.outcome import Counted, GroupState, Meter, Rebalanced
 from kohort.wire.framing import APIS
@@ -26,8 +26,55 @@ RATE_WINDOW_S = 30.0
 GROUPS_MAX = 1_000
 """Groups whose rebalances are told apart: those that rebalanced last. Bounds memory and the size of a scrape."""
 KAFKA_METERS = (Meter.OFFSET_COMMITS, Meter.OFFSET_EXPIRATIONS, Meter.OFFSET_DELETIONS, Meter.COMPLETED_REBALANCES)
-GROUP_METRICS = "group-coordinator-metrics"
+GROUP_METRICS: Final = "group-coordinator-metrics"
 """Kafka's name for the group of its four meters."""
+
+
+class HistogramSummary(TypedDict):
+    """A histogram as plain values; `buckets` are (upper bound in s, count)."""
+
+    count: int
+    mean_ms: float
+    p50_ms: float
+    p99_ms: float
+    max_ms: float
+    total_s: float
+    buckets: list[tuple[float, int]]
+
+
+class RebalancesSummary(TypedDict):
+    """One group's rebalances as plain values."""
+
+    protocol: str
+    completed: int
+    whole_ms: int
+    standstill_ms: float
+    last_whole_ms: int
+    last_standstill_ms: float
+    last_standstill_max_ms: int
+    members: int
+
+
+Snapshot = TypedDict(
+    "Snapshot",
+    {
+        "group-coordinator-metrics": dict[str, float],
+        "groups": dict[str, dict[str, int]],
+        "rebalances": dict[str, RebalancesSummary],
+        "rebalance": HistogramSummary,
+        "standstill": HistogramSummary,
+        "event-queue": HistogramSummary,
+        "step": HistogramSummary,
+        "journal-append": HistogramSummary,
+        "events": int,
+        "held": dict[str, int],
+        "connections": int,
+        "requests": dict[str, int],
+        "latency": dict[str, HistogramSummary],
+        "listen": str | None,
+    },
+)
+"""All figures of a broker; `listen` is where Prometheus reads them."""
 
 
 class Histogram:
@@ -63,7 +110,7 @@ class Histogram:
                 return min(bound, self.max_s)
         return self.max_s
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> HistogramSummary:
         """Plain values: count, mean, quantiles and maximum in ms, and the buckets as (upper bound in s, count)."""
         count = sum(self.counts)
         return {
@@ -136,7 +183,7 @@ class GroupRebalances:
         self.standstill_ms += note.standstill_ms
         self.last = note
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> RebalancesSummary:
         """Plain values."""
         return {
             "protocol": self.last.protocol,
@@ -187,12 +234,15 @@ class Metrics:
         if len(self.rebalances) > GROUPS_MAX:
             self.rebalances.popitem(last=False)
 
-    def snapshot(self, groups: Iterable[tuple[str, GroupState]], connections: int) -> dict[str, Any]:
+    def snapshot(
+        self, groups: Iterable[tuple[str, GroupState]], connections: int, listen: str | None = None
+    ) -> Snapshot:
         """Everything as plain values.
 
         Args:
             groups: protocol and state of every group.
             connections: how many are open.
+            listen: where Prometheus reads them.
         """
         by_state = Counter(groups)
         return {
@@ -212,6 +262,7 @@ class Metrics:
             "connections": connections,
             "requests": {APIS[key].name: api.requests for key, api in self.apis.items() if api.requests},
             "latency": {APIS[key].name: api.latency.summary() for key, api in self.apis.items() if api.requests},
+            "listen": listen,
         }
 
     def kafka_meters(self) -> dict[str, float]:

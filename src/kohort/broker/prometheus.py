@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from socketserver import ThreadingMixIn
-from typing import Any
+from typing import Final, Literal, TypeAlias
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
@@ -25,17 +25,20 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from kohort.broker.metrics import GROUP_METRICS
+from kohort.broker.metrics import GROUP_METRICS, HistogramSummary, Snapshot
 from kohort.errors import KafkaError
 
 log = logging.getLogger("kohort.broker")
 
-Snapshot = dict[str, Any]
+Asked: TypeAlias = socket.socket | tuple[bytes, socket.socket]
+"""What a socket server hands on: of a stream the connection."""
+Address: TypeAlias = tuple[str, int] | tuple[str, int, int, int]
 SCRAPES_MAX = 8
 """Scrapes at once: beyond it connections are refused."""
 SCRAPE_S = 10.0
 """A client that says nothing for so long is let go."""
-HISTOGRAMS = {
+Timed: TypeAlias = Literal["rebalance", "standstill", "event-queue", "step", "journal-append"]
+HISTOGRAMS: Final[dict[Timed, tuple[str, str]]] = {
     "rebalance": ("kohort_rebalance_seconds", "From the first change until a group was whole again"),
     "standstill": ("kohort_standstill_seconds", "Mean time that who stood still did so in a rebalance"),
     "event-queue": ("kohort_event_queue_seconds", "How long the oldest event of a batch waited"),
@@ -59,9 +62,9 @@ class Exporter(Collector):
         found = self._snapshot()
         yield from _kafka_meters(found[GROUP_METRICS])
         yield from _groups(found)
-        for name, (title, text) in HISTOGRAMS.items():
+        for timed, (title, text) in HISTOGRAMS.items():
             family = HistogramMetricFamily(title, text)
-            _add_histogram(family, [], found[name])
+            _add_histogram(family, [], found[timed])
             yield family
         latency = HistogramMetricFamily(
             "kohort_request_seconds", "From a request's arrival to its answer", labels=["api"]
@@ -102,7 +105,7 @@ def _groups(found: Snapshot) -> Iterator[Metric]:
     yield from (whole, still, completed)
 
 
-def _add_histogram(family: HistogramMetricFamily, labels: list[str], values: dict[str, Any]) -> None:
+def _add_histogram(family: HistogramMetricFamily, labels: list[str], values: HistogramSummary) -> None:
     buckets, seen = [], 0
     for bound, count in values["buckets"]:
         seen += count
@@ -115,7 +118,7 @@ class _Request(WSGIRequestHandler):
 
     timeout = SCRAPE_S
 
-    def log_message(self, format: str, *args: Any) -> None:
+    def log_message(self, format: str, *args: str | int) -> None:
         """Say nothing: scrapes come all the time."""
 
 
@@ -136,21 +139,21 @@ class _Server(ThreadingMixIn, WSGIServer):
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
         self.setup_environ()
 
-    def process_request(self, request: Any, client_address: Any) -> None:
+    def process_request(self, request: Asked, client_address: Address) -> None:
         """Serve in a thread, or refuse."""
         if not self._room.acquire(blocking=False):
             self.shutdown_request(request)
             return
         super().process_request(request, client_address)
 
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
+    def process_request_thread(self, request: Asked, client_address: Address) -> None:
         """Serve."""
         try:
             super().process_request_thread(request, client_address)
         finally:
             self._room.release()
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
+    def handle_error(self, request: Asked, client_address: Address) -> None:
         """A client that broke off; a fault of ours has its traceback in the log."""
         error = sys.exc_info()[1]
         if not isinstance(error, OSError):

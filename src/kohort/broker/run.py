@@ -15,6 +15,7 @@ from kohort.broker.config.live_settings import LiveSettings
 from kohort.broker.config.settings import broker_configs, parse_listen
 from kohort.broker.config.single_broker import is_idle
 from kohort.broker.descriptors import open_file_limit, shares
+from kohort.broker.metrics import Snapshot
 from kohort.broker.net.dispatch import Dispatcher, api_keys
 from kohort.broker.net.log_lines import LogLines
 from kohort.broker.net.server import Server, listening_socket
@@ -81,15 +82,14 @@ class RunningBroker:
 
         self._metrics = MetricsServer(host, port, self._metrics_from_outside)
 
-    def metrics(self) -> dict[str, Any]:
+    def metrics(self) -> Snapshot:
         """All figures as plain values; to be called on the loop. `listen` is where Prometheus reads them, or None."""
         states = (state for shard in self.node.groups for state in shard.group_states())
-        found = self.node.metrics.snapshot(states, len(self._server))
-        found["listen"] = None if self._metrics is None else self._metrics.address
-        return found
+        listen = None if self._metrics is None else self._metrics.address
+        return self.node.metrics.snapshot(states, len(self._server), listen)
 
-    def _metrics_from_outside(self) -> dict[str, Any]:
-        async def look() -> dict[str, Any]:
+    def _metrics_from_outside(self) -> Snapshot:
+        async def look() -> Snapshot:
             return self.metrics()
 
         return asyncio.run_coroutine_threadsafe(look(), self._loop).result(METRICS_WAIT_S)

@@ -9,16 +9,47 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache, partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from kohort.broker.net.session import ClientSession
 from kohort.coordinator.shard import Shard
 from kohort.errors import ErrorCode
-from kohort.groups.events import ConnectionLost, Event, ReleaseHeld
+from kohort.groups.events import (
+    ConnectionLost,
+    ConsumerGroupHeartbeat,
+    Event,
+    Heartbeat,
+    JoinGroup,
+    LeaveGroup,
+    OffsetCommit,
+    OffsetDelete,
+    OffsetFetch,
+    ReleaseHeld,
+    Request,
+    SyncGroup,
+    TransactionEnded,
+    TxnOffsetCommit,
+)
+from kohort.groups.outcome import ReplyValue
 from kohort.log import Steps
 
 MakeShard: TypeAlias = Callable[[int, int], Shard]
 """Makes the shard of an index, for a term."""
+E = TypeVar("E")
+Answer: TypeAlias = Callable[[Any], None]
+"""Takes the value of an event's reply, whose class the event decides, or the code that refuses it."""
+OfOneGroup: TypeAlias = (
+    JoinGroup
+    | SyncGroup
+    | Heartbeat
+    | LeaveGroup
+    | OffsetCommit
+    | TxnOffsetCommit
+    | OffsetFetch
+    | OffsetDelete
+    | ConsumerGroupHeartbeat
+)
+"""Requests that name a group."""
 
 
 @lru_cache(maxsize=100_000)
@@ -70,7 +101,7 @@ class GroupShards:
 
     # -- requests
 
-    def ask(self, client: ClientSession, event: Any, answer: Callable[[Any], None]) -> None:
+    def ask(self, client: ClientSession, event: OfOneGroup, answer: Answer) -> None:
         """Have the shard of the event's group answer; the client is remembered there.
 
         Args:
@@ -85,7 +116,7 @@ class GroupShards:
         client.shards.add(index)
         shard.ask(event, answer)
 
-    def ask_at(self, index: int, event: Any, answer: Callable[[Any], None]) -> None:
+    def ask_at(self, index: int, event: Request | TransactionEnded, answer: Answer) -> None:
         """Have a journal partition's shard answer."""
         shard = self._shards.get(index)
         if shard is None:
@@ -96,9 +127,9 @@ class GroupShards:
     def ask_by_shard(
         self,
         groups: Iterable[str],
-        make_event: Callable[[int, tuple[str, ...]], Any],
-        entries: Callable[[tuple[str, ...], Any], list[Any]],
-        answer: Callable[[dict[str, Any]], None],
+        make_event: Callable[[int, tuple[str, ...]], Request],
+        entries: Callable[[tuple[str, ...], Any], list[E]],
+        answer: Callable[[dict[str, E]], None],
     ) -> None:
         """Ask each shard for its own of several groups, and answer when all have.
 
@@ -111,13 +142,13 @@ class GroupShards:
         by_shard: dict[int, list[str]] = {}
         for group in dict.fromkeys(groups):
             by_shard.setdefault(self.index_of(group), []).append(group)
-        found: dict[str, Any] = {}
+        found: dict[str, E] = {}
         left = len(by_shard)
         if not left:
             answer(found)
             return
 
-        def collect(names: tuple[str, ...], value: Any) -> None:
+        def collect(names: tuple[str, ...], value: ReplyValue | ErrorCode) -> None:
             nonlocal left
             found.update(zip(names, entries(names, value), strict=True))
             left -= 1
@@ -128,16 +159,16 @@ class GroupShards:
             names = tuple(of_shard)
             self.ask_at(index, make_event(self._token(), names), partial(collect, names))
 
-    def ask_all(self, make_event: Callable[[int], Any], answer: Callable[[list[Any]], None]) -> None:
+    def ask_all(self, make_event: Callable[[int], Request], answer: Callable[[list[Any]], None]) -> None:
         """Ask every shard here; `answer` takes the values (or codes) in order. A damaged one hides no other."""
         asked = [shard for shard in self if not shard.damaged]
-        values: list[Any] = [ErrorCode.NONE] * len(asked)
+        values: list[ReplyValue | ErrorCode] = [ErrorCode.NONE] * len(asked)
         left = len(asked)
         if not left:
             answer(values)
             return
 
-        def collect(index: int, value: Any) -> None:
+        def collect(index: int, value: ReplyValue | ErrorCode) -> None:
             nonlocal left
             values[index] = value
             left -= 1
@@ -186,7 +217,7 @@ class GroupShards:
         client.held.clear()
 
     def connection_lost(self, client: ClientSession, *, noticed: bool, ended: bool) -> None:
-        """A connection has ended; whether that puts members out before their session, and if its process ended too."""
+        """A connection has ended; whether that evicts members before their session ends; if its process ended too."""
         process = client.process if ended else ""
         for index in client.shards:
             self._tell_at(index, ConnectionLost(client.number, noticed, client.lease_ms, process))

@@ -1,46 +1,92 @@
-"""What partitions there are and where they begin and end, as calls that wait: the same for every face over a thread."""
+"""What partitions there are and where they begin and end: one function for each face that asks (`client.net.faces`)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 from kohort.calls import checked
+from kohort.client import topic_offsets
+from kohort.client.net.cluster import Cluster
+from kohort.client.net.faces import blocking
+from kohort.client.net.runtime import Work
 from kohort.client.net.thread_driver import ThreadClient
 from kohort.client.offset_values import OffsetAndTimestamp
 from kohort.client.settings import ConsumerConfig
-from kohort.client.topic_offsets import beginning_offsets, end_offsets, offsets_for_times, partitions_of
 from kohort.ids import TopicPartition
+
+T = TypeVar("T")
+
+
+class Asking(Protocol):
+    """Whoever asks: over which connections, and how it reads."""
+
+    @property
+    def cluster(self) -> Cluster: ...
+
+    @property
+    def config(self) -> ConsumerConfig: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """Who asks and does nothing else."""
+
+    cluster: Cluster
+    config: ConsumerConfig
+
+
+async def partitions_of(
+    core: Asking, topics: Iterable[str], *, timeout_ms: float | None = None
+) -> dict[str, list[int]]:
+    """Partition numbers of topics, asked now; unknown topics are left out."""
+    return await topic_offsets.partitions_of(core.cluster, topics, timeout_ms)
+
+
+async def partitions_for_topic(core: Asking, topic: str, *, timeout_ms: float | None = None) -> set[int]:
+    """A topic's partition numbers, asked now; empty when there is no such topic."""
+    return set((await topic_offsets.partitions_of(core.cluster, [topic], timeout_ms)).get(topic, ()))
+
+
+async def beginning_offsets(
+    core: Asking, partitions: Iterable[TopicPartition], *, timeout_ms: float | None = None
+) -> dict[TopicPartition, int]:
+    """First offsets that can be read."""
+    return await topic_offsets.beginning_offsets(core.cluster, partitions, timeout_ms)
+
+
+async def end_offsets(
+    core: Asking, partitions: Iterable[TopicPartition], *, timeout_ms: float | None = None
+) -> dict[TopicPartition, int]:
+    """Offsets after the last one that can be read (the last stable one with read_committed)."""
+    committed = core.config.isolation_level == "read_committed"
+    return await topic_offsets.end_offsets(core.cluster, partitions, timeout_ms, read_committed=committed)
+
+
+async def offsets_for_times(
+    core: Asking, times: Mapping[TopicPartition, int], *, timeout_ms: float | None = None
+) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+    """The first record at or after each time (ms since the epoch); None where there is none."""
+    return await topic_offsets.offsets_for_times(core.cluster, times, timeout_ms)
 
 
 @checked
 class Lookups:
-    """Questions to the cluster that need no group and move no position."""
+    """Questions to the cluster that need no group and move no position, of every face over a thread."""
 
     config: ConsumerConfig
+    _core: Asking
 
     def __init__(self, client: ThreadClient, config: ConsumerConfig) -> None:
         self.config = config
         self._client = client
+        self._core = Asker(client.cluster, config)
 
-    def partitions_of(self, topics: Iterable[str], *, timeout_ms: float | None = None) -> dict[str, list[int]]:
-        """Partition numbers of topics, asked now; unknown topics are left out."""
-        return self._client.call(partitions_of(self._client.cluster, topics, timeout_ms))
+    def _call(self, coro: Work[T]) -> T:
+        return self._client.call(coro)
 
-    def beginning_offsets(
-        self, partitions: Iterable[TopicPartition], *, timeout_ms: float | None = None
-    ) -> dict[TopicPartition, int]:
-        """First offsets that can be read."""
-        return self._client.call(beginning_offsets(self._client.cluster, partitions, timeout_ms))
-
-    def end_offsets(
-        self, partitions: Iterable[TopicPartition], *, timeout_ms: float | None = None
-    ) -> dict[TopicPartition, int]:
-        """Offsets after the last one that can be read (the last stable one with read_committed)."""
-        committed = self.config.isolation_level == "read_committed"
-        return self._client.call(end_offsets(self._client.cluster, partitions, timeout_ms, read_committed=committed))
-
-    def offsets_for_times(
-        self, times: Mapping[TopicPartition, int], *, timeout_ms: float | None = None
-    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        """The first record at or after each time (ms since the epoch); None where there is none."""
-        return self._client.call(offsets_for_times(self._client.cluster, times, timeout_ms))
+    partitions_of = blocking(partitions_of)
+    beginning_offsets = blocking(beginning_offsets)
+    end_offsets = blocking(end_offsets)
+    offsets_for_times = blocking(offsets_for_times)

@@ -12,6 +12,7 @@ from uuid import UUID
 
 from kohort.client.net.cluster import Between, Cluster, Coordinator, Node
 from kohort.client.net.metadata import NO_TOPIC_ID
+from kohort.client.net.presence import present_topics
 from kohort.client.net.runtime import Task
 from kohort.client.offset_values import OffsetAndMetadata, OffsetAndTimestamp
 from kohort.errors import CommitFailedError, ErrorCode, KafkaError, error_for
@@ -30,6 +31,7 @@ _STALE_LEADER = (
     ErrorCode.REPLICA_NOT_AVAILABLE,
     ErrorCode.KAFKA_STORAGE_ERROR,
 )
+_NO_SUCH_TOPIC = (ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
 LOST_COORDINATOR = (ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE)
 HIGHEST_BY_NAME = 9
 """From version 10 on, commits and fetches of offsets name topics by id only."""
@@ -41,6 +43,7 @@ async def list_offsets(
     *,
     read_committed: bool = False,
     timeout_ms: float | None = None,
+    pass_over_gone: bool = False,
 ) -> dict[TopicPartition, OffsetAndTimestamp]:
     """Offsets by time, one request per leader.
 
@@ -49,6 +52,7 @@ async def list_offsets(
         wanted: Milliseconds since the epoch, `LATEST` or `EARLIEST`, per partition.
         read_committed: `LATEST` then means the last stable offset.
         timeout_ms: None: `default_api_timeout_ms`.
+        pass_over_gone: Leave partitions out that do not exist, instead of waiting for them to appear.
 
     Returns:
         What was found; `offset` is -1 where no record is at or after the time.
@@ -57,15 +61,22 @@ async def list_offsets(
         KafkaError: a partition's answer is an error that retries do not cure, or time is over.
     """
     found: dict[TopicPartition, OffsetAndTimestamp] = {}
+    moved: set[str] = set()
 
     async def attempt() -> dict[TopicPartition, OffsetAndTimestamp]:
         missing = {partition: time for partition, time in wanted.items() if partition not in found}
         by_leader: dict[int, dict[TopicPartition, int]] = defaultdict(dict)
-        await _know_leaders(cluster, missing)
+        await _know_leaders(cluster, missing, moved)
+        if pass_over_gone:
+            for partition in await _gone(cluster, missing):
+                del missing[partition]
         for partition, time in missing.items():
-            by_leader[await cluster.leader(partition)][partition] = time
+            node = cluster.metadata.leader(partition) if pass_over_gone else await cluster.leader(partition)
+            if node < 0:
+                raise error_for(ErrorCode.LEADER_NOT_AVAILABLE, f"no leader of {partition} is known")
+            by_leader[node][partition] = time
         tasks = [
-            cluster.runtime.spawn(_ask_leader(cluster, node, part, read_committed, found))
+            cluster.runtime.spawn(_ask_leader(cluster, node, part, read_committed, found, moved))
             for node, part in by_leader.items()
         ]
         await gather(tasks)
@@ -93,10 +104,18 @@ async def gather(tasks: list[Task[T]]) -> list[T]:
     return results
 
 
-async def _know_leaders(cluster: Cluster, partitions: Iterable[TopicPartition]) -> None:
-    unknown = {partition.topic for partition in partitions if cluster.metadata.leader(partition) < 0}
+async def _know_leaders(cluster: Cluster, partitions: Iterable[TopicPartition], moved: set[str]) -> None:
+    unknown = {partition.topic for partition in partitions if cluster.metadata.leader(partition) < 0} | moved
     if unknown:
         await cluster.describe_topics(unknown)
+    moved.clear()
+
+
+async def _gone(cluster: Cluster, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
+    doubtful = [partition for partition in partitions if cluster.metadata.partition(partition) is None]
+    if doubtful:
+        await present_topics(cluster, {partition.topic for partition in doubtful})
+    return [partition for partition in doubtful if cluster.metadata.partition(partition) is None]
 
 
 async def _ask_leader(
@@ -105,6 +124,7 @@ async def _ask_leader(
     wanted: Mapping[TopicPartition, int],
     read_committed: bool,
     found: dict[TopicPartition, OffsetAndTimestamp],
+    moved: set[str],
 ) -> None:
     topics = []
     for topic, numbers in by_topic(wanted).items():
@@ -126,7 +146,7 @@ async def _ask_leader(
                 found[partition] = OffsetAndTimestamp(part.offset, part.timestamp, part.leader_epoch)
                 continue
             if code in _STALE_LEADER:
-                cluster.request_metadata()
+                moved.add(partition.topic)
             failure = error_for(code, f"offsets of {partition}")
     if failure is not None:
         raise failure
@@ -179,6 +199,7 @@ async def commit_offsets(
             None: those known now.
 
     Raises:
+        NotFoundError: a topic has gone since; the other topics' offsets may be committed or not.
         CommitFailedError: the member's generation is over; the partitions may belong to another member.
         FencedError: another member has this instance id.
         KafkaError: a partition was refused; names the first.
@@ -209,7 +230,7 @@ async def commit_offsets(
             partition, code = failed[0]
             if code in LOST_COORDINATOR:
                 cluster.forget_coordinator(coordinator)
-            if code is ErrorCode.UNKNOWN_TOPIC_ID and await _is_gone(cluster, partition.topic, topic_ids):
+            if code in _NO_SUCH_TOPIC and await _is_gone(cluster, partition.topic, topic_ids):
                 return error_for(code, f"commit for group {group!r}: topic {partition.topic!r} was deleted since")
             raise _commit_error(group, partition, code, len(failed))
         return None
@@ -221,8 +242,10 @@ async def commit_offsets(
 
 async def _is_gone(cluster: Cluster, topic: str, ids: Mapping[str, UUID]) -> bool:
     """Whether no topic has this id any more; else the coordinator has not heard of it yet."""
-    await cluster.describe_topics([topic])
-    return cluster.metadata.topic_id(topic) != ids[topic]
+    if topic not in ids:
+        return False
+    found = await present_topics(cluster, [topic])
+    return topic not in found or found[topic].topic_id != ids[topic]
 
 
 def _commit_topic(

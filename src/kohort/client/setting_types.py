@@ -109,7 +109,7 @@ class ConsumerSettings(ConnectionSettings, total=False):
     members list. Default: 'range,cooperative-sticky'."""
 
     session_timeout_ms: int
-    """A member silent this long is put out of the group. Default: 45000 ms (at least 1 ms)."""
+    """A member silent this long is evicted of the group. Default: 45000 ms (at least 1 ms)."""
 
     heartbeat_interval_ms: int
     """How often the member is heard of and hears of changes. Default: 3000 ms (at least 1 ms)."""

@@ -203,7 +203,7 @@ class ConsumerConfig(ConnectionConfig):
         "all members list",
     )
     session_timeout_ms: int = knob(
-        "session.timeout.ms", 45_000, low=1, unit="ms", why="a member silent this long is put out of the group"
+        "session.timeout.ms", 45_000, low=1, unit="ms", why="a member silent this long is evicted of the group"
     )
     heartbeat_interval_ms: int = knob(
         "heartbeat.interval.ms", 3_000, low=1, unit="ms", why="how often the member is heard of and hears of changes"

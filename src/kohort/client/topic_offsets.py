@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from kohort.client.net.cluster import Cluster
+from kohort.client.net.presence import there
 from kohort.client.offset_requests import EARLIEST, LATEST, list_offsets
 from kohort.client.offset_values import OffsetAndTimestamp
-from kohort.errors import ErrorCode, error_for
 from kohort.ids import TopicPartition
 
 
@@ -51,13 +51,7 @@ async def partitions_of(
     """
     wanted = list(topics)
     found = await cluster.describe_topics(wanted, timeout_ms) if wanted else {}
-    numbers = {}
-    for name, info in found.items():
-        if info.error not in (ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.LEADER_NOT_AVAILABLE):
-            raise error_for(info.error, f"topic {name!r}: {info.error.text}")
-        if info.partitions:
-            numbers[name] = sorted(info.partitions)
-    return numbers
+    return {name: sorted(info.partitions) for name, info in there(found).items()}
 
 
 async def topic_names(cluster: Cluster, timeout_ms: float | None = None) -> list[str]:

@@ -27,7 +27,7 @@ from kohort.coordinator.appends import APPEND_RECORDS, Appends, Step
 from kohort.coordinator.driver import Driver, Timer
 from kohort.errors import ErrorCode, FencedError, KafkaError
 from kohort.groups.config import GroupConfig
-from kohort.groups.events import Event, Tick, TopicsDeleted
+from kohort.groups.events import Event, Request, Tick, TopicsDeleted, TransactionEnded
 from kohort.groups.machine import GroupMachine
 from kohort.groups.outcome import GroupState, Now, ReplyValue, Told
 from kohort.groups.sizes import record_bytes
@@ -202,13 +202,14 @@ class Shard:
 
     # -- events
 
-    def ask(self, event: Any, on_reply: OnReply) -> None:
+    def ask(self, event: Request | TransactionEnded, on_reply: OnReply) -> None:
         """Queue a request's event; `on_reply` is called once, with the reply or the code that refuses it."""
         if self.phase is not Phase.SERVING:
             on_reply(REFUSED[self.phase])
         elif len(self._queue) >= QUEUE_EVENTS_MAX:
             on_reply(ErrorCode.COORDINATOR_NOT_AVAILABLE)
         else:
+            assert event.request is not None, event
             self._waiting[event.request] = on_reply
             self._enqueue(event)
 

@@ -81,7 +81,7 @@ class GroupConfig:
         why="which protocols the coordinator speaks",
     )
     consumer_session_timeout_ms: int = knob(
-        "group.consumer.session.timeout.ms", 45_000, low=1, unit="ms", why="silence after which a member is put out"
+        "group.consumer.session.timeout.ms", 45_000, low=1, unit="ms", why="silence after which a member is evicted"
     )
     consumer_min_session_timeout_ms: int = knob(
         "group.consumer.min.session.timeout.ms", 45_000, low=1, unit="ms", why="bounds a group's own setting"
@@ -128,7 +128,7 @@ class GroupConfig:
         "group.notice.disconnects",
         "known",
         choices=("off", "known", "all"),
-        why="members whose connection ends and who are not back soon are put out before their session ends: off, "
+        why="members whose connection ends and who are not back soon are evicted before their session ends: off, "
         "clients known to keep a lease (kohort's own), or all. Of other clients a member that lives on has its commits "
         "refused, but works on records of others until it hears of it: hence not all unless asked for",
     )
@@ -137,7 +137,7 @@ class GroupConfig:
         5_000,
         low=1_000,
         unit="ms",
-        why="a client that keeps a lease hands out nothing when it had no answer for so long, and is put out after it "
+        why="a client that keeps a lease hands out nothing when it had no answer for so long, and is evicted after it "
         "when its connection has ended; it sends heartbeats 2.5 times as often or more",
     )
     unsettled_interval_ms: int = knob(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kohort.groups.config import GroupConfig
 from kohort.groups.events import NO_CONNECTION, GroupSettings, TopicImage
@@ -14,7 +14,7 @@ from kohort.groups.outcome import Counted, Level, Meter, Now, Outcome, Rebalance
 from kohort.groups.records import GroupSaved, Record, Tombstone
 
 if TYPE_CHECKING:
-    from kohort.groups.protocol import Protocol
+    from kohort.groups.protocol import Row
 
 
 class Context:
@@ -32,7 +32,7 @@ class Context:
         expiring: groups whose offsets the expiration under way has still to look at.
     """
 
-    def __init__(self, config: GroupConfig, protocols: Sequence[Protocol[Any]]) -> None:
+    def __init__(self, config: GroupConfig, protocols: Sequence[Row]) -> None:
         self.config = config
         self.protocols = {protocol.membership: protocol for protocol in protocols}
         self.ledger = Ledger(list(self.protocols))
@@ -104,7 +104,7 @@ class Context:
         """The group, None when there is none."""
         return self.ledger.groups.get(group_id)
 
-    def protocol(self, group: Group) -> Protocol[Any]:
+    def protocol(self, group: Group) -> Row:
         """The row of a group's protocol, whose functions take its membership."""
         return self.protocols[type(group.membership)]
 

@@ -345,7 +345,7 @@ class ConnectionLost:
     """A connection ended without a leave. A hint of death, not death.
 
     Attributes:
-        noticed: its members are put out unless they come back soon; False: their sessions run on.
+        noticed: its members are evicted unless they come back soon; False: their sessions run on.
         lease_ms: the lease that the client on it keeps, 0: none. See `lost`.
         ended: the client's process if that is known to have ended, else "".
     """

@@ -9,12 +9,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from kohort.groups.outcome import GroupState
 from kohort.groups.records import Kind, OffsetCommitted, Record, RecordKey
 
 Partition = tuple[str, int]
+Takes: TypeAlias = Mapping[type, Callable[[Any, Any], None]]
+"""By the class of a record, what it changes: called with a membership of the class that has the table and a record."""
 
 
 class Membership(ABC):
@@ -29,7 +31,7 @@ class Membership(ABC):
     __slots__ = ("group_id",)
 
     group_id: str
-    takes: ClassVar[Mapping[type, Callable[[Any, Any], None]]]
+    takes: ClassVar[Takes]
 
     def __init__(self, group_id: str) -> None:
         self.group_id = group_id
@@ -55,7 +57,7 @@ class Membership(ABC):
         """The keys to remove, in this order, so that nothing of it is left."""
 
     @abstractmethod
-    def drop(self, kind: Kind, names: list[Any]) -> bool:
+    def drop(self, kind: Kind, names: list[str]) -> bool:
         """Ledger: the record of this key is gone; True when the group speaks this protocol no more."""
 
     @abstractmethod

@@ -52,7 +52,7 @@ from kohort.groups.migration import arrivals
 from kohort.groups.offsets import expiry
 from kohort.groups.offsets import requests as offset_requests
 from kohort.groups.outcome import GroupState, Now, Outcome
-from kohort.groups.protocol import Protocol
+from kohort.groups.protocol import Row
 from kohort.groups.protocols import PROTOCOLS
 from kohort.groups.records import Record
 from kohort.groups.topics import ImageChange
@@ -120,7 +120,7 @@ HANDLERS: dict[type, Handler] = {
 class GroupMachine:
     """All groups of one shard, as a deterministic state machine."""
 
-    def __init__(self, config: GroupConfig, protocols: Sequence[Protocol[Any]] = PROTOCOLS) -> None:
+    def __init__(self, config: GroupConfig, protocols: Sequence[Row] = PROTOCOLS) -> None:
         self.context = Context(config, protocols)
         self._handlers: dict[type, Handler] = {**HANDLERS, Tick: lambda context, event: self._tick()}
         for protocol in protocols:

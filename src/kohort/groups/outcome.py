@@ -270,7 +270,7 @@ class ComputeAssignment:
         members: what each member said, by member id, sorted.
         subscribed: member id to the topic names it is subscribed to (regular expressions resolved).
         current: member id to the previous target, so that partitions stay.
-        spared: member id to what it has and keeps: these take no part.
+        excluded: member id to what it has and keeps: these take no part.
         topics: of all subscribed names that exist.
     """
 
@@ -282,7 +282,7 @@ class ComputeAssignment:
     subscribed: Mapping[str, tuple[str, ...]]
     current: Mapping[str, tuple[TopicPartitions, ...]]
     topics: Mapping[str, Topic]
-    spared: Mapping[str, tuple[TopicPartitions, ...]]
+    excluded: Mapping[str, tuple[TopicPartitions, ...]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic
+from typing import Any, Generic, TypeAlias
 
 from kohort.errors import ErrorCode
 from kohort.groups.context import Context
@@ -129,3 +129,7 @@ class Protocol(Generic[M]):
     consumer_heartbeat: Callable[[Context, M, ConsumerGroupHeartbeat], None] = refuse_consumer_heartbeat
     results: Mapping[type, Callable[[Context, M, Any], None]] = field(default_factory=dict)
     events: Mapping[type, Callable[[Context, Any], None]] = field(default_factory=dict)
+
+
+Row: TypeAlias = Protocol[Any]
+"""The row of whichever protocol, whose functions take the membership that it was found by."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from kohort.groups.classic.protocol import CLASSIC
 from kohort.groups.consumer.protocol import CONSUMER
-from kohort.groups.protocol import Protocol
+from kohort.groups.protocol import Row
 
-PROTOCOLS: Final[tuple[Protocol[Any], ...]] = (CLASSIC, CONSUMER)
+PROTOCOLS: Final[tuple[Row, ...]] = (CLASSIC, CONSUMER)
 """The first is that of a group that only holds offsets."""

@@ -34,8 +34,8 @@ EMPTY, PREPARING, COMPLETING, STABLE = "Empty", "PreparingRebalance", "Completin
 ASSIGNING, RECONCILING = "Assigning", "Reconciling"
 SETTLED, UNREVOKED, UNRELEASED = "STABLE", "UNREVOKED_PARTITIONS", "UNRELEASED_PARTITIONS"
 
-_GONE = "the last member left, was removed, or was put out"
-_CHANGED = "a member left, was removed, or was put out"
+_GONE = "the last member left, was removed, or was evicted"
+_CHANGED = "a member left, was removed, or was evicted"
 
 CLASSIC_GROUP: tuple[Transition, ...] = (
     Transition(NONE, "JoinGroup", EMPTY, "a first member is sent back for its id (KIP-394)"),
@@ -59,9 +59,9 @@ CLASSIC_GROUP: tuple[Transition, ...] = (
     ),
     Transition(PREPARING, "JoinGroup", COMPLETING, "the last one awaited"),
     Transition(
-        PREPARING, "Tick", COMPLETING, "the initial delay or the rebalance timeout is over; who did not join is put out"
+        PREPARING, "Tick", COMPLETING, "the initial delay or the rebalance timeout is over; who did not join is evicted"
     ),
-    Transition(PREPARING, "Tick", EMPTY, "the same, and no one joined; or the last member was put out"),
+    Transition(PREPARING, "Tick", EMPTY, "the same, and no one joined; or the last member was evicted"),
     Transition(PREPARING, "LeaveGroup", COMPLETING, "the last one awaited leaves"),
     Transition(PREPARING, "LeaveGroup", EMPTY, _GONE, rare=True),
     Transition(PREPARING, "ConnectionLost", COMPLETING, "the last one awaited had not been told its id", rare=True),
@@ -155,7 +155,7 @@ CONSUMER_GROUP: tuple[Transition, ...] = (
     Transition(STABLE, "RegexesResolved", ASSIGNING, "a pattern matches other topics now"),
 )
 
-_PUT_OUT = "it was silent, or did not give up, join or sync in time"
+_EVICTED = "it was silent, or did not give up, join or sync in time"
 
 CONSUMER_MEMBER: tuple[Transition, ...] = (
     Transition(NONE, "ConsumerGroupHeartbeat", SETTLED, "it joins, or a classic group turns into a consumer group"),
@@ -195,7 +195,7 @@ CONSUMER_MEMBER: tuple[Transition, ...] = (
             ("ConsumerGroupHeartbeat", "it leaves, or another process has its instance id"),
             ("JoinGroup", "a classic member has its instance id"),
             ("LeaveGroup", "it leaves, or an administrator removes it"),
-            ("Tick", _PUT_OUT),
+            ("Tick", _EVICTED),
             ("ConnectionLost", "it is new and had not been told its id"),
         )
     ),

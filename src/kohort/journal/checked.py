@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import heapq
 import logging
+import os
 import struct
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
@@ -17,6 +18,7 @@ from crc32c import crc32c
 from kohort.errors import CorruptDataError
 from kohort.log.damage import Damage, DamagedError
 from kohort.log.partition import PartitionLog
+from kohort.log.results import OpenFile
 from kohort.wire.batch import BatchHeader, parse_header
 from kohort.wire.records import read_pairs
 
@@ -163,9 +165,8 @@ class Survey:
         """Names in the damaged bytes, as far as they still look like records: a hint, no more."""
         names: set[str] = set()
         try:
-            with damage.path.open("rb") as file:
-                file.seek(damage.position)
-                data = file.read(damage.length or 0)
+            file = OpenFile(damage.path, os.O_RDONLY, self._source.files.fs)
+            data = file.fs.pread(file.fd, damage.length or 0, damage.position)
             for key, _, _ in read_pairs(data, parse_header(data)):
                 name = None if key is None else self._name(key)
                 if name and name.isprintable():

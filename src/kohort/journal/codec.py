@@ -360,7 +360,7 @@ def _read_group(fields: tuple[Any, ...], data: bytes, version: int) -> GroupSave
             m.group_instance_id,
             m.client_id,
             m.client_host,
-            m.rebalance_timeout if m.rebalance_timeout >= 0 else m.session_timeout,
+            m.rebalance_timeout if version else m.session_timeout,
             m.session_timeout,
             bytes(m.subscription),
             bytes(m.assignment),

@@ -88,14 +88,18 @@ class LogJournal:
             )
         self._log.append(data, now_ms, from_client=False)
 
-    def replay(self) -> Iterator[Sequence[Record]]:
-        """Every committed record that is there, oldest first; cuts off an append that is not there in full."""
+    def replay(self, offset: int = 0) -> Iterator[Sequence[Record]]:
+        """Every committed record that is there, oldest first; cuts off an append that is not there in full.
+
+        Args:
+            offset: where to begin, at the first record of an append.
+        """
         if not self._told_cut:
             self._told_cut = True
             tell_cut_off(self._log, group_of, "group")
         records: list[Record] = []
         size = 0
-        for found in checked_batches(self._log, self._log.log_start_offset, _READ_BYTES):
+        for found in checked_batches(self._log, max(offset, self._log.log_start_offset), _READ_BYTES):
             if isinstance(found, Damage):
                 yield from self._damaged(found)
                 continue

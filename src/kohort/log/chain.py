@@ -6,12 +6,12 @@ neighbours: a flipped bit in one of them breaks the chain, at this batch or at t
 
 from __future__ import annotations
 
-import os
 import struct
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -19,6 +19,7 @@ import crc32c
 
 from kohort.errors import CorruptDataError
 from kohort.log.damage import Damage
+from kohort.log.results import OpenFile
 from kohort.wire.batch import HEADER_SIZE, MAGIC, BatchHeader, crc_ok, parse_header
 
 CHUNK: Final = 16 << 10
@@ -104,13 +105,14 @@ class Pins(NamedTuple):
     positions: array[int]
 
 
-def holds(fd: int, begin: int, stop: int, rules: Rules, pins: Pins, whole_end: bool) -> bool:
+def holds(file: OpenFile, begin: int, stop: int, rules: Rules, pins: Pins, whole_end: bool) -> bool:
     """Whether the batches from `begin` (0, or an entry of `pins`) to `stop` are a sound chain. Reads headers only.
 
     Args:
         whole_end: `stop` is where the segment ends; otherwise it is an entry of `pins`.
     """
     offsets, positions = pins
+    pread, fd = file.fs.pread, file.fd
     pin = bisect_right(positions, begin - 1)
     pin_at = positions[pin] if pin < len(positions) else _FAR
     base_offset, gaps = rules.base_offset, rules.gaps or begin > 0
@@ -122,7 +124,7 @@ def holds(fd: int, begin: int, stop: int, rules: Rules, pins: Pins, whole_end: b
         at = position - chunk_at
         if at + size > len(chunk):
             want = CHUNK if last < _LARGE else HEADER_SIZE
-            chunk, chunk_at, at = os.pread(fd, want, position), position, 0
+            chunk, chunk_at, at = pread(fd, want, position), position, 0
             if len(chunk) < size:
                 return False
         base, length, epoch, magic, _, _, delta = unpack(chunk, at)
@@ -148,21 +150,22 @@ def holds(fd: int, begin: int, stop: int, rules: Rules, pins: Pins, whole_end: b
     return limit is None or expected == limit or (rules.gaps and rules.least <= expected < limit)
 
 
-def survey(fd: int, size: int, rules: Rules, begin: int = 0, *, crc: bool = False) -> Iterator[Located | Damage]:
+def survey(file: OpenFile, size: int, rules: Rules, begin: int = 0, *, crc: bool = False) -> Iterator[Located | Damage]:
     """Everything from `begin` to `size`, in order: sound batches and the damaged stretches between them.
 
     Args:
         begin: where a batch begins; when it is not 0, the offset there is not checked.
         crc: check checksums too; otherwise only where it must be found out which of two batches is damaged.
     """
-    return _Survey(fd, size, rules, begin, crc).findings()
+    return _Survey(file, size, rules, begin, crc).findings()
 
 
 class _Survey:
     """One walk. A batch is believed once its successor fits, so that the one that is damaged gets the blame."""
 
-    def __init__(self, fd: int, size: int, rules: Rules, begin: int, crc: bool) -> None:
-        self.fd = fd
+    def __init__(self, file: OpenFile, size: int, rules: Rules, begin: int, crc: bool) -> None:
+        self._file = file
+        self._pread = partial(file.fs.pread, file.fd)
         self.size = size
         self.rules = rules
         self.crc = crc
@@ -228,13 +231,13 @@ class _Survey:
     def _read(self, position: int, length: int) -> bytes:
         at = position - self._chunk_at
         if at < 0 or at + length > len(self._chunk):
-            self._chunk, self._chunk_at, at = os.pread(self.fd, max(CHUNK, length), position), position, 0
+            self._chunk, self._chunk_at, at = self._pread(max(CHUNK, length), position), position, 0
         return self._chunk[at : at + length]
 
     def _crc_fits(self, batch: Located | None) -> bool:
         if batch is None:
             return False
-        data = os.pread(self.fd, batch.header.size, batch.position)
+        data = self._pread(batch.header.size, batch.position)
         return crc_ok(data, batch.header)
 
     def _judge(self) -> tuple[Located | None, str | None]:
@@ -289,7 +292,7 @@ class _Survey:
 
     def _front(self, position: int) -> tuple[int, int, int, int, int, int, int] | None:
         """The first fields of what is at a position, None at the end."""
-        data = os.pread(self.fd, _FRONT.size, position) if position + HEADER_SIZE <= self.size else b""
+        data = self._pread(_FRONT.size, position) if position + HEADER_SIZE <= self.size else b""
         return _FRONT.unpack(data) if len(data) == _FRONT.size else None
 
     def _damage(self, fault: str, hint: int | None) -> Damage:
@@ -312,7 +315,7 @@ class _Survey:
             return found
         position = begin + 1
         while position + HEADER_SIZE <= self.size:
-            data = os.pread(self.fd, min(_WINDOW, self.size - position), position)
+            data = self._pread(min(_WINDOW, self.size - position), position)
             at = data.find(MAGIC, _MAGIC_AT)
             while 0 <= at <= len(data) - (HEADER_SIZE - _MAGIC_AT):
                 if (found := self._sound(position + at - _MAGIC_AT, offset)) is not None:
@@ -341,7 +344,7 @@ class _Survey:
         after = self._front(end)
         if after is not None and (after[0] == following) + (after[3] == MAGIC) + (0 < after[1] <= self.size - end) < 2:
             return None
-        data = os.pread(self.fd, end - position, position)
+        data = self._pread(end - position, position)
         header = parse_header(data)
         return Located(position, header) if crc_ok(data, header) else None
 
@@ -351,7 +354,7 @@ def _ended(size: int, limit: int) -> str:
     return f"{what}, and the next segment begins at {limit}"
 
 
-def whole_end(fd: int, position: int, size: int, offset: int, *, whole_writes: bool) -> int | None:
+def whole_end(file: OpenFile, position: int, size: int, offset: int, *, whole_writes: bool) -> int | None:
     """The offset after the batches that lie damaged at the end of a file; None: it ends in a torn write.
 
     Args:
@@ -360,7 +363,7 @@ def whole_end(fd: int, position: int, size: int, offset: int, *, whole_writes: b
     """
     found: int | None = None
     while position + HEADER_SIZE <= size:
-        data = os.pread(fd, size - position, position)
+        data = file.fs.pread(file.fd, size - position, position)
         _, length, _, _, crc, _, delta = _FRONT.unpack_from(data)
         claimed = length + _OVERHEAD if _LENGTH_MIN <= length <= len(data) - _OVERHEAD else None
         fits = [end for end in (claimed, len(data)) if end and crc32c.crc32c(memoryview(data)[_CRC_FROM:end]) == crc]

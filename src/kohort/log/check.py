@@ -20,6 +20,7 @@ from kohort.log.damage import Damage
 from kohort.log.gaps import blamed_by_index, shortened, without
 from kohort.log.index import OffsetIndex, TimeIndex, TransactionIndex
 from kohort.log.recovery import OpenOptions
+from kohort.log.results import OpenFile
 
 Progress = Callable[[int], None]
 """Is told of bytes that were looked through."""
@@ -236,30 +237,27 @@ class PartitionCheck:
     def _segment(self, rules: Rules, known_end: int, progress: Progress) -> None:
         self.files += 1
         try:
-            fd = os.open(rules.path, os.O_RDONLY | os.O_CLOEXEC)
+            file = OpenFile(rules.path, os.O_RDONLY)
         except OSError as error:
             following = known_end if rules.limit is None else rules.limit
             reason = f"the file can't be opened ({error.strerror})"
             self._records(Damage(rules.path, 0, None, rules.base_offset, following or None, reason), "file")
             return
-        try:
-            size = os.fstat(fd).st_size
-            self.bytes += size
-            self._walk(fd, size, rules, known_end, progress)
-        finally:
-            os.close(fd)
+        size = os.fstat(file.fd).st_size
+        self.bytes += size
+        self._walk(file, size, rules, known_end, progress)
 
-    def _walk(self, fd: int, size: int, rules: Rules, known_end: int, progress: Progress) -> None:
+    def _walk(self, file: OpenFile, size: int, rules: Rules, known_end: int, progress: Progress) -> None:
         ends: dict[int, int] = {}
         stamps: set[int] = set()
         last: Damage | None = None
         told = 0
         end_offset = rules.base_offset
-        findings = survey(fd, size, rules, crc=True)
+        findings = survey(file, size, rules, crc=True)
         index = OffsetIndex(str(rules.path.with_suffix(".index")))
         if rules.gaps and index.load(size) and index.positions:
             pins = Pins(index.offsets, index.positions)
-            blamed = blamed_by_index(survey(fd, size, rules), pins, rules)
+            blamed = blamed_by_index(survey(file, size, rules), pins, rules)
             findings = findings if blamed is None else without(findings, blamed, rules)
         for found in findings:
             if isinstance(found, Damage):
@@ -282,10 +280,12 @@ class PartitionCheck:
         if rules.gaps and last is None:
             claim = TimeIndex(str(rules.path.with_suffix(".timeindex"))).last_in_file()
             last = shortened(rules, size, end_offset, claim, stamps)
-        self._end(fd, size, rules, known_end, last, end_offset)
+        self._end(file, size, rules, known_end, last, end_offset)
         self._indexes(rules, ends, size)
 
-    def _end(self, fd: int, size: int, rules: Rules, known_end: int, last: Damage | None, end_offset: int) -> None:
+    def _end(
+        self, file: OpenFile, size: int, rules: Rules, known_end: int, last: Damage | None, end_offset: int
+    ) -> None:
         """What the end of a segment's file is: whole, torn or damaged."""
         if rules.limit is not None:
             if last is not None:
@@ -293,7 +293,7 @@ class PartitionCheck:
             return
         if last is not None and last.next_offset is None:
             whole_writes = self._options.clean or self._options.verified_offset is None
-            whole = whole_end(fd, last.position, size, last.first_offset, whole_writes=whole_writes)
+            whole = whole_end(file, last.position, size, last.first_offset, whole_writes=whole_writes)
             known_end = max(known_end, whole or 0)
             if known_end > last.first_offset:
                 self._records(replace(last, next_offset=known_end), "records")

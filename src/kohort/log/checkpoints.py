@@ -14,6 +14,7 @@ from pathlib import Path
 from kohort.errors import CorruptDataError
 from kohort.ids import TopicPartition
 from kohort.log.files import FILES_OWN
+from kohort.log.filesystem import SYSTEM, FileSystem, read_file, read_open, remove, write_file
 
 log = logging.getLogger("kohort.log")
 
@@ -27,44 +28,43 @@ OF_PARTITION = (PARTITION_METADATA, LEADER_EPOCHS)
 """What a partition's folder holds beside the files of its segments."""
 
 
-def replace_file(path: Path, data: bytes | str, *, sync: bool = True) -> None:
+def replace_file(
+    path: Path, data: bytes | str, *, sync: bool = True, mode: int = 0o644, fs: FileSystem = SYSTEM
+) -> None:
     """Put `data` in place of `path` so that a crash leaves the old content or the new.
 
     Args:
         sync: also survive a power loss.
+        mode: who may read and write it.
 
     Raises:
         OSError: the old content is in place, or none if there was none; where it can't be put back, the text says so.
             Which of the two a power loss leaves is not known until the file is written again.
     """
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) if sync else -1
+    folder = fs.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) if sync else -1
     before = -1
     try:
         with contextlib.suppress(FileNotFoundError):
-            before = os.open(path, os.O_RDONLY | os.O_CLOEXEC) if sync else -1
-        _put(path, data.encode() if isinstance(data, str) else data, sync=sync)
+            before = fs.open(path, os.O_RDONLY | os.O_CLOEXEC) if sync else -1
+        _put(path, data.encode() if isinstance(data, str) else data, fs, sync=sync, mode=mode)
         if sync:
             try:
-                os.fsync(folder)
+                fs.fsync(folder)
             except OSError as error:
-                raise _put_back(path, before, error) from error
+                raise _put_back(path, before, error, fs, mode) from error
     finally:
         for fd in (folder, before):
             if fd >= 0:
-                os.close(fd)
+                fs.close(fd)
 
 
-def _put(path: Path, data: bytes, *, sync: bool) -> None:
+def _put(path: Path, data: bytes, fs: FileSystem, *, sync: bool, mode: int) -> None:
     temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("wb") as file:
-        file.write(data)
-        if sync:
-            file.flush()
-            os.fsync(file.fileno())
-    temporary.replace(path)
+    write_file(temporary, data, fs, sync=sync, mode=mode)
+    fs.replace(temporary, path)
 
 
-def _put_back(path: Path, before: int, error: OSError) -> OSError:
+def _put_back(path: Path, before: int, error: OSError, fs: FileSystem, mode: int) -> OSError:
     """Undo a replacement whose folder could not be synced.
 
     `before` is the old file, -1: none. Returns what to raise.
@@ -72,10 +72,9 @@ def _put_back(path: Path, before: int, error: OSError) -> OSError:
     why = f"{error.strerror} for the folder of {path.name}"
     try:
         if before < 0:
-            path.unlink()
+            fs.unlink(path)
         else:
-            with open(before, "rb", closefd=False) as file:
-                _put(path, file.read(), sync=True)
+            _put(path, read_open(before, fs), fs, sync=True, mode=mode)
     except OSError as failure:
         return OSError(
             error.errno, f"{why}; it has its new content all the same, which could not be put back ({failure})"
@@ -83,32 +82,23 @@ def _put_back(path: Path, before: int, error: OSError) -> OSError:
     return OSError(error.errno, f"{why}; {'it has its old content' if before >= 0 else 'it is removed'} again")
 
 
-def sync_folder(path: Path) -> None:
-    """Make created, renamed and removed names in a folder survive a power loss."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def write_offsets(path: Path, offsets: Mapping[TopicPartition, int], *, sync: bool) -> None:
+def write_offsets(path: Path, offsets: Mapping[TopicPartition, int], *, sync: bool, fs: FileSystem = SYSTEM) -> None:
     """Kafka's offset checkpoint: version 0, the count, then `topic partition offset` lines."""
     lines = ["0", str(len(offsets))]
     lines += [f"{tp.topic} {tp.partition} {offset}" for tp, offset in offsets.items()]
-    replace_file(path, "\n".join(lines) + "\n", sync=sync)
+    replace_file(path, "\n".join(lines) + "\n", sync=sync, fs=fs)
 
 
-def read_offsets(path: Path) -> dict[TopicPartition, int]:
+def read_offsets(path: Path, fs: FileSystem = SYSTEM) -> dict[TopicPartition, int]:
     """The counterpart of `write_offsets`; empty if there is no file. Raises CorruptDataError."""
     found = {}
-    for words in _read_lines(path, 3):
+    for words in _read_lines(path, 3, fs):
         found[TopicPartition(words[0], int(words[1]))] = int(words[2])
     return found
 
 
 def readable_offsets(
-    path: Path, damaged: Callable[[Path, Exception], None] | None = None
+    path: Path, damaged: Callable[[Path, Exception], None] | None = None, fs: FileSystem = SYSTEM
 ) -> dict[TopicPartition, int] | None:
     """As `read_offsets`, but None if the file can't be read: `damaged` is told, or the log. Logs are opened without it.
 
@@ -116,7 +106,7 @@ def readable_offsets(
         OSError: for want of something that another attempt may have.
     """
     try:
-        return read_offsets(path)
+        return read_offsets(path, fs)
     except (CorruptDataError, ValueError, OSError) as error:
         if isinstance(error, OSError) and error.errno not in FILES_OWN:
             raise
@@ -127,20 +117,20 @@ def readable_offsets(
         return None
 
 
-def write_epochs(folder: Path, epochs: Iterable[tuple[int, int]]) -> None:
+def write_epochs(folder: Path, epochs: Iterable[tuple[int, int]], fs: FileSystem = SYSTEM) -> None:
     """`leader-epoch-checkpoint`: version 0, the count, then `epoch start_offset` lines."""
     lines = [f"{epoch} {start}" for epoch, start in epochs]
-    replace_file(folder / LEADER_EPOCHS, "\n".join(["0", str(len(lines)), *lines]) + "\n", sync=False)
+    replace_file(folder / LEADER_EPOCHS, "\n".join(["0", str(len(lines)), *lines]) + "\n", sync=False, fs=fs)
 
 
-def read_epochs(folder: Path) -> list[tuple[int, int]]:
+def read_epochs(folder: Path, fs: FileSystem = SYSTEM) -> list[tuple[int, int]]:
     """The counterpart of `write_epochs`. Raises CorruptDataError."""
-    return [(int(words[0]), int(words[1])) for words in _read_lines(folder / LEADER_EPOCHS, 2)]
+    return [(int(words[0]), int(words[1])) for words in _read_lines(folder / LEADER_EPOCHS, 2, fs)]
 
 
-def _read_lines(path: Path, columns: int) -> list[list[str]]:
+def _read_lines(path: Path, columns: int, fs: FileSystem) -> list[list[str]]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read_file(path, fs).decode().splitlines()
     except FileNotFoundError:
         return []
     rows = [line.rsplit(" ", columns - 1) for line in lines[2:]]
@@ -149,29 +139,25 @@ def _read_lines(path: Path, columns: int) -> list[list[str]]:
     return rows
 
 
-def write_partition_metadata(folder: Path, topic_id: uuid.UUID) -> None:
+def write_partition_metadata(folder: Path, topic_id: uuid.UUID, fs: FileSystem = SYSTEM) -> None:
     """`partition.metadata`, which ties the folder to a topic id. Raises OSError: nothing of it is left."""
     path = folder / PARTITION_METADATA
     text = f"version: 0\ntopic_id: {encode_id(topic_id)}".encode()
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    fd = fs.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     try:
-        if os.write(fd, text) != len(text):
+        if fs.write(fd, text) != len(text):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
     except OSError:
-        path.unlink(missing_ok=True)
+        remove(path, fs)
         raise
     finally:
-        os.close(fd)
+        fs.close(fd)
 
 
-def read_partition_metadata(folder: Path | str) -> uuid.UUID | None:
+def read_partition_metadata(folder: Path | str, fs: FileSystem = SYSTEM) -> uuid.UUID | None:
     """The topic id of a partition's folder, None if the file is missing or damaged."""
     try:
-        fd = os.open(f"{folder}{os.sep}{PARTITION_METADATA}", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            text = os.read(fd, 1000).decode()
-        finally:
-            os.close(fd)
+        text = read_file(f"{folder}{os.sep}{PARTITION_METADATA}", fs).decode()
         fields = dict(line.split(": ", 1) for line in text.splitlines())
         return decode_id(fields["topic_id"]) if fields.get("version") == "0" else None
     except (OSError, ValueError, KeyError):

@@ -9,14 +9,19 @@ Source: Kafka documentation, "Log Compaction".
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Self
 
 from kohort.log.damage import Damage, DamagedError
+from kohort.log.filesystem import write_all
+from kohort.log.index import AbortedRange
 from kohort.log.partition import PartitionLog
 from kohort.log.recovery import finish_swap
+from kohort.log.results import OpenFile
 from kohort.log.segment import Located, Segment
 from kohort.wire.batch import BatchHeader, BatchRecord, append_record, crc_ok, seal_batch
 from kohort.wire.compression import CODECS
@@ -33,14 +38,18 @@ class Compaction:
 
     def __init__(self, log: PartitionLog, now_ms: int) -> None:
         self._log = log
+        self._fs = log.files.fs
         self._now_ms = now_ms
         self._tombstones_before_ms = now_ms - log.config.delete_retention_ms
         self._cleaned = log.cleaned_offset
         self._segments = _cleanable(log, now_ms)
         self._upto = self._segments[-1].end_offset if self._segments else 0
         self._last: dict[bytes, int] = {}
+        self._unended: set[int] = set()  # producers of records that stay, whose transaction's marker so has to stay
         self._swaps: list[tuple[Path, list[Segment]]] = []
-        self._aborted = [entry for segment in self._segments for entry in segment.transactions.entries]
+        self._aborted = [
+            entry for segment in log.segments for entry in segment.transactions.entries
+        ]  # markers lie behind
 
     @classmethod
     def due(cls, log: PartitionLog, now_ms: int) -> Self | None:
@@ -107,16 +116,19 @@ class Compaction:
         name = f"{group[0].base_offset:020d}-{group[-1].end_offset:020d}.log.swap"
         path = self._log.path / (name + ".cleaned")
         done = 0
-        with path.open("wb") as out:
-            for segment in group:
-                for batch in segment.scan(0):
-                    out.write(self._kept(segment, batch))
-                    done += batch.header.size
-                    if done >= _STEP_BYTES:
-                        done = 0
-                        yield
-            out.flush()
-            os.fsync(out.fileno())
+        fs = self._fs
+        out, at = OpenFile(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, fs), 0
+        kept: list[bytes] = []
+        for segment in group:
+            for batch in segment.scan(0):
+                kept.append(self._kept(segment, batch))
+                done += batch.header.size
+                if done >= _STEP_BYTES:
+                    at += write_all(out.fd, b"".join(kept), at, fs)
+                    kept, done = [], 0
+                    yield
+        write_all(out.fd, b"".join(kept), at, fs)
+        fs.fsync(out.fd)
         self._swaps.append((path, group))
 
     def _kept(self, segment: Segment, batch: Located) -> bytes:
@@ -126,40 +138,61 @@ class Compaction:
         data = _sound(segment, batch)
         old = header.base_offset < self._cleaned and header.max_timestamp < self._tombstones_before_ms
         if header.is_control:
-            return b"" if old else data
+            needed = header.producer_id in self._unended
+            self._unended.discard(header.producer_id)
+            return b"" if old and not needed else data
         last = self._last.get
         keep = {
             offset
             for key, value, offset in read_pairs(data, header)
             if key is not None and last(key, -1) <= offset and not (old and value is None)
         }
+        if keep and header.is_transactional:
+            self._unended.add(header.producer_id)
         if len(keep) == header.records_count:
             return data
         return _with_records(header, [r for r in read_records(data) if r.offset in keep]) if keep else b""
 
     def finish(self) -> int:
-        """Put the new files in place; returns bytes saved."""
+        """Put the new files in place; returns bytes saved.
+
+        Raises:
+            OSError: the disk failed; what was begun is finished by `PartitionLog.settle`.
+        """
         log = self._log
         before = log.size_bytes()
         for cleaned, group in self._swaps:
             if log.segments[0].base_offset > group[0].base_offset:
-                cleaned.unlink()
+                self._fs.unlink(cleaned)
                 continue
-            for segment in group:
-                segment.give_up()
             swap = cleaned.with_suffix("")
-            cleaned.replace(swap)
-            merged = finish_swap(log.path, swap, log.files, log.config)
-            for segment in group:
-                for entry in segment.transactions.entries:
-                    if not any(entry == known for known in merged.transactions.entries):
-                        merged.transactions.append(entry)
-                if segment.base_offset != merged.base_offset:
-                    segment.transactions.reset()
-            first = log.segments.index(group[0])
-            log.set_segments([*log.segments[:first], merged, *log.segments[first + len(group) :]])
+            self._fs.replace(cleaned, swap)
+            aborted = [entry for segment in group for entry in segment.transactions.entries]
+            log.unfinished = partial(_put_in_place, log, swap, group, aborted)
+            log.settle()
         log.cleaned_offset = max(log.cleaned_offset, self._upto)
         return before - log.size_bytes()
+
+
+def _put_in_place(log: PartitionLog, swap: Path, group: list[Segment], aborted: list[AbortedRange]) -> None:
+    """Replace segments by the file made from them; may be called again after an OSError, and then goes on.
+
+    Until it is done they can't be read: some of their files may be gone.
+    """
+    for segment in group:
+        segment.give_up(OSError(errno.EIO, "a compacted file could not take its place yet", str(segment.path)))
+    merged = finish_swap(log.path, swap, log.files, log.config)
+    for entry in aborted:
+        if entry not in merged.transactions.entries:
+            merged.transactions.append(entry)
+    for segment in group:
+        if segment.base_offset != merged.base_offset:
+            segment.transactions.reset()
+    first = log.segments.index(group[0])
+    log.set_segments([*log.segments[:first], merged, *log.segments[first + len(group) :]])
+    log.unfinished = None
+    for segment in group:
+        segment.give_up()
 
 
 def _sound(segment: Segment, batch: Located) -> bytes:

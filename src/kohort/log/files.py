@@ -8,6 +8,7 @@ from collections import deque
 from typing import Protocol
 from weakref import WeakSet
 
+from kohort.log.filesystem import SYSTEM, FileSystem
 from kohort.log.results import OpenFile
 
 FILES_OWN = frozenset((errno.EACCES, errno.EPERM, errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.EIO, errno.ELOOP))
@@ -25,12 +26,16 @@ class FileCache:
     """Opens files for their holders and takes those back that were not used for the longest time (second chance).
 
     A file taken back closes when its last reader is done: answers under way may hold on to some.
+
+    Attributes:
+        fs: where the files are.
     """
 
-    __slots__ = ("_lent_max", "_limit", "_living", "_open")
+    __slots__ = ("_lent_max", "_limit", "_living", "_open", "fs")
 
-    def __init__(self, limit: int, lent_max: int) -> None:
+    def __init__(self, limit: int, lent_max: int, fs: FileSystem = SYSTEM) -> None:
         """At most `limit` files are open for holders; `crowded` once readers hold on to `lent_max` others."""
+        self.fs = fs
         self._limit = limit
         self._lent_max = lent_max
         self._open: deque[Holder] = deque()
@@ -50,7 +55,7 @@ class FileCache:
                 self._open.append(oldest)
             else:
                 oldest.file = None
-        file = OpenFile(path, os.O_RDWR | flags)
+        file = OpenFile(path, os.O_RDWR | flags, self.fs)
         self._living.add(file)
         holder.file = file
         holder.touched = False

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kohort.errors import InvalidInputError
-from kohort.log.checkpoints import encode_id, new_id, replace_file, sync_folder
+from kohort.log.checkpoints import encode_id, new_id, replace_file
+from kohort.log.filesystem import sync_folder
 
 LOCK = ".lock"
 META = "meta.properties"

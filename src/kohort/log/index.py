@@ -19,66 +19,68 @@ from array import array
 from bisect import bisect_left, bisect_right
 from typing import NamedTuple
 
+from kohort.log.filesystem import SYSTEM, FileSystem, read_file, sync_file
+
 _OFFSET_ENTRY = struct.Struct(">ii")
 _TIME_ENTRY = struct.Struct(">qi")
 _TXN_ENTRY = struct.Struct(">hqqqq")
 
 
-def _read(path: str) -> bytes:
+def _read(path: str, fs: FileSystem) -> bytes:
     """The file; nothing if there is none, and one byte, which no index has, if it can't be read."""
     try:
-        with open(path, "rb") as file:
-            return file.read()
+        return read_file(path, fs)
     except FileNotFoundError:
         return b""
     except (PermissionError, IsADirectoryError):
         return b"?"
 
 
-def _empty_file(path: str) -> None:
+def _empty_file(path: str, fs: FileSystem) -> None:
     try:
-        _create(path)
+        _create(path, fs)
     except PermissionError:
-        os.unlink(path)
-        _create(path)
+        fs.unlink(path)
+        _create(path, fs)
     except IsADirectoryError:
-        _set_aside(path)
-        _create(path)
+        _set_aside(path, fs)
+        _create(path, fs)
 
 
-def _create(path: str) -> None:
-    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644))
+def _create(path: str, fs: FileSystem) -> None:
+    fs.close(fs.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644))
 
 
-def _set_aside(path: str) -> None:
+def _set_aside(path: str, fs: FileSystem) -> None:
     """A folder in the place of an index: it is not ours, so it is kept under another name."""
-    os.rename(path, f"{path}.stray")
+    fs.replace(path, f"{path}.stray")
 
 
-def append_to_file(path: str, data: bytes) -> None:
+def append_to_file(path: str, data: bytes, fs: FileSystem) -> None:
     """Append with one write. Raises OSError; a partial write is cut off again."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    fd = fs.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
     try:
-        size = os.fstat(fd).st_size
+        size = fs.fstat(fd).st_size
         written = -1
         try:
-            written = os.write(fd, data)
+            written = fs.write(fd, data)
         finally:
             if written != len(data):
-                os.ftruncate(fd, size)
+                fs.ftruncate(fd, size)
         if written != len(data):
             raise OSError(f"{os.path.basename(path)}: wrote {written} of {len(data)} bytes")
     finally:
-        os.close(fd)
+        fs.close(fd)
 
 
 class OffsetIndex:
     """Offset to position; offsets are relative to the segment's base."""
 
-    __slots__ = ("_flushed", "_path", "offsets", "positions")
+    __slots__ = ("_flushed", "_fs", "_path", "offsets", "positions")
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, fs: FileSystem = SYSTEM) -> None:
         self._path = path
+        self._fs = fs
         self.offsets = array("i")
         self.positions = array("i")
         self._flushed = 0
@@ -88,7 +90,7 @@ class OffsetIndex:
 
         No file is an empty index.
         """
-        data = _read(self._path)
+        data = _read(self._path, self._fs)
         if len(data) % _OFFSET_ENTRY.size:
             return False
         flat = array("i")
@@ -106,15 +108,16 @@ class OffsetIndex:
 
     def position_in_file(self, offset: int) -> int:
         """Position of the last entry at or below `offset`, without loading the file; 0 if there is none."""
+        fs = self._fs
         try:
-            fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+            fd = fs.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         except (FileNotFoundError, PermissionError):
             return 0
         try:
-            low, high, found = 0, os.fstat(fd).st_size // _OFFSET_ENTRY.size, 0
+            low, high, found = 0, fs.fstat(fd).st_size // _OFFSET_ENTRY.size, 0
             while low < high:
                 middle = (low + high) // 2
-                entry = _OFFSET_ENTRY.unpack(os.pread(fd, _OFFSET_ENTRY.size, middle * _OFFSET_ENTRY.size))
+                entry = _OFFSET_ENTRY.unpack(fs.pread(fd, _OFFSET_ENTRY.size, middle * _OFFSET_ENTRY.size))
                 if entry[0] <= offset:
                     low, found = middle + 1, entry[1]
                 else:
@@ -123,7 +126,7 @@ class OffsetIndex:
         except IsADirectoryError:
             return 0
         finally:
-            os.close(fd)
+            fs.close(fd)
 
     def append(self, offset: int, position: int) -> None:
         self.offsets.append(offset)
@@ -142,7 +145,7 @@ class OffsetIndex:
         del self.offsets[entries:]
         del self.positions[entries:]
         if self._flushed > entries:
-            os.truncate(self._path, entries * _OFFSET_ENTRY.size)
+            self._fs.truncate(self._path, entries * _OFFSET_ENTRY.size)
             self._flushed = entries
 
     def reset(self) -> None:
@@ -150,35 +153,40 @@ class OffsetIndex:
         del self.offsets[:]
         del self.positions[:]
         self._flushed = 0
-        _empty_file(self._path)
+        _empty_file(self._path, self._fs)
 
     def flush(self) -> None:
         """Write the entries that the file lacks."""
         start = self._flushed
         if len(self.offsets) > start:
             pack = _OFFSET_ENTRY.pack
-            append_to_file(self._path, b"".join(map(pack, self.offsets[start:], self.positions[start:])))
+            append_to_file(self._path, b"".join(map(pack, self.offsets[start:], self.positions[start:])), self._fs)
             self._flushed = len(self.offsets)
+
+    def sync(self) -> None:
+        """Fsync the file, if there is one."""
+        sync_file(self._path, self._fs)
 
     def touch(self) -> None:
         """Have an empty file: Kafka's log dump reads no time index without one beside it."""
-        append_to_file(self._path, b"")
+        append_to_file(self._path, b"", self._fs)
 
 
 class TimeIndex:
     """Largest timestamp so far to offset; offsets are relative to the segment's base."""
 
-    __slots__ = ("_flushed", "_path", "offsets", "timestamps")
+    __slots__ = ("_flushed", "_fs", "_path", "offsets", "timestamps")
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, fs: FileSystem = SYSTEM) -> None:
         self._path = path
+        self._fs = fs
         self.timestamps = array("q")
         self.offsets = array("i")
         self._flushed = 0
 
     def load(self) -> bool:
         """Read the file; False (and empty) if it is damaged. No file is an empty index."""
-        data = _read(self._path)
+        data = _read(self._path, self._fs)
         if len(data) % _TIME_ENTRY.size:
             return False
         timestamps, offsets = array("q"), array("i")
@@ -193,16 +201,21 @@ class TimeIndex:
 
     def last_in_file(self) -> tuple[int, int] | None:
         """The file's last entry (timestamp, relative offset), without reading the rest."""
+        fs = self._fs
         try:
-            with open(self._path, "rb") as file:
-                size = file.seek(0, os.SEEK_END)
-                if size % _TIME_ENTRY.size or not size:
-                    return None
-                file.seek(size - _TIME_ENTRY.size)
-                timestamp, offset = _TIME_ENTRY.unpack(file.read(_TIME_ENTRY.size))
-                return timestamp, offset
-        except (FileNotFoundError, PermissionError, IsADirectoryError):
+            fd = fs.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        except (FileNotFoundError, PermissionError):
             return None
+        try:
+            size = fs.fstat(fd).st_size
+            if size % _TIME_ENTRY.size or not size:
+                return None
+            timestamp, offset = _TIME_ENTRY.unpack(fs.pread(fd, _TIME_ENTRY.size, size - _TIME_ENTRY.size))
+            return timestamp, offset
+        except IsADirectoryError:
+            return None
+        finally:
+            fs.close(fd)
 
     def append(self, timestamp: int, offset: int) -> None:
         """Add an entry unless the timestamp is no later than the last."""
@@ -221,7 +234,7 @@ class TimeIndex:
         del self.timestamps[entries:]
         del self.offsets[entries:]
         if self._flushed > entries:
-            os.truncate(self._path, entries * _TIME_ENTRY.size)
+            self._fs.truncate(self._path, entries * _TIME_ENTRY.size)
             self._flushed = entries
 
     def reset(self) -> None:
@@ -229,15 +242,19 @@ class TimeIndex:
         del self.timestamps[:]
         del self.offsets[:]
         self._flushed = 0
-        _empty_file(self._path)
+        _empty_file(self._path, self._fs)
 
     def flush(self) -> None:
         """Write the entries that the file lacks."""
         start = self._flushed
         if len(self.offsets) > start:
             pack = _TIME_ENTRY.pack
-            append_to_file(self._path, b"".join(map(pack, self.timestamps[start:], self.offsets[start:])))
+            append_to_file(self._path, b"".join(map(pack, self.timestamps[start:], self.offsets[start:])), self._fs)
             self._flushed = len(self.offsets)
+
+    def sync(self) -> None:
+        """Fsync the file, if there is one."""
+        sync_file(self._path, self._fs)
 
 
 class AbortedRange(NamedTuple):
@@ -252,16 +269,17 @@ class AbortedRange(NamedTuple):
 class TransactionIndex:
     """The aborted transactions whose marker is in this segment."""
 
-    __slots__ = ("_flushed", "_path", "entries")
+    __slots__ = ("_flushed", "_fs", "_path", "_synced", "entries")
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, fs: FileSystem = SYSTEM) -> None:
         self._path = path
-        self._flushed = 0
+        self._fs = fs
+        self._flushed = self._synced = 0
         self.entries: list[AbortedRange] = []
 
     def load(self) -> bool:
         """Read the file; False if it is damaged. No file is an empty index."""
-        data = _read(self._path)
+        data = _read(self._path, self._fs)
         if len(data) % _TXN_ENTRY.size:
             return False
         rows = list(_TXN_ENTRY.iter_unpack(data))
@@ -280,28 +298,40 @@ class TransactionIndex:
     def flush(self) -> None:
         """Write the entries that the file lacks."""
         if len(self.entries) > self._flushed:
-            append_to_file(self._path, b"".join(_TXN_ENTRY.pack(0, *entry) for entry in self.entries[self._flushed :]))
+            append_to_file(
+                self._path, b"".join(_TXN_ENTRY.pack(0, *entry) for entry in self.entries[self._flushed :]), self._fs
+            )
             self._flushed = len(self.entries)
+
+    def sync(self) -> bool:
+        """Fsync what is new in the file; returns whether there was something."""
+        if len(self.entries) <= self._synced:
+            return False
+        self.flush()
+        sync_file(self._path, self._fs)
+        self._synced = len(self.entries)
+        return True
 
     def truncate_to_offset(self, offset: int) -> None:
         """Drop transactions whose marker is at or after `offset`."""
         kept = [entry for entry in self.entries if entry.last_offset < offset]
         if len(kept) != len(self.entries):
             if self._flushed > len(kept):
-                os.truncate(self._path, len(kept) * _TXN_ENTRY.size)
+                self._fs.truncate(self._path, len(kept) * _TXN_ENTRY.size)
                 self._flushed = len(kept)
+            self._synced = min(self._synced, len(kept))
             self.entries = kept
 
     def reset(self) -> None:
         """Forget everything, and the file."""
         self.entries = []
-        self._flushed = 0
+        self._flushed = self._synced = 0
         try:
-            os.unlink(self._path)
+            self._fs.unlink(self._path)
         except FileNotFoundError:
             pass
         except IsADirectoryError:
-            _set_aside(self._path)
+            _set_aside(self._path, self._fs)
 
 
 def _increases(values: array[int]) -> bool:

@@ -9,7 +9,7 @@ import crc32c
 
 from kohort.errors import CorruptDataError, ErrorCode, KafkaError, RecordsRefusedError, error_for
 from kohort.log.config import LogConfig
-from kohort.log.segment import ReadBuffer
+from kohort.log.filesystem import ReadBuffer
 from kohort.wire.batch import CONTROL, LOG_APPEND_TIME, BatchHeader, parse_header, patch
 from kohort.wire.records import read_pairs, read_records
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
+from kohort.log.filesystem import ReadBuffer
 from kohort.log.index import AbortedRange
 from kohort.log.producers import Producers
-from kohort.log.segment import ReadBuffer, Segment
+from kohort.log.segment import Segment
 from kohort.wire.batch import BatchHeader, BatchRecord, build_batch
 from kohort.wire.records import read_records
 

@@ -6,7 +6,6 @@ nothing readable behind them, that the last owner can't have finished.
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 
 from kohort.errors import CorruptDataError
@@ -14,7 +13,7 @@ from kohort.log.chain import Pins, survey
 from kohort.log.damage import Damage
 from kohort.log.gaps import blamed_by_index, without
 from kohort.log.inherited import Inherited
-from kohort.log.results import RecoveryReport
+from kohort.log.results import OpenFile, RecoveryReport
 from kohort.log.segment import Segment
 from kohort.wire.batch import HEADER_SIZE, parse_header
 
@@ -30,7 +29,7 @@ def adopt(segment: Segment, end_offset: int) -> RecoveryReport:
     report = RecoveryReport()
     segment.end_offset = end_offset
     try:
-        segment.size = os.stat(segment.path).st_size
+        segment.size = segment.file_size()
         segment.open()
     except UNUSABLE as error:
         refuse(segment, error, report)
@@ -68,9 +67,9 @@ def _has_batch(segment: Segment, timestamp: int, relative_offset: int) -> bool:
     """Whether a batch ends at this offset and has this largest timestamp; damage on the way is found later."""
     offset = segment.base_offset + relative_offset
     position = max(0, segment.index.position_in_file(relative_offset))
-    fd = segment.open().fd
+    file = segment.open()
     rules = segment.rules(None)
-    for found in survey(fd, segment.size, rules, position):
+    for found in survey(file, segment.size, rules, position):
         if isinstance(found, Damage):
             return False
         if found.header.last_offset >= offset:
@@ -97,15 +96,15 @@ def load(
         OSError: the file can't be opened.
     """
     report = RecoveryReport()
-    fd = segment.open().fd
-    file_size = os.fstat(fd).st_size
+    file = segment.open()
+    file_size = file.size()
     index, times = segment.index, segment.time_index
     rules, blamed = segment.rules(following), None
     loaded = index.load(file_size) and times.load()
     if loaded and segment.gaps and following is not None and index.positions:
         pins = Pins(index.offsets[:], index.positions[:])
-        blamed = blamed_by_index(survey(fd, file_size, rules), pins, rules)
-    if not loaded or not _last_entry_fits(segment, fd):
+        blamed = blamed_by_index(survey(file, file_size, rules), pins, rules)
+    if not loaded or not _last_entry_fits(segment, file):
         report.rebuilt_indexes.append(segment.path.with_suffix(".index").name)
         index.reset()
         times.reset()
@@ -115,7 +114,7 @@ def load(
     start = index.positions[-1] if index.positions else 0
     segment.restart(start)
     inherited = Inherited(file_size, closed=following is not None)
-    findings = survey(fd, file_size, rules, start, crc=crc)
+    findings = survey(file, file_size, rules, start, crc=crc)
     if blamed is not None and blamed >= start:
         findings = without(findings, blamed, rules)
     last = segment.take_over(findings, start if index.positions else -1, inherited)
@@ -124,7 +123,7 @@ def load(
         times.reset()
         segment.restart(start := 0)
         inherited = Inherited(file_size, closed=following is not None)
-        findings = survey(fd, file_size, rules, crc=crc)
+        findings = survey(file, file_size, rules, crc=crc)
         last = segment.take_over(findings if blamed is None else without(findings, blamed, rules), -1, inherited)
     if last is not None:
         segment.size, segment.end_offset = last.position, last.first_offset
@@ -137,10 +136,10 @@ def load(
     return report, last is not None
 
 
-def _last_entry_fits(segment: Segment, fd: int) -> bool:
+def _last_entry_fits(segment: Segment, file: OpenFile) -> bool:
     if not segment.index.positions:
         return True
-    data = os.pread(fd, HEADER_SIZE, segment.index.positions[-1])
+    data = file.fs.pread(file.fd, HEADER_SIZE, segment.index.positions[-1])
     try:
         header = parse_header(data)
     except CorruptDataError:
@@ -150,9 +149,9 @@ def _last_entry_fits(segment: Segment, fd: int) -> bool:
 
 def cut(segment: Segment, report: RecoveryReport) -> None:
     """Cut off a torn end that `load` found."""
-    fd = segment.open().fd
-    report.truncated_bytes += os.fstat(fd).st_size - segment.size
-    os.ftruncate(fd, segment.size)
+    file = segment.open()
+    report.truncated_bytes += file.size() - segment.size
+    file.fs.ftruncate(file.fd, segment.size)
     segment.transactions.truncate_to_offset(segment.end_offset)
     report.damages = [
         damage for damage in report.damages if damage.path != segment.path or damage.position < segment.size
@@ -165,7 +164,7 @@ def cut(segment: Segment, report: RecoveryReport) -> None:
 
 def keep_end(segment: Segment, end_offset: int, report: RecoveryReport) -> None:
     """Keep a damaged end: records up to `end_offset` are known to have been in it, or behind it."""
-    size = os.fstat(segment.open().fd).st_size
+    size = segment.open().size()
     inherited = segment.inherited
     found = inherited.damages[-1] if inherited is not None and segment.size < size else None
     reason = f"the file ends here, the log went on to offset {end_offset}"

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar, Self
 
 from kohort.errors import ErrorCode, FencedError, error_for
-from kohort.log import checkpoints, recovery
+from kohort.log import checkpoints, epochs, recovery
 from kohort.log.config import LogConfig
 from kohort.log.files import FileCache
+from kohort.log.filesystem import ReadBuffer, exists, remove, sync_folder
 from kohort.log.intake import Intake, place, stamp
 from kohort.log.markers import Marker, apply_marker, build_marker, parse_marker
 from kohort.log.producers import Producers
@@ -26,10 +26,9 @@ from kohort.log.results import (
     RecoveryReport,
     TimestampOffset,
 )
-from kohort.log.segment import ReadBuffer, Segment
+from kohort.log.segment import Segment
 from kohort.log.strays import clear_the_way
 from kohort.wire.batch import BatchHeader, parse_header
-from kohort.wire.records import read_records
 
 LATEST = -1
 EARLIEST = -2
@@ -56,14 +55,15 @@ class PartitionLog:
         flushed_offset: everything before it was fsynced.
         recovery: what opening found.
         readable: its files could be opened.
+        unfinished: puts compacted files in their place, of which so far not all is done; None: nothing is left to do.
     """
 
     readable: ClassVar[bool] = True
 
     __slots__ = (
-        "_bases", "_config", "_epochs", "_intake", "_persist", "_since_snapshot", "_snapshot_offset", "_topic_id",
-        "active", "cleaned_offset", "end_offset", "files", "flushed_offset", "leader_epoch", "log_start_offset",
-        "missing", "path", "producers", "recovery", "segments",
+        "_bases", "_config", "_epochs", "_intake", "_names_new", "_persist", "_since_snapshot", "_snapshot_offset",
+        "_topic_id", "active", "cleaned_offset", "end_offset", "files", "flushed_offset", "leader_epoch",
+        "log_start_offset", "missing", "path", "producers", "recovery", "segments", "unfinished",
     )  # fmt: skip
 
     def __init__(self, path: Path, config: LogConfig, options: OpenOptions) -> None:
@@ -74,11 +74,12 @@ class PartitionLog:
         self.files = FileCache(limits.open_files, limits.lent_files) if options.files is None else options.files
         self._persist = options.persist
         self._topic_id = options.topic_id
-        self.missing = True
+        self.missing = self._names_new = True
         self._since_snapshot = 0
         self._snapshot_offset = -1
         self.producers = Producers(path.name, options.limits.producers)
         self.recovery = RecoveryReport()
+        self.unfinished: Callable[[], None] | None = None
         self.segments: list[Segment] = []
         self._bases: list[int] = []
         self._epochs: list[tuple[int, int]] = []
@@ -90,33 +91,34 @@ class PartitionLog:
         """Open the folder `<topic>-<partition>`, recovering after an unclean end; no folder is an empty log."""
         options = options or OpenOptions()
         log = cls(path, config, options)
+        fs = log.files.fs
         names: list[str] = []
         if not options.fresh:
             with contextlib.suppress(FileNotFoundError):
-                names = os.listdir(path)
+                names = fs.listdir(path)
                 log.missing = False
-        elif path.is_dir() and checkpoints.read_partition_metadata(path) is None:
-            clear_the_way(path, options.topic_id)  # a restart before the first write would take it for this one's
+        elif exists(path, fs) and checkpoints.read_partition_metadata(path, fs) is None:
+            clear_the_way(path, options.topic_id, fs)  # a restart before the first write would take it for this one's
         if log.missing and options.known_end > (options.log_start_offset or 0):
-            path.mkdir()  # it was there: what is lost with it is refused where it is read
+            fs.mkdir(path)  # it was there: what is lost with it is refused where it is read
             log.missing = False
         if log.missing:
             log.set_segments([Segment(path, options.log_start_offset or 0, log.files, config.index_interval_bytes)])
         else:
-            if options.topic_id is not None and options.topic_id != checkpoints.read_partition_metadata(path):
-                checkpoints.write_partition_metadata(path, options.topic_id)
+            if options.topic_id is not None and options.topic_id != checkpoints.read_partition_metadata(path, fs):
+                checkpoints.write_partition_metadata(path, options.topic_id, fs)
             log.set_segments(recovery.open_segments(path, names, log.files, config, options, log.recovery))
         log.log_start_offset = max(log.segments[0].base_offset, options.log_start_offset or 0)
         if log.log_start_offset > log.end_offset:
             log._restart_at(log.log_start_offset)
         if not log.missing and (log.end_offset or recovery.snapshot_offsets(names)):
-            log._snapshot_offset = recovery.load_producers(path, log.segments, log.producers, now_ms)
+            log._snapshot_offset = recovery.load_producers(path, log.segments, log.producers, now_ms, fs)
         for damage in log.recovery.damages:
             _log.error("%s", damage.sentence())
         if checkpoints.LEADER_EPOCHS in names or (
             log.active.epochs.known is None and log.end_offset and not log.missing
         ):
-            log._epochs = recovery.load_epochs(path, log.segments)
+            log._epochs = recovery.load_epochs(path, log.segments, fs)
         log.leader_epoch = log._epochs[-1][0] if log._epochs else 0
         log._begin_epoch(options)
         log.cleaned_offset = options.cleaned_offset
@@ -139,19 +141,26 @@ class PartitionLog:
 
     def _make_folder(self) -> None:
         """Before the first write: most partitions never see one, and a folder takes longer than all the rest."""
+        fs = self.files.fs
         try:
-            self.path.mkdir()
+            fs.mkdir(self.path)
         except FileExistsError:
-            clear_the_way(self.path, self._topic_id)
+            clear_the_way(self.path, self._topic_id, fs)
         if self._topic_id is not None:
-            checkpoints.write_partition_metadata(self.path, self._topic_id)
+            checkpoints.write_partition_metadata(self.path, self._topic_id, fs)
         if self._epochs:
-            checkpoints.write_epochs(self.path, self._epochs)
+            checkpoints.write_epochs(self.path, self._epochs, fs)
         self.active.create()
         self.missing = False
 
     def check_readable(self) -> None:
-        """Raises DamagedError where `readable` is not so."""
+        """Raises DamagedError where `readable` is not so, OSError while its files can't be put in place."""
+        self.settle()
+
+    def settle(self) -> None:
+        """Finish what the disk did not let compaction finish. Raises OSError: it still does not."""
+        if self.unfinished is not None:
+            self.unfinished()
 
     def set_segments(self, segments: list[Segment]) -> None:
         """Take over a changed list of segments; the last is appended to."""
@@ -196,9 +205,8 @@ class PartitionLog:
         if produced:
             repeated = self.producers.check(headers, sequences=from_client)
             if repeated is not None:
-                return AppendResult(
-                    repeated.base_offset, repeated.last_offset, -1, self.log_start_offset, duplicate=True
-                )
+                first, last = repeated.base_offset, repeated.last_offset
+                return AppendResult(first, last, -1, self.log_start_offset, duplicate=True)
         config = self._config
         stamped_ms = -1
         if config.message_timestamp_type == "LogAppendTime":
@@ -272,6 +280,7 @@ class PartitionLog:
         active.finish()
         fresh = Segment(self.path, self.end_offset, self.files, self._config.index_interval_bytes)
         fresh.create()
+        self._names_new = True
         self.segments.append(fresh)
         self._bases.append(fresh.base_offset)
         self.active = fresh
@@ -283,14 +292,14 @@ class PartitionLog:
         self._since_snapshot = 0
         if self._snapshot_offset == self.end_offset:
             return
-        self.producers.write_snapshot(recovery.snapshot_path(self.path, self.end_offset))
+        fs = self.files.fs
+        self.producers.write_snapshot(recovery.snapshot_path(self.path, self.end_offset), fs)
         self._snapshot_offset = self.end_offset
-        for offset in recovery.snapshot_offsets(os.listdir(self.path))[:-2]:
-            recovery.snapshot_path(self.path, offset).unlink(missing_ok=True)
+        for offset in recovery.snapshot_offsets(fs.listdir(self.path))[:-2]:
+            remove(recovery.snapshot_path(self.path, offset), fs)
 
     def _try_snapshot(self) -> None:
-        """The append that this comes with is in the log already: a full disk only makes recovery read more."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # what was appended is in the log already: recovery only reads more
             self.write_snapshot()
 
     # -- reading
@@ -362,44 +371,27 @@ class PartitionLog:
         if timestamp == LATEST:
             return TimestampOffset(end, -1, self.leader_epoch)
         if timestamp in (EARLIEST, EARLIEST_LOCAL):
-            return TimestampOffset(self.log_start_offset, -1, self._epoch_at(self.log_start_offset))
+            epoch = epochs.epoch_at(self._epochs, self.log_start_offset)
+            return TimestampOffset(self.log_start_offset, -1, epoch if epoch >= 0 else self.leader_epoch)
         if timestamp == MAX_TIMESTAMP:
             timestamp = max((s.max_timestamp for s in self.segments if s.size), default=-1)
             if timestamp < 0:
                 return TimestampOffset(-1, -1, -1)
         for segment in self.segments:
-            if segment.max_timestamp >= timestamp:
-                for batch in segment.batches_at_or_after(timestamp):
-                    for record in read_records(segment.read_batch(batch)):
-                        if record.timestamp >= timestamp and record.offset >= self.log_start_offset:
-                            if record.offset >= end:
-                                return TimestampOffset(-1, -1, -1)
-                            return TimestampOffset(record.offset, record.timestamp, batch.header.partition_leader_epoch)
+            found = segment.record_at_or_after(timestamp, self.log_start_offset)
+            if found is not None:
+                return found if found.offset < end else TimestampOffset(-1, -1, -1)
         return TimestampOffset(-1, -1, -1)
 
     # -- leader epochs
 
     def end_offset_for_epoch(self, leader_epoch: int) -> tuple[int, int]:
-        """`(epoch, end_offset)` of the largest epoch not above the one asked for; (-1, -1) for one still to come.
-
-        One before the first that is known ended where that began.
-        """
+        """`(epoch, end_offset)` of the largest epoch not above the one asked for; (-1, -1) for one still to come."""
         if leader_epoch == self.leader_epoch:
             return leader_epoch, self.end_offset
         if leader_epoch > self.leader_epoch or not self._epochs:
             return -1, -1
-        number = bisect_right(self._epochs, (leader_epoch, self.end_offset)) - 1
-        if number < 0:
-            return leader_epoch, self._epochs[0][1]
-        following = self._epochs[number + 1][1] if number + 1 < len(self._epochs) else self.end_offset
-        return self._epochs[number][0], following
-
-    def _epoch_at(self, offset: int) -> int:
-        epoch = -1
-        for known, start in self._epochs:
-            if start <= offset:
-                epoch = known
-        return epoch if epoch >= 0 else self.leader_epoch
+        return epochs.end_of(self._epochs, leader_epoch, self.end_offset)
 
     def advance_leader_epoch(self, epoch: int) -> None:
         """Begin a leader epoch; later appends carry it. Raises FencedError for one below the current."""
@@ -407,13 +399,11 @@ class PartitionLog:
             text = f"{self.path.name}: leader epoch {epoch} is over, {self.leader_epoch} has begun"
             raise FencedError(text, ErrorCode.FENCED_LEADER_EPOCH)
         if epoch > self.leader_epoch or not self._epochs:
-            kept = [entry for entry in self._epochs if entry[1] < self.end_offset]
-            while len(kept) > 1 and kept[1][1] <= self.log_start_offset:
-                del kept[0]
+            known = epochs.begun(self._epochs, epoch, self.log_start_offset, self.end_offset)
             if self.missing:
                 self._make_folder()
-            checkpoints.write_epochs(self.path, [*kept, (epoch, self.end_offset)])
-            self._epochs = [*kept, (epoch, self.end_offset)]
+            checkpoints.write_epochs(self.path, known, self.files.fs)
+            self._epochs = known
             self.leader_epoch = epoch
 
     # -- keeping it small
@@ -454,8 +444,8 @@ class PartitionLog:
         if self._epochs and self._epochs[-1][1] > self.end_offset:
             self._epochs = [entry for entry in self._epochs if entry[1] < self.end_offset]
             self._epochs.append((self.leader_epoch, self.end_offset))
-            checkpoints.write_epochs(self.path, self._epochs)
-        self._snapshot_offset = recovery.load_producers(self.path, self.segments, self.producers, 0)
+            checkpoints.write_epochs(self.path, self._epochs, self.files.fs)
+        self._snapshot_offset = recovery.load_producers(self.path, self.segments, self.producers, 0, self.files.fs)
 
     def _restart_at(self, offset: int) -> None:
         """The log lost everything from before its start: begin again, empty, at `offset`."""
@@ -463,6 +453,7 @@ class PartitionLog:
             segment.delete()
         fresh = Segment(self.path, offset, self.files, self._config.index_interval_bytes)
         fresh.create()
+        self._names_new = True
         self.set_segments([fresh])
 
     def drop_segments(self, count: int) -> None:
@@ -482,11 +473,20 @@ class PartitionLog:
         """Make everything appended survive a power loss (fsync)."""
         for segment in self.segments:
             if segment.end_offset > self.flushed_offset:
-                segment.sync()
+                self._names_new |= segment.sync()
+        self.sync_names()
         self.flushed_offset = self.end_offset
+
+    def sync_names(self) -> None:
+        """Have the files that are new survive a power loss too."""
+        if self._names_new and not self.missing:
+            sync_folder(self.path, self.files.fs)
+            sync_folder(self.path.parent, self.files.fs)
+            self._names_new = False
 
     def close(self) -> None:
         """Flush, and write what makes the next open quick."""
+        self.settle()
         self.flush()
         if self.end_offset and not self.missing:
             self.write_snapshot()

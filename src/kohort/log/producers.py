@@ -15,6 +15,7 @@ from typing import NamedTuple
 from crc32c import crc32c
 
 from kohort.errors import ErrorCode, KafkaError, error_for
+from kohort.log.filesystem import SYSTEM, FileSystem, read_file, write_file
 from kohort.wire.batch import BatchHeader
 
 BATCHES_KEPT = 5
@@ -207,13 +208,13 @@ class Producers:
         self.by_id.clear()
         self.open_transactions.clear()
 
-    def write_snapshot(self, path: Path) -> None:
+    def write_snapshot(self, path: Path, fs: FileSystem = SYSTEM) -> None:
         """Write Kafka's producer snapshot: per producer its last batch and its open transaction."""
         body = _SNAPSHOT_COUNT.pack(len(self.by_id)) + b"".join(self._snapshot_entries())
         data = _SNAPSHOT_HEAD.pack(_SNAPSHOT_VERSION, crc32c(body)) + body
         temporary = path.with_name(path.name + ".tmp")
-        temporary.write_bytes(data)
-        temporary.replace(path)
+        write_file(temporary, data, fs, sync=False)
+        fs.replace(temporary, path)
 
     def _snapshot_entries(self) -> Iterable[bytes]:
         for producer_id, producer in self.by_id.items():
@@ -230,10 +231,10 @@ class Producers:
                 producer.first_open_offset,
             )
 
-    def load_snapshot(self, path: Path, now_ms: int) -> bool:
+    def load_snapshot(self, path: Path, now_ms: int, fs: FileSystem = SYSTEM) -> bool:
         """Take over a snapshot; False (and nothing known) if the file is damaged."""
         self.clear()
-        data = path.read_bytes()
+        data = read_file(path, fs)
         body = data[_SNAPSHOT_HEAD.size :]
         size = len(body) - _SNAPSHOT_COUNT.size
         if size < 0 or _SNAPSHOT_HEAD.unpack_from(data) != (_SNAPSHOT_VERSION, crc32c(body)):

@@ -14,6 +14,7 @@ import logging
 import os
 import re
 import uuid
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,9 +24,10 @@ from kohort.log import checkpoints, opening
 from kohort.log.chain import Epochs, Located, whole_end
 from kohort.log.config import LogConfig, StoreLimits
 from kohort.log.files import FileCache
+from kohort.log.filesystem import SYSTEM, FileSystem, exists, sync_folder
 from kohort.log.markers import Marker, apply_marker, parse_marker
 from kohort.log.producers import Producers
-from kohort.log.results import RecoveryReport
+from kohort.log.results import OpenFile, RecoveryReport
 from kohort.log.segment import Segment
 from kohort.wire.batch import HEADER_SIZE, parse_header
 
@@ -84,7 +86,7 @@ def open_segments(
     Raises:
         OSError: the last segment's file can't be opened.
     """
-    known_end = known_end_of(path, names, options)
+    known_end = known_end_of(path, names, options, files.fs)
     empty = _empty_segment(path, names, files, config) if len(names) <= _FILES_OF_EMPTY else None
     if empty is not None and known_end <= empty.base_offset:
         return [empty]
@@ -93,22 +95,22 @@ def open_segments(
         first = Segment(path, options.log_start_offset or 0, files, config.index_interval_bytes)
         first.create()
         bases = [first.base_offset]
-    epochs = known_epochs(path, names, bases, options)
+    epochs = known_epochs(path, names, bases, options, files.fs)
     segments = [Segment(path, base, files, config.index_interval_bytes) for base in sorted([*bases, *missing])]
     for segment in segments:
         segment.epochs = epochs
         closed = segment is not segments[-1]
         segment.gaps = segment.base_offset < options.cleaned_offset or (closed and options.cleaned_offset > 0)
         segment.gaps = segment.gaps or (closed and (config.compacts or options.cleaned_unknown))
-    torn = _open_each(path, segments, options, known_end, report)
+    torn = _open_each(path, segments, options, known_end, report, files.fs)
     if options.verified_offset is not None and not options.clean:
         _drop_unread(segments, torn, known_end, report)
     last = segments[-1]
     if torn[len(segments) - 1]:
         whole = whole_end(
-            last.open().fd,
+            last.open(),
             last.size,
-            os.stat(last.path).st_size,
+            last.file_size(),
             last.end_offset,
             whole_writes=options.clean or options.verified_offset is None,
         )
@@ -117,7 +119,7 @@ def open_segments(
 
 
 def _open_each(
-    path: Path, segments: list[Segment], options: OpenOptions, known_end: int, report: RecoveryReport
+    path: Path, segments: list[Segment], options: OpenOptions, known_end: int, report: RecoveryReport, fs: FileSystem
 ) -> list[bool]:
     """Take over each; returns which of them end in bytes that are no batch."""
     verify = None if options.clean else _EVERYTHING if options.verified_offset is None else options.verified_offset
@@ -133,7 +135,7 @@ def _open_each(
         report.rebuilt_indexes += found.rebuilt_indexes
         report.damages += found.damages
         if segment.path.with_suffix(".txnindex").name in found.rebuilt_indexes:
-            _forget_snapshots_after(path, segment.base_offset)
+            _forget_snapshots_after(path, segment.base_offset, fs)
     return torn
 
 
@@ -162,14 +164,14 @@ def _drop_unread(segments: list[Segment], torn: list[bool], known_end: int, repo
         before, last = segments[-2:]
         if last.size or before.end_offset < known_end:
             break
-        report.truncated_bytes += os.stat(last.path).st_size
+        report.truncated_bytes += last.file_size()
         report.damages = [damage for damage in report.damages if damage.path != last.path]
         last.delete()
         segments.pop()
     for segment, is_torn in zip(segments[:-1], torn, strict=False):
         following = segments[segments.index(segment) + 1].base_offset
         if is_torn or segment.end_offset != following:
-            segment.size, segment.end_offset = os.stat(segment.path).st_size, following
+            segment.size, segment.end_offset = segment.file_size(), following
 
 
 def _end_at(
@@ -192,26 +194,28 @@ def _end_at(
     return [*segments, fresh]
 
 
-def known_end_of(path: Path, names: list[str], options: OpenOptions) -> int:
+def known_end_of(path: Path, names: list[str], options: OpenOptions, fs: FileSystem = SYSTEM) -> int:
     """Records up to here were in the log for certain."""
     known = options.known_end
     if options.clean or options.verified_offset is None:
         for offset in snapshot_offsets(names):
             if offset > known and Producers(path.name, options.limits.producers).load_snapshot(
-                snapshot_path(path, offset), 0
+                snapshot_path(path, offset), 0, fs
             ):
                 known = offset
     return known
 
 
-def known_epochs(path: Path, names: list[str], bases: list[int], options: OpenOptions) -> Epochs:
+def known_epochs(
+    path: Path, names: list[str], bases: list[int], options: OpenOptions, fs: FileSystem = SYSTEM
+) -> Epochs:
     """The leader epochs as the checkpoint has them. After the machine died, later ones may have begun."""
     complete = options.clean or options.verified_offset is None
     if checkpoints.LEADER_EPOCHS not in names:
-        lost = any(_first_epoch(path / f"{base:020d}.log") > 0 for base in bases[-2:])
+        lost = any(_first_epoch(path / f"{base:020d}.log", fs) > 0 for base in bases[-2:])
         return Epochs() if lost else Epochs((), complete)
     try:
-        return Epochs(tuple(checkpoints.read_epochs(path)), complete)
+        return Epochs(tuple(checkpoints.read_epochs(path, fs)), complete)
     except (CorruptDataError, ValueError):
         return Epochs()
 
@@ -222,18 +226,18 @@ def _empty_segment(path: Path, names: list[str], files: FileCache, config: LogCo
     if len(logs) != 1 or any(name not in (logs[0], *checkpoints.OF_PARTITION) for name in names):
         return None
     base = logs[0].removesuffix(".log")
-    if not base.isdecimal() or os.stat(f"{path}{os.sep}{logs[0]}").st_size:
+    if not base.isdecimal() or files.fs.stat(f"{path}{os.sep}{logs[0]}").st_size:
         return None
     segment = Segment(path, int(base), files, config.index_interval_bytes)
     segment.epochs = Epochs(())
     return segment
 
 
-def _forget_snapshots_after(path: Path, offset: int) -> None:
+def _forget_snapshots_after(path: Path, offset: int, fs: FileSystem) -> None:
     """Have the transactions behind `offset` read again from the log."""
-    for snapshot in snapshot_offsets(os.listdir(path)):
+    for snapshot in snapshot_offsets(fs.listdir(path)):
         if snapshot > offset:
-            snapshot_path(path, snapshot).unlink()
+            fs.unlink(snapshot_path(path, snapshot))
 
 
 def snapshot_path(path: Path, offset: int) -> Path:
@@ -252,13 +256,14 @@ def _tidy(path: Path, names: list[str], files: FileCache, config: LogConfig) -> 
 
     Gives the base offsets of the segments left, and of those whose file is gone.
     """
+    fs = files.fs
     for name in names:
         if name.endswith(_LEFTOVERS):
-            (path / name).unlink()
+            fs.unlink(path / name)
     swaps = sorted(name for name in names if name.endswith(".log.swap"))
     for name in swaps:
         finish_swap(path, path / name, files, config)
-    present = os.listdir(path) if swaps else names
+    present = fs.listdir(path) if swaps else names
     bases = sorted({int(name[:20]) for name in present if SEGMENT_FILE.fullmatch(name) and name.endswith(".log")})
     missing: set[int] = set()
     for name in present:
@@ -270,29 +275,43 @@ def _tidy(path: Path, names: list[str], files: FileCache, config: LogConfig) -> 
             if bases and bases[0] < int(name[:20]) < bases[-1] and not name.endswith(".txnindex"):
                 missing.add(int(name[:20]))
             else:
-                (path / name).unlink()
+                fs.unlink(path / name)
     return bases, sorted(missing)
 
 
 def finish_swap(path: Path, swap: Path, files: FileCache, config: LogConfig) -> Segment:
     """Put a compacted file in the place of the segments that it was made from: all between its base and its end.
 
-    The name of a swap file is `<base offset>-<end offset>.log.swap`.
+    May be called again where it failed. The name of a swap file is `<base offset>-<end offset>.log.swap`. Its name is
+    synced before theirs go; that these are gone, and its indexes, before it takes the first one's. So no power loss
+    leaves neither of both, or both, or a file whose gaps no index vouches for.
     """
     base, end = (int(number) for number in swap.name.split(".", 1)[0].split("-"))
-    for file in list(path.iterdir()):
-        if file.suffix in (".log", ".index", ".timeindex") and file.stem.isdecimal() and base <= int(file.stem) < end:
-            file.unlink()
+    fs = files.fs
+    if exists(swap, fs):
+        sync_folder(path, fs)
+        for file in map(Path, fs.listdir(path)):
+            old = file.suffix in (".log", ".index", ".timeindex") and file.stem.isdecimal()
+            if old and base <= int(file.stem) < end:
+                fs.unlink(path / file)
     segment = Segment(path, base, files, config.index_interval_bytes)
     segment.gaps = True
-    swap.replace(segment.path)
+    place = segment.path
+    if exists(swap, fs):
+        segment.path = swap
     opening.load(segment, None, end, crc=False)
     segment.end_offset = end
     segment.finish()
+    if segment.path is not place:
+        sync_folder(path, fs)
+        fs.replace(swap, place)
+        segment.path = place
     return segment
 
 
-def load_producers(path: Path, segments: Sequence[Segment], producers: Producers, now_ms: int) -> int:
+def load_producers(
+    path: Path, segments: Sequence[Segment], producers: Producers, now_ms: int, fs: FileSystem = SYSTEM
+) -> int:
     """Take over the newest sound snapshot and replay the batches behind it.
 
     Returns the snapshot's offset, -1 if none.
@@ -300,11 +319,11 @@ def load_producers(path: Path, segments: Sequence[Segment], producers: Producers
     end_offset = segments[-1].end_offset
     start = -1
     producers.clear()
-    for offset in reversed(snapshot_offsets(os.listdir(path))):
-        if offset <= end_offset and producers.load_snapshot(snapshot_path(path, offset), now_ms):
+    for offset in reversed(snapshot_offsets(fs.listdir(path))):
+        if offset <= end_offset and producers.load_snapshot(snapshot_path(path, offset), now_ms, fs):
             start = offset
             break
-        snapshot_path(path, offset).unlink()
+        fs.unlink(snapshot_path(path, offset))
     if producers.by_id:
         _recall(segments, producers, start)
     for segment in segments:
@@ -351,22 +370,36 @@ def _recall(segments: Sequence[Segment], producers: Producers, snapshot: int) ->
                 producers.recall(batch.header)
 
 
-def _first_epoch(path: Path) -> int:
+def _first_epoch(path: Path, fs: FileSystem) -> int:
     """The leader epoch of a file's first batch, -1 if there is none."""
     try:
-        with path.open("rb") as file:
-            return parse_header(file.read(HEADER_SIZE)).partition_leader_epoch
+        file = OpenFile(path, os.O_RDONLY, fs)
+        return parse_header(fs.pread(file.fd, HEADER_SIZE, 0)).partition_leader_epoch
     except (OSError, CorruptDataError):
         return -1
 
 
-def load_epochs(path: Path, segments: Sequence[Segment]) -> list[tuple[int, int]]:
+def _newest_epoch(segments: Sequence[Segment]) -> int:
+    """The leader epoch of the last batch that can be read, -1 if there is none."""
+    for segment in reversed(segments):
+        if segment.size:
+            last = deque(segment.scan(segment.boundary_before(segment.size - 1), skip=True), 1)
+            if last:
+                return last[0].header.partition_leader_epoch
+    return -1
+
+
+def load_epochs(path: Path, segments: Sequence[Segment], fs: FileSystem = SYSTEM) -> list[tuple[int, int]]:
     """The leader epochs and their first offsets; read from the batches again if the file is damaged or lost."""
     end_offset = segments[-1].end_offset
     try:
-        if not (path / checkpoints.LEADER_EPOCHS).exists():
+        if not exists(path / checkpoints.LEADER_EPOCHS, fs):
             raise CorruptDataError("the file is gone")
-        return [entry for entry in checkpoints.read_epochs(path) if entry[1] <= end_offset]
+        known = [entry for entry in checkpoints.read_epochs(path, fs) if entry[1] <= end_offset]
+        newest = _newest_epoch(segments)
+        if newest > (known[-1][0] if known else -1):
+            raise CorruptDataError(f"the file does not know of epoch {newest}")
+        return known
     except (CorruptDataError, ValueError) as error:
         log.warning("%s: its leader epochs are read from its batches again (%s)", path.name, error)
     found: list[tuple[int, int]] = []
@@ -375,5 +408,5 @@ def load_epochs(path: Path, segments: Sequence[Segment]) -> list[tuple[int, int]
             epoch = batch.header.partition_leader_epoch
             if epoch > (found[-1][0] if found else -1):
                 found.append((epoch, batch.header.base_offset))
-    checkpoints.write_epochs(path, found)
+    checkpoints.write_epochs(path, found, fs)
     return found

@@ -14,6 +14,7 @@ from pathlib import Path
 from kohort.log import checkpoints, opening, recovery
 from kohort.log.check import Found
 from kohort.log.files import FileCache
+from kohort.log.filesystem import sync_folder
 from kohort.log.segment import Segment
 from kohort.wire.batch import seal_batch
 
@@ -47,7 +48,7 @@ def _set_index_aside(found: Found) -> Path:
     path = found.damage.path
     aside = _free_name(path.with_name(path.name + recovery.ASIDE))
     path.rename(aside)
-    checkpoints.sync_folder(path.parent)
+    sync_folder(path.parent)
     if path.name == checkpoints.LEADER_EPOCHS:
         bases = sorted(int(file.stem) for file in path.parent.glob("*.log") if file.stem.isdecimal())
         recovery.load_epochs(path.parent, [_opened(path.parent, base) for base in bases])
@@ -73,7 +74,7 @@ def _repair_file(path: Path, found: list[Found]) -> list[tuple[Found, Path | Non
     position = 0
     if not path.parent.exists():
         path.parent.mkdir()
-        checkpoints.sync_folder(path.parent.parent)
+        sync_folder(path.parent.parent)
     with temporary.open("wb") as out:
         for each in found:
             damage = each.damage
@@ -85,7 +86,7 @@ def _repair_file(path: Path, found: list[Found]) -> list[tuple[Found, Path | Non
         _copy(path, position, size, out.fileno())
         os.fsync(out.fileno())
     temporary.replace(path)
-    checkpoints.sync_folder(path.parent)
+    sync_folder(path.parent)
     for suffix in (".index", ".timeindex"):
         path.with_suffix(suffix).unlink(missing_ok=True)
     _make_indexes(path)

@@ -9,6 +9,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from kohort.log.damage import Damage
+from kohort.log.filesystem import SYSTEM, FileSystem, StrPath
 
 
 class Isolation(IntEnum):
@@ -40,17 +41,25 @@ class OpenFile:
     """A file descriptor that closes when nobody refers to it any more.
 
     The store may drop a file (deleted, or too many open) while a reply still reads from it.
+
+    Attributes:
+        fd: a descriptor of `fs`.
     """
 
-    __slots__ = ("__weakref__", "fd")
+    __slots__ = ("__weakref__", "fd", "fs")
 
-    def __init__(self, path: str | os.PathLike[str], flags: int, mode: int = 0o644) -> None:
+    def __init__(self, path: StrPath, flags: int, fs: FileSystem = SYSTEM) -> None:
         self.fd = -1
-        self.fd = os.open(path, flags | os.O_CLOEXEC, mode)
+        self.fs = fs
+        self.fd = fs.open(path, flags | os.O_CLOEXEC, 0o644)
+
+    def size(self) -> int:
+        """Bytes in the file."""
+        return self.fs.fstat(self.fd).st_size
 
     def __del__(self) -> None:
         if self.fd >= 0:
-            os.close(self.fd)
+            self.fs.close(self.fd)
 
 
 class FileRange(NamedTuple):
@@ -62,7 +71,8 @@ class FileRange(NamedTuple):
 
     def bytes(self) -> bytes:
         """Read the range (one `pread`)."""
-        data = os.pread(self.file.fd, self.length, self.position)
+        file = self.file
+        data = file.fs.pread(file.fd, self.length, self.position)
         if len(data) != self.length:
             raise OSError(f"log file ends {self.length - len(data)} bytes before the end of the range asked for")
         return data

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 from kohort.log.partition import PartitionLog
 
 _SETTLE_MS = 60_000
@@ -50,7 +48,7 @@ def _aged(log: PartitionLog, now_ms: int) -> int:
             break
         latest = segment.max_timestamp
         if latest < 0:
-            latest = int(os.stat(segment.path).st_mtime * 1000)
+            latest = int(segment.written_ms())
         if now_ms - latest <= limit:
             break
         count += 1
@@ -83,7 +81,8 @@ def flush_settled(log: PartitionLog, now_ms: int) -> None:
     for segment in log.segments[:-1]:
         if segment.end_offset <= log.flushed_offset:
             continue
-        if now_ms - os.stat(segment.path).st_mtime * 1000 < _SETTLE_MS:
+        if now_ms - segment.written_ms() < _SETTLE_MS:
             return
         segment.sync()
+        log.sync_names()
         log.flushed_offset = segment.end_offset

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 from kohort.log.chain import Located
 from kohort.log.damage import Damage, DamagedError
 from kohort.log.inherited import Inherited
-from kohort.log.results import FileRange
-from kohort.log.segment_file import ReadBuffer, SegmentFile
+from kohort.log.results import FileRange, TimestampOffset
+from kohort.log.segment_file import SegmentFile
+from kohort.wire.records import read_records
 
-__all__ = ["Located", "ReadBuffer", "Segment"]
+__all__ = ["Located", "Segment"]
 
 _HINTS_MAX = 256
 _LOOK_BYTES = 256 << 10
@@ -182,6 +182,14 @@ class Segment(SegmentFile):
             if batch.header.max_timestamp >= timestamp:
                 yield batch
 
+    def record_at_or_after(self, timestamp: int, offset: int) -> TimestampOffset | None:
+        """The first record from `offset` on at or after `timestamp`. Raises DamagedError."""
+        for batch in self.batches_at_or_after(timestamp) if self.max_timestamp >= timestamp else ():
+            for record in read_records(self.read_batch(batch)):
+                if record.timestamp >= timestamp and record.offset >= offset:
+                    return TimestampOffset(record.offset, record.timestamp, batch.header.partition_leader_epoch)
+        return None
+
     def read_batch(self, batch: Located) -> bytes:
         """One whole batch."""
         return FileRange(self.open(), batch.position, batch.header.size).bytes()
@@ -200,7 +208,7 @@ class Segment(SegmentFile):
             return
         if not self.time_index.timestamps and not self.time_index.load():
             self.look_through()
-        os.ftruncate(self.open().fd, found.position)
+        self._fs.ftruncate(self.open().fd, found.position)
         self.index.truncate(self.index.before_position(found.position - 1) + 1)
         start = self.index.positions[-1] if self.index.positions else 0
         self.restart(start)

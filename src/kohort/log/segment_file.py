@@ -13,6 +13,7 @@ from kohort.errors import CorruptDataError, ErrorCode, NotFoundError
 from kohort.log.chain import CHUNK, Epochs, Located, Pins, Rules, holds, survey
 from kohort.log.damage import Damage, DamagedError
 from kohort.log.files import FileCache
+from kohort.log.filesystem import ReadBuffer, remove, write_all
 from kohort.log.gaps import blamed_by_index, shortened, without
 from kohort.log.index import OffsetIndex, TimeIndex, TransactionIndex
 from kohort.log.inherited import Inherited
@@ -22,8 +23,6 @@ from kohort.wire.batch import HEADER_SIZE, BatchHeader, parse_header
 _FLUSH_INDEX_BYTES = 1 << 20
 _PINS_MAX = 500_000
 """Index entries beyond the usual ones that a compacted segment may have: 4 MB of index."""
-
-ReadBuffer = bytearray | memoryview | bytes
 
 log = logging.getLogger("kohort.log")
 
@@ -46,6 +45,7 @@ class SegmentFile:
 
     __slots__ = (
         "_files",
+        "_fs",
         "_gone",
         "_interval",
         "_path",
@@ -75,11 +75,12 @@ class SegmentFile:
         stem = f"{folder}{os.sep}{base_offset:020d}"
         self._path = stem + ".log"
         self._files = files
+        self._fs = fs = files.fs
         self._interval = index_interval_bytes
         self.hints: dict[int, int] = {}
         self._since_entry = 0
         self._since_flush = 0
-        self._gone = False
+        self._gone: Exception | None = None
         self.sealed = False
         self.inherited: Inherited | None = None
         self.gaps = False
@@ -94,23 +95,36 @@ class SegmentFile:
         self.first_timestamp = -1
         self.file: OpenFile | None = None
         self.touched = False
-        self.index = OffsetIndex(stem + ".index")
-        self.time_index = TimeIndex(stem + ".timeindex")
-        self.transactions = TransactionIndex(stem + ".txnindex")
+        self.index = OffsetIndex(stem + ".index", fs)
+        self.time_index = TimeIndex(stem + ".timeindex", fs)
+        self.transactions = TransactionIndex(stem + ".txnindex", fs)
 
     @property
     def path(self) -> Path:
         return Path(self._path)
+
+    @path.setter
+    def path(self, path: Path) -> None:
+        self._path = str(path)
+
+    def file_size(self) -> int:
+        """Bytes in the file, also behind the last whole batch. Raises OSError."""
+        return self._fs.stat(self._path).st_size
+
+    def written_ms(self) -> float:
+        """When the file was last written to. Raises OSError."""
+        return self._fs.stat(self._path).st_mtime * 1000
 
     def open(self) -> OpenFile:
         """The file, opened again if the cache took it back.
 
         Raises:
             NotFoundError: the segment was deleted (UNKNOWN_TOPIC_OR_PARTITION).
+            OSError: it is not there, or is being replaced.
         """
         self.touched = True
-        if self._gone:
-            raise NotFoundError(f"{self.path} was deleted", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        if self._gone is not None:
+            raise self._gone
         return self.file or self._files.open(self, self._path)
 
     def append(
@@ -126,19 +140,19 @@ class SegmentFile:
         Raises:
             OSError: nothing of it remains in the file.
         """
-        position = self.size
+        position, fs = self.size, self._fs
         self.touched = True
         fd = (self.file or self.open()).fd
         if self._torn:
-            os.ftruncate(fd, position)
+            fs.ftruncate(fd, position)
             self._torn = False
         try:
-            written = os.pwritev(fd, data, position) if isinstance(data, list) else os.pwrite(fd, data, position)
+            written = fs.pwritev(fd, data, position) if isinstance(data, list) else fs.pwrite(fd, data, position)
             if written != size:
                 self._write_rest(fd, data, written, size)
         except BaseException:
             self._torn = True
-            os.ftruncate(fd, position)
+            fs.ftruncate(fd, position)
             self._torn = False
             raise
         if len(headers) == 1:
@@ -159,9 +173,7 @@ class SegmentFile:
     def _write_rest(self, fd: int, data: ReadBuffer | list[ReadBuffer], written: int, size: int) -> None:
         """The kernel took only a part: write the others."""
         rest = memoryview(b"".join(data) if isinstance(data, list) else data)[written:]
-        while rest:
-            count = os.pwrite(fd, rest, self.size + size - len(rest))
-            rest = rest[count:]
+        write_all(fd, rest, self.size + size - len(rest), self._fs)
 
     def _note(self, last_offset: int, max_timestamp: int, position: int, size: int) -> None:
         """Index the batch at `position` if the last entry is far enough behind."""
@@ -192,6 +204,9 @@ class SegmentFile:
         if self.max_timestamp >= 0:
             self.time_index.append(self.max_timestamp, self.max_timestamp_offset - self.base_offset)
         self.flush_indexes()
+        if self.gaps:  # what no neighbour vouches for must not be doubted for an index that a power loss took
+            self.index.sync()
+            self.time_index.sync()
 
     def headers(self, position: int, stop: int) -> Iterator[Located]:
         """Headers between two boundaries, as they are."""
@@ -202,7 +217,7 @@ class SegmentFile:
         while position + HEADER_SIZE <= stop:
             at = position - chunk_at
             if at + HEADER_SIZE > len(chunk):
-                chunk, chunk_at, at = os.pread(file.fd, min(CHUNK, stop - position), position), position, 0
+                chunk, chunk_at, at = self._fs.pread(file.fd, min(CHUNK, stop - position), position), position, 0
             try:
                 header = parse_header(chunk, at)
                 if position + header.size > stop:
@@ -254,7 +269,7 @@ class SegmentFile:
             return True
         rules = self.rules(self.end_offset if inherited.closed and not pinned else None)
         pins = Pins(self.index.offsets, positions)
-        if not holds(self.open().fd, begin, stop, rules, pins, not pinned):
+        if not holds(self.open(), begin, stop, rules, pins, not pinned):
             self.look_through()
             return False
         inherited.add(begin, stop)
@@ -284,14 +299,14 @@ class SegmentFile:
             self.index.load(size)
         inherited = self.inherited = Inherited(size, closed=True)
         rules, claim = self.rules(end_offset), self.time_index.last_in_file()
-        fd = self.open().fd
+        file = self.open()
         pins = Pins(self.index.offsets[:], self.index.positions[:])
-        blamed = blamed_by_index(survey(fd, size, rules), pins, rules) if self.gaps and pins.positions else None
+        blamed = blamed_by_index(survey(file, size, rules), pins, rules) if self.gaps and pins.positions else None
         self.index.reset()
         self.time_index.reset()
         self.restart(0)
         stamps: set[int] = set()
-        findings = survey(fd, size, rules)
+        findings = survey(file, size, rules)
         if blamed is not None:
             findings = without(findings, blamed, rules)
         last = self.take_over(_noting(findings, stamps) if self.gaps else findings, -1, inherited)
@@ -323,7 +338,7 @@ class SegmentFile:
 
     def _timestamp_at_start(self) -> int:
         try:
-            return parse_header(os.pread(self.open().fd, HEADER_SIZE, 0)).max_timestamp
+            return parse_header(self._fs.pread(self.open().fd, HEADER_SIZE, 0)).max_timestamp
         except CorruptDataError:
             return -1
 
@@ -366,26 +381,34 @@ class SegmentFile:
         """Start an empty file; those of the indexes come with their first entries."""
         self._files.open(self, self._path, os.O_CREAT)
 
-    def sync(self) -> None:
-        """Fsync the log file, if it can be opened."""
+    def sync(self) -> bool:
+        """Fsync the log file, if it can be opened, and which transactions were aborted, which nothing else tells.
+
+        Returns whether the name of a file may be new.
+        """
         if self.readable:
-            os.fsync(self.open().fd)
+            self._fs.fsync(self.open().fd)
+        return self.transactions.sync()
 
     def close(self) -> None:
         """Bring the index files up to date and let the file go."""
         self.finish()
         self._files.forget(self)
 
-    def give_up(self) -> None:
-        """Let the file go for good. Open readers keep what they read."""
-        self._gone = True
+    def give_up(self, why: Exception | None = None) -> None:
+        """Let the file go for good; who asks for it is told that it was deleted, or `why`.
+
+        Open readers keep what they read.
+        """
+        deleted = NotFoundError(f"{self.path} was deleted", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        self._gone = deleted if why is None else why
         self._files.forget(self)
 
     def delete(self) -> None:
         """Remove the files. Open readers keep what they read."""
         self.give_up()
         for suffix in (".log", ".index", ".timeindex", ".txnindex", ".snapshot"):
-            self.path.with_suffix(suffix).unlink(missing_ok=True)
+            remove(self.path.with_suffix(suffix), self._fs)
 
 
 def _noting(findings: Iterator[Located | Damage], timestamps: set[int]) -> Iterator[Located | Damage]:

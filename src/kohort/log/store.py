@@ -17,11 +17,12 @@ from kohort.errors import CorruptDataError, ErrorCode, InvalidInputError, KafkaE
 from kohort.ids import TopicPartition
 from kohort.log import checkpoints, folder, retention
 from kohort.log.catalog import Catalog, Draft, Topic, TopicPlan, effective_config, write_catalog
-from kohort.log.checkpoints import CLEANED, LOG_STARTS, RECOVERY_POINTS
+from kohort.log.checkpoints import LOG_STARTS
 from kohort.log.compaction import Compaction
 from kohort.log.config import FLUSH_NEVER_MS, LogConfig, StoreLimits
 from kohort.log.files import FILES_OWN, FileCache
 from kohort.log.partition import PartitionLog
+from kohort.log.points import Points, write_points
 from kohort.log.recovery import OpenOptions
 from kohort.log.steps import Steps, completed
 from kohort.log.strays import DELETED, remove_strays
@@ -96,21 +97,15 @@ class LogStore:
         topics = self.topics = catalog.topics
         self.topics_by_id = catalog.by_id
         ids = remove_strays(self.path, self.topics)
-        points = checkpoints.readable_offsets(self.path / RECOVERY_POINTS)
-        starts = checkpoints.readable_offsets(self.path / LOG_STARTS)
-        cleaned = checkpoints.readable_offsets(self.path / CLEANED)
-        self._told = {tp.topic for file in (points, starts, cleaned) for tp in file or () if tp.topic not in topics}
+        points = Points.read(self.path)
+        self._told = points.topics() - topics.keys()
         began = time.monotonic()
         for topic in topics.values():
             config = effective_config(self.defaults, topic.configs)
             for number in range(topic.partitions):
                 tp = TopicPartition(topic.name, number)
-                known = OpenOptions(
-                    verified_offset=None if self._owned.same_boot else (points or {}).get(tp, 0),
-                    known_end=(points or {}).get(tp, 0),
-                    log_start_offset=(starts or {}).get(tp),
-                    cleaned_offset=(cleaned or {}).get(tp, 0),
-                    cleaned_unknown=cleaned is None,
+                known = replace(
+                    points.of(tp, same_boot=self._owned.same_boot),
                     epoch_without_folder=catalog.power_losses,
                     topic_id=None if ids.get(str(tp)) == topic.id else topic.id,
                 )
@@ -438,6 +433,7 @@ class LogStore:
         for tp, partition in self.partitions():
             if not partition.readable:
                 continue
+            partition.settle()
             if aged:
                 retention.enforce(partition, now_ms)
             partition.producers.expire(now_ms - self.limits.producer_id_expiration_ms)
@@ -469,10 +465,7 @@ class LogStore:
         checkpoints.write_offsets(self.path / LOG_STARTS, starts, sync=True)
 
     def _write_checkpoints(self) -> None:
-        points = {tp: p.flushed_offset for tp, p in self.partitions() if p.flushed_offset}
-        cleaned = {tp: p.cleaned_offset for tp, p in self.partitions() if p.cleaned_offset}
-        checkpoints.write_offsets(self.path / RECOVERY_POINTS, points, sync=False)
-        checkpoints.write_offsets(self.path / CLEANED, cleaned, sync=False)
+        write_points(self.path, self.partitions())
 
     def close(self) -> None:
         """Flush all, mark the shutdown clean, give the folder free."""

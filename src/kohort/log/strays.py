@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import stat
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
 from kohort.log import checkpoints
 from kohort.log.catalog import Topic
+from kohort.log.filesystem import SYSTEM, FileSystem
 from kohort.log.recovery import SEGMENT_FILE
 
 STRAY = "-stray"
@@ -69,19 +71,21 @@ def step_aside(path: Path) -> Path:
     return free
 
 
-def clear_the_way(path: Path, topic_id: uuid.UUID | None) -> None:
+def clear_the_way(path: Path, topic_id: uuid.UUID | None, fs: FileSystem = SYSTEM) -> None:
     """A partition's folder is there: of a failed attempt, a deleted topic, or somebody's, which is left alone."""
-    found = checkpoints.read_partition_metadata(path)
-    if found == topic_id or all(map(_is_empty_leftover, path.iterdir())):
+    found = checkpoints.read_partition_metadata(path, fs)
+    if found == topic_id or all(_is_empty_leftover(path / name, fs) for name in fs.listdir(path)):
         return
     if found is None:
         step_aside(path)
     else:
         shutil.rmtree(path)
-    path.mkdir()
+    fs.mkdir(path)
 
 
-def _is_empty_leftover(file: Path) -> bool:
+def _is_empty_leftover(file: Path, fs: FileSystem) -> bool:
     """Whether an interrupted first write left this file."""
-    ours = file.name == checkpoints.PARTITION_METADATA or SEGMENT_FILE.fullmatch(file.name) is not None
-    return ours and file.is_file() and not file.stat().st_size
+    if file.name != checkpoints.PARTITION_METADATA and SEGMENT_FILE.fullmatch(file.name) is None:
+        return False
+    found = fs.stat(file)
+    return stat.S_ISREG(found.st_mode) and not found.st_size

@@ -9,11 +9,11 @@ from typing import NoReturn
 from kohort.errors import ErrorCode, RetriableError
 from kohort.log.config import LogConfig
 from kohort.log.damage import Damage, DamagedError
+from kohort.log.filesystem import ReadBuffer
 from kohort.log.markers import Marker
 from kohort.log.partition import PartitionLog
 from kohort.log.recovery import OpenOptions
 from kohort.log.results import AppendResult, Isolation, ReadResult, TimestampOffset
-from kohort.log.segment import ReadBuffer
 
 _FAR = 2**63 - 1
 

@@ -1,12 +1,16 @@
 """PySpark's side: `register(spark)` makes `format("kohort")` known to a session.
 
 A streaming query is a member of its consumer group. `source.py` is what Spark calls; `query.py` decides what a batch
-reads; `membership.py` keeps the place in the group; `reading.py` is all that runs in Spark's workers, and `workers.py`
-chooses the Python that they run.
+reads; `query_member.py` keeps the place in the group; `incarnations.py` knows its topics by their ids; `reading.py` is
+all that runs in Spark's workers, and `workers.py` chooses the Python that they run. `listener.py` hears in the
+application when a batch is done; `channel.py` carries that to the source's process, where `hearing.py` takes it.
+`sink.py` has the writers, of which `writing.py` runs in the workers, and `tables.py` shows groups, lag and topics.
 """
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,12 +22,42 @@ __all__ = ["register"]
 def register(spark: SparkSession) -> None:
     """Make `format("kohort")` known to a Spark session, classic or Connect.
 
+    The application then listens to the session's queries, and tells a source at once when its sink is done with a
+    batch (not on Spark Connect, where a source learns it at the query's next trigger).
+
     The workers of a local session are made to run the Python that runs this program: Spark would take the `python3` of
     the PATH, which need not have kohort. With any other master they run what PYSPARK_PYTHON said when the session was
     made, on Spark Connect what the server's PYSPARK_PYTHON says; a warning tells where kohort must be installed.
     """
+    from kohort.spark.listener import install
     from kohort.spark.source import KohortDataSource
     from kohort.spark.workers import use_this_python
 
     use_this_python(spark)
-    spark.dataSource.register(KohortDataSource)
+    with _active(spark):
+        spark.dataSource.register(KohortDataSource.reaching(install(spark)))
+
+
+@contextlib.contextmanager
+def _active(spark: SparkSession) -> Iterator[None]:
+    """Make a session the thread's active one for a while.
+
+    Spark looks there for a source of that name, and refuses one that another session has. Nothing on Spark Connect.
+    """
+    try:
+        jvm = spark.sparkContext._jvm
+    except AttributeError:  # Spark Connect
+        jvm = None
+    if jvm is None:
+        yield
+        return
+    sessions = jvm.org.apache.spark.sql.classic.SparkSession
+    before = sessions.getActiveSession()
+    sessions.setActiveSession(spark._jsparkSession)
+    try:
+        yield
+    finally:
+        if before.isDefined():
+            sessions.setActiveSession(before.get())
+        else:
+            sessions.clearActiveSession()

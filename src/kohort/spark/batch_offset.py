@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
+from uuid import UUID
 
 from kohort.errors import InvalidInputError
-from kohort.ids import TopicPartition
+from kohort.ids import TopicId, TopicPartition
 
-FORM = 1
-"""The version of the JSON form."""
+FORM = 2
+"""The version of the JSON form. Form 1 had no topic ids; a reader passes over fields that it does not know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +41,14 @@ class BatchOffset:
         batch: counts the query's batches that had something to read; 0 before the first.
         generation: of the group when the batch was planned; -1 without a group.
         spans: by partition; a partition that was held but had nothing to read has an empty one.
+        ids: of the spans' topics; without those that are not known, as with brokers that have no topic ids.
     """
 
     query: str
     batch: int = 0
     generation: int = -1
     spans: Mapping[TopicPartition, Span] = field(default_factory=dict)
+    ids: Mapping[str, TopicId] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON with keys in one stable order: Spark compares offsets as text."""
@@ -62,6 +65,7 @@ class BatchOffset:
             "batch": self.batch,
             "generation": self.generation,
             "topics": topics,
+            "ids": {topic: str(self.ids[topic]) for topic in topics if topic in self.ids},
         }
 
     @classmethod
@@ -71,7 +75,13 @@ class BatchOffset:
         Raises:
             InvalidInputError: the checkpoint is of another source, or of a later form.
         """
-        if found.get("kohort") != FORM:
+        form = found.get("kohort")
+        if isinstance(form, int) and form > FORM:
+            raise InvalidInputError(
+                f"the checkpoint was written by a later kohort (its offsets have form {form}, this one reads up to "
+                f"{FORM}): go on with that one"
+            )
+        if not isinstance(form, int) or form < 1:
             raise InvalidInputError(
                 f"the checkpoint's offset {json.dumps(found)[:200]} is not of this source; "
                 "use a fresh checkpointLocation"
@@ -81,29 +91,46 @@ class BatchOffset:
             for topic, numbers in found["topics"].items()
             for number, span in numbers.items()
         }
-        return cls(found["query"], int(found["batch"]), int(found["generation"]), spans)
+        ids = {topic: UUID(text) for topic, text in found.get("ids", {}).items()}
+        return cls(found["query"], int(found["batch"]), int(found["generation"]), spans, ids)
+
+    def of(self, spans: Mapping[TopicPartition, Span]) -> BatchOffset:
+        """The same batch with other spans."""
+        return replace(self, spans=spans)
 
     def ends(self) -> dict[TopicPartition, int]:
         return {tp: span.end for tp, span in self.spans.items()}
 
+    def reached(self) -> dict[TopicPartition, Reached]:
+        return {tp: Reached(span.end, self.batch) for tp, span in self.spans.items()}
+
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """What a commit's metadata says about its maker."""
+    """What a commit's metadata says about its maker, and about the topic that the offset belongs to.
+
+    Attributes:
+        topic: the topic's id: brokers may keep a group's offsets by its name alone. None where it is not known.
+    """
 
     query: str
     batch: int
+    topic: TopicId | None = None
 
     def to_metadata(self) -> str:
-        return json.dumps({"query": self.query, "batch": self.batch}, separators=(",", ":"))
+        of = {} if self.topic is None else {"topic": str(self.topic)}
+        return json.dumps({"query": self.query, "batch": self.batch} | of, separators=(",", ":"))
 
     @classmethod
     def from_metadata(cls, text: str | None) -> Stamp | None:
         """The stamp in a commit's metadata; None if the commit is not of this source."""
         try:
             found = json.loads(text) if text else None
-            return cls(str(found["query"]), int(found["batch"])) if isinstance(found, dict) else None
-        except (KeyError, TypeError, ValueError):
+            if not isinstance(found, dict):
+                return None
+            topic = UUID(found["topic"]) if "topic" in found else None
+            return cls(str(found["query"]), int(found["batch"]), topic)
+        except (AttributeError, KeyError, TypeError, ValueError):
             return None
 
 
@@ -115,14 +142,25 @@ class Committed:
     stamp: Stamp | None = None
 
 
-def resume_at(query: str, committed: Committed | None, checkpoint: int | None) -> int | None:
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """Where a batch of the query's own ended in a partition, as its checkpoint says."""
+
+    offset: int
+    batch: int
+
+
+def resume_at(query: str, committed: Committed | None, reached: Reached | None) -> int | None:
     """Where a partition starts that a query has just been given; None: neither the group nor the checkpoint knows.
 
-    The group's offset counts. The checkpoint's raises it only if the group's was committed by this very query: then no
-    one else had the partition since, and the checkpoint only knows of a batch whose commit was cut off.
+    The group's offset counts. The checkpoint's raises it only if the group's was committed by this very query in an
+    earlier batch: then no one else had the partition since, and the checkpoint only knows of a batch whose commit was
+    cut off. An offset that the query committed in that batch or later says that the batch was not read here: it was
+    left to the group when it was to be run again, or an administrator set the offset after it.
     """
     if committed is None:
-        return checkpoint
-    if checkpoint is not None and committed.stamp is not None and committed.stamp.query == query:
-        return max(committed.offset, checkpoint)
+        return reached.offset if reached is not None else None
+    stamp = committed.stamp
+    if reached is not None and stamp is not None and stamp.query == query and stamp.batch < reached.batch:
+        return max(committed.offset, reached.offset)
     return committed.offset

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from kohort.client.consumer.range_reader import RangeReader
+from kohort.client.consumer.range_reader import RangeReader, When
 from kohort.errors import InvalidInputError, NotFoundError, OffsetError
-from kohort.ids import TopicPartition
+from kohort.ids import NO_TOPIC_ID, TopicId, TopicPartition
+from kohort.spark.batch_offset import Stamp
+from kohort.spark.data_loss import lose
 from kohort.spark.options import EARLIEST, LATEST, SourceOptions, numbers_of_json
 
 SAMPLE_RECORDS = 256
@@ -75,13 +78,36 @@ def _offset_bound(name: str, text: str) -> Bound:
     word = text.strip().lower()
     if word in ("earliest", "latest", "committed"):
         return Bound(word)  # type: ignore[arg-type]
-    return Bound("offsets", numbers_of_json(name, text))
+    numbers = numbers_of_json(name, text)
+    for tp, number in numbers.items():
+        if number < EARLIEST:
+            raise InvalidInputError(
+                f"{name} asks for offset {number} of {tp}; offsets begin at 0, {EARLIEST} is earliest, {LATEST} latest"
+            )
+    return Bound("offsets", numbers)
 
 
 def client_settings(options: SourceOptions) -> dict[str, Any]:
     """The `kafka.*` options without the addresses, for the client."""
     own = ("bootstrap.servers", "group.id", "group.protocol")
     return {"client.id": "kohort-spark"} | {k: v for k, v in options.kafka.items() if k not in own}
+
+
+@dataclass(frozen=True, slots=True)
+class Present:
+    """What there was when the cluster was asked.
+
+    Attributes:
+        partitions: of the topics asked for, those that exist.
+        ids: of their topics; without those of brokers that have no topic ids.
+    """
+
+    partitions: frozenset[TopicPartition] = frozenset()
+    ids: Mapping[str, TopicId] = field(default_factory=dict)
+
+    @property
+    def topics(self) -> set[str]:
+        return {tp.topic for tp in self.partitions}
 
 
 class Catalog:
@@ -91,8 +117,23 @@ class Catalog:
         self._options = options
         self._reader = RangeReader(options.bootstrap_servers, columns=("key", "value"), **client_settings(options))
 
-    def partitions(self) -> list[TopicPartition]:
+    def present(self, topics: Iterable[str]) -> Present:
+        """What there is of some topics, at once also where there is nothing.
+
+        Raises:
+            KafkaError: a topic can't be seen for another reason than that it does not exist.
+        """
+        found = self._reader.present_topics(topics)
+        return Present(
+            frozenset(TopicPartition(name, number) for name, info in found.items() for number in info.partitions),
+            {name: info.topic_id for name, info in found.items() if info.topic_id != NO_TOPIC_ID},
+        )
+
+    def partitions(self, known: Container[str] | None = ()) -> list[TopicPartition]:
         """Every partition the options choose, sorted.
+
+        Args:
+            known: topics that have existed, of which what is gone is left out; None: all.
 
         Raises:
             NotFoundError: a topic, or a partition named by `assign`, does not exist.
@@ -106,28 +147,30 @@ class Catalog:
             topics = [topic for topic in self._reader.topics() if matches(topic)]
         else:
             topics = sorted(set(options.subscribe or ()))
-        found = self._reader.partitions_of(topics)
-        missing = [topic for topic in topics if topic not in found]
-        if missing:
+        found = self.present(topics)
+        missing = [topic for topic in topics if known is not None and topic not in known and topic not in found.topics]
+        if missing and options.subscribe_pattern is None:
             raise NotFoundError(
                 f"no topic {' or '.join(missing)} at {options.bootstrap_servers}; create it before the query starts"
             )
-        every = sorted(TopicPartition(t, number) for t, numbers in found.items() for number in numbers)
-        absent = sorted(set(wanted) - set(every))
+        absent = sorted(tp for tp in set(wanted) - found.partitions if known is not None and tp.topic not in known)
         if absent:
             raise NotFoundError(f"assign names partitions that do not exist: {', '.join(map(str, absent))}")
-        return list(wanted) or every
+        return sorted(found.partitions.intersection(wanted) if wanted else found.partitions)
 
     def beginnings(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        wanted = list(partitions)
-        return self._reader.beginning_offsets(wanted) if wanted else {}
+        """The first offset of each partition that exists."""
+        return self._offsets(dict.fromkeys(partitions, "earliest"))
 
     def ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        wanted = list(partitions)
-        return self._reader.end_offsets(wanted) if wanted else {}
+        """The offset after the last one of each partition that exists."""
+        return self._offsets(dict.fromkeys(partitions, "latest"))
+
+    def _offsets(self, wanted: Mapping[TopicPartition, When]) -> dict[TopicPartition, int]:
+        return {tp: at.offset for tp, at in self._reader.present_offsets(wanted).items()} if wanted else {}
 
     def resolve(self, bound: Bound, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """The offset of a bound in each partition.
+        """The offset of a bound in each partition that exists; whether it lies in the partition is not looked at.
 
         Raises:
             InvalidInputError: a form by partition leaves one out.
@@ -153,14 +196,27 @@ class Catalog:
         return chosen | first | last
 
     def _committed(self, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
-        """The group's offsets, as anyone may ask for them; where there is none, `without_commit`."""
+        """The group's offsets, as anyone may ask for them; where there is none, `without_commit`.
+
+        Raises:
+            OffsetError: there is one of an earlier topic of the name, if lost records are an error.
+        """
         from kohort.client.consumer.consumer import Consumer  # more than a batch read needs otherwise
 
         options = self._options
         with Consumer(options.bootstrap_servers, group_id=options.group_id, **client_settings(options)) as consumer:
             found = consumer.committed(partitions)
         known = {tp: one.offset for tp, one in found.items() if one is not None}
-        return known | self.without_commit(tp for tp in partitions if tp not in known)
+        stamps = {tp: Stamp.from_metadata(one.metadata) for tp, one in found.items() if one is not None}
+        of = {tp: stamp.topic for tp, stamp in stamps.items() if stamp is not None and stamp.topic is not None}
+        now = self.present({tp.topic for tp in of}).ids if of else {}
+        earlier = [tp for tp, topic in of.items() if now.get(tp.topic, topic) != topic]
+        for tp in earlier:
+            text = f"topic {tp.topic} was deleted and made again: the group's offset is of the one with id {of[tp]}"
+            text = f"{text}, the one there is now has id {now[tp.topic]}"
+            lose(text, "reads the new one from its beginning", strict=options.fail_on_data_loss)
+        without = self.without_commit(tp for tp in partitions if tp not in known)
+        return known | self.beginnings(earlier) | without
 
     def without_commit(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Where partitions start that the group has no offset for, as `kafka.auto.offset.reset` says.
@@ -178,21 +234,25 @@ class Catalog:
         return self.beginnings(wanted) if reset == "earliest" else self.ends(wanted)
 
     def _at_times(self, times: Mapping[TopicPartition, int], strategy: str) -> dict[TopicPartition, int]:
-        found = self._reader.offsets_for_times(times)
-        late = [tp for tp in times if found.get(tp) is None]
+        found = self._offsets(times)
+        late = [tp for tp, at in found.items() if at < 0]
         if late and strategy == "error":
             raise OffsetError(
                 f"{late[0]} has no record at or after the timestamp {times[late[0]]}; "
                 "set startingOffsetsByTimestampStrategy to latest to start at its end"
             )
-        return {tp: at.offset for tp, at in found.items() if at is not None} | self.ends(late)
+        return found | self.ends(late)
 
-    def bytes_per_record(self, partition: TopicPartition, start: int, end: int) -> float:
+    def bytes_per_record(self, partition: TopicPartition, start: int, end: int, topic_id: TopicId | None) -> float:
         """The mean size of key and value of some records from `start` on, 1.0 at least."""
         rows = size = 0
-        for batch in self._reader.read(partition, start, min(end, start + SAMPLE_RECORDS), fail_on_data_loss=False):
-            rows += batch.num_rows
-            size += batch.nbytes
+        some = self._reader.read(
+            partition, start, min(end, start + SAMPLE_RECORDS), fail_on_data_loss=False, topic_id=topic_id
+        )
+        with contextlib.suppress(NotFoundError):  # gone since it was looked at; the next look tells
+            for batch in some:
+                rows += batch.num_rows
+                size += batch.nbytes
         return max(1.0, size / rows) if rows else 1.0
 
     def close(self) -> None:

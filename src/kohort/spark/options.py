@@ -111,7 +111,7 @@ class SourceOptions:
     fail_on_data_loss: bool = knob(
         "failOnDataLoss",
         True,
-        why="whether records that retention took before they were read end the query",
+        why="whether records that retention took before they were read, or that went with their topic, end the query",
     )
     planned_ranges: str = knob(
         "plannedRanges",
@@ -172,7 +172,27 @@ def parse_options(raw: Mapping[str, str], *, streaming: bool | None = None) -> S
         InvalidInputError: a name that no option has (naming the nearest), a value out of range, no bootstrap servers,
             or not exactly one way to choose topics.
     """
-    spelling = {name.lower(): name for name in _names()}
+    own, kafka = by_kind(raw, SourceOptions)
+    options = from_properties(SourceOptions, own)
+    options.kafka.update(kafka)
+    _check(options, own, streaming)
+    return options
+
+
+def by_kind(
+    raw: Mapping[str, str], declared: type, passed: Iterable[str] = ()
+) -> tuple[dict[str, str], dict[str, str]]:
+    """The options of a declared class in their proper spelling, and the `kafka.*` ones without the prefix.
+
+    Args:
+        raw: as Spark hands them over; case does not matter.
+        declared: a class whose fields are knobs.
+        passed: names of Spark's own, in lower case, that are passed over.
+
+    Raises:
+        InvalidInputError: a name that no option has; the nearest is named.
+    """
+    spelling = {name.lower(): name for name in _names(declared)}
     own: dict[str, str] = {}
     kafka: dict[str, str] = {}
     for key, value in raw.items():
@@ -181,16 +201,17 @@ def parse_options(raw: Mapping[str, str], *, streaming: bool | None = None) -> S
             own[spelling[lower]] = value
         elif lower.startswith(KAFKA_PREFIX):
             kafka[lower.removeprefix(KAFKA_PREFIX)] = value
-        else:
+        elif lower not in passed:
             raise _unknown(key, spelling)
-    options = from_properties(SourceOptions, own)
-    options.kafka.update(kafka)
-    _check(options, own, streaming)
-    return options
+    if not kafka.get("bootstrap.servers", "").strip():
+        raise InvalidInputError(
+            "the option kafka.bootstrap.servers is missing: the brokers to start from, as host:port"
+        )
+    return own, kafka
 
 
-def _names() -> Iterable[str]:
-    for name, setting in settings(SourceOptions).items():
+def _names(declared: type) -> Iterable[str]:
+    for name, setting in settings(declared).items():
         yield name
         yield from setting.knob.aliases
 
@@ -203,10 +224,6 @@ def _unknown(key: str, spelling: Mapping[str, str]) -> InvalidInputError:
 
 
 def _check(options: SourceOptions, given: Mapping[str, str], streaming: bool | None) -> None:
-    if not options.kafka.get("bootstrap.servers", "").strip():
-        raise InvalidInputError(
-            "the option kafka.bootstrap.servers is missing: the brokers to start from, as host:port"
-        )
     chosen = [name for name in ("subscribe", "subscribePattern", "assign") if given.get(name, "").strip()]
     if len(chosen) != 1:
         found = "none is given" if not chosen else f"{' and '.join(chosen)} are given"

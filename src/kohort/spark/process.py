@@ -15,7 +15,7 @@ from types import FrameType
 
 PARENT_CHECK_S = 0.25
 """How often the process looks whether its parent is still there."""
-LAST_WORDS_S = 2.0
+LAST_WORDS_S = 3.0
 """How long the process may take to leave the group once its parent is gone."""
 
 
@@ -44,12 +44,17 @@ class ParentWatch:
     def start(self) -> None:
         self._thread.start()
 
+    @property
+    def orphaned(self) -> bool:
+        """Whether the parent has ended: nothing more will be heard of the query."""
+        return os.getppid() != self._parent
+
     def end(self) -> None:
         self._ended.set()
 
     def _run(self) -> None:
         while not self._ended.wait(PARENT_CHECK_S):
-            if os.getppid() != self._parent:
+            if self.orphaned:
                 os.kill(os.getpid(), signal.SIGTERM)
                 self._ended.wait(LAST_WORDS_S)
                 os._exit(1)

@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from kohort.errors import CommitFailedError, OffsetError, TimedOutError
-from kohort.ids import TopicPartition
+from kohort.errors import CommitFailedError, InvalidInputError, KafkaError, NotFoundError, TimedOutError
+from kohort.ids import TopicId, TopicPartition
 from kohort.spark.admission import BytesSeen, fair_shares, limit_by_bytes
-from kohort.spark.batch_offset import BatchOffset, Committed, Span, Stamp, resume_at
+from kohort.spark.batch_offset import BatchOffset, Committed, Reached, Span, resume_at
 from kohort.spark.catalog import Catalog, starting_bound
+from kohort.spark.data_loss import lose
+from kohort.spark.incarnations import Incarnations
+from kohort.spark.lag_report import lag_report
 from kohort.spark.options import SourceOptions, duration_ms
-from kohort.spark.query_member import Held, Membership, OffsetKeeper, Place
+from kohort.spark.query_member import Held, Maker, Membership, OffsetKeeper, Place, given_away
 
 log = logging.getLogger("kohort.spark")
 
 REBALANCE_WAIT_MS = 1_000
 """How long a trigger waits for a rebalance to end before it reports nothing new."""
+AGAIN_S = 0.1
+"""How long to wait before partitions are taken again that changed while they were."""
 RESAMPLE_BATCHES = 10
 """After so many batches a partition's record size is looked at again."""
+LAST_COMMIT_MS = 1_000
+"""How long a query that ends may take to commit what is done: Spark does not wait for its process."""
 REFRESH_S = 5.0
 """How often a query without a group looks for new partitions."""
 
@@ -28,35 +36,49 @@ REFRESH_S = 5.0
 class Query:
     """The state of a running query.
 
-    A batch is *running* from the moment it is planned until Spark asks for the next one, which it does only when the
-    sink has taken the batch and the checkpoint says so. Then its ends are committed to the group, and only then are
-    partitions given up that the group wants back.
+    A batch is *running* from the moment it is planned until it is known that the sink has taken it and the checkpoint
+    says so: the application tells (`sink_done`), or Spark asks for the next batch, which it does only then. Then its
+    ends are committed to the group, and only then are partitions given up that the group wants back.
+
+    Spark's calls come from one thread; `sink_done` may come from another at any time. What both touch is the running
+    batch and how it ends, under `_ending`: nothing else uses the place in the group while a batch is running.
     """
 
-    def __init__(self, options: SourceOptions, identity: str) -> None:
+    def __init__(self, options: SourceOptions, identity: str, heard: Callable[[], bool] = lambda: False) -> None:
+        """Nothing is joined yet; `heard` tells whether `sink_done` can come."""
         self.identity = identity
         self._options = options
         self._bound = starting_bound(options, streaming=True)
         self._catalog = Catalog(options)
         self._place: Place | None = None
+        self._heard = heard
+        self._ending = threading.Lock()
         self._running: BatchOffset | None = None
+        self._planned: BatchOffset | None = None  # the running batch as Spark knows it
+        self._known = False  # that the running batch's sink is done
+        self._failure: CommitFailedError | None = None  # of a commit that Spark has not been told of
         self._held: Held | None = None
-        self._done: dict[TopicPartition, int] = {}  # ends of what this query has finished, by its own knowledge
+        self._done: dict[TopicPartition, Reached] = {}  # what this query has finished, by its own knowledge
         self._positions: dict[TopicPartition, int] = {}
         self._ends: dict[TopicPartition, int] = {}
         self._targets: dict[TopicPartition, int] | None = None
+        self._aimed: Mapping[str, TopicId] = {}  # whose the targets are
         self._sizes: dict[TopicPartition, BytesSeen] = {}
         self._delay_ms = duration_ms("maxTriggerDelay", options.max_trigger_delay)
         self._planned_at = time.monotonic()
         self._refreshed_at = 0.0
         self._found: Mapping[TopicPartition, Committed | None] = {}
+        self._topics = Incarnations(self._catalog, strict=options.fail_on_data_loss)
+        self._resumed = False  # what the checkpoint says is known
         self._restarted = False  # or has had partitions: what is unknown from then on is new
         self._every: list[TopicPartition] = []
         self._batch = 0
 
     def aim_at_present(self) -> None:
         """From now on plan nothing beyond the partitions' present ends."""
-        self._targets = self._catalog.ends(self._catalog.partitions())
+        partitions = self._catalog.partitions(known=None)
+        self._aimed = self._catalog.present({tp.topic for tp in partitions}).ids
+        self._targets = self._catalog.ends(partitions)
 
     def finish(self, start: BatchOffset) -> None:
         """Spark is done with everything before `start`: tell the group.
@@ -64,28 +86,87 @@ class Query:
         Raises:
             CommitFailedError: the batch took too long and its partitions are others', if that is to end the query.
         """
-        running, self._running = self._running, None
-        if running is None:
-            if not self._held and start.batch:  # the first call after a restart: what the checkpoint says
-                self._done.update(start.ends())
-                self._restarted = True
-            return
-        self._done.update(running.ends())
-        if self._place is None:
-            return
-        try:
-            self._place.commit(running.ends(), Stamp(self.identity, running.batch), running.generation)
-        except CommitFailedError as error:
-            self._lost(running, error)
-        finally:
+        with self._ending:
+            failure, self._failure = self._failure, None
+            if failure is not None:
+                raise failure
+            if self._running is not None:
+                self._end_running()
+            elif start.batch:  # the first call after a restart
+                self._resume(start)
+
+    def sink_done(self, end: BatchOffset) -> bool:
+        """A batch's sink is done, and the checkpoint says so: tell the group, and be idle.
+
+        What goes wrong is Spark's to hear at the next trigger; a commit that nobody answered is tried again then.
+        False: `end`, the batch as Spark knows it, is not the running one; it is none of this run's, or ended before.
+        """
+        with self._ending:
+            if self._running is None or end != self._planned:
+                return False
+            try:
+                self._end_running()
+            except CommitFailedError as error:
+                log.warning("%s", error)
+                self._failure = error
+            except KafkaError as error:
+                log.warning("batch %s is done, but not committed yet: %s", end.batch, error)
+            return True
+
+    def is_running(self) -> bool:
+        """Whether a batch is under way that is not known to be done."""
+        return self._running is not None and not self._known
+
+    def _begin_running(self, running: BatchOffset, planned: BatchOffset) -> None:
+        with self._ending:
+            self._running, self._planned, self._known = running, planned, False
+
+    def _end_running(self, timeout_ms: float | None = None) -> None:
+        """Commit the running batch, which is done; it stays the running one while that can be tried again."""
+        running = self._running
+        assert running is not None
+        self._known = True
+        self._done.update(running.reached())
+        if self._place is not None:
+            try:
+                self._commit(self._place, running, timeout_ms)
+            except CommitFailedError as error:
+                self._running = None
+                self._place.end()
+                self._lost(running, error)
+                return
             self._place.end()
+        self._running = None
+
+    def _resume(self, start: BatchOffset) -> None:
+        """Take over what the checkpoint says, once."""
+        if self._resumed:
+            return
+        self._resumed = self._restarted = True
+        self._done.update(start.reached())
+        self._topics.remember(start)
+
+    def _commit(self, place: Place, batch: BatchOffset, timeout_ms: float | None = None) -> None:
+        """Commit a batch's ends; what is gone meanwhile is left out, and told by the next look."""
+        ends = batch.ends()
+        while ends:
+            try:
+                place.commit(ends, Maker(self.identity, batch.batch, batch.generation, batch.ids), timeout_ms)
+                return
+            except NotFoundError:
+                now = self._catalog.present({tp.topic for tp in ends})
+                there = {
+                    tp: end
+                    for tp, end in ends.items()
+                    if tp in now.partitions and now.ids.get(tp.topic) == batch.ids.get(tp.topic)
+                }
+                if there == ends:
+                    raise
+                ends = there
 
     def _lost(self, running: BatchOffset, error: CommitFailedError) -> None:
         self._held = None
-        text = (
-            f"batch {running.batch} could not be committed, its partitions were given to others meanwhile ({error}); "
-            "raise kafka.max.poll.interval.ms above the longest batch or make batches smaller"
-        )
+        text = given_away(running.batch, error)
         if self._options.on_revocation_timeout == "fail":
             raise CommitFailedError(f"{text}; onRevocationTimeout=release goes on instead", error.code) from error
         log.warning("%s; going on without them: the others read them again", text)
@@ -97,14 +178,15 @@ class Query:
             start: the batch before.
             limited: whether the options that bound a batch count.
         """
-        self._batch = start.batch
-        if self._targets is None:
-            held = self._hold(REBALANCE_WAIT_MS)
-        else:
-            held = self._hold_surely()
-        if held is None:
-            return None
-        self._ends = self._catalog.ends(held.partitions)
+        self._batch, self._resumed = start.batch, True
+        while True:
+            held = self._hold(REBALANCE_WAIT_MS) if self._targets is None else self._hold_surely()
+            if held is None:
+                return None
+            self._ends = self._catalog.ends(held.partitions)
+            if len(self._ends) == len(held.partitions):
+                break
+            self._held = None  # a topic has gone since it was looked at
         self._positions = self._within(self._positions, {}, self._ends)
         available = {tp: max(0, self._limit(tp) - self._positions[tp]) for tp in held.partitions}
         shares = self._admit(available) if limited else available
@@ -114,9 +196,10 @@ class Query:
             return None
         spans = {tp: Span(self._positions[tp], self._positions[tp] + shares[tp]) for tp in held.partitions}
         self._positions.update({tp: span.end for tp, span in spans.items()})
-        self._running = BatchOffset(self.identity, start.batch + 1, held.generation, spans)
+        planned = BatchOffset(self.identity, start.batch + 1, held.generation, spans, self._topics.of(spans))
         self._planned_at = time.monotonic()
-        return self._running
+        self._begin_running(planned, planned)
+        return planned
 
     def _must_note(self, start: BatchOffset) -> bool:
         """Whether an empty batch is due: without a group only the checkpoint can keep where a query started."""
@@ -144,7 +227,7 @@ class Query:
             seen.batches_ago += 1
             if count and seen.batches_ago > RESAMPLE_BATCHES:
                 start = self._positions[tp]
-                seen.add(self._catalog.bytes_per_record(tp, start, start + count))
+                seen.add(self._catalog.bytes_per_record(tp, start, start + count, self._topics.ids.get(tp.topic)))
         return {tp: max(1.0, self._sizes[tp].mean) for tp in available}
 
     def replay(self, start: BatchOffset, planned: BatchOffset) -> BatchOffset:
@@ -153,19 +236,24 @@ class Query:
         The ranges of a batch that an earlier run planned and did not finish are read again as `plannedRanges` says.
         What is not read again starts at the group's offset, here or wherever its owner is.
         """
-        running = self._running
-        if running is not None and running.batch == planned.batch:
-            return running
-        self.identity, self._batch, self._restarted = planned.query, start.batch, True
-        self._done.update(start.ends())
+        with self._ending:
+            running = self._running
+            if running is not None and running.batch == planned.batch:
+                return running
+            self._running = None
+        self.identity, self._batch = planned.query, start.batch
+        self._resume(start)
+        self._topics.remember(planned)
         if self._options.group_id is None:
-            self._done.update(planned.ends())
-            self._running = planned
-            return planned
+            self._present(Held(tuple(planned.spans)))
+            readable = planned.of(self._readable(planned))
+            self._begin_running(readable, planned)
+            return readable
         while True:
             held = self._hold_surely()
-            kept = self._still_ours(planned, held)
-            if self._begin(held):
+            readable = planned.of(self._readable(planned))
+            kept = self._still_ours(readable, held)
+            if self._mark_left(readable, kept, held) and self._begin(held):
                 break
         ours = {
             tp: span
@@ -173,11 +261,49 @@ class Query:
             if tp in held.partitions and self._positions[tp] <= span.end  # else the group is further on
         }
         self._positions.update({tp: span.end for tp, span in ours.items()})
-        self._running = BatchOffset(self.identity, planned.batch, held.generation, ours)
-        released = sorted(set(planned.spans) - set(kept))
+        ids = self._topics.of(kept)
+        self._begin_running(BatchOffset(self.identity, planned.batch, held.generation, ours, ids), planned)
+        released = sorted(set(readable.spans) - set(kept))
         if released:
             log.warning("batch %s: left to the group: %s", planned.batch, ", ".join(map(str, released)))
-        return BatchOffset(self.identity, planned.batch, planned.generation, kept)
+        return BatchOffset(self.identity, planned.batch, planned.generation, kept, ids)
+
+    def _readable(self, planned: BatchOffset) -> dict[TopicPartition, Span]:
+        """The spans of a batch of an earlier run that there is still something of."""
+        spans = self._topics.spans_of(planned)
+        ends = self._catalog.ends(spans)
+        for tp, span in [*spans.items()]:
+            if tp not in ends:
+                del spans[tp]  # gone since it was looked at; the next look tells
+            elif span.end > ends[tp]:
+                text = f"{tp} ends at offset {ends[tp]}, the batch to be read again goes on to {span.end}"
+                lose(f"{text}: records are gone", "leaves them out", strict=self._options.fail_on_data_loss)
+                del spans[tp]
+        return spans
+
+    def _mark_left(self, planned: BatchOffset, kept: Mapping[TopicPartition, Span], held: Held) -> bool:
+        """Tell the group what a batch that is run again leaves out, which the checkpoint can't be told any more.
+
+        Its offset says to every later run that those partitions were read up to the batch's ends. Whoever has one now
+        says so by a commit; until then the group's offset is this query's, and is committed again under the batch's
+        number. False: the group has moved on meanwhile.
+        """
+        place = self._place
+        if place is None:
+            return True
+        left: dict[TopicPartition, int] = {}
+        for tp, found in self._topics.valid(place.committed([tp for tp in planned.spans if tp not in kept])).items():
+            stamp = found.stamp if found is not None else None
+            if found is None:
+                left[tp] = planned.spans[tp].start
+            elif stamp is not None and stamp.query == self.identity and stamp.batch < planned.batch:
+                left[tp] = found.offset
+        try:
+            if left:
+                place.commit(left, Maker(self.identity, planned.batch, held.generation, self._topics.of(left)))
+        except (CommitFailedError, NotFoundError):
+            return False
+        return True
 
     def _begin(self, held: Held) -> bool:
         return self._place is None or self._place.begin(held)
@@ -192,8 +318,13 @@ class Query:
         return {
             tp: span
             for tp, span in planned.spans.items()
-            if tp in held.partitions and (self._own(tp) or self._positions[tp] == span.start)
+            if tp in held.partitions and self._positions[tp] == span.start and not self._was_left(tp, planned)
         }
+
+    def _was_left(self, tp: TopicPartition, planned: BatchOffset) -> bool:
+        """Whether an earlier run that came back to this batch has left the partition to the group."""
+        found = self._found.get(tp)
+        return found is not None and self._own(tp) and found.stamp is not None and found.stamp.batch >= planned.batch
 
     def _own(self, tp: TopicPartition) -> bool:
         """Whether no one has committed for a partition since this query did."""
@@ -202,12 +333,16 @@ class Query:
 
     def _hold_surely(self) -> Held:
         timeout_ms = self._options.join_timeout_ms
-        held = self._hold(timeout_ms)
-        if held is None:
-            raise TimedOutError(
-                f"the group {self._options.group_id} gave no assignment within {timeout_ms} ms (joinTimeoutMs)"
-            )
-        return held
+        deadline = time.monotonic() + timeout_ms / 1000
+        while True:
+            held = self._hold(max(0.0, deadline - time.monotonic()) * 1000)
+            if held is not None:
+                return held
+            if time.monotonic() >= deadline:
+                raise TimedOutError(
+                    f"the group {self._options.group_id} gave no assignment within {timeout_ms} ms (joinTimeoutMs)"
+                )
+            time.sleep(AGAIN_S)
 
     def _hold(self, wait_ms: float) -> Held | None:
         """What may be read now, with a position for each partition; None while that is being settled."""
@@ -217,26 +352,42 @@ class Query:
             if self._place is None:
                 self._place = self._take_place()
             held = self._place.held(wait_ms)
+        held = held and self._present(held)
         if held is not None and held != self._held:
             if not self._take(held):
                 return None
             self._held = held
         return held
 
+    def _present(self, held: Held) -> Held:
+        """What there is of the partitions held; what was known of topics that are others now is forgotten."""
+        present, void = self._topics.look({tp.topic for tp in held.partitions})
+        if void:
+            self._held = None
+            for known in (self._done, self._positions, self._sizes):
+                for tp in [tp for tp in known if tp.topic in void]:
+                    del known[tp]
+            later = {topic for topic in void if self._aimed.get(topic) != self._topics.ids.get(topic)}
+            if self._targets is not None:
+                self._targets = {tp: end for tp, end in self._targets.items() if tp.topic not in later}
+        return Held(tuple(tp for tp in held.partitions if tp in present.partitions), held.generation)
+
     def _take_place(self) -> Place:
-        self._catalog.partitions()  # a topic that does not exist is an error at once
-        return Membership(self._options) if self._options.assign is None else OffsetKeeper(self._options)
+        self._catalog.partitions(self._topics.known)  # a topic that does not exist is an error at once
+        if self._options.assign is not None:
+            return OffsetKeeper(self._options)
+        return Membership(self._options, self._heard)
 
     def _all_partitions(self) -> tuple[TopicPartition, ...]:
         now = time.monotonic()
         if not self._every or now - self._refreshed_at > REFRESH_S:
-            self._every, self._refreshed_at = self._catalog.partitions(), now
+            self._every, self._refreshed_at = self._catalog.partitions(self._topics.known), now
         return tuple(self._every)
 
     def _take(self, held: Held) -> bool:
         """Find where to go on in each partition, and say so to the group. False: the group has moved on meanwhile."""
         place = self._place
-        self._found = place.committed(held.partitions) if place is not None else {}
+        self._found = self._topics.valid(place.committed(held.partitions)) if place is not None else {}
         known = self._positions if place is None else {}
         positions: dict[TopicPartition, int] = {}
         unknown: list[TopicPartition] = []
@@ -248,17 +399,40 @@ class Query:
                 unknown.append(tp)
             else:
                 positions[tp] = at
+        first = self._first_positions(unknown)
         beginnings, ends = self._catalog.beginnings(held.partitions), self._catalog.ends(held.partitions)
-        positions = self._within(positions, beginnings, ends) | self._first_positions(unknown)
-        claims = {tp: at for tp, at in positions.items() if not self._claimed(tp, at)}
+        if any(tp not in known for known in (beginnings, ends, positions | first) for tp in held.partitions):
+            return False  # a topic has gone since it was looked at
+        self._refuse_beyond(first, beginnings, ends)
+        positions = self._within(positions | first, beginnings, ends)
+        every = self._held is None and self._options.assign is not None  # a group with members refuses it, now
+        claims = {tp: at for tp, at in positions.items() if every or not self._claimed(tp, at)}
         if place is not None:
             try:
-                place.commit(claims, Stamp(self.identity, self._batch), held.generation)
-            except CommitFailedError:
+                place.commit(claims, Maker(self.identity, self._batch, held.generation, self._topics.of(positions)))
+            except (CommitFailedError, NotFoundError):
                 return False
         self._positions = positions
+        self._topics.again -= {tp.topic for tp in positions}
         self._restarted = self._restarted or bool(positions)
         return True
+
+    def _refuse_beyond(
+        self,
+        first: Mapping[TopicPartition, int],
+        beginnings: Mapping[TopicPartition, int],
+        ends: Mapping[TopicPartition, int],
+    ) -> None:
+        """Nothing is claimed for a start that the partition does not reach.
+
+        Raises:
+            InvalidInputError: the options ask for it.
+        """
+        for tp, at in first.items():
+            if at > ends[tp]:
+                raise InvalidInputError(
+                    f"startingOffsets asks for offset {at} of {tp}, which holds offsets {beginnings[tp]} to {ends[tp]}"
+                )
 
     def _claimed(self, tp: TopicPartition, position: int) -> bool:
         """Whether the group's offset is this position, under this query's name: so that every owner leaves a trace."""
@@ -274,8 +448,11 @@ class Query:
         wanted = list(partitions)
         if not wanted:
             return {}
-        if self._restarted:
+        again = [tp for tp in wanted if tp.topic in self._topics.again]
+        if self._restarted or len(again) == len(wanted):
             return self._catalog.beginnings(wanted)
+        if again:
+            return self._catalog.beginnings(again) | self._first_positions(set(wanted) - set(again))
         if self._bound.kind != "committed":
             return self._catalog.resolve(self._bound, wanted)
         return self._catalog.without_commit(wanted)
@@ -293,11 +470,11 @@ class Query:
                 continue
             first = beginnings.get(tp)
             if first is None:
-                first = self._catalog.beginnings([tp])[tp]
-            text = f"{tp} holds offsets {first} to {ends[tp]}, the query was at {at}"
-            if self._options.fail_on_data_loss:
-                raise OffsetError(f"{text}: records are gone; failOnDataLoss=false goes on at {first}")
-            log.warning("%s: records are gone, going on at %s", text, first)
+                first = self._catalog.beginnings([tp]).get(tp, 0)
+            text = f"{tp} holds offsets {first} to {ends[tp]}, the query was at {at}: records are gone"
+            if self._options.group_id is not None:
+                text = f"{text} (kohort groups reset-offsets sets the group's offset anew while the query is down)"
+            lose(text, f"goes on at {first}", strict=self._options.fail_on_data_loss)
             settled[tp] = first
         return settled
 
@@ -305,19 +482,19 @@ class Query:
         """Where the query is and how far its partitions go, for the progress that Spark shows."""
         if not self._ends:
             return None
-        topics: dict[str, dict[str, dict[str, int]]] = {}
-        for tp in sorted(self._ends):
-            position = self._positions.get(tp, self._ends[tp])
-            topics.setdefault(tp.topic, {})[str(tp.partition)] = {
-                "position": position,
-                "end": self._ends[tp],
-                "lag": max(0, self._ends[tp] - position),
-            }
-        lag = sum(one["lag"] for numbers in topics.values() for one in numbers.values())
-        return {"generation": self._held.generation if self._held else -1, "lag": lag, "topics": topics}
+        return lag_report(self._positions, self._ends, self._held.generation if self._held else -1)
 
     def close(self) -> None:
-        """Leave the group."""
+        """Leave the group; a batch that is known to be done, and whose commit was cut off, is committed first."""
+        if self._ending.acquire(timeout=LAST_COMMIT_MS / 1000):
+            try:
+                if self._running is not None and self._known:
+                    self._end_running(LAST_COMMIT_MS)
+            except KafkaError as error:
+                log.warning("a batch that is done was not committed: %s", error)
+            finally:
+                self._running = None
+                self._ending.release()
         if self._place is not None:
             self._place.close()
         self._catalog.close()

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from kohort.client.consumer.consumer import Consumer
 from kohort.client.group.member import GroupMember
+from kohort.client.net.thread_driver import ThreadClient
+from kohort.client.offset_requests import GroupIdentity, commit_offsets, committed_offsets
 from kohort.client.offset_values import OffsetAndMetadata
-from kohort.errors import CommitFailedError, FencedError, KafkaError, TimedOutError
-from kohort.ids import TopicPartition
+from kohort.client.settings import ConsumerConfig, client_config
+from kohort.errors import CommitFailedError, FencedError, InvalidInputError, KafkaError, TimedOutError
+from kohort.ids import TopicId, TopicPartition
 from kohort.spark.batch_offset import Committed, Stamp
 from kohort.spark.catalog import client_settings
 from kohort.spark.options import SourceOptions
@@ -33,6 +36,28 @@ class Held:
     generation: int = -1
 
 
+@dataclass(frozen=True, slots=True)
+class Maker:
+    """As whom a commit is made: which batch of which query, as what generation, of which topics."""
+
+    query: str
+    batch: int
+    generation: int
+    ids: Mapping[str, TopicId]
+
+    def stamped(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, OffsetAndMetadata]:
+        """The offsets with the maker's stamp."""
+        return {
+            tp: OffsetAndMetadata(offset, Stamp(self.query, self.batch, self.ids.get(tp.topic)).to_metadata())
+            for tp, offset in offsets.items()
+        }
+
+    def ids_of(self, offsets: Iterable[TopicPartition]) -> Mapping[str, TopicId]:
+        """The ids of all topics; none where one is not known: a commit is by id or by name."""
+        topics = {tp.topic for tp in offsets}
+        return {topic: self.ids[topic] for topic in topics} if topics <= self.ids.keys() else {}
+
+
 class Place(Protocol):
     """How a query stands to its group: as a member, or only as one who keeps offsets there."""
 
@@ -45,11 +70,12 @@ class Place(Protocol):
     def end(self) -> None:
         """The batch is over and committed: give up what the group wants back."""
 
-    def commit(self, offsets: Mapping[TopicPartition, int], stamp: Stamp, generation: int) -> None:
-        """Commit next offsets with the stamp as their metadata, and wait.
+    def commit(self, offsets: Mapping[TopicPartition, int], maker: Maker, timeout_ms: float | None = None) -> None:
+        """Commit next offsets with their maker's stamp as metadata, and wait.
 
         Raises:
             CommitFailedError: the partitions are others' by now.
+            NotFoundError: a topic is gone, or another has its name; nothing was committed of it.
         """
 
     def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Committed | None]:
@@ -62,10 +88,17 @@ class Place(Protocol):
 class Membership:
     """Joins with the first use, heartbeats in the background, and answers revocations when no batch is running.
 
-    Calls come from the thread that plans; a thread of its own releases revoked partitions while the query is idle.
+    A batch begins by a call of the thread that plans, and ends by that thread's or by the one that hears of its sink;
+    a thread of its own releases revoked partitions while the query is idle.
     """
 
-    def __init__(self, options: SourceOptions) -> None:
+    def __init__(self, options: SourceOptions, heard: Callable[[], bool] = lambda: False) -> None:
+        """Start joining in the background.
+
+        Args:
+            options: of the source.
+            heard: whether this process hears when a sink is done; else a batch runs until the next trigger.
+        """
         self._member = GroupMember(
             options.bootstrap_servers,
             str(options.group_id),
@@ -76,6 +109,8 @@ class Membership:
         )
         self._lock = threading.Lock()
         self._busy = False
+        self._busy_since = 0.0
+        self._heard, self._warned = heard, False
         self._failure: Exception | None = None
         self._ended = threading.Event()
         self._watch = threading.Thread(target=self._run, name="kohort-revocations", daemon=True)
@@ -100,9 +135,10 @@ class Membership:
         with self._lock:
             if self._member.revocation() is not None or not self._member.owns():
                 return False
-            if self._member.assignment().generation != held.generation:
-                return False
-            self._busy = True
+            assignment = self._member.assignment()
+            if assignment.generation != held.generation or not set(held.partitions) <= set(assignment.partitions):
+                return False  # a generation goes on while what it had is given back
+            self._busy, self._busy_since = True, time.monotonic()
             return True
 
     def end(self) -> None:
@@ -112,16 +148,19 @@ class Membership:
             if self._member.revocation() is not None:
                 self._member.release()
 
-    def commit(self, offsets: Mapping[TopicPartition, int], stamp: Stamp, generation: int) -> None:
-        """Commit next offsets with the stamp as their metadata, and wait.
+    def commit(self, offsets: Mapping[TopicPartition, int], maker: Maker, timeout_ms: float | None = None) -> None:
+        """Commit next offsets with their maker's stamp as metadata, and wait.
 
         Raises:
             CommitFailedError: the partitions are others' by now.
+            NotFoundError: a topic is gone, or another has its name; nothing was committed of it.
         """
-        wanted = _with_metadata(offsets, stamp)
         try:
-            if wanted:
-                self._member.commit(wanted, generation=generation)
+            if offsets:
+                ids = maker.ids_of(offsets)
+                self._member.commit(
+                    maker.stamped(offsets), generation=maker.generation, topic_ids=ids, timeout_ms=timeout_ms
+                )
         except FencedError as error:
             raise CommitFailedError(str(error), error.code) from error
 
@@ -141,11 +180,50 @@ class Membership:
                 with self._lock:
                     if not self._busy and not self._ended.is_set() and self._member.revocation() is not None:
                         self._member.release()
+                self._warn_if_long()
             except Exception as error:
                 if not self._ended.is_set():
                     log.warning("the membership failed: %s", error, exc_info=not isinstance(error, KafkaError))
                     self._failure = error
                 return
+
+    def _warn_if_long(self) -> None:
+        """Say once that a rebalance would not wait for the running batch; Spark tells nobody a query's trigger."""
+        bound_ms = self._member.config.max_poll_interval_ms
+        with self._lock:
+            long = self._busy and (time.monotonic() - self._busy_since) * 1000 > bound_ms
+        if not long or self._warned:
+            return
+        self._warned = True
+        log.warning("%s", long_batch_warning(bound_ms, heard=self._heard()))
+
+
+def given_away(batch: int, error: CommitFailedError) -> str:
+    """What to say of a batch that took longer than a rebalance waits."""
+    return (
+        f"batch {batch} could not be committed, its partitions were given to others meanwhile ({error}); "
+        "raise kafka.max.poll.interval.ms above the longest batch or make batches smaller"
+    )
+
+
+def long_batch_warning(bound_ms: int, *, heard: bool) -> str:
+    """What to say when a batch has been running for longer than a rebalance waits.
+
+    Args:
+        bound_ms: how long it waits.
+        heard: whether it is known that the sink is not done; else the query may only wait for its trigger.
+    """
+    text = (
+        f"a batch has been running for longer than kafka.max.poll.interval.ms={bound_ms}: when another member joins or "
+        "leaves now, the group does not wait for it, its partitions are given away, and it is read again"
+    )
+    if heard:
+        return f"{text}; make batches smaller, or raise the option above the longest one"
+    return (
+        f"{text}. This process can't hear from the application when a sink is done, as on Spark Connect: a batch "
+        "counts as running until the query's next trigger. Raise the option above the trigger's interval and the "
+        "longest batch"
+    )
 
 
 class OffsetKeeper:
@@ -153,9 +231,12 @@ class OffsetKeeper:
 
     def __init__(self, options: SourceOptions) -> None:
         self._held = Held(options.assigned())
-        settings = client_settings(options) | {"enable.auto.commit": "false"}
-        self._consumer = Consumer(options.bootstrap_servers, group_id=options.group_id, **settings)
-        self._consumer.assign(self._held.partitions)
+        self._group = str(options.group_id)
+        self._client = ThreadClient(
+            client_config(
+                ConsumerConfig, options.bootstrap_servers, client_settings(options) | {"group_id": self._group}
+            )
+        )
 
     def held(self, timeout_ms: float) -> Held | None:
         """All of `assign`."""
@@ -164,32 +245,40 @@ class OffsetKeeper:
 
     def begin(self, held: Held) -> bool:
         """Nobody takes anything away."""
-        return held == self._held
+        del held
+        return True
 
     def end(self) -> None:
         """Nothing is given up."""
 
-    def commit(self, offsets: Mapping[TopicPartition, int], stamp: Stamp, generation: int) -> None:
-        """Commit next offsets with the stamp as their metadata, and wait.
+    def commit(self, offsets: Mapping[TopicPartition, int], maker: Maker, timeout_ms: float | None = None) -> None:
+        """Commit next offsets with their maker's stamp as metadata, and wait.
 
         Raises:
-            CommitFailedError: the group has members.
+            InvalidInputError: the group has members.
+            NotFoundError: a topic is gone, or another has its name; nothing was committed of it.
         """
-        del generation
-        if offsets:
-            self._consumer.commit(_with_metadata(offsets, stamp))
+        ids, cluster = maker.ids_of(offsets), self._client.cluster
+        try:
+            self._client.call(
+                commit_offsets(
+                    cluster, self._group, maker.stamped(offsets), GroupIdentity(), timeout_ms=timeout_ms, ids=ids
+                )
+            )
+        except CommitFailedError as error:
+            raise InvalidInputError(
+                f"the group {self._group} has members, and takes no offsets from a query that names its partitions by "
+                "assign: give the query a group.id of its own, or subscribe instead of assign to be a member, or stop "
+                "the members",
+                error.code,
+            ) from error
 
     def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Committed | None]:
         """The group's offsets with their makers."""
-        return _with_makers(self._consumer.committed(list(partitions)))
+        return _with_makers(self._client.call(committed_offsets(self._client.cluster, self._group, partitions)))
 
     def close(self) -> None:
-        self._consumer.close(timeout_ms=LEAVE_MS)
-
-
-def _with_metadata(offsets: Mapping[TopicPartition, int], stamp: Stamp) -> dict[TopicPartition, OffsetAndMetadata]:
-    metadata = stamp.to_metadata()
-    return {tp: OffsetAndMetadata(offset, metadata) for tp, offset in offsets.items()}
+        self._client.close(self._client.until_s(LEAVE_MS))
 
 
 def _with_makers(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,12 +11,13 @@ from typing import Any
 import pyarrow as pa
 
 from kohort.client.consumer.range_reader import RangeReader
-from kohort.errors import OffsetError
+from kohort.errors import NotFoundError, OffsetError
 from kohort.spark.schema import BAD_VALUE, SPAN_COLUMNS, arrow_schema
 from kohort.spark.tasks import ReadTask, Slice
 from kohort.spark.values.columns import Column
 from kohort.spark.values.decoding import Values
 
+log = logging.getLogger("kohort.spark")
 FETCH_BYTES = 8 * 1024 * 1024
 
 
@@ -58,10 +60,7 @@ class Reading:
         whole = False
         try:
             for one in task.slices:
-                batches = reader.read(
-                    one.partition, one.span.start, one.span.end, fail_on_data_loss=self.fail_on_data_loss
-                )
-                for batch in batches:
+                for batch in self._batches(reader, one):
                     yield _dressed(batch, self, one)
             whole = True
         except OffsetError as error:
@@ -70,6 +69,17 @@ class Reading:
             if not whole:  # its state is unknown: the next task connects again
                 _readers.pop((os.getpid(), self, wanted), None)
                 reader.close()
+
+    def _batches(self, reader: RangeReader, one: Slice) -> Iterator[pa.RecordBatch]:
+        """The records of a slice; none, with a warning, if its topic is gone and that is no error."""
+        span, strict = one.span, self.fail_on_data_loss
+        try:
+            yield from reader.read(one.partition, span.start, span.end, fail_on_data_loss=strict, topic_id=one.topic_id)
+        except NotFoundError as error:
+            text = f"{error.message}: what was left of offsets {span.start} to {span.end} of {one.partition} is lost"
+            if strict:
+                raise OffsetError(text, error.code) from error
+            log.warning("%s", text)
 
 
 _readers: dict[tuple[int, Reading, tuple[str, ...]], RangeReader] = {}

@@ -1,4 +1,4 @@
-"""The data source that Spark knows as "kohort", and its two readers.
+"""The data source that Spark knows as "kohort", and its two readers; `sink.py` has the writers.
 
 Spark builds these objects in several processes: options are parsed wherever that happens, and nothing connects before
 the first method is called in the process that drives the query.
@@ -8,14 +8,17 @@ the first method is called in the process that drives the query.
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Iterator, MutableMapping
-from typing import Any
+from typing import Any, ClassVar, SupportsIndex
 
 import pyarrow as pa
 from pyspark.sql.datasource import (
     DataSource,
+    DataSourceArrowWriter,
     DataSourceReader,
+    DataSourceStreamArrowWriter,
     DataSourceStreamReader,
     InputPartition,
 )
@@ -30,49 +33,115 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from kohort.client.settings import ConsumerConfig, client_config
-from kohort.spark.batch_offset import BatchOffset, Span
+from kohort.errors import InvalidInputError
+from kohort.spark.batch_offset import BatchOffset
+from kohort.spark.batch_spans import batch_spans
 from kohort.spark.catalog import Catalog, client_settings, ending_bound, starting_bound
+from kohort.spark.channel import Contact
+from kohort.spark.hearing import Hearing
 from kohort.spark.options import SourceOptions, parse_options
 from kohort.spark.process import ParentWatch, end_on_sigterm
 from kohort.spark.query import Query
 from kohort.spark.reading import Reading
 from kohort.spark.schema import columns_of, spark_schema
+from kohort.spark.sink import TopicStreamWriter, TopicWriter
+from kohort.spark.sink_options import parse_sink_options
+from kohort.spark.tables import TableReader, is_table, parse_table_options, table_schema
 from kohort.spark.tasks import ReadTask, cut
 from kohort.spark.values.declared import declare
 from kohort.spark.values.decoding import Values
+from kohort.spark.writing import Writing
 
 
 class KohortDataSource(DataSource):
-    """`format("kohort")`: Kafka topics, read as a member of a consumer group."""
+    """`format("kohort")`: Kafka topics, read as a member of a consumer group, and written.
+
+    Attributes:
+        contact: of the application, of a class that `register` hands over; Spark knows it only as the bytes of a
+            pickle.
+    """
+
+    contact: ClassVar[Contact | None] = None
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
-        """Check the options; nothing is connected.
-
-        Raises:
-            InvalidInputError: an option that can't be.
-        """
+        """Keep the options: only what is asked for next tells whether they are a read's or a write's."""
         super().__init__(options)
         self._raw = dict(options)
-        parsed = parse_options(self._raw)
-        self._columns = columns_of(parsed)
-        self._declared = declare(parsed)
-        client_config(ConsumerConfig, parsed.bootstrap_servers, client_settings(parsed))
+        self._used = False
+
+    @classmethod
+    def reaching(cls, contact: Contact | None) -> type[KohortDataSource]:
+        """This class with a contact of its own: being no module's, it is pickled as a whole."""
+        return type(cls.__name__, (cls,), {"contact": contact, "__module__": cls.__module__, "__doc__": cls.__doc__})
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
+        """What has made a reader or a writer goes on to Spark's workers, which have no use for the contact."""
+        if self._used:
+            return object.__new__, (KohortDataSource,), self.__dict__
+        reduced: str | tuple[Any, ...] = super().__reduce_ex__(protocol)
+        return reduced
 
     @classmethod
     def name(cls) -> str:
         return "kohort"
 
     def schema(self) -> str:
-        return spark_schema(self._columns, "binary" if self._declared is None else self._declared.ddl)
+        """The columns of a read.
 
-    def _values(self, schema: StructType) -> Values | None:
-        return None if self._declared is None else self._declared.values(schema, self._columns)
+        Raises:
+            InvalidInputError: an option of the read that can't be; nothing is connected to find out.
+        """
+        if is_table(self._raw):
+            return table_schema(parse_table_options(self._raw))
+        options = self._options()
+        declared = declare(options)
+        return spark_schema(columns_of(options), "binary" if declared is None else declared.ddl)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return KohortReader(parse_options(self._raw, streaming=False), self._columns, self._values(schema))
+        self._used = True
+        if is_table(self._raw):
+            return TableReader(parse_table_options(self._raw))
+        options = self._options(streaming=False)
+        columns = columns_of(options)
+        return KohortReader(options, columns, _values(options, schema, columns))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        return KohortStreamReader(parse_options(self._raw, streaming=True), self._columns, self._values(schema))
+        if is_table(self._raw):
+            raise InvalidInputError("a table is read by spark.read, each time anew; a stream of it is not there")
+        self._used = True
+        options = self._options(streaming=True)
+        columns = columns_of(options)
+        return KohortStreamReader(options, columns, self.contact, _values(options, schema, columns))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        """The sink of `df.write`.
+
+        Raises:
+            InvalidInputError: options, columns or the save mode can't be.
+        """
+        self._used = True
+        if overwrite:
+            raise InvalidInputError("records are added to a topic, never replaced: write with mode('append')")
+        return TopicWriter(Writing.of(parse_sink_options(self._raw), schema))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
+        """The sink of `df.writeStream`; the output mode "complete" sends the whole result each time.
+
+        Raises:
+            InvalidInputError: options or columns can't be.
+        """
+        self._used = True
+        return TopicStreamWriter(Writing.of(parse_sink_options(self._raw), schema))
+
+    def _options(self, *, streaming: bool | None = None) -> SourceOptions:
+        parsed = parse_options(self._raw, streaming=streaming)
+        client_config(ConsumerConfig, parsed.bootstrap_servers, client_settings(parsed))
+        return parsed
+
+
+def _values(options: SourceOptions, schema: StructType, columns: tuple[str, ...]) -> Values | None:
+    declared = declare(options)
+    return None if declared is None else declared.values(schema, columns)
 
 
 def _reading(options: SourceOptions, columns: tuple[str, ...], values: Values | None) -> Reading:
@@ -81,18 +150,37 @@ def _reading(options: SourceOptions, columns: tuple[str, ...], values: Values | 
 
 
 class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """One streaming query, as Spark asks for it; `Query` holds what it knows."""
+    """One streaming query, as Spark asks for it; `Query` holds what it knows.
 
-    def __init__(self, options: SourceOptions, columns: tuple[str, ...], values: Values | None) -> None:
+    Spark's calls come from one thread. What the application says of the query comes from another: `sink_done`.
+    """
+
+    def __init__(
+        self,
+        options: SourceOptions,
+        columns: tuple[str, ...],
+        contact: Contact | None = None,
+        values: Values | None = None,
+    ) -> None:
+        """Nothing is connected.
+
+        Args:
+            options: of the query.
+            columns: to hand over.
+            contact: of the application; None where it can't be reached.
+            values: the declared type of values; None: they stay bytes.
+        """
         starting_bound(options, streaming=True)
         self._options = options
         self._reading = _reading(options, columns, values)
         self._identity = ""
         self._query: Query | None = None
         self._watch: ParentWatch | None = None
+        self._contact = contact
+        self._hearing: Hearing | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_query": None, "_watch": None}
+        return {**self.__dict__, "_query": None, "_watch": None, "_contact": None, "_hearing": None}
 
     def _driver(self, identity: str | None = None) -> Query:
         """The query's state, made with the first call: only one of the processes that build this object drives."""
@@ -100,9 +188,16 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             end_on_sigterm()
             self._watch = ParentWatch()
             self._watch.start()
-            self._query = Query(self._options, identity or self._identity)
+            if self._contact is not None:
+                self._hearing = Hearing(self._contact, self.sink_done)
+            hearing = self._hearing
+            self._query = Query(
+                self._options, identity or self._identity, lambda: hearing is not None and hearing.connected
+            )
         if identity is not None:
             self._query.identity = identity
+            if self._hearing is not None:
+                self._hearing.drives(identity)
         return self._query
 
     def initialOffset(self) -> dict[str, Any]:
@@ -132,6 +227,18 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         planned = query.plan(done, limited=not isinstance(limit, ReadAllAvailable))
         return start if planned is None else planned.to_json()
 
+    def sink_done(self, end: str) -> bool:
+        """The sink has taken a batch, and the checkpoint's commit log says so: commit it now. From any thread.
+
+        Args:
+            end: the batch's end offset, as the checkpoint and the query's progress have it.
+
+        Returns:
+            Whether that was the batch that is running; another is none of this run's, or is done already.
+        """
+        query = self._query
+        return query is not None and query.sink_done(BatchOffset.from_json(json.loads(end)))
+
     def reportLatestOffset(self) -> dict[str, Any] | None:
         return self._query.report() if self._query is not None else None
 
@@ -145,6 +252,7 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             cut(
                 sorted(batch.spans.items()),
                 batch.generation,
+                ids=batch.ids,
                 min_partitions=self._options.min_partitions,
                 max_records=self._options.max_records_per_partition,
             )
@@ -156,7 +264,12 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def stop(self) -> None:
         """Leave the group; Spark calls this only because `end_on_sigterm` lets its runner end in order."""
-        query, self._query = self._query, None
+        query = self._query
+        if self._hearing is not None:
+            if query is not None and self._watch is not None and not self._watch.orphaned:
+                self._hearing.last_words(query.is_running)
+            self._hearing.close()
+        self._query = None
         if query is not None:
             query.close()
         if self._watch is not None:
@@ -176,15 +289,14 @@ class KohortReader(DataSourceReader):
         """Tasks for everything between the two bounds."""
         catalog = Catalog(self._options)
         try:
-            every = catalog.partitions()
-            starts, ends = catalog.resolve(self._starting, every), catalog.resolve(self._ending, every)
+            batch = batch_spans(catalog, self._starting, self._ending, strict=self._options.fail_on_data_loss)
         finally:
             catalog.close()
-        spans = [(tp, Span(starts[tp], max(starts[tp], ends[tp]))) for tp in every]
         return list(
             cut(
-                spans,
-                -1,
+                sorted(batch.spans.items()),
+                batch.generation,
+                ids=batch.ids,
                 min_partitions=self._options.min_partitions,
                 max_records=self._options.max_records_per_partition,
             )

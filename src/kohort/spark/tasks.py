@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from types import MappingProxyType
 
 from pyspark.sql.datasource import InputPartition
 
-from kohort.ids import TopicPartition
+from kohort.ids import TopicId, TopicPartition
 from kohort.spark.batch_offset import Span
 
 SMALL_TASK = 5_000
@@ -23,12 +24,14 @@ class Slice:
         span: what to read.
         whole: what the batch covers of the partition.
         generation: of the group when the batch was planned.
+        topic_id: the topic that the offsets belong to; None: not known.
     """
 
     partition: TopicPartition
     span: Span
     whole: Span
     generation: int
+    topic_id: TopicId | None = None
 
 
 @dataclass(eq=True, repr=True)
@@ -42,6 +45,7 @@ def cut(
     spans: Iterable[tuple[TopicPartition, Span]],
     generation: int,
     *,
+    ids: Mapping[str, TopicId] = MappingProxyType({}),
     min_partitions: int | None = None,
     max_records: int | None = None,
 ) -> list[ReadTask]:
@@ -55,7 +59,9 @@ def cut(
     piece = max_records or total
     if min_partitions is not None and total:
         piece = min(piece, max(1, total // min_partitions))
-    slices = [Slice(tp, part, span, generation) for tp, span in full for part in _pieces(span, piece)]
+    slices = [
+        Slice(tp, part, span, generation, ids.get(tp.topic)) for tp, span in full for part in _pieces(span, piece)
+    ]
     if min_partitions is not None or max_records is not None:
         return [ReadTask((one,)) for one in slices]
     return _shared(slices)

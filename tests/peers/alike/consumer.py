@@ -416,3 +416,44 @@ def member_epochs_after_a_deleted_group(side: Side, version: int) -> None:
     side.ask(remove(group), 2)
     side.ask(beat(group, answer.member_id, answer.member_epoch), version)
     side.ask(describing(group), 1)
+
+
+@scenario(9)
+def a_commit_that_was_meant_for_an_earlier_group_of_the_name(side: Side, version: int) -> None:
+    """A group that is made again begins its epochs anew, and its member's old commit meets its own new epoch."""
+    group, topic, a, b = side.name("group"), topic_of(side), MEMBERS["a"], MEMBERS["b"]
+    before = settle(side, group, a, 1, topic)
+    both = {"rebalance_timeout_ms": 60_000, "subscribed_topic_names": [topic, "none"]}
+    moved = side.silently(beat(group, a, before.member_epoch, topic_partitions=[], **both), 1, "a")
+    moved = side.until(
+        lambda: beat(group, a, moved.member_epoch, topic_partitions=[], **both),
+        1,
+        lambda answer: answer.member_epoch > before.member_epoch,
+        "a",
+    )
+    late = commit(side, group, [(topic, 0, 5)], version, member=a, generation=moved.member_epoch)
+    side.ask(beat(group, a, -1), 1, "a")
+    side.ask(late, version, "late")
+    side.ask(remove(group), 2)
+    side.ask(late, version, "late")
+    settle(side, group, b, 1, topic, by="b")
+    again = side.ask(beat(group, a, 0, subscribed_topic_names=[topic]), 1, "a")
+    assert again.member_epoch == moved.member_epoch, again
+    side.ask(describing(group), 1)
+    taken = side.ask(late, version, "late")
+    assert taken.topics[0].partitions[0].error_code == 0, taken
+    side.ask(fetch(side, group, {topic: [0]}, 9), 9)
+
+
+@scenario(1)
+def a_member_that_comes_back_at_its_epoch_with_nothing_is_told_all_it_has(side: Side, version: int) -> None:
+    """As our own client does that let go for its silence: it is known still, and disturbs nobody."""
+    group, topic, a = side.name("group"), topic_of(side), MEMBERS["a"]
+    epoch = settle(side, group, a, version, topic).member_epoch
+    whole = {"topic_partitions": [], "rebalance_timeout_ms": 60_000, "subscribed_topic_names": [topic]}
+    side.ask(beat(group, a, epoch, **whole), version, "a")
+    side.ask(describing(group), 1)
+    side.ask(beat(group, a, -1), version, "a")
+    side.ask(beat(group, a, epoch, **whole), version, "a")
+    side.ask(remove(group), 2)
+    side.ask(beat(group, a, epoch, **whole), version, "a")

@@ -209,7 +209,7 @@ CHECKS: tuple[Callable[[Reading], Iterator[Violation]], ...] = (
 )
 
 
-def put_out(reading: Reading) -> list[tuple[Member, int]]:
+def evicted(reading: Reading) -> list[tuple[Member, int]]:
     """Members that lost partitions, and when, though they were not paused and the broker was up.
 
     No violation, but a cost.

@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tests.peers.churn.check import Seconds, Violation, put_out
+from tests.peers.churn.check import Seconds, Violation, evicted
 from tests.peers.churn.story import Reading, Tenure
 
 
@@ -29,7 +29,7 @@ def figures(reading: Reading, found: Sequence[Violation]) -> dict[str, Any]:
         "owned": _owned(reading),
         "standstill_s": _standstill(reading),
         "takeover_s": _takeover(reading),
-        "put_out": [{"member": member.name, "at_s": at(at_ns)} for member, at_ns in put_out(reading)],
+        "evicted": [{"member": member.name, "at_s": at(at_ns)} for member, at_ns in evicted(reading)],
         "violations": [asdict(violation) for violation in found],
         "violation_counts": dict(Counter(violation.property for violation in found)),
     }
@@ -57,8 +57,8 @@ def _clients(reading: Reading) -> dict[str, dict[str, int]]:
         row = rows[f"{commit.member.client} {commit.member.protocol}"]
         row["commits"] += commit.acknowledged
         row["refused"] += bool(commit.error)
-    for member, _ in put_out(reading):
-        rows[f"{member.client} {member.protocol}"]["put out"] += 1
+    for member, _ in evicted(reading):
+        rows[f"{member.client} {member.protocol}"]["evicted"] += 1
     return {name: {column: row[column] for column in COLUMNS} for name, row in sorted(rows.items())}
 
 
@@ -68,7 +68,7 @@ COLUMNS = (
     "paused",
     "assignments",
     "lost",
-    "put out",
+    "evicted",
     "records",
     "again",
     "commits",
@@ -176,8 +176,8 @@ def show(told: dict[str, Any], title: str, console: Console) -> None:
     )
     for name, waits in told["takeover_s"].items():
         console.print(f"s from a kill of {name} until its partitions were given to others {waits}")
-    for each in told["put_out"][:40]:
-        console.print(f"{each['at_s']:9.3f} s  {each['member']} was put out, and was neither paused nor killed")
+    for each in told["evicted"][:40]:
+        console.print(f"{each['at_s']:9.3f} s  {each['member']} was evicted, and was neither paused nor killed")
     for violation in told["violations"][:40]:
         console.print(
             f"[red]{violation['at_s']:9.3f} s  {violation['property']}[/]: {violation['text']}", highlight=False

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.peers.churn.check import put_out, violations
+from tests.peers.churn.check import evicted, violations
 from tests.peers.churn.story import Member, Outage, Pause, Story, read
 
 SECOND = 1_000_000_000
@@ -141,7 +141,7 @@ BROKEN: dict[str, tuple[str, Callable[[], Story]]] = {
             first(gives_up(4), holds(30.1), *commits(30.3, 4), gives_up(30.5, "lost"), pauses=PAUSED), second()
         ),
     ),
-    "given to a sleeper that knows it was put out": (
+    "given to a sleeper that knows it was evicted": (
         "two owners",
         lambda: story(first(gives_up(30.1, "lost"), holds(30.2), gives_up(30.5, "lost"), pauses=PAUSED), second()),
     ),
@@ -172,8 +172,8 @@ def test_a_broken_property_is_found(name: str) -> None:
     assert wanted in {violation.property for violation in violations(read(make()))}
 
 
-def test_members_put_out_without_a_cause_are_told_apart() -> None:
+def test_members_evicted_without_a_cause_are_told_apart() -> None:
     lost = gives_up(10, "lost")
-    assert [(found.name, at) for found, at in put_out(read(story(first(lost), second())))] == [("first", 10 * SECOND)]
-    assert put_out(read(story(first(lost, pauses=[Pause(2 * SECOND, 9 * SECOND)]), second()))) == []
-    assert put_out(read(story(first(lost), second(), outages=[Outage(2 * SECOND, 8 * SECOND, 9 * SECOND)]))) == []
+    assert [(found.name, at) for found, at in evicted(read(story(first(lost), second())))] == [("first", 10 * SECOND)]
+    assert evicted(read(story(first(lost, pauses=[Pause(2 * SECOND, 9 * SECOND)]), second()))) == []
+    assert evicted(read(story(first(lost), second(), outages=[Outage(2 * SECOND, 8 * SECOND, 9 * SECOND)]))) == []

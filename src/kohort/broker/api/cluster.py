@@ -19,6 +19,7 @@ from kohort.wire.cluster import (
     DescribeClusterResponse,
 )
 from kohort.wire.groups import FindCoordinatorRequest, FindCoordinatorResponse
+from kohort.wire.message import Message
 
 BROKERS, CONTROLLERS = 1, 2
 
@@ -54,7 +55,7 @@ def _plain(word: str) -> bool:
     return bool(word) and word[0].isalnum() and word[-1].isalnum() and all(c.isalnum() or c in ".-" for c in word)
 
 
-def unknown_api_versions(host: GroupHost, request: Request[ApiVersionsRequest]) -> None:
+def unknown_api_versions(host: GroupHost, request: Request[Message]) -> None:
     """A version we don't know is answered in the layout of version 0, which every client reads."""
     request.version = 0
     ours = [entry for entry in host.api_keys if entry.api_key == ApiVersionsResponse.API_KEY]

@@ -8,8 +8,9 @@ concern here).
 from __future__ import annotations
 
 import logging
+import uuid
 from collections.abc import Iterable
-from typing import Any
+from typing import TypeAlias
 
 from kohort.broker.api.listoffsets import epoch_error
 from kohort.broker.fetch_sessions import Fetched, FetchSession, Key
@@ -21,6 +22,7 @@ from kohort.broker.waits import Wait
 from kohort.errors import ErrorCode, KafkaError
 from kohort.log import DamagedError, Isolation, PartitionLog, ReadResult
 from kohort.wire.data import FetchRequest, FetchResponse
+from kohort.wire.schema import Records
 
 log = logging.getLogger("kohort.broker")
 
@@ -30,10 +32,12 @@ COPY_BYTES = 1 << 15
 It is always read at once when answers under way hold on to too many files already.
 """
 
-_Partition = FetchResponse.PartitionData
+_Partition: TypeAlias = FetchResponse.FetchableTopicResponse.PartitionData
+Found: TypeAlias = tuple[Fetched, _Partition, int]
+"""What was asked of a partition, the answer, and its bytes."""
 
 
-def _failed(index: int, error: int, *, known: bool = True) -> Any:
+def _failed(index: int, error: int, *, known: bool = True) -> _Partition:
     """A partition that gives nothing; `known`: to this broker, though its leader epoch or offset is not."""
     return _Partition(
         partition_index=index,
@@ -83,14 +87,14 @@ class Fetch:
         if not request.connection.closed:
             request.reply(self._answer(self._read()[0]))
 
-    def _read(self) -> tuple[list[tuple[Fetched, Any, int]], int, bool, list[PartitionLog]]:
+    def _read(self) -> tuple[list[Found], int, bool, list[PartitionLog]]:
         """What each partition answers, the bytes in all, whether the client must hear at once, and the logs."""
         node, message = self._node, self._request.message
         left = min(message.max_bytes, node.config.fetch_bytes_max)
         total = 0
         urgent = full = False
         logs: list[PartitionLog] = []
-        found = []
+        found: list[Found] = []
         incremental = self._session is not None and self._session.epoch > 1
         for part in self._parts:
             if full and incremental:
@@ -119,7 +123,7 @@ class Fetch:
             found.append((part, answer, size))
         return found, total, urgent or full, logs
 
-    def _read_one(self, source: PartitionLog, part: Fetched, limit: int, first: bool) -> tuple[Any, int]:
+    def _read_one(self, source: PartitionLog, part: Fetched, limit: int, first: bool) -> tuple[_Partition, int]:
         index = part.key[1]
         try:
             result = source.read(part.offset, limit, self._isolation, min_one=first)
@@ -150,7 +154,7 @@ class Fetch:
         )
         return answer, result.size
 
-    def _answer(self, found: list[tuple[Fetched, Any, int]]) -> FetchResponse:
+    def _answer(self, found: list[Found]) -> FetchResponse:
         session = self._session
         if session is not None:
             incremental = session.epoch > 1
@@ -158,21 +162,22 @@ class Fetch:
             for part, _, size in found:
                 if size:
                     session.to_end(part.key)
-        by_id = self._request.version >= 13
-        topics: dict[Any, list[Any]] = {}
+        topics: dict[str | uuid.UUID, list[_Partition]] = {}
         for part, answer, _ in found:
             topics.setdefault(part.key[0], []).append(answer)
         make = FetchResponse.FetchableTopicResponse
         return FetchResponse(
             session_id=session.id if session is not None else 0,
             responses=[
-                make(topic_id=topic, partitions=parts) if by_id else make(topic=topic, partitions=parts)
+                make(topic=topic, partitions=parts)
+                if isinstance(topic, str)
+                else make(topic_id=topic, partitions=parts)
                 for topic, parts in topics.items()
             ],
         )
 
 
-def _news(entry: tuple[Fetched, Any, int]) -> bool:
+def _news(entry: Found) -> bool:
     """Whether an incremental answer must name the partition; remembers what the client is told."""
     part, answer, size = entry
     news = (
@@ -188,7 +193,7 @@ def _news(entry: tuple[Fetched, Any, int]) -> bool:
     return news
 
 
-def _cut_off(source: PartitionLog, part: Fetched) -> Any:
+def _cut_off(source: PartitionLog, part: Fetched) -> _Partition | None:
     """The answer to a client that has read what is not in the log any more, None to any other.
 
     Source: KIP-320, KIP-595.
@@ -212,8 +217,8 @@ def _cut_off(source: PartitionLog, part: Fetched) -> Any:
     )
 
 
-def _find(node: Node, topic: Any, index: int) -> tuple[PartitionLog | None, int]:
-    if type(topic) is str:
+def _find(node: Node, topic: str | uuid.UUID, index: int) -> tuple[PartitionLog | None, int]:
+    if isinstance(topic, str):
         return node.store.get(topic, index), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     known = node.store.topics_by_id.get(topic)
     if known is None:
@@ -221,13 +226,13 @@ def _find(node: Node, topic: Any, index: int) -> tuple[PartitionLog | None, int]
     return node.store.get(known.name, index), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
-def _records(result: ReadResult, crowded: bool) -> Any:
+def _records(result: ReadResult, crowded: bool) -> Records:
     if result.size < COPY_BYTES or crowded:
         return result.bytes()
     return [LogSlice(each) if each.length >= COPY_BYTES else each.bytes() for each in result.ranges]
 
 
-def _wanted(message: Any, by_id: bool) -> dict[Key, Fetched]:
+def _wanted(message: FetchRequest, by_id: bool) -> dict[Key, Fetched]:
     wanted: dict[Key, Fetched] = {}
     for topic in message.topics:
         name = topic.topic_id if by_id else topic.topic

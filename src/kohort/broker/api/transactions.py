@@ -17,7 +17,7 @@ from kohort.broker.node import Node
 from kohort.broker.regex import matcher
 from kohort.broker.transactions.log import Status
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError
-from kohort.ids import TopicPartition
+from kohort.ids import TopicPartition, by_topic
 from kohort.wire.transactions import (
     AddPartitionsToTxnRequest,
     AddPartitionsToTxnResponse,
@@ -152,11 +152,8 @@ def describe_transactions(node: Node, request: Request[DescribeTransactionsReque
         state.transaction_timeout_ms = known.timeout_ms
         state.transaction_start_time_ms = known.start_ms
         state.producer_id, state.producer_epoch = known.producer_id, known.epoch
-        by_topic: dict[str, list[int]] = {}
-        for topic, index in known.partitions:
-            by_topic.setdefault(topic, []).append(index)
         make = DescribeTransactionsResponse.TopicData
-        state.topics = [make(topic=topic, partitions=parts) for topic, parts in by_topic.items()]
+        state.topics = [make(topic=topic, partitions=parts) for topic, parts in by_topic(known.partitions).items()]
     return DescribeTransactionsResponse(transaction_states=states)
 
 

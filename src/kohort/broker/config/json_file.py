@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 from kohort.errors import CorruptDataError
+from kohort.log.checkpoints import replace_file
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -28,9 +28,8 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
-    """Replace the file: it holds the old or the new whole, and only its owner can read it. Raises OSError."""
-    scratch = path.with_suffix(".tmp")
-    handle = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(handle, "w", encoding="utf-8") as output:
-        json.dump(value, output, indent=1, sort_keys=True)
-    os.replace(scratch, path)
+    """Replace the file: it holds the old or the new whole, also after a power loss.
+
+    Only its owner can read it. Raises OSError: it holds the old.
+    """
+    replace_file(path, json.dumps(value, indent=1, sort_keys=True), mode=0o600)

@@ -22,7 +22,7 @@ from kohort.broker.net.refusals import refusal
 from kohort.broker.net.request import Request
 from kohort.broker.net.session import ClientSession
 from kohort.errors import ErrorCode, KafkaError
-from kohort.wire.cluster import ApiVersionsRequest, ApiVersionsResponse
+from kohort.wire.cluster import ApiVersionsResponse
 from kohort.wire.framing import APIS, decode_request_header
 from kohort.wire.message import Message
 from kohort.wire.schema import WireError
@@ -110,7 +110,7 @@ def route_table(
     return routes
 
 
-def api_keys(routes: Mapping[int, Route[Any]]) -> list[ApiVersionsResponse.ApiVersion]:
+def api_keys(routes: Mapping[int, Route[H]]) -> list[ApiVersionsResponse.ApiVersion]:
     """What ApiVersions says of these routes."""
     make = ApiVersionsResponse.ApiVersion
     return [
@@ -128,7 +128,7 @@ class Dispatcher(Generic[D]):
         self,
         host: D,
         routes: Mapping[int, Route[D]],
-        unsupported_api_versions: Callable[[D, Request[ApiVersionsRequest]], None],
+        unsupported_api_versions: Callable[[D, Request[Message]], None],
         authorize: Authorize | None = None,
     ) -> None:
         """`authorize`: asked before each request; None: everybody may do everything."""
@@ -153,7 +153,7 @@ class Dispatcher(Generic[D]):
         except WireError as error:
             raise BadFrame(f"a request whose header can't be read: {error}") from None
         key, version, _, _ = header
-        request: Request[Any] = Request(connection, *header)
+        request: Request[Message] = Request(connection, *header)
         client = request.client
         if client.held:
             self._host.release(client)
@@ -181,7 +181,7 @@ class Dispatcher(Generic[D]):
             return
         self._run(route, request)
 
-    def _run(self, route: Route[D], request: Request[Any]) -> None:
+    def _run(self, route: Route[D], request: Request[Message]) -> None:
         try:
             answer = route.handler(self._host, request)
         except KafkaError as error:

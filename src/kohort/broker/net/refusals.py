@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from kohort.broker.net.request import Request
 from kohort.errors import ErrorCode
 from kohort.wire.framing import APIS
 from kohort.wire.message import Message
+from kohort.wire.schema import Struct
 
 _ITEMS = {
     "topics": "topics",
@@ -34,13 +33,13 @@ def refusal(request: Request[Message], error: ErrorCode, text: str | None = None
     return response
 
 
-def _fill(asked: Any, answer: Any, error: ErrorCode, text: str | None) -> None:
+def _fill(asked: Struct, answer: Struct, error: ErrorCode, text: str | None) -> None:
     fields = {field.name: field for field in answer.FIELDS}
     for name in ("error_code", "partition_error_code"):
         if name in fields:
             setattr(answer, name, int(error))
-    if "error_message" in fields:
-        answer.error_message = text
+    if (message := fields.get("error_message")) is not None:
+        setattr(answer, message.name, text)
     for field in asked.FIELDS:
         value = getattr(asked, field.name)
         target = fields.get(field.name)
@@ -55,9 +54,9 @@ def _fill(asked: Any, answer: Any, error: ErrorCode, text: str | None) -> None:
                 setattr(answer, name, value)
 
 
-def _item(asked: Any, kind: Any, error: ErrorCode, text: str | None) -> Any:
+def _item(asked: Struct | str | int, kind: type[Struct], error: ErrorCode, text: str | None) -> Struct:
     answer = kind()
-    if hasattr(asked, "FIELDS"):
+    if isinstance(asked, Struct):
         _fill(asked, answer, error, text)
         return answer
     fields = [field.name for field in answer.FIELDS]

@@ -10,7 +10,7 @@ from enum import IntEnum
 from kohort.broker.shards import java_hash
 from kohort.broker.topics import TRANSACTIONS_TOPIC
 from kohort.errors import CorruptDataError
-from kohort.ids import TopicPartition
+from kohort.ids import TopicPartition, by_topic
 from kohort.journal.checked import UNREADABLE, WHAT_TO_DO, Survey, checked_batches, tell_cut_off
 from kohort.log import Damage, LogStore, PartitionLog
 from kohort.wire.batch import BatchHeader, BatchRecord, build_batch
@@ -167,9 +167,6 @@ def _id_of(key: bytes) -> str | None:
 
 
 def _encode(transaction: Transaction) -> bytes:
-    by_topic: dict[str, list[int]] = {}
-    for topic, partition in transaction.partitions:
-        by_topic.setdefault(topic, []).append(partition)
     make = TransactionLogValue.PartitionsSchema
     empty = transaction.status is Status.EMPTY
     value = TransactionLogValue(
@@ -179,7 +176,7 @@ def _encode(transaction: Transaction) -> bytes:
         transaction_status=int(transaction.status),
         transaction_partitions=None
         if empty
-        else [make(topic=topic, partition_ids=parts) for topic, parts in by_topic.items()],
+        else [make(topic=topic, partition_ids=parts) for topic, parts in by_topic(transaction.partitions).items()],
         transaction_last_update_timestamp_ms=transaction.update_ms,
         transaction_start_timestamp_ms=transaction.start_ms,
         previous_producer_id=transaction.previous_producer_id,

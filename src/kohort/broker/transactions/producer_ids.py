@@ -1,9 +1,13 @@
-"""Producer ids: never given out twice, across restarts too. A block is reserved on disk before its first id is used."""
+"""Producer ids: never given out twice, across restarts and losses of power too.
+
+A block is reserved on disk before its first id is used.
+"""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
+
+from kohort.log.checkpoints import replace_file
 
 FILE = "producer-ids"
 BLOCK = 1_000
@@ -27,7 +31,5 @@ class ProducerIds:
 
     def _reserve(self) -> None:
         reserved = self._next + BLOCK
-        scratch = self._path.with_suffix(".tmp")
-        scratch.write_text(str(reserved), encoding="ascii")
-        os.replace(scratch, self._path)
+        replace_file(self._path, str(reserved))
         self._reserved = reserved

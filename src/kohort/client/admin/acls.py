@@ -9,7 +9,6 @@ from kohort.client.admin.places import at_controller, refused
 from kohort.client.admin.values import (
     Acl,
     AclFilter,
-    AclOperation,
     AclPattern,
     AclPermission,
     AclResource,
@@ -17,6 +16,7 @@ from kohort.client.admin.values import (
 )
 from kohort.client.net.cluster import ANY, CONTROLLER, Cluster
 from kohort.errors import KafkaError
+from kohort.ids import AclOperation
 from kohort.wire.security import (
     CreateAclsRequest,
     DeleteAclsRequest,

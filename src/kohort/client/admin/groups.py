@@ -205,7 +205,7 @@ async def delete_consumer_groups(
 async def remove_members_from_consumer_group(
     cluster: Cluster, group: str, group_instance_ids: Iterable[str] | None = None, *, timeout_ms: float | None = None
 ) -> Results[str, None]:
-    """Puts static members out of a group, by instance id; None: all its members, which gives outcomes by member id."""
+    """Removes static members from a group, by instance id; None: all its members, which gives outcomes by member id."""
     if group_instance_ids is None:
         described = (await describe_consumer_groups(cluster, [group], timeout_ms=timeout_ms)).result(group)
         wanted: list[tuple[str, str | None]] = [(member.member_id, None) for member in described.members]

@@ -10,7 +10,7 @@ from typing import Generic, Literal, Self, TypeVar
 
 from kohort.calls import checked
 from kohort.errors import InvalidInputError, KafkaError
-from kohort.ids import TopicPartition
+from kohort.ids import AclOperation, TopicPartition
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -341,26 +341,6 @@ class AclPattern(IntEnum):
     MATCH = 2
     LITERAL = 3
     PREFIXED = 4
-
-
-class AclOperation(IntEnum):
-    """What a rule allows or denies; ANY is for filters."""
-
-    ANY = 1
-    ALL = 2
-    READ = 3
-    WRITE = 4
-    CREATE = 5
-    DELETE = 6
-    ALTER = 7
-    DESCRIBE = 8
-    CLUSTER_ACTION = 9
-    DESCRIBE_CONFIGS = 10
-    ALTER_CONFIGS = 11
-    IDEMPOTENT_WRITE = 12
-    CREATE_TOKENS = 13
-    DESCRIBE_TOKENS = 14
-    TWO_PHASE_COMMIT = 15
 
 
 class AclPermission(IntEnum):

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, cast
 
 from kohort.calls import checked, checked_call
+from kohort.client import lookups
+from kohort.client.consumer import offset_calls
 from kohort.client.consumer.core import ConsumerCore
 from kohort.client.consumer.effects import Await, CallUser, Decode, Effect, Running, Script, Wait
 from kohort.client.consumer.records import Records, to_batch
 from kohort.client.consumer.steering import Steering
 from kohort.client.net.asyncio_driver import AsyncClient
-from kohort.client.offset_requests import committed_offsets
-from kohort.client.offset_values import OffsetAndMetadata, OffsetAndTimestamp
+from kohort.client.net.faces import awaiting
+from kohort.client.net.runtime import Work
 from kohort.client.setting_types import ConsumerSettings
 from kohort.client.settings import ConsumerConfig, Servers, client_config
-from kohort.client.topic_offsets import beginning_offsets, end_offsets, offsets_for_times, partitions_of
 from kohort.columns import Record, decode
 from kohort.config import documented
 from kohort.errors import InvalidInputError
@@ -84,55 +85,17 @@ class AsyncConsumer(Steering):
 
     # Offsets.
 
-    async def commit(
-        self,
-        offsets: Mapping[TopicPartition, OffsetAndMetadata | int] | None = None,
-        *,
-        timeout_ms: float | None = None,
-    ) -> None:
-        """Commit and wait; None commits the positions: everything that was returned."""
-        await self._client.call(self._core.commits.commit(self._core.to_commit(offsets), timeout_ms))
-
-    async def committed(
-        self, partitions: Iterable[TopicPartition], *, timeout_ms: float | None = None
-    ) -> dict[TopicPartition, OffsetAndMetadata | None]:
-        """The group's committed offsets, None where there is none."""
-        group = self.config.group_id
-        if group is None:
-            raise InvalidInputError("committed needs group.id")
-        return await self._client.call(
-            committed_offsets(self._client.cluster, group, partitions, timeout_ms=timeout_ms)
-        )
+    commit = awaiting(offset_calls.commit)
+    committed = awaiting(offset_calls.committed)
 
     async def position(self, partition: TopicPartition, *, timeout_ms: float | None = None) -> int:
         """The offset of the next record that will be returned."""
         return await self._run(self._core.position(partition, self._deadline(timeout_ms)))
 
-    async def offsets_for_times(
-        self, times: Mapping[TopicPartition, int], *, timeout_ms: float | None = None
-    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        """The first record at or after each time (ms since the epoch); None where there is none."""
-        return await self._client.call(offsets_for_times(self._client.cluster, times, timeout_ms))
-
-    async def beginning_offsets(
-        self, partitions: Iterable[TopicPartition], *, timeout_ms: float | None = None
-    ) -> dict[TopicPartition, int]:
-        """First offsets that can be read."""
-        return await self._client.call(beginning_offsets(self._client.cluster, partitions, timeout_ms))
-
-    async def end_offsets(
-        self, partitions: Iterable[TopicPartition], *, timeout_ms: float | None = None
-    ) -> dict[TopicPartition, int]:
-        """Offsets after the last one that can be read (the last stable one with read_committed)."""
-        committed = self.config.isolation_level == "read_committed"
-        return await self._client.call(
-            end_offsets(self._client.cluster, partitions, timeout_ms, read_committed=committed)
-        )
-
-    async def partitions_for_topic(self, topic: str, *, timeout_ms: float | None = None) -> set[int]:
-        """A topic's partition numbers, asked now; empty when there is no such topic."""
-        found = await self._client.call(partitions_of(self._client.cluster, [topic], timeout_ms))
-        return set(found.get(topic, ()))
+    offsets_for_times = awaiting(lookups.offsets_for_times)
+    beginning_offsets = awaiting(lookups.beginning_offsets)
+    end_offsets = awaiting(lookups.end_offsets)
+    partitions_for_topic = awaiting(lookups.partitions_for_topic)
 
     # The end.
 
@@ -167,6 +130,9 @@ class AsyncConsumer(Steering):
 
     def _deadline(self, timeout_ms: float | None) -> float:
         return self._client.now_ms() + (self.config.default_api_timeout_ms if timeout_ms is None else timeout_ms)
+
+    async def _call(self, coro: Work[T]) -> T:
+        return await self._client.call(coro)
 
     def _do(self, action: Callable[[ConsumerCore], T]) -> T:
         self._client.check()

@@ -5,21 +5,21 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, cast
 
 from kohort.calls import checked, checked_call
+from kohort.client import lookups
+from kohort.client.consumer import offset_calls
 from kohort.client.consumer.core import ConsumerCore
 from kohort.client.consumer.effects import Await, CallUser, Decode, Effect, Running, Script, Wait
+from kohort.client.consumer.fetch_buffer import Slice
 from kohort.client.consumer.records import Records, to_batch
-from kohort.client.consumer.retained import Slice
 from kohort.client.consumer.steering import Steering
 from kohort.client.lookups import Lookups
-from kohort.client.net.runtime import Work
+from kohort.client.net.faces import blocking
 from kohort.client.net.thread_driver import ThreadClient
-from kohort.client.offset_requests import committed_offsets
-from kohort.client.offset_values import OffsetAndMetadata
 from kohort.client.setting_types import ConsumerSettings
 from kohort.client.settings import ConsumerConfig, Servers, client_config
 from kohort.columns import Record, decode
@@ -58,6 +58,8 @@ class Consumer(Lookups, Steering):
     that need an answer (`committed`, `position`, `commit` …) raise TimedOutError with addresses and causes when their
     time is over.
     """
+
+    _core: ConsumerCore
 
     @checked_call
     def __init__(self, bootstrap_servers: Servers = None, **settings: Unpack[ConsumerSettings]) -> None:
@@ -116,27 +118,8 @@ class Consumer(Lookups, Steering):
 
     # Offsets.
 
-    def commit(
-        self,
-        offsets: Mapping[TopicPartition, OffsetAndMetadata | int] | None = None,
-        *,
-        timeout_ms: float | None = None,
-    ) -> None:
-        """Commit and wait; None commits the positions: everything that was returned.
-
-        Raises:
-            CommitFailedError: this consumer is no member any more, its partitions may belong to another.
-        """
-        self._call(lambda core: core.commits.commit(core.to_commit(offsets), timeout_ms))
-
-    def committed(
-        self, partitions: Iterable[TopicPartition], *, timeout_ms: float | None = None
-    ) -> dict[TopicPartition, OffsetAndMetadata | None]:
-        """The group's committed offsets, None where there is none."""
-        group = self.config.group_id
-        if group is None:
-            raise InvalidInputError("committed needs group.id")
-        return self._call(lambda core: committed_offsets(core.cluster, group, partitions, timeout_ms=timeout_ms))
+    commit = blocking(offset_calls.commit)
+    committed = blocking(offset_calls.committed)
 
     def position(self, partition: TopicPartition, *, timeout_ms: float | None = None) -> int:
         """The offset of the next record that will be returned."""
@@ -155,9 +138,7 @@ class Consumer(Lookups, Steering):
             if value is not None:
                 self.seek(partition, value.offset)
 
-    def partitions_for_topic(self, topic: str, *, timeout_ms: float | None = None) -> set[int]:
-        """A topic's partition numbers, asked now; empty when there is no such topic."""
-        return set(self.partitions_of([topic], timeout_ms=timeout_ms).get(topic, ()))
+    partitions_for_topic = blocking(lookups.partitions_for_topic)
 
     # The end.
 
@@ -209,9 +190,6 @@ class Consumer(Lookups, Steering):
                     client.send_now()
                 else:
                     client.wake_if_busy()
-
-    def _call(self, make: Callable[[ConsumerCore], Work[T]]) -> T:
-        return self._client.call(make(self._core))
 
     def _poll(self, limit: int | None, timeout_ms: float) -> list[Slice]:
         if limit is not None:

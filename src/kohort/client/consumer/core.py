@@ -14,10 +14,10 @@ from functools import partial
 from kohort.client.consumer.closing import GOODBYE_MS, KEPT_TO_LEAVE, LAST_COMMIT_MS, Closing
 from kohort.client.consumer.commits import Commits, OnCommit, tell
 from kohort.client.consumer.effects import Await, CallUser, Decode, Script, Wait
+from kohort.client.consumer.fetch_buffer import FetchBuffer, Slice
 from kohort.client.consumer.fetching import Fetched, Fetcher
 from kohort.client.consumer.handing_out import HandingOut
 from kohort.client.consumer.positions import PositionFinder
-from kohort.client.consumer.retained import Retained, Slice
 from kohort.client.consumer.subscription import Partitions, Position
 from kohort.client.group.membership import LEAVE_MS, Membership
 from kohort.client.group.protocols import join_group
@@ -66,8 +66,8 @@ class ConsumerCore:
         self.cluster = cluster
         self.config = config
         self.partitions = Partitions()
-        self.retained = Retained(self.partitions)
-        self.fetcher = Fetcher(cluster, config, self.partitions, self.retained, self._changed)
+        self.buffer = FetchBuffer(self.partitions)
+        self.fetcher = Fetcher(cluster, config, self.partitions, self.buffer, self._changed)
         self.positions = PositionFinder(cluster, config, self.partitions, self.pump, self._changed)
         self.fetcher.on_lost_position(self.positions.out_of_range, self.positions.truncated)
         self.membership: Membership | None = None
@@ -149,13 +149,13 @@ class ConsumerCore:
         """What `poll` would return, when enough is decoded and nothing else is to be done first; else nothing."""
         if self.handing_out.open or self._closed or self._woken or self._group_news():
             return []
-        if self.retained.available() < limit:
+        if self.buffer.available() < limit:
             return []
         failing = self.positions.error is not None or self.fetcher.error is not None
         if failing or self.partitions.failed() or not self._owns():
             return []
         self._begin_poll(limit)
-        taken = self.retained.take(limit, proportional=self.config.poll_share == "proportional")
+        taken = self.buffer.take(limit, proportional=self.config.poll_share == "proportional")
         self.returned += sum(map(len, taken))
         self.fetcher.refill()
         return taken
@@ -186,7 +186,7 @@ class ConsumerCore:
                 decoded = yield Decode(fetched.sets, self._options)
                 self._keep(fetched, decoded)
             share = self.config.poll_share == "proportional"
-            taken = self.retained.take(limit, proportional=share) if self._owns() else []
+            taken = self.buffer.take(limit, proportional=share) if self._owns() else []
             self.fetcher.refill()
             if taken:
                 self.returned += sum(map(len, taken))
@@ -218,7 +218,7 @@ class ConsumerCore:
         self.fetcher.pump()
 
     def _wants_more(self, limit: int | None) -> bool:
-        return not self.retained.any_ready() if limit is None else self.retained.available() < limit
+        return not self.buffer.any_ready() if limit is None else self.buffer.available() < limit
 
     def _newer_than(self, seen: int) -> Callable[[], bool]:
         return lambda: self.news != seen or self._has_news()
@@ -229,7 +229,7 @@ class ConsumerCore:
             or self._group_news()
             or self.positions.error is not None
             or self.fetcher.error is not None
-            or ((bool(self.fetcher.ready) or self.retained.any_ready()) and self._owns())
+            or ((bool(self.fetcher.ready) or self.buffer.any_ready()) and self._owns())
         )
 
     def _owns(self) -> bool:
@@ -241,7 +241,7 @@ class ConsumerCore:
             partition = TopicPartition(given.topic, given.partition)
             rows = decoded.ranges[index]
             if rows.finished:
-                self.retained.add(partition, decoded, index, fetched.eras[index])
+                self.buffer.add(partition, decoded, index, fetched.versions[index])
                 state = self.partitions.get(partition)
                 if rows.incomplete and state is not None and not len(rows) and rows.damage is None:
                     self._too_small(partition, rows.next_offset, given.first_offset)
@@ -254,9 +254,9 @@ class ConsumerCore:
         rest = Fetched(fetched.node, [], [], [], 0)
         for index, given in enumerate(decoded.remaining()):
             where = [i for i, rows in enumerate(decoded.ranges) if not rows.finished][index]
-            self.retained.add(TopicPartition(given.topic, given.partition), decoded, where, fetched.eras[where])
+            self.buffer.add(TopicPartition(given.topic, given.partition), decoded, where, fetched.versions[where])
             rest.sets.append(given)
-            rest.eras.append(fetched.eras[where])
+            rest.versions.append(fetched.versions[where])
             rest.counts.append(fetched.counts[where])
             rest.bytes += len(given.buffer)
         self.fetcher.put_back(rest)
@@ -284,7 +284,7 @@ class ConsumerCore:
         if error is not None:
             raise error
         for partition, failure in self.partitions.failed():
-            if self.retained.count(partition) == 0 and not self.partitions.of(partition).paused:
+            if self.buffer.count(partition) == 0 and not self.partitions.of(partition).paused:
                 raise failure
 
     # The group.
@@ -371,7 +371,7 @@ class ConsumerCore:
             yield Await(self.commits.drain(self._closing.at_most(LAST_COMMIT_MS)))
             yield Await(self.fetcher.end_sessions(self._closing.at_most(GOODBYE_MS)))
         finally:
-            self.retained.clear()
+            self.buffer.clear()
             self.positions.close()
 
     async def goodbye(self) -> None:
@@ -485,7 +485,7 @@ class ConsumerCore:
 
     def _moved(self) -> None:
         """The set of partitions or a position changed."""
-        self.retained.drop_void()
+        self.buffer.drop_void()
         self.positions.look()
         self.pump()
         self._changed()

@@ -15,9 +15,9 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from kohort.client.consumer.fetch_buffer import FetchBuffer
 from kohort.client.consumer.fetch_request import FETCH_LANE, MOVED, FetchEntry
 from kohort.client.consumer.fetch_session import FetchSession
-from kohort.client.consumer.retained import Retained
 from kohort.client.consumer.subscription import Partitions, PartitionState, Position
 from kohort.client.net.cluster import Cluster, Node
 from kohort.client.net.notices import fault
@@ -39,11 +39,11 @@ poll."""
 
 @dataclass(slots=True)
 class Fetched:
-    """Record sets out of one answer, not decoded yet, each with its partition's era when it was asked for."""
+    """Record sets of one answer, not decoded yet, and the versions of their partitions' positions at the request."""
 
     node: int
     sets: list[RecordSet]
-    eras: list[int]
+    versions: list[int]
     counts: list[int]
     bytes: int
 
@@ -53,7 +53,7 @@ class _Asked:
     """What one request asked of one partition."""
 
     position: Position
-    era: int
+    position_version: int
 
 
 class Fetcher:
@@ -71,13 +71,13 @@ class Fetcher:
         cluster: Cluster,
         config: ConsumerConfig,
         partitions: Partitions,
-        retained: Retained,
+        buffer: FetchBuffer,
         changed: Callable[[], None],
     ) -> None:
         self.cluster = cluster
         self.config = config
         self.partitions = partitions
-        self.retained = retained
+        self.buffer = buffer
         self.ready: deque[Fetched] = deque()
         self.unbounded = config.max_poll_records < 0
         self.fetches = 0
@@ -135,13 +135,13 @@ class Fetcher:
     def kept_records(self, partition: TopicPartition | None = None) -> int:
         """Records here and not returned, decoded or not; of one partition or of all."""
         if partition is not None:
-            return self.retained.count(partition) + self._undecoded[partition]
-        return self.retained.records + self._undecoded_records
+            return self.buffer.count(partition) + self._undecoded[partition]
+        return self.buffer.records + self._undecoded_records
 
     def available_records(self) -> int:
         """Records here and not returned, of partitions that are not paused."""
         paused = sum(self._undecoded[partition] for partition in self.partitions.paused)
-        return self.retained.available() + self._undecoded_records - paused
+        return self.buffer.available() + self._undecoded_records - paused
 
     def next_ready(self) -> Fetched | None:
         """The oldest answer, without what was revoked or sought away since; None when there is none.
@@ -150,12 +150,12 @@ class Fetcher:
         """
         while self.ready:
             fetched = self.ready.popleft()
-            keep = [i for i, given in enumerate(fetched.sets) if self._current(given, fetched.eras[i])]
+            keep = [i for i, given in enumerate(fetched.sets) if self._current(given, fetched.versions[i])]
             if len(keep) < len(fetched.sets):
                 for gone in set(range(len(fetched.sets))) - set(keep):
                     self._count(fetched, gone, -1)
                 fetched.sets = [fetched.sets[i] for i in keep]
-                fetched.eras = [fetched.eras[i] for i in keep]
+                fetched.versions = [fetched.versions[i] for i in keep]
                 fetched.counts = [fetched.counts[i] for i in keep]
             if keep:
                 return fetched
@@ -180,9 +180,9 @@ class Fetcher:
         for index in range(len(fetched.sets)):
             self._count(fetched, index, 1)
 
-    def _current(self, given: RecordSet, era: int) -> bool:
+    def _current(self, given: RecordSet, position_version: int) -> bool:
         state = self.partitions.get(TopicPartition(given.topic, given.partition))
-        return state is not None and state.era == era
+        return state is not None and state.position_version == position_version
 
     # Planning.
 
@@ -211,7 +211,7 @@ class Fetcher:
             if node < 0:
                 self._ask_leaders(now)
             elif node not in barred and state.fetch_position is not None:
-                by_node.setdefault(node, {})[partition] = _Asked(state.fetch_position, state.era)
+                by_node.setdefault(node, {})[partition] = _Asked(state.fetch_position, state.position_version)
         for node, asked in by_node.items():
             self._busy.add(node)
             self.cluster.runtime.spawn(self._fetch(node, asked), f"fetch from {node}")
@@ -227,7 +227,7 @@ class Fetcher:
         return full
 
     def _enough(self) -> float | None:
-        """How many retained records of a partition rule it out; None when nothing is to be fetched."""
+        """How many buffered records of a partition rule it out; None when nothing is to be fetched."""
         if self.unbounded:
             return float("inf")
         limit = self.config.max_poll_records
@@ -296,7 +296,7 @@ class Fetcher:
             for part in topic.partitions:
                 partition = TopicPartition(name, part.partition_index)
                 entry, state = asked.get(partition), self.partitions.get(partition)
-                if entry is not None and state is not None and state.era == entry.era:
+                if entry is not None and state is not None and state.position_version == entry.position_version:
                     self._take_partition(fetched, partition, entry, state, part)
         if fetched.sets:
             self.fetched_bytes += fetched.bytes
@@ -335,7 +335,7 @@ class Fetcher:
         fetched.sets.append(
             RecordSet(partition.topic, partition.partition, records, entry.position.offset, aborted=aborted)
         )
-        fetched.eras.append(entry.era)
+        fetched.versions.append(entry.position_version)
         fetched.counts.append(count)
         fetched.bytes += len(records)
         self._count(fetched, len(fetched.sets) - 1, 1)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from kohort.client.consumer.fetch_buffer import Slice, position_at
 from kohort.client.consumer.records import apply_deserializers
-from kohort.client.consumer.retained import Slice, position_at
 from kohort.client.consumer.subscription import Partitions, Position
 from kohort.client.settings import ConsumerConfig
 from kohort.columns import Record
@@ -19,7 +19,7 @@ class HandingOut:
     """What one poll took and the application has not seen all of.
 
     Attributes:
-        open: Partitions being handed out, with their era.
+        open: Partitions being handed out, with the version of their position.
         halted: They may be others' by now: what is being handed out ends, and comes again if they are not.
     """
 
@@ -39,7 +39,7 @@ class HandingOut:
         for part in slices:
             state = self._partitions.get(part.partition)
             if state is not None and state.position is not None and part.partition not in self.open:
-                self.open[part.partition] = state.era
+                self.open[part.partition] = state.position_version
                 state.position = _position_in(part, part.start)
         for part in slices:
             yield from self._each(part)
@@ -47,37 +47,37 @@ class HandingOut:
 
     def _each(self, part: Slice) -> Iterator[Record]:
         partition = part.partition
-        era = self.open.get(partition)
-        if era is None:
+        position_version = self.open.get(partition)
+        if position_version is None:
             return
         rows = part.block.ranges[part.index]
         epoch = rows.leader_epoch if rows.one_epoch else -1
         for record in part.block.records(part.start, part.stop):
             state = self._partitions.get(partition)
-            if state is None or state.era != era:
+            if state is None or state.position_version != position_version:
                 self.open.pop(partition, None)
                 return
             if state.paused or self.halted:
-                self._take_back(partition, era)
+                self._take_back(partition, position_version)
                 return
             state.position = Position(record.offset + 1, epoch)
             apply_deserializers(record, self._config.key_deserializer, self._config.value_deserializer)
             yield record
         state = self._partitions.get(partition)
-        if state is not None and state.era == era:
+        if state is not None and state.position_version == position_version:
             state.position = _position_in(part, part.stop)
 
-    def _take_back(self, partition: TopicPartition, era: int) -> None:
+    def _take_back(self, partition: TopicPartition, position_version: int) -> None:
         """What was taken out of a partition and not handed out is fetched again."""
         self.open.pop(partition, None)
         state = self._partitions.get(partition)
-        if state is not None and state.era == era and state.position is not None:
+        if state is not None and state.position_version == position_version and state.position is not None:
             self._partitions.place(partition, state.position)
 
     def take_back(self) -> None:
         """End what is being handed out; what nobody has seen comes again."""
-        for partition, era in list(self.open.items()):
-            self._take_back(partition, era)
+        for partition, position_version in list(self.open.items()):
+            self._take_back(partition, position_version)
 
 
 def _position_in(part: Slice, row: int) -> Position:

@@ -59,7 +59,7 @@ class PositionFinder:
 
     def _still_asked(self, partition: TopicPartition) -> bool:
         state = self._partitions.get(partition)
-        return state is not None and state.era == self._asked[partition] and state.position is None
+        return state is not None and state.position_version == self._asked[partition] and state.position is None
 
     def take_error(self) -> KafkaError | None:
         """As `error`, once: the positions are looked for again."""
@@ -137,7 +137,7 @@ class PositionFinder:
         missing = self._partitions.without_position()
         if not missing:
             return
-        self._asked = {part: self._partitions.of(part).era for part in missing}
+        self._asked = {part: self._partitions.of(part).position_version for part in missing}
         known = {}
         if self._config.group_id is not None:
             stable = self._config.isolation_level == "read_committed"
@@ -166,7 +166,7 @@ class PositionFinder:
         wanted = self._partitions.to_reset()
         if not wanted:
             return False
-        self._asked = {part: self._partitions.of(part).era for part in wanted}
+        self._asked = {part: self._partitions.of(part).position_version for part in wanted}
         committed_only = self._config.isolation_level == "read_committed"
         times = {part: self._time_of(policy) for part, policy in wanted.items()}
         found = await list_offsets(self._cluster, times, read_committed=committed_only)

@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
+from uuid import UUID
 
 from kohort.calls import checked, checked_call
 from kohort.client.consumer.fetch_request import FETCH_LANE, MOVED, FetchEntry, fetch_request
 from kohort.client.consumer.subscription import Position
 from kohort.client.lookups import Lookups
-from kohort.client.net.cluster import Cluster, Node
+from kohort.client.net.cluster import Node
+from kohort.client.net.metadata import TopicInfo
+from kohort.client.net.presence import present_topics
 from kohort.client.net.thread_driver import ThreadClient
+from kohort.client.offset_requests import EARLIEST, LATEST, list_offsets
+from kohort.client.offset_values import OffsetAndTimestamp
 from kohort.client.settings import ConsumerConfig, client_config
-from kohort.client.topic_offsets import beginning_offsets, end_offsets, topic_names
+from kohort.client.topic_offsets import topic_names
 from kohort.columns import COLUMNS, DecodeOptions, RecordSet, damage_error, decode_all, extent
-from kohort.errors import ErrorCode, OffsetError, TimedOutError, error_for
+from kohort.errors import ErrorCode, NotFoundError, OffsetError, TimedOutError, error_for
 from kohort.ids import TopicPartition
+from kohort.wire.cluster import MetadataRequest
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+When: TypeAlias = Literal["earliest", "latest"] | int
+_NAMED_TIMES = {"earliest": EARLIEST, "latest": LATEST}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +41,14 @@ class _Answer:
     aborted: list[tuple[int, int]]
     start: int
     next_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """What is read: a partition, and which topic of that name (None: whichever)."""
+
+    partition: TopicPartition
+    topic_id: UUID | None
 
 
 @checked
@@ -73,7 +90,13 @@ class RangeReader(Lookups):
         self._fetch_bytes = fetch_bytes
 
     def read(
-        self, partition: TopicPartition, start: int, end: int, *, fail_on_data_loss: bool = True
+        self,
+        partition: TopicPartition,
+        start: int,
+        end: int,
+        *,
+        fail_on_data_loss: bool = True,
+        topic_id: UUID | None = None,
     ) -> Iterator[pa.RecordBatch]:
         """Batches with the records of [start, end), in order, one fetch answer or less each.
 
@@ -85,23 +108,26 @@ class RangeReader(Lookups):
             end: The offset after the last one; when it lies after the partition's end, `read` waits for data until
                 `default_api_timeout_ms` has passed without any.
             fail_on_data_loss: False goes on at the first offset there is when retention has removed a part.
+            topic_id: The topic that the offsets belong to: nothing is read of another one of the same name. None: the
+                one that has the name at the time.
 
         Raises:
+            NotFoundError: the topic of `topic_id` was deleted, or made again.
             OffsetError: a part of the range is gone; names offsets.
             TimedOutError: no data for `default_api_timeout_ms`.
             CorruptDataError: a damaged batch; names its offset.
         """
         if start >= end:
             return
-        cluster = self._client.cluster
+        of = _Source(partition, topic_id)
         position = start
-        ahead = self._client.submit(self._fetch(cluster, partition, position, end, fail_on_data_loss))
+        ahead = self._client.submit(self._fetch(of, position, end, fail_on_data_loss))
         try:
             while position < end:
                 answer = ahead.result()
                 position = answer.next_offset
                 if position < end:
-                    ahead = self._client.submit(self._fetch(cluster, partition, position, end, fail_on_data_loss))
+                    ahead = self._client.submit(self._fetch(of, position, end, fail_on_data_loss))
                 yield from self._decode(partition, answer, end)
         finally:
             ahead.cancel()
@@ -115,15 +141,14 @@ class RangeReader(Lookups):
             if damage is not None and damage.offset < end:
                 raise damage_error(given, damage)
 
-    async def _fetch(self, cluster: Cluster, partition: TopicPartition, offset: int, end: int, fail: bool) -> _Answer:
+    async def _fetch(self, of: _Source, offset: int, end: int, fail: bool) -> _Answer:
+        cluster, partition = self._client.cluster, of.partition
         limit_ms = self.config.default_api_timeout_ms
         deadline = cluster.runtime.now_ms + limit_ms
         while True:
-            answer = await cluster.retrying(
-                partial(self._attempt, cluster, partition, offset), f"fetch of {partition}", limit_ms
-            )
+            answer = await cluster.retrying(partial(self._attempt, of, offset), f"fetch of {partition}", limit_ms)
             if answer is None:
-                offset = await self._resume(cluster, partition, offset, end, fail)
+                offset = await self._resume(of, offset, end, fail)
                 if offset >= end:
                     return _Answer(memoryview(b""), [], offset, offset)
             elif answer.next_offset > offset:
@@ -133,9 +158,10 @@ class RangeReader(Lookups):
                     f"{partition}: no data at offset {offset} (of a range up to {end}) for {limit_ms} ms"
                 )
 
-    async def _attempt(self, cluster: Cluster, partition: TopicPartition, offset: int) -> _Answer | None:
+    async def _attempt(self, of: _Source, offset: int) -> _Answer | None:
         """One fetch; None when the offset is out of range."""
-        node = await cluster.leader(partition)
+        cluster, partition = self._client.cluster, of.partition
+        node = await self._leader(of)
         request = fetch_request(
             cluster, self.config, [FetchEntry(partition, Position(offset), self._fetch_bytes)], self._fetch_bytes
         )
@@ -145,24 +171,103 @@ class RangeReader(Lookups):
             raise error_for(answer.error_code or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{partition} can't be read")
         part = answer.responses[0].partitions[0]
         code = ErrorCode.of(part.error_code)
+        if code in MOVED:
+            await self._look_again(of)
+        elif of.topic_id is not None and answer.responses[0].topic_id != of.topic_id:
+            await self._refuse_another(of, node)  # the fetch went by name
         if code is ErrorCode.OFFSET_OUT_OF_RANGE:
             return None
         if code is not ErrorCode.NONE:
-            if code in MOVED:
-                await cluster.describe_topics([partition.topic])
             raise error_for(code, f"{partition} can't be read: {part.damage or code.text}")
         records = part.records if part.records is not None else memoryview(b"")
         aborted = [(txn.producer_id, txn.first_offset) for txn in part.aborted_transactions or ()]
         return _Answer(records, aborted, offset, extent(records).next_offset)
 
-    async def _resume(self, cluster: Cluster, partition: TopicPartition, offset: int, end: int, fail: bool) -> int:
-        first = (await beginning_offsets(cluster, [partition]))[partition]
-        last = (await end_offsets(cluster, [partition]))[partition]
-        if fail or offset > last:
-            raise OffsetError(
-                f"{partition}: offsets {offset} to {end} were asked for, the partition holds {first} to {last}"
+    async def _leader(self, of: _Source) -> int:
+        cluster, partition = self._client.cluster, of.partition
+        if of.topic_id is None:
+            return await cluster.leader(partition)
+        if cluster.metadata.topic_id(partition.topic) != of.topic_id or cluster.metadata.leader(partition) < 0:
+            await self._refuse_another(of)
+        node = cluster.metadata.leader(partition)
+        if node < 0:
+            raise error_for(ErrorCode.LEADER_NOT_AVAILABLE, f"no leader of {partition} is known")
+        return node
+
+    async def _look_again(self, of: _Source) -> None:
+        if of.topic_id is None:
+            await self._client.cluster.describe_topics([of.partition.topic])
+        else:
+            await self._refuse_another(of)
+
+    async def _refuse_another(self, of: _Source, node: int | None = None) -> None:
+        """Ask whose the name is now.
+
+        Args:
+            of: What is read.
+            node: The broker that a fetch by name went to, which knows what it gave; None: any.
+
+        Raises:
+            NotFoundError: another topic's, or no one's.
+        """
+        topic = of.partition.topic
+        if node is not None:
+            asked = MetadataRequest.MetadataRequestTopic(name=topic)
+            request = MetadataRequest(topics=[asked], allow_auto_topic_creation=False)
+            told = (await self._client.cluster.send(request, Node(node))).topics
+            if any(one.topic_id == of.topic_id for one in told):
+                return
+        found = (await present_topics(self._client.cluster, [topic])).get(topic)
+        if found is None:
+            raise NotFoundError(f"topic {topic} (id {of.topic_id}) was deleted")
+        if found.topic_id != of.topic_id:
+            raise NotFoundError(
+                f"topic {topic} was deleted and made again: its id was {of.topic_id} and is {found.topic_id} now"
             )
-        return max(first, offset)
+        if of.partition.partition not in found.partitions:
+            raise NotFoundError(f"{of.partition} does not exist")
+
+    async def _resume(self, of: _Source, offset: int, end: int, fail: bool) -> int:
+        cluster, partition = self._client.cluster, of.partition
+        gone = of.topic_id is not None
+        first, last = [
+            (await list_offsets(cluster, {partition: which}, pass_over_gone=gone)).get(partition)
+            for which in (EARLIEST, LATEST)
+        ]
+        if gone:
+            await self._refuse_another(of)
+        if first is None or last is None:
+            raise NotFoundError(f"{partition} does not exist")
+        if fail or offset > last.offset:
+            raise OffsetError(
+                f"{partition}: offsets {offset} to {end} were asked for, the partition holds "
+                f"{first.offset} to {last.offset}"
+            )
+        return max(first.offset, offset)
+
+    def present_topics(self, topics: Iterable[str]) -> dict[str, TopicInfo]:
+        """Those of the topics that exist, asked now, with their ids and partitions; at once, also of those deleted.
+
+        Raises:
+            KafkaError: a topic can't be seen for another reason than that it does not exist.
+        """
+        return self._client.call(present_topics(self._client.cluster, topics))
+
+    def present_offsets(self, wanted: Mapping[TopicPartition, When]) -> dict[TopicPartition, OffsetAndTimestamp]:
+        """Offsets by time of those partitions that exist.
+
+        Args:
+            wanted: Milliseconds since the epoch, "earliest", or "latest" (as `end_offsets` means it), by partition.
+
+        Returns:
+            What was found; `offset` is -1 where no record is at or after the time. Partitions that do not exist are
+            left out, at once.
+        """
+        committed = self.config.isolation_level == "read_committed"
+        times = {tp: when if isinstance(when, int) else _NAMED_TIMES[when] for tp, when in wanted.items()}
+        return self._client.call(
+            list_offsets(self._client.cluster, times, read_committed=committed, pass_over_gone=True)
+        )
 
     def topics(self, timeout_ms: float | None = None) -> list[str]:
         """All topics, sorted; internal ones left out."""

@@ -7,7 +7,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from kohort.calls import checked
-from kohort.client.consumer.retained import Rows, Slice
+from kohort.client.consumer.fetch_buffer import Rows, Slice
 from kohort.columns import Record
 from kohort.ids import TopicPartition
 

@@ -36,8 +36,8 @@ class PartitionState:
     Attributes:
         position: None until known: from the committed offset or the reset policy.
         fetch_position: Where the next fetch starts: `position`, or after what is fetched already.
-        era: Changes with every seek and every new assignment, and never comes again: what was fetched in another era is
-            thrown away, also when the partition went and came back meanwhile.
+        position_version: Changes with every seek and every new assignment, and never comes again: what was fetched at
+            another one is thrown away, also when the partition went and came back meanwhile.
         reset: The policy or timestamp being asked for; None when the position stands.
         high_watermark, log_start, last_stable: What the last fetch told; -1 unknown.
         replica: Where to fetch instead of at the leader (KIP-392), or None.
@@ -48,7 +48,7 @@ class PartitionState:
 
     position: Position | None = None
     fetch_position: Position | None = None
-    era: int = 0
+    position_version: int = 0
     paused: bool = False
     reset: str | int | None = None
     high_watermark: int = -1
@@ -72,7 +72,7 @@ class Partitions:
     """
 
     def __init__(self) -> None:
-        self._eras = itertools.count(1)
+        self._versions = itertools.count(1)
         self._broken: dict[TopicPartition, None] = {}
         self._states: dict[TopicPartition, PartitionState] = {}
         self.changes = 0
@@ -112,7 +112,9 @@ class Partitions:
         added = [part for part in target if part not in self._states]
         removed = [part for part in self._states if part not in target]
         if added or removed:
-            self._states = {part: self._states.get(part) or PartitionState(era=next(self._eras)) for part in target}
+            self._states = {
+                part: self._states.get(part) or PartitionState(position_version=next(self._versions)) for part in target
+            }
             self.changes += 1
             self.voided += bool(removed)
             self.paused.difference_update(removed)
@@ -186,7 +188,7 @@ class Partitions:
         state.broken = None
 
     def _begin_era(self, state: PartitionState) -> None:
-        state.era = next(self._eras)
+        state.position_version = next(self._versions)
         self.voided += 1
 
     def consumed(self, partition: TopicPartition, position: Position) -> None:

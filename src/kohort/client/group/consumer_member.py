@@ -4,7 +4,8 @@
 state      meaning                                                  leaves it
 ========== ======================================================== ====================================================
 IDLE       no subscription, or given up for not polling             subscribe; poll
-JOINING    a heartbeat with epoch 0 is out                          its answer
+JOINING    a heartbeat with epoch 0 is out, or with the last epoch  its answer
+           of a member that may be known still
 HOLDING    an epoch is held; heartbeats at the interval the         an assignment that lacks held partitions; fenced;
            coordinator tells, and at once when there is news        session over by the own clock; poll overdue
 REVOKING   waits for the application to release partitions          release: acknowledged at once; fenced meanwhile
@@ -16,6 +17,10 @@ under way at a time: what it says of the partitions owned is an acknowledgement,
 answer before. Said too early, it would release partitions that the answer gives. Partitions are held under the topic's
 id that the coordinator gave: those of a topic that was deleted and made again are given up, since partitions of the
 same name are another's until the coordinator says whose. Source: KIP-848, "Consumer Group Protocol"; spec 3.4, 3.11.
+
+A member that let go by itself comes back with its last epoch, so that it hears whether it is known still. Who is not
+takes another id: when a group ends and is made again its epochs begin anew, and a commit that was sent before would be
+taken, if it came late, at the same epoch of the same id.
 """
 
 from __future__ import annotations
@@ -23,8 +28,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import uuid
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Collection, Iterable
+from typing import NamedTuple
 
 from kohort.client.group.membership import LEAVE_MS, NOT_HEARD, Membership, MemberState
 from kohort.client.net.cluster import Between, Cluster
@@ -48,6 +53,33 @@ _HELD_MS = 5_500
 """kohort's broker holds a heartbeat for up to 4.5 s, whatever interval it told."""
 
 
+class Facts(NamedTuple):
+    """What the coordinator must know of a member; what is not said in a heartbeat is None, or -1."""
+
+    topics: Collection[str] | None
+    pattern: str | None
+    assignor: str | None
+    rebalance_timeout_ms: int
+    rack: str | None
+    owned: dict[uuid.UUID, list[int]] | None
+
+    def since(self, told: Facts) -> Facts:
+        """What is new since these were told."""
+        return Facts(
+            topics=None if self.topics == told.topics else self.topics,
+            pattern=None if self.pattern == told.pattern else self.pattern,
+            assignor=None if self.assignor == told.assignor else self.assignor,
+            rebalance_timeout_ms=(
+                -1 if self.rebalance_timeout_ms == told.rebalance_timeout_ms else self.rebalance_timeout_ms
+            ),
+            rack=None if self.rack == told.rack else self.rack,
+            owned=None if self.owned == told.owned else self.owned,
+        )
+
+
+UNSAID = Facts(None, None, None, -1, None, None)
+
+
 class ConsumerMembership(Membership):
     """See the module's text."""
 
@@ -66,9 +98,10 @@ class ConsumerMembership(Membership):
         super().__init__(cluster, config, changed=changed, poll_bound=poll_bound)
         self._new_member_id = new_member_id
         self._interval_ms: float = _FIRST_INTERVAL_MS
+        self._known_epoch = _JOIN
         self._target: dict[uuid.UUID, list[int]] | None = None
         self._held_ids: dict[str, uuid.UUID] = {}
-        self._told: dict[str, Any] = {}
+        self._told = UNSAID
         self._beating: Task[None] | None = None
         self._hurried = False
         self._naming: Task[None] | None = None
@@ -92,13 +125,13 @@ class ConsumerMembership(Membership):
                 await self._fatal(fault(f"group {self.group!r}", error))
 
     async def _member(self) -> None:
-        """One life of a member: from epoch 0 until it is fenced or gives up. It begins with nothing held."""
+        """One life of a member: from a join, or its return, until it is fenced or gives up. It begins with nothing."""
         if self.assignment.partitions:
             await self._lose(ErrorCode.UNKNOWN_MEMBER_ID)
         if not self._member_id:
-            self._member_id = self._new_member_id()
+            self._member_id, self._known_epoch = self._new_member_id(), _JOIN
         runtime = self.cluster.runtime
-        self._told, self._target, self._urgent = {}, None, True
+        self._told, self._target, self._urgent = UNSAID, None, True
         self._generation, self.state = _JOIN, MemberState.JOINING
         self._heard_ms = runtime.now_ms
         while True:
@@ -109,7 +142,7 @@ class ConsumerMembership(Membership):
                 await self._lose(code)
                 return
             if runtime.now_ms >= self._session_end_ms and self.joined:
-                self._fence(ErrorCode.FENCED_MEMBER_EPOCH, NOT_HEARD)  # under its id: it may be known still
+                self._fence(ErrorCode.FENCED_MEMBER_EPOCH, NOT_HEARD)  # it may be known still, at its epoch
                 continue
             poll_left = self._poll_time_left_ms()
             if poll_left is not None and poll_left <= 0:
@@ -171,7 +204,7 @@ class ConsumerMembership(Membership):
     async def _beat_once(self) -> None:
         runtime = self.cluster.runtime
         facts = self._facts()
-        news = {name: value for name, value in facts.items() if name not in self._told or self._told[name] != value}
+        news = facts.since(self._told)
         self._told = facts
         sent, sent_elapsed = runtime.now_ms, runtime.elapsed_ms()
         limit = self._lease.answer_ms(min(self.config.request_timeout_ms, max(_HELD_MS, self._interval_ms * 2)))
@@ -192,15 +225,16 @@ class ConsumerMembership(Membership):
             if code is ErrorCode.UNRELEASED_INSTANCE_ID and sent - self._heard_ms > self.config.session_timeout_ms:
                 self.error = error_for(code, f"group {self.group!r}: {answer.error_message or code.text}")
             self._again(code.text)
-        elif code in _FENCED or (code is ErrorCode.GROUP_ID_NOT_FOUND and self.joined):
+        elif code in _FENCED or (code is ErrorCode.GROUP_ID_NOT_FOUND and self._epoch != _JOIN):
             # A group that is gone, or of another protocol now, has given its partitions to others.
+            self._known_epoch = _JOIN
             self._fence(code, answer.error_message or "")
         else:
             self.error = error_for(code, f"group {self.group!r}: {answer.error_message or code.text}")
             self._move()
 
     def _again(self, reason: str) -> None:
-        self._told = {}
+        self._told = UNSAID
         self._failures += 1
         self._not_yet(reason, self._failures)
         self._due_ms = self.cluster.runtime.now_ms + self._backoff_ms(self._failures)
@@ -214,53 +248,56 @@ class ConsumerMembership(Membership):
         if answer.member_id:
             self._member_id = answer.member_id
         if answer.member_epoch != self._generation:
-            self._generation = answer.member_epoch
+            self._generation = self._known_epoch = answer.member_epoch
             if self.state is MemberState.HOLDING and self.revocation is None:
                 self._hold(self.assignment.partitions, None)
         if answer.assignment is not None:
             self._target = {entry.topic_id: list(entry.partitions) for entry in answer.assignment.topic_partitions}
         self._move()
 
-    def _facts(self) -> dict[str, Any]:
+    @property
+    def _epoch(self) -> int:
+        """What a heartbeat says: the epoch that is held, or else the last one that this member id was told."""
+        return self._generation or self._known_epoch
+
+    def _facts(self) -> Facts:
         """What the coordinator must know; told again only when it changes."""
         subscription = self._subscription
         pattern = subscription.pattern if subscription is not None else None
         owned = {self._held_ids[topic]: numbers for topic, numbers in by_topic(self.assignment.partitions).items()}
-        return {
-            "topics": self.topics(),
-            "pattern": None if pattern is None else f"(?s).*(?:{pattern}).*",
-            "assignor": self.config.group_remote_assignor,
-            "rebalance_timeout_ms": self.config.max_poll_interval_ms,
-            "rack": self.config.client_rack or None,
-            "owned": owned,
-        }
+        return Facts(
+            topics=self.topics(),
+            pattern=None if pattern is None else f"(?s).*(?:{pattern}).*",
+            assignor=self.config.group_remote_assignor,
+            rebalance_timeout_ms=self.config.max_poll_interval_ms,
+            rack=self.config.client_rack or None,
+            owned=owned,
+        )
 
-    def _request(self, news: dict[str, Any]) -> Between[ConsumerGroupHeartbeatResponse]:
+    def _request(self, news: Facts) -> Between[ConsumerGroupHeartbeatResponse]:
         request = self._heartbeat(news)
-        names = list(news["topics"]) if "topics" in news else None
+        names = None if news.topics is None else list(news.topics)
         if self._subscription is None or self._subscription.pattern is None:
             request.subscribed_topic_names = names
             return Between(request)
-        request.subscribed_topic_regex = news.get("pattern")
+        request.subscribed_topic_regex = news.pattern
         older = self._heartbeat(news)
         older.subscribed_topic_names = names
         return Between(request, lowest=_PATTERNS_SINCE, instead=older)
 
-    def _heartbeat(self, news: dict[str, Any]) -> ConsumerGroupHeartbeatRequest:
+    def _heartbeat(self, news: Facts) -> ConsumerGroupHeartbeatRequest:
         request = ConsumerGroupHeartbeatRequest(
             group_id=self.group,
             member_id=self._member_id,
-            member_epoch=self._generation,
+            member_epoch=self._epoch,
             instance_id=self.config.group_instance_id,
-            rack_id=news.get("rack"),
-            rebalance_timeout_ms=news.get("rebalance_timeout_ms", -1),
-            server_assignor=news.get("assignor"),
+            rack_id=news.rack,
+            rebalance_timeout_ms=news.rebalance_timeout_ms,
+            server_assignor=news.assignor,
         )
-        if "owned" in news:
+        if news.owned is not None:
             entry = ConsumerGroupHeartbeatRequest.TopicPartitions
-            request.topic_partitions = [
-                entry(topic_id=topic, partitions=parts) for topic, parts in news["owned"].items()
-            ]
+            request.topic_partitions = [entry(topic_id=topic, partitions=parts) for topic, parts in news.owned.items()]
         return request
 
     # Assignments.
@@ -303,7 +340,7 @@ class ConsumerMembership(Membership):
 
     def _released(self, ask_for_all: bool) -> None:
         if ask_for_all:
-            self._told = {}
+            self._told = UNSAID
         self._urgent = True
         self._move()
 

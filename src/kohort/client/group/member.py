@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self
+from uuid import UUID
 
 from kohort.client.group.membership import LEAVE_MS, Membership
 from kohort.client.group.protocols import join_group
@@ -150,6 +151,7 @@ class GroupMember(Lookups):
         *,
         generation: int | None = None,
         timeout_ms: float | None = None,
+        topic_ids: Mapping[str, UUID] | None = None,
     ) -> None:
         """Commit for the member's generation and wait.
 
@@ -157,9 +159,11 @@ class GroupMember(Lookups):
             offsets: Next offsets to read, with metadata if wanted.
             generation: Refuse locally unless this is still the generation held; None: whichever is held.
             timeout_ms: None: `default_api_timeout_ms`.
+            topic_ids: Of the topics that the offsets belong to; None: those that have the names now.
 
         Raises:
             CommitFailedError: the generation is over.
+            NotFoundError: a topic has gone since; nothing of it was committed.
         """
         values = {
             part: value if isinstance(value, OffsetAndMetadata) else OffsetAndMetadata(value)
@@ -172,7 +176,7 @@ class GroupMember(Lookups):
             which = "" if generation is None else generation
             text = f"group {self.group_id!r}: generation {which} is over, nothing was committed"
             raise CommitFailedError(text, ErrorCode.ILLEGAL_GENERATION)
-        self._client.call(commit_offsets(self._client.cluster, self.group_id, values, identity, timeout_ms))
+        self._client.call(commit_offsets(self._client.cluster, self.group_id, values, identity, timeout_ms, topic_ids))
 
     def committed(
         self, partitions: Iterable[TopicPartition], timeout_ms: float | None = None

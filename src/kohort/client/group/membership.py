@@ -37,7 +37,7 @@ LEAVE_MS = 3_000
 _LASTING_FAILURES = 8
 """Attempts in a row after which trying again is worth a word: about 5 s with the usual backoff."""
 NOT_HEARD = "the coordinator was not heard for a session"
-"""Why a member lets go by its own clock. Whether it was put out only the coordinator knows, so it comes back under its
+"""Why a member lets go by its own clock. Whether it was evicted only the coordinator knows, so it comes back under its
 id."""
 
 

@@ -181,12 +181,12 @@ def set_until(context: Context, classic: ClassicGroup, gathering: Gathering) -> 
         longest_ms = max(member.session_timeout_ms for member in silent)
         longest_ms = min(longest_ms, classic.rebalance_timeout_ms() // LONGEST_PART)
         gathering.until_ms = min(ends_ms, gathering.began_ms + longest_ms)
-        gathering.spares = True
+        gathering.extended = True
     else:
         last_ms = now_ms + min(longest_interval_ms(classic), classic.rebalance_timeout_ms() // USUAL_PART)
         due_ms = max((last_ms if member.due_ms is None else member.due_ms for member in awaited), default=now_ms)
         gathering.until_ms = min(due_ms + LATE_MS, last_ms)
-        gathering.spares = False
+        gathering.extended = False
     context.deadlines.set(gathering.timer, gathering.until_ms)
 
 
@@ -200,9 +200,9 @@ def on_deadline(context: Context, classic: ClassicGroup, subject: str) -> None:
     gathering = classic.gathering
     if gathering is None:
         return
-    if not gathering.spares:
+    if not gathering.extended:
         set_until(context, classic, gathering)
-    if not gathering.spares or gathering.until_ms <= context.now.mono_ms:
+    if not gathering.extended or gathering.until_ms <= context.now.mono_ms:
         tell_all(context, classic)
 
 
@@ -218,7 +218,7 @@ def tell_if_all_held(context: Context, classic: ClassicGroup) -> None:
         return
     if not gathering.awaited:
         tell_all(context, classic)
-    elif gathering.spares and not gathering.silent:
+    elif gathering.extended and not gathering.silent:
         set_until(context, classic, gathering)
 
 

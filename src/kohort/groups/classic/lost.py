@@ -25,4 +25,4 @@ def drop_untold(context: Context, classic: ClassicGroup, member_id: str) -> None
     """The connection of a new member ended before a reply told its id."""
     member = classic.members.get(member_id)
     if member_id in classic.pending or (member is not None and not member.told):
-        rebalance.put_out(context, classic, member_id, f"the connection of new member {member_id} ended")
+        rebalance.evict(context, classic, member_id, f"the connection of new member {member_id} ended")

@@ -71,7 +71,7 @@ def answer_sync(context: Context, member: ClassicMember, reply: SyncGroupReply) 
 
 
 def remove_member(context: Context, classic: ClassicGroup, member_id: str) -> None:
-    """Put a member out: what it waits on is answered UNKNOWN_MEMBER_ID, the first of the others leads."""
+    """Remove a member: what it waits on is answered UNKNOWN_MEMBER_ID, the first of the others leads."""
     member = classic.members.pop(member_id, None)
     if member is not None:
         classic.count(member, -1)
@@ -202,14 +202,14 @@ def on_join_deadline(context: Context, classic: ClassicGroup, subject: str) -> N
 
 
 def complete_join(context: Context, classic: ClassicGroup) -> None:
-    """End the join phase: put out who did not come, elect a leader, begin a generation."""
+    """End the join phase: evict who did not come, elect a leader, begin a generation."""
     classic.join_phase.cancel()
     gathering.end(classic)
     absent = [m.member_id for m in classic.members.values() if m.join_request is None and m.instance_id is None]
     for member_id in absent:
         remove_member(context, classic, member_id)
     if absent:
-        context.tell(classic.group_id, f"put out members that did not join in time: {', '.join(absent)}")
+        context.tell(classic.group_id, f"evicted members that did not join in time: {', '.join(absent)}")
     if not classic.members:
         become_empty(context, classic)
         return
@@ -288,13 +288,13 @@ def all_members(classic: ClassicGroup) -> tuple[JoinedMember, ...]:
 
 
 def on_sync_deadline(context: Context, classic: ClassicGroup, subject: str) -> None:
-    """The rebalance timeout has passed since the generation began: who never synced is put out."""
+    """The rebalance timeout has passed since the generation began: who never synced is evicted."""
     if classic.state not in (GroupState.COMPLETING_REBALANCE, GroupState.STABLE) or not classic.pending_sync:
         return
     late = list(classic.pending_sync)
     for member_id in late:
         remove_member(context, classic, member_id)
-    prepare(context, classic, f"members that did not sync in time were put out: {', '.join(late)}")
+    prepare(context, classic, f"members that did not sync in time were evicted: {', '.join(late)}")
 
 
 def synced(context: Context, classic: ClassicGroup, member_id: str) -> None:
@@ -310,7 +310,7 @@ def on_session_end(context: Context, classic: ClassicGroup, member_id: str) -> N
     if member is None:
         return
     if member.lost:
-        put_out(
+        evict(
             context,
             classic,
             member_id,
@@ -320,7 +320,7 @@ def on_session_end(context: Context, classic: ClassicGroup, member_id: str) -> N
         return
     if not member.is_new and (member.join_request is not None or member.sync_request is not None):
         return
-    put_out(
+    evict(
         context,
         classic,
         member_id,
@@ -329,7 +329,7 @@ def on_session_end(context: Context, classic: ClassicGroup, member_id: str) -> N
     )
 
 
-def put_out(context: Context, classic: ClassicGroup, member_id: str, reason: str) -> None:
+def evict(context: Context, classic: ClassicGroup, member_id: str, reason: str) -> None:
     """Remove a member and do what its removal leads to."""
     remove_member(context, classic, member_id)
     context.tell(classic.group_id, reason)

@@ -47,17 +47,21 @@ def is_current(classic: ClassicGroup, generation: int) -> bool:
 
 def join_first(context: Context, event: JoinGroup) -> None:
     """A member asks for a group that is not there: it is made, if the request is one that it would take."""
-    error = sizes.check_join(context.config, event)
-    if error is ErrorCode.NONE and event.member_id:
-        error = ErrorCode.UNKNOWN_MEMBER_ID
-    elif error is ErrorCode.NONE and not (event.protocol_type and event.protocols):
-        error = ErrorCode.INCONSISTENT_GROUP_PROTOCOL
-    elif error is ErrorCode.NONE and context.create(event.group_id) is None:
+    error = check_first(context, event)
+    if error is ErrorCode.NONE and context.create(event.group_id) is None:
         error = ErrorCode.POLICY_VIOLATION
     if error is ErrorCode.NONE:
         join(context, context.ledger.membership(event.group_id, ClassicGroup), event)
     else:
         context.reply(event.request, JoinGroupReply(error, member_id=event.member_id))
+
+
+def check_first(context: Context, event: JoinGroup) -> ErrorCode:
+    """Whether an empty group would take a member, which it knows under no id yet."""
+    error = sizes.check_join(context.config, event)
+    if error is ErrorCode.NONE and event.member_id:
+        error = ErrorCode.UNKNOWN_MEMBER_ID
+    return error or misfit(context, ClassicGroup(event.group_id), event)
 
 
 def join(context: Context, classic: ClassicGroup, event: JoinGroup) -> None:
@@ -76,7 +80,7 @@ def join_or_error(context: Context, classic: ClassicGroup, event: JoinGroup) -> 
         return refused
     if not has_room(context, classic, event):
         if event.member_id in classic.members:
-            rebalance.put_out(context, classic, event.member_id, f"no room for member {event.member_id}")
+            rebalance.evict(context, classic, event.member_id, f"no room for member {event.member_id}")
         rebalance.drop_pending(context, classic, event.member_id)
         return ErrorCode.GROUP_MAX_SIZE_REACHED
     refused = misfit(context, classic, event)

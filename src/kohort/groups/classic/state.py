@@ -5,13 +5,13 @@ Its two records are hard; all else is lost with the process and built again from
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from kohort.consumer_protocol import CONSUMER_PROTOCOL_TYPE, read_topics
 from kohort.groups.events import Client
-from kohort.groups.group import Membership
+from kohort.groups.group import Membership, Takes
 from kohort.groups.liveness.deadlines import Deadline, Timer
 from kohort.groups.liveness.pacing import Pacing
 from kohort.groups.outcome import GroupState
@@ -146,7 +146,7 @@ class Gathering:
         timer: ends it.
         until_ms: when all are told at the latest.
         silent: those awaited that were not heard when they should have been.
-        spares: `until_ms` is put off for the silent.
+        extended: `until_ms` is put off for the silent.
     """
 
     awaited: dict[str, None]
@@ -154,7 +154,7 @@ class Gathering:
     timer: Timer
     until_ms: int = 0
     silent: dict[str, None] = field(default_factory=dict)
-    spares: bool = False
+    extended: bool = False
 
 
 class ClassicGroup(Membership):
@@ -333,7 +333,7 @@ class ClassicGroup(Membership):
             yield (Kind.GENERATION, self.group_id)
         yield (Kind.GROUP, self.group_id)
 
-    def drop(self, kind: Kind, names: list[Any]) -> bool:
+    def drop(self, kind: Kind, names: list[str]) -> bool:
         """Ledger: a record is gone. Without any it is a group that holds offsets only."""
         if kind is Kind.GROUP:
             self.saved = None
@@ -349,7 +349,7 @@ class ClassicGroup(Membership):
         """Ledger: a generation began."""
         self.started = record.generation
 
-    takes: ClassVar[Mapping[type, Callable[[Any, Any], None]]] = {
+    takes: ClassVar[Takes] = {
         GroupSaved: take_saved,
         GenerationStarted: take_started,
     }

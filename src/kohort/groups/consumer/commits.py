@@ -25,9 +25,9 @@ def may_commit(context: Context, consumer: ConsumerGroup, event: OffsetCommit | 
         return ErrorCode.UNKNOWN_MEMBER_ID
     if member.classic_protocols is None and isinstance(event, OffsetCommit) and not event.knows_stale_epoch:
         return ErrorCode.UNSUPPORTED_VERSION
-    standing, topics = consumer.standing(member_id), context.image.topics
-    if epoch == standing.member_epoch or all(
-        offset.topic in topics and standing.covers(epoch, (topics[offset.topic].id, offset.partition))
+    current, topics = consumer.current_assignment(member_id), context.image.topics
+    if epoch == current.member_epoch or all(
+        offset.topic in topics and current.covers(epoch, (topics[offset.topic].id, offset.partition))
         for offset in event.offsets
     ):
         return ErrorCode.NONE
@@ -58,7 +58,7 @@ def may_fetch(context: Context, consumer: ConsumerGroup, event: OffsetFetch) -> 
     member_id = event.member_id or ""
     if member_id not in consumer.members:
         return ErrorCode.UNKNOWN_MEMBER_ID
-    if event.member_epoch == consumer.standing(member_id).member_epoch:
+    if event.member_epoch == consumer.current_assignment(member_id).member_epoch:
         return ErrorCode.NONE
     is_classic = consumer.members[member_id].classic_protocols is not None
     return ErrorCode.ILLEGAL_GENERATION if is_classic else ErrorCode.STALE_MEMBER_EPOCH

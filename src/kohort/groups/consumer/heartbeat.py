@@ -13,7 +13,7 @@ from kohort.errors import ErrorCode
 from kohort.groups import sizes
 from kohort.groups.consumer import members, silence, targets
 from kohort.groups.consumer.members import Refusal
-from kohort.groups.consumer.state import LEFT_FOR_A_WHILE, ConsumerGroup, Current, Presence, pack, unpack
+from kohort.groups.consumer.state import LEFT_FOR_A_WHILE, ConsumerGroup, CurrentAssignment, Presence, pack, unpack
 from kohort.groups.context import Context
 from kohort.groups.events import AssignmentComputed, ConsumerGroupHeartbeat, GroupSettingsChanged
 from kohort.groups.liveness import patience
@@ -144,10 +144,10 @@ def admit(context: Context, consumer: ConsumerGroup, event: ConsumerGroupHeartbe
     if consumer.presence(member_id).overdue:
         text = f"Member {member_id} did not give its partitions up within its rebalance timeout and must join again."
         return Refusal(ErrorCode.UNKNOWN_MEMBER_ID, text)
-    return check_epoch(consumer.standing(member_id), event)
+    return check_epoch(consumer.current_assignment(member_id), event)
 
 
-def check_epoch(current: Current, event: ConsumerGroupHeartbeat) -> Refusal | None:
+def check_epoch(current: CurrentAssignment, event: ConsumerGroupHeartbeat) -> Refusal | None:
     """An epoch must be the member's, or the one before when only the reply with the newer one can have been lost."""
     epoch = event.member_epoch
     if epoch == current.member_epoch:
@@ -176,7 +176,7 @@ def replace_static(
         text = f"Static member {new_id} with instance id {event.instance_id} was fenced by member {old_id}."
         return Refusal(ErrorCode.FENCED_INSTANCE_ID, text)
     old = consumer.members[old_id]
-    if old.classic_protocols is None and not consumer.standing(old_id).is_away:
+    if old.classic_protocols is None and not consumer.current_assignment(old_id).is_away:
         text = (
             f"Static member {new_id} with instance id {event.instance_id} cannot join the group because the instance "
             f"id is owned by {old_id} member."
@@ -224,7 +224,7 @@ def says_nothing_new(old: MemberSaved, event: ConsumerGroupHeartbeat) -> bool:
 
 def answer(context: Context, consumer: ConsumerGroup, event: ConsumerGroupHeartbeat, member_id: str) -> None:
     """Move the member one step on and tell it what is new, or hold the reply while nothing is."""
-    before = consumer.standing(member_id)
+    before = consumer.current_assignment(member_id)
     owned = None if event.owned is None else unpack(event.owned)
     after = members.step(context, consumer, member_id, owned)
     told = says_everything(event) or after.assigned != before.assigned or after.member_epoch != event.member_epoch
@@ -342,15 +342,15 @@ def leave(context: Context, consumer: ConsumerGroup, event: ConsumerGroupHeartbe
     if event.member_epoch == LEFT_FOR_A_WHILE:
         members.leave_for_a_while(context, consumer, member_id)
     else:
-        put_out(context, consumer, member_id, f"member {member_id} left")
+        evict(context, consumer, member_id, f"member {member_id} left")
     context.reply(
         event.request, ConsumerGroupHeartbeatReply(ErrorCode.NONE, member_id=member_id, member_epoch=event.member_epoch)
     )
     return None
 
 
-def put_out(context: Context, consumer: ConsumerGroup, member_id: str, reason: str) -> None:
-    """Remove a member; the others get a new epoch, or their classic group back."""
+def evict(context: Context, consumer: ConsumerGroup, member_id: str, reason: str) -> None:
+    """Remove a member, also one that leaves; the others get a new epoch, or their classic group back."""
     if member_id not in consumer.members:
         return
     context.tell(consumer.group_id, reason)
@@ -374,7 +374,7 @@ def on_session_end(context: Context, consumer: ConsumerGroup, member_id: str) ->
         reason = "did not come back after its connection ended"
     else:
         reason = f"was silent for its session of {members.session_timeout_ms(context, consumer, member_id)} ms"
-    put_out(
+    evict(
         context, consumer, member_id, f"member {member_id} {reason} ({members.last_seen(context, consumer, member_id)})"
     )
 
@@ -430,7 +430,7 @@ def load(context: Context, consumer: ConsumerGroup) -> None:
         presence = consumer.presence(member_id)
         context.run(presence.session, members.session_timeout_ms(context, consumer, member_id))
         presence.heard_ms = context.now.mono_ms
-        unrevoked = consumer.standing(member_id).state is MemberState.UNREVOKED_PARTITIONS
+        unrevoked = consumer.current_assignment(member_id).state is MemberState.UNREVOKED_PARTITIONS
         if unrevoked and member.classic_protocols is None:
             context.run(presence.revocation, member.rebalance_timeout_ms)
     if consumer.members:

@@ -12,7 +12,11 @@ def broken_in(consumer: ConsumerGroup) -> Iterator[str]:
     """What is wrong with a group under KIP-848."""
     if consumer.target_epoch > consumer.epoch:
         yield f"target epoch {consumer.target_epoch} is beyond epoch {consumer.epoch}"
-    for what, names in (("target", consumer.targets), ("standing", consumer.current), ("presence", consumer.presences)):
+    for what, names in (
+        ("target", consumer.targets),
+        ("current assignment", consumer.current),
+        ("presence", consumer.presences),
+    ):
         if not names.keys() <= consumer.members.keys():
             yield f"a stranger has a {what}"
     statics = {m.instance_id: m.member_id for m in consumer.members.values() if m.instance_id is not None}
@@ -47,14 +51,14 @@ def broken_waits(consumer: ConsumerGroup, member_id: str, presence: Presence) ->
         yield f"{member_id} speaks the classic protocol and waits for the answer to a heartbeat of the other"
     if joins and member.classic_protocols is None:
         yield f"{member_id} speaks the consumer protocol and waits for the answer to a JoinGroup"
-    if (beats or joins) and consumer.standing(member_id).is_away:
+    if (beats or joins) and consumer.current_assignment(member_id).is_away:
         yield f"{member_id} is away and waits for an answer"
 
 
 def broken_moves(consumer: ConsumerGroup, member_id: str, presence: Presence) -> Iterator[str]:
     """What bounds the time that a member takes to give partitions up: it runs as long as it has to, and no longer."""
     runs = presence.revocation.due_ms is not None
-    gives_up = consumer.standing(member_id).state is MemberState.UNREVOKED_PARTITIONS
+    gives_up = consumer.current_assignment(member_id).state is MemberState.UNREVOKED_PARTITIONS
     must = gives_up and consumer.members[member_id].classic_protocols is None and not presence.overdue
     if runs is not must:
         yield (

@@ -30,4 +30,4 @@ def drop_untold(context: Context, consumer: ConsumerGroup, member_id: str) -> No
     first, joining = presence.waiting, presence.joining
     untold = joining is not None and not joining.member_id and joining.instance_id is None
     if untold or (first is not None and not first.member_id):
-        heartbeat.put_out(context, consumer, member_id, f"the connection of new member {member_id} ended")
+        heartbeat.evict(context, consumer, member_id, f"the connection of new member {member_id} ended")

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from kohort.errors import ErrorCode
 from kohort.groups.consumer.reconcile import next_step
-from kohort.groups.consumer.state import ConsumerGroup, Current, Pairs, Presence, pack
+from kohort.groups.consumer.state import ConsumerGroup, CurrentAssignment, Pairs, Presence, pack
 from kohort.groups.context import Context
 from kohort.groups.events import ConsumerGroupHeartbeat
 from kohort.groups.outcome import ConsumerGroupHeartbeatReply, JoinGroupReply
@@ -32,7 +32,7 @@ def note_fenced(context: Context, consumer: ConsumerGroup, event: ConsumerGroupH
     if presence is None or presence.fenced or refusal.error is not ErrorCode.FENCED_MEMBER_EPOCH:
         return
     presence.fenced = True
-    current = consumer.standing(event.member_id)
+    current = consumer.current_assignment(event.member_id)
     context.tell(
         event.group_id,
         f"member {event.member_id} says epoch {event.member_epoch} and is at {current.member_epoch}, before at "
@@ -46,9 +46,9 @@ def last_seen(context: Context, consumer: ConsumerGroup, member_id: str) -> str:
     return consumer.presences[member_id].last_seen(context, member.client_id, member.client_host)
 
 
-def step(context: Context, consumer: ConsumerGroup, member_id: str, owned: Pairs | None) -> Current:
+def step(context: Context, consumer: ConsumerGroup, member_id: str, owned: Pairs | None) -> CurrentAssignment:
     """Move a member one step towards its target and watch the time that it takes to give up."""
-    before = consumer.standing(member_id)
+    before = consumer.current_assignment(member_id)
     target = consumer.targets.get(member_id, frozenset())
     after = next_step(consumer, member_id, target, owned)
     if after == before and member_id in consumer.current:
@@ -88,8 +88,8 @@ def note_settled(context: Context, consumer: ConsumerGroup) -> None:
     if not left:  # all have been seen: someone is back in its place
         return
     while left:
-        awaited = left[-1] in consumer.members and left[-1] not in consumer.spared
-        if awaited and not consumer.standing(left[-1]).is_reconciled_to(consumer.epoch):
+        awaited = left[-1] in consumer.members and left[-1] not in consumer.excluded
+        if awaited and not consumer.current_assignment(left[-1]).is_reconciled_to(consumer.epoch):
             return
         left.pop()
     context.rebalanced(consumer.group_id, "consumer", consumer.began_ms, consumer.still, len(consumer.members))
@@ -149,7 +149,7 @@ def leave_for_a_while(context: Context, consumer: ConsumerGroup, member_id: str)
     presence.expect_nothing()
     gone = Refusal(ErrorCode.FENCED_MEMBER_EPOCH, f"Member {member_id} has left the group for a while.")
     turn_away(context, presence, gone)
-    context.emit(consumer.standing(member_id).away().record(consumer.group_id, member_id))
+    context.emit(consumer.current_assignment(member_id).away().record(consumer.group_id, member_id))
 
 
 def change_protocol(context: Context, presence: Presence, member_id: str) -> None:
@@ -160,7 +160,7 @@ def change_protocol(context: Context, presence: Presence, member_id: str) -> Non
 
 def come_back(context: Context, consumer: ConsumerGroup, member_id: str) -> None:
     """A member joins under its own id: if it was away, it has its place again."""
-    current = consumer.standing(member_id)
+    current = consumer.current_assignment(member_id)
     if current.is_away:
         context.emit(current.afresh().record(consumer.group_id, member_id))
 
@@ -168,9 +168,9 @@ def come_back(context: Context, consumer: ConsumerGroup, member_id: str) -> None
 def take_place(context: Context, consumer: ConsumerGroup, old_id: str, new_id: str) -> None:
     """Write that a static member goes on under a new id, with what the old one has."""
     old, target = consumer.members[old_id], consumer.targets.get(old_id)
-    before = consumer.standing(old_id)
-    if old_id in consumer.spared:
-        consumer.spared[new_id] = None
+    before = consumer.current_assignment(old_id)
+    if old_id in consumer.excluded:
+        consumer.excluded[new_id] = None
     dismiss(context, consumer, old_id, ErrorCode.FENCED_INSTANCE_ID)
     remove(context, consumer, old_id)
     context.emit(replace(old, member_id=new_id))
@@ -182,7 +182,7 @@ def take_place(context: Context, consumer: ConsumerGroup, old_id: str, new_id: s
 def remove(context: Context, consumer: ConsumerGroup, member_id: str) -> None:
     """Write that a member is gone."""
     dismiss(context, consumer, member_id)
-    consumer.spared.pop(member_id, None)
+    consumer.excluded.pop(member_id, None)
     if member_id in consumer.current:
         note_moved(context, consumer, consumer.current[member_id].assigned, frozenset())
         context.emit(Tombstone((Kind.CURRENT, consumer.group_id, member_id)))

@@ -22,7 +22,7 @@ def describe(context: Context, consumer: ConsumerGroup) -> DescribedConsumerGrou
     names = conversion.topic_names(context)
     members = []
     for member_id, member in consumer.members.items():
-        current = consumer.standing(member_id)
+        current = consumer.current_assignment(member_id)
         members.append(
             DescribedConsumer(
                 member_id=member_id,

@@ -12,11 +12,11 @@ never own one. Source: KIP-848, "Reconciliation"; scenario 6.
 
 from __future__ import annotations
 
-from kohort.groups.consumer.state import ConsumerGroup, Current, Pairs
+from kohort.groups.consumer.state import ConsumerGroup, CurrentAssignment, Pairs
 from kohort.groups.records import MemberState
 
 
-def next_step(consumer: ConsumerGroup, member_id: str, target: Pairs, owned: Pairs | None) -> Current:
+def next_step(consumer: ConsumerGroup, member_id: str, target: Pairs, owned: Pairs | None) -> CurrentAssignment:
     """Where a member stands after this heartbeat.
 
     Args:
@@ -25,7 +25,7 @@ def next_step(consumer: ConsumerGroup, member_id: str, target: Pairs, owned: Pai
         target: what it is to have at the group's target epoch.
         owned: what it reports to have; None: unchanged, so perhaps all of it.
     """
-    current = consumer.standing(member_id)
+    current = consumer.current_assignment(member_id)
     if current.state is MemberState.UNREVOKED_PARTITIONS:
         if owned is None or owned & current.pending:
             return current
@@ -35,15 +35,15 @@ def next_step(consumer: ConsumerGroup, member_id: str, target: Pairs, owned: Pai
     return move(consumer, member_id, current.member_epoch, target, owned)
 
 
-def move(consumer: ConsumerGroup, member_id: str, epoch: int, target: Pairs, owned: Pairs | None) -> Current:
+def move(consumer: ConsumerGroup, member_id: str, epoch: int, target: Pairs, owned: Pairs | None) -> CurrentAssignment:
     """One step towards the target: give up, or take, or wait."""
-    before = consumer.standing(member_id)
+    before = consumer.current_assignment(member_id)
     kept = before.assigned & target
     to_revoke = before.assigned - kept
     previous = before.previous_epoch if epoch == before.member_epoch else before.member_epoch
     if to_revoke and (owned is None or owned & to_revoke):
         since = {pair: before.since[pair] for pair in before.assigned}
-        return Current(epoch, previous, MemberState.UNREVOKED_PARTITIONS, kept, to_revoke, since)
+        return CurrentAssignment(epoch, previous, MemberState.UNREVOKED_PARTITIONS, kept, to_revoke, since)
     holders = consumer.holders
     wanted = target - kept
     free = frozenset(pair for pair in wanted if holders.get(pair, member_id) == member_id)
@@ -51,12 +51,12 @@ def move(consumer: ConsumerGroup, member_id: str, epoch: int, target: Pairs, own
     epoch = consumer.target_epoch
     previous = before.previous_epoch if epoch == before.member_epoch else before.member_epoch
     since = {pair: before.since[pair] for pair in kept} | dict.fromkeys(free, epoch)
-    return Current(epoch, previous, state, kept | free, since=since)
+    return CurrentAssignment(epoch, previous, state, kept | free, since=since)
 
 
 def waits_for_others(consumer: ConsumerGroup, member_id: str) -> bool:
     """Whether a part of the member's target is still held by another."""
-    current = consumer.standing(member_id)
+    current = consumer.current_assignment(member_id)
     if current.state is not MemberState.UNRELEASED_PARTITIONS:
         return False
     missing = consumer.targets.get(member_id, frozenset()) - current.assigned

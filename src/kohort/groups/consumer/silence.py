@@ -3,7 +3,7 @@
 A member that should have been heard and was not may be dead, which its session will show; until then what it has is its
 own. But a target that asks it to give something up, or gives it more, leaves others waiting and partitions unread. So a
 target is made without those that are silent when it is asked for: they keep what they have, and the others divide the
-rest. One that falls silent before it has moved gets a new target made. When it is heard again, or is put out, the next
+rest. One that falls silent before it has moved gets a new target made. When it is heard again, or is evicted, the next
 one is even.
 
 A member is silent half an interval and a little after it was due, and while it is away as a static member may be. One
@@ -35,7 +35,7 @@ def silent_from_ms(context: Context, consumer: ConsumerGroup, member_id: str) ->
     """
     if consumer.members[member_id].classic_protocols is not None:
         return None
-    if consumer.standing(member_id).is_away:
+    if consumer.current_assignment(member_id).is_away:
         return context.now.mono_ms
     presence = consumer.presences.get(member_id)
     if presence is None or presence.heard_ms is None or presence.waiting is not None or presence.held is not None:
@@ -57,13 +57,13 @@ def applies(context: Context, consumer: ConsumerGroup) -> bool:
     return context.config.notify_at_once != "off" and preferred_assignor(context, consumer) == ASSIGNOR
 
 
-def spare(context: Context, consumer: ConsumerGroup) -> dict[str, Pairs]:
+def exclude(context: Context, consumer: ConsumerGroup) -> dict[str, Pairs]:
     """The silent members that the next target is made without, and what they have; no one where all are silent."""
-    consumer.spared.clear()
+    consumer.excluded.clear()
     silent = silent_of(context, consumer, consumer.members) if applies(context, consumer) else []
-    consumer.spared.update(dict.fromkeys(silent))
-    standing = {member_id: consumer.standing(member_id) for member_id in silent}
-    return {member_id: current.assigned | current.pending for member_id, current in standing.items()}
+    consumer.excluded.update(dict.fromkeys(silent))
+    current = {member_id: consumer.current_assignment(member_id) for member_id in silent}
+    return {member_id: each.assigned | each.pending for member_id, each in current.items()}
 
 
 def silent_of(context: Context, consumer: ConsumerGroup, asked: Iterable[str]) -> list[str]:
@@ -75,9 +75,9 @@ def silent_of(context: Context, consumer: ConsumerGroup, asked: Iterable[str]) -
 
 def heard(context: Context, consumer: ConsumerGroup, member_id: str) -> bool:
     """A member is heard: whether the target was made without it, so that the group needs another."""
-    if member_id not in consumer.spared:
+    if member_id not in consumer.excluded:
         return False
-    del consumer.spared[member_id]
+    del consumer.excluded[member_id]
     presence = consumer.presences.get(member_id)
     if presence is not None and presence.heard_ms is not None:
         presence.slowest_ms = max(presence.slowest_ms, context.now.mono_ms - presence.heard_ms)
@@ -101,7 +101,7 @@ def unmoved(consumer: ConsumerGroup) -> list[str]:
     return [
         member_id
         for member_id in consumer.members
-        if member_id not in consumer.spared and not _has_its_target(consumer, member_id)
+        if member_id not in consumer.excluded and not _has_its_target(consumer, member_id)
     ]
 
 

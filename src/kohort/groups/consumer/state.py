@@ -6,12 +6,12 @@ soft state: timers, joiners that wait for a first assignment, work under way.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from kohort.groups.events import ConsumerGroupHeartbeat, GroupSettings, JoinGroup
-from kohort.groups.group import Membership
+from kohort.groups.group import Membership, Takes
 from kohort.groups.liveness.deadlines import Deadline, Timer
 from kohort.groups.liveness.pacing import Pacing
 from kohort.groups.outcome import GroupState
@@ -54,7 +54,7 @@ def pack(pairs: Iterable[Pair]) -> tuple[TopicPartitions, ...]:
 
 
 @dataclass(slots=True)
-class Current:
+class CurrentAssignment:
     """Where a member stands: its record, and the record's partitions as sets.
 
     Attributes:
@@ -69,7 +69,7 @@ class Current:
     since: Mapping[Pair, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, record: MemberAssigned) -> Current:
+    def of(cls, record: MemberAssigned) -> CurrentAssignment:
         """From the record."""
         return cls(
             record.member_epoch,
@@ -106,14 +106,14 @@ class Current:
             for entry in pack(pairs)
         )
 
-    def afresh(self) -> Current:
+    def afresh(self) -> CurrentAssignment:
         """Of a member that joins again in its place: what it has, and no epoch yet."""
-        return Current(assigned=self.assigned, since=self.since)
+        return CurrentAssignment(assigned=self.assigned, since=self.since)
 
-    def away(self) -> Current:
+    def away(self) -> CurrentAssignment:
         """Of a static member that leaves for a while: it has given everything up, and what it had stays its own."""
         assigned, since = self.assigned, self.since
-        return Current(LEFT_FOR_A_WHILE, self.previous_epoch, MemberState.STABLE, assigned, since=since)
+        return CurrentAssignment(LEFT_FOR_A_WHILE, self.previous_epoch, MemberState.STABLE, assigned, since=since)
 
     @property
     def is_away(self) -> bool:
@@ -199,7 +199,7 @@ class ConsumerGroup(Membership):
         metadata_hash: of the topics the epoch was made for.
         target_epoch: of the target assignment.
         targets: what each member is to have.
-        current: where each member stands; a member without is at epoch 0 and has nothing.
+        current: the current assignment of each member; one without is at epoch 0 and has nothing.
         regexes: resolved regular expressions, by pattern.
         static_ids: instance id to member id; None, of dynamic members, is never in it, and may be looked up.
         holders: partition to the member that has it or has not given it up yet.
@@ -209,7 +209,7 @@ class ConsumerGroup(Membership):
         still: how long partitions stood still in it that are given again.
         settling: members of `settling_epoch` not yet seen to have all of its target, at least one that has not at the
             end.
-        spared: members that the newest target, or that under way, is made without, as they were silent.
+        excluded: members that the newest target, or that under way, is made without, as they were silent.
         watch: when members that have to move are looked at, None before the first time.
         computing: the ticket of the target that is being computed, -1: none.
         resolving: the ticket of the regular expressions that are being matched, -1: none.
@@ -224,7 +224,7 @@ class ConsumerGroup(Membership):
     target_epoch: int = 0
     assigned_ms: int = -1
     targets: dict[str, Pairs] = field(default_factory=dict)
-    current: dict[str, Current] = field(default_factory=dict)
+    current: dict[str, CurrentAssignment] = field(default_factory=dict)
     regexes: dict[str, RegexResolved] = field(default_factory=dict)
     static_ids: dict[str | None, str] = field(default_factory=dict)
     holders: dict[Pair, str] = field(default_factory=dict)
@@ -234,7 +234,7 @@ class ConsumerGroup(Membership):
     still: list[int] = field(default_factory=list)
     settling: list[str] = field(default_factory=list)
     settling_epoch: int = -1
-    spared: dict[str, None] = field(default_factory=dict)
+    excluded: dict[str, None] = field(default_factory=dict)
     watch: Timer | None = None
     computing: int = -1
     resolving: int = -1
@@ -243,9 +243,9 @@ class ConsumerGroup(Membership):
     _listed: dict[str, int] = field(default_factory=dict)
     _matched: dict[str, int] = field(default_factory=dict)
 
-    def standing(self, member_id: str) -> Current:
-        """Where a member stands."""
-        return self.current.get(member_id) or Current()
+    def current_assignment(self, member_id: str) -> CurrentAssignment:
+        """What a member has and has still to give up, and at which epoch."""
+        return self.current.get(member_id) or CurrentAssignment()
 
     def topics_of(self, member: MemberSaved) -> tuple[str, ...]:
         """The names a member reads: those it lists and those its regular expression matches, sorted."""
@@ -289,7 +289,7 @@ class ConsumerGroup(Membership):
             return GroupState.EMPTY
         if self.epoch > self.target_epoch:
             return GroupState.ASSIGNING
-        if all(self.standing(member_id).is_reconciled_to(self.target_epoch) for member_id in self.members):
+        if all(self.current_assignment(member_id).is_reconciled_to(self.target_epoch) for member_id in self.members):
             return GroupState.STABLE
         return GroupState.RECONCILING
 
@@ -335,7 +335,7 @@ class ConsumerGroup(Membership):
             yield (Kind.TARGET_EPOCH, self.group_id)
         yield (Kind.EPOCH, self.group_id)
 
-    def drop(self, kind: Kind, names: list[Any]) -> bool:
+    def drop(self, kind: Kind, names: list[str]) -> bool:
         """Ledger: a record is gone; that of the epoch is the group's last."""
         if kind is Kind.MEMBER:
             self.drop_member(names[0])
@@ -395,7 +395,7 @@ class ConsumerGroup(Membership):
     def take_current(self, record: MemberAssigned) -> None:
         """Ledger: a member has moved."""
         self.drop_current(record.member_id)
-        current = self.current[record.member_id] = Current.of(record)
+        current = self.current[record.member_id] = CurrentAssignment.of(record)
         for pair in current.assigned | current.pending:
             self.holders[pair] = record.member_id
 
@@ -407,7 +407,7 @@ class ConsumerGroup(Membership):
                 if self.holders.get(pair) == member_id:
                     del self.holders[pair]
 
-    takes: ClassVar[Mapping[type, Callable[[Any, Any], None]]] = {
+    takes: ClassVar[Takes] = {
         EpochBumped: take_epoch,
         MemberSaved: take_member,
         TargetEpochSet: take_target_epoch,

@@ -56,7 +56,7 @@ def request(context: Context, consumer: ConsumerGroup) -> None:
     subscribed = {member_id: consumer.topics_of(member) for member_id, member in sorted(consumer.members.items())}
     names = {name for topics in subscribed.values() for name in topics}
     topics = {name: context.image.topics[name] for name in sorted(names) if name in context.image.topics}
-    spared = silence.spare(context, consumer)
+    excluded = silence.exclude(context, consumer)
     context.out.work.append(
         ComputeAssignment(
             group_id=consumer.group_id,
@@ -67,7 +67,7 @@ def request(context: Context, consumer: ConsumerGroup) -> None:
             subscribed=subscribed,
             current={member_id: pack(consumer.targets.get(member_id, NOTHING)) for member_id in subscribed},
             topics=topics,
-            spared={member_id: pack(existing(pairs, topics)) for member_id, pairs in spared.items()},
+            excluded={member_id: pack(existing(pairs, topics)) for member_id, pairs in excluded.items()},
         )
     )
 
@@ -148,9 +148,11 @@ def take(context: Context, consumer: ConsumerGroup, event: AssignmentComputed) -
 def compute(work: ComputeAssignment) -> AssignmentComputed:
     """Carry out a `ComputeAssignment`; pure, for any thread or process.
 
-    The assignor sees the partitions that are left by members that are spared, each topic's numbered from 0.
+    The assignor sees the partitions that are left by members that are excluded, each topic's numbered from 0.
     """
-    kept = {(entry.topic_id, number) for held in work.spared.values() for entry in held for number in entry.partitions}
+    kept = {
+        (entry.topic_id, number) for held in work.excluded.values() for entry in held for number in entry.partitions
+    }
     left = {
         name: [number for number in range(topic.partitions) if (topic.id, number) not in kept]
         for name, topic in work.topics.items()
@@ -174,7 +176,7 @@ def compute(work: ComputeAssignment) -> AssignmentComputed:
             generation=work.epoch - 1,
         )
         for member_id, member in work.members.items()
-        if member_id not in work.spared
+        if member_id not in work.excluded
     }
     infos = {name: topic_info(topic, left[name]) for name, topic in work.topics.items()}
     assigned = server_assignor(work.assignor).assign(members, infos)
@@ -182,7 +184,7 @@ def compute(work: ComputeAssignment) -> AssignmentComputed:
         member_id: pack((work.topics[topic].id, left[topic][place]) for topic, place in assigned.get(member_id, ()))
         for member_id in members
     }
-    return AssignmentComputed(work.group_id, work.ticket, work.epoch, {**shares, **work.spared})
+    return AssignmentComputed(work.group_id, work.ticket, work.epoch, {**shares, **work.excluded})
 
 
 def topic_info(topic: Topic, left: Sequence[int]) -> TopicInfo:

@@ -1,11 +1,11 @@
-"""Members whose connection ended without a leave: put out before their session ends.
+"""Members whose connection ended without a leave: evicted before their session ends.
 
 A closed connection is a hint of death, not death: the network may have broken it, and the client is back with its next
 heartbeat. So a member has a grace; whatever it says within it, on any connection, and its session is whole again.
 Static members keep their session in any case: to be away for a while is what they are for. Whose connections count is
 the shell's to say (`ConnectionLost`):
 
-- **Clients that keep a lease** (`kohort.lease`). They are put out a lease after the coordinator *received* their last
+- **Clients that keep a lease** (`kohort.lease`). They are evicted a lease after the coordinator *received* their last
   request, and have stopped by then, counting from when they *sent* it.
 - **Members that joined from a process that has ended**, by the word of the kernel that it and the broker run on: at
   once.

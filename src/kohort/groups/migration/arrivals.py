@@ -7,7 +7,6 @@ protocol is in its row.
 from __future__ import annotations
 
 from kohort.errors import ErrorCode
-from kohort.groups import sizes
 from kohort.groups.classic import requests
 from kohort.groups.classic.state import ClassicGroup
 from kohort.groups.consumer import heartbeat as consumer
@@ -41,11 +40,7 @@ def join(context: Context, event: JoinGroup) -> None:
 
 def join_empty(context: Context, group: Group, event: JoinGroup) -> None:
     """To an empty group of another protocol, which turns classic if an empty classic group would take the member."""
-    error = sizes.check_join(context.config, event)
-    if error is ErrorCode.NONE:
-        error = requests.misfit(context, ClassicGroup(event.group_id), event)
-    if error is ErrorCode.NONE and event.member_id:
-        error = ErrorCode.UNKNOWN_MEMBER_ID
+    error = requests.check_first(context, event)
     if error is ErrorCode.NONE:
         conversion.give_up(context, group)
         join(context, event)

@@ -92,7 +92,7 @@ def give_id(context: Context, consumer: ConsumerGroup, event: JoinGroup) -> None
 def is_known(consumer: ConsumerGroup, member_id: str) -> bool:
     """Whether a dynamic member has no id yet, is in the group, or was just given its id.
 
-    Kafka takes any id here. A member that was put out and does not know it would go on with partitions that others have
+    Kafka takes any id here. A member that was evicted and does not know it would go on with partitions that others have
     by now; UNKNOWN_MEMBER_ID tells it to let go of them first.
     """
     if not member_id or member_id in consumer.members:
@@ -126,20 +126,7 @@ def save(
 ) -> bool:
     """Write what a classic member says of itself if it is new; True when the group needs a new epoch for it."""
     old = consumer.members.get(member_id)
-    new = MemberSaved(
-        group_id=event.group_id,
-        member_id=member_id,
-        instance_id=event.instance_id,
-        rack_id=subscription.rack,
-        client_id=event.client.id,
-        client_host=event.client.host,
-        subscribed_topics=tuple(sorted(set(subscription.topics))),
-        subscribed_regex=None,
-        rebalance_timeout_ms=event.rebalance_timeout_ms,
-        server_assignor=None,
-        classic_session_timeout_ms=event.session_timeout_ms,
-        classic_protocols=event.protocols,
-    )
+    new = conversion.member_saved(event.group_id, member_id, event, subscription)
     if new == old:
         return False
     context.emit(new)
@@ -180,7 +167,7 @@ def complete_join(context: Context, consumer: ConsumerGroup, member_id: str) -> 
     if event is None:
         return
     presence.joining = None
-    before = consumer.standing(member_id)
+    before = consumer.current_assignment(member_id)
     subscription = read_subscription(event.protocols[0].metadata)
     owned = None if is_behind(subscription, before.member_epoch) else owned_ids(context, subscription)
     current = members.step(context, consumer, member_id, owned)
@@ -229,7 +216,7 @@ def validate(consumer: ConsumerGroup, member_id: str, instance_id: str | None, g
     presence = consumer.presences.get(member_id)
     if generation is not None and presence is not None and presence.overdue:
         return ErrorCode.UNKNOWN_MEMBER_ID
-    if generation is not None and generation != consumer.standing(member_id).member_epoch:
+    if generation is not None and generation != consumer.current_assignment(member_id).member_epoch:
         return ErrorCode.ILLEGAL_GENERATION
     return ErrorCode.NONE
 
@@ -257,7 +244,7 @@ def check_sync(context: Context, consumer: ConsumerGroup, event: SyncGroup) -> E
     wrong_type = event.protocol_type not in (None, CONSUMER_PROTOCOL_TYPE)
     if wrong_type or event.protocol_name not in (None, name):
         return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
-    current = consumer.standing(event.member_id)
+    current = consumer.current_assignment(event.member_id)
     if consumer.epoch > current.member_epoch and current.state is not MemberState.UNREVOKED_PARTITIONS:
         expect_join(context, consumer, member)
         return ErrorCode.REBALANCE_IN_PROGRESS
@@ -277,7 +264,7 @@ def heartbeat(context: Context, consumer: ConsumerGroup, event: Heartbeat) -> No
     if error is ErrorCode.NONE:
         member = consumer.members[event.member_id]
         members.heard(context, consumer, event.member_id, event.connection)
-        current = consumer.standing(event.member_id)
+        current = consumer.current_assignment(event.member_id)
         freed = current.state is MemberState.UNRELEASED_PARTITIONS and not waits_for_others(consumer, event.member_id)
         if current.member_epoch < consumer.epoch or current.state is MemberState.UNREVOKED_PARTITIONS or freed:
             expect_join(context, consumer, member)

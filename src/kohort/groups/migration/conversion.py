@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from kohort.consumer_protocol import (
     CONSUMER_PROTOCOL_TYPE,
+    Subscription,
     read_assignment,
     read_subscription,
     write_assignment,
@@ -20,9 +21,9 @@ from kohort.errors import ErrorCode
 from kohort.groups.classic import gathering, leader, rebalance
 from kohort.groups.classic.state import ClassicGroup, ClassicMember
 from kohort.groups.consumer import members, targets
-from kohort.groups.consumer.state import ConsumerGroup, Current, Pairs, pack
+from kohort.groups.consumer.state import ConsumerGroup, CurrentAssignment, Pairs, pack
 from kohort.groups.context import Context
-from kohort.groups.events import Client
+from kohort.groups.events import Client, JoinGroup
 from kohort.groups.group import Group
 from kohort.groups.liveness.deadlines import Timer
 from kohort.groups.outcome import GroupState, JoinGroupReply, Level, SyncGroupReply
@@ -140,6 +141,26 @@ def share_out(members: list[Converted]) -> list[tuple[MemberSaved, Pairs]]:
     return [(member.saved, member.assigned | extra[member.saved.member_id]) for member in members]
 
 
+def member_saved(
+    group_id: str, member_id: str, said: JoinGroup | ClassicMember, subscription: Subscription
+) -> MemberSaved:
+    """What a classic member said of itself, as the record of a consumer group's member."""
+    return MemberSaved(
+        group_id=group_id,
+        member_id=member_id,
+        instance_id=said.instance_id,
+        rack_id=subscription.rack,
+        client_id=said.client.id,
+        client_host=said.client.host,
+        subscribed_topics=tuple(sorted(set(subscription.topics))),
+        subscribed_regex=None,
+        rebalance_timeout_ms=said.rebalance_timeout_ms,
+        server_assignor=None,
+        classic_session_timeout_ms=said.session_timeout_ms,
+        classic_protocols=said.protocols,
+    )
+
+
 def convert_member(context: Context, classic: ClassicGroup, member: ClassicMember) -> Converted | None:
     """A classic member as a consumer group has it; None when its bytes are malformed."""
     subscription = read_subscription(member.metadata(classic.protocol) or member.protocols[0].metadata)
@@ -149,20 +170,7 @@ def convert_member(context: Context, classic: ClassicGroup, member: ClassicMembe
     topics = context.image.topics
     assigned = frozenset((topics[topic].id, number) for topic, number in assignment.partitions if topic in topics)
     claimed = frozenset((topics[topic].id, number) for topic, number in subscription.owned if topic in topics)
-    saved = MemberSaved(
-        group_id="",
-        member_id=member.member_id,
-        instance_id=member.instance_id,
-        rack_id=subscription.rack,
-        client_id=member.client.id,
-        client_host=member.client.host,
-        subscribed_topics=tuple(sorted(set(subscription.topics))),
-        subscribed_regex=None,
-        rebalance_timeout_ms=member.rebalance_timeout_ms,
-        server_assignor=None,
-        classic_session_timeout_ms=member.session_timeout_ms,
-        classic_protocols=member.protocols,
-    )
+    saved = member_saved("", member.member_id, member, subscription)
     return Converted(saved, assigned, claimed, subscription.generation)
 
 
@@ -182,7 +190,7 @@ def write_consumer_group(
         context.emit(TargetAssigned(group_id, saved.member_id, pack(held)))
     context.emit(TargetEpochSet(group_id, generation, context.now.wall_ms))
     for saved, held in settled:
-        context.emit(Current(generation, generation, assigned=held).record(group_id, saved.member_id))
+        context.emit(CurrentAssignment(generation, generation, assigned=held).record(group_id, saved.member_id))
         presence, member = consumer.presence(saved.member_id), before[saved.member_id]
         presence.go_on_from(member)
         presence.process = member.client.process
@@ -277,7 +285,7 @@ def convert_back(consumer: ConsumerGroup, saved: MemberSaved, names: dict[TopicI
 
 def assignment_bytes(consumer: ConsumerGroup, saved: MemberSaved, names: dict[TopicId, str]) -> bytes:
     """What a classic member has, in the bytes its client reads."""
-    held = consumer.standing(saved.member_id).assigned
+    held = consumer.current_assignment(saved.member_id).assigned
     protocols = saved.classic_protocols or ()
     subscription = read_subscription(protocols[0].metadata) if protocols else None
     version = 0 if subscription is None else subscription.version

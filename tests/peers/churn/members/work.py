@@ -33,7 +33,7 @@ RECORDS = 50
 METADATA_MS = 3_000
 """How soon a leader sees that a topic has grown."""
 RECONNECT_MS = 1_000
-"""As Java's: a client that waits longer to connect again than its session lasts is put out after an outage."""
+"""As Java's: a client that waits longer to connect again than its session lasts is evicted after an outage."""
 
 
 class Orders:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kohort.client.consumer.retained import Retained, Slice
+from kohort.client.consumer.fetch_buffer import FetchBuffer, Slice
 from kohort.client.consumer.subscription import Partitions, Position
 from kohort.columns import Record, RowRange
 from kohort.errors import CorruptDataError
@@ -56,19 +56,19 @@ class Block:
         raise NotImplementedError
 
 
-def fill(retained: Retained, partitions: Partitions, *runs: tuple[TopicPartition, int, int], **facts: object) -> Block:
+def fill(buffer: FetchBuffer, partitions: Partitions, *runs: tuple[TopicPartition, int, int], **facts: object) -> Block:
     block = Block(list(runs), **facts)  # type: ignore[arg-type]
     for index, (partition, _, _) in enumerate(runs):
-        retained.add(partition, block, index, partitions.of(partition).era)
+        buffer.add(partition, block, index, partitions.of(partition).position_version)
     return block
 
 
-def start(count: int = 4) -> tuple[Partitions, Retained]:
+def start(count: int = 4) -> tuple[Partitions, FetchBuffer]:
     partitions = Partitions()
     partitions.set(PARTITIONS[:count])
     for partition in PARTITIONS[:count]:
         partitions.place(partition, Position(0))
-    return partitions, Retained(partitions)
+    return partitions, FetchBuffer(partitions)
 
 
 def sizes(slices: list[Slice]) -> list[tuple[int, int]]:
@@ -76,66 +76,66 @@ def sizes(slices: list[Slice]) -> list[tuple[int, int]]:
 
 
 def test_greedy_takes_one_partition_after_the_other_and_goes_on_where_it_left_off() -> None:
-    partitions, retained = start(3)
-    fill(retained, partitions, (PARTITIONS[0], 0, 700), (PARTITIONS[1], 0, 200), (PARTITIONS[2], 0, 200))
-    assert sizes(retained.take(300)) == [(0, 300)]
-    assert sizes(retained.take(300)) == [(0, 300)]
-    assert sizes(retained.take(300)) == [(0, 100), (1, 200)]
-    assert sizes(retained.take(300)) == [(2, 200)]
-    assert retained.take(300) == []
+    partitions, buffer = start(3)
+    fill(buffer, partitions, (PARTITIONS[0], 0, 700), (PARTITIONS[1], 0, 200), (PARTITIONS[2], 0, 200))
+    assert sizes(buffer.take(300)) == [(0, 300)]
+    assert sizes(buffer.take(300)) == [(0, 300)]
+    assert sizes(buffer.take(300)) == [(0, 100), (1, 200)]
+    assert sizes(buffer.take(300)) == [(2, 200)]
+    assert buffer.take(300) == []
 
 
 def test_a_partition_that_is_refilled_while_it_is_drained_lets_the_others_pass() -> None:
-    partitions, retained = start(2)
-    fill(retained, partitions, (PARTITIONS[0], 0, 500), (PARTITIONS[1], 0, 100))
-    assert sizes(retained.take(300)) == [(0, 300)]
-    fill(retained, partitions, (PARTITIONS[0], 500, 1000))
-    assert sizes(retained.take(300)) == [(0, 200), (1, 100)]
-    assert sizes(retained.take(300)) == [(0, 300)]
+    partitions, buffer = start(2)
+    fill(buffer, partitions, (PARTITIONS[0], 0, 500), (PARTITIONS[1], 0, 100))
+    assert sizes(buffer.take(300)) == [(0, 300)]
+    fill(buffer, partitions, (PARTITIONS[0], 500, 1000))
+    assert sizes(buffer.take(300)) == [(0, 200), (1, 100)]
+    assert sizes(buffer.take(300)) == [(0, 300)]
 
 
 def test_proportional_shares_are_equal_while_all_have_records() -> None:
-    partitions, retained = start(3)
-    fill(retained, partitions, (PARTITIONS[0], 0, 700), (PARTITIONS[1], 0, 200), (PARTITIONS[2], 0, 50))
+    partitions, buffer = start(3)
+    fill(buffer, partitions, (PARTITIONS[0], 0, 700), (PARTITIONS[1], 0, 200), (PARTITIONS[2], 0, 50))
     taken = defaultdict(int)
-    for part in retained.take(300, proportional=True):
+    for part in buffer.take(300, proportional=True):
         taken[part.partition.partition] += len(part)
     assert dict(taken) == {0: 125, 1: 125, 2: 50}
 
 
 def test_without_a_limit_one_decode_is_returned_whole_and_not_mixed_with_the_next() -> None:
-    partitions, retained = start(2)
-    first = fill(retained, partitions, (PARTITIONS[0], 0, 10), (PARTITIONS[1], 0, 5))
-    fill(retained, partitions, (PARTITIONS[0], 10, 30))
-    assert [part.block for part in retained.take(None)] == [first, first]
-    assert sizes(retained.take(None)) == [(0, 20)]
+    partitions, buffer = start(2)
+    first = fill(buffer, partitions, (PARTITIONS[0], 0, 10), (PARTITIONS[1], 0, 5))
+    fill(buffer, partitions, (PARTITIONS[0], 10, 30))
+    assert [part.block for part in buffer.take(None)] == [first, first]
+    assert sizes(buffer.take(None)) == [(0, 20)]
 
 
 def test_offsets_without_records_are_passed_over() -> None:
-    partitions, retained = start(1)
-    fill(retained, partitions, (PARTITIONS[0], 0, 0), gap=8)
-    assert retained.take(100) == []
+    partitions, buffer = start(1)
+    fill(buffer, partitions, (PARTITIONS[0], 0, 0), gap=8)
+    assert buffer.take(100) == []
     assert partitions.of(PARTITIONS[0]).position == Position(8, 7)
 
 
 def test_a_position_where_the_leader_epoch_changes_on_the_way_claims_none() -> None:
-    partitions, retained = start(1)
-    fill(retained, partitions, (PARTITIONS[0], 0, 10), mixed=True)
-    retained.take(4)
+    partitions, buffer = start(1)
+    fill(buffer, partitions, (PARTITIONS[0], 0, 10), mixed=True)
+    buffer.take(4)
     assert partitions.of(PARTITIONS[0]).position == Position(4, -1)
-    retained.take(6)
+    buffer.take(6)
     assert partitions.of(PARTITIONS[0]).position == Position(10, 7)
 
 
 def test_damage_is_reported_after_the_rows_before_it_and_keeps_the_position() -> None:
-    partitions, retained = start(1)
-    fill(retained, partitions, (PARTITIONS[0], 0, 5), damaged=True)
-    fill(retained, partitions, (PARTITIONS[0], 5, 9))
-    assert sizes(retained.take(100)) == [(0, 5)]
+    partitions, buffer = start(1)
+    fill(buffer, partitions, (PARTITIONS[0], 0, 5), damaged=True)
+    fill(buffer, partitions, (PARTITIONS[0], 5, 9))
+    assert sizes(buffer.take(100)) == [(0, 5)]
     state = partitions.of(PARTITIONS[0])
     assert isinstance(state.broken, CorruptDataError)
     assert state.position == Position(5, 7) == state.fetch_position
-    assert retained.take(100) == [] and retained.records == 0
+    assert buffer.take(100) == [] and buffer.records == 0
 
 
 @settings(deadline=None)
@@ -145,17 +145,17 @@ def test_damage_is_reported_after_the_rows_before_it_and_keeps_the_position() ->
     proportional=st.booleans(),
 )
 def test_no_partition_waits_longer_than_the_others_need(counts: list[int], limit: int, proportional: bool) -> None:
-    partitions, retained = start(len(counts))
-    fill(retained, partitions, *((PARTITIONS[i], 0, count) for i, count in enumerate(counts)))
+    partitions, buffer = start(len(counts))
+    fill(buffer, partitions, *((PARTITIONS[i], 0, count) for i, count in enumerate(counts)))
     waited = dict.fromkeys(range(len(counts)), 0)
     for _ in range(sum(counts) + 1):
-        taken = retained.take(limit, proportional=proportional)
-        assert sum(map(len, taken)) == min(limit, sum(map(len, taken)) + retained.records)
+        taken = buffer.take(limit, proportional=proportional)
+        assert sum(map(len, taken)) == min(limit, sum(map(len, taken)) + buffer.records)
         for number in waited:
             present = any(part.partition.partition == number for part in taken)
-            waited[number] = 0 if present or retained.count(PARTITIONS[number]) == 0 else waited[number] + 1
+            waited[number] = 0 if present or buffer.count(PARTITIONS[number]) == 0 else waited[number] + 1
             assert waited[number] <= -(-sum(counts) // limit)
-    assert retained.records == 0
+    assert buffer.records == 0
 
 
 class Polling(RuleBasedStateMachine):
@@ -164,7 +164,7 @@ class Polling(RuleBasedStateMachine):
     @initialize(proportional=st.booleans())
     def begin(self, proportional: bool) -> None:
         self.proportional = proportional
-        self.partitions, self.retained = start()
+        self.partitions, self.buffer = start()
         self.expected = dict.fromkeys(PARTITIONS, 0)
         self.assigned = set(PARTITIONS)
 
@@ -182,11 +182,11 @@ class Polling(RuleBasedStateMachine):
             at = state.fetch_position.offset
             runs.append((partition, at, at + count))
             state.fetch_position = Position(at + count, 7)
-        fill(self.retained, self.partitions, *runs)
+        fill(self.buffer, self.partitions, *runs)
 
     @rule(limit=st.one_of(st.none(), st.integers(1, 25)))
     def poll(self, limit: int | None) -> None:
-        taken = self.retained.take(limit, proportional=self.proportional)
+        taken = self.buffer.take(limit, proportional=self.proportional)
         assert limit is None or sum(map(len, taken)) <= limit
         for part in taken:
             state = self.partitions.of(part.partition)
@@ -228,12 +228,12 @@ class Polling(RuleBasedStateMachine):
 
     @invariant()
     def counts_agree(self) -> None:
-        if hasattr(self, "retained"):
+        if hasattr(self, "buffer"):
             going = [partition for partition, state in self.partitions.items() if not state.paused]
-            assert self.retained.available() == sum(map(self.retained.count, going))
+            assert self.buffer.available() == sum(map(self.buffer.count, going))
             assert self.partitions.paused == set(self.partitions) - set(going)
-            assert self.retained.records == sum(self.retained.count(partition) for partition in self.partitions)
-            assert self.retained.records >= 0
+            assert self.buffer.records == sum(self.buffer.count(partition) for partition in self.partitions)
+            assert self.buffer.records >= 0
 
 
 TestPolling = Polling.TestCase
@@ -241,13 +241,13 @@ TestPolling.settings = settings(max_examples=60, stateful_step_count=30, deadlin
 
 
 def test_what_was_fetched_before_a_partition_went_and_came_back_is_void() -> None:
-    partitions, retained = start(1)
-    fill(retained, partitions, (PARTITIONS[0], 0, 5))
+    partitions, buffer = start(1)
+    fill(buffer, partitions, (PARTITIONS[0], 0, 5))
     partitions.set([])
     partitions.set([PARTITIONS[0]])
     partitions.place(PARTITIONS[0], Position(100))
-    assert retained.take(10) == []
-    assert retained.count(PARTITIONS[0]) == retained.records == 0
+    assert buffer.take(10) == []
+    assert buffer.count(PARTITIONS[0]) == buffer.records == 0
 
 
 def test_a_partition_that_is_not_assigned_is_refused() -> None:

@@ -57,14 +57,14 @@ class Rows(Protocol):
 class Chunk:
     """Rows of one partition out of one decode.
 
-    `row` is the next one to return; `era` the partition's when it was fetched.
+    `row` is the next one to return; `position_version` that of the partition when it was fetched.
     """
 
     block: Rows
     index: int
     row: int
     stop: int
-    era: int
+    position_version: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ def position_at(block: Rows, index: int, row: int) -> Position:
     return Position(block.position(index, row), epoch)
 
 
-class Retained:
+class FetchBuffer:
     """See the module's text.
 
     Attributes:
@@ -106,17 +106,17 @@ class Retained:
         self._voided_seen = -1
         self.records = 0
 
-    def add(self, partition: TopicPartition, block: Rows, index: int, era: int) -> None:
+    def add(self, partition: TopicPartition, block: Rows, index: int, position_version: int) -> None:
         """Keep the rows of one record set of a decode."""
         rows = block.ranges[index]
         queue = self._queues.get(partition)
         if queue is None:
             queue = self._queues[partition] = deque()
             self._rotation.append(partition)
-        queue.append(Chunk(block, index, rows.start, rows.stop, era))
+        queue.append(Chunk(block, index, rows.start, rows.stop, position_version))
         self._count(partition, rows.stop - rows.start)
         state = self._partitions.get(partition)
-        if state is None or state.era != era:
+        if state is None or state.position_version != position_version:
             self._voided_seen = -1
 
     def take(self, limit: int | None, *, proportional: bool = False) -> list[Slice]:
@@ -149,7 +149,7 @@ class Retained:
         for partition in list(self._rotation):
             state = self._partitions.get(partition)
             queue = self._queues[partition]
-            while queue and (state is None or queue[0].era != state.era):
+            while queue and (state is None or queue[0].position_version != state.position_version):
                 chunk = queue.popleft()
                 self._count(partition, chunk.row - chunk.stop)
             if not queue:

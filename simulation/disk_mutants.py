@@ -1,0 +1,177 @@
+"""Faults of the log and the journal, one each, to show that the checker named beside it sees that fault in a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from types import ModuleType
+from typing import Any
+
+from kohort.groups.records import Record
+from kohort.journal.local import LogJournal
+from kohort.log import opening
+from kohort.log.compaction import Compaction
+from kohort.log.filesystem import FileSystem
+from kohort.log.index import OffsetIndex
+from kohort.log.partition import PartitionLog
+from kohort.log.results import RecoveryReport
+from kohort.log.segment import Segment
+from simulation.checkers import ReplayChecker
+from simulation.journal_checker import JournalChecker
+from simulation.offset_checkers import DurabilityChecker
+from simulation.property import Checker
+from simulation.swapped import swapped
+
+
+class DiskMutant:
+    """The real log and journal with one function replaced, by `swap(real)`, as long as a run lasts."""
+
+    where: ModuleType | type
+    name: str
+
+    @staticmethod
+    def swap(real: Callable[..., Any]) -> Callable[..., Any]:
+        """What stands in for the real function."""
+        raise NotImplementedError
+
+    @classmethod
+    @contextmanager
+    def planted(cls) -> Iterator[None]:
+        """The fault, while this is entered."""
+        with swapped(cls.where, cls.name, cls.swap(getattr(cls.where, cls.name))):
+            yield
+
+
+def planted(mutant: type[DiskMutant] | None) -> Any:
+    """The fault, or none."""
+    return nullcontext() if mutant is None else mutant.planted()
+
+
+class KeepsTornTail(DiskMutant):
+    """Recovery takes a torn write at the end for a part of the log."""
+
+    where, name = opening, "cut"
+
+    @staticmethod
+    def swap(real: Callable[..., Any]) -> Callable[..., Any]:
+        """It notes the file's size where the real one cuts the file off."""
+
+        def cut(segment: Segment, report: RecoveryReport) -> None:
+            del report
+            segment.size = segment.file_size()
+            segment.inherited = None
+
+        return cut
+
+
+class CompactsNewestAway(DiskMutant):
+    """Compaction drops the newest record of a key."""
+
+    where, name = Compaction, "_collect_keys"
+
+    @staticmethod
+    def swap(real: Callable[..., Any]) -> Callable[..., Any]:
+        """It thinks that each key has a record behind its last."""
+
+        def collect(run: Compaction) -> Iterator[None]:
+            yield from real(run)
+            run._last = {key: offset + 1 for key, offset in run._last.items()}
+
+        return collect
+
+
+class Hasty:
+    """Files that are never synced."""
+
+    def __init__(self, fs: FileSystem) -> None:
+        self._fs = fs
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._fs, name)
+
+    def fsync(self, fd: int) -> None:
+        """Nothing happens."""
+
+
+class ReplacesUnsynced(DiskMutant):
+    """Compaction puts its new file in the old ones' place without having synced it."""
+
+    where, name = Compaction, "__init__"
+
+    @staticmethod
+    def swap(real: Callable[..., Any]) -> Callable[..., Any]:
+        """Its own files are not synced."""
+
+        def init(run: Compaction, *args: Any) -> None:
+            real(run, *args)
+            run._fs = Hasty(run._fs)
+
+        return init
+
+
+class SaysDurableFirst(DiskMutant):
+    """The journal says of each append that it is durable, and writes it with the next one."""
+
+    where, name = LogJournal, "append"
+
+    @staticmethod
+    def swap(real: Callable[..., Any]) -> Callable[..., Any]:
+        """It writes the append before."""
+        held: dict[LogJournal, tuple[int, Sequence[Record], int]] = {}
+
+        def append(journal: LogJournal, term: int, records: Sequence[Record], now_ms: int) -> None:
+            before = held.pop(journal, None)
+            held[journal] = term, records, now_ms
+            if before is not None and before[0] == term:
+                real(journal, *before)
+
+        return append
+
+
+class SyncsNoNames(DiskMutant):
+    """A flush syncs files and not their names."""
+
+    where, name = PartitionLog, "sync_names"
+
+    @staticmethod
+    def swap(real: Callable[..., Any]) -> Callable[..., Any]:
+        """Nothing happens."""
+        return lambda _log: None
+
+
+class SyncsNoIndexes(DiskMutant):
+    """The index of a compacted file, which alone vouches for its gaps, is not synced."""
+
+    where, name = OffsetIndex, "sync"
+
+    @staticmethod
+    def swap(real: Callable[..., Any]) -> Callable[..., Any]:
+        """Nothing happens."""
+        return lambda _index: None
+
+
+class ForgetsEnds(DiskMutant):
+    """Compaction drops the old end of a transaction whose records stay."""
+
+    where, name = Compaction, "_kept"
+
+    @staticmethod
+    def swap(real: Callable[..., Any]) -> Callable[..., Any]:
+        """It does not remember whose records stayed."""
+
+        def kept(run: Compaction, *args: Any) -> Any:
+            run._unended.clear()
+            return real(run, *args)
+
+        return kept
+
+
+DISK_MUTANTS: dict[type[DiskMutant], type[Checker]] = {
+    KeepsTornTail: JournalChecker,
+    CompactsNewestAway: ReplayChecker,
+    ReplacesUnsynced: DurabilityChecker,
+    SaysDurableFirst: DurabilityChecker,
+    SyncsNoNames: DurabilityChecker,
+    ForgetsEnds: ReplayChecker,
+}
+"""`SyncsNoIndexes` shows too rarely in a run: the test that dies in every change of a file kills it."""

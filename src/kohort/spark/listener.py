@@ -1,0 +1,180 @@
+"""The application's ear: what Spark says of its queries, passed on to the processes of their sources.
+
+A batch is done when its sink has taken it and the checkpoint's commit log says so. Spark tells that a source only at
+the query's next trigger, but a StreamingQueryListener at once: `onQueryProgress` comes 0.2 to 0.3 s after the commit
+log was written, never before, with the text of each source's end offset. `install` has one listen, and what it hears
+goes over the channel to the source that planned the batch.
+"""
+
+# ruff: noqa: N802 (the methods' names are Spark's)
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.streaming.listener import (
+    JStreamingQueryListener,
+    QueryIdleEvent,
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+)
+
+from kohort.spark.channel import Contact, Message, Switchboard
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+RUNS_MAX = 1_024
+"""Runs remembered at once: of a run whose end Spark never told, the oldest is forgotten."""
+
+
+def query_of(text: str | None) -> str | None:
+    """The identity of the query that an offset's text is of; None: it is not of this source."""
+    try:
+        found = json.loads(text or "")
+    except ValueError:
+        return None
+    query = found.get("query") if isinstance(found, dict) and "kohort" in found else None
+    return query if isinstance(query, str) else None
+
+
+class Ledger:
+    """What is known to be done, of each query that runs: for sources that connect after it was said. Pure."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._runs: dict[str, dict[str, Message]] = {}
+
+    def progress(self, run: str, ends: Iterable[str]) -> dict[str, Message]:
+        """A batch of a run is done.
+
+        Args:
+            run: Spark's id of the run.
+            ends: the texts of its sources' end offsets.
+
+        Returns:
+            What to tell, by the query's identity: a Spark query that reads several of our sources has several.
+        """
+        told = {query: {"kind": "done", "end": text} for text in ends if (query := query_of(text)) is not None}
+        if told:
+            with self._lock:
+                self._runs[run] = self._runs.pop(run, {}) | told
+                if len(self._runs) > RUNS_MAX:
+                    del self._runs[next(iter(self._runs))]
+        return told
+
+    def terminated(self, run: str) -> dict[str, Message]:
+        """A run is over, and all its batches that are done have been told; returns what to tell, by identity."""
+        with self._lock:
+            return {query: {"kind": "over"} for query in self._runs.pop(run, {})}
+
+    def known(self, query: str) -> Message | None:
+        """The last that was said of a query; None: nothing."""
+        with self._lock:
+            found = [said[query] for said in self._runs.values() if query in said]
+        return found[-1] if found else None
+
+
+class SinkListener(StreamingQueryListener):
+    """Passes on what is done and what is over; a batch that is not ours costs one look."""
+
+    def __init__(self, ledger: Ledger, switchboard: Switchboard, jvm: Any) -> None:
+        """Not added to a session yet.
+
+        Args:
+            ledger: what is known to be done.
+            switchboard: where the sources are connected.
+            jvm: the gateway's view of Spark's classes.
+        """
+        self._ledger, self._switchboard = ledger, switchboard
+        self._jlistenerobj = jvm.org.apache.spark.sql.streaming.PythonStreamingQueryListenerWrapper(_Whole(self))
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:
+        """Nothing to do: its source has not asked for anything yet."""
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:
+        """Nothing to do: the batch before was told."""
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:
+        self.hear(event.progress.json)
+
+    def hear(self, progress: str) -> None:
+        """A query's progress as JSON: a batch of it is done."""
+        said = json.loads(progress)
+        ends = [json.dumps(source["endOffset"]) for source in said["sources"]]
+        self._tell(self._ledger.progress(said["runId"], ends))
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
+        self._tell(self._ledger.terminated(str(event.runId)))
+
+    def _tell(self, messages: dict[str, Message]) -> None:
+        for query, message in messages.items():
+            self._switchboard.tell(query, message)
+
+
+class _Whole(JStreamingQueryListener):
+    """What the JVM calls: takes a progress as one JSON text.
+
+    PySpark's own asks the JVM for each of its numbers, which takes 20 ms of CPU time for each batch of each query.
+    """
+
+    pylistener: SinkListener
+
+    def onQueryStarted(self, jevent: object) -> None:
+        """Called while the query waits to start."""
+
+    def onQueryIdle(self, jevent: object) -> None:
+        """Nothing to do."""
+
+    def onQueryProgress(self, jevent: Any) -> None:
+        self.pylistener.hear(jevent.progress().json())
+
+
+class Application:
+    """This process as the application of its sessions: one switchboard, and one listener for each JVM."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self._ledger = Ledger()
+        self._switchboard = Switchboard(self._ledger.known)
+        self._listener: SinkListener | None = None
+        self._gateway: Any = None
+
+    @property
+    def contact(self) -> Contact:
+        return self._switchboard.contact
+
+    def listen(self, spark: SparkSession, gateway: Any) -> None:
+        """Hear of a session's queries, once, however often this is called."""
+        if self._listener is None or self._gateway is not gateway:
+            self._listener = SinkListener(self._ledger, self._switchboard, gateway.jvm)
+            self._gateway = gateway
+        spark.streams.removeListener(self._listener)
+        spark.streams.addListener(self._listener)
+
+
+_lock = threading.Lock()
+_application: Application | None = None
+
+
+def install(spark: SparkSession) -> Contact | None:
+    """Listen to a session's queries for their sources; gives what a source needs to connect.
+
+    None on Spark Connect: there the sources are on the server's machine, and can't reach this one.
+    """
+    global _application
+    try:
+        context = spark.sparkContext
+    except AttributeError:  # Spark Connect
+        return None
+    with _lock:
+        if _application is None or _application.pid != os.getpid():
+            _application = Application()
+        _application.listen(spark, context._gateway)
+        return _application.contact

@@ -1,0 +1,424 @@
+"""Groups, members, offsets, lag, topics and commits as tables: `spark.read.format("kohort").option("table", …)`.
+
+A table is asked for when Spark reads it, each time anew; nothing joins a group or commits. Its rows are what the
+brokers say at that moment, group by group: two groups are not asked at the same instant.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+from kohort.client.admin.admin import Admin
+from kohort.client.admin.values import GroupDescription
+from kohort.client.consumer.range_reader import RangeReader
+from kohort.client.settings import ConnectionConfig, client_config
+from kohort.config import did_you_mean, from_properties, knob
+from kohort.errors import ErrorCode, InvalidInputError, NotFoundError
+from kohort.ids import TopicPartition
+from kohort.lag import PartitionLag, group_lag
+from kohort.spark.options import by_kind
+from kohort.wire.journal import LegacyOffsetCommitKey, OffsetCommitKey, OffsetCommitValue, decode_key, decode_value
+
+GROUPS_A_TASK = 20
+"""Groups that one Spark task asks for: a task costs about 20 ms to start, a group a few round trips."""
+SAMPLE_BYTES = 1024
+"""Fetched to learn when the oldest unread record was made; a broker sends one batch at least."""
+JOURNAL = "__consumer_offsets"
+
+Row = tuple[Any, ...]
+_PLACES = pa.list_(pa.struct([pa.field("topic", pa.string()), pa.field("partition", pa.int32())]))
+_TYPES: dict[str, pa.DataType] = {
+    "string": pa.string(),
+    "int": pa.int32(),
+    "bigint": pa.int64(),
+    "boolean": pa.bool_(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+    "array<int>": pa.list_(pa.int32()),
+    "array<string>": pa.list_(pa.string()),
+    "array<struct<topic: string, partition: int>>": _PLACES,
+}
+_MANY = "array<struct<topic: string, partition: int>>"
+
+
+@dataclass(frozen=True, slots=True)
+class TableOptions:
+    """What may be said about a table."""
+
+    table: str = knob(
+        "table",
+        "groups",
+        choices=("groups", "members", "offsets", "lag", "topics", "commits"),
+        why="what is read: groups, their members, offsets and lag, topics, or the commits that the brokers still keep",
+    )
+    group_id: tuple[str, ...] | None = knob("group.id", None, why="only these groups")
+    subscribe: tuple[str, ...] | None = knob("subscribe", None, why="only these topics")
+    kafka: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def bootstrap_servers(self) -> str:
+        return self.kafka["bootstrap.servers"]
+
+    def settings(self) -> dict[str, Any]:
+        """The `kafka.*` options without the addresses, for the client."""
+        return {"client.id": "kohort-spark"} | {k: v for k, v in self.kafka.items() if k != "bootstrap.servers"}
+
+
+def is_table(raw: Mapping[str, str]) -> bool:
+    """Whether the options of a read ask for a table."""
+    return any(name.lower() == "table" for name in raw)
+
+
+def parse_table_options(raw: Mapping[str, str]) -> TableOptions:
+    """The options of reading a table.
+
+    Raises:
+        InvalidInputError: a name that no option has (naming the nearest), an unknown table, no bootstrap servers.
+    """
+    own, kafka = by_kind(raw, TableOptions)
+    options = from_properties(TableOptions, own)
+    options.kafka.update(kafka)
+    client_config(ConnectionConfig, options.bootstrap_servers, options.settings())
+    if options.table == "topics" and options.group_id is not None:
+        raise InvalidInputError("the table topics has nothing of groups: leave the option group.id out")
+    if options.table in ("groups", "members") and options.subscribe is not None:
+        raise InvalidInputError(f"the table {options.table} can't be chosen by topic: leave the option subscribe out")
+    return options
+
+
+@dataclass(eq=True, repr=True)
+class TablePart(InputPartition):
+    """What one Spark task reads: some groups, or one partition of the journal up to an offset, or all there is."""
+
+    groups: tuple[str, ...] = ()
+    partition: int = -1
+    start: int = 0
+    end: int = 0
+
+
+class TableReader(DataSourceReader):
+    """One read of a table."""
+
+    def __init__(self, options: TableOptions) -> None:
+        self._options = options
+
+    def partitions(self) -> list[InputPartition]:
+        """Tasks by groups, by partition of the journal, or one.
+
+        Raises:
+            NotFoundError: a group of the option group.id is not there; the nearest is named.
+        """
+        options = self._options
+        if options.table == "topics":
+            return [TablePart()]
+        with _admin(options) as admin:
+            if options.table == "commits":
+                return list(_journal_parts(admin))
+            names = _groups(admin, options)
+        return [TablePart(tuple(names[at : at + GROUPS_A_TASK])) for at in range(0, len(names), GROUPS_A_TASK)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of a part; an empty table comes as a partition without anything."""
+        if not isinstance(partition, TablePart):
+            return
+        table = TABLES[self._options.table]
+        for rows in table.rows(self._options, partition):
+            columns = zip(*rows, strict=True)
+            arrays = [pa.array(one, kind.type) for one, kind in zip(columns, table.arrow, strict=True)]
+            yield pa.RecordBatch.from_arrays(arrays, schema=table.arrow)
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table.
+
+    Attributes:
+        columns: name and Spark type of each.
+        rows: gives the rows of a part, in bunches that are not empty.
+    """
+
+    columns: tuple[tuple[str, str], ...]
+    rows: Callable[[TableOptions, TablePart], Iterator[list[Row]]]
+
+    @property
+    def ddl(self) -> str:
+        return ", ".join(f"`{name}` {kind}" for name, kind in self.columns)
+
+    @property
+    def arrow(self) -> pa.Schema:
+        return pa.schema([pa.field(name, _TYPES[kind]) for name, kind in self.columns])
+
+
+def table_schema(options: TableOptions) -> str:
+    """The columns of a table as Spark's DDL."""
+    return TABLES[options.table].ddl
+
+
+def _admin(options: TableOptions) -> Admin:
+    return Admin(options.bootstrap_servers, **options.settings())
+
+
+def _groups(admin: Admin, options: TableOptions) -> list[str]:
+    there = [group.group_id for group in admin.list_groups()]
+    if options.group_id is None:
+        return there
+    missing = [name for name in options.group_id if name not in there]
+    if missing:
+        raise NotFoundError(f"there is no group {missing[0]}{did_you_mean(missing[0], there)}")
+    return sorted(set(options.group_id))
+
+
+def _described(admin: Admin, groups: Iterable[str]) -> list[GroupDescription]:
+    """The groups, without those that ended meanwhile.
+
+    Raises:
+        KafkaError: a group can't be described.
+    """
+    found = admin.describe_consumer_groups(list(groups))
+    for error in found.errors.values():
+        if error.code is not ErrorCode.GROUP_ID_NOT_FOUND:
+            raise error
+    return [one for _, one in sorted(found.values.items())]
+
+
+def _group_rows(options: TableOptions, part: TablePart) -> Iterator[list[Row]]:
+    with _admin(options) as admin:
+        found = _described(admin, part.groups)
+    rows: list[Row] = [
+        (g.group_id, g.type, g.protocol_type, g.state, g.assignor, g.epoch, len(g.members), g.coordinator)
+        for g in found
+    ]
+    if rows:
+        yield rows
+
+
+def _member_rows(options: TableOptions, part: TablePart) -> Iterator[list[Row]]:
+    with _admin(options) as admin:
+        found = _described(admin, part.groups)
+    rows: list[Row] = [
+        (
+            group.group_id,
+            one.member_id,
+            one.group_instance_id,
+            one.client_id,
+            one.host,
+            one.rack_id,
+            one.epoch,
+            one.subscription,
+            one.subscription_regex,
+            _places(one.assignment),
+            _places(one.target_assignment),
+        )
+        for group in found
+        for one in sorted(group.members, key=lambda one: one.member_id)
+    ]
+    if rows:
+        yield rows
+
+
+def _places(partitions: Iterable[TopicPartition] | None) -> list[dict[str, Any]] | None:
+    if partitions is None:
+        return None
+    return [{"topic": tp.topic, "partition": tp.partition} for tp in sorted(partitions)]
+
+
+def _wanted(options: TableOptions, topic: str) -> bool:
+    return options.subscribe is None or topic in options.subscribe
+
+
+def _offset_rows(options: TableOptions, part: TablePart) -> Iterator[list[Row]]:
+    with _admin(options) as admin:
+        for group in part.groups:
+            found = admin.list_consumer_group_offsets(group).all()
+            rows: list[Row] = [
+                (group, tp.topic, tp.partition, one.offset, one.leader_epoch, one.metadata)
+                for tp, one in sorted(found.items())
+                if one is not None and _wanted(options, tp.topic)
+            ]
+            if rows:
+                yield rows
+
+
+def _lag_rows(options: TableOptions, part: TablePart) -> Iterator[list[Row]]:
+    settings = options.settings()
+    with (
+        _admin(options) as admin,
+        RangeReader(options.bootstrap_servers, columns=("timestamp",), fetch_bytes=SAMPLE_BYTES, **settings) as reader,
+    ):
+        for group in part.groups:
+            members = [one for described in _described(admin, [group]) for one in described.members]
+            owners = {tp: one for one in members for tp in one.assignment or ()}
+            rows: list[Row] = []
+            for one in group_lag(admin, group, owners):
+                if _wanted(options, one.partition.topic):
+                    owner = owners.get(one.partition)
+                    told = (owner.member_id, owner.client_id, owner.host) if owner is not None else (None, None, None)
+                    place = (one.partition.topic, one.partition.partition, one.committed, one.log_start, one.log_end)
+                    rows.append((group, *place, one.lag, _behind_ms(reader, one), *told, one.metadata, one.error))
+            if rows:
+                yield rows
+
+
+def _behind_ms(reader: RangeReader, at: PartitionLag) -> int | None:
+    """The age of the oldest record that the group has not read, in milliseconds; 0 when there is none."""
+    if at.lag is None or at.committed is None or at.log_start is None or at.log_end is None:
+        return None
+    if at.lag == 0:
+        return 0
+    for batch in reader.read(at.partition, max(at.committed, at.log_start), at.log_end, fail_on_data_loss=False):
+        made_ms = batch.column("timestamp")[0].cast(pa.timestamp("ms", "UTC")).value
+        return max(0, time.time_ns() // 1_000_000 - int(made_ms))
+    return 0  # only markers of transactions, or records that were aborted or compacted away
+
+
+def _topic_rows(options: TableOptions, part: TablePart) -> Iterator[list[Row]]:
+    del part
+    with _admin(options) as admin:
+        infos = [one for one in admin.list_topics(internal=True) if _wanted(options, one.name)]
+        if options.subscribe is not None and (missing := set(options.subscribe) - {one.name for one in infos}):
+            name = min(missing)
+            there = [one.name for one in admin.list_topics()]
+            raise NotFoundError(f"there is no topic {name}{did_you_mean(name, there)}")
+        every = [TopicPartition(one.name, number) for one in infos for number in one.partitions]
+        starts = admin.list_offsets(dict.fromkeys(every, "earliest")).values
+        ends = admin.list_offsets(dict.fromkeys(every, "latest")).values
+    rows: list[Row] = []
+    for info in infos:
+        for number, place in sorted(info.partitions.items()):
+            tp = TopicPartition(info.name, number)
+            start, end = starts.get(tp), ends.get(tp)
+            known = (start.offset if start is not None else None, end.offset if end is not None else None)
+            where = (place.leader, list(place.replicas), list(place.isr))
+            rows.append((info.name, str(info.topic_id), info.internal, number, *where, *known))
+    if rows:
+        yield rows
+
+
+def _journal_parts(admin: Admin) -> Iterator[TablePart]:
+    """Each partition of the journal between its present bounds; there is none before the first group."""
+    info = admin.describe_topics([JOURNAL]).values.get(JOURNAL)
+    every = [TopicPartition(JOURNAL, number) for number in info.partitions] if info is not None else []
+    starts, ends = (admin.list_offsets(dict.fromkeys(every, at)).all() for at in ("earliest", "latest"))
+    for tp in sorted(every):
+        if starts[tp].offset < ends[tp].offset:
+            yield TablePart((), tp.partition, starts[tp].offset, ends[tp].offset)
+
+
+def _commit_rows(options: TableOptions, part: TablePart) -> Iterator[list[Row]]:
+    columns = ("key", "value", "offset", "timestamp")
+    place = TopicPartition(JOURNAL, part.partition)
+    with RangeReader(options.bootstrap_servers, columns=columns, **options.settings()) as reader:
+        for batch in reader.read(place, part.start, part.end, fail_on_data_loss=False):
+            stamps = batch.column("timestamp").cast(pa.timestamp("us", "UTC"))
+            found = zip(batch.column("key"), batch.column("value"), batch.column("offset"), stamps, strict=True)
+            rows = [
+                row
+                for key, value, offset, stamp in found
+                if (row := _commit(options, key.as_py(), value.as_py(), stamp, (part.partition, offset.as_py())))
+            ]
+            if rows:
+                yield rows
+
+
+def _commit(
+    options: TableOptions, key: bytes | None, value: bytes | None, stamp: Any, at: tuple[int, int]
+) -> Row | None:
+    """The row of a record of the journal; None when it is no commit, or of another group or topic."""
+    found = decode_key(key) if key is not None else None
+    if not isinstance(found, OffsetCommitKey | LegacyOffsetCommitKey) or not _wanted(options, found.topic):
+        return None
+    if options.group_id is not None and found.group not in options.group_id:
+        return None
+    place = (found.group, found.topic, found.partition)
+    if value is None:
+        return (*place, None, None, None, stamp.as_py(), True, *at)
+    told = decode_value(OffsetCommitKey, value)
+    assert isinstance(told, OffsetCommitValue)
+    made = pa.scalar(told.commit_timestamp * 1000, pa.timestamp("us", "UTC")).as_py()
+    return (*place, told.offset, told.leader_epoch, told.metadata, made, False, *at)
+
+
+_PLACE = (("group", "string"), ("topic", "string"), ("partition", "int"))
+TABLES: Mapping[str, Table] = {
+    "groups": Table(
+        (
+            ("group", "string"),
+            ("type", "string"),
+            ("protocolType", "string"),
+            ("state", "string"),
+            ("assignor", "string"),
+            ("epoch", "int"),
+            ("members", "int"),
+            ("coordinator", "int"),
+        ),
+        _group_rows,
+    ),
+    "members": Table(
+        (
+            ("group", "string"),
+            ("memberId", "string"),
+            ("instanceId", "string"),
+            ("clientId", "string"),
+            ("host", "string"),
+            ("rack", "string"),
+            ("epoch", "int"),
+            ("topics", "array<string>"),
+            ("pattern", "string"),
+            ("partitions", _MANY),
+            ("target", _MANY),
+        ),
+        _member_rows,
+    ),
+    "offsets": Table(
+        (*_PLACE, ("offset", "bigint"), ("leaderEpoch", "int"), ("metadata", "string")),
+        _offset_rows,
+    ),
+    "lag": Table(
+        (
+            *_PLACE,
+            ("committed", "bigint"),
+            ("logStart", "bigint"),
+            ("logEnd", "bigint"),
+            ("lag", "bigint"),
+            ("timeLagMs", "bigint"),
+            ("memberId", "string"),
+            ("clientId", "string"),
+            ("host", "string"),
+            ("metadata", "string"),
+            ("error", "string"),
+        ),
+        _lag_rows,
+    ),
+    "topics": Table(
+        (
+            ("topic", "string"),
+            ("topicId", "string"),
+            ("internal", "boolean"),
+            ("partition", "int"),
+            ("leader", "int"),
+            ("replicas", "array<int>"),
+            ("inSync", "array<int>"),
+            ("logStart", "bigint"),
+            ("logEnd", "bigint"),
+        ),
+        _topic_rows,
+    ),
+    "commits": Table(
+        (
+            *_PLACE,
+            ("offset", "bigint"),
+            ("leaderEpoch", "int"),
+            ("metadata", "string"),
+            ("committedAt", "timestamp"),
+            ("deleted", "boolean"),
+            ("journalPartition", "int"),
+            ("journalOffset", "bigint"),
+        ),
+        _commit_rows,
+    ),
+}

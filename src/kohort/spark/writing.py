@@ -1,0 +1,197 @@
+"""What a Spark task does when it writes: send its rows from Arrow. Runs in Spark's workers, so imports stay few."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    CharType,
+    DataType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructType,
+    TimestampType,
+    VarcharType,
+)
+
+from kohort.client.producer.batches import TableDelivery
+from kohort.client.producer.producer import Producer
+from kohort.columns.encode import ColumnNames
+from kohort.errors import InvalidInputError
+from kohort.spark.sink_options import SinkOptions
+
+UNSETTLED = 1_000
+"""Sent batches of which a task keeps the outcome before it looks at the oldest. The producer's memory bounds what is on
+its way; this bounds what has arrived and was not looked at."""
+PRODUCERS = 4
+"""Producers that a worker process keeps for its next tasks; few of its queries differ in their settings."""
+
+_TEXT = (StringType, BinaryType, CharType, VarcharType)
+_KINDS: dict[str, tuple[tuple[type[DataType], ...], str]] = {
+    "key": (_TEXT, "string or binary"),
+    "value": (_TEXT, "string or binary; make other values text first, as with to_json"),
+    "topic": ((StringType, CharType, VarcharType), "string"),
+    "partition": ((IntegerType,), "int"),
+    "timestamp": ((TimestampType, LongType), "timestamp, or bigint in milliseconds"),
+}
+_HEADERS = "array<struct<key: string, value: binary>>"
+
+
+@dataclass(frozen=True, slots=True)
+class Writing:
+    """How tasks write: plain values, which travel to the workers.
+
+    Attributes:
+        settings: of the producer, as pairs.
+        topic: where all records go; None: each record's column says it.
+        columns: what is there to send; other columns of the rows are passed over.
+    """
+
+    bootstrap_servers: str
+    settings: tuple[tuple[str, Any], ...]
+    topic: str | None
+    columns: frozenset[str]
+
+    @classmethod
+    def of(cls, options: SinkOptions, schema: StructType) -> Writing:
+        """From what was said about the sink, and the rows that it will get.
+
+        Raises:
+            InvalidInputError: there is no value, or no topic, or a column has a type that can't be sent.
+        """
+        found = {column.name: column.dataType for column in schema.fields if column.name in (*_KINDS, "headers")}
+        for name, kind in found.items():
+            _check_type(name, kind)
+        there = ", ".join(schema.fieldNames())
+        if "value" not in found:
+            raise InvalidInputError(f"a sink needs a column `value`; there are {there}: df.selectExpr('... AS value')")
+        if options.topic is None and "topic" not in found:
+            raise InvalidInputError(f"a sink needs the option topic, or a column `topic`; there are {there}")
+        settings = tuple(sorted(options.producer_settings().items()))
+        return cls(options.bootstrap_servers, settings, options.topic, frozenset(found))
+
+    def write(self, batches: Iterator[pa.RecordBatch]) -> int:
+        """Send the rows, and wait until every one is acknowledged; how many there were.
+
+        The producer outlives the task, for the worker's next one, unless something failed.
+
+        Raises:
+            KafkaError: why a record was not delivered; others may have been.
+            InvalidInputError: a row has no topic.
+        """
+        producer = _producer(self)
+        whole = False
+        try:
+            rows = self._send(producer, batches)
+            whole = True
+            return rows
+        finally:
+            if not whole:  # its state is unknown: the next task makes another
+                _producers.pop(_key(self), None)
+                producer.close(timeout_ms=0)
+
+    def _send(self, producer: Producer, batches: Iterator[pa.RecordBatch]) -> int:
+        rows = 0
+        unsettled: deque[TableDelivery] = deque()
+        for batch in batches:
+            rows += batch.num_rows
+            for topic, part in self._by_topic(batch):
+                for piece, names in self._named(part):
+                    unsettled.append(producer.send_arrow(topic, piece, columns=names))
+            while unsettled and (unsettled[0].done() or len(unsettled) > UNSETTLED):
+                unsettled.popleft().result()
+        producer.flush()
+        for one in unsettled:
+            one.result()
+        return rows
+
+    def _by_topic(self, batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
+        """The rows of each topic, in their order."""
+        if not batch.num_rows:
+            return
+        if self.topic is not None:
+            yield self.topic, batch
+            return
+        column = batch.column("topic")
+        if column.null_count:
+            raise InvalidInputError("a row has no topic: its column `topic` is null, and the option topic is not set")
+        topics = pc.unique(column)
+        for topic in topics:
+            yield str(topic), batch if len(topics) == 1 else batch.filter(pc.equal(column, topic))
+
+    def _named(self, batch: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, ColumnNames]]:
+        """The rows in their order, in stretches of which all have a partition or none has."""
+        has = self.columns
+        if "timestamp" in has and batch.column("timestamp").null_count:
+            batch = _with_times(batch)
+        timestamp, headers = ("timestamp" if "timestamp" in has else None), ("headers" if "headers" in has else None)
+        key = "key" if "key" in has else None
+        placed = ColumnNames(key, "value", "partition", timestamp, headers)
+        free = ColumnNames(key, "value", None, timestamp, headers)
+        nulls = batch.column("partition").null_count if "partition" in has else batch.num_rows
+        if nulls in (0, batch.num_rows):
+            yield batch, placed if nulls == 0 and "partition" in has else free
+            return
+        missing = pc.is_null(batch.column("partition")).to_pylist()
+        start = 0
+        for at in range(1, len(missing) + 1):
+            if at == len(missing) or missing[at] != missing[start]:
+                yield batch.slice(start, at - start), free if missing[start] else placed
+                start = at
+
+
+def _check_type(name: str, kind: DataType) -> None:
+    if name == "headers":
+        fields = (
+            kind.elementType.fields if isinstance(kind, ArrayType) and isinstance(kind.elementType, StructType) else []
+        )
+        if [one.name for one in fields] != ["key", "value"] or not (
+            isinstance(fields[0].dataType, StringType) and isinstance(fields[1].dataType, BinaryType)
+        ):
+            raise InvalidInputError(f"the column `headers` is of type {kind.simpleString()}; headers are {_HEADERS}")
+        return
+    kinds, words = _KINDS[name]
+    if not isinstance(kind, kinds):
+        raise InvalidInputError(f"the column `{name}` is of type {kind.simpleString()}; it must be {words}")
+
+
+def _with_times(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The batch with the present time where a row has none."""
+    at = batch.schema.get_field_index("timestamp")
+    column = batch.column(at)
+    now_ms = time.time_ns() // 1_000_000
+    if pa.types.is_timestamp(column.type):
+        now = pa.scalar(now_ms, pa.timestamp("ms", column.type.tz)).cast(column.type)
+    else:
+        now = pa.scalar(now_ms, column.type)
+    return batch.set_column(at, batch.schema.field(at), column.fill_null(now))
+
+
+_Key = tuple[int, str, tuple[tuple[str, Any], ...]]
+_producers: dict[_Key, Producer] = {}
+"""Producers of this process; the process id keeps a fork from using its parent's sockets."""
+
+
+def _key(writing: Writing) -> _Key:
+    return (os.getpid(), writing.bootstrap_servers, writing.settings)
+
+
+def _producer(writing: Writing) -> Producer:
+    key = _key(writing)
+    found = _producers.pop(key, None)
+    if found is None:
+        while len(_producers) >= PRODUCERS:
+            _producers.pop(next(iter(_producers))).close()
+        found = Producer(writing.bootstrap_servers, **dict(writing.settings))
+    _producers[key] = found  # the last one used stands last
+    return found

@@ -1,0 +1,187 @@
+"""Faults to plant in the source, each with the property that must show it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import kohort.spark.query as query_module
+import kohort.spark.source as source_module
+from kohort.ids import TopicPartition
+from kohort.spark.batch_offset import BatchOffset, Committed, Reached, Span, Stamp
+from kohort.spark.query import Query
+from kohort.spark.query_member import Held, Membership
+from kohort.spark.tasks import ReadTask
+
+
+def commits_before_the_sink() -> None:
+    """A batch is committed when it is planned."""
+    plan = Query.plan
+
+    def planned(self: Query, start: BatchOffset, *, limited: bool) -> BatchOffset | None:
+        batch = plan(self, start, limited=limited)
+        if batch is not None and self._place is not None:
+            self._place.commit(batch.ends(), Stamp(self.identity, batch.batch), batch.generation)
+        return batch
+
+    Query.plan = planned  # type: ignore[method-assign]
+
+
+def commits_no_claims() -> None:
+    """Where a partition starts is not told to the group."""
+    Query._claimed = lambda *_: True  # type: ignore[method-assign]
+
+
+def resumes_at_the_checkpoint() -> None:
+    """The checkpoint counts, whatever the group says."""
+
+    def resume(_query: str, committed: Committed | None, reached: Reached | None) -> int | None:
+        return reached.offset if reached is not None else committed and committed.offset
+
+    query_module.resume_at = resume
+
+
+def raises_by_anyones_checkpoint() -> None:
+    """The checkpoint raises the group's offset, whoever committed it."""
+
+    def resume(_query: str, committed: Committed | None, reached: Reached | None) -> int | None:
+        return max((one.offset for one in (committed, reached) if one is not None), default=None)
+
+    query_module.resume_at = resume
+
+
+def raises_by_a_batch_that_was_left() -> None:
+    """The checkpoint raises what its own query committed since."""
+
+    def resume(query: str, committed: Committed | None, reached: Reached | None) -> int | None:
+        if committed is None or reached is None or committed.stamp is None or committed.stamp.query != query:
+            one = committed or reached
+            return one and one.offset
+        return max(committed.offset, reached.offset)
+
+    query_module.resume_at = resume
+
+
+def releases_inside_a_batch() -> None:
+    """What the group wants back is given at once."""
+    begin = Membership.begin
+
+    def begun(self: Membership, held: Held) -> bool:
+        done = begin(self, held)
+        self._busy = False
+        return done
+
+    Membership.begin = begun  # type: ignore[method-assign]
+
+
+def drops_a_partition_of_a_repeated_batch() -> None:
+    """One partition of a batch that is run again is not read, and committed all the same."""
+    replay = Query.replay
+
+    def replayed(self: Query, start: BatchOffset, planned: BatchOffset) -> BatchOffset:
+        again = self._running is None
+        batch = replay(self, start, planned)
+        full = [tp for tp, span in sorted(batch.spans.items()) if span.offsets]
+        if not again or not full:
+            return batch
+        kept = {tp: span for tp, span in batch.spans.items() if tp != full[0]}
+        return BatchOffset(batch.query, batch.batch, batch.generation, kept)
+
+    Query.replay = replayed  # type: ignore[method-assign]
+
+
+def repeats_with_new_ends() -> None:
+    """A batch that is run again reads as far as there are records now."""
+    replay = Query.replay
+
+    def replayed(self: Query, start: BatchOffset, planned: BatchOffset) -> BatchOffset:
+        again = self._running is None
+        batch = replay(self, start, planned)
+        if not again:
+            return batch
+        ends = self._catalog.ends(batch.spans)
+        grown = {tp: Span(span.start, max(span.end, ends[tp])) for tp, span in batch.spans.items()}
+        return BatchOffset(batch.query, batch.batch, batch.generation, grown)
+
+    Query.replay = replayed  # type: ignore[method-assign]
+
+
+def repeats_what_others_read() -> None:
+    """A batch that is run again has all partitions that are held, whoever has gone on with them."""
+
+    def still_ours(self: Query, planned: BatchOffset, held: Held) -> Mapping[TopicPartition, Span]:
+        return {tp: span for tp, span in planned.spans.items() if tp in held.partitions}
+
+    Query._still_ours = still_ours  # type: ignore[method-assign]
+
+
+def starts_new_partitions_at_their_ends() -> None:
+    """Records of a partition that is new are passed over."""
+    first = Query._first_positions
+
+    def positions(self: Query, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        wanted = list(partitions)
+        return self._catalog.ends(wanted) if self._restarted else first(self, wanted)
+
+    Query._first_positions = positions  # type: ignore[method-assign]
+
+
+def commits_nothing() -> None:
+    """Finished batches are not told to the group."""
+    commit = Membership.commit
+
+    def committed(self: Membership, offsets: Any, stamp: Stamp, generation: int) -> None:
+        if not self._busy:
+            commit(self, offsets, stamp, generation)
+
+    Membership.commit = committed  # type: ignore[method-assign]
+
+
+def loses_the_last_task() -> None:
+    """A batch of several tasks is read without its last."""
+    cut = source_module.cut
+
+    def shorter(*arguments: Any, **named: Any) -> list[ReadTask]:
+        tasks = cut(*arguments, **named)
+        return tasks[:-1] if len(tasks) > 1 else tasks
+
+    source_module.cut = shorter
+
+
+def reads_a_record_too_far() -> None:
+    """The next batch begins one record after the end of the one before."""
+    finish = Query.finish
+
+    def finished(self: Query, start: BatchOffset) -> None:
+        running = self._running
+        finish(self, start)
+        for tp, span in (running.spans if running is not None else {}).items():
+            if span.offsets and self._positions.get(tp) == span.end:
+                self._positions[tp] = span.end + (1 if self._ends.get(tp, 0) > span.end else 0)
+
+    Query.finish = finished  # type: ignore[method-assign]
+
+
+MUTANTS: dict[Callable[[], None], tuple[str, ...]] = {
+    commits_before_the_sink: ("commits_follow_sinks",),
+    commits_no_claims: ("starts_at_the_commit",),
+    resumes_at_the_checkpoint: ("starts_at_the_commit", "commits_follow_sinks"),
+    raises_by_anyones_checkpoint: ("commits_follow_sinks",),
+    raises_by_a_batch_that_was_left: ("commits_follow_sinks", "nothing_lost"),
+    releases_inside_a_batch: ("given_up_between_batches",),
+    drops_a_partition_of_a_repeated_batch: ("commits_follow_sinks",),
+    repeats_with_new_ends: ("rows_are_true",),
+    repeats_what_others_read: ("replays_what_is_its_own",),
+    starts_new_partitions_at_their_ends: ("commits_follow_sinks",),
+    commits_nothing: ("starts_at_the_commit",),
+    loses_the_last_task: ("finished_batches_are_whole",),
+    reads_a_record_too_far: ("commits_follow_sinks",),
+}
+"""The faults, and the properties of which one must show each."""
+
+
+def plant(name: str) -> None:
+    """Plants the fault of this name in this process; none for the empty name."""
+    for mutant in MUTANTS:
+        if mutant.__name__ == name:
+            mutant()

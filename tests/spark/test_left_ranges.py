@@ -1,0 +1,132 @@
+"""What a batch that is run again leaves to the group is read, whatever later runs of the query know by a checkpoint.
+
+Spark's calls are made without Spark (`histories.engine`).
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from tests.spark.histories.engine import Execution
+from tests.spark.histories.life import COLUMNS
+from tests.support.waiting import STILL_S
+
+from kohort import Admin, Broker, Producer
+from kohort.client.admin.values import NewTopic
+from kohort.client.group.member import GroupMember
+from kohort.ids import TopicPartition
+
+pytestmark = pytest.mark.filterwarnings("default")
+EACH = 10
+"""Records in each partition."""
+
+
+class Failed(Exception):
+    """The sink's, on purpose."""
+
+
+class Query:
+    """A query with one checkpoint: `run` starts it, and it reads what there is."""
+
+    def __init__(self, servers: str, folder: Path, partitions: int) -> None:
+        self.topic = self.group = f"t-{uuid.uuid4().hex[:8]}"
+        self.partitions = [TopicPartition(self.topic, number) for number in range(partitions)]
+        self.read: list[tuple[int, int]] = []
+        self.committed_at_sink: list[dict[int, int]] = []
+        self.admin, self._servers, self._folder = Admin(servers), servers, folder
+        self.admin.create_topics([NewTopic(self.topic, partitions)]).all()
+        with Producer(servers) as producer:
+            for number in range(EACH * partitions):
+                producer.send(self.topic, b"%d" % number, partition=number % partitions)
+
+    def committed(self) -> dict[int, int]:
+        found = self.admin.list_consumer_group_offsets(self.group, self.partitions).all()
+        return {tp.partition: one.offset for tp, one in found.items() if one is not None}
+
+    def run(self, planned: str, *, fails_at: int = 0, meanwhile: Callable[[], None] = lambda: None) -> None:
+        """One run, on a thread of its own: it installs no signal handler there."""
+        writes = 0
+
+        def sink(_batch: int, tables: list[pa.RecordBatch]) -> None:
+            nonlocal writes
+            rows = [(row["partition"], row["offset"]) for table in tables for row in table.to_pylist()]
+            writes += bool(rows)
+            self.committed_at_sink.append(self.committed())
+            if rows and writes == fails_at:
+                raise Failed
+            self.read += rows
+
+        def whole() -> None:
+            options = {
+                "kafka.bootstrap.servers": self._servers,
+                "subscribe": self.topic,
+                "group.id": self.group,
+                "startingOffsets": "earliest",
+                "plannedRanges": planned,
+                "kafka.heartbeat.interval.ms": "100",
+                "columns": COLUMNS,
+            }
+            execution = Execution(options, self._folder, sink, lambda _: None, lambda *_, **__: None)
+            try:
+                execution.run("availableNow", 10)
+            finally:
+                execution.reader.stop()
+
+        with ThreadPoolExecutor(1) as threads:
+            running = threads.submit(whole)
+            while not running.done():
+                meanwhile()
+            if fails_at:
+                with pytest.raises(Failed):
+                    running.result()
+            else:
+                running.result()
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[str]:
+    with Broker(config={"group.initial.rebalance.delay.ms": 0}) as broker:
+        yield broker.bootstrap_servers
+
+
+def test_what_no_run_reads_again_is_not_passed_over_by_the_next(servers: str, tmp_path: Path) -> None:
+    """plannedRanges=none: the checkpoint says that the first batch reached its end, which nobody has read."""
+    query = Query(servers, tmp_path, 1)
+    query.run("none", fails_at=1)
+    query.run("none", fails_at=1)
+    query.run("none")
+    assert sorted(query.read) == [(0, offset) for offset in range(EACH)]
+
+
+def test_a_range_left_to_another_member_is_not_committed_before_it_is_read(servers: str, tmp_path: Path) -> None:
+    query = Query(servers, tmp_path, 1)
+    query.run("owned", fails_at=1)
+    with GroupMember(servers, query.group, topics=[query.topic]) as other:
+        other.wait_assignment(STILL_S * 1000)
+        other.commit({query.partitions[0]: 4})
+    query.run("owned", fails_at=1)
+    query.run("owned")
+    assert sorted(query.read) == [(0, offset) for offset in range(4, EACH)]
+    assert query.committed_at_sink[-1] == {0: 4}, "what is committed has been in a sink"
+
+
+def test_a_range_left_to_a_member_that_ends_without_a_commit_is_read(servers: str, tmp_path: Path) -> None:
+    query = Query(servers, tmp_path, 2)
+    query.run("owned", fails_at=1)
+    with GroupMember(servers, query.group, topics=[query.topic], heartbeat_interval_ms=100) as other:
+        other.wait_assignment(STILL_S * 1000)
+
+        def share() -> None:
+            other.wait_change(20)
+            if other.revocation() is not None:
+                other.release()
+
+        query.run("owned", meanwhile=share)
+    assert len(query.read) == EACH
+    query.run("owned")
+    assert sorted(query.read) == [(number, offset) for number in (0, 1) for offset in range(EACH)]

@@ -1,0 +1,95 @@
+"""The sink's options and columns: what is refused, and with which words."""
+
+from __future__ import annotations
+
+import pytest
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+from kohort.errors import InvalidInputError
+from kohort.spark.sink_options import SinkOptions, parse_sink_options
+from kohort.spark.writing import Writing
+
+LEAST = {"kafka.bootstrap.servers": "127.0.0.1:9092"}
+HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
+
+
+def columns(**kinds: DataType) -> StructType:
+    return StructType([StructField(name, kind) for name, kind in kinds.items()])
+
+
+def options(**more: str) -> SinkOptions:
+    return parse_sink_options({**LEAST, **more})
+
+
+def test_names_are_matched_without_case_and_sparks_own_are_passed_over() -> None:
+    found = parse_sink_options(
+        {**LEAST, "TOPIC": "flights", "kafka.Linger.Ms": "7", "checkpointLocation": "x", "path": "y"}
+    )
+    assert (found.topic, found.delivery) == ("flights", "at-least-once")
+    assert found.producer_settings() == {"client.id": "kohort-spark", "linger.ms": "7"}
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"topics": "x"}, "did you mean topic"),
+        ({"subscribe": "x"}, "unknown option subscribe"),
+        ({"kafka.bootstrap.servers": " "}, "kafka.bootstrap.servers is missing"),
+        ({"topic": " "}, "the option topic is empty"),
+        ({"delivery": "exactly-once"}, "not there yet"),
+        ({"delivery": "at-most-once"}, "at-least-once"),
+        ({"transactionalIdPrefix": "x"}, "not there yet"),
+        ({"kafka.transactional.id": "x"}, "delivery=exactly-once"),
+        ({"kafka.value.serializer": "x"}, "cast them to string or binary"),
+        ({"kafka.partitioner": "x"}, "a column `partition`"),
+        ({"kafka.acks": "0"}, "acknowledges nothing"),
+        ({"kafka.acks": "1", "kafka.enable.idempotence": "true"}, "enable.idempotence needs acks=all"),
+        ({"kafka.lingerms": "1"}, "linger.ms"),
+    ],
+)
+def test_what_can_not_be_is_refused_with_what_to_do(more: dict[str, str], words: str) -> None:
+    with pytest.raises(InvalidInputError, match=words):
+        parse_sink_options({**LEAST, **more})
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        (columns(Value=StringType()), "needs a column `value`; there are Value"),
+        (columns(value=StringType()), "the option topic, or a column `topic`"),
+        (columns(value=LongType(), topic=StringType()), "`value` is of type bigint.*to_json"),
+        (columns(value=StringType(), topic=BinaryType()), "`topic` is of type binary; it must be string"),
+        (columns(value=StringType(), topic=StringType(), partition=LongType()), "`partition`.*must be int"),
+        (columns(value=StringType(), topic=StringType(), timestamp=TimestampNTZType()), "`timestamp`.*timestamp, or"),
+        (columns(value=StringType(), topic=StringType(), headers=ArrayType(StringType())), "`headers`.*headers are"),
+    ],
+)
+def test_columns_that_can_not_be_sent_are_refused_before_anything_is_written(schema: StructType, words: str) -> None:
+    with pytest.raises(InvalidInputError, match=words):
+        Writing.of(options(), schema)
+
+
+def test_columns_that_are_not_a_records_are_passed_over() -> None:
+    schema = columns(
+        key=BinaryType(),
+        value=StringType(),
+        partition=IntegerType(),
+        offset=LongType(),
+        timestamp=TimestampType(),
+        timestampType=IntegerType(),
+        headers=HEADERS,
+        more=LongType(),
+    )
+    found = Writing.of(options(topic="flights"), schema)
+    assert found.columns == {"key", "value", "partition", "timestamp", "headers"}

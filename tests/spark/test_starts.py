@@ -1,0 +1,109 @@
+"""Where a read starts and ends is checked before anything is claimed in the group or waited for."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from tests.spark.queries import Place, Run, batch_reader, own_signals, place, values_of
+from tests.support.waiting import LAST_RESORT, STILL_S, until
+
+from kohort.client.group.member import GroupMember
+from kohort.client.offset_values import OffsetAndMetadata
+from kohort.errors import InvalidInputError, KafkaError, OffsetError
+
+__all__ = ["own_signals", "place"]
+pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.usefixtures("own_signals"), LAST_RESORT]
+
+
+def offsets(place: Place, first: int, second: int) -> str:
+    return json.dumps({place.topic(): {"0": first, "1": second}})
+
+
+@pytest.fixture
+def filled(place: Place) -> Place:
+    """Two partitions with ten records each."""
+    place.make()
+    place.produce(range(20))
+    return place
+
+
+@pytest.mark.parametrize("strict", ["true", "false"])
+def test_a_start_beyond_the_end_is_refused_and_leaves_the_group_as_it_was(filled: Place, strict: str) -> None:
+    beyond = filled.options(startingOffsets=offsets(filled, 3, 500), failOnDataLoss=strict)
+    with Run(beyond) as run, pytest.raises(InvalidInputError, match=rf"offset 500 of {filled.topic()}-1.*0 to 10"):
+        run.read(1)
+    assert filled.committed() == {}
+    with Run(filled.options(startingOffsets=offsets(filled, 3, 10))) as run:
+        assert run.read(7) == list(range(6, 20, 2))
+
+
+def test_a_start_below_the_beginning_is_told_before_anything_is_claimed(filled: Place) -> None:
+    filled.admin.delete_records(dict.fromkeys(filled.partitions(), 4)).all()
+    early = filled.options(startingOffsets=offsets(filled, 2, 4))
+    with Run(early) as run, pytest.raises(OffsetError, match=rf"(?s){filled.topic()}-0.*4 to 10.*failOnDataLoss"):
+        run.read(1)
+    assert filled.committed() == {}
+    with Run(early | {"failOnDataLoss": "false"}) as run:
+        assert run.read(12) == list(range(8, 20))
+
+
+def test_an_offset_of_the_group_beyond_the_end_says_how_to_mend_it(filled: Place) -> None:
+    filled.admin.alter_consumer_group_offsets(filled.group, {filled.partitions()[0]: OffsetAndMetadata(77)}).all()
+    with Run(filled.options()) as run, pytest.raises(OffsetError, match=r"(?s)0 to 10.*77.*reset-offsets"):
+        run.read(1)
+    assert filled.committed() == {0: 77}
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"startingOffsets": (3, 500)}, r"startingOffsets.*500 of .*-1.*0 to 10"),
+        ({"endingOffsets": (10, 12)}, r"endingOffsets.*12 of .*-1.*0 to 10"),
+        ({"startingOffsets": (8, 0), "endingOffsets": (5, 5)}, r"8 of .*-0.*5"),
+        ({"startingOffsets": (-7, 0)}, r"startingOffsets.*-7"),
+    ],
+)
+def test_bounds_of_a_batch_read_that_can_not_be(filled: Place, given: dict[str, Any], words: str) -> None:
+    said = {name: offsets(filled, *value) for name, value in given.items()}
+    with pytest.raises(InvalidInputError, match=f"(?s){words}"):
+        batch_reader(filled.options(**({"group.id": None} | said))).partitions()
+
+
+def test_a_batch_read_from_an_offset_of_the_group_beyond_the_end(filled: Place) -> None:
+    filled.admin.alter_consumer_group_offsets(filled.group, {filled.partitions()[0]: OffsetAndMetadata(77)}).all()
+    with pytest.raises(OffsetError, match=r"(?s)77.*-0.*0 to 10"):
+        batch_reader(filled.options(startingOffsets="committed")).partitions()
+
+
+def test_a_batch_read_up_to_where_the_group_is(filled: Place) -> None:
+    here = {tp: OffsetAndMetadata(6) for tp in filled.partitions()}
+    filled.admin.alter_consumer_group_offsets(filled.group, here).all()
+    reader = batch_reader(filled.options(endingOffsets="committed"))
+    assert sorted(values_of(reader, reader.partitions())) == list(range(12))
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["a new query", "a restarted query"])
+def test_assign_in_a_group_with_members_is_refused_before_the_first_batch(filled: Place, first: bool) -> None:
+    assigned = filled.options(subscribe=None, assign=json.dumps({filled.topic(): [0, 1]}))
+    log = Run(assigned).checkpoint
+    if not first:
+        with Run(assigned, log) as run:
+            assert run.read(20) == list(range(20))
+        filled.produce(range(20, 24))
+    with GroupMember(filled.servers, filled.group, topics=[filled.topic()]) as member:
+        until(lambda: member.assignment().partitions, "the member holds partitions", STILL_S)
+        with Run(assigned, log) as run, pytest.raises(KafkaError, match=f"{filled.group}.*has members.*subscribe"):
+            run.read(1)
+
+
+def test_a_group_that_gets_a_member_while_assigned_partitions_are_read(filled: Place) -> None:
+    assigned = filled.options(subscribe=None, assign=json.dumps({filled.topic(): [0, 1]}))
+    with Run(assigned) as run:
+        assert run.read(20) == list(range(20))
+        with GroupMember(filled.servers, filled.group, topics=[filled.topic()]) as member:
+            until(lambda: member.assignment().partitions, "the member holds partitions", STILL_S)
+            filled.produce(range(20, 24))
+            with pytest.raises(KafkaError, match=f"{filled.group}.*has members.*subscribe"):
+                run.read(4)
