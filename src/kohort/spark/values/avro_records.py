@@ -35,6 +35,8 @@ from kohort.spark.values.columns import Column, Kind
 from kohort.spark.values.isolate import REFUSALS, Parts, check_size
 
 _PREFIX = 5
+_SCHEMAS = 1_000
+"""Ids that are remembered: damaged values can name any."""
 _EXACT = Context(prec=100)
 _PLAIN = {
     "boolean": pa.bool_(),
@@ -140,6 +142,8 @@ class AvroDecoder:
         number = int.from_bytes(value[1:_PREFIX], "big")
         found = self._written.get(number)
         if found is None:
+            if len(self._written) >= _SCHEMAS:
+                self._written.clear()
             found = self._written[number] = self._ask(number)
         if found.refused:
             raise _Bad(found.refused)

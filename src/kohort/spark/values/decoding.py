@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 import pyarrow as pa
@@ -52,7 +53,7 @@ class Values:
         Raises:
             CorruptDataError: a value is bad, and on_bad is fail.
         """
-        parts = _decoder(self).decode(values)
+        parts = _decoder(self, os.getpid()).decode(values)
         if parts.reasons and self.on_bad == "fail":
             row, reason = min(parts.reasons.items())
             raise CorruptDataError(
@@ -69,19 +70,9 @@ def _bad_values(values: Column, parts: Parts) -> Column:
     return values.take(pa.array(places, pa.int64()))
 
 
-_decoders: dict[tuple[int, Values], Decoder] = {}
-"""One per declaration in this process, which runs one task at a time; the process id keeps a fork from sharing."""
-
-
-def _decoder(values: Values) -> Decoder:
-    key = (os.getpid(), values)
-    found = _decoders.get(key)
-    if found is None:
-        found = _decoders[key] = _made(values)
-    return found
-
-
-def _made(values: Values) -> Decoder:
+@lru_cache(maxsize=16)
+def _decoder(values: Values, _process: int) -> Decoder:
+    """One per declaration in a process, which runs one task at a time; its id keeps a fork from sharing."""
     if values.format == "string":
         return TextDecoder()
     if values.avro is not None:

@@ -15,8 +15,10 @@ REFUSALS = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, Val
 """What a conversion raises for values that it can't take. ArrowMemoryError and KeyboardInterrupt are none of them."""
 VALUE_BYTES = 32 * 1024 * 1024
 """The largest value that is parsed: as Python's objects one may take up to about two hundred times its size."""
-FEW = 16
-"""Values that are looked at one by one rather than halved again."""
+FEW = 128
+"""Values that are looked at one by one rather than cut again: to convert so few as a whole costs as much."""
+CUTS = 10
+"""Pieces of what can't be converted as a whole: each level converts the good ones once more."""
 
 
 def check_size(value: bytes) -> None:
@@ -73,7 +75,7 @@ OneByOne: TypeAlias = Callable[[Column, Sequence[int], Parts], None]
 
 
 def convert_in_parts(values: Column, rows: Sequence[int], parts: Parts, convert: Convert, one_by_one: OneByOne) -> None:
-    """Convert values as a whole, or in halves until what can't be converted stands alone.
+    """Convert values as a whole, or in pieces until what can't be converted stands alone.
 
     Args:
         values: to convert.
@@ -88,6 +90,7 @@ def convert_in_parts(values: Column, rows: Sequence[int], parts: Parts, convert:
         if len(values) <= FEW:
             one_by_one(values, rows, parts)
             return
-        half = len(values) // 2
-        convert_in_parts(values.slice(0, half), rows[:half], parts, convert, one_by_one)
-        convert_in_parts(values.slice(half), rows[half:], parts, convert, one_by_one)
+        size = -(-len(values) // CUTS)
+        for start in range(0, len(values), size):
+            piece = values.slice(start, size)
+            convert_in_parts(piece, rows[start : start + size], parts, convert, one_by_one)
