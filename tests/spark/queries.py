@@ -89,7 +89,7 @@ def place(servers: str) -> Iterator[Place]:
 @pytest.fixture
 def own_signals(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tests' process keeps its own answer to SIGTERM."""
-    monkeypatch.setattr("kohort.spark.source.end_on_sigterm", lambda: None)
+    monkeypatch.setattr("kohort.spark.process.Ending.install", lambda ending: None)
 
 
 @dataclass

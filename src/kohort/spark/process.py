@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from types import FrameType
 
 PARENT_CHECK_S = 0.25
@@ -19,18 +20,48 @@ LAST_WORDS_S = 3.0
 """How long the process may take to leave the group once its parent is gone."""
 
 
-def end_on_sigterm() -> None:
-    """Make SIGTERM end this process by SystemExit, so that Spark's runner calls the reader's `stop`.
+AGAIN_S = 1.0
+"""How long after SIGTERM the process looks whether its end has begun: code that runs for the garbage collector swallows
+SystemExit, and the process would go on, in its group, with nobody who knows of it."""
+TIMES = 3
+"""How often it is told then, before it ends at once."""
+LEAVING_S = 10.0
+"""How long the reader's `stop` and the interpreter's end may take: two seconds are the most that they should."""
 
-    Only in a main thread; a second signal does not interrupt the leaving that the first began.
-    """
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, _exit)
 
+class Ending:
+    """How this process ends by SIGTERM: by SystemExit, so that Spark's runner calls the reader's `stop`."""
 
-def _exit(_number: int, _frame: FrameType | None) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    sys.exit(0)
+    def __init__(self) -> None:
+        self._begun = threading.Event()
+        self._raises = True
+
+    def install(self) -> None:
+        """Take SIGTERM. Only in a main thread."""
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self._exit)
+
+    def begin(self) -> None:
+        """The reader's `stop` runs: nothing interrupts it."""
+        self._begun.set()
+
+    def _exit(self, _number: int, _frame: FrameType | None) -> None:
+        """Spark's signal can come twice; the second does not interrupt what the first began."""
+        if self._begun.is_set() or not self._raises:
+            return
+        self._raises = False
+        threading.Thread(target=self._insist, name="kohort-ending", daemon=True).start()
+        sys.exit(0)
+
+    def _insist(self) -> None:
+        for _ in range(TIMES):
+            if self._begun.wait(AGAIN_S):
+                break
+            self._raises = True
+            os.kill(os.getpid(), signal.SIGTERM)
+        if self._begun.wait(AGAIN_S):
+            time.sleep(LEAVING_S)
+        os._exit(1)
 
 
 class ParentWatch:

@@ -40,7 +40,7 @@ from kohort.spark.catalog import Catalog, client_settings, ending_bound, startin
 from kohort.spark.channel import Contact
 from kohort.spark.hearing import Hearing
 from kohort.spark.options import SourceOptions, parse_options
-from kohort.spark.process import ParentWatch, end_on_sigterm
+from kohort.spark.process import Ending, ParentWatch
 from kohort.spark.query import Query
 from kohort.spark.reading import Reading
 from kohort.spark.schema import columns_of, spark_schema
@@ -176,16 +176,18 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._identity = ""
         self._query: Query | None = None
         self._watch: ParentWatch | None = None
+        self._ending: Ending | None = None
         self._contact = contact
         self._hearing: Hearing | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_query": None, "_watch": None, "_contact": None, "_hearing": None}
+        return {**self.__dict__, "_query": None, "_watch": None, "_ending": None, "_contact": None, "_hearing": None}
 
     def _driver(self, identity: str | None = None) -> Query:
         """The query's state, made with the first call: only one of the processes that build this object drives."""
         if self._query is None:
-            end_on_sigterm()
+            self._ending = Ending()
+            self._ending.install()
             self._watch = ParentWatch()
             self._watch.start()
             if self._contact is not None:
@@ -263,7 +265,9 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._reading.read(partition)
 
     def stop(self) -> None:
-        """Leave the group; Spark calls this only because `end_on_sigterm` lets its runner end in order."""
+        """Leave the group; Spark calls this only because `Ending` lets its runner end in order."""
+        if self._ending is not None:
+            self._ending.begin()
         query = self._query
         if self._hearing is not None:
             if query is not None and self._watch is not None and not self._watch.orphaned:
