@@ -48,7 +48,7 @@ from kohort.spark.sink import TopicStreamWriter, TopicWriter
 from kohort.spark.sink_options import parse_sink_options
 from kohort.spark.tables import TableReader, is_table, parse_table_options, table_schema
 from kohort.spark.tasks import ReadTask, cut
-from kohort.spark.values.declared import declare
+from kohort.spark.values.declared import check_function, declare
 from kohort.spark.values.decoding import Values
 from kohort.spark.writing import Writing
 
@@ -95,6 +95,7 @@ class KohortDataSource(DataSource):
             return table_schema(parse_table_options(self._raw))
         options = self._options()
         declared = declare(options)
+        check_function(options)
         return spark_schema(columns_of(options), "binary" if declared is None else declared.ddl)
 
     def reader(self, schema: StructType) -> DataSourceReader:

@@ -103,14 +103,25 @@ def declare(options: SourceOptions) -> Declared | None:
 
 def _avro(text: str, options: SourceOptions) -> Declared:
     parsed("int")  # says so now when fastavro is not installed
-    if options.value_writer_schemas is not None:
-        function_named(options.value_writer_schemas)
     avro = schema_of(text) if text.lstrip().startswith(("{", "[", '"')) else None
     if avro is None or (isinstance(avro, dict) and avro.get("type") == "struct"):
         return Declared("avro", options.on_bad_record, "UTC", _ddl(text), None, options.value_writer_schemas)
     ddl = node_of(avro).ddl
     parsed(avro)
     return Declared("avro", options.on_bad_record, "UTC", ddl, text, options.value_writer_schemas)
+
+
+def check_function(options: SourceOptions) -> None:
+    """Look for the function of valueWriterSchemas.
+
+    Where the source tells its schema, Spark has set up the files that users add to a session, as in the workers; in
+    a stream's own process it has not.
+
+    Raises:
+        InvalidInputError: there is none.
+    """
+    if options.value_writer_schemas is not None:
+        function_named(options.value_writer_schemas)
 
 
 def _zone(name: str | None) -> str:
