@@ -67,7 +67,9 @@ def environment(version: str) -> Environment:
         pins = (ROOT / "requirements" / "dev.txt").read_text().replace("\\\n", " ").splitlines()
         own = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
         constraints = folder / "constraints.txt"
-        constraints.write_text("\n".join(pin.split()[0] for pin in pins if pin and not pin.startswith("pyspark==")))
+        constraints.write_text(
+            "\n".join(pin.split(" --hash")[0] for pin in pins if pin and not pin.startswith("pyspark=="))
+        )
         wanted = [f"pyspark[connect]=={version}", *own]
         _install([str(uv), "pip", "install", "--python", str(python), "-c", str(constraints), *wanted], folder)
         site = subprocess.check_output(

@@ -7,12 +7,13 @@ import os
 import subprocess
 import sys
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.errors import PySparkException
 from tests.spark.everywhere.application import Order
 from tests.spark.everywhere.places import (
     OWN,
@@ -205,3 +206,40 @@ def test_pyspark_4_2(spark_4_2: Environment, way: str, our_broker: Broker, tmp_p
     else:
         seen = seen_in(way, brokers, tmp_path, CLUSTER, spark=spark_4_2)
     assert seen["version"] == "4.2.0"
+
+
+def read_batch(spark: Any, options: dict[str, str], folder: Path) -> None:
+    spark.read.format("kohort").options(**options, subscribe="t").load().collect()
+
+
+def read_table(spark: Any, options: dict[str, str], folder: Path) -> None:
+    spark.read.format("kohort").options(**options, table="lag").load().collect()
+
+
+def write_rows(spark: Any, options: dict[str, str], folder: Path) -> None:
+    spark.sql("SELECT 'v' AS value").write.format("kohort").options(**options, topic="t").mode("append").save()
+
+
+def read_stream(spark: Any, options: dict[str, str], folder: Path) -> None:
+    stream = (
+        spark.readStream.format("kohort").options(**options).option("subscribe", "t").option("group.id", "g").load()
+    )
+    writer = stream.writeStream.format("noop").option("checkpointLocation", str(folder / "checkpoint"))
+    writer.trigger(availableNow=True).start().awaitTermination()
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize("use", [read_batch, read_table, write_rows, read_stream], ids=lambda use: str(use.__name__))
+def test_a_wrong_password_is_told_as_that(
+    use: Callable[[Any, dict[str, str], Path], None], spark: Any, secured: SecuredKafka, tmp_path: Path
+) -> None:
+    """Who was refused, by which broker and how: not that something did not happen in time."""
+    options = secured_options(secured, "wrong")
+    for _ in range(ATTEMPTS):
+        with pytest.raises(PySparkException) as caught:
+            use(spark, options, tmp_path)
+        if TOO_SLOW not in str(caught.value):
+            break
+    text = str(caught.value)
+    assert f"{options['kafka.bootstrap.servers']} refused SCRAM-SHA-512 of user 'alice'" in text, text
+    assert "wrong" not in text.replace("went wrong", "")
