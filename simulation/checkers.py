@@ -274,7 +274,8 @@ class AnswerChecker(Checker):
             membership = group.membership
             if isinstance(membership, ClassicGroup):
                 for member in membership.members.values():
-                    known.update((member.join_request, member.sync_request, member.held))
+                    held = None if member.held is None else member.held.request
+                    known.update((member.join_request, member.sync_request, held))
             elif isinstance(membership, ConsumerGroup):
                 for presence in membership.presences.values():
                     waits = (presence.waiting, presence.held, presence.joining)

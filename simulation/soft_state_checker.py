@@ -161,7 +161,7 @@ def is_fresh(presence: Presence) -> bool:
     """Whether nothing is known of a member that only an earlier coordinator could know."""
     waits: tuple[Any, ...] = (presence.waiting, presence.joining, presence.held, presence.gone_ms)
     timers = (presence.join_phase, presence.sync_phase, presence.hold)
-    flags = (presence.lost, presence.overdue, presence.told_ms)
+    flags = (presence.lost, presence.overdue, presence.interval_ms)
     return (
         not any(flags)
         and all(each is None for each in waits)

@@ -1,6 +1,7 @@
 """A third protocol is a membership, its handlers and a row: nothing else of `groups` has to know of it.
 
-The toy's members sign in for topics, and are out when their session ends or their connection does.
+The toy's members sign in for topics, and are out when their session ends or their connection does. They are heard at a
+third of their session, which nobody tells them, and whoever asks is told who is silent.
 """
 
 from __future__ import annotations
@@ -32,10 +33,13 @@ from kohort.groups.events import (
     OffsetToCommit,
     ReleaseHeld,
     SyncGroup,
+    Tick,
     TxnOffsetCommit,
 )
 from kohort.groups.group import Membership
-from kohort.groups.liveness.deadlines import Deadline, Timer
+from kohort.groups.liveness.deadlines import Deadline
+from kohort.groups.liveness.held import SESSION_PARTS, SHORTEST_MS, Release
+from kohort.groups.liveness.pacing import CAREFUL, Pacing, is_silent, silent_from_ms
 from kohort.groups.machine import GroupMachine
 from kohort.groups.outcome import (
     DescribedGroup,
@@ -72,14 +76,18 @@ class ToyRecord:
 
 @dataclass(frozen=True)
 class SignIn:
-    """A member comes, or says that it lives; `holds`: it waits until it is told to go on."""
+    """A member comes, or says that it lives; `hold_ms`: it waits so long to be told to go on."""
 
     request: int
     group_id: str
     member_id: str
     topics: tuple[str, ...] = ("t",)
     connection: int = -1
-    holds: bool = False
+    hold_ms: int = 0
+
+
+class ToyMember(Pacing):
+    """As it is heard."""
 
 
 class ToyGroup(Membership):
@@ -89,9 +97,7 @@ class ToyGroup(Membership):
         super().__init__(group_id)
         self.there: ToyRecord | None = None
         self.members: dict[str, ToyRecord] = {}
-        self.sessions: dict[str, Timer] = {}
-        self.connections: dict[str, int] = {}
-        self.held: dict[str, int] = {}
+        self.heard: dict[str, ToyMember] = {}
         self.looked = 0
         self.settings = GroupSettings()
 
@@ -122,11 +128,11 @@ class ToyGroup(Membership):
         return bool(kind == GROUP)
 
     def cancel(self) -> None:
-        for timer in self.sessions.values():
-            timer.cancel()
+        for member in self.heard.values():
+            member.session.cancel()
 
     def places(self) -> Iterator[tuple[str, int, bool]]:
-        return ((name, connection, False) for name, connection in self.connections.items())
+        return ((name, member.connection, member.is_gone) for name, member in self.heard.items())
 
     def take(self, record: ToyRecord) -> None:
         if record.member_id:
@@ -143,19 +149,17 @@ def sign_in(context: Context, event: SignIn) -> None:
         context.emit(ToyRecord(event.group_id))  # type: ignore[arg-type]
     toy = context.ledger.membership(event.group_id, ToyGroup)
     context.emit(ToyRecord(event.group_id, event.member_id, event.topics))  # type: ignore[arg-type]
-    toy.connections[event.member_id] = event.connection
-    context.remember_connection(event.connection, event.group_id, event.member_id)
-    expect(context, toy, event.member_id)
-    if event.holds:
-        toy.held[event.member_id] = event.request
-        context.held[event.request] = (event.group_id, event.member_id)
-    else:
+    member = expect(context, toy, event.member_id)
+    context.held.release(context, toy, member)
+    member.bind(context, event.connection)
+    if not context.held.keep(context, toy, member, event, event.hold_ms):
         context.reply(event.request, HeartbeatReply(ErrorCode.NONE))
 
 
-def expect(context: Context, toy: ToyGroup, member_id: str) -> None:
-    timer = toy.sessions.setdefault(member_id, Timer(Deadline.SESSION, toy.group_id, member_id))
-    context.run(timer, SESSION_MS)
+def expect(context: Context, toy: ToyGroup, member_id: str) -> ToyMember:
+    member = toy.heard.setdefault(member_id, ToyMember(toy.group_id, member_id))
+    member.alive(context, SESSION_MS)
+    return member
 
 
 def load(context: Context, toy: ToyGroup) -> None:
@@ -165,17 +169,19 @@ def load(context: Context, toy: ToyGroup) -> None:
 
 def go(context: Context, toy: ToyGroup, member_id: str) -> None:
     context.emit(ToyRecord(toy.group_id, state_ms=context.now.wall_ms))  # type: ignore[arg-type]
-    context.forget_connection(toy.connections.pop(member_id, -1), toy.group_id, member_id)
-    toy.sessions.pop(member_id).cancel()
+    member = toy.heard.pop(member_id)
+    member.unbind(context)
+    member.session.cancel()
     toy.members.pop(member_id)
-    let_go(context, toy, member_id)
+    context.held.refuse(context, toy, member, ErrorCode.UNKNOWN_MEMBER_ID)
 
 
-def let_go(context: Context, toy: ToyGroup, member_id: str) -> None:
-    request = toy.held.pop(member_id, None)
-    if request is not None:
-        context.held.pop(request)
-        context.reply(request, HeartbeatReply(ErrorCode.NONE))
+def answer_held(context: Context, toy: ToyGroup, member: ToyMember, event: SignIn, why: Release) -> None:
+    context.reply(event.request, HeartbeatReply(ErrorCode.NONE))
+
+
+def refuse_held(context: Context, event: SignIn, error: ErrorCode, message: str | None) -> None:
+    context.reply(event.request, HeartbeatReply(error))
 
 
 def lost(context: Context, toy: ToyGroup, member_id: str, event: ConnectionLost) -> None:
@@ -200,7 +206,7 @@ def describe(context: Context, toy: ToyGroup) -> DescribedGroup:
 
 
 def broken(toy: ToyGroup) -> Iterator[str]:
-    if toy.members.keys() != toy.sessions.keys():
+    if toy.members.keys() != toy.heard.keys():
         yield "a session has no member"
 
 
@@ -217,7 +223,11 @@ TOY = Protocol(
     may_commit_in_transaction=may_commit,
     due={Deadline.SESSION: go},
     connection_lost=lost,
-    hold_ended=let_go,
+    member=lambda toy, member_id: toy.heard.get(member_id),
+    usual_ms=lambda context, toy: SESSION_MS // 3,
+    session_ms=lambda context, toy, member: SESSION_MS,
+    answer_held=answer_held,
+    refuse_held=refuse_held,
     topics_changed=changed,
     committed=committed,
     describe=describe,
@@ -284,11 +294,84 @@ def test_its_members_lose_their_connections(trial: ToyTrial) -> None:
     assert trial.toy().members.keys() == {"b"}
 
 
+def hold(trial: ToyTrial, hold_ms: int = 30_000) -> int:
+    assert trial.sign_in("a", connection=1, hold_ms=hold_ms) is None
+    ((request, member),) = trial.machine.context.held
+    assert member is trial.toy().heard["a"]
+    return request
+
+
 def test_its_held_replies_are_released(trial: ToyTrial) -> None:
-    assert trial.sign_in("a", connection=1, holds=True) is None
-    (held,) = trial.machine.context.held
-    trial.feed(ReleaseHeld((held,)))
+    held = hold(trial)
+    trial.feed(ReleaseHeld((held, 999)))
     assert trial.reply(held).error is ErrorCode.NONE
+    assert not len(trial.machine.context.held)
+    trial.feed(ReleaseHeld((held,)))
+    trial.pass_time(SESSION_MS - 1)
+    assert trial.toy().members.keys() == {"a"}, "the session starts again when the reply leaves"
+
+
+@pytest.mark.parametrize(("bears_ms", "held_ms"), [(30_000, SESSION_MS // SESSION_PARTS), (500, 500)])
+def test_its_replies_are_held_as_long_as_client_and_session_bear(trial: ToyTrial, bears_ms: int, held_ms: int) -> None:
+    held = hold(trial, bears_ms)
+    trial.pass_time(held_ms - 1)
+    assert trial.reply(held) is None
+    trial.pass_time(1)
+    assert trial.reply(held).error is ErrorCode.NONE
+    assert trial.sign_in("a", connection=1, hold_ms=SHORTEST_MS - 1) is ErrorCode.NONE
+
+
+def test_its_held_replies_are_refused_when_their_members_go(trial: ToyTrial) -> None:
+    held = hold(trial)
+    trial.feed(ConnectionLost(1))
+    assert trial.reply(held).error is ErrorCode.UNKNOWN_MEMBER_ID
+    assert not len(trial.machine.context.held)
+
+
+def test_a_second_heartbeat_releases_the_first(trial: ToyTrial) -> None:
+    first = hold(trial)
+    second = hold(trial)
+    assert trial.reply(first).error is ErrorCode.NONE
+    assert trial.reply(second) is None
+
+
+def test_its_members_are_silent_when_they_are_late(trial: ToyTrial) -> None:
+    toy, context = trial.toy(), trial.machine.context
+    member, third_ms = toy.heard["a"], SESSION_MS // 3
+    longest_ms = third_ms * 3 // 2 + CAREFUL.late_ms
+    trial.pass_time(longest_ms - 1)
+    trial.feed(Tick())
+    assert not is_silent(context, toy, member)
+    trial.pass_time(1)
+    trial.feed(Tick())
+    assert is_silent(context, toy, member)
+    member.was_not_silent(context)
+    trial.sign_in("a", connection=1)
+    trial.pass_time(longest_ms)
+    trial.feed(Tick())
+    assert not is_silent(context, toy, member), "it is given as much time as it took"
+    hold(trial)
+    assert silent_from_ms(context, toy, member) is None, "who waits for an answer is never silent"
+
+
+def test_a_reply_that_is_held_for_no_one_is_named(trial: ToyTrial) -> None:
+    hold(trial)
+    toy, context = trial.toy(), trial.machine.context
+    member, held = toy.heard["a"], toy.heard["a"].held
+    invariants.check(context)
+    toy.heard["a"] = ToyMember("g", "a")
+    context.forget_connection(1, "g", "a")
+    with pytest.raises(invariants.BrokenInvariantError, match="is held for a, who is not in it"):
+        invariants.check(context)
+    toy.heard["a"], member.held = member, None
+    member.bind(context, 1)
+    with pytest.raises(invariants.BrokenInvariantError, match="is held for a, who knows nothing of it"):
+        invariants.check(context)
+    member.held = held
+    assert member.hold is not None
+    member.hold.cancel()
+    with pytest.raises(invariants.BrokenInvariantError, match="nothing ends the hold"):
+        invariants.check(context)
 
 
 def test_it_refuses_and_takes_commits(trial: ToyTrial) -> None:
@@ -372,6 +455,6 @@ def test_an_empty_group_of_it_is_whatever_joins_it(trial: ToyTrial, classic: boo
 
 
 def test_what_is_broken_in_it_is_named(trial: ToyTrial) -> None:
-    trial.toy().sessions.clear()
+    trial.toy().heard.clear()
     with pytest.raises(invariants.BrokenInvariantError, match="g: a session has no member"):
         invariants.check(trial.machine.context)

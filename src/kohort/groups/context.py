@@ -10,6 +10,7 @@ from kohort.groups.events import NO_CONNECTION, GroupSettings, TopicImage
 from kohort.groups.group import Group
 from kohort.groups.ledger import Ledger
 from kohort.groups.liveness.deadlines import Deadline, Deadlines, Timer
+from kohort.groups.liveness.held import HeldReplies
 from kohort.groups.outcome import Counted, Level, Meter, Now, Outcome, Rebalanced, Reply, ReplyValue, Told
 from kohort.groups.records import GroupSaved, Record, Tombstone
 
@@ -27,7 +28,7 @@ class Context:
         out: what the step will return.
         image: the topics.
         connections: by connection, the (group, member id) last heard on it, or to be told their id on it.
-        held: requests whose reply is held, to (group, member id).
+        held: the replies that are held.
         settings: groups' own settings.
         expiring: groups whose offsets the expiration under way has still to look at.
     """
@@ -42,7 +43,7 @@ class Context:
         self.out = Outcome()
         self._ticket = 0
         self.connections: dict[int, dict[tuple[str, str], None]] = {}
-        self.held: dict[int, tuple[str, str]] = {}
+        self.held = HeldReplies()
         self.settings: dict[str, GroupSettings] = {}
         self.expiring: list[str] = []
         self.expiry = Timer(Deadline.EXPIRY)

@@ -26,6 +26,9 @@ def check(context: Context) -> None:
         broken = [*broken_in(context, group), *unbound_in(context, group)]
         if broken:
             raise BrokenInvariantError(f"{group.group_id}: {'; '.join(broken)}")
+    broken = [*broken_holds(context)]
+    if broken:
+        raise BrokenInvariantError("; ".join(broken))
     for producer_id, group_ids in context.ledger.open_transactions.items():
         for group_id in group_ids:
             if producer_id not in context.ledger.groups[group_id].pending:
@@ -39,6 +42,19 @@ def broken_in(context: Context, group: Group) -> Iterator[str]:
     if group.membership.group_id != group.group_id:
         yield f"it has the members of {group.membership.group_id}"
     yield from context.protocol(group).broken(group.membership)
+
+
+def broken_holds(context: Context) -> Iterator[str]:
+    """Replies that are held for no one, or whose hold nothing ends."""
+    for request, member in context.held:
+        group_id, member_id = member.session.group_id, member.session.subject
+        group = context.find(group_id)
+        if group is None or context.protocol(group).member(group.membership, member_id) is not member:
+            yield f"{group_id}: request {request} is held for {member_id}, who is not in it"
+        elif member.held is None or member.held.request != request:
+            yield f"{group_id}: request {request} is held for {member_id}, who knows nothing of it"
+        elif member.hold is None or member.hold.due_ms is None:
+            yield f"{group_id}: nothing ends the hold of request {request} for {member_id}"
 
 
 def unbound_in(context: Context, group: Group) -> Iterator[str]:

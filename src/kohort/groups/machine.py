@@ -70,11 +70,7 @@ def on_topics_changed(context: Context, event: TopicsChanged) -> None:
 
 def on_release(context: Context, event: ReleaseHeld) -> None:
     """Answer held heartbeats now."""
-    for request in event.requests:
-        group_id, member_id = context.held.get(request, ("", ""))
-        group = context.find(group_id)
-        if group is not None:
-            context.protocol(group).hold_ended(context, group.membership, member_id)
+    context.held.on_asked(context, event.requests)
 
 
 def on_settings(context: Context, event: GroupSettingsChanged) -> None:
@@ -185,6 +181,9 @@ class GroupMachine:
                 self._due(group, timer)
 
     def _due(self, group: Group, timer: Timer) -> None:
+        if timer.kind is Deadline.HELD:
+            self.context.held.on_end(self.context, group.membership, timer.subject)
+            return
         due = self.context.protocol(group).due.get(timer.kind)
         if due is not None:
             due(self.context, group.membership, timer.subject)

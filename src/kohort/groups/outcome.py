@@ -308,7 +308,7 @@ class Meter(enum.StrEnum):
     """What is counted, the first four under Kafka's released names. Source: spec 1.7.
 
     The others are of heartbeats whose replies were held: those that told their members of a rebalance; those whose
-    connection ended meanwhile; and those whose member then was so late that it is not held again.
+    connection ended meanwhile; and those whose classic member then was so late that it is not held again.
     """
 
     OFFSET_COMMITS = "offset-commit"

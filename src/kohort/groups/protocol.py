@@ -27,6 +27,8 @@ from kohort.groups.events import (
 )
 from kohort.groups.group import M, Membership
 from kohort.groups.liveness.deadlines import Deadline
+from kohort.groups.liveness.held import Release
+from kohort.groups.liveness.pacing import CAREFUL, Pace, Pacing
 from kohort.groups.outcome import (
     ConsumerGroupHeartbeatReply,
     DescribedConsumerGroup,
@@ -76,6 +78,11 @@ def no_error(*asked: object) -> ErrorCode:
     return ErrorCode.NONE
 
 
+def unknown_interval(*asked: object) -> int:
+    """Only what a member was told, or what its heartbeats show, tells its interval."""
+    return 0
+
+
 def none_broken(*asked: object) -> Iterator[str]:
     """Nothing is checked."""
     return iter(())
@@ -92,7 +99,12 @@ class Protocol(Generic[M]):
         load: builds the soft state of a group after a replay; its sessions start anew.
         due: what follows when a timer ends, by what it is for; the text is the timer's subject.
         connection_lost: the connection on which this member was heard last has ended.
-        hold_ended: answers the member's held reply now; asked for from outside.
+        member: of this id as it is heard, None when there is no such.
+        pace: how members are heard: when they are silent, and whether they are held again after a disconnect.
+        usual_ms: the interval at which a member is taken to be heard of whom none is known, 0: none.
+        session_ms: how long this member's session is.
+        answer_held: answers a held heartbeat as it would be answered now (`liveness.held`).
+        refuse_held: answers a held heartbeat with this error, and a message where the protocol has one.
         topics_changed: `Context.image` is another.
         may_commit: whether this commit is taken, or its error.
         may_commit_in_transaction: the same for positions that wait on a transaction's end.
@@ -115,7 +127,12 @@ class Protocol(Generic[M]):
     may_commit_in_transaction: Callable[[Context, M, TxnOffsetCommit], ErrorCode]
     due: Mapping[Deadline, Callable[[Context, M, str], None]] = field(default_factory=dict)
     connection_lost: Callable[[Context, M, str, ConnectionLost], None] = nothing
-    hold_ended: Callable[[Context, M, str], None] = nothing
+    member: Callable[[M, str], Pacing | None] = nothing
+    pace: Pace = CAREFUL
+    usual_ms: Callable[[Context, M], int] = unknown_interval
+    session_ms: Callable[[Context, M, Any], int] = unknown_interval
+    answer_held: Callable[[Context, M, Any, Any, Release], None] = nothing
+    refuse_held: Callable[[Context, Any, ErrorCode, str | None], None] = nothing
     topics_changed: Callable[[Context, M, ImageChange], None] = nothing
     committed: Callable[[Context, M, OffsetCommit], None] = nothing
     may_fetch: Callable[[Context, M, OffsetFetch], ErrorCode] = no_error

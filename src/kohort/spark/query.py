@@ -243,7 +243,9 @@ class Query:
             self._running = None
         self.identity, self._batch = planned.query, start.batch
         self._resume(start)
-        self._topics.remember(planned)
+        another = self._topics.remember(planned)
+        for tp in [tp for tp in self._done if tp.topic in another]:
+            del self._done[tp]  # where the batch before ended is an offset of the earlier topic
         if self._options.group_id is None:
             self._present(Held(tuple(planned.spans)))
             readable = planned.of(self._readable(planned))

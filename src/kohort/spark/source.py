@@ -48,6 +48,8 @@ from kohort.spark.sink import TopicStreamWriter, TopicWriter
 from kohort.spark.sink_options import parse_sink_options
 from kohort.spark.tables import TableReader, is_table, parse_table_options, table_schema
 from kohort.spark.tasks import ReadTask, cut
+from kohort.spark.values.declared import check_function, declare
+from kohort.spark.values.decoding import Values
 from kohort.spark.writing import Writing
 
 
@@ -91,21 +93,26 @@ class KohortDataSource(DataSource):
         """
         if is_table(self._raw):
             return table_schema(parse_table_options(self._raw))
-        return spark_schema(columns_of(self._options()))
+        options = self._options()
+        declared = declare(options)
+        check_function(options)
+        return spark_schema(columns_of(options), "binary" if declared is None else declared.ddl)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         self._used = True
         if is_table(self._raw):
             return TableReader(parse_table_options(self._raw))
         options = self._options(streaming=False)
-        return KohortReader(options, columns_of(options))
+        columns = columns_of(options)
+        return KohortReader(options, columns, _values(options, schema, columns))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         if is_table(self._raw):
             raise InvalidInputError("a table is read by spark.read, each time anew; a stream of it is not there")
         self._used = True
         options = self._options(streaming=True)
-        return KohortStreamReader(options, columns_of(options), self.contact)
+        columns = columns_of(options)
+        return KohortStreamReader(options, columns, self.contact, _values(options, schema, columns))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         """The sink of `df.write`.
@@ -133,8 +140,14 @@ class KohortDataSource(DataSource):
         return parsed
 
 
-def _reading(options: SourceOptions, columns: tuple[str, ...]) -> Reading:
-    return Reading.of(options.bootstrap_servers, client_settings(options), columns, options.fail_on_data_loss)
+def _values(options: SourceOptions, schema: StructType, columns: tuple[str, ...]) -> Values | None:
+    declared = declare(options)
+    return None if declared is None else declared.values(schema, columns)
+
+
+def _reading(options: SourceOptions, columns: tuple[str, ...], values: Values | None) -> Reading:
+    settings = client_settings(options)
+    return Reading.of(options.bootstrap_servers, settings, columns, options.fail_on_data_loss, values)
 
 
 class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -143,17 +156,24 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     Spark's calls come from one thread. What the application says of the query comes from another: `sink_done`.
     """
 
-    def __init__(self, options: SourceOptions, columns: tuple[str, ...], contact: Contact | None = None) -> None:
+    def __init__(
+        self,
+        options: SourceOptions,
+        columns: tuple[str, ...],
+        contact: Contact | None = None,
+        values: Values | None = None,
+    ) -> None:
         """Nothing is connected.
 
         Args:
             options: of the query.
             columns: to hand over.
             contact: of the application; None where it can't be reached.
+            values: the declared type of values; None: they stay bytes.
         """
         starting_bound(options, streaming=True)
         self._options = options
-        self._reading = _reading(options, columns)
+        self._reading = _reading(options, columns, values)
         self._identity = ""
         self._query: Query | None = None
         self._watch: ParentWatch | None = None
@@ -264,11 +284,11 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 class KohortReader(DataSourceReader):
     """One batch read: no membership, nothing committed."""
 
-    def __init__(self, options: SourceOptions, columns: tuple[str, ...]) -> None:
+    def __init__(self, options: SourceOptions, columns: tuple[str, ...], values: Values | None) -> None:
         self._options = options
         self._starting = starting_bound(options, streaming=False)
         self._ending = ending_bound(options)
-        self._reading = _reading(options, columns)
+        self._reading = _reading(options, columns, values)
 
     def partitions(self) -> list[InputPartition]:
         """Tasks for everything between the two bounds."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import socket
@@ -57,20 +58,23 @@ def environment(version: str) -> Environment:
     Raises:
         Unavailable: the packages can't be had here.
     """
-    folder = CACHE / f"pyspark-{version}"
+    pins = (ROOT / "requirements" / "dev.txt").read_text()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extra = [one for one in project["optional-dependencies"]["spark"] if not one.startswith("pyspark")]
+    wanted = [f"pyspark[connect]=={version}", *project["dependencies"], *extra]
+    digest = hashlib.sha256("\n".join([*wanted, pins]).encode()).hexdigest()[:12]
+    folder = CACHE / f"pyspark-{version}-{digest}"
     python = folder / "bin" / "python"
     made = folder / "made"
     if not made.is_file():
         CACHE.mkdir(parents=True, exist_ok=True)
         uv = Path(sys.executable).parent / "uv"
         _install([str(uv), "venv", "--clear", "--python", sys.executable, str(folder)], folder)
-        pins = (ROOT / "requirements" / "dev.txt").read_text().replace("\\\n", " ").splitlines()
-        own = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+        lines = pins.replace("\\\n", " ").splitlines()
         constraints = folder / "constraints.txt"
         constraints.write_text(
-            "\n".join(pin.split(" --hash")[0] for pin in pins if pin and not pin.startswith("pyspark=="))
+            "\n".join(pin.split(" --hash")[0] for pin in lines if pin and not pin.startswith("pyspark=="))
         )
-        wanted = [f"pyspark[connect]=={version}", *own]
         _install([str(uv), "pip", "install", "--python", str(python), "-c", str(constraints), *wanted], folder)
         site = subprocess.check_output(
             [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], text=True

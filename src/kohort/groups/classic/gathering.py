@@ -28,42 +28,31 @@ from kohort.groups.classic.state import ClassicGroup, ClassicMember, Gathering
 from kohort.groups.context import Context
 from kohort.groups.events import Heartbeat
 from kohort.groups.liveness.deadlines import Deadline, Timer
-from kohort.groups.liveness.patience import SHORTEST_HOLD_MS
+from kohort.groups.liveness.held import Release
+from kohort.groups.liveness.pacing import LATE_MS, Pace, is_silent
 from kohort.groups.outcome import GroupState, HeartbeatReply, Meter
 
 HELD_TENTHS = 9
 """Of its interval a member is held at most so much: its next heartbeat should find no other one outstanding."""
-LATE_MS = 100
-"""A heartbeat may come so much later than it is due."""
+PACE = Pace(any_sign=False, late_percent=0, late_ms=LATE_MS, reconnect_ms=0, forgives_disconnect=False)
+"""How classic members are heard.
+
+It costs little to take one for silent that is not: the others are told when it is heard, moments later. Not to see one
+that is costs everyone a session without work. So it is silent as soon as it is late, or its connection has ended. Only
+heartbeats count: it is by the reply to one, not to a commit, that a member can be told. Who would not wait is not held
+again: its client's interval is its own, and it loses nothing but the early news.
+"""
 USUAL_PART, LONGEST_PART = 4, 2
 """Parts of the rebalance timeout that a gathering may take, with a silent member the larger one."""
 COOPERATIVE = "cooperative"
 """Strategies with this in their names keep their members at work."""
 
 
-def learn(context: Context, classic: ClassicGroup, member: ClassicMember, event: Heartbeat) -> None:
-    """A heartbeat has come: what it tells of its member's interval, and of how the member bore the last hold."""
+def heard(context: Context, classic: ClassicGroup, member: ClassicMember, event: Heartbeat) -> None:
+    """A heartbeat has come: an earlier one is held no more, its member's interval is learnt, and no one is silent."""
     if member.held is not None:
-        release(context, classic, member)
-    now_ms, before_ms, released_ms = context.now.mono_ms, member.beat_ms, member.released_ms
-    interval = member.interval_ms
-    if event.interval_ms:
-        member.interval_ms = interval = event.interval_ms
-        member.times_from_reply = False
-    elif before_ms is not None:
-        spacing = now_ms - before_ms
-        if released_ms is None:
-            member.interval_ms = interval = max(spacing, interval - (interval >> 3))
-        else:
-            if now_ms - released_ms > interval * 3 // 2 + LATE_MS:
-                member.never_held = True
-                context.count(Meter.HELD_LATE)
-            if (released_ms - before_ms) * 10 > interval * 3:
-                member.times_from_reply = spacing * 10 > interval * 12
-            member.interval_ms = interval = min(interval, spacing)
-    member.beat_ms = now_ms
-    member.released_ms = None
-    member.due_ms = now_ms + interval if interval else None
+        context.held.release(context, classic, member)
+    member.beat(context, event.interval_ms)
     member.bears_hold = event.hold_ms > 0
     gathering = classic.gathering
     if gathering is not None and member.member_id in gathering.silent:
@@ -72,21 +61,16 @@ def learn(context: Context, classic: ClassicGroup, member: ClassicMember, event:
 
 
 def hold(context: Context, classic: ClassicGroup, member: ClassicMember, event: Heartbeat) -> bool:
-    """Keep a valid heartbeat's reply; False when it must be answered now.
-
-    Held for a third of the session at most, so that a client that was held in vain has time for another heartbeat.
-    """
-    interval = member.interval_ms
-    limit = min(event.hold_ms, interval * HELD_TENTHS // 10, member.session_timeout_ms // 3)
-    if limit < SHORTEST_HOLD_MS or member.never_held or classic.protocol_type != CONSUMER_PROTOCOL_TYPE:
+    """Keep a valid heartbeat's reply; False when it must be answered now."""
+    if not event.hold_ms or classic.protocol_type != CONSUMER_PROTOCOL_TYPE:
         return False
     if classic.state is GroupState.STABLE:
         if member.member_id in classic.pending_sync:
             return False
     elif classic.gathering is None or member.join_request is not None:
         return False
-    member.held = event.request
-    member.hold_reply(context, event.request, limit)
+    if not context.held.keep(context, classic, member, event, member.interval_ms * HELD_TENTHS // 10):
+        return False
     if classic.gathering is not None:
         forget_awaited(classic.gathering, member.member_id)
         tell_if_all_held(context, classic)
@@ -100,48 +84,26 @@ def answer(context: Context, classic: ClassicGroup, member: ClassicMember) -> Er
     gathering = classic.gathering
     if gathering is None:
         return ErrorCode.REBALANCE_IN_PROGRESS
-    if member.join_request is None and member.due_ms is not None and member.due_ms <= gathering.until_ms:
+    due_ms = None if member.join_request is not None else member.due_ms(PACE)
+    if due_ms is not None and due_ms <= gathering.until_ms:
         gathering.awaited[member.member_id] = None
         return ErrorCode.NONE
     gathering.awaited.pop(member.member_id, None)
     return ErrorCode.REBALANCE_IN_PROGRESS
 
 
-def release(context: Context, classic: ClassicGroup, member: ClassicMember) -> None:
-    """Answer a held heartbeat as it would be answered now; the member's session starts again."""
-    interval, beat_ms = member.interval_ms, member.beat_ms or 0
-    now_ms = context.now.mono_ms
-    member.due_ms = now_ms + interval if member.times_from_reply else max(now_ms, beat_ms + interval)
-    member.touch(context, member.session_timeout_ms)
-    reply(context, member, answer(context, classic, member))
+def answer_held(context: Context, classic: ClassicGroup, member: ClassicMember, event: Heartbeat, why: Release) -> None:
+    """Answer a heartbeat that was held as it would be answered now; a change is told to no one who can't hear it."""
+    if why is Release.DISCONNECTED:
+        context.reply(event.request, HeartbeatReply(ErrorCode.NONE))
+        return
+    context.reply(event.request, HeartbeatReply(answer(context, classic, member)))
     tell_if_all_held(context, classic)
 
 
-def reply(context: Context, member: ClassicMember, error: ErrorCode) -> None:
-    """Answer a held heartbeat, if there is one."""
-    request = member.held
-    if request is None:
-        return
-    member.unhold(context, request)
-    member.held = None
-    member.released_ms = context.now.mono_ms
-    context.reply(request, HeartbeatReply(error))
-
-
-def on_hold_end(context: Context, classic: ClassicGroup, member_id: str) -> None:
-    """A member was held long enough, or asks for something else."""
-    member = classic.members.get(member_id)
-    if member is not None and member.held is not None:
-        release(context, classic, member)
-
-
-def on_disconnect(context: Context, member: ClassicMember) -> None:
-    """The connection of a held heartbeat ended: perhaps its client would not wait. It is never held again."""
-    if member.held is not None:
-        member.never_held = True
-        context.count(Meter.HELD_DISCONNECTS)
-        reply(context, member, ErrorCode.NONE)
-        member.released_ms = None  # when it comes again says nothing of its interval
+def refuse_held(context: Context, event: Heartbeat, error: ErrorCode, message: str | None) -> None:
+    """Answer a heartbeat that was held with an error."""
+    context.reply(event.request, HeartbeatReply(error))
 
 
 def begin(context: Context, classic: ClassicGroup) -> None:
@@ -152,7 +114,9 @@ def begin(context: Context, classic: ClassicGroup) -> None:
     """
     now_ms = context.now.mono_ms
     end(classic)
-    gathers = longest_interval_ms(classic) or any(is_silent(member, now_ms) for member in classic.members.values())
+    gathers = longest_interval_ms(classic) or any(
+        is_silent(context, classic, member) for member in classic.members.values()
+    )
     if not gathers or COOPERATIVE in (classic.protocol or "") or context.config.notify_at_once == "off":
         tell_all(context, classic)
         return
@@ -174,7 +138,7 @@ def set_until(context: Context, classic: ClassicGroup, gathering: Gathering) -> 
     """
     now_ms = context.now.mono_ms
     awaited = [classic.members[member_id] for member_id in gathering.awaited]
-    silent = [member for member in awaited if is_silent(member, now_ms)]
+    silent = [member for member in awaited if is_silent(context, classic, member)]
     gathering.silent = dict.fromkeys(member.member_id for member in silent)
     if silent:
         ends_ms = max(member.session.due_ms or now_ms for member in silent)
@@ -184,15 +148,11 @@ def set_until(context: Context, classic: ClassicGroup, gathering: Gathering) -> 
         gathering.extended = True
     else:
         last_ms = now_ms + min(longest_interval_ms(classic), classic.rebalance_timeout_ms() // USUAL_PART)
-        due_ms = max((last_ms if member.due_ms is None else member.due_ms for member in awaited), default=now_ms)
+        dues = [member.due_ms(PACE) for member in awaited]
+        due_ms = max((last_ms if due_ms is None else due_ms for due_ms in dues), default=now_ms)
         gathering.until_ms = min(due_ms + LATE_MS, last_ms)
         gathering.extended = False
     context.deadlines.set(gathering.timer, gathering.until_ms)
-
-
-def is_silent(member: ClassicMember, now_ms: int) -> bool:
-    """Whether a member that should have been heard was not, or can't be heard where it was heard last."""
-    return member.is_gone or (member.due_ms is not None and member.due_ms + LATE_MS <= now_ms)
 
 
 def on_deadline(context: Context, classic: ClassicGroup, subject: str) -> None:
@@ -234,7 +194,7 @@ def tell_all(context: Context, classic: ClassicGroup) -> None:
     end(classic)
     told = [member for member in classic.members.values() if member.held is not None]
     for member in told:
-        release(context, classic, member)
+        context.held.release(context, classic, member)
     context.count(Meter.HELD_TOLD, len(told))
 
 
@@ -247,7 +207,7 @@ def end(classic: ClassicGroup) -> None:
 
 def forget(context: Context, classic: ClassicGroup, member: ClassicMember, error: ErrorCode) -> None:
     """A member joins, goes, or is replaced: its held heartbeat is answered, and it is awaited no more."""
-    reply(context, member, error)
+    context.held.refuse(context, classic, member, error)
     if classic.gathering is not None:
         forget_awaited(classic.gathering, member.member_id)
 

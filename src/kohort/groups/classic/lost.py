@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kohort.groups.classic import gathering, rebalance
+from kohort.groups.classic import rebalance
 from kohort.groups.classic.state import ClassicGroup
 from kohort.groups.context import Context
 from kohort.groups.events import ConnectionLost
@@ -14,11 +14,14 @@ def on_connection_lost(context: Context, classic: ClassicGroup, member_id: str, 
     member = classic.members.get(member_id)
     if member is None or member.connection != event.connection:
         return
-    member.lose(context, event, is_static=member.instance_id is not None)
-    gathering.on_disconnect(context, member)
-    if member.lost:
-        interval_ms = member.interval_ms or member.session_timeout_ms // 3
-        member.give_grace(context, event, interval_ms, member.client.process)
+    member.lose(
+        context,
+        classic,
+        event,
+        is_static=member.instance_id is not None,
+        process=member.client.process,
+        interval_ms=member.session_timeout_ms // 3,
+    )
 
 
 def drop_untold(context: Context, classic: ClassicGroup, member_id: str) -> None:

@@ -46,7 +46,7 @@ def await_join(context: Context, classic: ClassicGroup, member: ClassicMember, r
         error = JoinGroupReply(ErrorCode.REBALANCE_IN_PROGRESS, member_id=member.member_id)
         context.reply(member.join_request, error)
     member.join_request = request
-    member.beat_ms = member.due_ms = None
+    member.beat_ms = None
     if member.stopped_ms is None:
         member.stopped_ms = context.now.mono_ms
 

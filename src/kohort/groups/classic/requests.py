@@ -369,7 +369,7 @@ def heartbeat(context: Context, classic: ClassicGroup, event: Heartbeat) -> None
         member = classic.members[event.member_id]
         if member.connection != event.connection or member.lost:
             rebalance.heard(context, member, event.connection)
-        gathering.learn(context, classic, member, event)
+        gathering.heard(context, classic, member, event)
         member.touch(context, member.session_timeout_ms)
         if gathering.hold(context, classic, member, event):
             return

@@ -29,39 +29,24 @@ class ClassicMember(Pacing):
         is_new: it has not been through a completed join phase.
         told: a reply has named its id, so that its client can come back with it.
         size: its share of the group's record in bytes, as last counted.
-        beat_ms: when its last heartbeat came, None at first and after each join.
-        interval_ms: the longest recent time between two heartbeats that were answered at once, 0 while it is not known.
-        held: the heartbeat whose reply is held, None when none is.
-        released_ms: when the reply to its last heartbeat was released, None when that was answered at once.
-        due_ms: when its next heartbeat is due, None when that is not known.
-        times_from_reply: its next heartbeat is due an interval after the last was answered, not after it was sent.
-            Taken for granted until a hold has shown it: to wait for a member that comes later makes a rebalance longer.
         bears_hold: its client bears to be held.
-        never_held: it has borne a hold badly.
         stopped_ms: when it gave up its work to join, None while it has an assignment.
     """
 
     __slots__ = (
         "assignment",
         "bears_hold",
-        "beat_ms",
         "client",
-        "due_ms",
-        "held",
         "instance_id",
-        "interval_ms",
         "is_new",
         "join_request",
         "member_id",
-        "never_held",
         "protocols",
         "rebalance_timeout_ms",
-        "released_ms",
         "session_timeout_ms",
         "size",
         "stopped_ms",
         "sync_request",
-        "times_from_reply",
         "told",
     )
 
@@ -79,15 +64,13 @@ class ClassicMember(Pacing):
         self.is_new = False
         self.told = True
         self.size = 0
-        self.beat_ms: int | None = None
-        self.interval_ms = 0
-        self.held: int | None = None
-        self.released_ms: int | None = None
-        self.due_ms: int | None = None
-        self.times_from_reply = True
         self.bears_hold = False
-        self.never_held = False
         self.stopped_ms: int | None = None
+
+    @property
+    def awaits_answer(self) -> bool:
+        """Its heartbeat is held, or it waits for others to join or sync."""
+        return self.held is not None or self.join_request is not None or self.sync_request is not None
 
     @classmethod
     def from_saved(cls, group_id: str, saved: SavedMember, protocol: str) -> ClassicMember:

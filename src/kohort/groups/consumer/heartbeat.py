@@ -17,6 +17,7 @@ from kohort.groups.consumer.state import LEFT_FOR_A_WHILE, ConsumerGroup, Curren
 from kohort.groups.context import Context
 from kohort.groups.events import AssignmentComputed, ConsumerGroupHeartbeat, GroupSettingsChanged
 from kohort.groups.liveness import patience
+from kohort.groups.liveness.held import Release
 from kohort.groups.migration import classic_members, conversion
 from kohort.groups.outcome import ConsumerGroupHeartbeatReply, Level
 from kohort.groups.records import MemberSaved, MemberState
@@ -113,7 +114,7 @@ def beat(context: Context, consumer: ConsumerGroup, event: ConsumerGroupHeartbea
     if joins:
         presence.process = event.client.process
     if before is not None and before.classic_protocols is not None:
-        members.change_protocol(context, presence, member_id)
+        members.change_protocol(context, consumer, presence, member_id)
     let_go(context, consumer, member_id)
     if consumer.epoch > consumer.target_epoch:
         targets.request(context, consumer)
@@ -237,9 +238,9 @@ def answer(context: Context, consumer: ConsumerGroup, event: ConsumerGroupHeartb
         interval = unsettled_interval_ms(context, consumer, interval)
     elif event.short_interval:
         interval = min(interval, context.config.unsettled_interval_ms)
-    elif presence.told_ms < interval // 2 and len(consumer.members) >= SPREAD_FROM:
+    elif presence.interval_ms < interval // 2 and len(consumer.members) >= SPREAD_FROM:
         interval = spread(interval, member_id)
-    presence.told_ms = interval
+    presence.interval_ms = interval
     context.reply(
         event.request,
         ConsumerGroupHeartbeatReply(
@@ -275,18 +276,21 @@ def spread(interval_ms: int, member_id: str) -> int:
 
 
 def hold(context: Context, consumer: ConsumerGroup, event: ConsumerGroupHeartbeat, presence: Presence) -> bool:
-    """Keep the reply until something changes, the hold ends, or the shell asks for it; False when that is too short.
+    """Keep the reply until something changes; False when it must be answered now."""
+    limit = event.hold_ms if event.short_interval else int(presence.interval_ms * patience.SHARE_OF_TOLD)
+    return context.held.keep(context, consumer, presence, event, limit)
 
-    A third of the session at most, so that a client that was held in vain has time for another heartbeat.
-    """
-    limit = min(event.hold_ms, members.session_timeout_ms(context, consumer, event.member_id) // 3)
-    if not event.short_interval:
-        limit = min(limit, int(presence.told_ms * patience.SHARE_OF_TOLD))
-    if limit < patience.SHORTEST_HOLD_MS:
-        return False
-    presence.held = event
-    presence.hold_reply(context, event.request, limit)
-    return True
+
+def answer_held(
+    context: Context, consumer: ConsumerGroup, presence: Presence, event: ConsumerGroupHeartbeat, why: Release
+) -> None:
+    """Answer a heartbeat that was held: its member moves on, whether or not it hears of it."""
+    answer(context, consumer, replace(event, hold_ms=0), presence.session.subject)
+
+
+def refuse_held(context: Context, event: ConsumerGroupHeartbeat, error: ErrorCode, message: str | None) -> None:
+    """Answer a heartbeat that was held with an error."""
+    members.refuse(context, event, Refusal(error, message or error.text))
 
 
 def let_go(context: Context, consumer: ConsumerGroup, member_id: str) -> None:
@@ -294,19 +298,17 @@ def let_go(context: Context, consumer: ConsumerGroup, member_id: str) -> None:
     presence = consumer.presences.get(member_id)
     if presence is None:
         return
-    for event in (presence.waiting, presence.held):
-        if event is not None:
-            presence.waiting = presence.held = None
-            presence.unhold(context, event.request)
-            members.touch(context, consumer, presence, member_id)
-            answer(context, consumer, replace(event, hold_ms=0), member_id)
+    event, presence.waiting = presence.waiting, None
+    if event is not None:
+        members.touch(context, consumer, presence, member_id)
+        answer(context, consumer, replace(event, hold_ms=0), member_id)
+    context.held.release(context, consumer, presence)
 
 
 def release_all(context: Context, consumer: ConsumerGroup) -> None:
     """Something changed: every held heartbeat is answered, so that its member moves now."""
-    for member_id, presence in list(consumer.presences.items()):
-        if presence.held is not None:
-            let_go(context, consumer, member_id)
+    for presence in list(consumer.presences.values()):
+        context.held.release(context, consumer, presence)
 
 
 def on_computed(context: Context, consumer: ConsumerGroup, event: AssignmentComputed) -> None:

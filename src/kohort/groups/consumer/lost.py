@@ -14,12 +14,14 @@ def on_connection_lost(context: Context, consumer: ConsumerGroup, member_id: str
     presence, member = consumer.presences.get(member_id), consumer.members.get(member_id)
     if presence is None or presence.connection != event.connection or member is None:
         return
-    presence.lose(context, event, is_static=member.instance_id is not None)
-    if presence.held is not None:
-        heartbeat.let_go(context, consumer, member_id)
-    if presence.lost:
-        classic_ms = 0 if member.classic_protocols is None else member.classic_session_timeout_ms // 3
-        presence.give_grace(context, event, presence.told_ms or classic_ms, presence.process)
+    presence.lose(
+        context,
+        consumer,
+        event,
+        is_static=member.instance_id is not None,
+        process=presence.process,
+        interval_ms=0 if member.classic_protocols is None else member.classic_session_timeout_ms // 3,
+    )
 
 
 def drop_untold(context: Context, consumer: ConsumerGroup, member_id: str) -> None:

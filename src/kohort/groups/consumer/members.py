@@ -148,14 +148,15 @@ def leave_for_a_while(context: Context, consumer: ConsumerGroup, member_id: str)
     presence = consumer.presence(member_id)
     presence.expect_nothing()
     gone = Refusal(ErrorCode.FENCED_MEMBER_EPOCH, f"Member {member_id} has left the group for a while.")
-    turn_away(context, presence, gone)
+    turn_away(context, consumer, presence, gone)
     context.emit(consumer.current_assignment(member_id).away().record(consumer.group_id, member_id))
 
 
-def change_protocol(context: Context, presence: Presence, member_id: str) -> None:
+def change_protocol(context: Context, consumer: ConsumerGroup, presence: Presence, member_id: str) -> None:
     """A member speaks another protocol from now on: what it was to do in the one before is expected no more."""
     presence.expect_nothing()
-    turn_away(context, presence, Refusal(ErrorCode.UNKNOWN_MEMBER_ID, f"Member {member_id} speaks another protocol."))
+    elsewhere = Refusal(ErrorCode.UNKNOWN_MEMBER_ID, f"Member {member_id} speaks another protocol.")
+    turn_away(context, consumer, presence, elsewhere)
 
 
 def come_back(context: Context, consumer: ConsumerGroup, member_id: str) -> None:
@@ -199,17 +200,16 @@ def dismiss(
     if presence is not None:
         presence.cancel()
         presence.unbind(context)
-        turn_away(context, presence, Refusal(error, f"Member {member_id} was removed."))
+        turn_away(context, consumer, presence, Refusal(error, f"Member {member_id} was removed."))
 
 
-def turn_away(context: Context, presence: Presence, refusal: Refusal) -> None:
+def turn_away(context: Context, consumer: ConsumerGroup, presence: Presence, refusal: Refusal) -> None:
     """Answer everything a member waits for: it is not, or no more, who asked."""
-    for event in (presence.waiting, presence.held):
-        if event is not None:
-            presence.unhold(context, event.request)
-            refuse(context, event, refusal)
+    if presence.waiting is not None:
+        refuse(context, presence.waiting, refusal)
+    context.held.refuse(context, consumer, presence, *refusal)
     if presence.joining is not None:
         is_new = refusal.error is ErrorCode.FENCED_MEMBER_EPOCH  # classic clients do not know it
         error = ErrorCode.UNKNOWN_MEMBER_ID if is_new else refusal.error
         context.reply(presence.joining.request, JoinGroupReply(error))
-    presence.waiting = presence.held = presence.joining = None
+    presence.waiting = presence.joining = None

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from kohort.consumer_protocol import CONSUMER_PROTOCOL_TYPE
-from kohort.groups.consumer import commits, heartbeat, invariants, lost, targets
-from kohort.groups.consumer.members import preferred_assignor
+from kohort.groups.consumer import commits, heartbeat, invariants, lost, silence, targets
+from kohort.groups.consumer.members import heartbeat_interval_ms, preferred_assignor, session_timeout_ms
 from kohort.groups.consumer.state import ConsumerGroup, Pairs, pack
 from kohort.groups.context import Context
 from kohort.groups.events import AssignmentComputed, GroupSettingsChanged, RegexesResolved
@@ -68,11 +68,15 @@ CONSUMER: Final = Protocol(
         Deadline.REVOCATION: heartbeat.on_revocation_end,
         Deadline.JOIN_PHASE: heartbeat.on_phase_end,
         Deadline.SYNC_PHASE: heartbeat.on_phase_end,
-        Deadline.HELD: heartbeat.let_go,
         Deadline.SILENCE: heartbeat.on_watch,
     },
     connection_lost=lost.on_connection_lost,
-    hold_ended=heartbeat.let_go,
+    member=lambda consumer, member_id: consumer.presences.get(member_id),
+    pace=silence.PACE,
+    usual_ms=heartbeat_interval_ms,
+    session_ms=lambda context, consumer, presence: session_timeout_ms(context, consumer, presence.session.subject),
+    answer_held=heartbeat.answer_held,
+    refuse_held=heartbeat.refuse_held,
     topics_changed=targets.on_image,
     may_commit=commits.may_commit,
     may_commit_in_transaction=commits.may_commit_in_transaction,

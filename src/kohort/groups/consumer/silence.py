@@ -6,9 +6,7 @@ target is made without those that are silent when it is asked for: they keep wha
 rest. One that falls silent before it has moved gets a new target made. When it is heard again, or is evicted, the next
 one is even.
 
-A member is silent half an interval and a little after it was due, and while it is away as a static member may be. One
-that was taken for silent and was not is given as much time as it took, so that clients with an interval of their own
-settle.
+When a member is silent `liveness.pacing` says, by `PACE`; one is also while it is away as a static member may be.
 
 Only with the assignor `uniform`: that of `range` keeps partitions of the same number together, which needs every
 member.
@@ -18,32 +16,37 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kohort.groups.consumer.members import heartbeat_interval_ms, preferred_assignor
+from kohort.groups.consumer.members import preferred_assignor
 from kohort.groups.consumer.state import ConsumerGroup, Pairs
 from kohort.groups.context import Context
+from kohort.groups.liveness import pacing
 from kohort.groups.liveness.deadlines import Deadline, Timer
+from kohort.groups.liveness.pacing import Pace
 
 SLACK_MS = 500
 """A heartbeat may be so much late beside half its interval, and a client takes so long to connect again."""
+PACE = Pace(any_sign=True, late_percent=50, late_ms=SLACK_MS, reconnect_ms=SLACK_MS, forgives_disconnect=True)
+"""How members of consumer groups are heard.
+
+To take one for silent that is not moves partitions twice: away from it, and back. So it is given time, and whatever is
+heard of it counts. Who would not wait is held again all the same: how long it is held was measured with its client
+(`liveness.patience`) or follows from the interval that it was told, and without holds some would ask several times a
+second, as they are told a short interval.
+"""
 ASSIGNOR = "uniform"
 
 
 def silent_from_ms(context: Context, consumer: ConsumerGroup, member_id: str) -> int | None:
     """When a member counts as silent if it is not heard before.
 
-    None while a request of it waits, and if it speaks classic.
+    None if it speaks classic: to a member of the classic protocol no target says anything before it joins again.
     """
     if consumer.members[member_id].classic_protocols is not None:
         return None
     if consumer.current_assignment(member_id).is_away:
         return context.now.mono_ms
     presence = consumer.presences.get(member_id)
-    if presence is None or presence.heard_ms is None or presence.waiting is not None or presence.held is not None:
-        return None
-    if presence.gone_ms is not None:
-        return presence.gone_ms + SLACK_MS
-    told_ms = presence.told_ms or heartbeat_interval_ms(context, consumer)
-    return presence.heard_ms + max(told_ms, presence.slowest_ms) * 3 // 2 + SLACK_MS
+    return None if presence is None else pacing.silent_from_ms(context, consumer, presence)
 
 
 def is_silent(context: Context, consumer: ConsumerGroup, member_id: str) -> bool:
@@ -79,8 +82,8 @@ def heard(context: Context, consumer: ConsumerGroup, member_id: str) -> bool:
         return False
     del consumer.excluded[member_id]
     presence = consumer.presences.get(member_id)
-    if presence is not None and presence.heard_ms is not None:
-        presence.slowest_ms = max(presence.slowest_ms, context.now.mono_ms - presence.heard_ms)
+    if presence is not None:
+        presence.was_not_silent(context)
     return True
 
 

@@ -138,9 +138,6 @@ class Presence(Pacing):
         join_phase, sync_phase: bound a classic member's way through a rebalance.
         waiting: its first heartbeat, which is answered when there is a target for `waits_for`.
         joining: a classic member's JoinGroup that waits likewise.
-        held: a heartbeat that is answered when there is something to say.
-        told_ms: the heartbeat interval it was told last, 0 before the first reply.
-        slowest_ms: how long it once took to be heard, of a member that was taken for silent.
         process: it joined from, "": not known.
         fenced: it said a wrong epoch, which the log was told.
         overdue: it did not move within its rebalance timeout, and is refused until it joins again.
@@ -148,15 +145,12 @@ class Presence(Pacing):
 
     __slots__ = (
         "fenced",
-        "held",
         "join_phase",
         "joining",
         "overdue",
         "process",
         "revocation",
-        "slowest_ms",
         "sync_phase",
-        "told_ms",
         "waiting",
         "waits_for",
     )
@@ -169,12 +163,14 @@ class Presence(Pacing):
         self.waiting: ConsumerGroupHeartbeat | None = None
         self.joining: JoinGroup | None = None
         self.waits_for = 0
-        self.held: ConsumerGroupHeartbeat | None = None
-        self.told_ms = 0
-        self.slowest_ms = 0
         self.process = ""
         self.overdue = False
         self.fenced = False
+
+    @property
+    def awaits_answer(self) -> bool:
+        """A heartbeat or a JoinGroup of it is not answered yet."""
+        return self.held is not None or self.waiting is not None or self.joining is not None
 
     def cancel(self) -> None:
         """Stop all its timers."""

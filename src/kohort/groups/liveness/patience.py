@@ -26,7 +26,6 @@ class Patience(NamedTuple):
 
 NONE = Patience()
 SHARE_OF_TOLD = 0.8
-SHORTEST_HOLD_MS = 100
 
 CONSUMER_CLIENTS = {
     "apache-kafka-java": Patience(4_500, True),
@@ -41,7 +40,7 @@ CLASSIC_CLIENTS = frozenset(("apache-kafka-java", "librdkafka", "confluent-kafka
 """Members of classic groups that bear to be held for nine tenths of their interval. See docs/notification.md."""
 NEVER_HELD = frozenset(("sarama",))
 CLASSIC_HOLD_MS = 30_000
-"""No bound of its own: `gathering` takes less, by the member's interval and session."""
+"""No bound of its own: `classic.gathering` takes less, by the member's interval, and `held` by its session."""
 
 
 def classic_hold_ms(mode: str, software: str | None) -> int:

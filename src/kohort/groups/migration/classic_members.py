@@ -73,7 +73,7 @@ def join_or_error(context: Context, consumer: ConsumerGroup, event: JoinGroup) -
     presence = members.heard(context, consumer, member_id, event.connection)
     presence.process = event.client.process
     if before is not None and before.classic_protocols is None:
-        members.change_protocol(context, presence, member_id)
+        members.change_protocol(context, consumer, presence, member_id)
     if goes_back and conversion.turns_classic(context, consumer):
         join_classic(context, conversion.make_classic_group(context, consumer), event, member_id)
         return ErrorCode.NONE
@@ -137,7 +137,7 @@ def wait(context: Context, consumer: ConsumerGroup, event: JoinGroup, member_id:
     """Answer the join when there is a target for it."""
     presence = consumer.presence(member_id)
     again = members.Refusal(ErrorCode.UNKNOWN_MEMBER_ID, f"Member {member_id} has sent another JoinGroup.")
-    members.turn_away(context, presence, again)
+    members.turn_away(context, consumer, presence, again)
     presence.joining, presence.waits_for = event, consumer.epoch
     presence.overdue = False
     presence.join_phase.cancel()

@@ -18,7 +18,7 @@ from kohort.consumer_protocol import (
     write_assignment,
 )
 from kohort.errors import ErrorCode
-from kohort.groups.classic import gathering, leader, rebalance
+from kohort.groups.classic import leader, rebalance
 from kohort.groups.classic.state import ClassicGroup, ClassicMember
 from kohort.groups.consumer import members, targets
 from kohort.groups.consumer.state import ConsumerGroup, CurrentAssignment, Pairs, pack
@@ -99,7 +99,7 @@ def upgrade(context: Context, group: Group, classic: ClassicGroup) -> bool:
     for member in classic.members.values():
         again = JoinGroupReply(ErrorCode.REBALANCE_IN_PROGRESS, member_id=member.member_id)
         rebalance.answer_join(context, classic, member, again)
-        gathering.reply(context, member, ErrorCode.REBALANCE_IN_PROGRESS)
+        context.held.refuse(context, classic, member, ErrorCode.REBALANCE_IN_PROGRESS)
         rebalance.answer_sync(context, member, SyncGroupReply(ErrorCode.REBALANCE_IN_PROGRESS))
     generation = classic.generation
     consumer = write_consumer_group(context, group, classic, share_out(members))
