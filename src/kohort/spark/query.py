@@ -431,7 +431,8 @@ class Query:
         """Where the query is and how far its partitions go, for the progress that Spark shows."""
         if not self._ends:
             return None
-        return lag_report(self._positions, self._ends, self._held.generation if self._held else -1)
+        lag = lag_report(self._positions, self._ends, self._held.generation if self._held else -1)
+        return {"group": self._options.group_id, **lag}
 
     def close(self) -> None:
         """Leave the group; a batch that is known to be done, and whose commit was cut off, is committed first."""
