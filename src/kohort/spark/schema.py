@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import cache
 
 import pyarrow as pa
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
 
 from kohort.errors import InvalidInputError
 from kohort.spark.options import SourceOptions
@@ -87,3 +89,26 @@ def spark_schema(columns: tuple[str, ...]) -> str:
 def arrow_schema(columns: tuple[str, ...]) -> pa.Schema:
     """The schema of the record batches, exactly as Spark compares it."""
     return pa.schema([pa.field(name, _ARROW[name], nullable=True) for name in columns])
+
+
+def refuse_other(given: StructType, declared: pa.Schema, remedy: str) -> None:
+    """A schema by hand must be the one that the read has without it: Spark would fail with the first record.
+
+    Args:
+        given: what Spark says that the schema is.
+        declared: of the record batches.
+        remedy: what to do instead.
+
+    Raises:
+        InvalidInputError: names, types, order or nullability differ.
+    """
+    own = from_arrow_schema(declared)
+    if _shape(given) != _shape(own):
+        raise InvalidInputError(
+            f"schema(...) says {given.simpleString()}, and the read gives {own.simpleString()}, each of which may be "
+            f"null: leave schema(...) out{remedy}"
+        )
+
+
+def _shape(schema: StructType) -> list[tuple[object, ...]]:
+    return [(field.name, field.dataType, field.nullable) for field in schema.fields]

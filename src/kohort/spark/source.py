@@ -33,7 +33,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from kohort.client.settings import ConsumerConfig, client_config
-from kohort.errors import InvalidInputError
+from kohort.errors import InvalidInputError, KafkaError
 from kohort.spark.batch_offset import BatchOffset
 from kohort.spark.batch_spans import batch_spans
 from kohort.spark.catalog import Catalog, client_settings, ending_bound, starting_bound
@@ -43,12 +43,16 @@ from kohort.spark.options import SourceOptions, parse_options
 from kohort.spark.process import Ending, ParentWatch
 from kohort.spark.query import Query
 from kohort.spark.reading import Reading
-from kohort.spark.schema import columns_of, spark_schema
+from kohort.spark.refused import RefusedReader
+from kohort.spark.schema import arrow_schema, columns_of, refuse_other, spark_schema
 from kohort.spark.sink import TopicStreamWriter, TopicWriter
 from kohort.spark.sink_options import parse_sink_options
-from kohort.spark.tables import TableReader, is_table, parse_table_options, table_schema
+from kohort.spark.tables import TABLES, TableReader, is_table, parse_table_options, table_schema
 from kohort.spark.tasks import ReadTask, cut
 from kohort.spark.writing import Writing
+
+ANOTHER_SCHEMA = ", choose columns by the option columns, and cast what you need otherwise"
+"""What to do in place of a schema by hand."""
 
 
 class KohortDataSource(DataSource):
@@ -94,18 +98,36 @@ class KohortDataSource(DataSource):
         return spark_schema(columns_of(self._options()))
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        """The reader of a batch read or of a table.
+
+        Raises:
+            InvalidInputError: options that can't be, or a schema by hand that is another.
+        """
         self._used = True
         if is_table(self._raw):
-            return TableReader(parse_table_options(self._raw))
+            table = parse_table_options(self._raw)
+            refuse_other(schema, TABLES[table.table].arrow, "")
+            return TableReader(table)
         options = self._options(streaming=False)
-        return KohortReader(options, columns_of(options))
+        columns = columns_of(options)
+        refuse_other(schema, arrow_schema(columns), ANOTHER_SCHEMA)
+        return KohortReader(options, columns)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """The reader of a query; one that can't be says why when Spark first calls it."""
+        self._used = True
+        try:
+            return self._stream_reader(schema)
+        except KafkaError as error:
+            return RefusedReader(error)
+
+    def _stream_reader(self, schema: StructType) -> KohortStreamReader:
         if is_table(self._raw):
             raise InvalidInputError("a table is read by spark.read, each time anew; a stream of it is not there")
-        self._used = True
         options = self._options(streaming=True)
-        return KohortStreamReader(options, columns_of(options), self.contact)
+        columns = columns_of(options)
+        refuse_other(schema, arrow_schema(columns), ANOTHER_SCHEMA)
+        return KohortStreamReader(options, columns, self.contact)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         """The sink of `df.write`.
@@ -272,7 +294,7 @@ class KohortReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         """Tasks for everything between the two bounds."""
-        catalog = Catalog(self._options)
+        catalog = Catalog(self._options, streaming=False)
         try:
             batch = batch_spans(catalog, self._starting, self._ending, strict=self._options.fail_on_data_loss)
         finally:
