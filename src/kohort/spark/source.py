@@ -47,6 +47,7 @@ from kohort.spark.refused import RefusedReader
 from kohort.spark.schema import arrow_schema, columns_of, refuse_other, spark_schema
 from kohort.spark.sink import TopicStreamWriter, TopicWriter
 from kohort.spark.sink_options import parse_sink_options
+from kohort.spark.sole import Load, SoleReader
 from kohort.spark.tables import TABLES, TableReader, is_table, parse_table_options, table_schema
 from kohort.spark.tasks import ReadTask, cut
 from kohort.spark.writing import Writing
@@ -69,6 +70,7 @@ class KohortDataSource(DataSource):
         """Keep the options: only what is asked for next tells whether they are a read's or a write's."""
         super().__init__(options)
         self._raw = dict(options)
+        self._load = Load.of(self._raw)
         self._used = False
 
     @classmethod
@@ -127,7 +129,7 @@ class KohortDataSource(DataSource):
         options = self._options(streaming=True)
         columns = columns_of(options)
         refuse_other(schema, arrow_schema(columns), ANOTHER_SCHEMA)
-        return KohortStreamReader(options, columns, self.contact)
+        return KohortStreamReader(options, columns, self.contact, load=self._load)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         """The sink of `df.write`.
@@ -165,16 +167,26 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     Spark's calls come from one thread. What the application says of the query comes from another: `sink_done`.
     """
 
-    def __init__(self, options: SourceOptions, columns: tuple[str, ...], contact: Contact | None = None) -> None:
+    def __init__(
+        self,
+        options: SourceOptions,
+        columns: tuple[str, ...],
+        contact: Contact | None = None,
+        *,
+        load: Load,
+    ) -> None:
         """Nothing is connected.
 
         Args:
             options: of the query.
             columns: to hand over.
             contact: of the application; None where it can't be reached.
+            load: the `load()` that the query reads.
         """
         starting_bound(options, streaming=True)
         self._options = options
+        self._load = load
+        self._sole: SoleReader | None = None
         self._reading = _reading(options, columns)
         self._identity = ""
         self._query: Query | None = None
@@ -184,7 +196,8 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._hearing: Hearing | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_query": None, "_watch": None, "_ending": None, "_contact": None, "_hearing": None}
+        own = ("_query", "_watch", "_ending", "_contact", "_hearing", "_sole")
+        return {**self.__dict__, **dict.fromkeys(own)}
 
     def _driver(self, identity: str | None = None) -> Query:
         """The query's state, made with the first call: only one of the processes that build this object drives."""
@@ -193,6 +206,7 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._ending.install()
             self._watch = ParentWatch()
             self._watch.start()
+            self._claim()
             if self._contact is not None:
                 self._hearing = Hearing(self._contact, self.sink_done)
             hearing = self._hearing
@@ -204,6 +218,17 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if self._hearing is not None:
                 self._hearing.drives(identity)
         return self._query
+
+    def _claim(self) -> None:
+        """Be the only reader of this `load()`.
+
+        Raises:
+            InvalidInputError: another query is.
+        """
+        group = self._options.group_id
+        if group is not None:
+            self._sole = self._sole or SoleReader()
+            self._sole.claim(self._load, group, ids_tell=self._contact is not None)
 
     def initialOffset(self) -> dict[str, Any]:
         """A query's first offset carries nothing but its identity: where it starts depends on what it will hold."""
@@ -279,8 +304,12 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._query = None
         if query is not None:
             query.close()
+        if self._sole is not None:
+            self._sole.release()
         if self._watch is not None:
             self._watch.end()
+        if self._ending is not None:
+            self._ending.end()
 
 
 class KohortReader(DataSourceReader):
