@@ -7,6 +7,7 @@ SEEDS ?= 2000
 KILLS ?= 6
 START ?= 0
 PYTEST_ARGS ?=
+WORKERS ?= 2
 PLAN ?= classic-range
 MINUTES ?= 10
 RUNS ?= 200
@@ -33,7 +34,7 @@ demo: setup-demo ## sets up, then runs the main job from start to end
 
 test: setup ## sets up, then runs the tests
 	@sh tools/preflight.sh java
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 test-cluster: setup ## three Kafka brokers, killed in turn (KILLS=6) under our clients
 	@KOHORT_CLUSTER_KILLS=$(KILLS) $(BIN)/python -m pytest tests/client/test_three_brokers.py $(PYTEST_ARGS)

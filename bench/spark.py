@@ -1,18 +1,25 @@
-"""Spark rows per second, local[2], values of 100 bytes: the kohort source beside Spark's own, batch and stream."""
+"""Spark rows per second, local[2], values of 100 bytes: the kohort source beside Spark's own.
+
+Batch and stream of bytes, and JSON values to structs: by from_json after either source, and typed by ours.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
 
+import pyarrow as pa
 from rich.console import Console
 from tests.support import maven
 
 from bench.harness import Contender, Figure, NotHere, Options, Sample, compare
-from bench.peers import Place, brokers, drop_topic, filled_topic, runner
+from bench.peers import Place, brokers, drop_topic, filled_topic, new_topic, runner
+from kohort import Producer
 
 _SIZE = 100
 _RECORDS = 4_000_000
+_JSON_RECORDS = 2_000_000
+_BATCH = 50_000
 _JOBS = {"sum": "batch, sum of lengths", "stream": "availableNow to noop"}
 
 
@@ -22,6 +29,7 @@ def figures(options: Options, console: Console) -> Iterator[Figure]:
         for place in places:
             wanted = {job: f"Spark from {place.name}: {title}" for job, title in _JOBS.items()}
             wanted = {job: title for job, title in wanted.items() if options.only in title}
+            yield from _json_to_struct(place, options, console)
             if not wanted:
                 continue
             records = options.records(_RECORDS)
@@ -33,6 +41,35 @@ def figures(options: Options, console: Console) -> Iterator[Figure]:
                 ]
                 yield compare(title, contenders, rounds=options.rounds, unit="rows/s", console=console)
             drop_topic(place, topic)
+
+
+def _json_to_struct(place: Place, options: Options, console: Console) -> Iterator[Figure]:
+    title = f"Spark from {place.name}: batch, JSON to structs"
+    if options.only not in title:
+        return
+    records = options.records(_JSON_RECORDS)
+    topic = _json_topic(place, records)
+    contenders = [
+        Contender("Spark's Kafka source, from_json", _spark("kafka", "json", place, topic, records)),
+        Contender("kohort, from_json", _spark("kohort", "json", place, topic, records)),
+        Contender("kohort, valueFormat=json", _spark("kohort", "typed", place, topic, records)),
+    ]
+    yield compare(title, contenders, rounds=options.rounds, unit="rows/s", console=console)
+    drop_topic(place, topic)
+
+
+def _json_topic(place: Place, records: int) -> str:
+    """A topic of objects with six fields, about 100 bytes each."""
+    topic = new_topic(place)
+    with Producer(place.servers) as producer:
+        for start in range(0, records, _BATCH):
+            values = [
+                b'{"id":%d,"name":"name-%d","score":%d.%d,"ok":%s,"at":"2024-02-29T01:02:03.%03dZ","tags":["a","b"]}'
+                % (number, number, number % 1000, number % 10, (b"true", b"false")[number % 2], number % 1000)
+                for number in range(start, min(start + _BATCH, records))
+            ]
+            producer.send_arrow(topic, pa.record_batch({"value": pa.array(values, pa.binary())}))
+    return topic
 
 
 def _spark(kind: str, job: str, place: Place, topic: str, records: int) -> Callable[[], Sample]:

@@ -131,11 +131,18 @@ class DeletionChecker(AdminChecker):
 
     @staticmethod
     def _reads(group_id: str, journal: GroupJournal, state: GroupState, topic: str) -> bool | None:
-        """Whether a member reads a topic; None while a classic group rebalances, where no record tells."""
+        """Whether a member reads a topic.
+
+        None where no record tells: while a classic group rebalances, or a pattern is still being matched.
+        """
         if state is GroupState.EMPTY:
             return False
         if journal.consumer is not None:
-            return any(topic in journal.consumer.topics_of(member) for member in journal.consumer.members.values())
+            members = journal.consumer.members.values()
+            if any(topic in journal.consumer.topics_of(member) for member in members):
+                return True
+            patterns = {member.subscribed_regex for member in members} - {None, ""}
+            return None if patterns - journal.consumer.regexes.keys() else False
         if state is not GroupState.STABLE or journal.saved is None:
             return None
         read = [read_topics(member.subscription) for member in journal.saved.members]

@@ -1,8 +1,9 @@
 """Reads a topic with PySpark, local[2]: `python -m bench.runners.spark FORMAT JOB SERVERS TOPIC COUNT JARS`.
 
-FORMAT is kohort or kafka (Spark's own source, from JARS), JOB is sum (a batch query over the values) or stream (a
-streaming query with the trigger availableNow into the noop sink). The job runs twice; the second, warm run is on the
-clock.
+FORMAT is kohort or kafka (Spark's own source, from JARS), JOB is sum (a batch query over the values), stream (a
+streaming query with the trigger availableNow into the noop sink), json (a batch read of JSON values as a struct into
+the noop sink, by from_json) or typed (the same by the source's own valueFormat). The job runs twice; the second, warm
+run is on the clock.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import sys
 import tempfile
 import time
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Observation, SparkSession, functions
 
 
 def session(jars: str) -> SparkSession:
@@ -32,7 +33,7 @@ def session(jars: str) -> SparkSession:
     return spark
 
 
-def read(spark: SparkSession, kind: str, servers: str, topic: str, streaming: bool) -> DataFrame:
+def read(spark: SparkSession, kind: str, servers: str, topic: str, streaming: bool, **options: str) -> DataFrame:
     """The topic from its beginning."""
     reader = spark.readStream if streaming else spark.read
     return (
@@ -40,6 +41,7 @@ def read(spark: SparkSession, kind: str, servers: str, topic: str, streaming: bo
         .option("kafka.bootstrap.servers", servers)
         .option("subscribe", topic)
         .option("startingOffsets", "earliest")
+        .options(**options)
         .load()
     )
 
@@ -49,6 +51,31 @@ def job_sum(spark: SparkSession, kind: str, servers: str, topic: str) -> int:
     frame = read(spark, kind, servers, topic, streaming=False)
     row = frame.selectExpr("count(*) AS rows", "sum(length(value)) AS bytes").first()
     return int(row["rows"]) if row is not None else 0
+
+
+JSON_FIELDS = "id BIGINT, name STRING, score DOUBLE, ok BOOLEAN, at TIMESTAMP, tags ARRAY<STRING>"
+
+
+def job_json(spark: SparkSession, kind: str, servers: str, topic: str) -> int:
+    """Every value as a struct, by from_json."""
+    frame = read(spark, kind, servers, topic, streaming=False)
+    if kind == "kohort":  # Spark's own source leaves out what is not asked for by itself
+        frame = read(spark, kind, servers, topic, streaming=False, columns="value")
+    return into_noop(frame.select(functions.from_json(frame["value"].cast("string"), JSON_FIELDS).alias("value")))
+
+
+def job_typed(spark: SparkSession, kind: str, servers: str, topic: str) -> int:
+    """Every value as a struct, by the source."""
+    options = {"columns": "value", "valueFormat": "json", "valueSchema": JSON_FIELDS}
+    return into_noop(read(spark, kind, servers, topic, streaming=False, **options))
+
+
+def into_noop(frame: DataFrame) -> int:
+    """Writes every row to nowhere; their number."""
+    seen = Observation("seen")
+    values = functions.count("value").alias("values")
+    frame.observe(seen, values).write.format("noop").mode("overwrite").save()
+    return int(seen.get["values"])
 
 
 def job_stream(spark: SparkSession, kind: str, servers: str, topic: str) -> int:
@@ -72,7 +99,7 @@ if __name__ == "__main__":
         from kohort.spark import register
 
         register(spark)
-    work = {"sum": job_sum, "stream": job_stream}[job]
+    work = {"sum": job_sum, "stream": job_stream, "json": job_json, "typed": job_typed}[job]
     work(spark, kind, servers, topic)
     start = time.perf_counter()
     rows = work(spark, kind, servers, topic)

@@ -137,6 +137,24 @@ def test_a_batch_that_failed_of_a_topic_made_again_is_replayed_without_it(place:
             assert run.read(505) == [*range(5), *NEW]
 
 
+@pytest.mark.parametrize("grouped", [True, False])
+def test_a_replay_does_not_take_the_earlier_topics_end_for_the_new_ones(place: Place, grouped: bool) -> None:
+    """The batch that is run again is of the new topic; the one before it, which the checkpoint starts from, is not."""
+    place.make()
+    place.produce(OLD)
+    log = Checkpoint()
+    with Run(options(place, grouped, False), log) as run:
+        while run.plan() is None:
+            pass
+    made_again(place)
+    with Run(options(place, grouped, False), log) as run:
+        while (planned := run.plan()) is None or log.finished == 0:
+            if planned is not None:
+                assert run.finish(planned) == []
+    with Run(options(place, grouped, False), log) as run:
+        assert run.read(500) == list(NEW)
+
+
 @STRICT
 def test_the_groups_offsets_of_an_earlier_topic_do_not_count(place: Place, strict: bool) -> None:
     """Where the broker keeps a group's offsets by the topic's name, the commit says of which topic it was."""

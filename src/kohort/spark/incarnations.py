@@ -36,10 +36,17 @@ class Incarnations:
         """Topics that have existed."""
         return self._watched | self.gone
 
-    def remember(self, offset: BatchOffset) -> None:
-        """Offsets of these topics come from the checkpoint."""
+    def remember(self, offset: BatchOffset) -> set[str]:
+        """Offsets of these topics come from the checkpoint.
+
+        Returns:
+            Topics that had another id before: offsets known of them are void.
+        """
+        another = {topic for topic, of in offset.ids.items() if self.ids.get(topic, of) != of}
+        self.again |= another
         self.ids |= offset.ids
         self._watched |= {tp.topic for tp in offset.spans}
+        return another
 
     def look(self, topics: Iterable[str]) -> tuple[Present, set[str]]:
         """See what there is of the topics that are held now.

@@ -130,6 +130,27 @@ class SourceOptions:
     join_timeout_ms: int = knob(
         "joinTimeoutMs", 120_000, low=1, unit="ms", why="bounds the wait for the first assignment"
     )
+    value_format: str | None = knob(
+        "valueFormat",
+        None,
+        choices=("string", "json", "avro"),
+        why="makes value a column of its own type instead of bytes",
+    )
+    value_schema: str | None = knob("valueSchema", None, why="the type of values, as DDL or as an Avro schema")
+    on_bad_record: str = knob(
+        "onBadRecord",
+        "fail",
+        choices=("fail", "null", "column"),
+        why="what a value does that is not of the type: ends the query, is null, or is null with its bytes in badValue",
+    )
+    value_time_zone: str | None = knob(
+        "valueTimeZone", None, why="the zone of times in JSON that name none; UTC when not given"
+    )
+    value_writer_schemas: str | None = knob(
+        "valueWriterSchemas",
+        None,
+        why="module:function, which gives the Avro schema that a value was written with by the id before it",
+    )
     kafka: dict[str, str] = field(default_factory=dict)
 
     @property

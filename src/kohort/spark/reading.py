@@ -12,8 +12,10 @@ import pyarrow as pa
 
 from kohort.client.consumer.range_reader import RangeReader
 from kohort.errors import NotFoundError, OffsetError
-from kohort.spark.schema import SPAN_COLUMNS, arrow_schema
+from kohort.spark.schema import BAD_VALUE, SPAN_COLUMNS, arrow_schema
 from kohort.spark.tasks import ReadTask, Slice
+from kohort.spark.values.columns import Column
+from kohort.spark.values.decoding import Values
 
 log = logging.getLogger("kohort.spark")
 FETCH_BYTES = 8 * 1024 * 1024
@@ -26,26 +28,40 @@ class Reading:
     Attributes:
         settings: of the client, as pairs.
         columns: to hand over, in order.
+        values: the declared type of values; None: they stay bytes.
     """
 
     bootstrap_servers: str
     settings: tuple[tuple[str, Any], ...]
     columns: tuple[str, ...]
     fail_on_data_loss: bool
+    values: Values | None = None
 
     @classmethod
-    def of(cls, servers: str, settings: Mapping[str, Any], columns: Sequence[str], fail_on_data_loss: bool) -> Reading:
-        return cls(servers, tuple(sorted(settings.items())), tuple(columns), fail_on_data_loss)
+    def of(
+        cls,
+        servers: str,
+        settings: Mapping[str, Any],
+        columns: Sequence[str],
+        fail_on_data_loss: bool,
+        values: Values | None = None,
+    ) -> Reading:
+        return cls(servers, tuple(sorted(settings.items())), tuple(columns), fail_on_data_loss, values)
+
+    def _fetched(self) -> tuple[str, ...]:
+        """The columns to decode; with typed values also the offsets, for errors."""
+        found = tuple(name for name in self.columns if name not in SPAN_COLUMNS and name != BAD_VALUE)
+        return (*found, "offset") if "offset" not in found and (self.values is not None or not found) else found
 
     def read(self, task: ReadTask) -> Iterator[pa.RecordBatch]:
         """The records of a task, with one connection per worker process that outlives the task."""
-        wanted = tuple(name for name in self.columns if name not in SPAN_COLUMNS) or ("offset",)
+        wanted = self._fetched()
         reader = _reader(self, wanted)
         whole = False
         try:
             for one in task.slices:
                 for batch in self._batches(reader, one):
-                    yield _dressed(batch, self.columns, one)
+                    yield _dressed(batch, self, one)
             whole = True
         except OffsetError as error:
             raise OffsetError(f"{error.message}; failOnDataLoss=false passes over what is gone", error.code) from error
@@ -81,17 +97,25 @@ def _reader(reading: Reading, wanted: tuple[str, ...]) -> RangeReader:
     return found
 
 
-def _dressed(batch: pa.RecordBatch, columns: tuple[str, ...], one: Slice) -> pa.RecordBatch:
+def _dressed(batch: pa.RecordBatch, reading: Reading, one: Slice) -> pa.RecordBatch:
     """The batch with the exact columns and types that Spark was told."""
-    schema = arrow_schema(columns)
-    if batch.schema.equals(schema):
-        return batch
+    typed: dict[str, Column] = {}
+    if reading.values is None:
+        schema = arrow_schema(reading.columns)
+        if batch.schema.equals(schema):
+            return batch
+    else:
+        schema = arrow_schema(reading.columns, reading.values.kind)
+        offsets = batch.column("offset")
+        typed["value"], typed[BAD_VALUE] = reading.values.typed(
+            batch.column("value"), lambda row: f"{one.partition} at offset {offsets[row].as_py()}"
+        )
     facts = {"generation": one.generation, "rangeStart": one.whole.start, "rangeEnd": one.whole.end}
     arrays = []
-    for name, field in zip(columns, schema, strict=True):
+    for name, field in zip(reading.columns, schema, strict=True):
         if name in facts:
             arrays.append(pa.repeat(pa.scalar(facts[name], field.type), batch.num_rows))
         else:
-            column = batch.column(name)
+            column = typed[name] if name in typed else batch.column(name)
             arrays.append(column if column.type.equals(field.type) else column.cast(field.type))
     return pa.RecordBatch.from_arrays(arrays, schema=schema)

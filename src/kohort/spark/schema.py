@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import cache
 
 import pyarrow as pa
@@ -24,6 +25,8 @@ RECORD_COLUMNS = (
 SPAN_COLUMNS = ("generation", "rangeStart", "rangeEnd")
 """Columns only on demand: the group's generation that a record's batch was planned in, and the offsets that the batch
 covers of the record's partition. With them a sink can tell which of two writers of one offset counts."""
+BAD_VALUE = "badValue"
+"""The bytes of values that are not of the declared type, with onBadRecord=column."""
 
 _SPARK = {
     "key": "binary",
@@ -37,6 +40,7 @@ _SPARK = {
     "generation": "int",
     "rangeStart": "bigint",
     "rangeEnd": "bigint",
+    BAD_VALUE: "binary",
 }
 _HEADERS = pa.list_(
     pa.field(
@@ -57,6 +61,7 @@ _ARROW: dict[str, pa.DataType] = {
     "generation": pa.int32(),
     "rangeStart": pa.int64(),
     "rangeEnd": pa.int64(),
+    BAD_VALUE: pa.binary(),
 }
 
 
@@ -66,49 +71,65 @@ def columns_of(options: SourceOptions) -> tuple[str, ...]:
     Raises:
         InvalidInputError: an unknown column, or one twice.
     """
+    bad = (BAD_VALUE,) if options.on_bad_record == "column" else ()
     if options.columns is None:
-        return RECORD_COLUMNS if options.include_headers else RECORD_COLUMNS[:-1]
-    spelling = {name.lower(): name for name in (*RECORD_COLUMNS, *SPAN_COLUMNS)}
+        return (RECORD_COLUMNS if options.include_headers else RECORD_COLUMNS[:-1]) + bad
+    spelling = {name.lower(): name for name in (*RECORD_COLUMNS, *SPAN_COLUMNS, *bad)}
     try:
         names = tuple(spelling[name.strip().lower()] for name in options.columns)
     except KeyError as error:
         raise InvalidInputError(f"columns: unknown column {error}; there are {', '.join(spelling.values())}") from None
     if len(set(names)) < len(names) or not names:
         raise InvalidInputError(f"columns must name each column once, not {','.join(options.columns)!r}")
+    if options.value_format is not None and "value" not in names:
+        raise InvalidInputError(f"valueFormat needs the column value, and columns is {','.join(options.columns)!r}")
     if options.include_headers and "headers" not in names:
         names = (*names, "headers")
-    return names
+    return names if BAD_VALUE in names else names + bad
 
 
-def spark_schema(columns: tuple[str, ...]) -> str:
-    """The schema as Spark's DDL."""
-    return ", ".join(f"`{name}` {_SPARK[name]}" for name in columns)
+def spark_schema(columns: tuple[str, ...], value: str = "binary") -> str:
+    """The schema as Spark's DDL.
+
+    Args:
+        columns: names, in order.
+        value: the type of the column value.
+    """
+    types = {**_SPARK, "value": value}
+    return ", ".join(f"`{name}` {types[name]}" for name in columns)
 
 
 @cache
-def arrow_schema(columns: tuple[str, ...]) -> pa.Schema:
-    """The schema of the record batches, exactly as Spark compares it."""
-    return pa.schema([pa.field(name, _ARROW[name], nullable=True) for name in columns])
+def arrow_schema(columns: tuple[str, ...], value: pa.DataType = _ARROW["value"]) -> pa.Schema:
+    """The schema of the record batches, exactly as Spark compares it.
+
+    Args:
+        columns: names, in order.
+        value: the type of the column value.
+    """
+    types = {**_ARROW, "value": value}
+    return pa.schema([pa.field(name, types[name], nullable=True) for name in columns])
 
 
-def refuse_other(given: StructType, declared: pa.Schema, remedy: str) -> None:
+def refuse_other(given: StructType, declared: pa.Schema, remedy: str, typed: Collection[str] = ()) -> None:
     """A schema by hand must be the one that the read has without it: Spark would fail with the first record.
 
     Args:
         given: what Spark says that the schema is.
         declared: of the record batches.
         remedy: what to do instead.
+        typed: columns whose type is the user's to choose.
 
     Raises:
         InvalidInputError: names, types, order or nullability differ.
     """
     own = from_arrow_schema(declared)
-    if _shape(given) != _shape(own):
+    if _shape(given, typed) != _shape(own, typed):
         raise InvalidInputError(
             f"schema(...) says {given.simpleString()}, and the read gives {own.simpleString()}, each of which may be "
             f"null: leave schema(...) out{remedy}"
         )
 
 
-def _shape(schema: StructType) -> list[tuple[object, ...]]:
-    return [(field.name, field.dataType, field.nullable) for field in schema.fields]
+def _shape(schema: StructType, typed: Collection[str]) -> list[tuple[object, ...]]:
+    return [(one.name, None if one.name in typed else one.dataType, one.nullable) for one in schema.fields]

@@ -50,6 +50,8 @@ from kohort.spark.sink_options import parse_sink_options
 from kohort.spark.sole import Load, SoleReader
 from kohort.spark.tables import TABLES, TableReader, is_table, parse_table_options, table_schema
 from kohort.spark.tasks import ReadTask, cut
+from kohort.spark.values.declared import check_function, declare
+from kohort.spark.values.decoding import Values
 from kohort.spark.writing import Writing
 
 ANOTHER_SCHEMA = ", choose columns by the option columns, and cast what you need otherwise"
@@ -97,7 +99,10 @@ class KohortDataSource(DataSource):
         """
         if is_table(self._raw):
             return table_schema(parse_table_options(self._raw))
-        return spark_schema(columns_of(self._options()))
+        options = self._options()
+        declared = declare(options)
+        check_function(options)
+        return spark_schema(columns_of(options), "binary" if declared is None else declared.ddl)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """The reader of a batch read or of a table.
@@ -112,8 +117,7 @@ class KohortDataSource(DataSource):
             return TableReader(table)
         options = self._options(streaming=False)
         columns = columns_of(options)
-        refuse_other(schema, arrow_schema(columns), ANOTHER_SCHEMA)
-        return KohortReader(options, columns)
+        return KohortReader(options, columns, _values(options, schema, columns))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """The reader of a query; one that can't be says why when Spark first calls it."""
@@ -128,8 +132,8 @@ class KohortDataSource(DataSource):
             raise InvalidInputError("a table is read by spark.read, each time anew; a stream of it is not there")
         options = self._options(streaming=True)
         columns = columns_of(options)
-        refuse_other(schema, arrow_schema(columns), ANOTHER_SCHEMA)
-        return KohortStreamReader(options, columns, self.contact, load=self._load)
+        values = _values(options, schema, columns)
+        return KohortStreamReader(options, columns, self.contact, values, load=self._load)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         """The sink of `df.write`.
@@ -157,8 +161,21 @@ class KohortDataSource(DataSource):
         return parsed
 
 
-def _reading(options: SourceOptions, columns: tuple[str, ...]) -> Reading:
-    return Reading.of(options.bootstrap_servers, client_settings(options), columns, options.fail_on_data_loss)
+def _values(options: SourceOptions, schema: StructType, columns: tuple[str, ...]) -> Values | None:
+    """The declared type of values; the schema is checked.
+
+    Raises:
+        InvalidInputError: a schema by hand that is another than the read's own.
+    """
+    declared = declare(options)
+    values = None if declared is None else declared.values(schema, columns)
+    refuse_other(schema, arrow_schema(columns), ANOTHER_SCHEMA, () if declared is None else ("value",))
+    return values
+
+
+def _reading(options: SourceOptions, columns: tuple[str, ...], values: Values | None) -> Reading:
+    settings = client_settings(options)
+    return Reading.of(options.bootstrap_servers, settings, columns, options.fail_on_data_loss, values)
 
 
 class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -172,6 +189,7 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         options: SourceOptions,
         columns: tuple[str, ...],
         contact: Contact | None = None,
+        values: Values | None = None,
         *,
         load: Load,
     ) -> None:
@@ -181,13 +199,14 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             options: of the query.
             columns: to hand over.
             contact: of the application; None where it can't be reached.
+            values: the declared type of values; None: they stay bytes.
             load: the `load()` that the query reads.
         """
         starting_bound(options, streaming=True)
         self._options = options
         self._load = load
         self._sole: SoleReader | None = None
-        self._reading = _reading(options, columns)
+        self._reading = _reading(options, columns, values)
         self._identity = ""
         self._query: Query | None = None
         self._watch: ParentWatch | None = None
@@ -315,11 +334,11 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 class KohortReader(DataSourceReader):
     """One batch read: no membership, nothing committed."""
 
-    def __init__(self, options: SourceOptions, columns: tuple[str, ...]) -> None:
+    def __init__(self, options: SourceOptions, columns: tuple[str, ...], values: Values | None) -> None:
         self._options = options
         self._starting = starting_bound(options, streaming=False)
         self._ending = ending_bound(options)
-        self._reading = _reading(options, columns)
+        self._reading = _reading(options, columns, values)
 
     def partitions(self) -> list[InputPartition]:
         """Tasks for everything between the two bounds."""

@@ -157,12 +157,13 @@ class GroupMember(Lookups):
 
         Args:
             offsets: Next offsets to read, with metadata if wanted.
-            generation: Refuse locally unless this is still the generation held; None: whichever is held.
+            generation: Refuse locally unless this is still the generation held, or the partitions have been held ever
+                since: a group's generation goes on while members keep theirs. None: whichever is held.
             timeout_ms: None: `default_api_timeout_ms`.
             topic_ids: Of the topics that the offsets belong to; None: those that have the names now.
 
         Raises:
-            CommitFailedError: the generation is over.
+            CommitFailedError: the generation is over, and a partition was given up since.
             NotFoundError: a topic has gone since; nothing of it was committed.
         """
         values = {
@@ -172,7 +173,9 @@ class GroupMember(Lookups):
         with self._client.lock:
             identity = self._membership.identity()
             joined = self._membership.joined
-        if not joined or generation not in (None, identity.generation):
+            since = self._membership.held_since
+            kept = generation is not None and all(since.get(part, identity.generation) <= generation for part in values)
+        if not joined or not (kept or generation in (None, identity.generation)):
             which = "" if generation is None else generation
             text = f"group {self.group_id!r}: generation {which} is over, nothing was committed"
             raise CommitFailedError(text, ErrorCode.ILLEGAL_GENERATION)

@@ -60,6 +60,7 @@ class Membership(ABC):
         error: Why the group can't be joined; take it with `take_error`, after which the member tries again.
         sequence: Grows with every change of `assignment` or `revocation`.
         rebalances: Assignments received.
+        held_since: By partition held, the generation since which it was never given up.
         lapsed: The lease ended while partitions were held, and was not renewed since.
         lapses: How often it did.
         state: Where the member is in its life.
@@ -90,6 +91,7 @@ class Membership(ABC):
         self.group = config.group_id
         self.state = MemberState.IDLE
         self.assignment = Assignment()
+        self.held_since: dict[TopicPartition, int] = {}
         self.revocation: Revocation | None = None
         self.error: KafkaError | None = None
         self.sequence = 0
@@ -381,6 +383,7 @@ class Membership(ABC):
         return self.cluster.links.backoff_ms(failures, self.config.retry_backoff_ms, self.config.retry_backoff_max_ms)
 
     def _hold(self, partitions: tuple[TopicPartition, ...], user_data: bytes | None) -> None:
+        self.held_since = {part: self.held_since.get(part, self._generation) for part in partitions}
         self.assignment = Assignment(partitions, self._generation, self._member_id, user_data)
         self._changed()
 

@@ -1,0 +1,300 @@
+"""`valueFormat=avro`: values by fastavro, one by one, and columns of what it gives by Arrow.
+
+With a function for writers' schemas a value begins with a zero byte and four bytes of the schema's id, as Confluent's
+serializers write it; without one it is the datum alone.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from decimal import Context, Decimal
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kohort.errors import InvalidInputError
+from kohort.spark.values.avro_schema import (
+    Entries,
+    Items,
+    Leaf,
+    Node,
+    Record,
+    Schema,
+    Skipped,
+    differences,
+    node_of,
+    schema_of,
+    without_logical,
+)
+from kohort.spark.values.columns import Column, Kind
+from kohort.spark.values.isolate import REFUSALS, Parts, check_size
+
+_PREFIX = 5
+_SCHEMAS = 1_000
+"""Ids that are remembered: damaged values can name any."""
+_EXACT = Context(prec=100)
+_PLAIN = {
+    "boolean": pa.bool_(),
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "bytes": pa.binary(),
+    "fixed": pa.binary(),
+    "string": pa.string(),
+    "enum": pa.string(),
+}
+_NUMBERED = {
+    "date": pa.date32(),
+    "timestamp-millis": pa.timestamp("ms", tz="UTC"),
+    "timestamp-micros": pa.timestamp("us", tz="UTC"),
+    "local-timestamp-millis": pa.timestamp("ms"),
+    "local-timestamp-micros": pa.timestamp("us"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """A writer's schema, ready to read by; or why it can't be."""
+
+    schema: Any = None
+    refused: str = ""
+
+
+class AvroDecoder:
+    """Values as Avro; for one thread.
+
+    Attributes:
+        type: what values become.
+    """
+
+    def __init__(self, kind: Kind, schema: str, writer_schemas: str | None) -> None:
+        """Prepare to read.
+
+        Args:
+            kind: of values, as Spark compares it.
+            schema: the reader's, as JSON.
+            writer_schemas: module:function, for values with a prefix.
+        """
+        text = schema_of(schema)
+        self._schema = parsed(text)
+        from fastavro import schemaless_reader
+
+        self.type = kind
+        self._read: Callable[..., Any] = schemaless_reader
+        self._node = node_of(text)
+        self._plain = _plain_type(self._node)
+        self._repair = _repair(self._node)
+        self._name = writer_schemas
+        self._schema_of = None if writer_schemas is None else function_named(writer_schemas)
+        self._written: dict[int, _Written] = {}
+
+    def decode(self, values: Column) -> Parts:
+        """Every value, as the declared type.
+
+        Args:
+            values: binary; a null value stays null.
+        """
+        parts = Parts(self.type, len(values))
+        found: list[Any] = []
+        for row, value in enumerate(values.to_pylist()):
+            try:
+                found.append(None if value is None else self._one(value))
+            except _Bad as error:
+                parts.reasons[row] = str(error)
+                found.append(None)
+        self._build(found, range(len(values)), parts)
+        return parts
+
+    def _one(self, value: bytes) -> Any:
+        try:
+            check_size(value)
+        except ValueError as error:
+            raise _Bad(str(error)) from None
+        stream = io.BytesIO(value)
+        schema, reader = self._schema, None
+        if self._schema_of is not None:
+            schema, reader = self._writer(value), self._schema
+            stream.seek(_PREFIX)
+        try:
+            found = self._read(stream, schema, reader)
+        except MemoryError:
+            raise
+        except Exception as error:  # noqa: BLE001 (damaged bytes make it raise nearly anything)
+            raise _Bad(f"{type(error).__name__}: {str(error)[:200]}") from None
+        if stream.tell() != len(value):
+            raise _Bad(f"{len(value) - stream.tell()} bytes follow the datum")
+        if self._repair is None:
+            return found
+        try:
+            return self._repair(found)
+        except ValueError as error:
+            raise _Bad(str(error)) from None
+
+    def _writer(self, value: bytes) -> Any:
+        if len(value) < _PREFIX or value[0] != 0:
+            raise _Bad("the prefix is missing: a zero byte and four of the schema's id")
+        number = int.from_bytes(value[1:_PREFIX], "big")
+        found = self._written.get(number)
+        if found is None:
+            if len(self._written) >= _SCHEMAS:
+                self._written.clear()
+            found = self._written[number] = self._ask(number)
+        if found.refused:
+            raise _Bad(found.refused)
+        return found.schema
+
+    def _ask(self, number: int) -> _Written:
+        """The schema with an id.
+
+        Raises:
+            InvalidInputError: the function failed, or gave something else than text; this ends the query.
+        """
+        assert self._schema_of is not None
+        try:
+            text = self._schema_of(number)
+        except Exception as error:
+            raise InvalidInputError(
+                f"valueWriterSchemas: {self._name} failed for the schema {number}: {type(error).__name__}: {error}; "
+                "it returns None for an id that does not exist"
+            ) from error
+        if text is None:
+            return _Written(refused=f"there is no schema {number}")
+        if not isinstance(text, str):
+            raise InvalidInputError(
+                f"valueWriterSchemas: {self._name} gave a {type(text).__name__} for the schema {number}, not its text"
+            )
+        try:
+            schema = schema_of(text, f"the schema {number}")
+            written = node_of(schema, f"the schema {number}", written=True)
+            wrong = next(differences(written, self._node), "")
+            return _Written(parsed(schema), f"the schema {number}: {wrong}" if wrong else "")
+        except InvalidInputError as error:
+            return _Written(refused=error.message)
+
+    def _build(self, found: list[Any], rows: Sequence[int], parts: Parts) -> None:
+        try:
+            parts.add(rows, _finished(pa.array(found, self._plain), self.type))
+        except REFUSALS as error:
+            if len(found) > 1:
+                half = len(found) // 2
+                self._build(found[:half], rows[:half], parts)
+                self._build(found[half:], rows[half:], parts)
+            else:
+                parts.reasons[rows[0]] = str(error)
+                parts.add(rows, pa.nulls(1, self.type))
+
+
+class _Bad(Exception):
+    """A value that is not what the schema says."""
+
+
+def function_named(name: str) -> Callable[[int], str | None]:
+    """The function that `module:function` names.
+
+    Raises:
+        InvalidInputError: there is none.
+    """
+    module, colon, function = name.partition(":")
+    try:
+        if not colon:
+            raise ValueError("no colon in it")
+        found = getattr(importlib.import_module(module.strip()), function.strip())
+    except Exception as error:  # noqa: BLE001 (whatever the module does when it is imported)
+        raise InvalidInputError(
+            f"valueWriterSchemas must be module:function that Spark's Python can import (here {sys.executable}), "
+            f"not {name!r}: {error}"
+        ) from None
+    if not callable(found):
+        raise InvalidInputError(f"valueWriterSchemas: {name} can't be called")
+    return found  # type: ignore[no-any-return]
+
+
+def _plain_type(node: Node) -> Kind:
+    """The Arrow type of what fastavro gives."""
+    if isinstance(node, Record):
+        return pa.struct([pa.field(name, _plain_type(one)) for name, one in node.fields])
+    if isinstance(node, Items):
+        return pa.list_(pa.field("element", _plain_type(node.item)))
+    if isinstance(node, Entries):
+        return pa.map_(pa.string(), _plain_type(node.value))
+    if isinstance(node, Skipped):
+        raise AssertionError("a reader's schema has a part that can't be read")
+    if node.logical == "decimal":
+        return pa.decimal128(node.precision, node.scale)
+    return _NUMBERED.get(node.logical, _PLAIN[node.avro])
+
+
+def _repair(node: Node) -> Callable[[Any], Any] | None:
+    """What is done to one value before Arrow takes it: bytes become decimals; None: nothing."""
+    if isinstance(node, Leaf):
+        if node.logical != "decimal":
+            return None
+        scale, limit = node.scale, 10**node.precision
+        return lambda found: None if found is None else _decimal(found, scale, limit)
+    if isinstance(node, Record):
+        repairs = [(name, made) for name, one in node.fields if (made := _repair(one)) is not None]
+        return (lambda found: _repaired_record(found, repairs)) if repairs else None
+    if isinstance(node, Skipped):
+        raise AssertionError("a reader's schema has a part that can't be read")
+    inner = _repair(node.item if isinstance(node, Items) else node.value)
+    if isinstance(node, Items):
+        return None if inner is None else lambda found: None if found is None else [inner(one) for one in found]
+    if inner is None:
+        return None
+    return lambda found: None if found is None else [(key, inner(one)) for key, one in found.items()]
+
+
+def _repaired_record(found: Any, repairs: list[tuple[str, Callable[[Any], Any]]]) -> Any:
+    if found is not None:
+        for name, repair in repairs:
+            found[name] = repair(found[name])
+    return found
+
+
+def _decimal(found: bytes, scale: int, limit: int) -> Decimal:
+    number = int.from_bytes(found, "big", signed=True)
+    if abs(number) >= limit:
+        raise ValueError("a decimal has more digits than its precision")
+    return Decimal(number).scaleb(-scale, _EXACT)
+
+
+def _finished(found: Column, kind: Kind) -> Column:
+    """What fastavro gave, as Spark's types: times in milliseconds become microseconds, INT may become TINYINT."""
+    if found.type.equals(kind):
+        return found
+    missing = found.is_null() if found.null_count else None
+    if pa.types.is_struct(kind):
+        parts = [_finished(found.field(i), kind.field(i).type) for i in range(kind.num_fields)]
+        return pa.StructArray.from_arrays(parts, fields=list(kind), mask=missing)
+    if pa.types.is_list(kind):
+        items = _finished(found.values, kind.value_type)
+        return pa.ListArray.from_arrays(found.offsets, items, type=kind, mask=missing)
+    if pa.types.is_map(kind):
+        items = _finished(found.items, kind.item_type)
+        made: Any = pa.MapArray.from_arrays  # the stubs know no type with a mask
+        return made(found.offsets, found.keys, items, type=kind, mask=missing)
+    return pc.cast(found, kind)
+
+
+def parsed(schema: Schema) -> Any:
+    """The schema as fastavro reads by it.
+
+    Raises:
+        InvalidInputError: fastavro refuses it, or is not installed.
+    """
+    try:
+        from fastavro.schema import SchemaParseException, UnknownType, parse_schema
+    except ModuleNotFoundError:
+        raise InvalidInputError(
+            "valueFormat=avro needs fastavro, here and in Spark's workers: pip install 'kohort[spark]'"
+        ) from None
+    try:
+        return parse_schema(without_logical(schema))
+    except (SchemaParseException, UnknownType, KeyError, TypeError, ValueError) as error:
+        raise InvalidInputError(f"fastavro refuses the schema: {type(error).__name__}: {error}") from None

@@ -1,0 +1,193 @@
+"""What a query says about its values: checked when it is declared, turned into types once Spark has parsed them."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql import types as spark
+from pyspark.sql.types import DataType, StructType, _parse_datatype_json_string
+
+from kohort.errors import InvalidInputError
+from kohort.spark.options import SourceOptions
+from kohort.spark.values.avro_records import function_named, parsed
+from kohort.spark.values.avro_schema import node_of, schema_of
+from kohort.spark.values.decoding import Values
+from kohort.spark.values.moments import zone_named
+from kohort.spark.values.types import arrow_type, ddl_of
+
+_ONE_TYPE = re.compile(r"\s*(?:(?:array|map|struct)\s*<.*>|\w+\s*(?:\([\d\s,]*\))?)\s*", re.IGNORECASE | re.DOTALL)
+"""A type by itself, as INT, DECIMAL(10, 2) or ARRAY<INT>; anything else is a list of fields."""
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """The value's format and type.
+
+    Attributes:
+        ddl: the type as Spark's parser reads it.
+        avro: the schema of values, when it was given as Avro's.
+        writer_schemas: module:function, with the format avro.
+    """
+
+    format: str
+    on_bad: str
+    zone: str
+    ddl: str
+    avro: str | None = None
+    writer_schemas: str | None = None
+
+    def values(self, schema: StructType, columns: tuple[str, ...]) -> Values:
+        """What tasks need to know.
+
+        Args:
+            schema: the source's, as Spark has parsed it.
+            columns: the names that it must have.
+
+        Raises:
+            InvalidInputError: the type is none that values can have, or the text was more than one type.
+        """
+        if tuple(schema.fieldNames()) != columns:
+            raise InvalidInputError(
+                f"the columns are {', '.join(schema.fieldNames())}, and not {', '.join(columns)}: valueSchema must be "
+                "one type, or fields as in `a INT, b STRING`, and the read can't have a schema of its own"
+            )
+        kind = schema["value"].dataType
+        made = arrow_type(kind)
+        avro = self.avro
+        if self.format == "avro" and avro is None:
+            schema = avro_of(kind)
+            node_of(schema)
+            avro = json.dumps(schema)
+        return Values(self.format, made, self.on_bad, self.zone, avro, self.writer_schemas)
+
+
+def declare(options: SourceOptions) -> Declared | None:
+    """The options about values, checked; None: values stay bytes.
+
+    Raises:
+        InvalidInputError: options that do not belong together, a schema that can't be, a library that is not installed.
+    """
+    form, text = options.value_format, options.value_schema
+    if form is None:
+        for name, given in (
+            ("valueSchema", text is not None),
+            ("onBadRecord", options.on_bad_record != "fail"),
+            ("valueTimeZone", options.value_time_zone is not None),
+            ("valueWriterSchemas", options.value_writer_schemas is not None),
+        ):
+            if given:
+                raise InvalidInputError(f"the option {name} needs valueFormat: string, json or avro")
+        return None
+    for name, value, only in (
+        ("valueTimeZone", options.value_time_zone, "json"),
+        ("valueWriterSchemas", options.value_writer_schemas, "avro"),
+    ):
+        if value is not None and form != only:
+            raise InvalidInputError(f"the option {name} belongs to valueFormat={only}, and valueFormat is {form}")
+    if form == "string":
+        if text is not None:
+            raise InvalidInputError("valueFormat=string takes no valueSchema: values are strings as they are")
+        return Declared(form, options.on_bad_record, "UTC", "string")
+    if text is None or not text.strip():
+        raise InvalidInputError(
+            f"valueFormat={form} needs valueSchema: fields as in `a INT, b STRING`, or one type as ARRAY<INT>"
+            + (", or an Avro schema" if form == "avro" else "")
+        )
+    if form == "json":
+        return Declared(form, options.on_bad_record, _zone(options.value_time_zone), _ddl(text))
+    return _avro(text, options)
+
+
+def _avro(text: str, options: SourceOptions) -> Declared:
+    parsed("int")  # says so now when fastavro is not installed
+    avro = schema_of(text) if text.lstrip().startswith(("{", "[", '"')) else None
+    if avro is None or (isinstance(avro, dict) and avro.get("type") == "struct"):
+        return Declared("avro", options.on_bad_record, "UTC", _ddl(text), None, options.value_writer_schemas)
+    ddl = node_of(avro).ddl
+    parsed(avro)
+    return Declared("avro", options.on_bad_record, "UTC", ddl, text, options.value_writer_schemas)
+
+
+def check_function(options: SourceOptions) -> None:
+    """Look for the function of valueWriterSchemas.
+
+    Where the source tells its schema, Spark has set up the files that users add to a session, as in the workers; in
+    a stream's own process it has not.
+
+    Raises:
+        InvalidInputError: there is none.
+    """
+    if options.value_writer_schemas is not None:
+        function_named(options.value_writer_schemas)
+
+
+def _zone(name: str | None) -> str:
+    try:
+        return str(zone_named(name or "UTC"))
+    except ValueError:
+        raise InvalidInputError(
+            f"valueTimeZone: there is no time zone {name!r}; give a name like Europe/Berlin"
+        ) from None
+
+
+def _ddl(text: str) -> str:
+    """The type in DDL, which Spark's own parser checks as soon as the source tells its schema."""
+    if text.lstrip().startswith("{"):
+        return ddl_of(_from_json(text))
+    return text.strip() if _ONE_TYPE.fullmatch(text) else f"struct<{text.strip()}>"
+
+
+def _from_json(text: str) -> DataType:
+    """A type from the text that Spark's `DataType.json()` gives."""
+    try:
+        return _parse_datatype_json_string(json.dumps(json.loads(text)))
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise InvalidInputError("valueSchema begins with { and is not what StructType.json() gives") from None
+
+
+_AVRO: dict[type[DataType], Any] = {
+    spark.ByteType: "int",
+    spark.ShortType: "int",
+    spark.IntegerType: "int",
+    spark.LongType: "long",
+    spark.FloatType: "float",
+    spark.DoubleType: "double",
+    spark.BooleanType: "boolean",
+    spark.StringType: "string",
+    spark.BinaryType: "bytes",
+    spark.DateType: {"type": "int", "logicalType": "date"},
+    spark.TimestampType: {"type": "long", "logicalType": "timestamp-micros"},
+    spark.TimestampNTZType: {"type": "long", "logicalType": "local-timestamp-micros"},
+}
+
+
+def avro_of(kind: DataType, name: str = "topLevelRecord") -> Any:
+    """The Avro schema that Spark's `to_avro` writes a type with.
+
+    Args:
+        kind: one that `arrow_type` takes.
+        name: of the first record.
+    """
+    if isinstance(kind, spark.DecimalType):
+        size = ((10**kind.precision).bit_length() + 8) // 8
+        logical = {"logicalType": "decimal", "precision": kind.precision, "scale": kind.scale}
+        return {"type": "fixed", "name": f"{name}.fixed", "size": size, **logical}
+    if isinstance(kind, spark.ArrayType):
+        return {"type": "array", "items": _optional(kind.elementType, kind.containsNull, name)}
+    if isinstance(kind, spark.MapType):
+        return {"type": "map", "values": _optional(kind.valueType, kind.valueContainsNull, name)}
+    if isinstance(kind, StructType):
+        fields = [
+            {"name": one.name, "type": _optional(one.dataType, one.nullable, f"{name}.{one.name}")}
+            for one in kind.fields
+        ]
+        return {"type": "record", "name": name, "fields": fields}
+    return _AVRO[type(kind)]
+
+
+def _optional(kind: DataType, nullable: bool, name: str) -> Any:
+    made = avro_of(kind, name)
+    return [made, "null"] if nullable else made

@@ -1,0 +1,82 @@
+"""What a task does with the values of a batch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Protocol
+
+import pyarrow as pa
+
+from kohort.errors import CorruptDataError
+from kohort.spark.values.columns import Column, Kind
+from kohort.spark.values.isolate import Parts
+from kohort.spark.values.json_columns import JsonDecoder
+from kohort.spark.values.moments import zone_named
+from kohort.spark.values.text import TextDecoder
+
+
+class Decoder(Protocol):
+    """A format, ready to read."""
+
+    def decode(self, values: Column) -> Parts:
+        """Every value of a binary array, as the type of the declaration."""
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """The declared type of values, and what becomes of bad ones: plain values, which travel to the workers.
+
+    Attributes:
+        on_bad: fail, null or column.
+        zone: of times that name none.
+        avro: the schema that values are read with, as JSON.
+        writer_schemas: module:function, which gives the schema that a value was written with.
+    """
+
+    format: str
+    kind: Kind
+    on_bad: str
+    zone: str
+    avro: str | None = None
+    writer_schemas: str | None = None
+
+    def typed(self, values: Column, place: Callable[[int], str]) -> tuple[Column, Column]:
+        """Values as the declared type, and the bytes of those that are bad; a bad one is null.
+
+        Args:
+            values: binary.
+            place: names a row in errors.
+
+        Raises:
+            CorruptDataError: a value is bad, and on_bad is fail.
+        """
+        parts = _decoder(self, os.getpid()).decode(values)
+        if parts.reasons and self.on_bad == "fail":
+            row, reason = min(parts.reasons.items())
+            raise CorruptDataError(
+                f"{place(row)}: the value is no {self.format} of the declared type: {reason}; onBadRecord=null makes "
+                "such values null, onBadRecord=column keeps their bytes in the column badValue"
+            )
+        return parts.joined(), _bad_values(values, parts)
+
+
+def _bad_values(values: Column, parts: Parts) -> Column:
+    if not parts.reasons:
+        return pa.nulls(len(values), pa.binary())
+    places = [row if row in parts.reasons else None for row in range(len(values))]
+    return values.take(pa.array(places, pa.int64()))
+
+
+@lru_cache(maxsize=16)
+def _decoder(values: Values, _process: int) -> Decoder:
+    """One per declaration in a process, which runs one task at a time; its id keeps a fork from sharing."""
+    if values.format == "string":
+        return TextDecoder()
+    if values.avro is not None:
+        from kohort.spark.values.avro_records import AvroDecoder  # what only Avro needs
+
+        return AvroDecoder(values.kind, values.avro, values.writer_schemas)
+    return JsonDecoder(values.kind, zone_named(values.zone))

@@ -1,0 +1,111 @@
+"""The types that a value can have: Spark's, their text in DDL, and the Arrow types that Spark compares batches with."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+from pyspark.sql import types as spark
+
+from kohort.errors import InvalidInputError
+from kohort.spark.values.columns import Column, Kind
+from kohort.spark.values.columns import compute as pc
+
+_PLAIN: dict[type[spark.DataType], Kind] = {
+    spark.ByteType: pa.int8(),
+    spark.ShortType: pa.int16(),
+    spark.IntegerType: pa.int32(),
+    spark.LongType: pa.int64(),
+    spark.FloatType: pa.float32(),
+    spark.DoubleType: pa.float64(),
+    spark.BooleanType: pa.bool_(),
+    spark.StringType: pa.string(),
+    spark.BinaryType: pa.binary(),
+    spark.DateType: pa.date32(),
+    spark.TimestampType: pa.timestamp("us", tz="UTC"),
+    spark.TimestampNTZType: pa.timestamp("us"),
+}
+
+
+def arrow_type(kind: spark.DataType, path: str = "value") -> Kind:
+    """The Arrow type of a Spark type.
+
+    Args:
+        kind: of a value or a part of one.
+        path: names the part in errors.
+
+    Raises:
+        InvalidInputError: a type that values can't have, a map whose keys are no strings, a field's name twice.
+    """
+    plain = _PLAIN.get(type(kind))
+    if plain is not None:
+        return plain
+    if isinstance(kind, spark.DecimalType):
+        return pa.decimal128(kind.precision, kind.scale)
+    if isinstance(kind, spark.ArrayType):
+        element = arrow_type(kind.elementType, f"{path}[]")
+        return pa.list_(pa.field("element", element, nullable=kind.containsNull))
+    if isinstance(kind, spark.MapType):
+        if not isinstance(kind.keyType, spark.StringType):
+            raise InvalidInputError(
+                f"valueSchema: the map {path} has keys of type {kind.keyType.simpleString()}; keys must be STRING"
+            )
+        value = arrow_type(kind.valueType, f"{path}{{}}")
+        return pa.map_(pa.string(), pa.field("value", value, nullable=kind.valueContainsNull))
+    if isinstance(kind, spark.StructType):
+        names = kind.fieldNames()
+        if not names or len(set(names)) < len(names):
+            raise InvalidInputError(f"valueSchema: the struct {path} must have fields, and each name once")
+        return pa.struct(
+            [pa.field(f.name, arrow_type(f.dataType, f"{path}.{f.name}"), nullable=f.nullable) for f in kind.fields]
+        )
+    raise InvalidInputError(
+        f"valueSchema: {path} can't be {kind.simpleString()}; there are TINYINT, SMALLINT, INT, BIGINT, FLOAT, DOUBLE, "
+        "DECIMAL, BOOLEAN, STRING, BINARY, DATE, TIMESTAMP, TIMESTAMP_NTZ, ARRAY, MAP and STRUCT"
+    )
+
+
+def ddl_of(kind: spark.DataType) -> str:
+    """A type as DDL, which Spark's parser reads back; field names are quoted."""
+    if isinstance(kind, spark.ArrayType):
+        return f"array<{ddl_of(kind.elementType)}>"
+    if isinstance(kind, spark.MapType):
+        return f"map<{ddl_of(kind.keyType)}, {ddl_of(kind.valueType)}>"
+    if isinstance(kind, spark.StructType):
+        fields = (f"{quoted(f.name)}: {ddl_of(f.dataType)}{'' if f.nullable else ' NOT NULL'}" for f in kind.fields)
+        return f"struct<{', '.join(fields)}>"
+    return str(kind.simpleString())
+
+
+def quoted(name: str) -> str:
+    """A name as DDL takes any."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def check_required(array: Column, path: str = "value") -> None:
+    """Look for nulls where the type allows none: a field or an element that was declared NOT NULL.
+
+    Raises:
+        ValueError: there is one; names the field.
+    """
+    kind = array.type
+    if pa.types.is_struct(kind):
+        for field, merged in zip(kind, array.flatten(), strict=True):
+            if not field.nullable and merged.null_count > array.null_count:
+                raise ValueError(f"{path}.{field.name} is null, and was declared NOT NULL")
+            check_required(merged, f"{path}.{field.name}")
+    elif pa.types.is_list(kind) or pa.types.is_map(kind):
+        items = pc.list_flatten(array) if pa.types.is_list(kind) else array.items
+        field = kind.value_field if pa.types.is_list(kind) else kind.item_field
+        if not field.nullable and items.null_count:
+            raise ValueError(f"{path} has an element that is null, and was declared without")
+        check_required(items, f"{path}[]")
+
+
+def has_required(kind: Kind) -> bool:
+    """Whether a part of the type may not be null."""
+    if pa.types.is_struct(kind):
+        return any(not field.nullable or has_required(field.type) for field in kind)
+    if pa.types.is_list(kind):
+        return not kind.value_field.nullable or has_required(kind.value_type)
+    if pa.types.is_map(kind):
+        return not kind.item_field.nullable or has_required(kind.item_type)
+    return False
