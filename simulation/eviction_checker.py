@@ -315,7 +315,9 @@ class EvictionChecker(Checker):
         if now_ms >= kept.heard_ms + kept.session_ms:
             return "it was silent for its session"
         if before is None:
-            return None
+            asked = (kept.called_ms, kept.joined_ms)
+            late = any(since_ms is not None and now_ms >= since_ms + kept.rebalance_ms for since_ms in asked)
+            return "it did not join or synchronize in time, in a consumer group" if late else None
         if before.state is GroupState.PREPARING_REBALANCE and kept.instance_id is None:
             return "it did not join in time" if now_ms >= before.since_ms + kept.rebalance_ms else None
         late = kept.joined_ms is not None and now_ms >= kept.joined_ms + kept.rebalance_ms
