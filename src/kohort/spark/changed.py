@@ -107,9 +107,9 @@ def refuse_passing_over(
             continue
         raise InvalidInputError(
             f"the checkpoint goes on at offset {at} of {tp}, and the group {options.group_id}, which it was not "
-            f"written in, at {one.offset}: the records between them would be passed over. Use a fresh checkpointLocation to "
-            "go on where the group is, or set the group's offsets back (kohort groups reset-offsets), or name the group "
-            "that the checkpoint was written in"
+            f"written in, at {one.offset}: the records between them would be passed over. Use a fresh "
+            "checkpointLocation to go on where the group is, or set the group's offsets back "
+            "(kohort groups reset-offsets), or name the group that the checkpoint was written in"
         )
 
 
