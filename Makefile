@@ -16,7 +16,7 @@ CHURN_ARGS ?=
 BENCH_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo demo test test-cluster check lint types layers sizes docs picture bench bench-against fuzz fuzz-listener simulate churn spark-histories spark-churn suites lock format clean
+.PHONY: help setup setup-demo demo test test-cluster check lint types layers sizes docs picture bench bench-against fuzz fuzz-listener simulate churn spark-histories spark-churn spark-everywhere suites lock format clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -90,6 +90,10 @@ spark-histories: setup ## the Spark source without a JVM, killed at every call: 
 spark-churn: setup ## three Spark applications in a group, one killed, one paused: make spark-churn MINUTES=10
 	@sh tools/preflight.sh java
 	@$(BIN)/python -m tests.spark.histories.real --minutes $(MINUTES) $(HISTORIES_ARGS)
+
+spark-everywhere: setup ## one program in every place: local-cluster, standalone, Connect, TLS, PySpark 4.2 and 4.3
+	@sh tools/preflight.sh java
+	@KOHORT_EVERYWHERE=1 $(BIN)/python -m pytest tests/spark/everywhere $(PYTEST_ARGS)
 
 suites: setup ## tests that other projects wrote for their clients, against our broker: make suites SUITES=franz-go
 	@$(BIN)/python -m tests.peers.suites $(SUITES)

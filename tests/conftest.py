@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -9,12 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from kohort import Broker
+from kohort import Admin, Broker
+from kohort.client.admin.values import ScramCredential
 from kohort.errors import NotFoundError
 from kohort.zookeeper import ZooKeeper
 from tests.support.apache_kafka import ApacheKafka, KafkaTools
 from tests.support.maven import MavenUnavailable
 from tests.support.processes import KOHORT, Start
+from tests.support.secured_kafka import SecuredKafka, make_certificates
 
 
 def pytest_configure() -> None:
@@ -31,6 +34,27 @@ def apache_kafka() -> Iterator[ApacheKafka]:
     except MavenUnavailable as error:
         pytest.skip(f"Apache Kafka can't run here: {error}")
     with kafka:
+        yield kafka
+
+
+@pytest.fixture(scope="session")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredKafka]:
+    """Apache Kafka with TLS, SASL and access rules; alice has SCRAM credentials too."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed")
+    certificates = tmp_path_factory.mktemp("tls")
+    make_certificates(certificates)
+    try:
+        kafka = SecuredKafka(certificates)
+    except MavenUnavailable as error:
+        pytest.skip(f"Apache Kafka can't run here: {error}")
+    with kafka:
+        with Admin(kafka.bootstrap_servers) as admin:
+            for credential in (
+                ScramCredential("alice", "secret", "SCRAM-SHA-256"),
+                ScramCredential("alice", "secret", "SCRAM-SHA-512"),
+            ):
+                admin.alter_user_scram_credentials([credential]).all()
         yield kafka
 
 

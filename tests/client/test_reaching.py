@@ -19,6 +19,7 @@ from kohort import Admin, AsyncAdmin, Broker, Consumer, Producer, TopicPartition
 from kohort.broker.embedded import FaultHandle
 from kohort.broker.net.fault import Fault
 from kohort.client.net.contact import reach
+from kohort.client.net.reaching import explained
 from kohort.client.net.thread_driver import ThreadClient
 from kohort.client.settings import ConnectionConfig, client_config
 from kohort.errors import ErrorCode, KafkaError, TimedOutError
@@ -362,3 +363,14 @@ def test_of_the_brokers_that_a_cluster_names_one_that_answers_is_enough() -> Non
     world.handlers["Metadata"] = lambda message, version: PARK
     with pytest.raises(TimedOutError, match="gave up after 1000 ms"):
         world.call(reach(world.cluster, 1_000))
+
+
+def test_a_broker_that_hangs_up_at_the_login_is_not_said_to_lack_tls() -> None:
+    """It has answered over TLS by then; what the login was refused for is told as it is."""
+    settings = {"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", "sasl.username": "a", "sasl.password": "b"}
+    config = client_config(ConnectionConfig, NOBODY, settings)
+    closed = "the broker closed the connection"
+    assert "does the broker speak TLS there?" in explained(closed, config, connected=True)
+    assert explained(closed, config, connected=True, greeted=True) == f"{closed} during the login (PLAIN)"
+    refused = "127.0.0.1:1 refused PLAIN of user 'a'"
+    assert explained(refused, config, connected=True, greeted=True) == refused

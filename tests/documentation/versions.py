@@ -56,7 +56,7 @@ def table() -> str:
     rows = {
         "Python": f"{_pythons()} on Linux; newer ones are accepted, and not tried yet",
         "PySpark": f"{_pinned('pyspark')} with Java {JAVA_VERSION_MIN}; "
-        f"{_oldest('pyspark')} is the oldest that has what the source needs",
+        f"{_oldest('pyspark')} is the oldest that has what the source needs, and is tried too",
         "Arrow": f"pyarrow {_pinned('pyarrow')}",
         "Apache Kafka as the cluster": kafka,
         "clients of the broker": ", ".join(clients),

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from pyspark.sql.types import BinaryType, IntegerType, StructField, StructType
-from tests.client.conftest import secured
 from tests.spark.queries import Place, Run, batch_reader, declared, own_signals, place, values_of
 from tests.support.waiting import LAST_RESORT
 
@@ -15,7 +14,7 @@ from kohort import Broker
 from kohort.errors import InvalidInputError, KafkaError, NotAuthorizedError, NotFoundError, TimedOutError
 from kohort.spark.source import KohortDataSource
 
-__all__ = ["own_signals", "place", "secured"]
+__all__ = ["own_signals", "place"]
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.usefixtures("own_signals"), LAST_RESORT]
 
 NOBODY = "127.0.0.1:1"

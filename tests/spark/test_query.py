@@ -380,3 +380,14 @@ def test_a_long_batch_is_warned_of_once_and_where_nothing_is_heard_the_trigger_i
     until(lambda: warning in caplog.messages, "it is said as soon as it is seen")
     assert "trigger" in warning
     assert "trigger" not in long_batch_warning(BOUND_MS, heard=True)
+
+
+def test_the_progress_names_the_group(stage: Stage) -> None:
+    stage.produce(1)
+    query = stage.query()
+    try:
+        until(lambda: query.plan(BatchOffset("q1"), limited=False) is not None, "a batch is planned", STILL_S)
+        report = query.report()
+        assert report is not None and report["group"] == stage.name and set(report["topics"]) == {stage.name}
+    finally:
+        query.close()

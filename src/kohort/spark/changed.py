@@ -108,21 +108,6 @@ def refuse_passing_over(
         raise InvalidInputError(
             f"the checkpoint goes on at offset {at} of {tp}, and the group {options.group_id}, which it was not "
             f"written in, at {one.offset}: the records between them would be passed over. Use a fresh "
-            "checkpointLocation to go on where the group is, or set the group's offsets back "
-            "(kohort groups reset-offsets), or name the group that the checkpoint was written in"
+            "checkpointLocation to go on where the group is, or set the group's offsets back (kohort groups "
+            "reset-offsets), or name the group that the checkpoint was written in"
         )
-
-
-def refuse_beyond(
-    first: Mapping[TopicPartition, int], beginnings: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
-) -> None:
-    """Nothing is claimed for a start that the partition does not reach.
-
-    Raises:
-        InvalidInputError: the options ask for it.
-    """
-    for tp, at in first.items():
-        if at > ends[tp]:
-            raise InvalidInputError(
-                f"startingOffsets asks for offset {at} of {tp}, which holds offsets {beginnings[tp]} to {ends[tp]}"
-            )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from kohort.errors import CommitFailedError, KafkaError, NotFoundError, TimedOutError
@@ -13,12 +13,13 @@ from kohort.ids import TopicId, TopicPartition
 from kohort.spark.admission import BytesSeen, fair_shares, limit_by_bytes
 from kohort.spark.batch_offset import BatchOffset, Committed, Reached, Span, resume_at
 from kohort.spark.catalog import Catalog, starting_bound
-from kohort.spark.changed import refuse_beyond, refuse_passing_over, take_over
+from kohort.spark.changed import refuse_passing_over, take_over
 from kohort.spark.data_loss import lose
 from kohort.spark.incarnations import Incarnations
 from kohort.spark.lag_report import lag_report
 from kohort.spark.options import SourceOptions, duration_ms
 from kohort.spark.query_member import Held, Maker, Membership, OffsetKeeper, Place, given_away
+from kohort.spark.starting import first_positions, refuse_beyond, within
 
 log = logging.getLogger("kohort.spark")
 
@@ -190,7 +191,7 @@ class Query:
             if len(self._ends) == len(held.partitions):
                 break
             self._held = None  # a topic has gone since it was looked at
-        self._positions = self._within(self._positions, {}, self._ends)
+        self._positions = within(self._positions, {}, self._ends, self._catalog, self._options)
         available = {tp: max(0, self._limit(tp) - self._positions[tp]) for tp in held.partitions}
         shares = self._admit(available) if limited else available
         if not any(shares.values()) and not self._must_note(start):
@@ -406,12 +407,14 @@ class Query:
                 unknown.append(tp)
             else:
                 positions[tp] = at
-        first = self._first_positions(unknown)
+        first = first_positions(
+            unknown, self._catalog, self._bound, again=self._topics.again, restarted=self._restarted
+        )
         beginnings, ends = self._catalog.beginnings(held.partitions), self._catalog.ends(held.partitions)
         if any(tp not in known for known in (beginnings, ends, positions | first) for tp in held.partitions):
             return False  # a topic has gone since it was looked at
         refuse_beyond(first, beginnings, ends)
-        positions = self._within(positions | first, beginnings, ends)
+        positions = within(positions | first, beginnings, ends, self._catalog, self._options)
         every = self._held is None and self._options.assign is not None  # a group with members refuses it, now
         claims = {tp: at for tp, at in positions.items() if every or not self._claimed(tp, at)}
         if place is not None:
@@ -429,45 +432,6 @@ class Query:
         """Whether the group's offset is this position, under this query's name: so that every owner leaves a trace."""
         found = self._found.get(tp)
         return found is not None and found.offset == position and self._own(tp)
-
-    def _first_positions(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Where partitions start that neither the group nor the checkpoint knows.
-
-        The first that a query gets start where the options say; later ones are new partitions, whose records are all
-        new.
-        """
-        wanted = list(partitions)
-        if not wanted:
-            return {}
-        again = [tp for tp in wanted if tp.topic in self._topics.again]
-        if self._restarted or len(again) == len(wanted):
-            return self._catalog.beginnings(wanted)
-        if again:
-            return self._catalog.beginnings(again) | self._first_positions(set(wanted) - set(again))
-        if self._bound.kind != "committed":
-            return self._catalog.resolve(self._bound, wanted)
-        return self._catalog.without_commit(wanted)
-
-    def _within(
-        self,
-        positions: Mapping[TopicPartition, int],
-        beginnings: Mapping[TopicPartition, int],
-        ends: Mapping[TopicPartition, int],
-    ) -> dict[TopicPartition, int]:
-        """Positions that lie where there are records; others mean that records are gone."""
-        settled = dict(positions)
-        for tp, at in positions.items():
-            if tp not in ends or beginnings.get(tp, 0) <= at <= ends[tp]:
-                continue
-            first = beginnings.get(tp)
-            if first is None:
-                first = self._catalog.beginnings([tp]).get(tp, 0)
-            text = f"{tp} holds offsets {first} to {ends[tp]}, the query was at {at}: records are gone"
-            if self._options.group_id is not None:
-                text = f"{text} (kohort groups reset-offsets sets the group's offset anew while the query is down)"
-            lose(text, f"goes on at {first}", strict=self._options.fail_on_data_loss)
-            settled[tp] = first
-        return settled
 
     def report(self) -> dict[str, Any] | None:
         """Where the query is and how far its partitions go, for the progress that Spark shows."""

@@ -73,7 +73,14 @@ class Channel:
             count -= len(head)
 
     def receive(self) -> Iterator[memoryview]:
-        """Frames that are whole, until the socket has nothing more for now."""
+        """Frames that are whole, until the socket has nothing more for now.
+
+        Never frames and then the end of the connection: what the broker said last is worked on before it is known that
+        the broker has hung up.
+
+        Raises:
+            OSError: the connection has ended.
+        """
         for _ in range(_FRAMES_A_TURN):
             target = self._reader.target()
             try:
@@ -92,8 +99,12 @@ class Channel:
                 yield frame
             if not self._tls and count < len(target) and not self._reader.large:
                 return
-            if whole and not self._tls:
+            if whole and not self._decrypted():
                 return
+
+    def _decrypted(self) -> bool:
+        """Whether bytes wait where the selector does not see them; a record that is not decrypted is in the socket."""
+        return isinstance(self.sock, ssl.SSLSocket) and self.sock.pending() > 0
 
     def close(self) -> None:
         with contextlib.suppress(OSError):

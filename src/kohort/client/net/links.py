@@ -364,7 +364,7 @@ class Links:
             del self._by_lane[link.node, link.lane]
         if failed:
             if not was_ready:
-                reason = explained(reason, self.config, connected=connected)
+                reason = explained(reason, self.config, connected=connected, greeted=bool(link.versions))
             named_by = self._entrance if link.node >= 0 and link.address != self._entrance else None
             self._reaching.failed(link.address, reason, stood=was_ready, named_by=named_by)
             health = self.health(link.address)

@@ -46,14 +46,18 @@ class Reaching:
             log.info("%s is reached again", address)
 
 
-def explained(reason: str, config: ConnectionConfig, *, connected: bool) -> str:
+def explained(reason: str, config: ConnectionConfig, *, connected: bool, greeted: bool = False) -> str:
     """Why a connection did not come up, with what may be behind it where both sides may not speak of the same thing.
 
     Args:
         reason: what the socket said.
         config: the client's.
-        connected: the connection stood, and ended before the broker had said which requests it knows.
+        connected: the connection stood.
+        greeted: the broker had said which requests it knows: what is left is the login.
     """
+    if greeted:
+        hung_up = reason.startswith(("connection reset", "the broker closed"))
+        return f"{reason} during the login ({config.sasl_mechanism})" if hung_up else reason
     if config.uses_tls and reason.startswith(("TLS failed", "connection reset", "the broker closed")):
         return f"{reason} (security.protocol is {config.security_protocol}: does the broker speak TLS there?)"
     if connected and not config.uses_tls and reason.startswith(("connection reset", "the broker closed")):
