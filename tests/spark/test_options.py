@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from kohort.errors import InvalidInputError
 from kohort.ids import TopicPartition
 from kohort.spark.options import duration_ms, numbers_of_json, parse_options, partitions_of_json
 from kohort.spark.schema import arrow_schema, columns_of, spark_schema
+from kohort.spark.source import KohortDataSource
 
 LEAST = {"kafka.bootstrap.servers": "127.0.0.1:9092", "subscribe": "flights"}
 
@@ -92,3 +94,24 @@ def test_columns_come_in_the_order_asked_for() -> None:
     assert arrow_schema(names).names == ["value", "rangeStart"]
     with pytest.raises(InvalidInputError, match="unknown column"):
         columns_of(parse_options({**LEAST, "columns": "values"}))
+
+
+def test_what_tunes_sparks_own_source_is_taken_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    tuned = {
+        "kafkaConsumer.pollTimeoutMs": "512",
+        "fetchoffset.numretries": "3",
+        "fetchOffset.retryIntervalMs": "10",
+        "groupIdPrefix": "spark",
+        "kafka.max.poll.records": "20000",
+        "kafka.receive.buffer.bytes": "1048576",
+    }
+    source = KohortDataSource({**LEAST, **tuned})
+    source.schema()
+    source.reader(from_arrow_schema(arrow_schema(columns_of(parse_options({**LEAST, **tuned})))))
+    (text,) = [one.getMessage() for one in caplog.records]
+    assert "kafkaConsumer.pollTimeoutMs, fetchOffset.numRetries, fetchOffset.retryIntervalMs, groupIdPrefix" in text
+    assert "kafka.max.poll.records: options" in text and "receive.buffer" not in text
+    KohortDataSource(LEAST).schema()
+    assert len(caplog.records) == 1
+    with pytest.raises(InvalidInputError, match=r"unknown option fetchOffset\.retries; did you mean"):
+        parse_options({**LEAST, "fetchOffset.retries": "3"})

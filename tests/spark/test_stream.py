@@ -232,3 +232,24 @@ def test_an_unknown_topic_fails_the_query_with_its_name(run: Callable[..., Any],
     query = run(Sink(), trigger=NOW, subscribe="no-such-topic")
     with pytest.raises(Exception, match="no topic no-such-topic"):
         stage.finished(query)
+
+
+def test_a_second_sink_of_one_data_frame_is_refused_and_the_first_goes_on(spark: Any, stage: Stage) -> None:
+    stage.produce(40)
+    frame = spark.readStream.format("kohort").options(**stage.options()).load()
+    sinks, queries = (Sink(), Sink()), []
+    stage.signs["batches"] = lambda: [len(sink.every) for sink in sinks]
+    try:
+        for number, sink in enumerate(sinks):
+            writer = frame.writeStream.foreachBatch(sink).trigger(processingTime="200 milliseconds")
+            queries.append(writer.option("checkpointLocation", str(stage.folder / f"checkpoint-{number}")).start())
+            if number == 0:
+                stage.until(lambda: stage.lag() == 0, "the first has read all")
+        with pytest.raises(Exception, match=r"another query reads this same load\(\) already"):
+            stage.finished(queries[1])
+        stage.produce(40)
+        stage.until(lambda: sinks[0].values() == list(range(80)), "the first reads on, alone")
+        assert sinks[1].every == []
+    finally:
+        for query in queries:
+            query.stop()

@@ -59,7 +59,13 @@ class ConnectionSettings(TypedDict, total=False):
     """Encryption and authentication. Default: 'PLAINTEXT' (PLAINTEXT, SSL, SASL_PLAINTEXT, SASL_SSL)."""
 
     ssl_ca_location: str | None
-    """PEM file of the authorities trusted; None: the system's. Default: None."""
+    """File of the authorities trusted: PEM, or a JKS or PKCS12 trust store; None: the system's. Default: None."""
+
+    ssl_truststore_password: str | None
+    """Of a JKS (None: not checked for changes) or PKCS12 trust store. Default: None."""
+
+    ssl_truststore_type: str | None
+    """As Java's clients have it; a file's own first bytes tell what it is. Default: None (PEM, JKS, PKCS12)."""
 
     ssl_certificate_location: str | None
     """PEM file of the client's certificate, for mutual TLS. Default: None."""

@@ -120,7 +120,16 @@ class ConnectionConfig:
         None,
         aliases=("ssl.truststore.location",),
         elsewhere=("ssl_cafile",),
-        why="PEM file of the authorities trusted; None: the system's",
+        why="file of the authorities trusted: PEM, or a JKS or PKCS12 trust store; None: the system's",
+    )
+    ssl_truststore_password: str | None = knob(
+        "ssl.truststore.password", None, why="of a JKS (None: not checked for changes) or PKCS12 trust store"
+    )
+    ssl_truststore_type: str | None = knob(
+        "ssl.truststore.type",
+        None,
+        choices=("PEM", "JKS", "PKCS12"),
+        why="as Java's clients have it; a file's own first bytes tell what it is",
     )
     ssl_certificate_location: str | None = knob(
         "ssl.certificate.location",
@@ -170,7 +179,7 @@ class ConnectionConfig:
         return self.security_protocol.startswith("SASL")
 
     def __repr__(self) -> str:
-        hidden = ("sasl_password", "ssl_key_password", "sasl_jaas_config")
+        hidden = ("sasl_password", "ssl_key_password", "ssl_truststore_password", "sasl_jaas_config")
         shown = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in hidden}
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 

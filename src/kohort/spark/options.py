@@ -24,6 +24,19 @@ STREAM_ONLY = (
     "maxTriggerDelay",
     "maxBytesPerTrigger",
 )
+OF_SPARKS_OWN = {
+    name.lower(): name
+    for name in (
+        "kafkaConsumer.pollTimeoutMs",
+        "fetchOffset.numRetries",
+        "fetchOffset.retryIntervalMs",
+        "groupIdPrefix",
+    )
+}
+"""Options of Spark's own Kafka source that tune it, by their names in lower case: taken, so that a query can be moved
+here as it is, and without effect. Source: Spark's guide to its Kafka integration."""
+_WITHOUT_EFFECT = ("max.poll.records",)
+"""Settings of a Kafka consumer that bound what one poll returns: there are no polls here."""
 BATCH_ONLY = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 
 EARLIEST = -2
@@ -173,11 +186,26 @@ def parse_options(raw: Mapping[str, str], *, streaming: bool | None = None) -> S
         InvalidInputError: a name that no option has (naming the nearest), a value out of range, no bootstrap servers,
             or not exactly one way to choose topics.
     """
-    own, kafka = by_kind(raw, SourceOptions)
+    own, kafka = by_kind(raw, SourceOptions, OF_SPARKS_OWN)
     options = from_properties(SourceOptions, own)
     options.kafka.update(kafka)
     _check(options, own, streaming)
     return options
+
+
+def without_effect(raw: Mapping[str, str]) -> str:
+    """What to tell of options that are taken and do nothing; empty when there are none."""
+    lower = {name.lower() for name in raw}
+    found = [name for known, name in OF_SPARKS_OWN.items() if known in lower]
+    found += [KAFKA_PREFIX + name for name in _WITHOUT_EFFECT if KAFKA_PREFIX + name in lower]
+    if not found:
+        return ""
+    text = f"{', '.join(found)}: options that tune Spark's own Kafka source, without effect here"
+    if "groupIdPrefix" in found:
+        text += "; a query is in the group of group.id, or in none"
+    if "kafka.max.poll.records" in found:
+        text += "; maxOffsetsPerTrigger bounds a batch, maxRecordsPerPartition a task"
+    return text
 
 
 def by_kind(

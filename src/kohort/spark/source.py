@@ -9,6 +9,7 @@ the first method is called in the process that drives the query.
 from __future__ import annotations
 
 import json
+import logging
 import uuid
 from collections.abc import Iterator, MutableMapping
 from typing import Any, ClassVar, SupportsIndex
@@ -39,7 +40,7 @@ from kohort.spark.batch_spans import batch_spans
 from kohort.spark.catalog import Catalog, client_settings, ending_bound, starting_bound
 from kohort.spark.channel import Contact
 from kohort.spark.hearing import Hearing
-from kohort.spark.options import SourceOptions, parse_options
+from kohort.spark.options import SourceOptions, parse_options, without_effect
 from kohort.spark.process import Ending, ParentWatch
 from kohort.spark.query import Query
 from kohort.spark.reading import Reading
@@ -53,6 +54,8 @@ from kohort.spark.tasks import ReadTask, cut
 from kohort.spark.values.declared import check_function, declare
 from kohort.spark.values.decoding import Values
 from kohort.spark.writing import Writing
+
+log = logging.getLogger("kohort.spark")
 
 ANOTHER_SCHEMA = ", choose columns by the option columns, and cast what you need otherwise"
 """What to do in place of a schema by hand."""
@@ -100,6 +103,9 @@ class KohortDataSource(DataSource):
         if is_table(self._raw):
             return table_schema(parse_table_options(self._raw))
         options = self._options()
+        told = without_effect(self._raw)
+        if told:  # here, which every load() comes by once
+            log.warning("%s", told)
         declared = declare(options)
         check_function(options)
         return spark_schema(columns_of(options), "binary" if declared is None else declared.ddl)

@@ -11,6 +11,7 @@ import ssl
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
+from kohort.client.net.truststore import trusted
 from kohort.client.settings import ConnectionConfig
 from kohort.errors import ErrorCode, InvalidInputError, NotAuthorizedError
 
@@ -174,23 +175,48 @@ def fetched_mechanism(config: ConnectionConfig) -> SaslMechanism | None:
 def _credentials(config: ConnectionConfig) -> tuple[str, str]:
     username, password = config.sasl_username, config.sasl_password
     if config.sasl_jaas_config:
-        found = dict(re.findall(r'(\w+)\s*=\s*"((?:[^"\\]|\\.)*)"', config.sasl_jaas_config))
-        username, password = username or found.get("username"), password or found.get("password")
+        found = jaas_options(config.sasl_jaas_config)
+        username = found.get("username") if username is None else username
+        password = found.get("password") if password is None else password
     if username is None or password is None:
         raise InvalidInputError(f"sasl.mechanism={config.sasl_mechanism} needs sasl.username and sasl.password")
     return username, password
+
+
+_JAAS = re.compile(r'(\w+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s";]+))', re.DOTALL)
+
+
+def jaas_options(text: str) -> dict[str, str]:
+    """The options of a login module as Java's clients write it: `…ScramLoginModule required username="a" …;`.
+
+    A value may be without quotes when it has no space; in quotes, a backslash keeps the character after it.
+
+    Raises:
+        InvalidInputError: it is not that.
+    """
+    module, _, rest = text.strip().partition(" ")
+    if not module or "=" in module or not rest.rstrip().endswith(";"):
+        raise InvalidInputError(
+            "sasl.jaas.config must be a login module, `required`, its options and a semicolon, as in "
+            '\'org.apache.kafka.common.security.plain.PlainLoginModule required username="me" password="…";\''
+        )
+    return {
+        name: plain or re.sub(r"\\(.)", r"\1", quoted, flags=re.DOTALL) for name, quoted, plain in _JAAS.findall(rest)
+    }
 
 
 def tls_context(config: ConnectionConfig) -> ssl.SSLContext | None:
     """The TLS context that the configuration asks for; None for plain connections.
 
     Raises:
-        InvalidInputError: a file can't be read or is no certificate or key.
+        InvalidInputError: a file can't be read, is no certificate, store or key, or its password is wrong.
     """
     if not config.uses_tls:
         return None
     try:
-        context = ssl.create_default_context(cafile=config.ssl_ca_location)
+        store = config.ssl_ca_location
+        stored = None if store is None else trusted(store, config.ssl_truststore_password)
+        context = ssl.create_default_context(cafile=store if stored is None else None, cadata=stored)
         if config.ssl_certificate_location:
             context.load_cert_chain(config.ssl_certificate_location, config.ssl_key_location, config.ssl_key_password)
     except (OSError, ssl.SSLError) as error:
