@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable
+from pyspark.sql.types import StructType
 from tests.support.waiting import STILL_S, until
 
 from kohort.client.admin.admin import Admin
@@ -18,7 +20,10 @@ from kohort.client.admin.values import NewTopic
 from kohort.client.producer.producer import Producer
 from kohort.errors import KafkaError
 from kohort.ids import TopicPartition
+from kohort.spark.options import parse_options
+from kohort.spark.schema import arrow_schema, columns_of
 from kohort.spark.source import KohortDataSource
+from kohort.spark.tables import TABLES, is_table, parse_table_options
 
 
 @dataclass
@@ -92,6 +97,14 @@ def own_signals(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kohort.spark.process.Ending.install", lambda ending: None)
 
 
+def declared(source: KohortDataSource) -> StructType:
+    """The schema that Spark hands to a reader, parsed from what the source declares."""
+    raw = source._raw
+    if is_table(raw):
+        return from_arrow_schema(TABLES[parse_table_options(raw).table].arrow)
+    return from_arrow_schema(arrow_schema(columns_of(parse_options(raw))))
+
+
 @dataclass
 class Checkpoint:
     """What outlives a query: the offsets of its batches, and how many of them are finished."""
@@ -111,7 +124,7 @@ class Run:
 
     def __init__(self, options: dict[str, str], checkpoint: Checkpoint | None = None, *, now: bool = False) -> None:
         source = KohortDataSource(options)
-        self.reader: Any = source.streamReader(source.schema())  # type: ignore[arg-type]
+        self.reader: Any = source.streamReader(declared(source))
         self.checkpoint = Checkpoint() if checkpoint is None else checkpoint
         self._initial = ""
         if now:
@@ -167,4 +180,4 @@ def values_of(reader: Any, tasks: list[Any]) -> list[int]:
 
 def batch_reader(options: dict[str, str]) -> Any:
     source = KohortDataSource(options)
-    return source.reader(source.schema())  # type: ignore[arg-type]
+    return source.reader(declared(source))

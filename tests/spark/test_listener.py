@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from tests.spark.conftest import PARTITIONS, Sink, Stage
+from tests.spark.queries import declared
 from tests.support.waiting import LAST_RESORT, TOO_SLOW
 
 from kohort.client.group.member import GroupMember
@@ -77,7 +78,7 @@ def test_the_token_travels_to_the_source_and_not_to_the_workers() -> None:
         source = pickler.loads(pickler.dumps(made))
         assert source.contact == board.contact
         assert source.name() == "kohort" and type(source).__name__ == "KohortDataSource"
-        reader = source.streamReader(source.schema())
+        reader = source.streamReader(declared(source))
         assert isinstance(reader, KohortStreamReader) and reader._contact == board.contact
         for on in (source, reader):
             assert token not in pickler.dumps(on)

@@ -76,3 +76,43 @@ def test_a_second_signal_does_not_interrupt_the_first() -> None:
             time.sleep(0.01)
         out, _ = process.communicate(timeout=100)
     assert (out.strip(), process.returncode) == ("stop", 0)
+
+
+RUNNER = """
+import sys
+from kohort.spark import process
+
+ending = process.Ending()
+ending.install()
+try:
+    try:
+        if sys.argv[1] == "SIGTERM":
+            print("ready", flush=True)
+            sys.stdin.read()
+        raise {"EOF": EOFError, "error": ValueError}[sys.argv[1]]()
+    finally:
+        ending.begin()
+        print("stop")
+        ending.end()
+except BaseException as error:
+    print("the runner tells of", type(error).__name__)
+    sys.exit(-1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("cause", "says", "code"),
+    [("SIGTERM", ["stop"], 0), ("EOF", ["stop"], 0), ("error", ["stop", "the runner tells of ValueError"], 255)],
+)
+def test_a_stop_leaves_no_traceback_and_an_error_does(cause: str, says: list[str], code: int) -> None:
+    """Spark's runner tells the JVM of whatever ends it, also of what ends it by the JVM's wish."""
+    command = [sys.executable, "-c", RUNNER, cause]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        if cause == "SIGTERM":
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=100)
+    assert (out.splitlines(), process.returncode, err) == (says, code, "")

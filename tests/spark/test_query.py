@@ -258,7 +258,8 @@ def test_partitions_that_were_given_away_before_the_word(
         assert stage.committed() == [0] * PARTITIONS
         stage.share(newcomer, 2)
     if then == "fail":
-        with pytest.raises(CommitFailedError, match="onRevocationTimeout=release goes on"):
+        words = r"batch ran for \d+ s, .*max.poll.interval.ms=1500: raise it .*; onRevocationTimeout=release goes on"
+        with pytest.raises(CommitFailedError, match=words):
             query.finish(first)
         return
 
@@ -267,6 +268,31 @@ def test_partitions_that_were_given_away_before_the_word(
         return stage.committed() == [10] * PARTITIONS
 
     until(claimed, "nobody committed meanwhile: what its sink has it claims with the partitions", STILL_S)
+
+
+@pytest.mark.parametrize(
+    ("by", "words"),
+    [
+        ("another of its instance id", "give each query one of its own"),
+        ("an administrator", "or the member was removed"),
+    ],
+)
+def test_partitions_that_were_taken_away_are_told_with_their_cause(
+    stage: Stage, closing: Callable[[Query], Query], by: str, words: str
+) -> None:
+    stage.produce(10)
+    static = {"kafka.group.instance.id": "one"} if by == "another of its instance id" else {}
+    query = closing(stage.query(**static))
+    first = trigger(query, BatchOffset("q1"))
+    if static:
+        with stage.member(group_instance_id="one") as other:
+            until(lambda: other.owns() and other.assignment().partitions != (), "it has taken over", STILL_S)
+            with pytest.raises(CommitFailedError, match=words):
+                query.finish(first)
+        return
+    stage.admin.remove_members_from_consumer_group(stage.name).all()
+    with pytest.raises(CommitFailedError, match=words):
+        query.finish(first)
 
 
 @pytest.mark.parametrize("by", ["trigger", "close"])

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tests.spark.conftest import Stage
+from tests.spark.queries import declared
 from tests.support.waiting import LAST_RESORT
 
 from kohort import Admin, Consumer, Producer, TopicPartition
@@ -158,7 +159,7 @@ def test_options_that_can_not_be(more: dict[str, str], words: str) -> None:
 def test_a_stream_of_a_table_is_refused() -> None:
     source = KohortDataSource({"table": "lag", "kafka.bootstrap.servers": "127.0.0.1:1"})
     with pytest.raises(InvalidInputError, match=r"read by spark\.read"):
-        source.streamReader(None)  # type: ignore[arg-type]
+        source.streamReader(declared(source)).initialOffset()
 
 
 @pytest.mark.spark

@@ -42,6 +42,7 @@ class BatchOffset:
         generation: of the group when the batch was planned; -1 without a group.
         spans: by partition; a partition that was held but had nothing to read has an empty one.
         ids: of the spans' topics; without those that are not known, as with brokers that have no topic ids.
+        group: whose member planned it; empty without a group, None where it is not known, as before this was kept.
     """
 
     query: str
@@ -49,6 +50,7 @@ class BatchOffset:
     generation: int = -1
     spans: Mapping[TopicPartition, Span] = field(default_factory=dict)
     ids: Mapping[str, TopicId] = field(default_factory=dict)
+    group: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON with keys in one stable order: Spark compares offsets as text."""
@@ -66,7 +68,7 @@ class BatchOffset:
             "generation": self.generation,
             "topics": topics,
             "ids": {topic: str(self.ids[topic]) for topic in topics if topic in self.ids},
-        }
+        } | ({} if self.group is None else {"group": self.group})
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> BatchOffset:
@@ -92,7 +94,7 @@ class BatchOffset:
             for number, span in numbers.items()
         }
         ids = {topic: UUID(text) for topic, text in found.get("ids", {}).items()}
-        return cls(found["query"], int(found["batch"]), int(found["generation"]), spans, ids)
+        return cls(found["query"], int(found["batch"]), int(found["generation"]), spans, ids, found.get("group"))
 
     def of(self, spans: Mapping[TopicPartition, Span]) -> BatchOffset:
         """The same batch with other spans."""

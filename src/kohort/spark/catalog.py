@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -15,8 +16,13 @@ from kohort.spark.batch_offset import Stamp
 from kohort.spark.data_loss import lose
 from kohort.spark.options import EARLIEST, LATEST, SourceOptions, numbers_of_json
 
+log = logging.getLogger("kohort.spark")
+
 SAMPLE_RECORDS = 256
 """How many records are looked at to learn their size."""
+REACH_MS = 10_000
+"""How long a read tries to reach a broker before it fails: wrong addresses and wrong security settings are found when
+it starts. What has been reached once is waited for as long as `default.api.timeout.ms` says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +116,32 @@ class Present:
         return {tp.topic for tp in self.partitions}
 
 
-class Catalog:
-    """Asks the cluster; for one thread. Connects with the first question."""
+def reach_soon(reader: RangeReader) -> None:
+    """Have a connection to a broker.
 
-    def __init__(self, options: SourceOptions) -> None:
-        self._options = options
-        self._reader = RangeReader(options.bootstrap_servers, columns=("key", "value"), **client_settings(options))
+    Raises:
+        TimedOutError: none could be had within `REACH_MS`; names addresses and causes.
+        KafkaError: the login was refused, at once.
+    """
+    reader.reach(min(REACH_MS, reader.config.default_api_timeout_ms))
+
+
+class Catalog:
+    """Asks the cluster; for one thread. Connects with the first question, which fails soon if no broker is there."""
+
+    def __init__(self, options: SourceOptions, *, streaming: bool = True) -> None:
+        """Not connected yet; a batch read of nothing is an error, a stream may wait for topics."""
+        self._options, self._streaming, self._warned = options, streaming, False
+        self._client = RangeReader(options.bootstrap_servers, columns=("key", "value"), **client_settings(options))
+        self._reached = False
+
+    @property
+    def _reader(self) -> RangeReader:
+        """What asks, once a broker has been reached."""
+        if not self._reached:
+            reach_soon(self._client)
+            self._reached = True
+        return self._client
 
     def present(self, topics: Iterable[str]) -> Present:
         """What there is of some topics, at once also where there is nothing.
@@ -136,7 +162,8 @@ class Catalog:
             known: topics that have existed, of which what is gone is left out; None: all.
 
         Raises:
-            NotFoundError: a topic, or a partition named by `assign`, does not exist.
+            NotFoundError: a topic, or a partition named by `assign`, does not exist; in a batch read also where no
+                topic matches the pattern.
         """
         options = self._options
         wanted = options.assigned()
@@ -145,6 +172,8 @@ class Catalog:
         elif options.subscribe_pattern is not None:
             matches = re.compile(options.subscribe_pattern).fullmatch
             topics = [topic for topic in self._reader.topics() if matches(topic)]
+            if not topics:
+                self._no_match()
         else:
             topics = sorted(set(options.subscribe or ()))
         found = self.present(topics)
@@ -157,6 +186,15 @@ class Catalog:
         if absent:
             raise NotFoundError(f"assign names partitions that do not exist: {', '.join(map(str, absent))}")
         return sorted(found.partitions.intersection(wanted) if wanted else found.partitions)
+
+    def _no_match(self) -> None:
+        options = self._options
+        text = f"no topic at {options.bootstrap_servers} matches subscribePattern={options.subscribe_pattern}"
+        if not self._streaming:
+            raise NotFoundError(f"{text}: the whole of its name must, as with flights.*")
+        if not self._warned:
+            log.warning("%s yet: the query waits for one", text)
+        self._warned = True
 
     def beginnings(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """The first offset of each partition that exists."""
@@ -256,4 +294,4 @@ class Catalog:
         return max(1.0, size / rows) if rows else 1.0
 
     def close(self) -> None:
-        self._reader.close()
+        self._client.close()

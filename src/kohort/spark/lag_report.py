@@ -9,7 +9,10 @@ from kohort.ids import TopicPartition
 
 
 def lag_report(
-    positions: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int], generation: int
+    positions: Mapping[TopicPartition, int],
+    ends: Mapping[TopicPartition, int],
+    generation: int,
+    group: str | None = None,
 ) -> dict[str, Any]:
     """Where a query is and how far its partitions go, as plain JSON.
 
@@ -17,6 +20,7 @@ def lag_report(
         positions: next offsets to read; a partition without one has nothing to read.
         ends: of the partitions held.
         generation: of the group; -1 without one.
+        group: its name; None without one.
     """
     topics: dict[str, dict[str, dict[str, int]]] = {}
     for tp in sorted(ends):
@@ -27,4 +31,4 @@ def lag_report(
             "lag": max(0, ends[tp] - position),
         }
     lag = sum(one["lag"] for numbers in topics.values() for one in numbers.values())
-    return {"generation": generation, "lag": lag, "topics": topics}
+    return {"group": group, "generation": generation, "lag": lag, "topics": topics}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -232,6 +233,16 @@ def _check(options: SourceOptions, given: Mapping[str, str], streaming: bool | N
         if name in given:
             kind = "a batch read" if streaming else "a streaming read"
             raise InvalidInputError(f"the option {name} belongs to {kind}")
+    if options.group_protocol == "push":
+        raise InvalidInputError("group.protocol=push is not there yet: use consumer, or classic, which is the default")
+    if options.subscribe_pattern is not None:
+        try:
+            re.compile(options.subscribe_pattern)
+        except re.error as error:
+            raise InvalidInputError(
+                f"subscribePattern is no regular expression: {error}, in {options.subscribe_pattern!r}; a topic is "
+                "read if the whole of its name matches, as with flights.*"
+            ) from None
     options.assigned()
 
 

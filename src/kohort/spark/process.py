@@ -7,6 +7,8 @@ times out.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import signal
 import sys
@@ -35,6 +37,7 @@ class Ending:
     def __init__(self) -> None:
         self._begun = threading.Event()
         self._raises = True
+        self._told = False
 
     def install(self) -> None:
         """Take SIGTERM. Only in a main thread."""
@@ -45,11 +48,25 @@ class Ending:
         """The reader's `stop` runs: nothing interrupts it."""
         self._begun.set()
 
+    def end(self) -> None:
+        """The reader's `stop` is done: end the process here if its end is Spark's wish.
+
+        Spark's runner would tell the JVM of the SystemExit, or write to a connection that the JVM has closed, and the
+        log would have the traceback. Does nothing where an error is on its way to the query.
+        """
+        if not self._told and sys.exc_info()[0] is not EOFError:  # neither SIGTERM nor the connection's end
+            return
+        logging.shutdown()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(0)
+
     def _exit(self, _number: int, _frame: FrameType | None) -> None:
         """Spark's signal can come twice; the second does not interrupt what the first began."""
         if self._begun.is_set() or not self._raises:
             return
-        self._raises = False
+        self._raises, self._told = False, True
         threading.Thread(target=self._insist, name="kohort-ending", daemon=True).start()
         sys.exit(0)
 

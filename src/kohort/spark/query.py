@@ -13,6 +13,7 @@ from kohort.ids import TopicId, TopicPartition
 from kohort.spark.admission import BytesSeen, fair_shares, limit_by_bytes
 from kohort.spark.batch_offset import BatchOffset, Committed, Reached, Span, resume_at
 from kohort.spark.catalog import Catalog, starting_bound
+from kohort.spark.changed import refuse_passing_over, take_over
 from kohort.spark.data_loss import lose
 from kohort.spark.incarnations import Incarnations
 from kohort.spark.lag_report import lag_report
@@ -70,6 +71,7 @@ class Query:
         self._refreshed_at = 0.0
         self._found: Mapping[TopicPartition, Committed | None] = {}
         self._topics = Incarnations(self._catalog, strict=options.fail_on_data_loss)
+        self._brought: dict[TopicPartition, int] = {}  # by the checkpoint, from another group
         self._resumed = False  # what the checkpoint says is known
         self._restarted = False  # or has had partitions: what is unknown from then on is new
         self._every: list[TopicPartition] = []
@@ -139,10 +141,11 @@ class Query:
             self._place.end()
         self._running = None
 
-    def _resume(self, start: BatchOffset) -> None:
-        """Take over what the checkpoint says, once."""
+    def _resume(self, start: BatchOffset, planned: BatchOffset | None = None) -> None:
+        """Take over what the checkpoint says, once; `planned` was not finished."""
         if self._resumed:
             return
+        self._brought = take_over(self._options, start, planned)
         self._resumed = self._restarted = True
         self._done.update(start.reached())
         self._topics.remember(start)
@@ -197,7 +200,8 @@ class Query:
             return None
         spans = {tp: Span(self._positions[tp], self._positions[tp] + shares[tp]) for tp in held.partitions}
         self._positions.update({tp: span.end for tp, span in spans.items()})
-        planned = BatchOffset(self.identity, start.batch + 1, held.generation, spans, self._topics.of(spans))
+        group = self._options.group_id or ""
+        planned = BatchOffset(self.identity, start.batch + 1, held.generation, spans, self._topics.of(spans), group)
         self._planned_at = time.monotonic()
         self._begin_running(planned, planned)
         return planned
@@ -243,7 +247,7 @@ class Query:
                 return running
             self._running = None
         self.identity, self._batch = planned.query, start.batch
-        self._resume(start)
+        self._resume(start, planned)
         another = self._topics.remember(planned)
         for tp in [tp for tp in self._done if tp.topic in another]:
             del self._done[tp]  # where the batch before ended is an offset of the earlier topic
@@ -269,7 +273,7 @@ class Query:
         released = sorted(set(readable.spans) - set(kept))
         if released:
             log.warning("batch %s: left to the group: %s", planned.batch, ", ".join(map(str, released)))
-        return BatchOffset(self.identity, planned.batch, planned.generation, kept, ids)
+        return BatchOffset(self.identity, planned.batch, planned.generation, kept, ids, planned.group)
 
     def _readable(self, planned: BatchOffset) -> dict[TopicPartition, Span]:
         """The spans of a batch of an earlier run that there is still something of."""
@@ -391,6 +395,7 @@ class Query:
         """Find where to go on in each partition, and say so to the group. False: the group has moved on meanwhile."""
         place = self._place
         self._found = self._topics.valid(place.committed(held.partitions)) if place is not None else {}
+        refuse_passing_over(self._options, self.identity, self._brought, self._found)
         known = self._positions if place is None else {}
         positions: dict[TopicPartition, int] = {}
         unknown: list[TopicPartition] = []
@@ -418,6 +423,7 @@ class Query:
             except (CommitFailedError, NotFoundError):
                 return False
         self._positions = positions
+        self._brought.clear()
         self._topics.again -= {tp.topic for tp in positions}
         self._restarted = self._restarted or bool(positions)
         return True
@@ -431,8 +437,8 @@ class Query:
         """Where the query is and how far its partitions go, for the progress that Spark shows."""
         if not self._ends:
             return None
-        lag = lag_report(self._positions, self._ends, self._held.generation if self._held else -1)
-        return {"group": self._options.group_id, **lag}
+        generation = self._held.generation if self._held else -1
+        return lag_report(self._positions, self._ends, generation, self._options.group_id)
 
     def close(self) -> None:
         """Leave the group; a batch that is known to be done, and whose commit was cut off, is committed first."""

@@ -14,7 +14,7 @@ from kohort.client.net.thread_driver import ThreadClient
 from kohort.client.offset_requests import GroupIdentity, commit_offsets, committed_offsets
 from kohort.client.offset_values import OffsetAndMetadata
 from kohort.client.settings import ConsumerConfig, client_config
-from kohort.errors import CommitFailedError, FencedError, InvalidInputError, KafkaError, TimedOutError
+from kohort.errors import CommitFailedError, ErrorCode, FencedError, InvalidInputError, KafkaError, TimedOutError
 from kohort.ids import TopicId, TopicPartition
 from kohort.spark.batch_offset import Committed, Stamp
 from kohort.spark.catalog import client_settings
@@ -109,7 +109,8 @@ class Membership:
         )
         self._lock = threading.Lock()
         self._busy = False
-        self._busy_since = 0.0
+        self._busy_since = self._looked_at = time.monotonic()
+        self._gap_s = 0.0  # the longest that this process did nothing, in the running batch
         self._heard, self._warned = heard, False
         self._failure: Exception | None = None
         self._ended = threading.Event()
@@ -139,14 +140,17 @@ class Membership:
             if assignment.generation != held.generation or not set(held.partitions) <= set(assignment.partitions):
                 return False  # a generation goes on while what it had is given back
             self._busy, self._busy_since = True, time.monotonic()
+            self._gap_s, self._looked_at = 0.0, self._busy_since
             return True
 
     def end(self) -> None:
-        """The batch is over and committed: give up what the group wants back."""
+        """The batch is over and committed: give up what the group wants back.
+
+        What keeps the member out of its group is the planning thread's to hear, here and in the watching thread.
+        """
         with self._lock:
             self._busy = False
-            if self._member.revocation() is not None:
-                self._member.release()
+            self._member.release()
 
     def commit(self, offsets: Mapping[TopicPartition, int], maker: Maker, timeout_ms: float | None = None) -> None:
         """Commit next offsets with their maker's stamp as metadata, and wait.
@@ -161,8 +165,24 @@ class Membership:
                 self._member.commit(
                     maker.stamped(offsets), generation=maker.generation, topic_ids=ids, timeout_ms=timeout_ms
                 )
-        except FencedError as error:
-            raise CommitFailedError(str(error), error.code) from error
+        except (CommitFailedError, FencedError) as error:
+            raise CommitFailedError(f"{error.message}; {self._advice(error)}", error.code) from error
+
+    def _advice(self, error: CommitFailedError | FencedError) -> str:
+        """What to do about partitions that are others' by now, by its cause."""
+        config = self._member.config
+        with self._lock:
+            now = time.monotonic()
+            ran_ms, gap_ms = (now - self._busy_since) * 1000, max(self._gap_s, now - self._looked_at) * 1000
+        if not self._busy:
+            return "the group has moved on"
+        return advice(
+            error,
+            ran_ms,
+            gap_ms,
+            session_ms=config.session_timeout_ms,
+            bound_ms=config.max_poll_interval_ms,
+        )
 
     def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Committed | None]:
         """The group's offsets with their makers."""
@@ -178,12 +198,14 @@ class Membership:
             try:
                 self._member.wait_change(WATCH_MS)
                 with self._lock:
-                    if not self._busy and not self._ended.is_set() and self._member.revocation() is not None:
+                    now = time.monotonic()
+                    self._gap_s, self._looked_at = max(self._gap_s, now - self._looked_at), now
+                    if not self._busy and not self._ended.is_set():
                         self._member.release()
                 self._warn_if_long()
             except Exception as error:
                 if not self._ended.is_set():
-                    log.warning("the membership failed: %s", error, exc_info=not isinstance(error, KafkaError))
+                    log.exception("what watches for revocations has ended")
                     self._failure = error
                 return
 
@@ -198,12 +220,39 @@ class Membership:
         log.warning("%s", long_batch_warning(bound_ms, heard=self._heard()))
 
 
-def given_away(batch: int, error: CommitFailedError) -> str:
-    """What to say of a batch that took longer than a rebalance waits."""
+def advice(error: KafkaError, ran_ms: float, gap_ms: float, *, session_ms: int, bound_ms: int) -> str:
+    """What to do about a batch whose partitions were given to others.
+
+    Args:
+        error: what its commit was answered with.
+        ran_ms: how long the batch ran.
+        gap_ms: the longest time in it that this process did nothing at all.
+        session_ms: after so much silence a member is evicted.
+        bound_ms: so long a rebalance waits for a batch.
+    """
+    if error.code in (ErrorCode.FENCED_INSTANCE_ID, ErrorCode.UNRELEASED_INSTANCE_ID):
+        return "another process joined with its kafka.group.instance.id: give each query one of its own"
+    if gap_ms >= session_ms:
+        return (
+            f"this process stood still for {gap_ms / 1000:.0f} s (the machine was paused, or had no processor or "
+            f"memory to spare), and kafka.session.timeout.ms={session_ms} evicts a member that is silent for longer: "
+            "raise it above such pauses, or end them"
+        )
+    if ran_ms >= bound_ms:
+        return (
+            f"the batch ran for {ran_ms / 1000:.0f} s, a rebalance waits for kafka.max.poll.interval.ms={bound_ms}: "
+            "raise it above the longest batch, or make batches smaller (maxOffsetsPerTrigger)"
+        )
     return (
-        f"batch {batch} could not be committed, its partitions were given to others meanwhile ({error}); "
-        "raise kafka.max.poll.interval.ms above the longest batch or make batches smaller"
+        f"the batch ran for {ran_ms / 1000:.0f} s, less than the {bound_ms / 1000:.0f} s that a rebalance waits: the "
+        f"coordinator did not hear this member for kafka.session.timeout.ms={session_ms} (is the network at fault, or "
+        "the broker?), or the member was removed from the group"
     )
+
+
+def given_away(batch: int, error: CommitFailedError) -> str:
+    """What to say of a batch whose partitions are others' by now."""
+    return f"batch {batch} could not be committed, its partitions were given to others meanwhile: {error.message}"
 
 
 def long_batch_warning(bound_ms: int, *, heard: bool) -> str:

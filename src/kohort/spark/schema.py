@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import cache
 
 import pyarrow as pa
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
 
 from kohort.errors import InvalidInputError
 from kohort.spark.options import SourceOptions
@@ -106,3 +109,27 @@ def arrow_schema(columns: tuple[str, ...], value: pa.DataType = _ARROW["value"])
     """
     types = {**_ARROW, "value": value}
     return pa.schema([pa.field(name, types[name], nullable=True) for name in columns])
+
+
+def refuse_other(given: StructType, declared: pa.Schema, remedy: str, typed: Collection[str] = ()) -> None:
+    """A schema by hand must be the one that the read has without it: Spark would fail with the first record.
+
+    Args:
+        given: what Spark says that the schema is.
+        declared: of the record batches.
+        remedy: what to do instead.
+        typed: columns whose type is the user's to choose.
+
+    Raises:
+        InvalidInputError: names, types, order or nullability differ.
+    """
+    own = from_arrow_schema(declared)
+    if _shape(given, typed) != _shape(own, typed):
+        raise InvalidInputError(
+            f"schema(...) says {given.simpleString()}, and the read gives {own.simpleString()}, each of which may be "
+            f"null: leave schema(...) out{remedy}"
+        )
+
+
+def _shape(schema: StructType, typed: Collection[str]) -> list[tuple[object, ...]]:
+    return [(one.name, None if one.name in typed else one.dataType, one.nullable) for one in schema.fields]

@@ -33,7 +33,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from kohort.client.settings import ConsumerConfig, client_config
-from kohort.errors import InvalidInputError
+from kohort.errors import InvalidInputError, KafkaError
 from kohort.spark.batch_offset import BatchOffset
 from kohort.spark.batch_spans import batch_spans
 from kohort.spark.catalog import Catalog, client_settings, ending_bound, starting_bound
@@ -43,14 +43,19 @@ from kohort.spark.options import SourceOptions, parse_options
 from kohort.spark.process import Ending, ParentWatch
 from kohort.spark.query import Query
 from kohort.spark.reading import Reading
-from kohort.spark.schema import columns_of, spark_schema
+from kohort.spark.refused import RefusedReader
+from kohort.spark.schema import arrow_schema, columns_of, refuse_other, spark_schema
 from kohort.spark.sink import TopicStreamWriter, TopicWriter
 from kohort.spark.sink_options import parse_sink_options
-from kohort.spark.tables import TableReader, is_table, parse_table_options, table_schema
+from kohort.spark.sole import Load, SoleReader
+from kohort.spark.tables import TABLES, TableReader, is_table, parse_table_options, table_schema
 from kohort.spark.tasks import ReadTask, cut
 from kohort.spark.values.declared import check_function, declare
 from kohort.spark.values.decoding import Values
 from kohort.spark.writing import Writing
+
+ANOTHER_SCHEMA = ", choose columns by the option columns, and cast what you need otherwise"
+"""What to do in place of a schema by hand."""
 
 
 class KohortDataSource(DataSource):
@@ -67,6 +72,7 @@ class KohortDataSource(DataSource):
         """Keep the options: only what is asked for next tells whether they are a read's or a write's."""
         super().__init__(options)
         self._raw = dict(options)
+        self._load = Load.of(self._raw)
         self._used = False
 
     @classmethod
@@ -99,20 +105,35 @@ class KohortDataSource(DataSource):
         return spark_schema(columns_of(options), "binary" if declared is None else declared.ddl)
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        """The reader of a batch read or of a table.
+
+        Raises:
+            InvalidInputError: options that can't be, or a schema by hand that is another.
+        """
         self._used = True
         if is_table(self._raw):
-            return TableReader(parse_table_options(self._raw))
+            table = parse_table_options(self._raw)
+            refuse_other(schema, TABLES[table.table].arrow, "")
+            return TableReader(table)
         options = self._options(streaming=False)
         columns = columns_of(options)
         return KohortReader(options, columns, _values(options, schema, columns))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """The reader of a query; one that can't be says why when Spark first calls it."""
+        self._used = True
+        try:
+            return self._stream_reader(schema)
+        except KafkaError as error:
+            return RefusedReader(error)
+
+    def _stream_reader(self, schema: StructType) -> KohortStreamReader:
         if is_table(self._raw):
             raise InvalidInputError("a table is read by spark.read, each time anew; a stream of it is not there")
-        self._used = True
         options = self._options(streaming=True)
         columns = columns_of(options)
-        return KohortStreamReader(options, columns, self.contact, _values(options, schema, columns))
+        values = _values(options, schema, columns)
+        return KohortStreamReader(options, columns, self.contact, values, load=self._load)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         """The sink of `df.write`.
@@ -141,8 +162,15 @@ class KohortDataSource(DataSource):
 
 
 def _values(options: SourceOptions, schema: StructType, columns: tuple[str, ...]) -> Values | None:
+    """The declared type of values; the schema is checked.
+
+    Raises:
+        InvalidInputError: a schema by hand that is another than the read's own.
+    """
     declared = declare(options)
-    return None if declared is None else declared.values(schema, columns)
+    values = None if declared is None else declared.values(schema, columns)
+    refuse_other(schema, arrow_schema(columns), ANOTHER_SCHEMA, () if declared is None else ("value",))
+    return values
 
 
 def _reading(options: SourceOptions, columns: tuple[str, ...], values: Values | None) -> Reading:
@@ -162,6 +190,8 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         columns: tuple[str, ...],
         contact: Contact | None = None,
         values: Values | None = None,
+        *,
+        load: Load,
     ) -> None:
         """Nothing is connected.
 
@@ -170,9 +200,12 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             columns: to hand over.
             contact: of the application; None where it can't be reached.
             values: the declared type of values; None: they stay bytes.
+            load: the `load()` that the query reads.
         """
         starting_bound(options, streaming=True)
         self._options = options
+        self._load = load
+        self._sole: SoleReader | None = None
         self._reading = _reading(options, columns, values)
         self._identity = ""
         self._query: Query | None = None
@@ -182,7 +215,8 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._hearing: Hearing | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_query": None, "_watch": None, "_ending": None, "_contact": None, "_hearing": None}
+        own = ("_query", "_watch", "_ending", "_contact", "_hearing", "_sole")
+        return {**self.__dict__, **dict.fromkeys(own)}
 
     def _driver(self, identity: str | None = None) -> Query:
         """The query's state, made with the first call: only one of the processes that build this object drives."""
@@ -191,6 +225,7 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._ending.install()
             self._watch = ParentWatch()
             self._watch.start()
+            self._claim()
             if self._contact is not None:
                 self._hearing = Hearing(self._contact, self.sink_done)
             hearing = self._hearing
@@ -202,6 +237,17 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if self._hearing is not None:
                 self._hearing.drives(identity)
         return self._query
+
+    def _claim(self) -> None:
+        """Be the only reader of this `load()`.
+
+        Raises:
+            InvalidInputError: another query is.
+        """
+        group = self._options.group_id
+        if group is not None:
+            self._sole = self._sole or SoleReader()
+            self._sole.claim(self._load, group, ids_tell=self._contact is not None)
 
     def initialOffset(self) -> dict[str, Any]:
         """A query's first offset carries nothing but its identity: where it starts depends on what it will hold."""
@@ -277,8 +323,12 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._query = None
         if query is not None:
             query.close()
+        if self._sole is not None:
+            self._sole.release()
         if self._watch is not None:
             self._watch.end()
+        if self._ending is not None:
+            self._ending.end()
 
 
 class KohortReader(DataSourceReader):
@@ -292,7 +342,7 @@ class KohortReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         """Tasks for everything between the two bounds."""
-        catalog = Catalog(self._options)
+        catalog = Catalog(self._options, streaming=False)
         try:
             batch = batch_spans(catalog, self._starting, self._ending, strict=self._options.fail_on_data_loss)
         finally:

@@ -22,6 +22,7 @@ from kohort.config import did_you_mean, from_properties, knob
 from kohort.errors import ErrorCode, InvalidInputError, NotFoundError
 from kohort.ids import TopicPartition
 from kohort.lag import PartitionLag, group_lag
+from kohort.spark.catalog import reach_soon
 from kohort.spark.options import by_kind
 from kohort.wire.journal import LegacyOffsetCommitKey, OffsetCommitKey, OffsetCommitValue, decode_key, decode_value
 
@@ -112,8 +113,11 @@ class TableReader(DataSourceReader):
 
         Raises:
             NotFoundError: a group of the option group.id is not there; the nearest is named.
+            TimedOutError: no broker could be reached.
         """
         options = self._options
+        with RangeReader(options.bootstrap_servers, **options.settings()) as reader:
+            reach_soon(reader)
         if options.table == "topics":
             return [TablePart()]
         with _admin(options) as admin:

@@ -16,9 +16,9 @@ from typing import Any, Protocol
 import pyarrow as pa
 from pyspark.cloudpickle import dumps, loads
 from pyspark.sql.datasource import InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.streaming.python_streaming_source_runner import READ_LIMIT_REGISTRY
-from pyspark.sql.types import StructType
 from tests.spark.histories.settings import Trigger
 
 from kohort.spark.options import parse_options
@@ -81,7 +81,7 @@ class Execution:
         declared = KohortDataSource(options)
         self._schema = arrow_schema(columns_of(parse_options(options)))
         self._source = dumps(declared)
-        self.reader = loads(self._source).streamReader(StructType([]))
+        self.reader = loads(self._source).streamReader(from_arrow_schema(self._schema))
         self._workers: Any = None
         self._limit: Any = None
         self._batch = self._answered = 0
@@ -151,7 +151,7 @@ class Execution:
         tasks = [dumps(one) for one in self.call("partitions", json.loads(start), json.loads(end))]
         self._tell("tasks", batch=self._batch, called=called, end=json.loads(end))
         if self._workers is None:  # the planning process builds a reader of its own, and workers get a copy of that
-            self._workers = dumps(loads(self._source).streamReader(StructType([])))
+            self._workers = dumps(loads(self._source).streamReader(from_arrow_schema(self._schema)))
         reader = loads(self._workers)
         rows = [batch for task in tasks for batch in self._read(reader, loads(task))]
         self._reach("before the sink")

@@ -14,6 +14,7 @@ from kohort.client.consumer.fetch_request import FETCH_LANE, MOVED, FetchEntry, 
 from kohort.client.consumer.subscription import Position
 from kohort.client.lookups import Lookups
 from kohort.client.net.cluster import Node
+from kohort.client.net.contact import reach
 from kohort.client.net.metadata import TopicInfo
 from kohort.client.net.presence import present_topics
 from kohort.client.net.thread_driver import ThreadClient
@@ -244,6 +245,15 @@ class RangeReader(Lookups):
                 f"{first.offset} to {last.offset}"
             )
         return max(first.offset, offset)
+
+    def reach(self, timeout_ms: float) -> None:
+        """Have a connection to a broker, in bounded time.
+
+        Raises:
+            TimedOutError: none could be had; names addresses and causes.
+            KafkaError: a login was refused, or another thing that trying again does not cure; at once.
+        """
+        self._client.call(reach(self._client.cluster, timeout_ms))
 
     def present_topics(self, topics: Iterable[str]) -> dict[str, TopicInfo]:
         """Those of the topics that exist, asked now, with their ids and partitions; at once, also of those deleted.
