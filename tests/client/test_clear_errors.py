@@ -91,7 +91,7 @@ def test_rights_that_are_missing_are_named(secured: SecuredKafka) -> None:
 
 def test_a_topic_that_is_not_there_is_named(kohort_broker_factory: Callable[..., Broker]) -> None:
     broker = kohort_broker_factory({"auto.create.topics.enable": "false"})
-    with Consumer(broker.bootstrap_servers, default_api_timeout_ms=1500) as consumer:
+    with Consumer(broker.bootstrap_servers, default_api_timeout_ms=4000) as consumer:
         assert consumer.partitions_for_topic("nowhere") == set()
         with pytest.raises(TimedOutError, match="nowhere-0") as caught:
             consumer.end_offsets([TopicPartition("nowhere", 0)])
