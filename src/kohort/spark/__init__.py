@@ -1,12 +1,12 @@
 """PySpark's side: `register(spark)` makes `format("kohort")` known to a session.
 
 A streaming query is a member of its consumer group. `source.py` is what Spark calls; `query.py` decides what a batch
-reads; `query_member.py` keeps the place in the group; `incarnations.py` knows its topics by their ids; `reading.py` is
-all that runs in Spark's workers, and `workers.py` chooses the Python that they run. `listener.py` hears in the
-application when a batch is done; `channel.py` carries that to the source's process, where `hearing.py` takes it.
-`refused.py` says what a query is refused with, `sole.py` keeps two queries from one `load()`, and `changed.py` tells
-what a checkpoint does not go with. `sink.py` has the writers, of which `writing.py` runs in the workers, and
-`tables.py` shows groups, lag and topics.
+reads, `starting.py` where; `query_member.py` keeps the place in the group; `incarnations.py` knows its topics by ids;
+`reading.py` is all that runs in Spark's workers, and `workers.py` chooses the Python that they run. `listener.py`
+hears in the application when a batch is done; `channel.py` carries that to the source's process, where `hearing.py`
+takes it. `refused.py` says what a query is refused with, `sole.py` keeps two queries from one `load()`, and
+`changed.py` tells what a checkpoint does not go with. `sink.py` has the writers, of which `writing.py` runs in the
+workers, and `tables.py` shows groups, lag and topics.
 """
 
 from __future__ import annotations
