@@ -8,9 +8,9 @@ from typing import Any
 import kohort.spark.query as query_module
 import kohort.spark.source as source_module
 from kohort.ids import TopicPartition
-from kohort.spark.batch_offset import BatchOffset, Committed, Reached, Span, Stamp
+from kohort.spark.batch_offset import BatchOffset, Committed, Reached, Span
 from kohort.spark.query import Query
-from kohort.spark.query_member import Held, Membership
+from kohort.spark.query_member import Held, Maker, Membership
 from kohort.spark.tasks import ReadTask
 
 
@@ -21,7 +21,7 @@ def commits_before_the_sink() -> None:
     def planned(self: Query, start: BatchOffset, *, limited: bool) -> BatchOffset | None:
         batch = plan(self, start, limited=limited)
         if batch is not None and self._place is not None:
-            self._place.commit(batch.ends(), Stamp(self.identity, batch.batch), batch.generation)
+            self._place.commit(batch.ends(), Maker(self.identity, batch.batch, batch.generation, batch.ids))
         return batch
 
     Query.plan = planned  # type: ignore[method-assign]
@@ -130,9 +130,9 @@ def commits_nothing() -> None:
     """Finished batches are not told to the group."""
     commit = Membership.commit
 
-    def committed(self: Membership, offsets: Any, stamp: Stamp, generation: int) -> None:
+    def committed(self: Membership, offsets: Any, maker: Maker, timeout_ms: float | None = None) -> None:
         if not self._busy:
-            commit(self, offsets, stamp, generation)
+            commit(self, offsets, maker, timeout_ms)
 
     Membership.commit = committed  # type: ignore[method-assign]
 
@@ -150,16 +150,16 @@ def loses_the_last_task() -> None:
 
 def reads_a_record_too_far() -> None:
     """The next batch begins one record after the end of the one before."""
-    finish = Query.finish
+    end_running = Query._end_running
 
-    def finished(self: Query, start: BatchOffset) -> None:
+    def ended(self: Query, timeout_ms: float | None = None) -> None:
         running = self._running
-        finish(self, start)
+        end_running(self, timeout_ms)
         for tp, span in (running.spans if running is not None else {}).items():
             if span.offsets and self._positions.get(tp) == span.end:
                 self._positions[tp] = span.end + (1 if self._ends.get(tp, 0) > span.end else 0)
 
-    Query.finish = finished  # type: ignore[method-assign]
+    Query._end_running = ended  # type: ignore[method-assign]
 
 
 MUTANTS: dict[Callable[[], None], tuple[str, ...]] = {
