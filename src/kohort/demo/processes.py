@@ -47,10 +47,13 @@ class MemberProcess:
 
     def _read(self) -> None:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if line.startswith(b"{"):
-                self._events.put((self.name, json.loads(line)))
+        assert self._process.stdin is not None
+        with self._process.stdout as said:
+            for line in said:
+                if line.startswith(b"{"):
+                    self._events.put((self.name, json.loads(line)))
         code = self._process.wait()
+        self._process.stdin.close()
         if not self._ending:
             self._events.put((self.name, {"event": "ended", "code": code, "log": self.last_words()}))
 
@@ -82,6 +85,7 @@ class MemberProcess:
             except ProcessLookupError:
                 continue
         self._process.wait()
+        self._reading.join(END_S)
         return len(members)
 
     def ask_to_end(self) -> None:
@@ -92,13 +96,12 @@ class MemberProcess:
 
     def end(self) -> None:
         """Ask it to end, wait, and kill it if that does not help."""
-        if not self.running:
-            return
         self.ask_to_end()
         try:
             self._process.wait(END_S)
         except subprocess.TimeoutExpired:
             self.kill()
+        self._reading.join(END_S)
 
 
 def session_processes(session: int) -> list[int]:
