@@ -9,13 +9,16 @@ from unittest import mock
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from simulation.files import Files, Volume
+from simulation.world import World
 
 from kohort.errors import FencedError, InvalidInputError
 from kohort.groups import records as r
 from kohort.journal import local, sealing
 from kohort.journal.codec import GroupRecordReader, encode
 from kohort.journal.local import LogJournal
-from kohort.log import PartitionLog, compact_now
+from kohort.log import OpenOptions, PartitionLog, compact_now
+from kohort.log.files import FileCache
 from kohort.wire.batch import BatchRecord, build_batch, crc_ok, iter_headers, parse_header
 from kohort.wire.records import read_pairs, read_records
 from tests.log.making import CRASHED, NOW, copy_folder, keyed, small
@@ -264,3 +267,41 @@ def test_a_foreign_record_without_key_is_skipped(log: PartitionLog) -> None:
     log.append(build_batch([BatchRecord(0, NOW, None, b"odd")]), NOW, from_client=False)
     log.append(keyed((b"\x7f\x00odd", b"odd")), NOW, from_client=False)
     assert replayed(log) == []
+
+
+@pytest.mark.parametrize("why", ["the process died", "the flush failed"])
+def test_what_is_served_survives_a_power_loss_where_appends_are_flushed(
+    why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, config = Path("/data/g-0"), small(flush_messages=1)
+    for seed in range(20):
+        volume = Volume(World(seed), "/data")
+        files = Files(volume, lambda: None)
+        log = PartitionLog.open(path, config, OpenOptions(files=FileCache(3, 1, files)))
+        LogJournal(log).append(log.leader_epoch, RECORDS[:2], NOW)
+        with monkeypatch.context() as broken:
+            broken.setattr(files, "fsync", mock.Mock(side_effect=OSError(5, "Input/output error")))
+            with pytest.raises(OSError, match="Input"):
+                LogJournal(log).append(log.leader_epoch, RECORDS[2:4], NOW)
+        if why == "the process died":
+            files.dead = True
+            files = Files(volume, lambda: None)
+            options = OpenOptions(clean=False, files=FileCache(3, 1, files))
+            log = PartitionLog.open(path, config, options)
+        served = [record for some in LogJournal(log).begin(log.leader_epoch + 1) for record in some]
+        assert served == RECORDS[:4]
+        files.dead = True
+        volume.lose_power()
+        options = OpenOptions(clean=False, verified_offset=0, files=FileCache(3, 1, Files(volume, lambda: None)))
+        assert replayed(PartitionLog.open(path, config, options)) == served
+
+
+def test_what_can_not_be_flushed_is_not_served(log: PartitionLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    LogJournal(log).append(0, RECORDS, NOW)
+    again = PartitionLog.open(log.path, small(flush_messages=1), CRASHED)
+    journal = LogJournal(again)
+    with monkeypatch.context() as broken, pytest.raises(OSError, match="Input"):
+        broken.setattr("os.fsync", mock.Mock(side_effect=OSError(5, "Input/output error")))
+        list(journal.begin(1))
+    assert [record for some in journal.begin(2) for record in some] == RECORDS
+    assert again.flushed_offset == again.end_offset

@@ -273,3 +273,26 @@ def test_a_replacement_that_the_disk_refused_is_finished_later(
     log.append(keyed((b"a", b"40")), NOW)
     again = PartitionLog.open(log.path, COMPACT, CRASHED)
     assert records(again) == records(log)
+
+
+def test_an_append_that_is_flushed_puts_compacted_files_in_their_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small(cleanup_policy=("compact",), segment_bytes=800, flush_messages=1)
+    log = PartitionLog.open(tmp_path / "t-0", config)
+    for number in range(30):
+        log.append(keyed((b"k%d" % (number % 3), b"%d" % number * 20)), NOW)
+    log = PartitionLog.open(tmp_path / "t-0", config, CRASHED)
+    real = os.unlink
+
+    def failing(path: str) -> None:
+        if str(path).endswith(".log"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        real(path)
+
+    with monkeypatch.context() as broken, pytest.raises(OSError, match="Input"):
+        broken.setattr(os, "unlink", failing)
+        compact_now(log, NOW)
+    assert log.append(keyed((b"k0", b"new")), NOW).base_offset == 30
+    assert log.flushed_offset == 31
+    assert {key: value for _, key, value in records(log)}[b"k0"] == b"new"

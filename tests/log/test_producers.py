@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -226,3 +227,19 @@ def test_a_producer_can_not_leave_its_transaction(log: PartitionLog) -> None:
     log.append(sent(0, transactional=True), NOW)
     assert refused(log, sent(1)) is ErrorCode.INVALID_TXN_STATE
     assert len(values(log)) == 1
+
+
+def test_a_repeated_batch_is_acknowledged_once_it_is_flushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = PartitionLog.open(tmp_path / "t-0", LogConfig(flush_messages=1))
+    log.append(sent(0), NOW)
+    with monkeypatch.context() as broken:
+        broken.setattr("os.fsync", mock.Mock(side_effect=OSError(5, "Input/output error")))
+        for _ in range(2):
+            with pytest.raises(OSError, match="Input"):
+                log.append(sent(1), NOW)
+    assert log.flushed_offset == 1
+    assert log.append(sent(1), NOW).duplicate
+    assert log.flushed_offset == log.end_offset == 2
+    again = PartitionLog.open(tmp_path / "t-0", LogConfig(flush_messages=1), CRASHED)
+    assert again.append(sent(1), NOW).duplicate
+    assert again.flushed_offset == 2

@@ -60,12 +60,17 @@ class LogJournal:
     def begin(self, term: int, owner: Owner | None = None) -> Iterator[Sequence[Record]]:
         """See `Journal`: FencedError for a term that is over, DamagedError if the log can't be opened.
 
-        No owner is called.
+        No owner is called. When the last records have come, all are as durable as an append is: an earlier end may
+        have left some written and not flushed, which must not be served and then lost.
         """
         del owner
         self._log.check_readable()
         self._log.advance_leader_epoch(term)
-        return self.replay()
+        return self._durable()
+
+    def _durable(self) -> Iterator[Sequence[Record]]:
+        yield from self.replay()
+        self._log.flush_due()
 
     def _check(self, term: int) -> None:
         if term != self._log.leader_epoch:

@@ -49,7 +49,8 @@ class Journal(Protocol):
 
         Returns:
             Every committed record that is still current or not yet compacted away, oldest first, in lists; None:
-            nothing is there yet, and `owner.more` is called when it is worth while to go on.
+            nothing is there yet, and `owner.more` is called when it is worth while to go on. At its end all of them are
+            as durable as an append that returned.
 
         Raises:
             FencedError: a later term has begun. As all errors also raised by the iterator.

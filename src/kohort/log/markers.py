@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from kohort.log.filesystem import ReadBuffer
@@ -63,3 +64,20 @@ def apply_marker(producers: Producers, segment: Segment, marker: Marker, offset:
         still_open = producers.first_open_offset()
         stable = offset + 1 if still_open is None else still_open
         segment.transactions.append(AbortedRange(marker.producer_id, first, offset, stable))
+
+
+def note_batches(
+    producers: Producers, segment: Segment, appended: tuple[ReadBuffer, Sequence[BatchHeader]], offset: int, now_ms: int
+) -> None:
+    """Batches of producers are in `segment` from `offset` on: their bytes, and the headers."""
+    batches, headers = appended
+    at = 0
+    for header in headers:
+        if header.is_control:
+            marker = parse_marker(header, memoryview(batches)[at : at + header.size])
+            if marker is not None:
+                apply_marker(producers, segment, marker, offset, now_ms)
+        elif header.producer_id >= 0:
+            producers.note(header, offset, now_ms)
+        offset += header.last_offset_delta + 1
+        at += header.size

@@ -15,7 +15,7 @@ from kohort.log.config import LogConfig
 from kohort.log.files import FileCache
 from kohort.log.filesystem import ReadBuffer, exists, remove, sync_folder
 from kohort.log.intake import Intake, place, stamp
-from kohort.log.markers import Marker, apply_marker, build_marker, parse_marker
+from kohort.log.markers import Marker, build_marker, note_batches
 from kohort.log.producers import Producers
 from kohort.log.recovery import OpenOptions
 from kohort.log.results import (
@@ -44,7 +44,7 @@ _INT_MAX = 2**31 - 1
 class PartitionLog:
     """Appends and reads whole record batches (v2), which stay opaque.
 
-    A refusal is a `KafkaError`. `OSError`: the disk failed, nothing of that append remains, the partition still serves.
+    A refusal is a `KafkaError`. `OSError`: the disk failed, the partition still serves.
 
     Attributes:
         path: the folder `<topic>-<partition>`, made with the first write.
@@ -198,13 +198,14 @@ class PartitionLog:
             CorruptDataError: CORRUPT_MESSAGE: bad length or CRC.
             InvalidInputError: MESSAGE_TOO_LARGE, INVALID_RECORD, INVALID_TIMESTAMP, UNSUPPORTED_FOR_MESSAGE_FORMAT.
             KafkaError: OUT_OF_ORDER_SEQUENCE_NUMBER, INVALID_PRODUCER_EPOCH, INVALID_TXN_STATE.
-            OSError: the write failed; it was cut off again.
+            OSError: the write failed, and was cut off again; or the flush did, and it is there, not acknowledged.
         """
         headers = self._intake.admit(batches, now_ms) if from_client else self._intake.split(batches)
         produced = headers[0].producer_id >= 0 or len(headers) > 1
         if produced:
             repeated = self.producers.check(headers, sequences=from_client)
             if repeated is not None:
+                self.flush_due()  # as it was first sent that may have failed, or its process died before
                 first, last = repeated.base_offset, repeated.last_offset
                 return AppendResult(first, last, -1, self.log_start_offset, duplicate=True)
         config = self._config
@@ -229,7 +230,7 @@ class PartitionLog:
         active.append(parts, size, headers, end)
         self.end_offset = end
         if produced:
-            self._note_producers(batches, headers, base, now_ms)
+            note_batches(self.producers, self.active, (batches, headers), base, now_ms)
         self._since_snapshot += size
         if self._since_snapshot >= _SNAPSHOT_EVERY_BYTES:
             self._try_snapshot()
@@ -250,18 +251,6 @@ class PartitionLog:
 
     def _refuse(self, code: ErrorCode, text: str) -> Exception:
         return error_for(code, f"{self.path.name}: {text}")
-
-    def _note_producers(self, batches: ReadBuffer, headers: Sequence[BatchHeader], offset: int, now_ms: int) -> None:
-        at = 0
-        for header in headers:
-            if header.is_control:
-                marker = parse_marker(header, memoryview(batches)[at : at + header.size])
-                if marker is not None:
-                    apply_marker(self.producers, self.active, marker, offset, now_ms)
-            elif header.producer_id >= 0:
-                self.producers.note(header, offset, now_ms)
-            offset += header.last_offset_delta + 1
-            at += header.size
 
     def append_marker(self, marker: Marker, now_ms: int) -> AppendResult:
         """Append the control batch that ends a producer's transaction here.
@@ -469,8 +458,14 @@ class PartitionLog:
 
     # -- ending
 
+    def flush_due(self) -> None:
+        """Flush what an append should have flushed: before anybody relies on what an earlier one left."""
+        if self.end_offset - self.flushed_offset >= self._config.flush_messages:
+            self.flush()
+
     def flush(self) -> None:
         """Make everything appended survive a power loss (fsync)."""
+        self.settle()
         for segment in self.segments:
             if segment.end_offset > self.flushed_offset:
                 self._names_new |= segment.sync()

@@ -116,9 +116,14 @@ class TransactionLog:
         self._log(java_hash(transactional_id) % self.partitions).append(bytearray(batch), now_ms, from_client=False)
 
     def read(self) -> Iterator[tuple[str, Transaction | None]]:
-        """Every state written, oldest first; None: the id was forgotten. A partition not served has none."""
+        """Every state written, oldest first; None: the id was forgotten. A partition not served has none.
+
+        Raises:
+            OSError: a state that an earlier end left unflushed can't be made as durable as one that is written.
+        """
         for index in range(self.partitions):
             source = self._log(index)
+            source.flush_due()
             tell_cut_off(source, _id_of, "transactional id")
             found: list[tuple[str, Transaction | None]] = []
             if self._read_partition(source, found) or (self._older_values and source.readable):

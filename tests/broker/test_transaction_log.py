@@ -1,0 +1,32 @@
+"""The transaction coordinator's log: what is read back is as durable as what is written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from kohort.broker.topics import TRANSACTIONS_TOPIC
+from kohort.broker.transactions.log import Status, Transaction, TransactionLog
+from kohort.ids import TopicPartition
+from kohort.log import LogConfig, LogStore
+from tests.log.making import NOW
+
+
+def test_a_state_that_an_earlier_end_left_unflushed_is_flushed_before_it_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = Transaction("x", 7, 0, 60_000, Status.PREPARE_COMMIT)
+    with LogStore(tmp_path, defaults=LogConfig(flush_messages=1)) as store:
+        store.create_topic(TRANSACTIONS_TOPIC, 1)
+        partition = store.partition(TopicPartition(TRANSACTIONS_TOPIC, 0))
+        with monkeypatch.context() as broken:
+            broken.setattr("os.fsync", mock.Mock(side_effect=OSError(5, "Input/output error")))
+            with pytest.raises(OSError, match="Input"):
+                TransactionLog(store).write(state, NOW)
+            with pytest.raises(OSError, match="Input"):
+                list(TransactionLog(store).read())
+        assert partition.flushed_offset == 0
+        assert [(name, found and found.status) for name, found in TransactionLog(store).read()] == [("x", state.status)]
+        assert partition.flushed_offset == partition.end_offset == 1
