@@ -140,6 +140,7 @@ class Disk:
             files=FileCache(self._open_files, 1, files),
             topic_id=TOPIC_ID,
             epoch_without_folder=self._power_losses,
+            persist=self._persist,
         )
         path = FOLDER / str(JOURNAL)
         try:
@@ -152,6 +153,10 @@ class Disk:
         self.log = log
         self.world.after(UPKEEP_MS, partial(self._upkeep, log))
         return log
+
+    def _persist(self) -> None:
+        if self.log is not None and self.files is not None:
+            write_points(FOLDER, [(JOURNAL, self.log)], self.files)
 
     def weather(self) -> None:
         """Have the files fail as often as they are to."""
@@ -195,7 +200,7 @@ class Disk:
                 self._begin(run, log)
         if self.log is log and self.files is not None:
             with contextlib.suppress(OSError):
-                write_points(FOLDER, [(JOURNAL, log)], self.files)
+                self._persist()
 
     def compact(self, share: float) -> None:
         """Compact the log, all of it or only what is in closed segments."""

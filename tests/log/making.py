@@ -11,6 +11,9 @@ from kohort.wire.records import read_records
 NOW = 1_700_000_000_000
 CRASHED = OpenOptions(clean=False)
 POWER_LOST = OpenOptions(clean=False, verified_offset=0)
+"""The machine died, and nothing was known to be on the disk."""
+UNKNOWN = OpenOptions(clean=False, verified_offset=0, synced_unknown=True)
+"""The machine died, and what was known to be on the disk can't be told."""
 
 
 def batch(*values: bytes, at: int = NOW, **facts: object) -> bytes:

@@ -15,7 +15,7 @@ from kohort.ids import TopicPartition
 from kohort.journal.local import LogJournal
 from kohort.log import LogStore
 from kohort.log.check import FolderCheck, Found, Report, locked
-from kohort.log.recovery import ASIDE
+from kohort.log.damage import ASIDE
 from kohort.log.repair import repair
 from kohort.wire.records import read_records
 from tests.log.making import NOW, batch, keyed, values

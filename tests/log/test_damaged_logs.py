@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -12,10 +13,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from kohort.log import LogConfig, OpenOptions, PartitionLog, compact_now
-from kohort.log.damage import Damage, DamagedError
+from kohort.log.damage import ASIDE, Damage, DamagedError
 from kohort.wire.batch import crc_ok, parse_header
 from kohort.wire.records import read_records
-from tests.log.making import CRASHED, NOW, POWER_LOST, batch, copy_folder, keyed, small
+from tests.log.making import CRASHED, NOW, UNKNOWN, batch, copy_folder, keyed, small
 
 FIELDS = {
     "base offset": range(8),
@@ -29,7 +30,7 @@ FIELDS = {
     "producer": range(43, 57),
     "records": range(57, 61),
 }
-OPENINGS = {"closed": OpenOptions(known_end=0), "process died": CRASHED, "machine died": POWER_LOST}
+OPENINGS = {"closed": OpenOptions(known_end=0), "process died": CRASHED, "machine died": UNKNOWN}
 
 
 class Made(NamedTuple):
@@ -192,3 +193,48 @@ def _check(log: PartitionLog, whole: Made, number: int, opening: str, certain: b
     for damage in met:
         assert damage.path.parent == log.path
         assert not any(damage.first_offset <= base < (damage.next_offset or 0) for base, _ in sound)
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    compacted=st.booleans(),
+    number=st.integers(0, 10_000) | st.just(-1),
+    spot=st.integers(0, 60),
+    mask=st.integers(1, 255),
+    verified=st.integers(0, 10_000) | st.just(0),
+)
+def test_a_flipped_byte_in_what_was_not_known_to_be_on_the_disk(
+    made: dict[bool, Made], compacted: bool, number: int, spot: int, mask: int, verified: int
+) -> None:
+    """The log ends before it, or refuses it; no sound batch before it is lost, and no bytes at all."""
+    whole = made[compacted]
+    number %= len(whole.batches)
+    path, position, damaged, _, _ = whole.batches[number]
+    verified = min(verified % (whole.end + 1), damaged)
+    scratch = Path(tempfile.mkdtemp(prefix="kohort-damage-"))
+    try:
+        folder = copy_folder(whole.folder, scratch / "t-0")
+        data = bytearray((folder / path.name).read_bytes())
+        data[position + spot] ^= mask
+        (folder / path.name).write_bytes(data)
+        options = OpenOptions(clean=False, verified_offset=verified, known_end=verified)
+        log = PartitionLog.open(folder, whole.config, options)
+        before = [pair for *_, pairs in whole.batches[:number] for pair in pairs]
+        seen, met = _read_all(log)
+        assert [pair for pair in values_of(seen) if pair[0] < damaged] == before
+        if not met and log.end_offset <= damaged:
+            kept = sum((folder / name).stat().st_size for name in os.listdir(folder) if name.endswith((".log", ASIDE)))
+            size = sum(file.stat().st_size for file in whole.folder.glob("*.log"))
+            cut_whole = not list(folder.glob(f"*{ASIDE}"))
+            assert kept == size or (cut_whole and number == len(whole.batches) - 1)
+        assert log.append(batch(b"goes on"), NOW).base_offset == log.end_offset - 1
+        again = PartitionLog.open(folder, whole.config, CRASHED)
+        assert again.end_offset == log.end_offset
+    finally:
+        shutil.rmtree(scratch)
+
+
+def values_of(seen: list[tuple[int, int, bytes]]) -> list[tuple[int, bytes]]:
+    """The records of the sound batches among these."""
+    sound = [data for _, _, data in seen if crc_ok(data, parse_header(data))]
+    return [(record.offset, bytes(record.value or b"")) for data in sound for record in read_records(data)]

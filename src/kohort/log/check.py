@@ -16,7 +16,7 @@ from kohort.log.catalog import FILE as CATALOG
 from kohort.log.catalog import Topic, effective_config, read_catalog
 from kohort.log.chain import Epochs, Pins, Rules, survey, whole_end
 from kohort.log.config import LogConfig
-from kohort.log.damage import Damage
+from kohort.log.damage import ASIDE, Damage
 from kohort.log.gaps import blamed_by_index, shortened, without
 from kohort.log.index import OffsetIndex, TimeIndex, TransactionIndex
 from kohort.log.recovery import OpenOptions
@@ -223,7 +223,7 @@ class PartitionCheck:
                 base = int(name[:20])
                 if base not in bases and bases and bases[0] < base < bases[-1] and not name.endswith(".txnindex"):
                     missing.add(base)
-            elif name not in checkpoints.OF_PARTITION and not name.endswith((".snapshot", ".log.swap", recovery.ASIDE)):
+            elif name not in checkpoints.OF_PARTITION and not name.endswith((".snapshot", ".log.swap", ASIDE)):
                 self.notes.append(f"{self.path.name}/{name} is no file of a log")
         return bases, sorted(missing)
 

@@ -117,10 +117,12 @@ def readable_offsets(
         return None
 
 
-def write_epochs(folder: Path, epochs: Iterable[tuple[int, int]], fs: FileSystem = SYSTEM) -> None:
+def write_epochs(
+    folder: Path, epochs: Iterable[tuple[int, int]], fs: FileSystem = SYSTEM, *, sync: bool = False
+) -> None:
     """`leader-epoch-checkpoint`: version 0, the count, then `epoch start_offset` lines."""
     lines = [f"{epoch} {start}" for epoch, start in epochs]
-    replace_file(folder / LEADER_EPOCHS, "\n".join(["0", str(len(lines)), *lines]) + "\n", sync=False, fs=fs)
+    replace_file(folder / LEADER_EPOCHS, "\n".join(["0", str(len(lines)), *lines]) + "\n", sync=sync, fs=fs)
 
 
 def read_epochs(folder: Path, fs: FileSystem = SYSTEM) -> list[tuple[int, int]]:

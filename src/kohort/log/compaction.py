@@ -160,6 +160,7 @@ class Compaction:
             OSError: the disk failed; what was begun is finished by `PartitionLog.settle`.
         """
         log = self._log
+        log.settle()
         before = log.size_bytes()
         for cleaned, group in self._swaps:
             if log.segments[0].base_offset > group[0].base_offset:

@@ -8,6 +8,9 @@ from typing import Self
 
 from kohort.errors import CorruptDataError, ErrorCode
 
+ASIDE = ".damaged"
+"""How the names of files end in which what was damaged, or lay behind damage, is set aside."""
+
 
 @dataclass(frozen=True, slots=True)
 class Damage:

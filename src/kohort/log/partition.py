@@ -55,7 +55,7 @@ class PartitionLog:
         flushed_offset: everything before it was fsynced.
         recovery: what opening found.
         readable: its files could be opened.
-        unfinished: puts compacted files in their place, of which so far not all is done; None: nothing is left to do.
+        unfinished: finishes a compaction or a cut that the disk did not let finish; None: nothing is left to do.
     """
 
     readable: ClassVar[bool] = True
@@ -75,8 +75,7 @@ class PartitionLog:
         self._persist = options.persist
         self._topic_id = options.topic_id
         self.missing = self._names_new = True
-        self._since_snapshot = 0
-        self._snapshot_offset = -1
+        self._since_snapshot, self._snapshot_offset = 0, -1
         self.producers = Producers(path.name, options.limits.producers)
         self.recovery = RecoveryReport()
         self.unfinished: Callable[[], None] | None = None
@@ -131,8 +130,7 @@ class PartitionLog:
         known = not self.missing and (self._epochs or self.end_offset)
         lowest = 0 if known else options.epoch_without_folder
         if self.missing:  # in memory until something is written: there may be thousands of these
-            self.leader_epoch = lowest
-            self._epochs = [(lowest, self.end_offset)] if lowest else []
+            self.leader_epoch, self._epochs = lowest, [(lowest, self.end_offset)] if lowest else []
             return
         may_lack = not options.clean and options.verified_offset is not None
         epoch = max(self.leader_epoch + may_lack, lowest)
@@ -158,7 +156,7 @@ class PartitionLog:
         self.settle()
 
     def settle(self) -> None:
-        """Finish what the disk did not let compaction finish. Raises OSError: it still does not."""
+        """Finish what the disk did not let be finished. Raises OSError: it still does not."""
         if self.unfinished is not None:
             self.unfinished()
 
@@ -233,7 +231,8 @@ class PartitionLog:
             note_batches(self.producers, self.active, (batches, headers), base, now_ms)
         self._since_snapshot += size
         if self._since_snapshot >= _SNAPSHOT_EVERY_BYTES:
-            self._try_snapshot()
+            with contextlib.suppress(OSError):  # the records are in the log already: recovery only reads more
+                self.write_snapshot()
         if end - self.flushed_offset >= config.flush_messages:
             self.flush()
         return AppendResult(base, end - 1, stamped_ms, self.log_start_offset)
@@ -241,13 +240,12 @@ class PartitionLog:
     def _roll_if_old(self, end: int, size: int, headers: Sequence[BatchHeader]) -> Segment:
         """Time alone closes a segment only when its first batch had a time."""
         active, config = self.active, self._config
-        if active.first_timestamp < 0 and not (
+        full = (
             active.size + size > config.segment_bytes
             or end - active.base_offset > _INT_MAX
             or len(active.index.offsets) * 8 >= config.segment_index_bytes
-        ):
-            return active
-        return self.roll()
+        )
+        return self.roll() if full or active.first_timestamp >= 0 else active
 
     def _refuse(self, code: ErrorCode, text: str) -> Exception:
         return error_for(code, f"{self.path.name}: {text}")
@@ -267,9 +265,7 @@ class PartitionLog:
         if active.size == 0:
             return active
         active.finish()
-        fresh = Segment(self.path, self.end_offset, self.files, self._config.index_interval_bytes)
-        fresh.create()
-        self._names_new = True
+        fresh = self._made(self.end_offset)
         self.segments.append(fresh)
         self._bases.append(fresh.base_offset)
         self.active = fresh
@@ -286,10 +282,6 @@ class PartitionLog:
         self._snapshot_offset = self.end_offset
         for offset in recovery.snapshot_offsets(fs.listdir(self.path))[:-2]:
             remove(recovery.snapshot_path(self.path, offset), fs)
-
-    def _try_snapshot(self) -> None:
-        with contextlib.suppress(OSError):  # what was appended is in the log already: recovery only reads more
-            self.write_snapshot()
 
     # -- reading
 
@@ -421,29 +413,42 @@ class PartitionLog:
         return self.log_start_offset
 
     def truncate_to(self, offset: int) -> None:
-        """Throw away `offset` and everything after it (to the batch that holds it)."""
+        """Throw away `offset` and everything after it (to the batch that holds it). Raises OSError."""
         if offset >= self.end_offset:
             return
+        self.settle()
         kept = max(1, bisect_right(self._bases, offset))
+        found = self.segments[kept - 1].locate(offset)
+        self.flushed_offset = min(self.flushed_offset, offset if found is None else found.header.base_offset)
+        if self._persist is not None:  # what comes in its place is not on the disk
+            self._persist()
         for segment in reversed(self.segments[kept:]):
             segment.delete()
         self.segments[kept - 1].truncate_to(offset)
         self.set_segments(self.segments[:kept])
-        self.flushed_offset = min(self.flushed_offset, self.end_offset)
         if self._epochs and self._epochs[-1][1] > self.end_offset:
-            self._epochs = [entry for entry in self._epochs if entry[1] < self.end_offset]
-            self._epochs.append((self.leader_epoch, self.end_offset))
-            checkpoints.write_epochs(self.path, self._epochs, self.files.fs)
+            self._epochs = epochs.begun(self._epochs, self.leader_epoch, self.log_start_offset, self.end_offset)
+            self.unfinished = self._write_epochs
         self._snapshot_offset = recovery.load_producers(self.path, self.segments, self.producers, 0, self.files.fs)
+        self.settle()
+
+    def _write_epochs(self) -> None:
+        """On the disk before anything else is: earlier ones would be held against it after a power loss."""
+        checkpoints.write_epochs(self.path, self._epochs, self.files.fs, sync=True)
+        self.unfinished = None
 
     def _restart_at(self, offset: int) -> None:
         """The log lost everything from before its start: begin again, empty, at `offset`."""
         for segment in reversed(self.segments):
             segment.delete()
+        self.set_segments([self._made(offset)])
+
+    def _made(self, offset: int) -> Segment:
+        """A new segment."""
         fresh = Segment(self.path, offset, self.files, self._config.index_interval_bytes)
         fresh.create()
         self._names_new = True
-        self.set_segments([fresh])
+        return fresh
 
     def drop_segments(self, count: int) -> None:
         """Delete the first `count` segments."""

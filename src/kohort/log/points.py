@@ -9,7 +9,7 @@ from pathlib import Path
 from kohort.ids import TopicPartition
 from kohort.log import checkpoints
 from kohort.log.checkpoints import CLEANED, LOG_STARTS, RECOVERY_POINTS
-from kohort.log.filesystem import SYSTEM, FileSystem
+from kohort.log.filesystem import SYSTEM, FileSystem, exists
 from kohort.log.partition import PartitionLog
 from kohort.log.recovery import OpenOptions
 
@@ -39,6 +39,7 @@ class Points:
         return OpenOptions(
             verified_offset=None if same_boot else synced,
             known_end=synced,
+            synced_unknown=self.synced is None,
             log_start_offset=(self.starts or {}).get(tp),
             cleaned_offset=(self.cleaned or {}).get(tp, 0),
             cleaned_unknown=self.cleaned is None,
@@ -46,9 +47,18 @@ class Points:
 
 
 def write_points(folder: Path, logs: Iterable[tuple[TopicPartition, PartitionLog]], fs: FileSystem = SYSTEM) -> None:
-    """Note how far the logs were synced and compacted. A power loss may leave older files: then more is looked at."""
+    """Note how far the logs were synced and compacted, so that a power loss leaves that or what was noted before.
+
+    Only what has changed is written. Raises OSError.
+    """
     listed = list(logs)
     synced = {tp: log.flushed_offset for tp, log in listed if log.flushed_offset}
     cleaned = {tp: log.cleaned_offset for tp, log in listed if log.cleaned_offset}
-    checkpoints.write_offsets(folder / RECOVERY_POINTS, synced, sync=False, fs=fs)
-    checkpoints.write_offsets(folder / CLEANED, cleaned, sync=False, fs=fs)
+    for name, offsets in ((RECOVERY_POINTS, synced), (CLEANED, cleaned)):
+        path = folder / name
+        if not exists(path, fs) or checkpoints.readable_offsets(path, _unreadable, fs) != offsets:
+            checkpoints.write_offsets(path, offsets, sync=True, fs=fs)
+
+
+def _unreadable(_path: Path, _error: Exception) -> None:
+    """It is written anew."""

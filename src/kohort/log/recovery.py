@@ -5,7 +5,8 @@ with the kernel: the last write may be torn, no more. When the machine died, any
 missing or garbage, so that part is read again and checked by CRC.
 
 Only an end with nothing readable behind it is taken for torn and cut off, and only where no checkpoint or snapshot says
-that there were records. Everything else that can't be read is damage: it stays, and is refused where it is read.
+that there were records; when the machine died, also what lies behind a hole in what was not known to be on the disk
+(`unsynced.py`). Everything else that can't be read is damage: it stays, and is refused where it is read.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ from kohort.errors import CorruptDataError
 from kohort.log import checkpoints, opening
 from kohort.log.chain import Epochs, Located, whole_end
 from kohort.log.config import LogConfig, StoreLimits
+from kohort.log.damage import ASIDE
 from kohort.log.files import FileCache
 from kohort.log.filesystem import SYSTEM, FileSystem, exists, sync_folder
 from kohort.log.markers import Marker, apply_marker, parse_marker
 from kohort.log.producers import Producers
 from kohort.log.results import OpenFile, RecoveryReport
 from kohort.log.segment import Segment
+from kohort.log.unsynced import end_at_hole
 from kohort.wire.batch import HEADER_SIZE, parse_header
 
 _EVERYTHING = 2**63 - 1
-ASIDE = ".damaged"
-"""How the names of files end in which a repair put what was damaged."""
 _LEFTOVERS = (".tmp", ".cleaned", ".deleted")
 SEGMENT_FILE = re.compile(r"[0-9]{20}\.(log|index|timeindex|txnindex)")
 _FILES_OF_EMPTY = 1 + len(checkpoints.OF_PARTITION)
@@ -54,9 +55,11 @@ class OpenOptions:
             are checked by CRC. None when the machine kept running since: only the last write can be torn.
         log_start_offset: from the store's checkpoint; None: the first segment's.
         cleaned_offset: from the store's checkpoint: compaction has been through everything before it.
-        persist: called when the log start has moved; must have made it durable when it returns.
+        persist: called when the log start moves, and before the log is cut off: must have made where it starts, and how
+            far it is synced, durable when it returns.
         files: shared cache of open files.
         cleaned_unknown: `cleaned_offset` could not be told.
+        synced_unknown: `verified_offset` could not be told: what can't be read may have been on the disk, all of it.
         known_end: the log had every offset below this one.
         topic_id: written to `partition.metadata` when given and not there yet.
         fresh: the partition is new; a folder of its name is a leftover.
@@ -69,6 +72,7 @@ class OpenOptions:
     log_start_offset: int | None = None
     cleaned_offset: int = 0
     cleaned_unknown: bool = False
+    synced_unknown: bool = False
     known_end: int = 0
     persist: Callable[[], None] | None = None
     files: FileCache | None = None
@@ -104,7 +108,10 @@ def open_segments(
         segment.gaps = segment.gaps or (closed and (config.compacts or options.cleaned_unknown))
     torn = _open_each(path, segments, options, known_end, report, files.fs)
     if options.verified_offset is not None and not options.clean:
-        _drop_unread(segments, torn, known_end, report)
+        sure = max(known_end, options.verified_offset, options.cleaned_offset)
+        if not options.synced_unknown:
+            end_at_hole(segments, torn, sure, config, files, report)
+        _drop_unread(segments, torn, sure, report)
     last = segments[-1]
     if torn[len(segments) - 1]:
         whole = whole_end(

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from kohort.log import checkpoints, opening, recovery
 from kohort.log.check import Found
+from kohort.log.damage import ASIDE
 from kohort.log.files import FileCache
 from kohort.log.filesystem import sync_folder
 from kohort.log.segment import Segment
@@ -46,7 +47,7 @@ def _place(found: Found) -> tuple[str, int]:
 
 def _set_index_aside(found: Found) -> Path:
     path = found.damage.path
-    aside = _free_name(path.with_name(path.name + recovery.ASIDE))
+    aside = _free_name(path.with_name(path.name + ASIDE))
     path.rename(aside)
     sync_folder(path.parent)
     if path.name == checkpoints.LEADER_EPOCHS:
@@ -62,7 +63,7 @@ def _free_name(path: Path) -> Path:
     number, free = 1, path
     while free.exists():
         number += 1
-        free = path.with_name(f"{path.name.removesuffix(recovery.ASIDE)}-{number}{recovery.ASIDE}")
+        free = path.with_name(f"{path.name.removesuffix(ASIDE)}-{number}{ASIDE}")
     return free
 
 
@@ -94,7 +95,7 @@ def _repair_file(path: Path, found: list[Found]) -> list[tuple[Found, Path | Non
 
 
 def _set_aside(path: Path, position: int, length: int) -> Path:
-    aside = _free_name(path.with_name(f"{path.name}.{position}{recovery.ASIDE}"))
+    aside = _free_name(path.with_name(f"{path.name}.{position}{ASIDE}"))
     with aside.open("xb") as out:
         _copy(path, position, position + length, out.fileno())
         os.fsync(out.fileno())

@@ -136,7 +136,7 @@ class LogStore:
     def _ours(self, known: OpenOptions) -> OpenOptions:
         """What is known of one partition, and what all have in common."""
         return replace(
-            known, clean=self._owned.clean, persist=self._write_starts, files=self._files, limits=self.limits
+            known, clean=self._owned.clean, persist=self._write_bounds, files=self._files, limits=self.limits
         )
 
     # -- finding
@@ -274,8 +274,7 @@ class LogStore:
     ) -> None:
         """Put new or changed topics into the catalog, then where all see them; `settled`: logs have its settings."""
         if not self._told.isdisjoint(topics):  # what is said of an earlier topic of a name is not this one's
-            self._write_checkpoints()
-            self._write_starts()
+            self._write_bounds()
             self._told.clear()
         self._catalog.put(topics)
         self._logs.update(logs)
@@ -464,6 +463,10 @@ class LogStore:
         starts = {tp: p.log_start_offset for tp, p in self.partitions() if p.log_start_offset}
         checkpoints.write_offsets(self.path / LOG_STARTS, starts, sync=True)
 
+    def _write_bounds(self) -> None:
+        self._write_checkpoints()
+        self._write_starts()
+
     def _write_checkpoints(self) -> None:
         write_points(self.path, self.partitions())
 
@@ -477,8 +480,7 @@ class LogStore:
             for _, partition in self.partitions():
                 partition.close()
             self._catalog.settle()
-            self._write_checkpoints()
-            self._write_starts()
+            self._write_bounds()
             clean = True
         finally:
             self._owned.release(clean=clean)

@@ -1,0 +1,279 @@
+"""After a power loss: what was not known to be on the disk ends where it breaks off; what was known is never cut."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from dataclasses import replace
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from simulation.files import Files, Volume
+from simulation.world import World
+
+from kohort.ids import TopicPartition
+from kohort.log import LogStore, OpenOptions, PartitionLog
+from kohort.log.checkpoints import CLEANED, RECOVERY_POINTS
+from kohort.log.damage import ASIDE, DamagedError
+from kohort.log.files import FileCache
+from kohort.log.folder import CLEAN as CLEANLY_CLOSED
+from kohort.log.folder import LOCK
+from kohort.log.points import Points, write_points
+from tests.log.making import CRASHED, NOW, POWER_LOST, UNKNOWN, batch, copy_folder, small, values
+
+BATCHES = 12
+CLEAN = OpenOptions()
+
+
+def filled(path: Path, batches: int = BATCHES, **config: object) -> PartitionLog:
+    """A log of as many batches of two records, all in one segment unless told otherwise."""
+    log = PartitionLog.open(path, small(**{"segment_bytes": 100_000, **config}))
+    for number in range(batches):
+        log.append(batch(b"%d" % number * 20, b"second", at=NOW + number), NOW)
+    log.active.flush_indexes()
+    return log
+
+
+def spoil(log: PartitionLog, offset: int, begin: int, end: int, fill: bytes = b"\xff") -> tuple[Path, int]:
+    """Put other bytes in the batch with an offset; returns where the batch begins."""
+    segment = next(each for each in log.segments if each.base_offset <= offset < each.end_offset)
+    position = next(each.position for each in segment.scan(0) if each.header.last_offset >= offset)
+    data = bytearray(segment.path.read_bytes())
+    data[position + begin : position + end] = fill * (end - begin)
+    segment.path.write_bytes(data)
+    return segment.path, position
+
+
+def asides(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.glob(f"*{ASIDE}")}
+
+
+HOLES = {"all": (0, 90), "front": (0, 12), "base offset": (0, 8), "records": (70, 90)}
+
+
+@pytest.mark.parametrize("part", HOLES)
+@pytest.mark.parametrize("offset", [0, 10, 2 * BATCHES - 2], ids=["first", "middle", "last"])
+def test_the_unsynced_end_is_cut_off_at_the_first_hole(
+    tmp_path: Path, part: str, offset: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, logger="kohort.log")
+    log = filled(tmp_path / "t-0")
+    wanted = values(log)
+    path, position = spoil(log, offset, *HOLES[part])
+    behind = path.read_bytes()[position:]
+    again = PartitionLog.open(tmp_path / "t-0", log.config, POWER_LOST)
+    assert again.recovery.damages == []
+    assert values(again) == wanted[:offset]
+    assert again.recovery.truncated_bytes == len(behind)
+    readable = offset < 2 * BATCHES - 2 or part in ("front", "base offset")
+    if readable:
+        assert asides(path.parent) == {f"{path.name}.{position}{ASIDE}": behind}
+        assert f"{path.name} is damaged at byte {position}" in caplog.text
+        assert f"offset {offset}" in caplog.text
+    else:
+        assert asides(path.parent) == {}
+    assert again.append(batch(b"goes on"), NOW).base_offset == offset
+    for options in (CRASHED, replace(POWER_LOST, verified_offset=offset, known_end=offset)):
+        third = PartitionLog.open(copy_folder(path.parent, tmp_path / f"{id(options)}-0"), log.config, options)
+        assert values(third) == [*wanted[:offset], (offset, b"goes on")]
+        assert third.recovery.damages == []
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        CRASHED,
+        OpenOptions(clean=False, verified_offset=12, known_end=12),
+        OpenOptions(clean=False, verified_offset=0, cleaned_offset=12),
+        UNKNOWN,
+        CLEAN,
+    ],
+    ids=["process died", "synced", "compacted", "not known", "closed"],
+)
+def test_damage_of_what_was_on_the_disk_is_refused_and_takes_nothing_along(
+    tmp_path: Path, options: OpenOptions
+) -> None:
+    log = filled(tmp_path / "t-0")
+    wanted = values(log)
+    path, _ = spoil(log, 10, *HOLES["all"])
+    before = path.read_bytes()
+    again = PartitionLog.open(tmp_path / "t-0", log.config, options)
+    assert again.end_offset == 2 * BATCHES
+    with pytest.raises(DamagedError) as met:
+        values(again, 10)
+    assert (met.value.damage.first_offset, met.value.damage.next_offset) == (10, 12)
+    assert values(again, 12) == wanted[12:]
+    assert path.read_bytes() == before
+    assert asides(path.parent) == {}
+
+
+def test_a_hole_that_begins_before_the_recovery_point_is_refused_and_one_behind_it_cut(tmp_path: Path) -> None:
+    log = filled(tmp_path / "t-0")
+    wanted = values(log)
+    spoil(log, 16, *HOLES["all"])
+    spoil(log, 6, *HOLES["all"])
+    again = PartitionLog.open(tmp_path / "t-0", log.config, OpenOptions(clean=False, verified_offset=7, known_end=7))
+    assert again.end_offset == 16
+    assert [(each.first_offset, each.next_offset) for each in again.recovery.damages] == [(6, 8)]
+    with pytest.raises(DamagedError):
+        values(again, 6)
+    assert values(again, 8) == wanted[8:16]
+
+
+@pytest.mark.parametrize("compacts", [False, True], ids=["delete", "compact"])
+@pytest.mark.parametrize("what", ["hole", "first batch", "file gone"])
+def test_later_segments_go_with_it_and_are_set_aside(tmp_path: Path, compacts: bool, what: str) -> None:
+    config = {"segment_bytes": 800, "cleanup_policy": ("compact",) if compacts else ("delete",)}
+    log = filled(tmp_path / "t-0", 40, **config)
+    wanted, bases = values(log), [segment.base_offset for segment in log.segments]
+    assert len(bases) > 4
+    damaged = log.segments[2]
+    offset = damaged.base_offset + (2 if what == "hole" else 0)
+    later = {f"{each.path.name}{ASIDE}": each.path.read_bytes() for each in log.segments[3:]}
+    if what == "file gone":
+        damaged.path.unlink()
+        kept = later
+    else:
+        path, position = spoil(log, offset, *HOLES["all"])
+        kept = {**later, f"{path.name}.{position}{ASIDE}": path.read_bytes()[position:]}
+    again = PartitionLog.open(tmp_path / "t-0", log.config, POWER_LOST)
+    assert again.recovery.damages == []
+    assert values(again) == wanted[:offset]
+    assert asides(tmp_path / "t-0") == kept
+    assert again.append(batch(b"goes on"), NOW).base_offset == offset
+    for options in (CRASHED, POWER_LOST):
+        third = PartitionLog.open(tmp_path / "t-0", log.config, options)
+        assert values(third) == [*wanted[:offset], (offset, b"goes on")]
+        assert third.recovery.damages == []
+    assert asides(tmp_path / "t-0") == kept
+
+
+def test_a_file_that_is_there_and_can_not_be_opened_is_kept_with_all_behind_it(tmp_path: Path) -> None:
+    log = filled(tmp_path / "t-0", 40, segment_bytes=800)
+    wanted, middle = values(log), log.segments[2]
+    middle.path.unlink()
+    middle.path.mkdir()
+    again = PartitionLog.open(tmp_path / "t-0", log.config, POWER_LOST)
+    assert again.end_offset == 80
+    assert values(again, middle.end_offset) == wanted[middle.end_offset :]
+    with pytest.raises(DamagedError, match="can't be opened"):
+        values(again, middle.base_offset)
+
+
+def test_what_was_set_aside_before_stays(tmp_path: Path) -> None:
+    log = filled(tmp_path / "t-0")
+    for number in range(3):
+        path, _ = spoil(log, 4, *HOLES["all"])
+        log = PartitionLog.open(tmp_path / "t-0", log.config, POWER_LOST)
+        assert log.end_offset == 4
+        assert len(asides(path.parent)) == number + 1
+        for each in range(3):
+            log.append(batch(b"%d" % each * 20, b"second"), NOW)
+
+
+@pytest.mark.parametrize("points", ["there", "lost", "damaged"])
+def test_a_store_cuts_only_what_its_recovery_points_leave_open(tmp_path: Path, points: str) -> None:
+    tp = TopicPartition("t", 0)
+    with LogStore(tmp_path) as store:
+        store.create_topic("t", 1)
+        log = store.partition(tp)
+        for number in range(BATCHES):
+            log.append(batch(b"%d" % number * 20, b"second"), NOW)
+            if number == 3:
+                log.flush()
+                while store.maintain(NOW):
+                    pass
+        before = (tmp_path / RECOVERY_POINTS).read_text()
+    assert before.splitlines()[2:] == ["t 0 8"]
+    spoil(log, 10, *HOLES["all"])
+    (tmp_path / CLEANLY_CLOSED).unlink()
+    (tmp_path / LOCK).write_text("1 another-boot\n")
+    (tmp_path / RECOVERY_POINTS).write_text("" if points == "damaged" else before)
+    if points == "lost":
+        (tmp_path / RECOVERY_POINTS).unlink()
+    with LogStore(tmp_path) as store:
+        end = 24 if points == "damaged" else 10
+        assert store.partition(tp).end_offset == end
+
+
+def test_recovery_points_survive_a_power_loss_whole() -> None:
+    folder, tp = Path("/data"), TopicPartition("t", 0)
+    for seed in range(30):
+        volume = Volume(World(seed), "/data")
+        files = Files(volume, lambda: None)
+        log = PartitionLog.open(folder / "t-0", small(flush_messages=1), OpenOptions(files=FileCache(3, 1, files)))
+        for number in range(3):
+            log.append(batch(b"%d" % number), NOW)
+            log.cleaned_offset = number
+            write_points(folder, [(tp, log)], files)
+        files.dead = True
+        volume.lose_power()
+        found = Points.read(folder, Files(volume, lambda: None))
+        assert (found.synced, found.cleaned) == ({tp: 3}, {tp: 2})
+
+
+def test_recovery_points_that_have_not_changed_are_not_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = filled(tmp_path / "t-0", flush_messages=1)
+    write_points(tmp_path, [(TopicPartition("t", 0), log)])
+    monkeypatch.delattr("os.replace")
+    write_points(tmp_path, [(TopicPartition("t", 0), log)])
+    (tmp_path / RECOVERY_POINTS).write_text("what?")
+    with pytest.raises(AttributeError):
+        write_points(tmp_path, [(TopicPartition("t", 0), log)])
+    assert (tmp_path / CLEANED).exists()
+
+
+def test_what_is_cut_off_by_its_owner_is_not_missed_after_a_power_loss(tmp_path: Path) -> None:
+    tp = TopicPartition("t", 0)
+    with LogStore(tmp_path) as store:
+        store.create_topic("t", 1)
+        log = store.partition(tp)
+        for number in range(BATCHES):
+            log.append(batch(b"%d" % number * 20, b"second"), NOW)
+        log.flush()
+        while store.maintain(NOW):
+            pass
+        log.truncate_to(11)
+        assert log.flushed_offset == 10
+        points, size = (tmp_path / RECOVERY_POINTS).read_bytes(), log.size_bytes()
+        log.append(batch(b"in its place", b"x", b"y"), NOW)
+    (tmp_path / CLEANLY_CLOSED).unlink()
+    (tmp_path / LOCK).write_text("1 another-boot\n")
+    (tmp_path / RECOVERY_POINTS).write_bytes(points)
+    with log.active.path.open("r+b") as file:
+        file.truncate(size + 20)
+    with LogStore(tmp_path) as store:
+        again = store.partition(tp)
+        assert again.end_offset == 10
+        assert again.recovery.damages == []
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["at once", "after a failure"])
+def test_epochs_that_were_cut_off_are_not_held_against_what_came_in_their_place(
+    fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, config = Path("/data/t-0"), small(flush_messages=1)
+    for seed in range(30):
+        volume = Volume(World(seed), "/data")
+        files = Files(volume, lambda: None)
+        log = PartitionLog.open(path, config, OpenOptions(files=FileCache(3, 1, files)))
+        log.advance_leader_epoch(1)
+        log.append(batch(b"a"), NOW)
+        log.append(batch(b"b"), NOW)
+        log.advance_leader_epoch(2)
+        volume.sync()
+        with monkeypatch.context() as broken:
+            if fails:
+                broken.setattr(files, "replace", mock.Mock(side_effect=OSError(5, "Input/output error")))
+            with pytest.raises(OSError, match="Input") if fails else contextlib.nullcontext():
+                log.truncate_to(1)
+        log.append(batch(b"c"), NOW)
+        files.dead = True
+        volume.lose_power()
+        lost = replace(POWER_LOST, files=FileCache(3, 1, Files(volume, lambda: None)))
+        again = PartitionLog.open(path, config, lost)
+        assert again.recovery.damages == []
+        assert values(again) == [(0, b"a"), (1, b"c")]
