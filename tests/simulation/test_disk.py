@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from simulation.disk_mutants import (
     CompactsNewestAway,
     DiskMutant,
+    KeepsHoles,
     KeepsTornTail,
     ReplacesUnsynced,
     SyncsNoIndexes,
@@ -38,10 +40,10 @@ def none() -> None:
     """Nobody is told."""
 
 
-def opened(fs: FileSystem, *, verified_offset: int | None = None) -> PartitionLog:
+def opened(fs: FileSystem, *, verified_offset: int | None = None, config: LogConfig = CONFIG) -> PartitionLog:
     """The log as a restart opens it."""
     options = OpenOptions(clean=False, verified_offset=verified_offset, files=FileCache(3, 1, fs), topic_id=None)
-    return PartitionLog.open(FOLDER, CONFIG, options, now_ms=WALL_START_MS)
+    return PartitionLog.open(FOLDER, config, options, now_ms=WALL_START_MS)
 
 
 def written(log: PartitionLog, acknowledged: dict[bytes, int]) -> None:
@@ -117,6 +119,34 @@ def deaths(count: int) -> None:
 def test_that_kills_every_mutant_of_the_log(mutant: type[DiskMutant]) -> None:
     with planted(mutant), pytest.raises((AssertionError, DamagedError)):
         deaths(200)
+
+
+def holes() -> None:
+    """Writes of several batches that a power loss keeps in part: any sectors of it."""
+    config = replace(CONFIG, segment_bytes=10_000)
+    left = set()
+    for seed in range(60):
+        volume = Volume(World(seed), "/data")
+        files = Files(volume, none)
+        log = opened(files, config=config)
+        log.append(keyed((b"k0", b"1")), WALL_START_MS)
+        files.dies_in = 2
+        with pytest.raises(DeadError):
+            log.append(b"".join(keyed((b"k0", b"2"), (b"filler", bytes(40))) for _ in range(9)), WALL_START_MS)
+        volume.lose_power()
+        again = opened(Files(volume, none), verified_offset=0, config=config)
+        assert again.recovery.damages == []
+        left.add(values(again)[b"k0"])
+    assert left == {1, 2}
+
+
+def test_a_write_that_is_kept_in_part_is_no_damage() -> None:
+    holes()
+
+
+def test_that_kills_who_takes_it_for_damage() -> None:
+    with planted(KeepsHoles), pytest.raises(AssertionError, match="Damage"):
+        holes()
 
 
 def test_what_is_not_synced_may_be_lost_and_what_is_synced_is_not() -> None:
