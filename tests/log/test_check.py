@@ -15,7 +15,9 @@ from kohort.ids import TopicPartition
 from kohort.journal.local import LogJournal
 from kohort.log import LogStore
 from kohort.log.check import FolderCheck, Found, Report, locked
+from kohort.log.checkpoints import RECOVERY_POINTS
 from kohort.log.damage import ASIDE
+from kohort.log.folder import CLEAN, LOCK
 from kohort.log.repair import repair
 from kohort.wire.records import read_records
 from tests.log.making import NOW, batch, keyed, values
@@ -256,3 +258,28 @@ def test_the_records_of_a_folder_that_is_gone_are_counted_and_passed_over(tmp_pa
         assert (log.log_start_offset, log.end_offset, values(log)) == (2, 5, [])
         assert log.append(batch(b"goes on"), NOW).base_offset == 5
         assert values(log) == [(5, b"goes on")]
+
+
+def test_where_a_start_would_end_a_log_after_a_power_loss_is_said(tmp_path: Path) -> None:
+    folder = tmp_path / "d"
+    whole = make(folder)
+    part = folder / "t-0"
+    (folder / CLEAN).unlink()
+    (folder / LOCK).write_text("1 another-boot\n")
+    (folder / RECOVERY_POINTS).write_text("0\n1\nt 0 10\n")
+    flip(segments(part)[1], 70)
+    report = look(folder)
+    (damaged,) = [each for each in report.found if each.partition == "t-0"]
+    (note,) = report.notes
+    first = damaged.damage.first_offset
+    assert note.startswith(f"t-0/{segments(part)[1].name}: the machine stopped before")
+    assert f"at offset {first}," in note
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    mend(folder, report.found)
+    assert look(folder).notes == []
+    with LogStore(copy) as store:
+        assert store.partition(T).end_offset == first
+        assert values(store.partition(T)) == [pair for pair in whole if pair[0] < first]
+    with LogStore(folder) as store:
+        assert store.partition(T).end_offset == whole[-1][0] + 1

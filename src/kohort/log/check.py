@@ -149,6 +149,7 @@ class FolderCheck:
             log_start_offset=(self._starts or {}).get(tp),
             cleaned_offset=(self._cleaned or {}).get(tp, 0),
             cleaned_unknown=self._cleaned is None or self._topics is None,
+            synced_unknown=self._points is None,
         )
 
     def _partition(self, name: str) -> None:
@@ -205,6 +206,7 @@ class PartitionCheck:
                 self._records(Damage(path, 0, None, base, following, "the file is missing"), "records")
                 continue
             self._segment(Rules(path, base, following, gaps, epochs), known_end, progress)
+        self._tell_hole()
         start = self._options.log_start_offset or 0
         if not everything and known_end > start:
             path = self.path / f"{start:020d}.log"
@@ -212,6 +214,21 @@ class PartitionCheck:
             self._records(Damage(path, 0, None, start, known_end, reason), "records")
         if there and not (self.path / checkpoints.PARTITION_METADATA).exists():
             self.notes.append(f"{self.path.name}: {checkpoints.PARTITION_METADATA} is missing, and is made again")
+
+    def _tell_hole(self) -> None:
+        """Say where a start would end the log (`unsynced.py`)."""
+        options = self._options
+        if options.clean or options.verified_offset is None or options.synced_unknown:
+            return
+        sure = recovery.surely_on_disk(options)
+        holes = [each.damage for each in self.found if each.kind == "records" and each.damage.first_offset >= sure]
+        if holes:
+            where = f"{self.path.name}/{holes[0].path.name}"
+            self.notes.append(
+                f"{where}: the machine stopped before what lies behind byte {holes[0].position} was known to be on the "
+                f"disk; a start ends the log there, at offset {holes[0].first_offset}, and sets the rest aside, unless "
+                "it is repaired before"
+            )
 
     def _bases(self, names: list[str]) -> tuple[list[int], list[int]]:
         bases = sorted(

@@ -108,7 +108,7 @@ def open_segments(
         segment.gaps = segment.gaps or (closed and (config.compacts or options.cleaned_unknown))
     torn = _open_each(path, segments, options, known_end, report, files.fs)
     if options.verified_offset is not None and not options.clean:
-        sure = max(known_end, options.verified_offset, options.cleaned_offset)
+        sure = surely_on_disk(options)
         if not options.synced_unknown:
             end_at_hole(segments, torn, sure, config, files, report)
         _drop_unread(segments, torn, sure, report)
@@ -123,6 +123,11 @@ def open_segments(
         )
         known_end = max(known_end, whole or 0)
     return _end_at(segments, torn[len(segments) - 1], known_end, report, config, files)
+
+
+def surely_on_disk(options: OpenOptions) -> int:
+    """Every offset below it was on the disk when the machine died: it was synced, or compaction had written it anew."""
+    return max(options.known_end, options.verified_offset or 0, options.cleaned_offset)
 
 
 def _open_each(
