@@ -121,6 +121,18 @@ def test_a_hole_that_begins_before_the_recovery_point_is_refused_and_one_behind_
     assert values(again, 8) == wanted[8:16]
 
 
+def test_a_hole_before_the_start_of_the_log_takes_nothing(tmp_path: Path) -> None:
+    log = filled(tmp_path / "t-0")
+    wanted = values(log)
+    spoil(log, 4, *HOLES["all"])
+    again = PartitionLog.open(tmp_path / "t-0", log.config, replace(POWER_LOST, log_start_offset=6))
+    assert values(again) == wanted[6:]
+    assert asides(again.path) == {}
+    ended = PartitionLog.open(tmp_path / "t-0", log.config, replace(POWER_LOST, log_start_offset=5))
+    assert (ended.log_start_offset, ended.end_offset) == (5, 5)
+    assert len(asides(ended.path)) == 1
+
+
 @pytest.mark.parametrize("compacts", [False, True], ids=["delete", "compact"])
 @pytest.mark.parametrize("what", ["hole", "first batch", "file gone"])
 def test_later_segments_go_with_it_and_are_set_aside(tmp_path: Path, compacts: bool, what: str) -> None:

@@ -220,8 +220,9 @@ class PartitionCheck:
         options = self._options
         if options.clean or options.verified_offset is None or options.synced_unknown:
             return
-        sure = recovery.surely_on_disk(options)
-        holes = [each.damage for each in self.found if each.kind == "records" and each.damage.first_offset >= sure]
+        sure, start = recovery.surely_on_disk(options), options.log_start_offset or 0
+        damages = [each.damage for each in self.found if each.kind == "records"]
+        holes = [d for d in damages if d.first_offset >= sure and (d.next_offset is None or d.next_offset > start)]
         if holes:
             where = f"{self.path.name}/{holes[0].path.name}"
             self.notes.append(

@@ -110,7 +110,7 @@ def open_segments(
     if options.verified_offset is not None and not options.clean:
         sure = surely_on_disk(options)
         if not options.synced_unknown:
-            end_at_hole(segments, torn, sure, config, files, report)
+            end_at_hole(segments, torn, sure, options.log_start_offset or 0, config, files, report)
         _drop_unread(segments, torn, sure, report)
     last = segments[-1]
     if torn[len(segments) - 1]:

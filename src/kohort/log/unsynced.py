@@ -27,7 +27,13 @@ log = logging.getLogger("kohort.log")
 
 
 def end_at_hole(
-    segments: list[Segment], torn: list[bool], sure: int, config: LogConfig, files: FileCache, report: RecoveryReport
+    segments: list[Segment],
+    torn: list[bool],
+    sure: int,
+    start: int,
+    config: LogConfig,
+    files: FileCache,
+    report: RecoveryReport,
 ) -> None:
     """Cut off what lies at and behind the first damage from offset `sure` on, if something readable is behind it.
 
@@ -37,12 +43,13 @@ def end_at_hole(
         segments: as they were loaded; changed in place.
         torn: which of them end in bytes that are no batch; changed in place.
         sure: everything before it was on the disk.
+        start: where the log starts: a hole before it takes nothing.
 
     Raises:
         OSError: the disk failed or is full; another attempt goes on where this one stopped.
     """
     fs = files.fs
-    holes = ((number, _hole(segment, sure, fs)) for number, segment in enumerate(segments))
+    holes = ((number, _hole(segment, sure, start, fs)) for number, segment in enumerate(segments))
     number, hole = next(((number, hole) for number, hole in holes if hole is not None), (-1, None))
     if hole is None:
         return
@@ -69,11 +76,14 @@ def end_at_hole(
     torn[number:] = is_torn
 
 
-def _hole(segment: Segment, sure: int, fs: FileSystem) -> Damage | None:
+def _hole(segment: Segment, sure: int, start: int, fs: FileSystem) -> Damage | None:
     """The first damage from `sure` on; a file that is there and can't be opened may be sound, and is none."""
     if segment.inherited is None or not (segment.readable or not exists(segment.path, fs)):
         return None
-    return next((damage for damage in segment.inherited.damages if damage.first_offset >= sure), None)
+    for damage in segment.inherited.damages:
+        if damage.first_offset >= sure and (damage.next_offset is None or damage.next_offset > start):
+            return damage
+    return None
 
 
 def _readable_behind(segment: Segment, hole: Damage, size: int, later: Sequence[Segment]) -> bool:
