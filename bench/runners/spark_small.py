@@ -1,7 +1,7 @@
 """Small micro-batches with PySpark, local[2].
 
-`python -m bench.runners.spark_small FORMAT JOB SERVERS TOPIC COUNT JARS`: FORMAT is kohort (with a group), kafka (Spark's own
-source, from JARS) or tuned. JOB is
+`python -m bench.runners.spark_small FORMAT JOB SERVERS TOPIC COUNT JARS`: FORMAT is kohort (with a group), kafka
+(Spark's own source, from JARS) or tuned. JOB is
 
     tiny     COUNT batches of 400 rows into the noop sink, one after another; the ms that a batch took
     latency  COUNT records, one every 20 ms; the ms from a record's send to the end of the sink that has it
