@@ -82,15 +82,20 @@ def _put_back(path: Path, before: int, error: OSError, fs: FileSystem, mode: int
     return OSError(error.errno, f"{why}; {'it has its old content' if before >= 0 else 'it is removed'} again")
 
 
-def write_offsets(path: Path, offsets: Mapping[TopicPartition, int], *, sync: bool, fs: FileSystem = SYSTEM) -> None:
+def write_offsets(path: Path, offsets: Mapping[TopicPartition, int]) -> None:
+    """Put an offset checkpoint in place of `path`, durable when it returns."""
+    replace_file(path, offsets_file(offsets))
+
+
+def offsets_file(offsets: Mapping[TopicPartition, int]) -> bytes:
     """Kafka's offset checkpoint: version 0, the count, then `topic partition offset` lines."""
     lines = ["0", str(len(offsets))]
     lines += [f"{tp.topic} {tp.partition} {offset}" for tp, offset in offsets.items()]
-    replace_file(path, "\n".join(lines) + "\n", sync=sync, fs=fs)
+    return ("\n".join(lines) + "\n").encode()
 
 
 def read_offsets(path: Path, fs: FileSystem = SYSTEM) -> dict[TopicPartition, int]:
-    """The counterpart of `write_offsets`; empty if there is no file. Raises CorruptDataError."""
+    """The counterpart of `offsets_file`; empty if there is no file. Raises CorruptDataError."""
     found = {}
     for words in _read_lines(path, 3, fs):
         found[TopicPartition(words[0], int(words[1]))] = int(words[2])

@@ -9,7 +9,7 @@ from pathlib import Path
 from kohort.ids import TopicPartition
 from kohort.log import checkpoints
 from kohort.log.checkpoints import CLEANED, LOG_STARTS, RECOVERY_POINTS
-from kohort.log.filesystem import SYSTEM, FileSystem, exists
+from kohort.log.filesystem import SYSTEM, FileSystem, exists, read_file
 from kohort.log.partition import PartitionLog
 from kohort.log.recovery import OpenOptions
 
@@ -55,10 +55,6 @@ def write_points(folder: Path, logs: Iterable[tuple[TopicPartition, PartitionLog
     synced = {tp: log.flushed_offset for tp, log in listed if log.flushed_offset}
     cleaned = {tp: log.cleaned_offset for tp, log in listed if log.cleaned_offset}
     for name, offsets in ((RECOVERY_POINTS, synced), (CLEANED, cleaned)):
-        path = folder / name
-        if not exists(path, fs) or checkpoints.readable_offsets(path, _unreadable, fs) != offsets:
-            checkpoints.write_offsets(path, offsets, sync=True, fs=fs)
-
-
-def _unreadable(_path: Path, _error: Exception) -> None:
-    """It is written anew."""
+        path, data = folder / name, checkpoints.offsets_file(offsets)
+        if not exists(path, fs) or read_file(path, fs) != data:
+            checkpoints.replace_file(path, data, fs=fs)

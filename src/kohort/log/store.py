@@ -461,7 +461,7 @@ class LogStore:
 
     def _write_starts(self) -> None:
         starts = {tp: p.log_start_offset for tp, p in self.partitions() if p.log_start_offset}
-        checkpoints.write_offsets(self.path / LOG_STARTS, starts, sync=True)
+        checkpoints.write_offsets(self.path / LOG_STARTS, starts)
 
     def _write_bounds(self) -> None:
         self._write_checkpoints()
