@@ -297,3 +297,28 @@ def test_an_append_that_is_flushed_puts_compacted_files_in_their_place(
     assert log.append(keyed((b"k0", b"new")), NOW).base_offset == 30
     assert log.flushed_offset == 31
     assert {key: value for _, key, value in records(log)}[b"k0"] == b"new"
+
+
+def test_a_compacted_file_that_is_in_its_place_is_not_looked_for_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = PartitionLog.open(tmp_path / "t-0", COMPACT)
+    for number in range(30):
+        log.append(keyed((b"k%d" % (number % 3), b"%d" % number * 20)), NOW)
+    log.roll()
+    compact_now(log, NOW)
+    assert len(log.segments) > 2
+    real = os.unlink
+
+    def failing(path: str) -> None:
+        if str(path).endswith(".txnindex"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        real(path)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "unlink", failing)
+        with pytest.raises(OSError, match="Input"):
+            compact_now(log, NOW)
+    log.settle()
+    newest = {b"k%d" % (number % 3): b"%d" % number * 20 for number in range(30)}
+    assert {key: value for _, key, value in records(log)} == newest

@@ -314,7 +314,7 @@ def finish_swap(path: Path, swap: Path, files: FileCache, config: LogConfig) -> 
     opening.load(segment, None, end, crc=False)
     segment.end_offset = end
     segment.finish()
-    if segment.path is not place:
+    if segment.path != place:
         sync_folder(path, fs)
         fs.replace(swap, place)
         segment.path = place
