@@ -10,6 +10,7 @@ import pytest
 from tests.spark.queries import Checkpoint, Place, Run, batch_reader, own_signals, place, values_of
 from tests.support.waiting import LAST_RESORT, STILL_S, until
 
+from kohort.broker import Broker
 from kohort.cli.app import run as kohort
 from kohort.client.offset_values import OffsetAndMetadata
 from kohort.client.producer.producer import Producer
@@ -21,6 +22,17 @@ pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.usefixtures("ow
 
 FIRST_MS = 1_700_000_000_000
 """The time of the record 0; each later one is a second younger."""
+
+
+@pytest.fixture
+def servers(our_broker: Broker) -> str:
+    """What the lines depend on of a broker is the same everywhere: tests/peers."""
+    return our_broker.bootstrap_servers
+
+
+@pytest.fixture(autouse=True)
+def _looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kohort.spark.query.REFRESH_S", 0.1)
 
 
 def stamped(place: Place, values: range, letter: str = "a", count: int = 2) -> None:
@@ -128,7 +140,7 @@ def test_a_partition_that_neither_knows_is_read_from_its_beginning(filled: Place
     with Run(filled.options(), Checkpoint()) as other:
         assert other.read(20) == list(range(20))
         with Run(filled.options(), log) as run:
-            until(lambda: other.plan() is None and shares(filled) == [1, 1], "they share", STILL_S)
+            until(lambda: other.plan() is run.plan() is None and shares(filled) == [1, 1], "they share", STILL_S)
             stamped(filled, range(20, 40))
             mine = set(run.read(10))
     filled.admin.delete_consumer_group_offsets(filled.group, filled.partitions()).all()
@@ -193,7 +205,7 @@ def test_a_form_of_starting_offsets_counts_where_the_group_has_no_offset(filled:
         assert tuple(filled.committed().values()) == STARTS[form]
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", ["earliest", "latest", "offsets", "a time", "times by partition", "committed"])
 def test_no_form_of_starting_offsets_counts_where_the_group_has_one(filled: Place, form: str) -> None:
     commit(filled, 2, 8)
     with Run(filled.options(**FORMS[form](filled))) as run:
@@ -328,7 +340,7 @@ def test_an_offset_without_records_is_data_loss(filled: Place, halfway: Checkpoi
 
 
 GROUPED = pytest.mark.parametrize("grouped", [True, False], ids=["group", "alone"])
-START = pytest.mark.parametrize("start", ["latest", "offsets", "a time after the last record"])
+START = pytest.mark.parametrize("start", ["latest", "offsets"])
 
 
 def starting(place: Place, grouped: bool, start: str) -> dict[str, Any]:
