@@ -10,7 +10,7 @@ import pytest
 from tests.spark.queries import Checkpoint, Place, Run, batch_reader, own_signals, place, values_of
 from tests.support.waiting import LAST_RESORT, STILL_S, until
 
-from kohort.broker import Broker
+from kohort import Broker
 from kohort.cli.app import run as kohort
 from kohort.client.offset_values import OffsetAndMetadata
 from kohort.client.producer.producer import Producer
@@ -238,9 +238,7 @@ def test_a_checkpoint_lost_with_a_batch_under_way_reads_that_batch_again(filled:
         assert run.read(20) == list(range(20, 40))
 
 
-def test_to_begin_anew_takes_a_fresh_checkpoint_and_a_group_without_offsets(
-    filled: Place, halfway: Checkpoint
-) -> None:
+def test_to_begin_anew_takes_a_fresh_checkpoint_and_a_group_without_offsets(filled: Place, halfway: Checkpoint) -> None:
     del halfway
     filled.admin.delete_consumer_groups([filled.group]).all()
     with Run(filled.options(startingOffsets="earliest"), Checkpoint()) as run:
@@ -298,6 +296,20 @@ def test_offsets_that_were_saved_and_put_back_count(filled: Place, halfway: Chec
     filled.admin.alter_consumer_group_offsets(filled.group, back).all()
     with Run(filled.options(), halfway) as run:
         assert run.read(20) == list(range(20, 40))
+
+
+@pytest.mark.parametrize(("metadata", "left"), [("kept", 0), ("", 20)], ids=["with", "without"])
+def test_saved_offsets_of_just_before_the_last_batch_count_without_their_metadata(
+    filled: Place, halfway: Checkpoint, metadata: str, left: int
+) -> None:
+    saved = filled.admin.list_consumer_group_offsets(filled.group, filled.partitions()).all()
+    with Run(filled.options(), halfway) as run:
+        assert run.read(20) == list(range(20, 40))
+    kept = {one.metadata for one in saved.values() if one is not None}
+    commit(filled, 10, 10, kept.pop() if metadata else "")
+    with Run(filled.options(), halfway) as run:
+        assert len(run.read(left)) == left
+    assert filled.committed() == {0: 20, 1: 20}
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
@@ -409,17 +421,23 @@ def test_a_new_topic_of_the_pattern_is_read_from_its_beginning(filled: Place, gr
 
 
 @GROUPED
+@pytest.mark.parametrize("down", [False, True], ids=["running", "down"])
 def test_the_first_topic_of_a_pattern_that_matched_nothing_is_read_from_its_beginning(
-    place: Place, grouped: bool
+    place: Place, grouped: bool, down: bool
 ) -> None:
     pattern = {"subscribe": None, "subscribePattern": f"t-{place.name}-.*"}
-    with Run(place.options(**(starting(place, grouped, "latest") | pattern))) as run:
-        for _ in range(3):
-            planned = run.plan()
-            if planned is not None:
-                assert run.finish(planned) == []
-        place.make()
-        place.produce(range(6))
+    log, options = Checkpoint(), place.options(**(starting(place, grouped, "latest") | pattern))
+    with Run(options, log) as run:
+        until(lambda: run.plan() is not None, "an empty batch notes that nothing was there", STILL_S)
+        log.finished += 1
+        if not down:
+            place.make()
+            place.produce(range(6))
+            assert run.read(6) == list(range(6))
+            return
+    place.make()
+    place.produce(range(6))
+    with Run(options, log) as run:
         assert run.read(6) == list(range(6))
 
 
@@ -468,6 +486,12 @@ def test_a_query_without_a_group_notes_where_it_started(filled: Place) -> None:
     stamped(filled, range(20, 24))
     with Run(options, log) as run:
         assert run.read(4) == list(range(20, 24))
+
+
+def test_committed_with_no_reset_needs_offsets(filled: Place) -> None:
+    options = filled.options(**{"startingOffsets": "committed", "kafka.auto.offset.reset": "none"})
+    with Run(options) as run, pytest.raises(OffsetError, match="has no offset for"):
+        run.read(1)
 
 
 def test_committed_needs_a_group(filled: Place) -> None:
