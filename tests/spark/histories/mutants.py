@@ -181,7 +181,7 @@ MUTANTS: dict[Callable[[], None], tuple[str, ...]] = {
     drops_a_partition_of_a_repeated_batch: ("commits_follow_sinks",),
     repeats_with_new_ends: ("rows_are_true",),
     repeats_what_others_read: ("replays_what_is_its_own",),
-    starts_new_partitions_at_their_ends: ("commits_follow_sinks",),
+    starts_new_partitions_at_their_ends: ("commits_follow_sinks", "nothing_lost"),
     commits_nothing: ("starts_at_the_commit",),
     loses_the_last_task: ("finished_batches_are_whole",),
     reads_a_record_too_far: ("commits_follow_sinks",),
