@@ -19,6 +19,7 @@ from kohort.spark.incarnations import Incarnations
 from kohort.spark.lag_report import lag_report
 from kohort.spark.options import SourceOptions, duration_ms
 from kohort.spark.query_member import Held, Maker, Membership, OffsetKeeper, Place, given_away
+from kohort.spark.rebalances import Standing
 from kohort.spark.starting import first_positions, refuse_beyond, within
 
 log = logging.getLogger("kohort.spark")
@@ -438,7 +439,8 @@ class Query:
         if not self._ends:
             return None
         generation = self._held.generation if self._held else -1
-        return lag_report(self._positions, self._ends, generation, self._options.group_id)
+        standing = self._place.standing() if self._place is not None else Standing()
+        return lag_report(self._positions, self._ends, generation, self._options.group_id, standing)
 
     def close(self) -> None:
         """Leave the group; a batch that is known to be done, and whose commit was cut off, is committed first."""
