@@ -18,6 +18,7 @@ from kohort.errors import CommitFailedError, ErrorCode, FencedError, InvalidInpu
 from kohort.ids import TopicId, TopicPartition
 from kohort.spark.batch_offset import Committed, Stamp
 from kohort.spark.catalog import client_settings
+from kohort.spark.neighbours import Neighbours
 from kohort.spark.options import SourceOptions
 from kohort.spark.rebalances import Rebalances, Standing
 
@@ -117,6 +118,7 @@ class Membership:
         self._gap_s = 0.0  # the longest that this process did nothing, in the running batch
         self._heard, self._warned = heard, False
         self._rebalances = Rebalances(self._member.group_id)
+        self._neighbours = Neighbours(options)
         self._failure: Exception | None = None
         self._ended = threading.Event()
         self._watch = threading.Thread(target=self._run, name="kohort-revocations", daemon=True)
@@ -211,6 +213,7 @@ class Membership:
     def close(self) -> None:
         """Leave the group."""
         self._ended.set()
+        self._neighbours.close()
         self._member.close(timeout_ms=LEAVE_MS)
 
     def _run(self) -> None:
@@ -224,11 +227,18 @@ class Membership:
                         self._member.release()
                     self._take_in()
                 self._warn_if_long()
+                self._warn_of_neighbours()
             except Exception as error:
                 if not self._ended.is_set():
                     log.exception("what watches for revocations has ended")
                     self._failure = error
                 return
+
+    def _warn_of_neighbours(self) -> None:
+        """Say once that others in the group subscribe to other topics."""
+        warning = self._neighbours.warning(self._member.assignment().member_id)
+        if warning is not None:
+            log.warning("%s", warning)
 
     def _warn_if_long(self) -> None:
         """Say once that a rebalance would not wait for the running batch; Spark tells nobody a query's trigger."""
