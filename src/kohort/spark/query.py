@@ -295,6 +295,11 @@ class Query:
         Its offset says to every later run that those partitions were read up to the batch's ends. Whoever has one now
         says so by a commit; until then the group's offset is this query's, and is committed again under the batch's
         number. False: the group has moved on meanwhile.
+
+        A new owner's commit between the look and this one is set back: a coordinator takes any member's offset for any
+        partition, and knows no "only if it is still so". That owner's next commit mends it; should it end before,
+        records are read again, and none is lost. To leave the partitions of others alone would lose the records of an
+        owner that ends before its first commit.
         """
         place = self._place
         if place is None:
