@@ -141,7 +141,9 @@ def runner(job: str, args: list[str], records: int) -> Sample:
     told = json.loads(done.stdout.splitlines()[-1])
     if told["amount"] < records:
         raise RunFailed(f"{args[0]} got {told['amount']} of {records} records")
-    return Sample(told["amount"], told["seconds"], {name: told[name] for name in ("cpu_s", "rss_mb") if name in told})
+    return Sample(
+        told["amount"], told["seconds"], {name: told[name] for name in told if name not in ("amount", "seconds")}
+    )
 
 
 def java_consumer(tools: KafkaTools | None, place: Place, topic: str, records: int) -> Sample:

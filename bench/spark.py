@@ -1,11 +1,12 @@
-"""Spark rows per second, local[2], values of 100 bytes: the kohort source beside Spark's own.
+"""Spark rows per second, local[2], values of 100 bytes: the kohort source beside Spark's own, default and tuned.
 
-Batch and stream of bytes, and JSON values to structs: by from_json after either source, and typed by ours.
+Batch and stream of bytes, from few and many partitions, and JSON values to structs: by from_json after either source,
+and typed by ours.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 import pyarrow as pa
@@ -20,27 +21,39 @@ _SIZE = 100
 _RECORDS = 4_000_000
 _JSON_RECORDS = 2_000_000
 _BATCH = 50_000
-_JOBS = {"sum": "batch, sum of lengths", "stream": "availableNow to noop"}
+_JOBS = {
+    "sum": "batch, sum of lengths",
+    "pair": "batch, key and value to noop",
+    "stream": "availableNow to noop",
+}
+_PARTITIONS = {1: ("sum", "stream"), 4: tuple(_JOBS), 100: ("sum", "stream")}
+"""Which jobs are run on a topic of so many partitions."""
 
 
 def figures(options: Options, console: Console) -> Iterator[Figure]:
     """One figure for each job and broker, related to Spark's own source."""
     with brokers() as places:
         for place in places:
-            wanted = {job: f"Spark from {place.name}: {title}" for job, title in _JOBS.items()}
-            wanted = {job: title for job, title in wanted.items() if options.only in title}
             yield from _json_to_struct(place, options, console)
-            if not wanted:
-                continue
-            records = options.records(_RECORDS)
-            topic = filled_topic(place, records, _SIZE)
-            for job, title in wanted.items():
-                contenders = [
-                    Contender("Spark's Kafka source", _spark("kafka", job, place, topic, records)),
-                    Contender("kohort", _spark("kohort", job, place, topic, records)),
-                ]
-                yield compare(title, contenders, rounds=options.rounds, unit="rows/s", console=console)
-            drop_topic(place, topic)
+            for partitions, jobs in _PARTITIONS.items():
+                yield from _bytes(place, partitions, jobs, options, console)
+
+
+def _bytes(place: Place, partitions: int, jobs: Iterable[str], options: Options, console: Console) -> Iterator[Figure]:
+    titles = {job: f"Spark from {place.name}: {_JOBS[job]}, {partitions} partitions" for job in jobs}
+    wanted = {job: title for job, title in titles.items() if options.only in title}
+    if not wanted:
+        return
+    records = options.records(_RECORDS)
+    topic = filled_topic(place, records, _SIZE, partitions)
+    for job, title in wanted.items():
+        contenders = [
+            Contender("Spark's Kafka source", _spark("kafka", job, place, topic, records)),
+            Contender("Spark's, tuned", _spark("tuned", job, place, topic, records)),
+            Contender("kohort", _spark("kohort", job, place, topic, records)),
+        ]
+        yield compare(title, contenders, rounds=options.rounds, unit="rows/s", console=console)
+    drop_topic(place, topic)
 
 
 def _json_to_struct(place: Place, options: Options, console: Console) -> Iterator[Figure]:
@@ -51,6 +64,7 @@ def _json_to_struct(place: Place, options: Options, console: Console) -> Iterato
     topic = _json_topic(place, records)
     contenders = [
         Contender("Spark's Kafka source, from_json", _spark("kafka", "json", place, topic, records)),
+        Contender("Spark's, tuned, from_json", _spark("tuned", "json", place, topic, records)),
         Contender("kohort, from_json", _spark("kohort", "json", place, topic, records)),
         Contender("kohort, valueFormat=json", _spark("kohort", "typed", place, topic, records)),
     ]
@@ -77,7 +91,7 @@ def _spark(kind: str, job: str, place: Place, topic: str, records: int) -> Calla
 
 
 def _run(kind: str, job: str, place: Place, topic: str, records: int) -> Sample:
-    jars = jars_of_sparks_source() if kind == "kafka" else ""
+    jars = "" if kind == "kohort" else jars_of_sparks_source()
     return runner("spark", [kind, job, place.servers, topic, str(records), jars], records)
 
 
