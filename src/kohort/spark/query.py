@@ -19,6 +19,7 @@ from kohort.spark.incarnations import Incarnations
 from kohort.spark.lag_report import lag_report
 from kohort.spark.options import SourceOptions, duration_ms
 from kohort.spark.query_member import Held, Maker, Membership, OffsetKeeper, Place, given_away
+from kohort.spark.rebalances import Standing
 from kohort.spark.starting import first_positions, refuse_beyond, within
 
 log = logging.getLogger("kohort.spark")
@@ -298,6 +299,11 @@ class Query:
         Its offset says to every later run that those partitions were read up to the batch's ends. Whoever has one now
         says so by a commit; until then the group's offset is this query's, and is committed again under the batch's
         number. False: the group has moved on meanwhile.
+
+        A new owner's commit between the look and this one is set back: a coordinator takes any member's offset for any
+        partition, and knows no "only if it is still so". That owner's next commit mends it; should it end before,
+        records are read again, and none is lost. To leave the partitions of others alone would lose the records of an
+        owner that ends before its first commit.
         """
         place = self._place
         if place is None:
@@ -448,7 +454,8 @@ class Query:
         if not self._ends:
             return None
         generation = self._held.generation if self._held else -1
-        return lag_report(self._positions, self._ends, generation, self._options.group_id)
+        standing = self._place.standing() if self._place is not None else Standing()
+        return lag_report(self._positions, self._ends, generation, self._options.group_id, standing)
 
     def close(self) -> None:
         """Leave the group; a batch that is known to be done, and whose commit was cut off, is committed first."""
