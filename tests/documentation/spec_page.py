@@ -53,6 +53,11 @@ def cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.strip().strip("|").split("|")]
 
 
+def tests_of(cell: str) -> list[tuple[str, str]]:
+    """(file, test) of each test that a cell names."""
+    return re.findall(r"`([\w/]+\.py)::(\w+)`", cell)
+
+
 def points(text: str) -> list[Row]:
     """The rows of the page's points."""
     found = []
@@ -62,7 +67,7 @@ def points(text: str) -> list[Row]:
             name: re.findall(r"`(\w+)`", inner)
             for name, inner in re.findall(r"`([\w/]+(?:\.py|/))`(?: \(([^)]*)\))?", where)
         }
-        found.append(Row(point, where, files, re.findall(r"`([\w/]+\.py)::(\w+)`", tests)))
+        found.append(Row(point, where, files, tests_of(tests)))
     return found
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import StructType
 from tests.support.waiting import STILL_S, until
 
@@ -81,6 +80,7 @@ class Place:
             "startingOffsets": "earliest",
             "columns": "value,topic,partition,offset",
             "kafka.metadata.max.age.ms": 500,
+            "kafka.heartbeat.interval.ms": 200,
         }
         return {key: str(value) for key, value in (given | more).items() if value is not None}
 
@@ -142,7 +142,7 @@ class Run:
         start = log.end_of(log.finished - 1) or self._first()
         end = log.end_of(log.finished)
         if end is None:
-            end = json.dumps(self.reader.latestOffset(json.loads(start), ReadAllAvailable()))
+            end = json.dumps(self.reader.latestOffset(json.loads(start), self.reader.getDefaultReadLimit()))
             if end == start:
                 return None
             log.offsets.append(end)

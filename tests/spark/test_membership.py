@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 
 import pytest
@@ -14,6 +15,7 @@ from kohort.client.group.member import GroupMember
 from kohort.errors import CommitFailedError, ErrorCode, NotAuthorizedError
 from kohort.spark.options import parse_options
 from kohort.spark.query_member import Membership, advice
+from kohort.spark.rebalances import Standing
 
 pytestmark = pytest.mark.filterwarnings("default")
 """The pipes of Spark's gateway in the tests before are collected, and warned of, while these run."""
@@ -74,6 +76,124 @@ def test_no_batch_begins_with_partitions_that_were_given_back_since_they_were_as
                 assert place.begin(shared)
         finally:
             place.close()
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_rebalances_are_counted_and_told_as_they_end(protocol: str, caplog: pytest.LogCaptureFixture) -> None:
+    """One that comes in a batch and is over before its end costs the query nothing."""
+    caplog.set_level(logging.INFO, "kohort.spark")
+    with Broker(config={"group.initial.rebalance.delay.ms": 0}) as broker:
+        with Admin(broker.bootstrap_servers) as admin:
+            admin.create_topics([NewTopic("flights", 2)])
+        said = {
+            "kafka.bootstrap.servers": broker.bootstrap_servers,
+            "kafka.client.id": "counting",
+            "kafka.heartbeat.interval.ms": "50",
+            "subscribe": "flights",
+            "group.id": "etl",
+            "group.protocol": protocol,
+        }
+        join = "JoinGroup" if protocol == "classic" else "ConsumerGroupHeartbeat"
+        joins = broker.faults.add(Fault(join, "hold", client_id="counting", times=None))
+        place = Membership(parse_options(said))
+        try:
+            joins.wait()
+            assert place.standing() == Standing(None, 0, None), "nothing has happened yet"
+            broker.faults.clear()
+            held = place.held(STILL_S * 1000)
+            assert held is not None
+            until(lambda: len(lines(caplog)) == 1, "the log has its line, whether anybody looks or not")
+            first = place.standing()
+            assert first.rebalances == 1 and first.standstill_ms is not None and first.standstill_ms > 0
+            assert first.member_id == place._member.assignment().member_id != ""
+            with GroupMember(
+                broker.bootstrap_servers,
+                "etl",
+                topics=["flights"],
+                group_protocol=protocol,
+                heartbeat_interval_ms=50,
+            ) as other:
+                until(lambda: len(other.assignment().partitions) == 1, "the newcomer has its share", STILL_S)
+                until(lambda: place.held(1_000) and place.standing().rebalances > 1, "the query has the rest", STILL_S)
+            until(lambda: (now := place.held(1_000)) and len(now.partitions) == 2, "it has all again", STILL_S)
+            after = place.standing()
+            assert after.rebalances > 2 and after.member_id == first.member_id
+            until(lambda: len(lines(caplog)) == after.rebalances, "each has its line")
+        finally:
+            place.close()
+    assert lines(caplog) == [f"rebalance {number}" for number in range(1, after.rebalances + 1)]
+    text = "\n".join(caplog.messages)
+    assert f"group etl: rebalance 1 of member {first.member_id} is over" in text
+    assert "2 partitions held, 2 gained, 0 lost" in text and "1 partitions held, 0 gained, 1 lost" in text
+    assert "2 partitions held, 1 gained, 0 lost" in text
+
+
+def test_the_progress_does_not_wait_for_the_watching_thread() -> None:
+    with Broker(config={"group.initial.rebalance.delay.ms": 0}) as broker:
+        with Admin(broker.bootstrap_servers) as admin:
+            admin.create_topics([NewTopic("flights", 2)])
+        said = {"kafka.bootstrap.servers": broker.bootstrap_servers, "subscribe": "flights", "group.id": "etl"}
+        joins = broker.faults.add(Fault("JoinGroup", "hold", times=None))
+        place = Membership(parse_options(said))
+        try:
+            joins.wait()
+            place._ended.set()
+            place._watch.join()
+            broker.faults.clear()
+            assert place.held(STILL_S * 1000) is not None
+            assert place.standing().rebalances == 1
+        finally:
+            place.close()
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [found[0] for one in caplog.messages if (found := re.search("rebalance [0-9]+", one)) is not None]
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_a_rebalance_while_a_batch_runs_is_no_standstill_of_the_query(protocol: str) -> None:
+    """What comes back from a member that leaves is held before the batch is over."""
+    with Broker(config={"group.initial.rebalance.delay.ms": 0}) as broker:
+        with Admin(broker.bootstrap_servers) as admin:
+            admin.create_topics([NewTopic("flights", 2)])
+        settings = {"group_protocol": protocol, "partition_assignment_strategy": "cooperative-sticky"}
+        said = {
+            "kafka.bootstrap.servers": broker.bootstrap_servers,
+            "kafka.heartbeat.interval.ms": "50",
+            "kafka.partition.assignment.strategy": "cooperative-sticky",
+            "subscribe": "flights",
+            "group.id": "etl",
+            "group.protocol": protocol,
+        }
+        with GroupMember(
+            broker.bootstrap_servers, "etl", topics=["flights"], heartbeat_interval_ms=50, **settings
+        ) as other:
+            other.wait_assignment(STILL_S * 1000)
+            place = Membership(parse_options(said))
+            try:
+
+                def shared() -> bool:
+                    if other.revocation() is not None:
+                        other.release()
+                    now = place.held(100)
+                    return now is not None and len(now.partitions) == 1 and place.begin(now)
+
+                until(shared, "a batch begins with one partition", STILL_S)
+                before = place.standing().rebalances
+                other.close()
+                until(lambda: len(place._member.assignment().partitions) == 2, "the other comes to it", STILL_S)
+                until(lambda: place.standing().rebalances > before, "that was one")
+                assert place.standing().standstill_ms == 0
+                place.end()
+                held = place.standing()
+                assert held.standstill_ms == 0
+                with GroupMember(
+                    broker.bootstrap_servers, "etl", topics=["flights"], heartbeat_interval_ms=50, **settings
+                ):
+                    until(lambda: place.standing().rebalances > held.rebalances, "it is idle in the next", STILL_S)
+                    assert (place.standing().standstill_ms or 0) > 0
+            finally:
+                place.close()
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])

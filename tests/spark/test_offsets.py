@@ -57,6 +57,7 @@ def test_stamps_survive_metadata_and_strangers_have_none() -> None:
         (None, 40, 40),
         (Committed(30), None, 30),
         (Committed(30, Stamp("mine", 4)), 40, 40),
+        (Committed(29, Stamp("mine", 4)), 40, 29),
         (Committed(50, Stamp("mine", 4)), 40, 50),
         (Committed(30, Stamp("mine", 5)), 40, 30),
         (Committed(30, Stamp("mine", 6)), 40, 30),
@@ -68,4 +69,4 @@ def test_stamps_survive_metadata_and_strangers_have_none() -> None:
 def test_the_checkpoint_counts_only_above_a_commit_of_an_earlier_batch_of_its_own_query(
     committed: Committed | None, checkpoint: int | None, start: int | None
 ) -> None:
-    assert resume_at("mine", committed, None if checkpoint is None else Reached(checkpoint, 5)) == start
+    assert resume_at("mine", committed, None if checkpoint is None else Reached(30, checkpoint, 5)) == start

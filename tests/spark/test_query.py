@@ -391,3 +391,31 @@ def test_the_progress_names_the_group(stage: Stage) -> None:
         assert report is not None and report["group"] == stage.name and set(report["topics"]) == {stage.name}
     finally:
         query.close()
+
+
+def test_the_progress_counts_rebalances(stage: Stage, closing: Callable[[Query], Query]) -> None:
+    stage.produce(1)
+    query = closing(stage.query())
+    assert query.report() is None, "nothing is known before the first look"
+    first = trigger(query, BatchOffset("q1"))
+    (member,) = stage.admin.describe_consumer_groups([stage.name]).result(stage.name).members
+    report = query.report()
+    assert report is not None and (report["member"], report["rebalances"]) == (member.member_id, 1)
+    assert report["lastStandstillMs"] >= 0
+    assert query.sink_done(first)
+    with stage.member() as newcomer:
+        stage.share(newcomer, 2)
+        until(lambda: (query.report() or {})["rebalances"] > 1, "it is counted without a trigger", STILL_S)
+
+
+@pytest.mark.parametrize("where", ["assign", "no group"])
+def test_the_progress_of_a_query_that_is_no_member_has_no_rebalances(
+    stage: Stage, closing: Callable[[Query], Query], where: str
+) -> None:
+    stage.produce(1)
+    more = {"group.id": None} if where == "no group" else {"subscribe": None, "assign": f'{{"{stage.name}": [0, 1]}}'}
+    query = closing(stage.query(**more))
+    trigger(query, BatchOffset("q1"))
+    report = query.report()
+    assert report is not None
+    assert [report[name] for name in ("member", "rebalances", "lastStandstillMs")] == [None, 0, None]

@@ -60,6 +60,30 @@ class Revocation:
 
 
 @dataclass(frozen=True, slots=True)
+class Rebalance:
+    """One that a member has been through: a new assignment, from the first on, whatever it changed.
+
+    Attributes:
+        number: Of this member's; the first is 1.
+        generation: As in `Assignment`, of what is held since.
+        member_id: The same.
+        held: Partitions since.
+        gained, lost: Partitions that it has and had not before, or had and has not.
+        began_ms, ended_ms: On the core's monotonic clock: from when the member was asked to give up, had to join
+            (again), or was put out, until it held its assignment.
+    """
+
+    number: int
+    generation: int
+    member_id: str
+    held: int
+    gained: int
+    lost: int
+    began_ms: float
+    ended_ms: float
+
+
+@dataclass(frozen=True, slots=True)
 class GroupMetadata:
     """A consumer's place in its group, for a transaction that commits its offsets: a stale one is refused.
 

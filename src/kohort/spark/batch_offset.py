@@ -104,7 +104,7 @@ class BatchOffset:
         return {tp: span.end for tp, span in self.spans.items()}
 
     def reached(self) -> dict[TopicPartition, Reached]:
-        return {tp: Reached(span.end, self.batch) for tp, span in self.spans.items()}
+        return {tp: Reached(span.start, span.end, self.batch) for tp, span in self.spans.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +146,9 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """Where a batch of the query's own ended in a partition, as its checkpoint says."""
+    """Where a batch of the query's own began and ended in a partition, as its checkpoint says."""
 
+    start: int
     offset: int
     batch: int
 
@@ -156,13 +157,14 @@ def resume_at(query: str, committed: Committed | None, reached: Reached | None) 
     """Where a partition starts that a query has just been given; None: neither the group nor the checkpoint knows.
 
     The group's offset counts. The checkpoint's raises it only if the group's was committed by this very query in an
-    earlier batch: then no one else had the partition since, and the checkpoint only knows of a batch whose commit was
-    cut off. An offset that the query committed in that batch or later says that the batch was not read here: it was
-    left to the group when it was to be run again, or an administrator set the offset after it.
+    earlier batch, and is not before where the checkpoint's batch began: then no one else had the partition since, and
+    the checkpoint only knows of a batch whose commit was cut off. An offset that the query committed in that batch or
+    later says that the batch was not read here: it was left to the group when it was to be run again. One before the
+    batch is an older commit of the query's that somebody saved and has put back.
     """
     if committed is None:
         return reached.offset if reached is not None else None
     stamp = committed.stamp
-    if reached is not None and stamp is not None and stamp.query == query and stamp.batch < reached.batch:
-        return max(committed.offset, reached.offset)
-    return committed.offset
+    if reached is None or stamp is None or stamp.query != query or stamp.batch >= reached.batch:
+        return committed.offset
+    return max(committed.offset, reached.offset) if committed.offset >= reached.start else committed.offset

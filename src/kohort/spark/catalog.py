@@ -14,7 +14,7 @@ from kohort.errors import InvalidInputError, NotFoundError, OffsetError
 from kohort.ids import NO_TOPIC_ID, TopicId, TopicPartition
 from kohort.spark.batch_offset import Stamp
 from kohort.spark.data_loss import lose
-from kohort.spark.options import EARLIEST, LATEST, SourceOptions, numbers_of_json
+from kohort.spark.options import EARLIEST, LATEST, SourceOptions, numbers_of_json, passed_on
 
 log = logging.getLogger("kohort.spark")
 
@@ -95,8 +95,7 @@ def _offset_bound(name: str, text: str) -> Bound:
 
 def client_settings(options: SourceOptions) -> dict[str, Any]:
     """The `kafka.*` options without the addresses, for the client."""
-    own = ("bootstrap.servers", "group.id", "group.protocol")
-    return {"client.id": "kohort-spark"} | {k: v for k, v in options.kafka.items() if k not in own}
+    return passed_on(options.kafka, "group.id", "group.protocol")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What a query's progress shows of its lag. Pure."""
+"""What a query's progress shows of its lag and its place in the group. Pure."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from kohort.ids import TopicPartition
+from kohort.spark.rebalances import Standing
 
 
 def lag_report(
     positions: Mapping[TopicPartition, int],
     ends: Mapping[TopicPartition, int],
     generation: int,
-    group: str | None = None,
+    group: str | None,
+    standing: Standing,
 ) -> dict[str, Any]:
     """Where a query is and how far its partitions go, as plain JSON.
 
@@ -21,6 +23,7 @@ def lag_report(
         ends: of the partitions held.
         generation: of the group; -1 without one.
         group: its name; None without one.
+        standing: the query's, as a member.
     """
     topics: dict[str, dict[str, dict[str, int]]] = {}
     for tp in sorted(ends):
@@ -31,4 +34,13 @@ def lag_report(
             "lag": max(0, ends[tp] - position),
         }
     lag = sum(one["lag"] for numbers in topics.values() for one in numbers.values())
-    return {"group": group, "generation": generation, "lag": lag, "topics": topics}
+    standstill_ms = None if standing.standstill_ms is None else round(standing.standstill_ms)
+    return {
+        "group": group,
+        "member": standing.member_id,
+        "generation": generation,
+        "rebalances": standing.rebalances,
+        "lastStandstillMs": standstill_ms,
+        "lag": lag,
+        "topics": topics,
+    }

@@ -239,6 +239,16 @@ def by_kind(
     return own, kafka
 
 
+def passed_on(kafka: Mapping[str, str], *own: str) -> dict[str, Any]:
+    """The `kafka.*` options as settings of a client.
+
+    Args:
+        kafka: the options without their prefix.
+        own: those that an option of ours stands for; the addresses are one always.
+    """
+    return {"client.id": "kohort-spark"} | {k: v for k, v in kafka.items() if k not in ("bootstrap.servers", *own)}
+
+
 def _names(declared: type) -> Iterable[str]:
     for name, setting in settings(declared).items():
         yield name

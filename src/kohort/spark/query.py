@@ -19,6 +19,7 @@ from kohort.spark.incarnations import Incarnations
 from kohort.spark.lag_report import lag_report
 from kohort.spark.options import SourceOptions, duration_ms
 from kohort.spark.query_member import Held, Maker, Membership, OffsetKeeper, Place, given_away
+from kohort.spark.rebalances import Standing
 from kohort.spark.starting import first_positions, refuse_beyond, within
 
 log = logging.getLogger("kohort.spark")
@@ -74,6 +75,7 @@ class Query:
         self._brought: dict[TopicPartition, int] = {}  # by the checkpoint, from another group
         self._resumed = False  # what the checkpoint says is known
         self._restarted = False  # or has had partitions: what is unknown from then on is new
+        self._there: frozenset[TopicPartition] | None = None  # when the query started
         self._every: list[TopicPartition] = []
         self._batch = 0
 
@@ -207,8 +209,11 @@ class Query:
         return planned
 
     def _must_note(self, start: BatchOffset) -> bool:
-        """Whether an empty batch is due: without a group only the checkpoint can keep where a query started."""
-        return self._place is None and start.batch == 0 and self._bound.kind != "earliest"
+        """Whether an empty batch is due: only the checkpoint can keep where a query started if no group does.
+
+        A group does not either while there is nothing to commit an offset of, as with a pattern that matches nothing.
+        """
+        return (self._place is None or not self._there) and start.batch == 0 and self._bound.kind != "earliest"
 
     def _limit(self, tp: TopicPartition) -> int:
         end = self._ends[tp]
@@ -265,7 +270,7 @@ class Query:
         ours = {
             tp: span
             for tp, span in kept.items()
-            if tp in held.partitions and self._positions[tp] <= span.end  # else the group is further on
+            if tp in held.partitions and span.start <= self._positions[tp] <= span.end  # else the group was set there
         }
         self._positions.update({tp: span.end for tp, span in ours.items()})
         ids = self._topics.of(kept)
@@ -294,6 +299,11 @@ class Query:
         Its offset says to every later run that those partitions were read up to the batch's ends. Whoever has one now
         says so by a commit; until then the group's offset is this query's, and is committed again under the batch's
         number. False: the group has moved on meanwhile.
+
+        A new owner's commit between the look and this one is set back: a coordinator takes any member's offset for any
+        partition, and knows no "only if it is still so". That owner's next commit mends it; should it end before,
+        records are read again, and none is lost. To leave the partitions of others alone would lose the records of an
+        owner that ends before its first commit.
         """
         place = self._place
         if place is None:
@@ -380,7 +390,7 @@ class Query:
         return Held(tuple(tp for tp in held.partitions if tp in present.partitions), held.generation)
 
     def _take_place(self) -> Place:
-        self._catalog.partitions(self._topics.known)  # a topic that does not exist is an error at once
+        self._look()  # a topic that does not exist is an error at once
         if self._options.assign is not None:
             return OffsetKeeper(self._options)
         return Membership(self._options, self._heard)
@@ -388,8 +398,15 @@ class Query:
     def _all_partitions(self) -> tuple[TopicPartition, ...]:
         now = time.monotonic()
         if not self._every or now - self._refreshed_at > REFRESH_S:
-            self._every, self._refreshed_at = self._catalog.partitions(self._topics.known), now
+            self._every, self._refreshed_at = self._look(), now
         return tuple(self._every)
+
+    def _look(self) -> list[TopicPartition]:
+        """Every partition that there is for the query and its group."""
+        found = self._catalog.partitions(self._topics.known)
+        if self._there is None:
+            self._there = frozenset(found)
+        return found
 
     def _take(self, held: Held) -> bool:
         """Find where to go on in each partition, and say so to the group. False: the group has moved on meanwhile."""
@@ -407,9 +424,8 @@ class Query:
                 unknown.append(tp)
             else:
                 positions[tp] = at
-        first = first_positions(
-            unknown, self._catalog, self._bound, again=self._topics.again, restarted=self._restarted
-        )
+        there = () if self._restarted else self._there or ()
+        first = first_positions(unknown, self._catalog, self._bound, again=self._topics.again, there=there)
         beginnings, ends = self._catalog.beginnings(held.partitions), self._catalog.ends(held.partitions)
         if any(tp not in known for known in (beginnings, ends, positions | first) for tp in held.partitions):
             return False  # a topic has gone since it was looked at
@@ -438,7 +454,8 @@ class Query:
         if not self._ends:
             return None
         generation = self._held.generation if self._held else -1
-        return lag_report(self._positions, self._ends, generation, self._options.group_id)
+        standing = self._place.standing() if self._place is not None else Standing()
+        return lag_report(self._positions, self._ends, generation, self._options.group_id, standing)
 
     def close(self) -> None:
         """Leave the group; a batch that is known to be done, and whose commit was cut off, is committed first."""

@@ -18,7 +18,9 @@ from kohort.errors import CommitFailedError, ErrorCode, FencedError, InvalidInpu
 from kohort.ids import TopicId, TopicPartition
 from kohort.spark.batch_offset import Committed, Stamp
 from kohort.spark.catalog import client_settings
+from kohort.spark.neighbours import Neighbours
 from kohort.spark.options import SourceOptions
+from kohort.spark.rebalances import Rebalances, Standing
 
 log = logging.getLogger("kohort.spark")
 
@@ -81,6 +83,9 @@ class Place(Protocol):
     def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Committed | None]:
         """The group's offsets with their makers."""
 
+    def standing(self) -> Standing:
+        """What the progress says of it."""
+
     def close(self) -> None:
         """Leave the group."""
 
@@ -89,7 +94,7 @@ class Membership:
     """Joins with the first use, heartbeats in the background, and answers revocations when no batch is running.
 
     A batch begins by a call of the thread that plans, and ends by that thread's or by the one that hears of its sink;
-    a thread of its own releases revoked partitions while the query is idle.
+    a thread of its own releases revoked partitions while the query is idle, and tells the log of rebalances.
     """
 
     def __init__(self, options: SourceOptions, heard: Callable[[], bool] = lambda: False) -> None:
@@ -112,6 +117,8 @@ class Membership:
         self._busy_since = self._looked_at = time.monotonic()
         self._gap_s = 0.0  # the longest that this process did nothing, in the running batch
         self._heard, self._warned = heard, False
+        self._rebalances = Rebalances(self._member.group_id)
+        self._neighbours = Neighbours(options)
         self._failure: Exception | None = None
         self._ended = threading.Event()
         self._watch = threading.Thread(target=self._run, name="kohort-revocations", daemon=True)
@@ -139,7 +146,9 @@ class Membership:
             assignment = self._member.assignment()
             if assignment.generation != held.generation or not set(held.partitions) <= set(assignment.partitions):
                 return False  # a generation goes on while what it had is given back
+            self._take_in()
             self._busy, self._busy_since = True, time.monotonic()
+            self._rebalances.batch_began(self._busy_since * 1000)
             self._gap_s, self._looked_at = 0.0, self._busy_since
             return True
 
@@ -150,6 +159,7 @@ class Membership:
         """
         with self._lock:
             self._busy = False
+            self._rebalances.batch_ended(time.monotonic() * 1000)
             self._member.release()
 
     def commit(self, offsets: Mapping[TopicPartition, int], maker: Maker, timeout_ms: float | None = None) -> None:
@@ -188,9 +198,22 @@ class Membership:
         """The group's offsets with their makers."""
         return _with_makers(self._member.committed(list(partitions)))
 
+    def standing(self) -> Standing:
+        """What the progress says of this member, with the rebalances up to now."""
+        with self._lock:
+            self._take_in()
+            return Standing(
+                self._member.assignment().member_id or None, self._rebalances.count, self._rebalances.standstill_ms
+            )
+
+    def _take_in(self) -> None:
+        """Count what rebalances there were since the last call. Under the lock."""
+        self._rebalances.take(self._member.rebalances(self._rebalances.count))
+
     def close(self) -> None:
         """Leave the group."""
         self._ended.set()
+        self._neighbours.close()
         self._member.close(timeout_ms=LEAVE_MS)
 
     def _run(self) -> None:
@@ -202,12 +225,20 @@ class Membership:
                     self._gap_s, self._looked_at = max(self._gap_s, now - self._looked_at), now
                     if not self._busy and not self._ended.is_set():
                         self._member.release()
+                    self._take_in()
                 self._warn_if_long()
+                self._warn_of_neighbours()
             except Exception as error:
                 if not self._ended.is_set():
                     log.exception("what watches for revocations has ended")
                     self._failure = error
                 return
+
+    def _warn_of_neighbours(self) -> None:
+        """Say once that others in the group subscribe to other topics."""
+        warning = self._neighbours.warning(self._member.assignment().member_id)
+        if warning is not None:
+            log.warning("%s", warning)
 
     def _warn_if_long(self) -> None:
         """Say once that a rebalance would not wait for the running batch; Spark tells nobody a query's trigger."""
@@ -325,6 +356,10 @@ class OffsetKeeper:
     def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Committed | None]:
         """The group's offsets with their makers."""
         return _with_makers(self._client.call(committed_offsets(self._client.cluster, self._group, partitions)))
+
+    def standing(self) -> Standing:
+        """It is no member."""
+        return Standing()
 
     def close(self) -> None:
         self._client.close(self._client.until_s(LEAVE_MS))

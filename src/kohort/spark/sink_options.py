@@ -9,7 +9,7 @@ from typing import Any
 from kohort.client.producer.core import producer_config
 from kohort.config import from_properties, knob
 from kohort.errors import InvalidInputError
-from kohort.spark.options import by_kind
+from kohort.spark.options import by_kind, passed_on
 
 OF_SPARK = frozenset(
     ("checkpointlocation", "path", "asyncprogresstrackingenabled", "asyncprogresstrackingcheckpointintervalms")
@@ -46,7 +46,7 @@ class SinkOptions:
 
     def producer_settings(self) -> dict[str, Any]:
         """The `kafka.*` options without the addresses, for the producer."""
-        return {"client.id": "kohort-spark"} | {k: v for k, v in self.kafka.items() if k != "bootstrap.servers"}
+        return passed_on(self.kafka)
 
 
 def parse_sink_options(raw: Mapping[str, str]) -> SinkOptions:

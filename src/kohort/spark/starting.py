@@ -12,21 +12,27 @@ from kohort.spark.options import SourceOptions
 
 
 def first_positions(
-    partitions: Iterable[TopicPartition], catalog: Catalog, bound: Bound, *, again: Container[str], restarted: bool
+    partitions: Iterable[TopicPartition],
+    catalog: Catalog,
+    bound: Bound,
+    *,
+    again: Container[str],
+    there: Container[TopicPartition],
 ) -> dict[TopicPartition, int]:
     """Where partitions start that neither the group nor the checkpoint knows.
 
-    The first that a query gets start where the options say; later ones are new partitions, whose records are all new.
+    Those that a fresh query finds start where the options say; later ones are new partitions, whose records are all
+    new.
 
     Args:
         partitions: the unknown ones.
         catalog: asks the brokers.
         bound: where the options say that a query starts.
         again: topics that were deleted and made again.
-        restarted: whether the query has had partitions before.
+        there: what a fresh query has found; nothing once it has had partitions.
     """
     wanted = list(partitions)
-    new = wanted if restarted else [tp for tp in wanted if tp.topic in again]
+    new = [tp for tp in wanted if tp.topic in again or tp not in there]
     first = [tp for tp in wanted if tp not in set(new)]
     found = catalog.beginnings(new) if new else {}
     if not first:

@@ -23,7 +23,7 @@ from kohort.errors import ErrorCode, InvalidInputError, NotFoundError
 from kohort.ids import TopicPartition
 from kohort.lag import PartitionLag, group_lag
 from kohort.spark.catalog import reach_soon
-from kohort.spark.options import by_kind
+from kohort.spark.options import by_kind, passed_on
 from kohort.wire.journal import LegacyOffsetCommitKey, OffsetCommitKey, OffsetCommitValue, decode_key, decode_value
 
 GROUPS_A_TASK = 20
@@ -67,7 +67,7 @@ class TableOptions:
 
     def settings(self) -> dict[str, Any]:
         """The `kafka.*` options without the addresses, for the client."""
-        return {"client.id": "kohort-spark"} | {k: v for k, v in self.kafka.items() if k != "bootstrap.servers"}
+        return passed_on(self.kafka)
 
 
 def is_table(raw: Mapping[str, str]) -> bool:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
 
 import kohort.spark.query as query_module
 import kohort.spark.source as source_module
 from kohort.ids import TopicPartition
 from kohort.spark.batch_offset import BatchOffset, Committed, Reached, Span
+from kohort.spark.catalog import Bound, Catalog
 from kohort.spark.query import Query
 from kohort.spark.query_member import Held, Maker, Membership
 from kohort.spark.tasks import ReadTask
@@ -117,13 +118,21 @@ def repeats_what_others_read() -> None:
 
 def starts_new_partitions_at_their_ends() -> None:
     """Records of a partition that is new are passed over."""
-    first = Query._first_positions
+    first = query_module.first_positions
 
-    def positions(self: Query, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+    def positions(
+        partitions: Iterable[TopicPartition],
+        catalog: Catalog,
+        bound: Bound,
+        *,
+        again: Container[str],
+        there: Container[TopicPartition],
+    ) -> dict[TopicPartition, int]:
         wanted = list(partitions)
-        return self._catalog.ends(wanted) if self._restarted else first(self, wanted)
+        new = catalog.ends(tp for tp in wanted if tp not in there)
+        return first((tp for tp in wanted if tp not in new), catalog, bound, again=again, there=there) | new
 
-    Query._first_positions = positions  # type: ignore[method-assign]
+    query_module.first_positions = positions
 
 
 def commits_nothing() -> None:
@@ -172,7 +181,7 @@ MUTANTS: dict[Callable[[], None], tuple[str, ...]] = {
     drops_a_partition_of_a_repeated_batch: ("commits_follow_sinks",),
     repeats_with_new_ends: ("rows_are_true",),
     repeats_what_others_read: ("replays_what_is_its_own",),
-    starts_new_partitions_at_their_ends: ("commits_follow_sinks",),
+    starts_new_partitions_at_their_ends: ("commits_follow_sinks", "nothing_lost"),
     commits_nothing: ("starts_at_the_commit",),
     loses_the_last_task: ("finished_batches_are_whole",),
     reads_a_record_too_far: ("commits_follow_sinks",),

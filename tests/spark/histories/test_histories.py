@@ -32,7 +32,7 @@ SEEN_AT = {
     "raises_by_a_batch_that_was_left": 11,
     "raises_by_anyones_checkpoint": 11,
     "drops_a_partition_of_a_repeated_batch": 7,
-    "starts_new_partitions_at_their_ends": 3,
+    "starts_new_partitions_at_their_ends": 7,
     "repeats_with_new_ends": 7,
     "repeats_what_others_read": 5,
     "loses_the_last_task": 5,

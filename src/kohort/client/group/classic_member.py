@@ -114,6 +114,7 @@ class ClassicMembership(Membership):
             self._rejoin_reason or "",
             None,
         )  # also what came while it gave up: this join serves it
+        self._unsettle()
         self.state = MemberState.JOINING
         sent_ms = self.cluster.runtime.now_ms
         try:
@@ -230,9 +231,7 @@ class ClassicMembership(Membership):
                 await self._lose(self._fenced)
                 raise _Rejoin(ErrorCode.ILLEGAL_GENERATION)
             self.request_rejoin("partitions were given up for another member")
-        self.rebalances += 1
-        self.state = MemberState.HOLDING
-        self._hold(tuple(sorted(partitions)), user_data)
+        self._settle(tuple(sorted(partitions)), user_data)
         if self._lease.length_ms is not None and self._rejoin_reason is None:
             self._beat_now.resolve(None)  # a broker that tells a lease answers when there is something to say
 

@@ -132,6 +132,7 @@ class ConsumerMembership(Membership):
             self._member_id, self._known_epoch = self._new_member_id(), _JOIN
         runtime = self.cluster.runtime
         self._told, self._target, self._urgent = UNSAID, None, True
+        self._unsettle()
         self._generation, self.state = _JOIN, MemberState.JOINING
         self._heard_ms = runtime.now_ms
         while True:
@@ -320,12 +321,10 @@ class ConsumerMembership(Membership):
         if target is self._target:
             self._target = None
         if self.state is not MemberState.HOLDING or partitions != self.assignment.partitions:
-            self.rebalances += 1
             self._urgent = partitions != self.assignment.partitions
-            self.state = MemberState.HOLDING
             names = self.cluster.metadata.topic_names
             self._held_ids = {names[topic]: topic for topic in target}
-            self._hold(partitions, None)
+            self._settle(partitions, None)
 
     def replaced(self) -> set[str]:
         """As `Membership.replaced`: the id that a topic had when its partitions were given is not its id any more."""

@@ -15,7 +15,7 @@ from kohort.client.group.subscription import Subscription
 from kohort.client.lookups import Lookups
 from kohort.client.net.thread_driver import ThreadClient
 from kohort.client.offset_requests import commit_offsets, committed_offsets
-from kohort.client.offset_values import Assignment, OffsetAndMetadata, Revocation
+from kohort.client.offset_values import Assignment, OffsetAndMetadata, Rebalance, Revocation
 from kohort.client.settings import ConsumerConfig, client_config
 from kohort.errors import CommitFailedError, ErrorCode, KafkaError, TimedOutError
 from kohort.ids import TopicPartition
@@ -132,6 +132,15 @@ class GroupMember(Lookups):
         with self._client.lock:
             self._seen = self._membership.sequence
         return changed
+
+    def rebalances(self, after: int = 0) -> tuple[Rebalance, ...]:
+        """Those that this member has been through, oldest first.
+
+        Args:
+            after: Only those with a higher number. Of those, the last 16.
+        """
+        with self._client.lock:
+            return tuple(one for one in self._membership.last_rebalances if one.number > after)
 
     def release(self) -> None:
         """Acknowledge the pending revocation. Does nothing without one."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import ClassVar, TypeVar
@@ -23,7 +24,7 @@ from kohort.client.net.cluster import Between, Cluster, Coordinator
 from kohort.client.net.notices import Sparingly
 from kohort.client.net.runtime import Promise, Task
 from kohort.client.offset_requests import GroupIdentity
-from kohort.client.offset_values import Assignment, Revocation
+from kohort.client.offset_values import Assignment, Rebalance, Revocation
 from kohort.client.settings import ConsumerConfig
 from kohort.errors import ErrorCode, FencedError, KafkaError, RetriableError
 from kohort.ids import TopicPartition
@@ -36,6 +37,8 @@ log = logging.getLogger("kohort.client")
 LEAVE_MS = 3_000
 _LASTING_FAILURES = 8
 """Attempts in a row after which trying again is worth a word: about 5 s with the usual backoff."""
+_REBALANCES_MOST = 16
+"""Rebalances that are remembered: who looks after each change sees all, who looks seldom still has their number."""
 NOT_HEARD = "the coordinator was not heard for a session"
 """Why a member lets go by its own clock. Whether it was evicted only the coordinator knows, so it comes back under its
 id."""
@@ -60,6 +63,7 @@ class Membership(ABC):
         error: Why the group can't be joined; take it with `take_error`, after which the member tries again.
         sequence: Grows with every change of `assignment` or `revocation`.
         rebalances: Assignments received.
+        last_rebalances: The last of them, oldest first.
         held_since: By partition held, the generation since which it was never given up.
         lapsed: The lease ended while partitions were held, and was not renewed since.
         lapses: How often it did.
@@ -96,6 +100,8 @@ class Membership(ABC):
         self.error: KafkaError | None = None
         self.sequence = 0
         self.rebalances = 0
+        self.last_rebalances: deque[Rebalance] = deque(maxlen=_REBALANCES_MOST)
+        self._unsettled: tuple[float, tuple[TopicPartition, ...]] | None = None  # since when, and what it held then
         self.lapsed = False
         self.lapses = 0
         self._sparingly = Sparingly(cluster.runtime)
@@ -249,6 +255,7 @@ class Membership(ABC):
 
     async def _revoke(self, partitions: Iterable[TopicPartition]) -> None:
         """Ask the application to let go, and wait for it (or for being fenced) while heartbeats go on."""
+        self._unsettle()
         self.state = MemberState.REVOKING
         deadline = self.cluster.runtime.now_ms + self.config.max_poll_interval_ms
         self.revocation = Revocation(tuple(sorted(partitions)), deadline)
@@ -272,6 +279,7 @@ class Membership(ABC):
     async def _lose_held(self, why: str) -> None:
         """What is held may be others' by now: tell the application and wait until it has heard."""
         log.warning("group %s: this member lost its partitions: %s (%s)", self.group, why, self._silence())
+        self._unsettle()
         self.revocation = Revocation(self.assignment.partitions, self.cluster.runtime.now_ms, lost=True)
         self._changed()
         await self._until(lambda: self.revocation is None)
@@ -381,6 +389,33 @@ class Membership(ABC):
 
     def _backoff_ms(self, failures: int) -> float:
         return self.cluster.links.backoff_ms(failures, self.config.retry_backoff_ms, self.config.retry_backoff_max_ms)
+
+    def _unsettle(self) -> None:
+        """A rebalance begins, if none is under way."""
+        if self._unsettled is None:
+            self._unsettled = self.cluster.runtime.now_ms, self.assignment.partitions
+
+    def _settle(self, partitions: tuple[TopicPartition, ...], user_data: bytes | None) -> None:
+        """A rebalance ends: this is held now."""
+        self._unsettle()
+        assert self._unsettled is not None
+        (began_ms, before), self._unsettled = self._unsettled, None
+        gained, lost = len(set(partitions).difference(before)), len(set(before).difference(partitions))
+        self.rebalances += 1
+        self.last_rebalances.append(
+            Rebalance(
+                self.rebalances,
+                self._generation,
+                self._member_id,
+                len(partitions),
+                gained,
+                lost,
+                began_ms,
+                self.cluster.runtime.now_ms,
+            )
+        )
+        self.state = MemberState.HOLDING
+        self._hold(partitions, user_data)
 
     def _hold(self, partitions: tuple[TopicPartition, ...], user_data: bytes | None) -> None:
         self.held_since = {part: self.held_since.get(part, self._generation) for part in partitions}
