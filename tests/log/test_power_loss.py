@@ -9,18 +9,20 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from simulation.files import Files, Volume
+from simulation.files import DeadError, Files, Volume
 from simulation.world import World
 
 from kohort.ids import TopicPartition
 from kohort.log import LogStore, OpenOptions, PartitionLog
 from kohort.log.checkpoints import CLEANED, RECOVERY_POINTS
+from kohort.log.compaction import Compaction
 from kohort.log.damage import ASIDE, DamagedError
 from kohort.log.files import FileCache
 from kohort.log.folder import CLEAN as CLEANLY_CLOSED
 from kohort.log.folder import LOCK
 from kohort.log.points import Points, write_points
-from tests.log.making import CRASHED, NOW, POWER_LOST, UNKNOWN, batch, copy_folder, small, values
+from kohort.wire.records import read_records
+from tests.log.making import CRASHED, NOW, POWER_LOST, UNKNOWN, batch, copy_folder, keyed, small, values
 
 BATCHES = 12
 CLEAN = OpenOptions()
@@ -289,3 +291,72 @@ def test_epochs_that_were_cut_off_are_not_held_against_what_came_in_their_place(
         again = PartitionLog.open(path, config, lost)
         assert again.recovery.damages == []
         assert values(again) == [(0, b"a"), (1, b"c")]
+
+
+@pytest.mark.parametrize("options", [POWER_LOST, CRASHED], ids=["machine died", "process died"])
+def test_a_compacted_file_whose_follower_is_lost_keeps_its_gaps(tmp_path: Path, options: OpenOptions) -> None:
+    log = PartitionLog.open(tmp_path / "t-0", small(cleanup_policy=("compact",), segment_bytes=100_000))
+    for number in range(30):
+        log.append(keyed((b"k%d" % (number % 7 if number else 99), b"%d" % number * 20)), NOW)
+    log.roll()
+    run = Compaction(log, NOW)
+    for _ in run.steps():
+        pass
+    wanted = latest(log)
+    for each in sorted(log.path.glob("*.cleaned")):
+        each.rename(each.with_suffix(""))
+    log.active.path.unlink()
+    again = PartitionLog.open(log.path, log.config, options)
+    assert latest(again) == wanted
+    assert again.end_offset == 30
+    assert again.recovery.damages == []
+    assert asides(log.path) == {}
+
+
+def latest(log: PartitionLog) -> dict[bytes | None, bytes | None]:
+    """The newest value of each key."""
+    return {r.key and bytes(r.key): r.value for each in log.batches(0) for r in read_records(each)}
+
+
+def test_a_compaction_has_the_names_of_what_follows_on_the_disk_first() -> None:
+    config = small(cleanup_policy=("compact",), segment_bytes=800, flush_messages=1)
+    for seed in range(60):
+        volume = Volume(World(seed), "/data")
+        files = Files(volume, lambda: None)
+        log = PartitionLog.open(Path("/data/t-0"), config, OpenOptions(files=FileCache(3, 1, files)))
+        for number in range(30):
+            log.append(keyed((b"k%d" % (number % 7), b"%d" % number * 20), (b"k%d" % number, b"once")), NOW)
+        log.roll()
+        run = Compaction(log, NOW)
+        for _ in run.steps():
+            pass
+        files.dies_in = 1 + seed % 4
+        with contextlib.suppress(DeadError):
+            run.finish()
+        files.dead = True
+        volume.lose_power()
+        names = Files(volume, lambda: None).listdir("/data/t-0")
+        assert f"{60:020d}.log" in names or not any(name.endswith(".swap") for name in names)
+
+
+def test_what_is_set_aside_is_on_the_disk_before_it_is_cut_off() -> None:
+    config = small(segment_bytes=100_000)
+    for seed in range(60):
+        volume = Volume(World(seed), "/data")
+        files = Files(volume, lambda: None)
+        log = PartitionLog.open(Path("/data/t-0"), config, OpenOptions(files=FileCache(3, 1, files)))
+        for number in range(BATCHES):
+            log.append(batch(b"%d" % number * 20, b"second"), NOW)
+        volume.folders["/data/t-0"].names[log.active.path.name].data[103:203] = bytes(100)
+        volume.sync()
+        size = log.size_bytes()
+        files.dead = True
+        files = Files(volume, lambda: None)
+        files.dies_in = 1 + seed % 8
+        with contextlib.suppress(DeadError):
+            PartitionLog.open(Path("/data/t-0"), config, replace(POWER_LOST, files=FileCache(3, 1, files)))
+        files.dead = True
+        volume.lose_power()
+        names = volume.folders["/data/t-0"].names
+        kept = {name: len(inode.data) for name, inode in names.items() if name.endswith((".log", ASIDE))}
+        assert sum(kept.values()) >= size, kept

@@ -161,6 +161,7 @@ class Compaction:
         """
         log = self._log
         log.settle()
+        log.sync_names()  # without the segment that follows, the gaps of a compacted one would be damage
         before = log.size_bytes()
         for cleaned, group in self._swaps:
             if log.segments[0].base_offset > group[0].base_offset:

@@ -274,6 +274,9 @@ def _tidy(path: Path, names: list[str], files: FileCache, config: LogConfig) -> 
             fs.unlink(path / name)
     swaps = sorted(name for name in names if name.endswith(".log.swap"))
     for name in swaps:
+        end = int(name[21:41])
+        if not any(name.endswith(".log") and name[:20].isdecimal() and int(name[:20]) >= end for name in names):
+            Segment(path, end, files, config.index_interval_bytes).create()  # lost with the machine
         finish_swap(path, path / name, files, config)
     present = fs.listdir(path) if swaps else names
     bases = sorted({int(name[:20]) for name in present if SEGMENT_FILE.fullmatch(name) and name.endswith(".log")})

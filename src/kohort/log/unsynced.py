@@ -17,7 +17,7 @@ from kohort.log.chain import whole_end
 from kohort.log.config import LogConfig
 from kohort.log.damage import ASIDE, Damage
 from kohort.log.files import FileCache
-from kohort.log.filesystem import FileSystem, exists, remove, write_all
+from kohort.log.filesystem import FileSystem, exists, remove, sync_folder, write_all
 from kohort.log.results import OpenFile, RecoveryReport
 from kohort.log.segment import Segment
 
@@ -61,6 +61,7 @@ def end_at_hole(
     aside = [_set_segment_aside(each, report, fs) for each in reversed(later)]
     if there and size > hole.position:
         aside.append(_set_end_aside(segment.path, hole.position, size, fs))
+    sync_folder(segment.path.parent, fs)
     report.truncated_bytes += size - hole.position
     log.warning(
         "%s; the machine stopped before that was known to be on the disk: the log ends at offset %d, what lies behind "
