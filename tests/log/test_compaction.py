@@ -252,6 +252,7 @@ def test_a_replacement_that_the_disk_refused_is_finished_later(
     for number in range(40):
         log.append(keyed((b"a", b"%d" % number), (b"b", bytes(60))), NOW)
     assert len(log.segments) > 3
+    log.sync_names()
     run = Compaction(log, NOW)
     for _ in run.steps():
         pass
