@@ -9,6 +9,7 @@ from unittest import mock
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from simulation.disk_mutants import ServesUnflushed, planted
 from simulation.files import Files, Volume
 from simulation.world import World
 
@@ -306,3 +307,8 @@ def test_what_can_not_be_flushed_is_not_served(log: PartitionLog, monkeypatch: p
             list(journal.begin(1))
     assert [record for some in journal.begin(2) for record in some] == RECORDS
     assert again.flushed_offset == again.end_offset
+
+
+def test_that_kills_who_serves_what_is_not_flushed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with planted(ServesUnflushed), pytest.raises(AssertionError):
+        test_what_is_served_survives_a_power_loss_where_appends_are_flushed("the process died", monkeypatch)

@@ -25,7 +25,6 @@ from kohort.groups.machine import GroupMachine
 SEEDS = 300
 PATIENCE = 1_000
 SEEN_AT = {
-    "ServesUnflushed": 639,
     "ForgetsEnds": 111,
     "ReplacesUnsynced": 59,
     "FetchesForAnyEpoch": 147,

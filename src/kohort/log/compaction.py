@@ -164,7 +164,7 @@ class Compaction:
         log.sync_names()  # without the segment that follows, the gaps of a compacted one would be damage
         before = log.size_bytes()
         for cleaned, group in self._swaps:
-            if log.segments[0].base_offset > group[0].base_offset:
+            if any(segment not in log.segments for segment in group):  # deleted, cut off or replaced meanwhile
                 self._fs.unlink(cleaned)
                 continue
             swap = cleaned.with_suffix("")
