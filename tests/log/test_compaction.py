@@ -181,17 +181,69 @@ def test_appends_and_reads_go_on_between_the_steps(tmp_path: Path) -> None:
     assert log.append(keyed((b"z", b"z")), NOW).base_offset == 150
 
 
-def test_records_deleted_meanwhile_do_not_come_back(tmp_path: Path) -> None:
+@pytest.mark.parametrize("steps", [1, 2, 1000], ids=["keys", "syncs", "all"])
+def test_records_deleted_meanwhile_do_not_come_back(tmp_path: Path, steps: int) -> None:
     log = PartitionLog.open(tmp_path / "t-0", COMPACT)
     for number in range(100):
         log.append(keyed((b"%d" % number, b"%d" % number)), NOW)
     run = Compaction(log, NOW)
-    for _ in run.steps():
+    for _ in itertools.islice(work := run.steps(), steps):
         pass
     log.delete_records(90)
+    for _ in work:
+        pass
     run.finish()
     assert [offset for offset, _ in values(log)] == list(range(90, 100))
     assert not list(log.path.glob("*.cleaned"))
+
+
+@pytest.mark.parametrize("steps", [1, 2, 1000], ids=["keys", "syncs", "all"])
+@pytest.mark.parametrize("again", [False, True], ids=["ends there", "goes on"])
+@pytest.mark.parametrize("at", ["within a segment", "where one begins", "within the first"])
+def test_what_was_cut_off_meanwhile_takes_nothing_along(tmp_path: Path, at: str, again: bool, steps: int) -> None:
+    """Neither the segments behind, nor those before, whose keys had newer values in what was cut off."""
+    log = PartitionLog.open(tmp_path / "t-0", COMPACT)
+    for number in range(100):
+        log.append(keyed((b"%d" % (number % 40), b"%d" % number)), NOW)
+    log.roll()
+    assert len(log.segments) > 4
+    begins = log.segments[2].base_offset
+    offset = {"within a segment": begins + 3, "where one begins": begins, "within the first": 3}[at]
+    run = Compaction(log, NOW)
+    for _ in itertools.islice(work := run.steps(), steps):
+        pass
+    log.truncate_to(offset)
+    wanted = records(log)
+    assert wanted[-1][0] == offset - 1
+    for number in range(offset, 100 if again else offset):
+        log.append(keyed((b"in its place %d" % number, b"%d" % number)), NOW)
+    wanted = records(log)
+    for _ in work:
+        pass
+    run.finish()
+    assert records(log) == wanted
+    assert records(PartitionLog.open(log.path, COMPACT, CRASHED)) == wanted
+    assert not list(log.path.glob("*.cleaned"))
+    newest = {key: value for _, key, value in wanted}
+    log.roll()
+    compact_now(log, NOW)
+    assert {key: value for _, key, value in records(log)} == newest
+    assert len(records(log)) == len(newest)
+
+
+def test_what_comes_in_the_place_of_compacted_records_is_compacted_too(tmp_path: Path) -> None:
+    log = PartitionLog.open(tmp_path / "t-0", small(cleanup_policy=("compact",), delete_retention_ms=0))
+    for number in range(5):
+        log.append(keyed((b"%d" % number, b"first")), NOW)
+    log.roll()
+    compact_now(log, NOW)
+    assert log.cleaned_offset == 5
+    log.truncate_to(3)
+    assert log.cleaned_offset == 3
+    log.append(keyed((b"0", None)), NOW)
+    log.roll()
+    compact_now(log, NOW + 5)
+    assert records(log) == [(1, b"1", b"first"), (2, b"2", b"first"), (3, b"0", None)]
 
 
 @pytest.mark.parametrize("at", [8, 65], ids=["header", "record"])

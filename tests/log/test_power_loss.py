@@ -339,6 +339,33 @@ def test_a_compaction_has_the_names_of_what_follows_on_the_disk_first() -> None:
         assert f"{60:020d}.log" in names or not any(name.endswith(".swap") for name in names)
 
 
+def test_a_power_loss_takes_no_record_that_was_compacted_away_together_with_what_took_its_place() -> None:
+    config = small(cleanup_policy=("compact",), segment_bytes=800)
+    for seed in range(30):
+        volume = Volume(World(seed), "/data")
+        files = Files(volume, lambda: None)
+        log = PartitionLog.open(Path("/data/t-0"), config, OpenOptions(files=FileCache(3, 1, files)))
+        for number in range(30):
+            log.append(keyed((b"k%d" % number, b"synced" * 9)), NOW)
+        log.roll()
+        log.flush()
+        for number in range(30):
+            log.append(keyed((b"k%d" % number, b"newer" * 9)), NOW)
+        log.roll()
+        run = Compaction(log, NOW)
+        for _ in run.steps():
+            pass
+        files.dies_in = seed  # 0: not at all
+        with contextlib.suppress(DeadError):
+            run.finish()
+        files.dead = True
+        volume.lose_power()
+        lost = replace(POWER_LOST, verified_offset=30, files=FileCache(3, 1, Files(volume, lambda: None)))
+        again = PartitionLog.open(Path("/data/t-0"), config, lost)
+        assert again.recovery.damages == []
+        assert set(latest(again)) == {b"k%d" % number for number in range(30)}
+
+
 def test_what_is_set_aside_is_on_the_disk_before_it_is_cut_off() -> None:
     config = small(segment_bytes=100_000)
     for seed in range(60):

@@ -41,7 +41,7 @@ class Compaction:
         self._fs = log.files.fs
         self._now_ms = now_ms
         self._tombstones_before_ms = now_ms - log.config.delete_retention_ms
-        self._cleaned = log.cleaned_offset
+        self._cleaned, self._cuts = log.cleaned_offset, log.cuts
         self._segments = _cleanable(log, now_ms)
         self._upto = self._segments[-1].end_offset if self._segments else 0
         self._last: dict[bytes, int] = {}
@@ -65,8 +65,18 @@ class Compaction:
         return run if overdue or share >= log.config.min_cleanable_dirty_ratio else None
 
     def steps(self) -> Iterator[None]:
-        """Do the work in steps of some milliseconds."""
+        """Do the work in steps of some milliseconds; they end early when the log was cut: the run is void."""
+        for _ in self._work():
+            yield
+            if self._log.cuts != self._cuts:
+                return
+
+    def _work(self) -> Iterator[None]:
         yield from self._collect_keys()
+        for segment in self._segments:  # or a power loss leaves neither a record nor what took its place
+            if segment.end_offset > self._log.flushed_offset:
+                self._log.flush(segment.end_offset)
+                yield
         for group in self._groups():
             yield from self._rewrite(group)
 
@@ -118,6 +128,7 @@ class Compaction:
         done = 0
         fs = self._fs
         out, at = OpenFile(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, fs), 0
+        self._swaps.append((path, group))
         kept: list[bytes] = []
         for segment in group:
             for batch in segment.scan(0):
@@ -129,7 +140,6 @@ class Compaction:
                     yield
         write_all(out.fd, b"".join(kept), at, fs)
         fs.fsync(out.fd)
-        self._swaps.append((path, group))
 
     def _kept(self, segment: Segment, batch: Located) -> bytes:
         header = batch.header
@@ -154,7 +164,7 @@ class Compaction:
         return _with_records(header, [r for r in read_records(data) if r.offset in keep]) if keep else b""
 
     def finish(self) -> int:
-        """Put the new files in place; returns bytes saved.
+        """Put the new files in place, unless the log was cut meanwhile; returns bytes saved.
 
         Raises:
             OSError: the disk failed; what was begun is finished by `PartitionLog.settle`.
@@ -163,10 +173,11 @@ class Compaction:
         log.settle()
         log.sync_names()  # without the segment that follows, the gaps of a compacted one would be damage
         before = log.size_bytes()
-        for cleaned, group in self._swaps:
-            if any(segment not in log.segments for segment in group):  # deleted, cut off or replaced meanwhile
+        if log.cuts != self._cuts:  # also what has newer values may be gone
+            for cleaned, _ in self._swaps:
                 self._fs.unlink(cleaned)
-                continue
+            return 0
+        for cleaned, group in self._swaps:
             swap = cleaned.with_suffix("")
             self._fs.replace(cleaned, swap)
             aborted = [entry for segment in group for entry in segment.transactions.entries]

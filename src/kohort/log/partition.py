@@ -53,6 +53,7 @@ class PartitionLog:
         end_offset: offset of the next record.
         leader_epoch: carried by appended batches.
         flushed_offset: everything before it was fsynced.
+        cuts: rises when segments are deleted or the end is thrown away.
         recovery: what opening found.
         readable: its files could be opened.
         unfinished: finishes a compaction or a cut that the disk did not let finish; None: nothing is left to do.
@@ -62,7 +63,7 @@ class PartitionLog:
 
     __slots__ = (
         "_bases", "_config", "_epochs", "_intake", "_names_new", "_persist", "_since_snapshot", "_snapshot_offset",
-        "_topic_id", "active", "cleaned_offset", "end_offset", "files", "flushed_offset", "leader_epoch",
+        "_topic_id", "active", "cleaned_offset", "cuts", "end_offset", "files", "flushed_offset", "leader_epoch",
         "log_start_offset", "missing", "path", "producers", "recovery", "segments", "unfinished",
     )  # fmt: skip
 
@@ -72,8 +73,7 @@ class PartitionLog:
         self.reconfigure(config)
         limits = options.limits
         self.files = FileCache(limits.open_files, limits.lent_files) if options.files is None else options.files
-        self._persist = options.persist
-        self._topic_id = options.topic_id
+        self._persist, self._topic_id = options.persist or (lambda: None), options.topic_id
         self.missing = self._names_new = True
         self._since_snapshot, self._snapshot_offset = 0, -1
         self.producers = Producers(path.name, options.limits.producers)
@@ -82,7 +82,7 @@ class PartitionLog:
         self.segments: list[Segment] = []
         self._bases: list[int] = []
         self._epochs: list[tuple[int, int]] = []
-        self.leader_epoch = 0
+        self.leader_epoch = self.cuts = 0
         self.log_start_offset = self.end_offset = self.flushed_offset = self.cleaned_offset = 0
 
     @classmethod
@@ -206,8 +206,7 @@ class PartitionLog:
                 self.flush_due()  # as it was first sent that may have failed, or its process died before
                 first, last = repeated.base_offset, repeated.last_offset
                 return AppendResult(first, last, -1, self.log_start_offset, duplicate=True)
-        config = self._config
-        stamped_ms = -1
+        config, stamped_ms = self._config, -1
         if config.message_timestamp_type == "LogAppendTime":
             stamped_ms = now_ms
             batches = stamp(batches, now_ms)
@@ -404,8 +403,7 @@ class PartitionLog:
         if before_offset > self.log_start_offset:
             known, self.log_start_offset = self.log_start_offset, before_offset
             try:
-                if self._persist is not None:
-                    self._persist()
+                self._persist()
             except OSError:
                 self.log_start_offset = known
                 raise
@@ -419,9 +417,10 @@ class PartitionLog:
         self.settle()
         kept = max(1, bisect_right(self._bases, offset))
         found = self.segments[kept - 1].locate(offset)
-        self.flushed_offset = min(self.flushed_offset, offset if found is None else found.header.base_offset)
-        if self._persist is not None:  # what comes in its place is not on the disk
-            self._persist()
+        end = offset if found is None else found.header.base_offset
+        self.flushed_offset, self.cleaned_offset = min(self.flushed_offset, end), min(self.cleaned_offset, end)
+        self.cuts += 1
+        self._persist()  # what comes in its place is not on the disk
         for segment in reversed(self.segments[kept:]):
             segment.delete()
         self.segments[kept - 1].truncate_to(offset)
@@ -455,6 +454,7 @@ class PartitionLog:
         for segment in self.segments[:count]:
             segment.delete()
         self.set_segments(self.segments[count:])
+        self.cuts += count
         self.log_start_offset = max(self.log_start_offset, self.segments[0].base_offset)
 
     def size_bytes(self) -> int:
@@ -468,14 +468,15 @@ class PartitionLog:
         if self.end_offset - self.flushed_offset >= self._config.flush_messages:
             self.flush()
 
-    def flush(self) -> None:
-        """Make everything appended survive a power loss (fsync)."""
+    def flush(self, upto: int | None = None) -> None:
+        """Make everything appended survive a power loss (fsync); or only the segments that end at `upto` or before."""
         self.settle()
+        upto = self.end_offset if upto is None else upto
         for segment in self.segments:
-            if segment.end_offset > self.flushed_offset:
+            if self.flushed_offset < segment.end_offset <= upto:
                 self._names_new |= segment.sync()
         self.sync_names()
-        self.flushed_offset = self.end_offset
+        self.flushed_offset = max(self.flushed_offset, upto)
 
     def sync_names(self) -> None:
         """Have the files that are new survive a power loss too."""
@@ -486,7 +487,6 @@ class PartitionLog:
 
     def close(self) -> None:
         """Flush, and write what makes the next open quick."""
-        self.settle()
         self.flush()
         if self.end_offset and not self.missing:
             self.write_snapshot()

@@ -83,6 +83,4 @@ def flush_settled(log: PartitionLog, now_ms: int) -> None:
             continue
         if now_ms - segment.written_ms() < _SETTLE_MS:
             return
-        segment.sync()
-        log.sync_names()
-        log.flushed_offset = segment.end_offset
+        log.flush(segment.end_offset)
