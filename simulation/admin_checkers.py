@@ -215,11 +215,13 @@ class DescriptionChecker(AdminChecker):
     def _classic_state(group: Group) -> GroupState:
         """A classic group's state by who waits in it for what.
 
-        Its first join phase lasts as long as it is told to, also when all have gone again, as in Kafka.
+        When all have gone again, as in Kafka: a first join phase lasts as long as it is told to; any other as long as
+        somebody is awaited who was given an id and has not come back with it.
         """
         classic = classic_of(group)
         first = classic.previous_state is GroupState.EMPTY and classic.join_phase.due_ms is not None
-        return classic.state if classic.members or first else GroupState.EMPTY
+        awaits = classic.state is GroupState.PREPARING_REBALANCE and (first or classic.pending)
+        return classic.state if classic.members or awaits else GroupState.EMPTY
 
     def _check_classic(self, described: DescribedGroup) -> None:
         journal, group = self.journal.groups.get(described.group_id), self.group(described.group_id)

@@ -11,13 +11,24 @@ from simulation.checkers import Checkers
 from simulation.property import ViolatedError
 from simulation.world import World
 
+from kohort.errors import ErrorCode
 from kohort.groups.config import GroupConfig
-from kohort.groups.events import Client, JoinGroup, LeaveGroup, LeavingMember, ListGroups, TopicImage
+from kohort.groups.events import (
+    Client,
+    JoinGroup,
+    LeaveGroup,
+    LeavingMember,
+    ListGroups,
+    SyncGroup,
+    Tick,
+    TopicImage,
+)
 from kohort.groups.machine import GroupMachine
-from kohort.groups.outcome import GroupState, ListGroupsReply, Now, Outcome
+from kohort.groups.outcome import GroupState, JoinGroupReply, ListGroupsReply, Now, Outcome
 from kohort.groups.records import ClassicProtocol
 
 DELAY_MS = 3_000
+PROTOCOLS = (ClassicProtocol("range", b""),)
 
 
 class Trial:
@@ -30,21 +41,42 @@ class Trial:
         self.checkers.on_replayed(self.machine)
         self.checkers.on_loaded(self.machine, self.machine.on_loaded(Now(0, 0), TopicImage()))
         client = Client("c", "/10.0.0.9")
-        protocols = (ClassicProtocol("range", b""),)
-        self.step(JoinGroup(1, "g", "", "m-1", client, "consumer", protocols, 6_000, 6_000, requires_known_id=False))
+        self.step(JoinGroup(1, "g", "", "m-1", client, "consumer", PROTOCOLS, 6_000, 6_000, requires_known_id=False))
 
-    def step(self, event: Any) -> Outcome:
-        outcome = self.machine.step(event, Now(1_000, 1_000))
+    def step(self, event: Any, at_ms: int = 1_000) -> Outcome:
+        outcome = self.machine.step(event, Now(at_ms, at_ms))
         self.checkers.on_stepped(event, outcome, {})
         return outcome
+
+    def listed(self, at_ms: int) -> list[GroupState]:
+        (reply,) = self.step(ListGroups(9), at_ms).replies
+        assert isinstance(reply.value, ListGroupsReply)
+        return [group.state for group in reply.value.groups]
 
 
 def test_a_first_join_phase_goes_on_when_all_have_left_again() -> None:
     trial = Trial()
     trial.step(LeaveGroup(2, "g", (LeavingMember("m-1"),)))
-    (reply,) = trial.step(ListGroups(3)).replies
-    assert isinstance(reply.value, ListGroupsReply)
-    assert [group.state for group in reply.value.groups] == [GroupState.PREPARING_REBALANCE]
+    assert trial.listed(1_000) == [GroupState.PREPARING_REBALANCE]
+
+
+def test_a_join_phase_goes_on_without_members_while_one_with_a_new_id_is_awaited() -> None:
+    """Kafka: ClassicGroup.hasAllMembersJoined asks for pending members too."""
+    trial = Trial()
+    later = 1_000 + DELAY_MS
+    joined, *_ = trial.step(Tick(), later).replies
+    assert isinstance(joined.value, JoinGroupReply)
+    trial.step(SyncGroup(2, "g", joined.value.generation, "m-1", (("m-1", b""),)), later)
+    assert trial.listed(later) == [GroupState.STABLE]
+    joins = JoinGroup(3, "g", "", "m-2", Client("d", "/10.0.0.9"), "consumer", PROTOCOLS, 6_000, 6_000)
+    (given,) = trial.step(replace(joins, requires_known_id=True), later).replies
+    assert isinstance(given.value, JoinGroupReply)
+    assert given.value.error is ErrorCode.MEMBER_ID_REQUIRED
+    trial.step(replace(joins, request=4, new_member_id="m-3", requires_known_id=False), later)
+    trial.step(LeaveGroup(5, "g", (LeavingMember("m-1"), LeavingMember("m-3"))), later)
+    assert trial.listed(later) == [GroupState.PREPARING_REBALANCE]
+    trial.step(LeaveGroup(6, "g", (LeavingMember(given.value.member_id),)), later)
+    assert trial.listed(later) == [GroupState.EMPTY]
 
 
 def test_a_group_with_members_is_not_listed_as_an_empty_one() -> None:
