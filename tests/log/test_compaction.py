@@ -6,6 +6,7 @@ import errno
 import itertools
 import os
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
@@ -296,9 +297,10 @@ def test_an_aborted_record_whose_marker_lies_behind_shadows_nothing(tmp_path: Pa
     assert [record for record in records(log) if record[1] == b"a"] == [(0, b"a", b"committed")]
 
 
+@pytest.mark.parametrize("how", ["by a read", "by the next run"])
 @pytest.mark.parametrize("call", ["replace", "unlink", "fsync"])
 def test_a_replacement_that_the_disk_refused_is_finished_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, how: str
 ) -> None:
     log = PartitionLog.open(tmp_path / "t-0", COMPACT)
     for number in range(40):
@@ -321,7 +323,13 @@ def test_a_replacement_that_the_disk_refused_is_finished_later(
             run.finish()
         with pytest.raises(OSError, match="could not take its place yet"):
             log.read(0, 1_000)
-    log.check_readable()
+        patch.setattr(os, call, mock.Mock(side_effect=OSError(errno.EIO, os.strerror(errno.EIO))))
+        with pytest.raises(OSError, match="Input/output"):
+            Compaction(log, NOW)
+    if how == "by the next run":
+        compact_now(log, NOW)
+    else:
+        log.check_readable()
     assert {key: value for _, key, value in records(log)} == {b"a": b"39", b"b": bytes(60)}
     log.append(keyed((b"a", b"40")), NOW)
     again = PartitionLog.open(log.path, COMPACT, CRASHED)

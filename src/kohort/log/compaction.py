@@ -34,9 +34,14 @@ _KEYS_MAX = 5_000_000
 
 
 class Compaction:
-    """One run over one partition: `steps()` to its end, then `finish()`."""
+    """One run over one partition: `steps()` to its end, then `finish()`.
+
+    Raises:
+        OSError: the disk still does not let an earlier one be finished.
+    """
 
     def __init__(self, log: PartitionLog, now_ms: int) -> None:
+        log.settle()  # it replaces segments, which this run is about
         self._log = log
         self._fs = log.files.fs
         self._now_ms = now_ms
