@@ -338,6 +338,19 @@ def test_a_static_member_that_comes_back_to_what_its_group_has_is_left_in_peace(
     assert state(trial) == "Stable"
 
 
+def test_a_round_goes_on_without_one_with_a_new_id_whom_the_full_group_refused() -> None:
+    """As by the coordinator that Kafka had before 4.0, which tried to complete the round behind every JoinGroup."""
+    trial = Trial(group_max_size=2)
+    (member,), _ = trial.stable(1, requires_known_id=False)
+    first, second, third = (trial.reply(trial.join(requires_known_id=True)).member_id for _ in range(3))
+    waiting = [trial.join(first), trial.join(second)]
+    refused = JoinGroupReply(ErrorCode.GROUP_MAX_SIZE_REACHED)
+    assert trial.reply(trial.join(member)) == refused
+    assert [trial.reply(request) for request in waiting] == [None, None]
+    assert trial.reply(trial.join(third)) == refused
+    assert [trial.reply(request).generation for request in waiting] == [2, 2]
+
+
 def test_an_empty_instance_id_is_not_that_of_every_dynamic_member() -> None:
     trial = Trial(group_max_size=2, initial_rebalance_delay_ms=1_000)
     trial.join(instance_id="")

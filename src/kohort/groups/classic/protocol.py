@@ -37,7 +37,7 @@ CLASSIC: Final = Protocol(
     load=requests.load,
     due={
         Deadline.SESSION: rebalance.on_session_end,
-        Deadline.PENDING_MEMBER: requests.on_pending_deadline,
+        Deadline.PENDING_MEMBER: requests.not_awaited,
         Deadline.JOIN_PHASE: rebalance.on_join_deadline,
         Deadline.SYNC_PHASE: rebalance.on_sync_deadline,
         Deadline.GATHERING: gathering.on_deadline,

@@ -81,7 +81,7 @@ def join_or_error(context: Context, classic: ClassicGroup, event: JoinGroup) -> 
     if not has_room(context, classic, event):
         if event.member_id in classic.members:
             rebalance.evict(context, classic, event.member_id, f"no room for member {event.member_id}")
-        rebalance.drop_pending(context, classic, event.member_id)
+        not_awaited(context, classic, event.member_id)
         return ErrorCode.GROUP_MAX_SIZE_REACHED
     refused = misfit(context, classic, event)
     if refused is not ErrorCode.NONE:
@@ -419,8 +419,8 @@ def leave_one(context: Context, classic: ClassicGroup, leaving: LeavingMember) -
     return ErrorCode.NONE
 
 
-def on_pending_deadline(context: Context, classic: ClassicGroup, member_id: str) -> None:
-    """A member id was given out and never came back."""
+def not_awaited(context: Context, classic: ClassicGroup, member_id: str) -> None:
+    """A member id was given out and did not come back in time, or where the group is full: the round goes on."""
     if rebalance.drop_pending(context, classic, member_id):
         rebalance.complete_if_all_joined(context, classic)
 
