@@ -21,7 +21,8 @@ from kohort.spark.batch_offset import BatchOffset
 from kohort.spark.channel import Switchboard
 from kohort.spark.listener import RUNS_MAX, Ledger, query_of
 from kohort.spark.options import parse_options
-from kohort.spark.source import KohortDataSource, KohortStreamReader
+from kohort.spark.readers import KohortStreamReader
+from kohort.spark.source import KohortDataSource
 
 NOW = {"availableNow": True}
 FAR = {"processingTime": "1 hour"}

@@ -5,7 +5,8 @@ from __future__ import annotations
 from kohort.errors import InvalidInputError, NotFoundError, OffsetError
 from kohort.ids import TopicPartition
 from kohort.spark.batch_offset import BatchOffset, Span
-from kohort.spark.catalog import Bound, Catalog
+from kohort.spark.bounds import Bound
+from kohort.spark.catalog import Catalog
 from kohort.spark.data_loss import lose
 
 

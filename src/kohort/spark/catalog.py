@@ -1,4 +1,4 @@
-"""What there is to read: partitions, their first and last offsets, and where a read starts and ends."""
+"""What there is to read: partitions, their first and last offsets."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import logging
 import re
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
 
 from kohort.client.consumer.range_reader import RangeReader, When
 from kohort.errors import InvalidInputError, NotFoundError, OffsetError
 from kohort.ids import NO_TOPIC_ID, TopicId, TopicPartition
 from kohort.spark.batch_offset import Stamp
+from kohort.spark.bounds import Bound
 from kohort.spark.data_loss import lose
-from kohort.spark.options import EARLIEST, LATEST, SourceOptions, numbers_of_json, passed_on
+from kohort.spark.options import EARLIEST, LATEST, SourceOptions, client_settings
 
 log = logging.getLogger("kohort.spark")
 
@@ -23,79 +23,6 @@ SAMPLE_RECORDS = 256
 REACH_MS = 10_000
 """How long a read tries to reach a broker before it fails: wrong addresses and wrong security settings are found when
 it starts. What has been reached once is waited for as long as `default.api.timeout.ms` says."""
-
-
-@dataclass(frozen=True, slots=True)
-class Bound:
-    """Where a read starts or ends.
-
-    Attributes:
-        kind: `times` and `offsets` are told by partition in `numbers`; `time` for all in `number`.
-        strategy: what to do where no record is as young as a timestamp: "latest" or "error".
-    """
-
-    kind: Literal["earliest", "latest", "committed", "offsets", "time", "times"]
-    numbers: Mapping[TopicPartition, int] = field(default_factory=dict)
-    number: int = 0
-    strategy: str = "latest"
-
-
-def starting_bound(options: SourceOptions, *, streaming: bool) -> Bound:
-    """Where a read starts; a timestamp counts before an offset, as in Spark's Kafka source.
-
-    Raises:
-        InvalidInputError: malformed, or `committed` without a group.
-    """
-    strategy = options.starting_strategy
-    if options.starting_timestamp is not None:
-        return Bound("time", number=options.starting_timestamp, strategy=strategy)
-    if options.starting_offsets_by_timestamp is not None:
-        times = numbers_of_json("startingOffsetsByTimestamp", options.starting_offsets_by_timestamp)
-        return Bound("times", times, strategy=strategy)
-    default = "latest" if streaming else "earliest"
-    bound = _offset_bound("startingOffsets", options.starting_offsets or default)
-    if bound.kind == "latest" and not streaming:
-        raise InvalidInputError("startingOffsets can't be latest in a batch read")
-    if bound.kind == "committed" and options.group_id is None:
-        raise InvalidInputError("startingOffsets can only be committed with a group.id")
-    return bound
-
-
-def ending_bound(options: SourceOptions) -> Bound:
-    """Where a batch read ends.
-
-    Raises:
-        InvalidInputError: malformed, or `earliest`, or `committed` without a group.
-    """
-    if options.ending_timestamp is not None:
-        return Bound("time", number=options.ending_timestamp)
-    if options.ending_offsets_by_timestamp is not None:
-        times = numbers_of_json("endingOffsetsByTimestamp", options.ending_offsets_by_timestamp)
-        return Bound("times", times)
-    bound = _offset_bound("endingOffsets", options.ending_offsets or "latest")
-    if bound.kind == "earliest" or EARLIEST in bound.numbers.values():
-        raise InvalidInputError("endingOffsets can't be earliest")
-    if bound.kind == "committed" and options.group_id is None:
-        raise InvalidInputError("endingOffsets can only be committed with a group.id")
-    return bound
-
-
-def _offset_bound(name: str, text: str) -> Bound:
-    word = text.strip().lower()
-    if word in ("earliest", "latest", "committed"):
-        return Bound(word)  # type: ignore[arg-type]
-    numbers = numbers_of_json(name, text)
-    for tp, number in numbers.items():
-        if number < EARLIEST:
-            raise InvalidInputError(
-                f"{name} asks for offset {number} of {tp}; offsets begin at 0, {EARLIEST} is earliest, {LATEST} latest"
-            )
-    return Bound("offsets", numbers)
-
-
-def client_settings(options: SourceOptions) -> dict[str, Any]:
-    """The `kafka.*` options without the addresses, for the client."""
-    return passed_on(options.kafka, "group.id", "group.protocol")
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,14 +9,15 @@ import logging
 import re
 import threading
 from concurrent.futures import Future
+from typing import TYPE_CHECKING
 
-from kohort.client.admin.groups import describe_consumer_groups
-from kohort.client.admin.values import GroupDescription, MemberDescription, Results
 from kohort.client.net.thread_driver import ThreadClient
 from kohort.client.settings import ConsumerConfig, client_config
 from kohort.errors import KafkaError
-from kohort.spark.catalog import client_settings
-from kohort.spark.options import SourceOptions
+from kohort.spark.options import SourceOptions, client_settings
+
+if TYPE_CHECKING:
+    from kohort.client.admin.values import GroupDescription, MemberDescription, Results
 
 log = logging.getLogger("kohort.spark")
 
@@ -78,6 +79,8 @@ class Neighbours:
             self._end()
 
     def _ask(self) -> Future[Results[str, GroupDescription]]:
+        from kohort.client.admin.groups import describe_consumer_groups
+
         if self._client is None:
             settings = client_settings(self._options) | {"group_id": self._group}
             self._client = ThreadClient(client_config(ConsumerConfig, self._options.bootstrap_servers, settings))

@@ -170,6 +170,11 @@ class SourceOptions:
     def bootstrap_servers(self) -> str:
         return self.kafka["bootstrap.servers"]
 
+    def says_of_values(self) -> bool:
+        """Whether values are to be more than bytes, or an option asks for what only such values have."""
+        given = (self.value_format, self.value_schema, self.value_time_zone, self.value_writer_schemas)
+        return any(one is not None for one in given) or self.on_bad_record != "fail"
+
     def assigned(self) -> tuple[TopicPartition, ...]:
         """The partitions of `assign`, in order."""
         return partitions_of_json("assign", self.assign) if self.assign is not None else ()
@@ -237,6 +242,16 @@ def by_kind(
             "the option kafka.bootstrap.servers is missing: the brokers to start from, as host:port"
         )
     return own, kafka
+
+
+def is_table(raw: Mapping[str, str]) -> bool:
+    """Whether the options of a read ask for a table."""
+    return any(name.lower() == "table" for name in raw)
+
+
+def client_settings(options: SourceOptions) -> dict[str, Any]:
+    """The `kafka.*` options of a read without the addresses, for the client."""
+    return passed_on(options.kafka, "group.id", "group.protocol")
 
 
 def passed_on(kafka: Mapping[str, str], *own: str) -> dict[str, Any]:

@@ -12,7 +12,8 @@ from kohort.errors import CommitFailedError, KafkaError, NotFoundError, TimedOut
 from kohort.ids import TopicId, TopicPartition
 from kohort.spark.admission import BytesSeen, fair_shares, limit_by_bytes
 from kohort.spark.batch_offset import BatchOffset, Committed, Reached, Span, resume_at
-from kohort.spark.catalog import Catalog, starting_bound
+from kohort.spark.bounds import starting_bound
+from kohort.spark.catalog import Catalog
 from kohort.spark.changed import refuse_passing_over, take_over
 from kohort.spark.data_loss import lose
 from kohort.spark.incarnations import Incarnations

@@ -17,9 +17,8 @@ from kohort.client.settings import ConsumerConfig, client_config
 from kohort.errors import CommitFailedError, ErrorCode, FencedError, InvalidInputError, KafkaError, TimedOutError
 from kohort.ids import TopicId, TopicPartition
 from kohort.spark.batch_offset import Committed, Stamp
-from kohort.spark.catalog import client_settings
 from kohort.spark.neighbours import Neighbours
-from kohort.spark.options import SourceOptions
+from kohort.spark.options import SourceOptions, client_settings
 from kohort.spark.rebalances import Rebalances, Standing
 
 log = logging.getLogger("kohort.spark")

@@ -6,16 +6,18 @@ import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from kohort.client.consumer.range_reader import RangeReader
 from kohort.errors import NotFoundError, OffsetError
 from kohort.spark.schema import BAD_VALUE, SPAN_COLUMNS, arrow_schema
 from kohort.spark.tasks import ReadTask, Slice
-from kohort.spark.values.columns import Column
-from kohort.spark.values.decoding import Values
+
+if TYPE_CHECKING:
+    from kohort.client.consumer.range_reader import RangeReader
+    from kohort.spark.values.columns import Column
+    from kohort.spark.values.decoding import Values
 
 log = logging.getLogger("kohort.spark")
 FETCH_BYTES = 8 * 1024 * 1024
@@ -90,6 +92,8 @@ def _reader(reading: Reading, wanted: tuple[str, ...]) -> RangeReader:
     key = (os.getpid(), reading, wanted)
     found = _readers.get(key)
     if found is None:
+        from kohort.client.consumer.range_reader import RangeReader
+
         found = RangeReader(
             reading.bootstrap_servers, columns=wanted, fetch_bytes=FETCH_BYTES, **dict(reading.settings)
         )

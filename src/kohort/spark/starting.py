@@ -6,7 +6,8 @@ from collections.abc import Container, Iterable, Mapping
 
 from kohort.errors import InvalidInputError
 from kohort.ids import TopicPartition
-from kohort.spark.catalog import Bound, Catalog
+from kohort.spark.bounds import Bound
+from kohort.spark.catalog import Catalog
 from kohort.spark.data_loss import lose
 from kohort.spark.options import SourceOptions
 

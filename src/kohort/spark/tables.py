@@ -70,11 +70,6 @@ class TableOptions:
         return passed_on(self.kafka)
 
 
-def is_table(raw: Mapping[str, str]) -> bool:
-    """Whether the options of a read ask for a table."""
-    return any(name.lower() == "table" for name in raw)
-
-
 def parse_table_options(raw: Mapping[str, str]) -> TableOptions:
     """The options of reading a table.
 

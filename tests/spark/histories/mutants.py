@@ -9,7 +9,8 @@ import kohort.spark.query as query_module
 import kohort.spark.source as source_module
 from kohort.ids import TopicPartition
 from kohort.spark.batch_offset import BatchOffset, Committed, Reached, Span
-from kohort.spark.catalog import Bound, Catalog
+from kohort.spark.bounds import Bound
+from kohort.spark.catalog import Catalog
 from kohort.spark.query import Query
 from kohort.spark.query_member import Held, Maker, Membership
 from kohort.spark.tasks import ReadTask

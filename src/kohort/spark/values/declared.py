@@ -64,23 +64,22 @@ class Declared:
         return Values(self.format, made, self.on_bad, self.zone, avro, self.writer_schemas)
 
 
-def declare(options: SourceOptions) -> Declared | None:
-    """The options about values, checked; None: values stay bytes.
+def declare(options: SourceOptions) -> Declared:
+    """The options about values, of which there are some, checked.
 
     Raises:
         InvalidInputError: options that do not belong together, a schema that can't be, a library that is not installed.
     """
     form, text = options.value_format, options.value_schema
     if form is None:
-        for name, given in (
-            ("valueSchema", text is not None),
-            ("onBadRecord", options.on_bad_record != "fail"),
-            ("valueTimeZone", options.value_time_zone is not None),
-            ("valueWriterSchemas", options.value_writer_schemas is not None),
-        ):
-            if given:
-                raise InvalidInputError(f"the option {name} needs valueFormat: string, json or avro")
-        return None
+        given = {
+            "valueSchema": text is not None,
+            "valueTimeZone": options.value_time_zone is not None,
+            "valueWriterSchemas": options.value_writer_schemas is not None,
+            "onBadRecord": True,
+        }
+        name = next(name for name, is_given in given.items() if is_given)
+        raise InvalidInputError(f"the option {name} needs valueFormat: string, json or avro")
     for name, value, only in (
         ("valueTimeZone", options.value_time_zone, "json"),
         ("valueWriterSchemas", options.value_writer_schemas, "avro"),
