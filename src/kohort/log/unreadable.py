@@ -87,7 +87,7 @@ class UnreadableLog(PartitionLog):
         """Raises RetriableError (KAFKA_STORAGE_ERROR)."""
         self._refuse_write()
 
-    def flush(self) -> None:
+    def flush(self, upto: int | None = None) -> None:
         """There is nothing to flush."""
 
     def close(self) -> None:
