@@ -142,7 +142,7 @@ class EvictionChecker(Checker):
                 self._kept.pop((name, member_id), None)
         for other in replies:
             if other != request and other in self._waits:
-                self._answered(other, replies[other])
+                self._answered(other, replies[other], event)
         for record in outcome.records:
             if isinstance(record, MemberAssigned) and (key := (record.group_id, record.member_id)) in self._kept:
                 moves = record.state is MemberState.UNREVOKED_PARTITIONS
@@ -245,14 +245,16 @@ class EvictionChecker(Checker):
         kept.new_ms, kept.generation = None, generation
         kept.joined_ms = self.world.now_ms
 
-    def _answered(self, request: int, value: Any) -> None:
+    def _answered(self, request: int, value: Any, event: Any) -> None:
+        """A wait has ended; not that of a member whose earlier join is answered because of its next one."""
         key = self._waits.pop(request)
         kept = self._kept.get(key)
         if kept is None:
             return
         kept.waits.discard(request)
         kept.told = True
-        if kept.lost_ms is None and value.error in GOES_ON:
+        waits_on = isinstance(event, JoinGroup) and key == (event.group_id, event.member_id) and value.error
+        if kept.lost_ms is None and value.error in GOES_ON and not waits_on:
             kept.heard_ms = self.world.now_ms
         if isinstance(value, JoinGroupReply) and value.error is ErrorCode.NONE:
             self._welcomed(kept, value.generation)
