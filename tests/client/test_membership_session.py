@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kohort.client.group.membership import MemberState
+from kohort.consumer_protocol import NEWEST_VERSION, Subscription, write_subscription
 from kohort.wire.groups import HeartbeatResponse
 from tests.client.test_membership import Coordinator as ClassicCoordinator
 from tests.client.test_membership import parts
@@ -127,6 +128,21 @@ def test_the_answer_to_a_join_that_waited_is_no_sign_of_life_where_partitions_ar
     trial.world.run(answered_ms + 4_000)
     trial.world.answer(join, trial.join(join.message, join.version))
     assert trial.member.state is MemberState.SYNCING
+    ends_at(trial, answered_ms + END_MS)
+
+
+def test_it_ends_for_a_leader_that_still_asks_for_topics_to_assign() -> None:
+    """What it held would be worked on beyond its session, if only the answer to its sync could end that."""
+    trial = joining()
+    answered_ms = trial.world.sent("Heartbeat")[-1].at_ms
+    (join,) = trial.world.parked_named("JoinGroup")
+    trial.others = {"other": write_subscription(Subscription(NEWEST_VERSION, ("b",)))}
+    trial.world.handlers["Metadata"] = lambda message, version: PARK
+    silence(trial)
+    trial.world.answer(join, trial.join(join.message, join.version))
+    assert trial.member.state is MemberState.SYNCING
+    assert trial.world.parked_named("Metadata")
+    assert not trial.world.sent("SyncGroup")[1:]
     ends_at(trial, answered_ms + END_MS)
 
 

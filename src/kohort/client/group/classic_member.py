@@ -71,7 +71,7 @@ class ClassicMembership(Membership):
         self.protocol = ClassicProtocol(cluster, config, self, self.request_rejoin)
         self.chosen_protocol = ""
         self._rejoin_reason: str | None = None
-        self._awaiting_sync = False
+        self._syncing = False
         self._beating: Task[None] | None = None
         self._failure: KafkaError | None = None
         self._beat_now: Promise[None] = Promise()
@@ -128,7 +128,11 @@ class ClassicMembership(Membership):
         self._heard_ms = max(self._heard_ms, sent_ms) if self.assignment.partitions else self.cluster.runtime.now_ms
         self.state = MemberState.SYNCING
         self._start_beating()
-        content = await self._sync(joined)
+        self._syncing = True
+        try:
+            content = await self._sync(joined)
+        finally:
+            self._syncing = False
         await self._take(content)
 
     async def _give_up_before_joining(self) -> None:
@@ -199,11 +203,7 @@ class ClassicMembership(Membership):
         while True:
             sent, sent_ms = self.cluster.runtime.elapsed_ms(), self.cluster.runtime.now_ms
             try:
-                self._awaiting_sync = True
-                try:
-                    answer = await self._ask(request, timeout_ms)
-                finally:
-                    self._awaiting_sync = False
+                answer = await self._ask(request, timeout_ms)
                 code = ErrorCode.of(answer.error_code)
                 if code in (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION):
                     raise _Rejoin(code, reset=True)
@@ -289,7 +289,7 @@ class ClassicMembership(Membership):
             sent, sent_elapsed = runtime.now_ms, runtime.elapsed_ms()
             due = sent + self._lease.beat_ms(config.heartbeat_interval_ms)
             session_left = self._session_left_ms()
-            if self._awaiting_sync or self.state is MemberState.JOINING:
+            if self._syncing or self.state is MemberState.JOINING:
                 if session_left <= 0 and self.assignment.partitions:
                     # Its join claimed them, and who assigns may wait until they are given up: only another says they
                     # were.
