@@ -112,8 +112,8 @@ class JsonDecoder:
             ValueError: one of `REFUSALS`, when some value is not one object of the declared type.
         """
         _unchecked_text(values).validate(full=True)
-        text = pc.binary_join(_as_one_list(values), b"\n")[0].as_buffer().to_pybytes() + b"\n"
-        read = pj.ReadOptions(use_threads=False, block_size=len(text) + 1)
+        text = pc.binary_join(_as_one_list(values), b"\n")[0].as_buffer()
+        read = pj.ReadOptions(use_threads=False, block_size=text.size + 1)
         table = read_json(pa.BufferReader(text), read_options=read, parse_options=self._parse)
         if table.num_rows != len(values):
             raise ValueError(f"{table.num_rows} objects in {len(values)} values")
