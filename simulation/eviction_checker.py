@@ -153,6 +153,10 @@ class EvictionChecker(Checker):
     def _group(self, group_id: str) -> Group | None:
         return None if self._machine is None else self._machine.context.find(group_id)
 
+    def _in_consumer_group(self, group_id: str) -> bool:
+        group = self._group(group_id)
+        return group is not None and group.under(ConsumerGroup) is not None
+
     def _look(self, group_id: str) -> set[str]:
         """Who is no member any more; a classic group's round is noted by the way."""
         group, before = self._group(group_id), self._in.get(group_id, set())
@@ -189,23 +193,23 @@ class EvictionChecker(Checker):
         if isinstance(event, ConsumerGroupHeartbeat) and event.member_epoch < 0:
             return
         if isinstance(event, SyncGroup) and error not in GOES_ON:
-            group = self._group(event.group_id)
-            in_classic = group is not None and group.under(ConsumerGroup) is None
-            if kept is not None and error not in STRANGER and in_classic:
+            if kept is not None and error not in STRANGER and not self._in_consumer_group(event.group_id):
                 kept.connection = event.connection
             return
         if error not in GOES_ON:
             return
         if kept is None:
             kept = self._kept[key] = Kept(now_ms, self.config.consumer_session_timeout_ms, 0, event.instance_id)
-            kept.told = bool(event.member_id) or event.instance_id is not None
+            kept.told = bool(event.member_id) or (isinstance(event, JoinGroup) and event.instance_id is not None)
             kept.new_ms = now_ms
         self._note_join(event, value, kept)
         waits_only = value is None and isinstance(event, JoinGroup | SyncGroup) and kept.lost_ms is None
         if not waits_only and (not isinstance(event, SyncGroup) or error is ErrorCode.NONE):
             kept.heard_ms, kept.lost_ms = now_ms, None
-        kept.connection = event.connection
-        if isinstance(event, Heartbeat | SyncGroup) and error is ErrorCode.REBALANCE_IN_PROGRESS:
+        called = error is ErrorCode.REBALANCE_IN_PROGRESS
+        if not (called and isinstance(event, SyncGroup) and self._in_consumer_group(event.group_id)):
+            kept.connection = event.connection
+        if isinstance(event, Heartbeat | SyncGroup) and called:
             kept.called_ms = now_ms if kept.called_ms is None else kept.called_ms
         elif isinstance(event, SyncGroup):
             kept.joined_ms = None
@@ -235,7 +239,7 @@ class EvictionChecker(Checker):
             if value is None or kept.rebalance_ms == 0 or value.generation != kept.generation:
                 kept.session_ms, kept.rebalance_ms = event.session_timeout_ms, event.rebalance_timeout_ms
             kept.called_ms = None
-            if value is not None:
+            if value is not None and (value.generation != kept.generation or self._in_consumer_group(event.group_id)):
                 self._welcomed(kept, value.generation)
         if isinstance(event, JoinGroup | ConsumerGroupHeartbeat):
             kept.process = event.client.process or kept.process

@@ -44,6 +44,7 @@ class DurabilityChecker(Checker):
         self._order: dict[int, int] = {-1: 0}
         self._count = 1  # of commits; the same position may be committed twice
         self._floor: dict[Slot, int] = {}
+        self._decided: dict[int, dict[int, int]] = {}  # by request: the order of each of its offsets as it was then
         self._pending: dict[int, dict[Slot, int]] = {}
         self._deleting: dict[str, int] = {}
         self._deleted: dict[str, int] = {}
@@ -65,10 +66,14 @@ class DurabilityChecker(Checker):
         elif isinstance(event, Tick):
             keys = [record.key for record in outcome.records if isinstance(record, Tombstone)]
             self._clear({(key[1], key[2], key[3]) for key in keys if key[0] is Kind.OFFSET})
-        elif isinstance(event, OffsetFetch):
-            for _, value in outcome.replies:  # decided now: it may be released after a deletion that comes next
-                for found in value.offsets if isinstance(value, OffsetFetchReply) else ():
-                    self._check_deleted((event.group_id, found.topic, found.partition), found.offset)
+        elif isinstance(event, OffsetCommit | TxnOffsetCommit):
+            self._decided[event.request] = {one.offset: self._order.get(one.offset, 0) for one in event.offsets}
+        elif isinstance(event, OffsetFetch):  # decided now: its reply may leave after a later deletion or commit
+            values = [value for _, value in outcome.replies if isinstance(value, OffsetFetchReply)]
+            shown = [found for value in values for found in value.offsets]
+            self._decided[event.request] = {found.offset: self._order.get(found.offset, 0) for found in shown}
+            for found in shown:
+                self._check_deleted((event.group_id, found.topic, found.partition), found.offset)
 
     def _forget(self, event: DeleteGroups | OffsetDelete, value: ReplyValue) -> None:
         """An administrator deleted: what was taken in before need not be there any more, acknowledged by now or not."""
@@ -100,15 +105,16 @@ class DurabilityChecker(Checker):
         self._deleting.clear()
 
     def on_released(self, event: Any, value: Any) -> None:
+        decided = self._decided.pop(getattr(event, "request", -1), {})
         if isinstance(event, OffsetCommit):
             for offset, error in zip(event.offsets, value.errors, strict=True):
                 if error is ErrorCode.NONE:
-                    self._raise_floor((event.group_id, offset.topic, offset.partition), self._order[offset.offset])
+                    self._raise_floor((event.group_id, offset.topic, offset.partition), decided[offset.offset])
         elif isinstance(event, TxnOffsetCommit):
             pending = self._pending.setdefault(event.producer_id, {})
             for offset, error in zip(event.offsets, value.errors, strict=True):
                 if error is ErrorCode.NONE:
-                    pending[event.group_id, offset.topic, offset.partition] = self._order[offset.offset]
+                    pending[event.group_id, offset.topic, offset.partition] = decided[offset.offset]
         elif isinstance(event, TransactionEnded):
             for slot, order in self._pending.pop(event.producer_id, {}).items():
                 if event.commit:
@@ -118,7 +124,7 @@ class DurabilityChecker(Checker):
                 if found.error is ErrorCode.NONE:
                     slot = (event.group_id, found.topic, found.partition)
                     self._check_lost(slot, found.offset)
-                    self._raise_floor(slot, self._order.get(found.offset, 0))
+                    self._raise_floor(slot, decided[found.offset])
 
     def _raise_floor(self, slot: Slot, order: int) -> None:
         deleted = max(self._deleting.get(slot[1], 0), self._gone.get(slot[1], 0))

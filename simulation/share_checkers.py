@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from kohort.groups.config import GroupConfig
 from kohort.groups.consumer.members import preferred_assignor
 from kohort.groups.consumer.state import ConsumerGroup
 from kohort.groups.machine import GroupMachine
-from kohort.groups.outcome import Outcome
+from kohort.groups.outcome import ComputeAssignment, Outcome
 from simulation.property import Checker, Holder, Waiting
 from simulation.world import World
 
@@ -47,6 +48,12 @@ class EvennessChecker(Checker):
     def __init__(self, world: World, members: list[Holder], config: GroupConfig) -> None:
         super().__init__(world, members, config)
         self._machine: GroupMachine | None = None
+        self._assignors: dict[str, str] = {}  # by which the targets were made; who replaces a static member votes later
+
+    def on_stepped(self, event: Any, outcome: Outcome, waiting: Waiting) -> None:
+        for work in outcome.work:
+            if isinstance(work, ComputeAssignment):
+                self._assignors[work.group_id] = work.assignor
 
     def on_loaded(self, machine: GroupMachine, outcome: Outcome) -> None:
         self._machine = machine
@@ -58,6 +65,8 @@ class EvennessChecker(Checker):
         for group_id, group in context.ledger.groups.items():
             consumer = group.under(ConsumerGroup)
             if consumer is None or preferred_assignor(context, consumer) != "uniform":
+                continue
+            if self._assignors.get(group_id) != "uniform":
                 continue
             shares = {member_id: len(consumer.targets[member_id]) for member_id in consumer.members}
             alike = len({consumer.topics_of(member) for member in consumer.members.values()}) == 1
