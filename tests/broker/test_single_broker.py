@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kohort import Admin, Broker
+from kohort import Admin, Broker, Producer
 from kohort.broker.config.settings import broker_configs
 from kohort.broker.config.single_broker import Place, place_in
 from kohort.client.admin.values import ConfigResource, NewTopic, ResourceType
@@ -169,6 +169,20 @@ def test_what_sets_nothing_is_named_once(tmp_path: Path, capfd: pytest.CaptureFi
     lines = [line for line in capfd.readouterr().err.splitlines() if "nothing here goes by them" in line]
     assert len(lines) == 1
     assert lines[0].endswith("confluent.x, replica.lag.time.max.ms, zookeeper.connect")
+
+
+def test_the_internal_topics_have_the_segments_that_are_set(tmp_path: Path) -> None:
+    names = {
+        "offsets.topic.segment.bytes": "__consumer_offsets",
+        "transaction.state.log.segment.bytes": "__transaction_state",
+    }
+    config = dict.fromkeys(names, 123_456)
+    with Broker(tmp_path / "data", config) as broker, Admin(broker.bootstrap_servers) as admin:
+        with Producer(broker.bootstrap_servers, transactional_id="x") as producer:
+            producer.init_transactions()
+        resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in names.values()]
+        described = admin.describe_configs(resources).all()
+    assert [described[resource]["segment.bytes"].value for resource in resources] == ["123456", "123456"]
 
 
 @pytest.mark.kafka

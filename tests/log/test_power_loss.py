@@ -366,6 +366,32 @@ def test_a_power_loss_takes_no_record_that_was_compacted_away_together_with_what
         assert set(latest(again)) == {b"k%d" % number for number in range(30)}
 
 
+def test_a_power_loss_does_not_bring_an_earlier_compactions_file_back() -> None:
+    config = small(cleanup_policy=("compact",), segment_bytes=800, flush_messages=1)
+    for seed in range(90):
+        volume = Volume(World(seed), "/data")
+        files = Files(volume, lambda: None)
+        log = PartitionLog.open(Path("/data/t-0"), config, OpenOptions(files=FileCache(3, 1, files)))
+        for number in range(12):
+            log.append(keyed((b"k%d" % (number % 3), b"%d" % number * 20)), NOW)
+        log.roll()
+        wanted = latest(log)
+        for dies_in in (0, 1 + seed % 4):  # the second run joins the small files that the first has made
+            run = Compaction(log, NOW)
+            for _ in run.steps():
+                pass
+            files.dies_in = dies_in
+            with contextlib.suppress(DeadError):
+                run.finish()
+        files.dead = True
+        volume.lose_power()
+        for _ in range(2):  # the second finds what the first made of it
+            lost = replace(POWER_LOST, verified_offset=12, files=FileCache(3, 1, Files(volume, lambda: None)))
+            again = PartitionLog.open(Path("/data/t-0"), config, lost)
+            assert again.recovery.damages == []
+            assert latest(again) == wanted
+
+
 def test_what_is_set_aside_is_on_the_disk_before_it_is_cut_off() -> None:
     config = small(segment_bytes=100_000)
     for seed in range(60):

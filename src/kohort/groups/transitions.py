@@ -106,7 +106,7 @@ CONSUMER_GROUP: tuple[Transition, ...] = (
     Transition(NONE, "ConsumerGroupHeartbeat", ASSIGNING, "a first member"),
     Transition(EMPTY, "ConsumerGroupHeartbeat", ASSIGNING, "a member"),
     Transition(EMPTY, "JoinGroup", CLASSIC, "a member of the other protocol: an empty group is whatever joins it"),
-    Transition(EMPTY, "DeleteGroups", NONE, "an administrator"),
+    Transition(EMPTY, "DeleteGroups", NONE, "an administrator", rare=True),
     Transition(EMPTY, "Tick", NONE, "its last offset expired"),
     Transition(ASSIGNING, "AssignmentComputed", RECONCILING, "there is a target for the newest epoch"),
     Transition(ASSIGNING, "AssignmentComputed", STABLE, "the same, and everyone has all of it already"),

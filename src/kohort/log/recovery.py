@@ -298,8 +298,9 @@ def finish_swap(path: Path, swap: Path, files: FileCache, config: LogConfig) -> 
     """Put a compacted file in the place of the segments that it was made from: all between its base and its end.
 
     May be called again where it failed. The name of a swap file is `<base offset>-<end offset>.log.swap`. Its name is
-    synced before theirs go; that these are gone, and its indexes, before it takes the first one's. So no power loss
-    leaves neither of both, or both, or a file whose gaps no index vouches for.
+    synced before theirs go; that these are gone, and its indexes, before it takes the first one's; that it has, before
+    anything else is done. So no power loss leaves neither of both, or both, or a file whose gaps no index vouches for,
+    or brings the swap file back beside that of a later compaction.
     """
     base, end = (int(number) for number in swap.name.split(".", 1)[0].split("-"))
     fs = files.fs
@@ -321,6 +322,7 @@ def finish_swap(path: Path, swap: Path, files: FileCache, config: LogConfig) -> 
         sync_folder(path, fs)
         fs.replace(swap, place)
         segment.path = place
+    sync_folder(path, fs)
     return segment
 
 

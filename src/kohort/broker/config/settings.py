@@ -125,6 +125,14 @@ class BrokerConfig:
         unit="partitions",
         why="group shards of a new data folder (Kafka: 50; one process gains nothing from more)",
     )
+    offsets_segment_bytes: int = knob(
+        "offsets.topic.segment.bytes",
+        4 * MIB,
+        low=1,
+        unit="bytes",
+        why="of __consumer_offsets in a new data folder: closed segments are compacted, a restart reads the rest whole "
+        "(Kafka: 100 MiB)",
+    )
     offsets_load_on_corruption: str = knob(
         ON_CORRUPTION,
         "refuse",
@@ -140,6 +148,13 @@ class BrokerConfig:
         high=1000,
         unit="partitions",
         why="transaction shards of a new data folder (Kafka: 50)",
+    )
+    transaction_segment_bytes: int = knob(
+        "transaction.state.log.segment.bytes",
+        100 * MIB,
+        low=1,
+        unit="bytes",
+        why="of __transaction_state, once the first transaction has made it: closed segments are compacted",
     )
     transaction_timeout_max_ms: int = knob(
         "transaction.max.timeout.ms", 900_000, low=1, unit="ms", why="the longest timeout a producer may ask for"
@@ -202,20 +217,6 @@ class BrokerConfig:
     def older_values(self) -> bool:
         """Whether a damaged journal is served as far as it can be read."""
         return self.offsets_load_on_corruption == "older"
-
-
-def parse_listen(listen: str) -> tuple[str, int]:
-    """The host and port of `HOST:PORT`, `[V6]:PORT` or `PLAINTEXT://HOST:PORT`.
-
-    Raises:
-        InvalidInputError: it is none of these.
-    """
-    address = listen.removeprefix("PLAINTEXT://")
-    host, colon, port = address.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not colon or not port.isdecimal() or int(port) > 65535:
-        raise InvalidInputError(f"the address to listen on must be HOST:PORT, not {listen!r}")
-    return host or "127.0.0.1", int(port)
 
 
 HOUR_MS = 3_600_000

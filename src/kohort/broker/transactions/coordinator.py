@@ -50,7 +50,6 @@ RETRY_S = 0.5
 EXPIRE_CHECK_S = 60.0
 IDS_MAX = 100_000
 """Transactional ids known at once: bounds the memory."""
-CONFIGS = {"cleanup.policy": "compact", "segment.bytes": "104857600"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +111,9 @@ class Transactions:
     def _save(self, transaction: Transaction) -> Transaction:
         """Make a state durable and current. Raises OSError."""
         if TRANSACTIONS_TOPIC not in self._host.store.topics:
-            self._host.topics.create(TRANSACTIONS_TOPIC, self._host.config.transaction_partitions, CONFIGS)
+            config = self._host.config
+            configs = {"cleanup.policy": "compact", "segment.bytes": str(config.transaction_segment_bytes)}
+            self._host.topics.create(TRANSACTIONS_TOPIC, config.transaction_partitions, configs)
         now_ms = _wall_ms()
         transaction = replace(transaction, update_ms=now_ms)
         self._log.write(transaction, now_ms)
