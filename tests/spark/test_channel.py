@@ -14,20 +14,10 @@ from typing import Any
 import pytest
 from tests.support.waiting import until
 
+from kohort import channel as frames
+from kohort.channel import FRAME_BYTES_MAX, NONCE_BYTES, PROOF_BYTES, Frames, frame, proof
 from kohort.spark import channel
-from kohort.spark.channel import (
-    LOOPBACK,
-    MESSAGE_BYTES_MAX,
-    NONCE_BYTES,
-    PROOF_BYTES,
-    Contact,
-    Frames,
-    Line,
-    Message,
-    Switchboard,
-    encode,
-    proof,
-)
+from kohort.spark.channel import LOOPBACK, Contact, Line, Message, Switchboard, decode, encode
 
 
 @pytest.fixture
@@ -57,17 +47,17 @@ class Heard:
 
 def test_messages_come_whole_from_any_pieces() -> None:
     said = [{"kind": "done", "end": "é" * 300}, {"kind": "over"}, {"kind": "done", "end": ""}]
-    data = b"".join(encode(message) for message in said)
+    data = b"".join(frame(encode(message)) for message in said)
     for size in (1, 3, 7, 1000, len(data)):
-        frames = Frames()
-        found = [one for at in range(0, len(data), size) for one in frames.feed(data[at : at + size])]
-        assert found == said
+        reading = Frames()
+        found = [one for at in range(0, len(data), size) for one in reading.feed(data[at : at + size])]
+        assert list(map(decode, found)) == said
 
 
 @pytest.mark.parametrize(
     "data",
     [
-        (MESSAGE_BYTES_MAX + 1).to_bytes(4, "big"),
+        (FRAME_BYTES_MAX + 1).to_bytes(4, "big"),
         b"GET / HTTP/1.1\r\n",
         b"\0\0\0\2[]",
         b"\0\0\0\2{}",
@@ -78,12 +68,12 @@ def test_messages_come_whole_from_any_pieces() -> None:
 )
 def test_what_is_no_message_is_refused_before_it_is_kept(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"message|JSON|Expecting|decode"):
-        Frames().feed(data)
+        list(map(decode, Frames().feed(data)))
 
 
 def test_a_message_longer_than_a_frame_is_refused_by_its_sender() -> None:
     with pytest.raises(ValueError, match="longer than"):
-        encode({"kind": "done", "end": "x" * MESSAGE_BYTES_MAX})
+        frame(b"x" * (FRAME_BYTES_MAX + 1))
 
 
 def test_the_token_is_in_no_printout() -> None:
@@ -162,7 +152,7 @@ def test_a_source_with_another_token_is_told_nothing(closing: Callable[[Any], An
     sock = closing(socket.create_connection((LOOPBACK, board.contact.port), 60))
     nonce = sock.recv(NONCE_BYTES)
     mine = bytes(NONCE_BYTES)
-    sock.sendall(mine + proof(bytes(32), "source", nonce + mine) + encode({"kind": "drives", "query": "one"}))
+    sock.sendall(mine + proof(bytes(32), "caller", nonce + mine) + frame(encode({"kind": "drives", "query": "one"})))
     with contextlib.suppress(ConnectionResetError):  # where it did not read all of ours
         assert sock.recv(1) == b"", "it hangs up, without its own proof"
     assert told == [] and board.queries() == set()
@@ -188,7 +178,7 @@ def test_who_listens_on_the_port_and_is_not_the_application_learns_no_token(clos
 
 
 def test_one_that_is_silent_holds_nobody_up(closing: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channel, "GREETING_S", 0.2)
+    monkeypatch.setattr(frames, "GREETING_S", 0.2)
     board = closing(Switchboard())
     silent = closing(socket.create_connection((LOOPBACK, board.contact.port), 60))
     assert len(silent.recv(NONCE_BYTES)) == NONCE_BYTES

@@ -7,7 +7,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from kohort.errors import InvalidInputError
 from kohort.ids import TopicPartition
-from kohort.spark.options import duration_ms, numbers_of_json, parse_options, partitions_of_json
+from kohort.spark.options import numbers_of_json, parse_options, partitions_of_json
 from kohort.spark.schema import arrow_schema, columns_of, spark_schema
 from kohort.spark.source import KohortDataSource
 
@@ -71,18 +71,6 @@ def test_json_forms() -> None:
     for bad in ("", "[]", '{"a":5}', '{"a":{"x":1}}'):
         with pytest.raises(InvalidInputError, match="startingOffsets must be JSON"):
             numbers_of_json("startingOffsets", bad)
-
-
-def test_times_carry_their_unit() -> None:
-    assert [duration_ms("d", text) for text in ("15m", "1.5s", "200ms", "7", "1 h")] == [
-        900_000,
-        1500,
-        200,
-        7,
-        3_600_000,
-    ]
-    with pytest.raises(InvalidInputError, match="must be a time"):
-        duration_ms("maxTriggerDelay", "soon")
 
 
 def test_columns_come_in_the_order_asked_for() -> None:

@@ -108,3 +108,15 @@ class RebalanceListener:
     def on_partitions_lost(self, partitions: list[TopicPartition]) -> None:
         """These belong to others already; commits for them fail. Calls `on_partitions_revoked` unless overridden."""
         self.on_partitions_revoked(partitions)
+
+
+class HoldingListener(RebalanceListener):
+    """Lets partitions go when the application says so, not when a callback returns.
+
+    From `on_partitions_wanted` on, nothing of them is returned, their positions stay, and they can be committed; polls
+    return the others' records and keep the member alive. `release` gives them up (`on_partitions_revoked` is called
+    then). The group waits for that, at most for `max_poll_interval_ms`; then they are lost.
+    """
+
+    def on_partitions_wanted(self, partitions: list[TopicPartition]) -> None:
+        """The group wants these back."""

@@ -2,17 +2,13 @@
 
 Spark drives a query's source in a process of its own, a child of the JVM, which the application can't call. So the
 application listens on loopback, and each source connects back: one connection for each query, frames in both
-directions. Both ends prove that they know the application's token before anything is said, without sending it: what
-else may listen on that port, or connect to it, learns nothing and is told nothing.
-
-A frame is four bytes of length and a JSON object whose `kind` says what it is about. A kind that an end does not know
-is passed over.
+directions (`kohort.channel`). A body is a JSON object whose `kind` says what it is about. A kind that an end does not
+know is passed over.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hmac
 import json
 import logging
 import os
@@ -20,23 +16,18 @@ import secrets
 import socket
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
+
+from kohort.channel import GREETING_S, TOKEN_BYTES, Link, greet_caller, greet_listener
 
 log = logging.getLogger("kohort.spark")
 
 Message: TypeAlias = dict[str, Any]
 LOOPBACK = "127.0.0.1"
-TOKEN_BYTES = NONCE_BYTES = PROOF_BYTES = 32
-MESSAGE_BYTES_MAX = 16 * 1024 * 1024
-"""A batch's ends take about 60 bytes for each partition: this is more than a quarter of a million."""
 SOURCES_MAX = 256
 """Connections at once, a thread each: more queries than one driver runs."""
-GREETING_S = 10.0
-"""How long the other end may take to prove itself; a busy machine starts a thread late."""
-SEND_S = 5.0
-"""How long an end may leave its frames unread before it is given up."""
 AGAIN_S = 5.0
 """How long a source waits before it tries again to reach its application."""
 NAME_MAX = 256
@@ -52,139 +43,20 @@ class Contact:
 
 
 def encode(message: Message) -> bytes:
-    """A message as a frame.
+    """A message as the body of a frame."""
+    return json.dumps(message, separators=(",", ":")).encode()
+
+
+def decode(body: bytes) -> Message:
+    """A message from a frame's body.
 
     Raises:
-        ValueError: it is longer than a frame may be.
+        ValueError: it is not a JSON object with its kind.
     """
-    body = json.dumps(message, separators=(",", ":")).encode()
-    if len(body) > MESSAGE_BYTES_MAX:
-        raise ValueError(f"a message of {len(body)} bytes is longer than {MESSAGE_BYTES_MAX}")
-    return len(body).to_bytes(4, "big") + body
-
-
-class Frames:
-    """Messages from a stream of bytes that arrives in any pieces."""
-
-    def __init__(self) -> None:
-        self._bytes = bytearray()
-
-    def feed(self, data: bytes) -> list[Message]:
-        """The messages that are whole now.
-
-        Raises:
-            ValueError: a frame longer than one may be, or not a JSON object with its kind.
-        """
-        self._bytes += data
-        found: list[Message] = []
-        while len(self._bytes) >= 4:
-            size = int.from_bytes(self._bytes[:4], "big")
-            if size > MESSAGE_BYTES_MAX:
-                raise ValueError(f"a message of {size} bytes is longer than {MESSAGE_BYTES_MAX}")
-            if len(self._bytes) < 4 + size:
-                break
-            message = json.loads(self._bytes[4 : 4 + size])
-            del self._bytes[: 4 + size]
-            if not isinstance(message, dict) or not isinstance(message.get("kind"), str):
-                raise ValueError("a message without its kind")
-            found.append(message)
-        return found
-
-
-def proof(token: bytes, who: str, nonces: bytes) -> bytes:
-    """What only one who knows the token can say; `who` keeps an answer from being played back to its maker."""
-    return hmac.digest(token, who.encode() + nonces, "sha256")
-
-
-class Link:
-    """One connection whose ends have proved themselves. Any thread may send, one reads."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        sock.settimeout(SEND_S)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._socket = sock
-        self._sending = threading.Lock()
-
-    def send(self, message: Message) -> bool:
-        """Send a message; False: the other end is gone, or reads nothing, and the connection is over."""
-        data = encode(message)
-        try:
-            with self._sending:
-                self._socket.sendall(data)
-        except OSError:  # a timeout leaves half a frame behind
-            self.close()
-            return False
-        return True
-
-    def messages(self) -> Iterator[Message]:
-        """What arrives, until the other end is gone or this one is closed.
-
-        Raises:
-            ValueError: what arrives is not of this channel.
-        """
-        frames = Frames()
-        while True:
-            try:
-                data = self._socket.recv(65_536)
-            except TimeoutError:
-                continue
-            except OSError:
-                return
-            if not data:
-                return
-            yield from frames.feed(data)
-
-    def close(self) -> None:
-        """End the connection for both; a thread that reads it is woken."""
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
-
-    def forget(self) -> None:
-        """Close a forked child's copy, without a word to the other end."""
-        self._socket.close()
-
-
-def _receive(sock: socket.socket, size: int) -> bytes:
-    data = b""
-    while len(data) < size:
-        piece = sock.recv(size - len(data))
-        if not piece:
-            raise ConnectionError("the other end hung up")
-        data += piece
-    return data
-
-
-def greet_source(sock: socket.socket, token: bytes) -> Link:
-    """The application's side of a new connection.
-
-    Raises:
-        OSError: the other end does not know the token, is silent, or gone.
-    """
-    sock.settimeout(GREETING_S)
-    mine = secrets.token_bytes(NONCE_BYTES)
-    sock.sendall(mine)
-    said = _receive(sock, NONCE_BYTES + PROOF_BYTES)
-    nonces = mine + said[:NONCE_BYTES]
-    if not hmac.compare_digest(said[NONCE_BYTES:], proof(token, "source", nonces)):
-        raise PermissionError("one that does not know the token")
-    sock.sendall(proof(token, "application", nonces))
-    return Link(sock)
-
-
-def greet_application(sock: socket.socket, token: bytes) -> Link:
-    """The source's side of a new connection.
-
-    Raises:
-        OSError: who listens there is not the application, is silent, or gone.
-    """
-    sock.settimeout(GREETING_S)
-    theirs = _receive(sock, NONCE_BYTES)
-    mine = secrets.token_bytes(NONCE_BYTES)
-    sock.sendall(mine + proof(token, "source", theirs + mine))
-    if not hmac.compare_digest(_receive(sock, PROOF_BYTES), proof(token, "application", theirs + mine)):
-        raise PermissionError("one that does not know the token")
-    return Link(sock)
+    message = json.loads(body)
+    if not isinstance(message, dict) or not isinstance(message.get("kind"), str):
+        raise ValueError("a message without its kind")
+    return message
 
 
 class Switchboard:
@@ -221,7 +93,7 @@ class Switchboard:
         """Send a message to every source that drives a query; returns to how many."""
         with self._lock:
             links = list(self._links.get(query, ()))
-        return sum(link.send(message) for link in links)
+        return sum(link.send(encode(message)) for link in links)
 
     def queries(self) -> set[str]:
         """Identities of the queries whose sources are connected."""
@@ -260,8 +132,8 @@ class Switchboard:
         query: str | None = None
         link: Link | None = None
         try:
-            link = greet_source(sock, self.contact.token)
-            for message in link.messages():
+            link = greet_caller(sock, self.contact.token)
+            for message in map(decode, link.bodies()):
                 named = message.get("query")
                 if not isinstance(named, str) or len(named) > NAME_MAX:
                     raise ValueError("a message without its query")
@@ -285,7 +157,7 @@ class Switchboard:
             self._links.setdefault(query, set()).add(link)
         first = self._arrived(query)
         if first is not None:
-            link.send(first)
+            link.send(encode(first))
 
     def _part(self, link: Link, query: str | None) -> None:
         with self._lock:
@@ -341,12 +213,12 @@ class Line:
             self._query = query
             link = self._link
         if link is not None:
-            link.send({"kind": "drives", "query": query})
+            link.send(encode({"kind": "drives", "query": query}))
 
     def send(self, message: Message) -> bool:
         """Send a message of this query; False: the application can't be reached."""
         link = self._link
-        return link is not None and link.send({**message, "query": self._query})
+        return link is not None and link.send(encode({**message, "query": self._query}))
 
     def close(self) -> None:
         """Hang up; a handler that runs is not waited for."""
@@ -371,7 +243,7 @@ class Line:
     def _connect(self) -> Link:
         sock = socket.create_connection((LOOPBACK, self._contact.port), GREETING_S)
         try:
-            return greet_application(sock, self._contact.token)
+            return greet_listener(sock, self._contact.token)
         except BaseException:
             sock.close()
             raise
@@ -383,8 +255,8 @@ class Line:
             if self._ended.is_set():
                 return
             if query:
-                link.send({"kind": "drives", "query": query})
-            for message in link.messages():
+                link.send(encode({"kind": "drives", "query": query}))
+            for message in map(decode, link.bodies()):
                 handler = self._handlers.get(message["kind"])
                 if handler is not None:
                     handler(message)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from kohort.durations import duration_ms
 from kohort.errors import CommitFailedError, KafkaError, NotFoundError, TimedOutError
 from kohort.ids import TopicId, TopicPartition
 from kohort.spark.admission import BytesSeen, fair_shares, limit_by_bytes
@@ -18,7 +19,7 @@ from kohort.spark.changed import refuse_passing_over, take_over
 from kohort.spark.data_loss import lose
 from kohort.spark.incarnations import Incarnations
 from kohort.spark.lag_report import lag_report
-from kohort.spark.options import SourceOptions, duration_ms
+from kohort.spark.options import SourceOptions
 from kohort.spark.query_member import Held, Maker, Membership, OffsetKeeper, Place, given_away
 from kohort.spark.rebalances import Standing
 from kohort.spark.starting import first_positions, refuse_beyond, within

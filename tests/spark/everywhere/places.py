@@ -18,7 +18,7 @@ import pyspark
 from tests.support.waiting import STILL_S, until
 
 from kohort.java import start_tied
-from kohort.zookeeper import free_port
+from kohort.zookeeper import free_port, free_ports
 
 ROOT = Path(__file__).resolve().parents[3]
 CACHE = ROOT / ".cache" / "environments"
@@ -130,7 +130,7 @@ def _server(name: str, port: int, folder: Path, command: Sequence[str], env: Map
 @contextmanager
 def standalone(folder: Path) -> Iterator[str]:
     """A master and one worker with two cores; gives the master's URL."""
-    port, worker = free_port(), free_port()
+    port, worker = free_ports(2)
     master = f"spark://127.0.0.1:{port}"
     env = clean_environment(SPARK_DAEMON_MEMORY="256m", SPARK_DAEMON_JAVA_OPTS=SMALL, SPARK_NO_DAEMONIZE="1")
     here = ("--host", "127.0.0.1", "--webui-port", "0")

@@ -150,8 +150,15 @@ def seen_in(
     return seen
 
 
+@pytest.mark.kafka
+def test_local_cluster_and_sasl_over_tls(secured: SecuredKafka, tmp_path: Path) -> None:
+    """Executors are processes of their own, run this program's Python though nothing says so, and log in to Kafka."""
+    seen_in("local-cluster[2,1,512]", Brokers(secured.bootstrap_servers, secured_options(secured)), tmp_path, CLUSTER)
+
+
+@LONG
 def test_local_cluster(our_broker: Broker, tmp_path: Path) -> None:
-    """Executors are processes of their own, and run this program's Python though nothing says so."""
+    """The same on our broker."""
     seen_in("local-cluster[2,1,512]", Brokers(our_broker.bootstrap_servers), tmp_path, CLUSTER)
 
 
@@ -161,6 +168,7 @@ def test_spark_connect(our_broker: Broker, tmp_path: Path) -> None:
         seen_in(place, Brokers(our_broker.bootstrap_servers), tmp_path, {})
 
 
+@LONG
 @pytest.mark.kafka
 def test_sasl_over_tls(secured: SecuredKafka, tmp_path: Path) -> None:
     """Source, sink and tables log in to Apache Kafka over TLS."""

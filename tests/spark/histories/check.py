@@ -164,7 +164,10 @@ def commits_follow_sinks(story: Story) -> Iterator[str]:
 
 
 def given_up_between_batches(story: Story) -> Iterator[str]:
-    """While a query has a batch of a partition, no one else plans one of it, unless the group has put the query out."""
+    """While a query has a batch of a partition, no one else plans one of it, unless the group has put the query out.
+
+    A query that was put out while it planned, and learned it later, may plan in the generation that it had.
+    """
     if not story.grouped:
         return
     ended = {(run.application, run.number): run.ended_ns for run in story.runs}
@@ -180,14 +183,17 @@ def given_up_between_batches(story: Story) -> Iterator[str]:
                 gone_ns = ended[other.batch.application, other.life]
                 if over[other.batch] <= tasks.at_ns / 1e6 or gone_ns <= tasks.at_ns:
                     continue
-                client = f"{other.batch.application}-{other.life}"
-                put_out = any(
-                    client == who and other.called_ns / 1e6 - CLOCK_MS <= at_ms <= tasks.at_ns / 1e6 + CLOCK_MS
-                    for at_ms, who in story.evictions
-                )
-                if not put_out:
+                stale = tasks.generation < other.generation and _put_out(story, tasks, tasks)
+                if not stale and not _put_out(story, other, tasks):
                     yield f"{tasks.batch} has {partition} while {other.batch} of run {other.life} is not over"
             by_partition[partition].append(tasks)
+
+
+def _put_out(story: Story, who: Tasks, until: Tasks) -> bool:
+    """Whether a query was put out of the group between its planning and another's."""
+    client = f"{who.batch.application}-{who.life}"
+    since_ms, until_ms = who.called_ns / 1e6 - CLOCK_MS, until.at_ns / 1e6 + CLOCK_MS
+    return any(client == name and since_ms <= at_ms <= until_ms for at_ms, name in story.evictions)
 
 
 def _over_ms(story: Story, tasks: Tasks) -> float:

@@ -16,7 +16,6 @@ from tests.spark.histories.mutants import (
     MUTANTS,
     commits_before_the_sink,
     commits_no_claims,
-    commits_nothing,
     reads_a_record_too_far,
 )
 
@@ -43,7 +42,6 @@ SEEN_AT = {
 QUICKLY_SEEN = (
     commits_before_the_sink,
     commits_no_claims,
-    commits_nothing,
     reads_a_record_too_far,
 )
 

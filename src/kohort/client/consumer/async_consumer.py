@@ -63,6 +63,13 @@ class AsyncConsumer(Steering):
         """Leave the group, or drop what was assigned."""
         await self._run(self._core.unsubscribe())
 
+    async def release(self) -> bool:
+        """Give up what the group wants back, with a `HoldingListener`.
+
+        Commits first with auto commit. False: nothing is held any more, because it was lost meanwhile.
+        """
+        return await self._run(self._core.release())
+
     # Reading.
 
     async def poll(self, timeout_ms: float = 1000, max_records: int | None = None) -> Records:

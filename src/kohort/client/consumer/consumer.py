@@ -86,6 +86,13 @@ class Consumer(Lookups, Steering):
         """Leave the group, or drop what was assigned."""
         self._run(self._core.unsubscribe())
 
+    def release(self) -> bool:
+        """Give up what the group wants back, with a `HoldingListener`.
+
+        Commits first with auto commit. False: nothing is held any more, because it was lost meanwhile.
+        """
+        return self._run(self._core.release())
+
     # Reading.
 
     def poll(self, timeout_ms: float = 1000, max_records: int | None = None) -> Records:

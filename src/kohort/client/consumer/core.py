@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from functools import partial
 
 from kohort.client.consumer.closing import GOODBYE_MS, KEPT_TO_LEAVE, LAST_COMMIT_MS, Closing
@@ -16,6 +15,7 @@ from kohort.client.consumer.commits import Commits, OnCommit, tell
 from kohort.client.consumer.effects import Await, CallUser, Decode, Script, Wait
 from kohort.client.consumer.fetch_buffer import FetchBuffer, Slice
 from kohort.client.consumer.fetching import Fetched, Fetcher
+from kohort.client.consumer.figures import ConsumerFigures
 from kohort.client.consumer.handing_out import HandingOut
 from kohort.client.consumer.positions import PositionFinder
 from kohort.client.consumer.subscription import Partitions, Position
@@ -24,7 +24,7 @@ from kohort.client.group.protocols import join_group
 from kohort.client.group.subscription import Subscription
 from kohort.client.net.cluster import Cluster
 from kohort.client.net.metadata import NO_TOPIC_ID, Metadata
-from kohort.client.offset_values import GroupMetadata, OffsetAndMetadata, RebalanceListener
+from kohort.client.offset_values import GroupMetadata, HoldingListener, OffsetAndMetadata, RebalanceListener
 from kohort.client.settings import ConsumerConfig
 from kohort.columns.decoded import Decoded
 from kohort.columns.shapes import DecodeOptions
@@ -36,27 +36,6 @@ log = logging.getLogger("kohort.client")
 
 class WakeupError(KafkaError):
     """`wakeup()` was called: the poll it interrupted returned nothing and moved nothing."""
-
-
-@dataclass(frozen=True, slots=True)
-class ConsumerFigures:
-    """Counters of a consumer since it was made, and what it keeps now.
-
-    Attributes:
-        lapses: How often nothing was handed out because the coordinator had not answered for the lease it told.
-    """
-
-    polls: int
-    records: int
-    fetches: int
-    fetched_bytes: int
-    commits: int
-    rebalances: int
-    lapses: int
-    requests: int
-    received_bytes: int
-    kept_records: int
-    kept_bytes: int
 
 
 class ConsumerCore:
@@ -301,6 +280,10 @@ class ConsumerCore:
             revocation = member.revocation
             if revocation is not None:
                 gone = [part for part in revocation.partitions if part in self.partitions]
+                if isinstance(self.listener, HoldingListener) and not revocation.lost and gone:
+                    self.partitions.hold(gone)
+                    yield CallUser(self.listener.on_partitions_wanted, gone)
+                    continue
                 yield from self._give_up(gone, revocation.lost)
                 member.release()
                 continue
@@ -312,6 +295,16 @@ class ConsumerCore:
                 self._moved()
                 if member.holding:
                     yield CallUser(self.listener.on_partitions_assigned, added)
+
+    def release(self) -> Script[bool]:
+        """Give up what the group wants back; False: nothing is held any more."""
+        member = self.membership
+        held = self.partitions.wanted()
+        if member is None or member.revocation is None or member.revocation.lost or not held:
+            return False
+        yield from self._give_up(held, lost=False)
+        member.release()
+        return True
 
     def _give_up(self, gone: list[TopicPartition], lost: bool) -> Script[None]:
         if not lost and self.config.enable_auto_commit:
@@ -467,10 +460,7 @@ class ConsumerCore:
         group = self.config.group_id
         if group is None:
             raise InvalidInputError("there is no group without group.id")
-        if self.membership is None or not self.membership.joined:
-            return GroupMetadata(group)
-        who = self.membership.identity()
-        return GroupMetadata(group, who.generation, who.member_id, who.instance_id)
+        return GroupMetadata(group) if self.membership is None else self.membership.metadata()
 
     def commit_async(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int] | None, callback: OnCommit | None

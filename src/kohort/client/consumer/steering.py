@@ -5,10 +5,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
+from uuid import UUID
 
 from kohort.calls import checked
 from kohort.client.consumer.commits import OnCommit
-from kohort.client.consumer.core import ConsumerCore, ConsumerFigures
+from kohort.client.consumer.core import ConsumerCore
+from kohort.client.consumer.figures import ConsumerFigures
 from kohort.client.consumer.subscription import Position
 from kohort.client.offset_values import GroupMetadata, OffsetAndMetadata, RebalanceListener
 from kohort.ids import TopicPartition
@@ -45,6 +47,18 @@ class Steering:
     def assignment(self) -> set[TopicPartition]:
         """Partitions read now."""
         return self._look(lambda core: set(core.partitions))
+
+    def wanted(self) -> set[TopicPartition]:
+        """What the group wants back and a `HoldingListener` has not released yet; part of `assignment()`."""
+        return self._look(lambda core: set(core.partitions.wanted()))
+
+    def positions(self) -> dict[TopicPartition, OffsetAndMetadata]:
+        """The next record of every partition whose position is known, without asking for others."""
+        return self._look(lambda core: core.to_commit(None))
+
+    def topic_ids(self) -> dict[str, UUID]:
+        """Ids of the topics read now, as far as the broker tells them. Source: KIP-516."""
+        return self._look(lambda core: dict(core.partitions.ids))
 
     def commit_async(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int] | None = None, callback: OnCommit | None = None

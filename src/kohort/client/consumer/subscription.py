@@ -42,6 +42,7 @@ class PartitionState:
         high_watermark, log_start, last_stable: What the last fetch told; -1 unknown.
         replica: Where to fetch instead of at the leader (KIP-392), or None.
         broken: Why it can't be read on; raised by the next poll that reaches it.
+        wanted: The group wants it back, and it is held a while longer: nothing of it is returned.
         withheld: The topic was made again, and the group has not said yet whose its partitions are: no position is
             looked for, so that none is committed.
     """
@@ -58,6 +59,7 @@ class PartitionState:
     replica_until_ms: float = 0.0
     broken: KafkaError | None = None
     retry_at_ms: float = 0.0
+    wanted: bool = False
     withheld: bool = False
 
 
@@ -67,7 +69,7 @@ class Partitions:
     Attributes:
         changes: Grows when the set changes.
         voided: Grows when something that was fetched becomes void.
-        paused: Those that are paused.
+        paused: Those of which nothing is returned: paused by the application, or wanted back by the group.
         ids: The ids under which topics are held, where they are known: positions are of those, and of no others.
     """
 
@@ -133,8 +135,20 @@ class Partitions:
         self.paused.add(partition)
 
     def resume(self, partition: TopicPartition) -> None:
-        self.of(partition).paused = False
-        self.paused.discard(partition)
+        state = self.of(partition)
+        if not state.wanted:
+            state.paused = False
+            self.paused.discard(partition)
+
+    def hold(self, wanted: Iterable[TopicPartition]) -> None:
+        """The group wants these back: nothing of them is returned, however long they are held."""
+        for partition in wanted:
+            self.of(partition).wanted = True
+            self.pause(partition)
+
+    def wanted(self) -> list[TopicPartition]:
+        """What the group wants back, sorted."""
+        return [partition for partition, state in self._states.items() if state.wanted]
 
     def withhold(self, topics: Collection[str]) -> None:
         """Withhold the partitions of these topics, and no others."""

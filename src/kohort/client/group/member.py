@@ -15,7 +15,7 @@ from kohort.client.group.subscription import Subscription
 from kohort.client.lookups import Lookups
 from kohort.client.net.thread_driver import ThreadClient
 from kohort.client.offset_requests import commit_offsets, committed_offsets
-from kohort.client.offset_values import Assignment, OffsetAndMetadata, Rebalance, Revocation
+from kohort.client.offset_values import Assignment, GroupMetadata, OffsetAndMetadata, Rebalance, Revocation
 from kohort.client.settings import ConsumerConfig, client_config
 from kohort.errors import CommitFailedError, ErrorCode, KafkaError, TimedOutError
 from kohort.ids import TopicPartition
@@ -141,6 +141,11 @@ class GroupMember(Lookups):
         """
         with self._client.lock:
             return tuple(one for one in self._membership.last_rebalances if one.number > after)
+
+    def group_metadata(self) -> GroupMetadata:
+        """This member's place in its group, for `Producer.send_offsets_to_transaction`."""
+        with self._client.lock:
+            return self._membership.metadata()
 
     def release(self) -> None:
         """Acknowledge the pending revocation. Does nothing without one."""

@@ -24,7 +24,7 @@ from kohort.client.net.cluster import Between, Cluster, Coordinator
 from kohort.client.net.notices import Sparingly
 from kohort.client.net.runtime import Promise, Task
 from kohort.client.offset_requests import GroupIdentity
-from kohort.client.offset_values import Assignment, Rebalance, Revocation
+from kohort.client.offset_values import Assignment, GroupMetadata, Rebalance, Revocation
 from kohort.client.settings import ConsumerConfig
 from kohort.errors import ErrorCode, FencedError, KafkaError, RetriableError
 from kohort.ids import TopicPartition
@@ -164,6 +164,13 @@ class Membership(ABC):
     def identity(self) -> GroupIdentity:
         """As whom to commit."""
         return GroupIdentity(self._generation, self._member_id, self.config.group_instance_id)
+
+    def metadata(self) -> GroupMetadata:
+        """The member's place in its group."""
+        who = self.identity()
+        if not self.joined:
+            return GroupMetadata(self.group)
+        return GroupMetadata(self.group, who.generation, who.member_id, who.instance_id)
 
     def topics(self) -> tuple[str, ...]:
         """The topics subscribed to, as far as metadata tells."""

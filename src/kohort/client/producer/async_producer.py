@@ -110,6 +110,7 @@ class AsyncProducer:
     init_transactions = awaiting(ProducerCore.init_transactions)
     begin_transaction = awaiting(ProducerCore.begin_transaction)
     send_offsets_to_transaction = awaiting(ProducerCore.send_offsets_to_transaction)
+    send_offsets_of_members = awaiting(ProducerCore.send_offsets_of_members)
     commit_transaction = awaiting(ProducerCore.commit_transaction)
     abort_transaction = awaiting(ProducerCore.abort_transaction)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -233,6 +233,22 @@ class ProducerCore:
             KafkaError: they can't be committed; abort.
         """
         await self._need_transactions().send_offsets(offsets, group)
+
+    async def send_offsets_of_members(
+        self, members: Sequence[tuple[GroupMetadata, Mapping[TopicPartition, OffsetAndMetadata | int]]]
+    ) -> dict[str, KafkaError]:
+        """Commit offsets of several members, in one or more groups, with the transaction: one round trip for all.
+
+        Args:
+            members: each one's place in its group, and the next offsets of its own partitions.
+
+        Returns:
+            By member id, why its group would not have them: then abort.
+
+        Raises:
+            KafkaError: they can't be committed; abort.
+        """
+        return await self._need_transactions().send_offsets_of(members)
 
     async def commit_transaction(self) -> None:
         """Deliver everything and commit.

@@ -167,6 +167,7 @@ class Producer:
     init_transactions = blocking(ProducerCore.init_transactions)
     begin_transaction = blocking(ProducerCore.begin_transaction)
     send_offsets_to_transaction = blocking(ProducerCore.send_offsets_to_transaction)
+    send_offsets_of_members = blocking(ProducerCore.send_offsets_of_members)
     commit_transaction = blocking(ProducerCore.commit_transaction)
     abort_transaction = blocking(ProducerCore.abort_transaction)
 

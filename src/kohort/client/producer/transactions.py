@@ -27,8 +27,9 @@ Two versions of the protocol, chosen by the cluster's finalized feature `transac
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from enum import Enum
+from functools import partial
 
 from kohort.client.net.cluster import Between, Cluster, Coordinator
 from kohort.client.net.notices import fault
@@ -144,6 +145,43 @@ class Transactions:
         except KafkaError as error:
             self._fail(error)
             raise
+
+    async def send_offsets_of(
+        self, members: Sequence[tuple[GroupMetadata, Mapping[TopicPartition, OffsetAndMetadata | int]]]
+    ) -> dict[str, KafkaError]:
+        """Make offsets of several members part of the transaction, all asked at once; who was refused, by member id.
+
+        Each under its own member id and generation, since the coordinator checks the member and not who owns what.
+        Where one is refused, the transaction can only be aborted.
+        """
+        self._expect(TxnState.OPEN)
+        if any(not who.member_id for who, _ in members):
+            raise InvalidInputError("offsets without a member's id are taken from anyone: there is no such member")
+        try:
+            if self._version < 2:
+                for group_id in dict.fromkeys(who.group_id for who, _ in members):
+                    await self._asking(partial(self._add_group, group_id), "add offsets to transaction")
+            self._begun = True
+            tasks = {who.member_id: self._cluster.runtime.spawn(self._offsets_of(who, at)) for who, at in members}
+            refused = {member_id: why for member_id, task in tasks.items() if (why := await task) is not None}
+        except KafkaError as error:
+            self._fail(error)
+            raise
+        for why in refused.values():
+            self._fail(why)
+            if why.code in _DEADLY or isinstance(why, RetriableError):
+                raise why
+        return refused
+
+    async def _offsets_of(
+        self, who: GroupMetadata, offsets: Mapping[TopicPartition, OffsetAndMetadata | int]
+    ) -> KafkaError | None:
+        """Commit one member's; gives why not."""
+        try:
+            await self._asking(lambda: self._commit_offsets(offsets, who, who.group_id), "commit offsets of a member")
+        except KafkaError as error:
+            return error
+        return None
 
     async def end(self, *, commit: bool) -> None:
         """Commit or abort; everything sent must be delivered or dropped before.

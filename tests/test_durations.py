@@ -1,0 +1,20 @@
+"""Times as people write them."""
+
+from __future__ import annotations
+
+import pytest
+
+from kohort.durations import duration_ms
+from kohort.errors import InvalidInputError
+
+
+def test_times_carry_their_unit() -> None:
+    assert [duration_ms("d", text) for text in ("15m", "1.5s", "200ms", "7", "1 h")] == [
+        900_000,
+        1500,
+        200,
+        7,
+        3_600_000,
+    ]
+    with pytest.raises(InvalidInputError, match="must be a time"):
+        duration_ms("maxTriggerDelay", "soon")
