@@ -391,3 +391,17 @@ def default_of(setting: Setting) -> str:
     if fact.low is not None or fact.high is not None:
         return f"{text} ({_range(fact)})"
     return text
+
+
+def parse_listen(listen: str) -> tuple[str, int]:
+    """The host and port of `HOST:PORT`, `[V6]:PORT` or `PLAINTEXT://HOST:PORT`.
+
+    Raises:
+        InvalidInputError: it is none of these.
+    """
+    address = listen.removeprefix("PLAINTEXT://")
+    host, colon, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not port.isdecimal() or int(port) > 65535:
+        raise InvalidInputError(f"the address to listen on must be HOST:PORT, not {listen!r}")
+    return host or "127.0.0.1", int(port)

@@ -36,9 +36,6 @@ STANDSTILL_S = 1.0
 """So late nothing fires on a loop that runs: the process was stopped or starved, or something held the loop up."""
 MAINTAIN_BUSY_S = 0.05
 """Pause between slices of work while a compaction is under way."""
-JOURNAL_CONFIGS = {"cleanup.policy": "compact", "segment.bytes": "4194304", "compression.type": "producer"}
-"""As Kafka makes its own internal topics, with smaller segments (Kafka: 100 MiB): only closed ones are compacted, and a
-restart reads the rest whole."""
 
 
 class Node(GroupHost):
@@ -93,7 +90,9 @@ class Node(GroupHost):
     def start(self) -> None:
         """Make the internal topics and begin to load the coordinators."""
         if OFFSETS_TOPIC not in self.store.topics:
-            self.topics.create(OFFSETS_TOPIC, self.config.offsets_partitions, JOURNAL_CONFIGS)
+            size = str(self.config.offsets_segment_bytes)
+            configs = {"cleanup.policy": "compact", "segment.bytes": size, "compression.type": "producer"}
+            self.topics.create(OFFSETS_TOPIC, self.config.offsets_partitions, configs)
         self.groups.count = self.store.topics[OFFSETS_TOPIC].partitions
         for index in range(self.groups.count):
             self.groups.begin(index, self._journal_log(index).leader_epoch + 1)

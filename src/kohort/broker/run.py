@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kohort.broker.config.live_settings import LiveSettings
-from kohort.broker.config.settings import broker_configs, parse_listen
+from kohort.broker.config.settings import broker_configs
 from kohort.broker.config.single_broker import is_idle
 from kohort.broker.descriptors import open_file_limit, shares
 from kohort.broker.metrics import Snapshot
@@ -21,11 +21,12 @@ from kohort.broker.net.log_lines import LogLines
 from kohort.broker.net.server import Server, listening_socket
 from kohort.broker.node import Node
 from kohort.broker.routes import ROUTES, unknown_api_versions
+from kohort.config import parse_listen
 from kohort.errors import KafkaError
 from kohort.log import LogStore, StoreLimits
 
 if TYPE_CHECKING:
-    from kohort.broker.prometheus import MetricsServer
+    from kohort.scrapes import MetricsServer
 
 log = logging.getLogger("kohort.broker")
 
@@ -78,9 +79,10 @@ class RunningBroker:
             self._serve_metrics(*parse_listen(config.metrics_listen))
 
     def _serve_metrics(self, host: str, port: int) -> None:
-        from kohort.broker.prometheus import MetricsServer  # an HTTP server that few brokers need
+        from kohort.broker.prometheus import Exporter  # an HTTP server that few brokers need
+        from kohort.scrapes import MetricsServer
 
-        self._metrics = MetricsServer(host, port, self._metrics_from_outside)
+        self._metrics = MetricsServer(host, port, Exporter(self._metrics_from_outside))
 
     def metrics(self) -> Snapshot:
         """All figures as plain values; to be called on the loop. `listen` is where Prometheus reads them, or None."""

@@ -34,9 +34,10 @@ def broker(
         metrics_listen: HOST:PORT where Prometheus reads the broker's figures; the property metrics.listen.
         set_: one property as key=value, over the file's; may be given again.
     """
-    from kohort.broker.config.settings import broker_configs, parse_listen
+    from kohort.broker.config.settings import broker_configs
     from kohort.broker.config.single_broker import place_in
     from kohort.broker.run import LISTEN_DEFAULT, run_broker
+    from kohort.config import parse_listen
     from kohort.errors import InvalidInputError
 
     of_file, chosen = properties_of(config) if config else {}, assignments(set_)
