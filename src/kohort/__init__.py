@@ -110,7 +110,7 @@ if TYPE_CHECKING:
     from kohort.client.consumer.async_consumer import AsyncConsumer as AsyncConsumer
     from kohort.client.consumer.commits import OnCommit as OnCommit
     from kohort.client.consumer.consumer import Consumer as Consumer
-    from kohort.client.consumer.core import ConsumerFigures as ConsumerFigures
+    from kohort.client.consumer.figures import ConsumerFigures as ConsumerFigures
     from kohort.client.consumer.records import Records as Records
     from kohort.client.net.metadata import (
         PartitionInfo as PartitionInfo,
@@ -120,6 +120,9 @@ if TYPE_CHECKING:
     )
     from kohort.client.offset_values import (
         GroupMetadata as GroupMetadata,
+    )
+    from kohort.client.offset_values import (
+        HoldingListener as HoldingListener,
     )
     from kohort.client.offset_values import (
         OffsetAndMetadata as OffsetAndMetadata,
@@ -250,7 +253,7 @@ _NAMES = {
     "kohort.client.consumer.async_consumer": ("AsyncConsumer",),
     "kohort.client.consumer.commits": ("OnCommit",),
     "kohort.client.consumer.consumer": ("Consumer",),
-    "kohort.client.consumer.core": ("ConsumerFigures",),
+    "kohort.client.consumer.figures": ("ConsumerFigures",),
     "kohort.client.consumer.records": ("Records",),
     "kohort.client.net.metadata": (
         "PartitionInfo",
@@ -260,6 +263,7 @@ _NAMES = {
         "GroupMetadata",
         "OffsetAndMetadata",
         "OffsetAndTimestamp",
+        "HoldingListener",
         "RebalanceListener",
     ),
     "kohort.client.producer.async_producer": ("AsyncProducer",),

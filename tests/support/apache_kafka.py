@@ -14,7 +14,7 @@ from types import TracebackType
 
 from kohort.errors import NotFoundError
 from kohort.java import JavaProgram, JavaServer, java_path, log_settings, start_tied
-from kohort.zookeeper import free_port
+from kohort.zookeeper import free_ports
 from tests.support import maven
 
 _START_TIMEOUT_MS = 90_000
@@ -104,7 +104,7 @@ class ApacheKafka:
         self._options = options
         self.folder = Path(tempfile.mkdtemp(prefix="kohort-apache-kafka-"))
         self.tools = KafkaTools(self.folder)
-        self._port, controller = free_port(), free_port()
+        self._port, controller = free_ports(2)
         self.bootstrap_servers = f"127.0.0.1:{self._port}"
         self._properties = self.folder / "server.properties"
         lines = {**_node_settings(self.folder, self._port, controller), **(settings or {})}

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from kohort.java import JavaServer
-from kohort.zookeeper import free_port
+from kohort.zookeeper import free_ports
 from tests.support.apache_kafka import ApacheKafka
 from tests.support.waiting import until
 
@@ -72,7 +72,7 @@ def three_nodes() -> Iterator[list[KafkaNode]]:
     Raises:
         MavenUnavailable: they can't be run on this machine.
     """
-    controllers = [free_port() for _ in range(COUNT)]
+    controllers = free_ports(COUNT)
     cluster = "A" + base64.urlsafe_b64encode(uuid.uuid4().bytes).decode()[1:22]
     nodes: list[KafkaNode] = []
     try:

@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from kohort.zookeeper import free_port
+from kohort.zookeeper import free_ports
 from tests.support.apache_kafka import ApacheKafka
 
 _DAYS = "2"
@@ -44,7 +44,8 @@ class SecuredKafka(ApacheKafka):
         super().__init__()
 
     def _format(self) -> None:
-        self.ports = {name: free_port() for name in ("TLS", "MUTUAL", "SASL", "BOTH", "SHORT")}
+        names = ("TLS", "MUTUAL", "SASL", "BOTH", "SHORT")
+        self.ports = dict(zip(names, free_ports(len(names)), strict=True))
         extra = "".join(f",{name}://127.0.0.1:{port}" for name, port in self.ports.items())
         lines = []
         for line in self._properties.read_text().splitlines():

@@ -29,6 +29,7 @@ COMMANDS = {
     "produce": ("kohort.cli.produce:produce", "Write lines to a topic."),
     "consume": ("kohort.cli.consume:consume", "Read records of a topic."),
     "groups": ("kohort.cli.groups:app", "List and describe groups, their lag, and change their offsets."),
+    "region": ("kohort.cli.region:app", "Consistent regions: how they are, and what a person can have them do."),
     "log": ("kohort.cli.logs:app", "Look at what a stopped broker keeps on the disk."),
     "zookeeper": ("kohort.cli.zookeeper:zookeeper", "A real ZooKeeper for trying things."),
     "doctor": ("kohort.cli.doctor:doctor", "Say what is missing on this machine, and how to get it."),

@@ -201,7 +201,7 @@ def _folder(wanted: Path) -> Iterator[Finding]:
 
 
 def _port(listen: str) -> Iterator[Finding]:
-    from kohort.broker.config.settings import parse_listen
+    from kohort.config import parse_listen
 
     try:
         host, port = parse_listen(listen)

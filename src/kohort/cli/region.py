@@ -1,0 +1,289 @@
+"""`kohort region`: list, describe, checkpoint, reset, stop-member, resume, delete, serve."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import App, Parameter
+
+from kohort.cli.app import DONE, FAILED, UsageError
+from kohort.cli.common import Common
+from kohort.cli.output import confirmed, note, show, show_json
+from kohort.config import did_you_mean
+from kohort.errors import InvalidInputError, KafkaError, NotFoundError
+
+if TYPE_CHECKING:  # the client is imported by the commands that need it
+    from kohort.region.messages import RegionSeen
+    from kohort.region.region import Region
+
+app = App(name="region", help="Consistent regions: how they are, and what a person can have them do.")
+
+_COMMON = Common()
+_Flag = Annotated[bool, Parameter(negative="")]
+_OF_REGION = ("region", "state", "term", "epoch", "sequence", "published", "groups")
+_OF_MEMBER = ("region", "member", "group", "phase", "epoch", "partitions", "connected")
+NO_PLANE = "nobody serves"
+
+
+@app.command(name="list")
+def list_(*, common: Common = _COMMON) -> int:
+    """List the regions with their groups and the last sequence that is complete."""
+    from kohort.region.book import regions
+
+    servers, settings = _reached(common)
+    rows = [
+        {
+            "region": name,
+            "term": 0 if saved.term is None else saved.term.term,
+            "epoch": 0 if saved.epoch is None else saved.epoch.epoch,
+            "sequence": saved.sequence,
+            "stopped": "" if saved.stopped is None else saved.stopped.cause,
+            "groups": groups,
+        }
+        for name, (saved, groups) in regions(servers, settings).items()
+    ]
+    show(rows, ("region", "term", "epoch", "sequence", "stopped", "groups"), as_json=common.json, empty="no regions")
+    return DONE
+
+
+@app.command
+def describe(name: str, *, common: Common = _COMMON) -> int:
+    """Describe a region: its state, its members with their partitions, and how far it has come.
+
+    Args:
+        name: the region's.
+    """
+    with _region(name, common) as region:
+        _must_be_there(name, common)
+        try:
+            seen = region.describe()
+        except KafkaError as error:
+            note(f"region {name}: {error}")
+            return FAILED
+    if common.json:
+        show_json(_whole(seen))
+        return DONE
+    show([_row(seen)], (*_OF_REGION[:-1], "unpublished", "resets", "sequence_ms", "stopped"), as_json=False)
+    show([_member_row(seen, one) for one in seen.members], _OF_MEMBER, as_json=False, empty="no members")
+    return DONE
+
+
+def _row(seen: RegionSeen) -> dict[str, Any]:
+    return {
+        "region": seen.name,
+        "state": seen.state,
+        "term": seen.term,
+        "epoch": seen.epoch,
+        "sequence": seen.sequence,
+        "published": seen.published,
+        "unpublished": seen.sequence - seen.published,
+        "resets": sum(seen.resets.values()),
+        "sequence_ms": None if seen.sequence_ms < 0 else seen.sequence_ms,
+        "stopped": seen.stopped,
+    }
+
+
+def _member_row(seen: RegionSeen, one: Any) -> dict[str, Any]:
+    return {
+        "region": seen.name,
+        "member": one.name,
+        "group": one.group,
+        "phase": one.phase,
+        "epoch": one.epoch,
+        "partitions": [str(part) for part in one.parts],
+        "connected": one.connected,
+    }
+
+
+def _whole(seen: RegionSeen) -> dict[str, Any]:
+    positions = [
+        {"group": one.group, "topic": one.topic, "partition": one.partition, "offset": one.offset}
+        for one in seen.positions
+    ]
+    members = [_member_row(seen, one) for one in seen.members]
+    return {**_row(seen), "resets": seen.resets, "members": members, "positions": positions}
+
+
+@app.command
+def checkpoint(name: str, *, execute: _Flag = False, common: Common = _COMMON) -> int:
+    """Have a sequence begun: all members drain and contribute.
+
+    Args:
+        name: the region's.
+        execute: do it; without this it is only shown.
+    """
+    return _change(name, common, f"Have region {name} begin a sequence?", execute, lambda region: region.checkpoint())
+
+
+@app.command
+def reset(
+    name: str,
+    *,
+    to_initial: _Flag = False,
+    sinks_emptied: _Flag = False,
+    execute: _Flag = False,
+    common: Common = _COMMON,
+) -> int:
+    """Have all members go back to the last complete sequence.
+
+    Args:
+        name: the region's.
+        to_initial: go back to where the region began: everything comes again.
+        sinks_emptied: what was published was taken out of its sinks; with --to-initial, after the first sequence.
+        execute: do it; without this it is only shown.
+    """
+    where = "where it began (what its sinks hold comes again)" if to_initial else "its last complete sequence"
+    return _change(
+        name,
+        common,
+        f"Have all members of region {name} go back to {where}?",
+        execute,
+        lambda region: region.reset(to_initial=to_initial, sinks_emptied=sinks_emptied),
+    )
+
+
+@app.command(name="stop-member")
+def stop_member(name: str, member: str, *, execute: _Flag = False, common: Common = _COMMON) -> int:
+    """Have a member leave with the next complete sequence.
+
+    Args:
+        name: the region's.
+        member: the member's.
+        execute: do it; without this it is only shown.
+    """
+    return _change(
+        name,
+        common,
+        f"Have {member} leave region {name}?",
+        execute,
+        lambda region: region.stop_member(member),
+        lambda seen: _must_be_member(seen, member),
+    )
+
+
+@app.command
+def resume(name: str, *, execute: _Flag = False, common: Common = _COMMON) -> int:
+    """Let a region go on that has stopped, when its cause is mended.
+
+    Args:
+        name: the region's.
+        execute: do it; without this it is only shown.
+    """
+    return _change(name, common, f"Let region {name} go on?", execute, lambda region: region.resume())
+
+
+@app.command
+def delete(name: str, *, execute: _Flag = False, common: Common = _COMMON) -> int:
+    """Forget a region that nobody serves: its sequences, and its claims of groups. What its sinks hold stays.
+
+    Args:
+        name: the region's.
+        execute: do it; without this it is only shown.
+    """
+    _must_be_there(name, common)
+    with _region(name, common) as region:
+        if region.is_served():
+            raise UsageError(f"region {name} has a control plane: end its applications first")
+        if not execute:
+            show([{"region": name}], ("region",), as_json=common.json)
+        if not confirmed(execute, f"Delete region {name}?"):
+            return FAILED
+        region.delete()
+    show([{"region": name, "done": True}], ("region", "done"), as_json=common.json)
+    return DONE
+
+
+@app.command
+def serve(
+    name: str,
+    *,
+    checkpoint_every: str = "5s",
+    host: str = "127.0.0.1",
+    metrics_listen: str | None = None,
+    common: Common = _COMMON,
+) -> int:
+    """Be a region's control plane, until SIGTERM, Ctrl-C, or another takes over.
+
+    Prints the line `ready TERM` when it is.
+
+    Args:
+        name: the region's.
+        checkpoint_every: how often a sequence is begun, as 5s or 500ms; `never`: when a member or a person asks.
+        host: where it listens; other machines reach it by this name.
+        metrics_listen: HOST:PORT where Prometheus reads the region's figures.
+    """
+    options: dict[str, Any] = {"host": host, "metrics_listen": metrics_listen, "serves": True}
+    options["checkpoint_every"] = None if checkpoint_every == "never" else checkpoint_every
+    with _region(name, common, **options) as region:
+        ended = threading.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: ended.set())
+        plane = region.serve()
+        print(f"ready {plane.term}", flush=True)
+        if region.metrics_address is not None:
+            note(f"metrics on http://{region.metrics_address}/metrics")
+        while not ended.wait(0.2) and not plane.over.is_set():
+            pass
+        if not ended.is_set():
+            note(f"region {name}: another control plane has taken over")
+    return DONE
+
+
+# -- what they share
+
+
+def _reached(common: Common) -> tuple[str, dict[str, Any]]:
+    from kohort.client.settings import ConnectionConfig
+
+    common.reach()
+    return common.client_settings(ConnectionConfig)
+
+
+def _region(name: str, common: Common, **options: Any) -> Region:
+    from kohort.region.region import Region
+
+    servers, settings = _reached(common)
+    named = {key.replace(".", "_"): value for key, value in settings.items()}
+    try:
+        return Region(name, servers, **{"serves": False, **options, **named})
+    except InvalidInputError as error:
+        raise UsageError(error.message) from error
+
+
+def _must_be_there(name: str, common: Common) -> None:
+    from kohort.region.book import regions
+
+    known = regions(*_reached(common))
+    if name not in known:
+        raise NotFoundError(f"there is no region {name!r}{did_you_mean(name, known)}")
+
+
+def _must_be_member(seen: RegionSeen, member: str) -> None:
+    names = [one.name for one in seen.members]
+    if member not in names:
+        raise NotFoundError(f"region {seen.name} has no member {member!r}{did_you_mean(member, names)}")
+
+
+def _change(
+    name: str,
+    common: Common,
+    question: str,
+    execute: bool,
+    do: Callable[[Region], None],
+    check: Callable[[RegionSeen], None] = lambda seen: None,
+) -> int:
+    _must_be_there(name, common)
+    with _region(name, common) as region:
+        seen = region.describe()
+        check(seen)
+        columns = (*_OF_REGION[:-1], "stopped")
+        if not execute:
+            show([_row(seen)], columns, as_json=common.json)
+        if not confirmed(execute, question):
+            return FAILED
+        do(region)
+        show([{**_row(region.describe()), "done": True}], (*columns, "done"), as_json=common.json)
+    return DONE

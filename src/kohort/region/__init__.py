@@ -1,0 +1,45 @@
+"""Consumer groups in a consistent region: members of a group checkpoint, drain and go back together.
+
+    from kohort.region import ParquetFolder, Region
+
+    region = Region("flights", servers, checkpoint_every="5s")
+    with region.consumer("worker-1", group_id="etl", topics=["flights"], into=ParquetFolder("out")) as consumer:
+        for table in consumer.tables():
+            consumer.submit(transform(table))
+
+Source: spec 5.1-5.13.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kohort.region.consumer import RegionConsumer as RegionConsumer
+    from kohort.region.consuming.event_thread import RegionStoppedError as RegionStoppedError
+    from kohort.region.parquet_folder import ParquetFolder as ParquetFolder
+    from kohort.region.region import Region as Region
+    from kohort.region.sinks import Keep as Keep
+    from kohort.region.sinks import Sink as Sink
+    from kohort.region.staged import StagedKey as StagedKey
+
+_HOMES = {
+    "Keep": "sinks",
+    "ParquetFolder": "parquet_folder",
+    "Region": "region",
+    "RegionConsumer": "consumer",
+    "RegionStoppedError": "consuming.event_thread",
+    "Sink": "sinks",
+    "StagedKey": "staged",
+}
+__all__ = ["Keep", "ParquetFolder", "Region", "RegionConsumer", "RegionStoppedError", "Sink", "StagedKey"]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'kohort.region' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"kohort.region.{home}"), name)
+    globals()[name] = value
+    return value

@@ -1,0 +1,423 @@
+"""What a region's processes read from and write into its topic.
+
+`Home` is every application's: where the control plane is, whose a group is. `Pen` is the control plane's: a
+transactional producer, so that whoever was replaced can write nothing more. Source: spec 5.1, 5.3, 5.10.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+from uuid import UUID, uuid4
+
+from kohort.channel import Link
+from kohort.client.admin.admin import Admin
+from kohort.client.offset_values import GroupMetadata, OffsetAndMetadata
+from kohort.client.producer.producer import Producer
+from kohort.client.settings import Servers
+from kohort.errors import ErrorCode, FencedError, InvalidInputError, KafkaError, RetriableError, TimedOutError
+from kohort.ids import TopicPartition
+from kohort.region.facts import Birth, Claim, Contribution, Fact, Manifest, Position, Term
+from kohort.region.parts import Part
+from kohort.region.plane.events import Offsets, Outsider
+from kohort.region.plane.state import Known
+from kohort.region.records import about_region, key_of, retired, value_of
+from kohort.region.serving import Book, OverError, Refusal, UnknownOutcomeError
+from kohort.region.tenure import Address
+from kohort.region.topic import (
+    CLAIMS,
+    TOPIC,
+    Saved,
+    TopicReader,
+    claim_key,
+    first_claim,
+    make_or_check,
+    partition_of,
+    saved_of,
+)
+
+log = logging.getLogger("kohort.region")
+T = TypeVar("T")
+
+TRANSACTION_MS = 10_000
+"""An open transaction holds up readers of its partition: no longer than this, when its control plane sleeps in it."""
+KEPT = 2
+"""Complete sequences that are kept."""
+BEGIN_S = 30.0
+_OVER = (ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.TRANSACTION_COORDINATOR_FENCED)
+_GONE = (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_INSTANCE_ID)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class Home:
+    """One application's view of its region's topic. Any thread may call."""
+
+    def __init__(self, region: str, servers: Servers, settings: Mapping[str, Any]) -> None:
+        """Connects with the first call."""
+        self._region, self._servers, self._settings = region, servers, dict(settings)
+        self._lock = threading.Lock()
+        self._readers: dict[int, TopicReader] = {}
+        self._partitions = 0
+
+    def partitions(self) -> int:
+        """How many the topic has; it is made if it is not there."""
+        with self._lock:
+            if not self._partitions:
+                self._partitions = make_or_check(self._servers, self._settings)
+            return self._partitions
+
+    def follow(self, partition: int | None = None) -> list[Fact]:
+        """What stands in a partition; None: in the region's."""
+        partitions = self.partitions()
+        with self._lock:
+            number = partition_of(self._region, partitions) if partition is None else partition
+            reader = self._readers.get(number)
+            if reader is None:
+                reader = self._readers[number] = TopicReader(self._servers, self._settings, number)
+            return reader.follow()
+
+    def saved(self) -> Saved:
+        """What stands of the region now."""
+        return saved_of(self._region, self.follow())
+
+    def address(self) -> Address | None:
+        """Of the newest term; None: there was none yet."""
+        term = self.saved().term
+        return None if term is None else Address(term.term, term.host, term.port, term.token)
+
+    def region_id(self, reach: Callable[[], Link]) -> UUID:
+        """The region's id, when there is a control plane, which has made it.
+
+        Raises:
+            TimedOutError: none is reached.
+        """
+        until_s = time.monotonic() + BEGIN_S
+        while True:
+            try:
+                reach().close()
+                break
+            except OSError as error:
+                if time.monotonic() > until_s:
+                    raise TimedOutError(f"region {self._region} has no control plane: {error}") from error
+                time.sleep(0.1)
+        birth = self.saved().birth
+        if birth is None:
+            raise TimedOutError(f"region {self._region} has a control plane and no beginning")
+        return birth.region_id
+
+    # -- groups
+
+    def admit(self, group: str) -> None:
+        """Claim a group for the region.
+
+        Raises:
+            InvalidInputError: it is another region's, or others read in it.
+        """
+        claimed = first_claim(group, self.follow(CLAIMS))
+        if claimed is None:
+            claimed = self._claim(group)
+        if claimed.region != self._region:
+            raise InvalidInputError(
+                f"group {group!r} belongs to region {claimed.region!r} (claimed by {claimed.application}): "
+                f"use another group, or delete that region"
+            )
+        with Admin(self._servers, **self._settings) as admin:
+            try:
+                found = admin.describe_consumer_groups([group]).result(group)
+            except KafkaError as error:
+                if error.code is ErrorCode.GROUP_ID_NOT_FOUND:
+                    return
+                raise
+        others = [one for one in found.members if not is_of(self._region, one.client_id)]
+        if others:
+            who = ", ".join(f"{one.client_id or one.member_id} at {one.host}" for one in others[:5])
+            raise InvalidInputError(
+                f"group {group!r} has members that are not of region {self._region!r}: {who}; "
+                "stop them, or give the region a group of its own"
+            )
+
+    def _claim(self, group: str) -> Claim:
+        mine = Claim(group, self._region, f"{socket.gethostname()}, process {os.getpid()}", _now_ms())
+        self._put(key_of(mine), value_of(mine))
+        first = first_claim(group, self.follow(CLAIMS))
+        if first is not None and first.region != self._region:
+            self._put(claim_key(group, self._region), None)
+        return first or mine
+
+    def _put(self, key: bytes, value: bytes | None) -> None:
+        with Producer(self._servers, **self._settings) as producer:
+            producer.send(TOPIC, value, key, partition=CLAIMS).result()
+
+    def release_claims(self) -> None:
+        """Let all groups of the region go."""
+        for fact in self.follow(CLAIMS):
+            if isinstance(fact, Claim) and fact.region == self._region:
+                self._put(key_of(fact), None)
+
+    def delete(self) -> None:
+        """Forget the region: its facts, and its claims of groups. What its sinks hold stays.
+
+        Raises:
+            OverError: a control plane has begun meanwhile.
+        """
+        pen = Pen(self._region, self._servers, self._settings, partition_of(self._region, self.partitions()))
+        try:
+            pen.erase()
+        finally:
+            pen.close()
+        self.release_claims()
+
+    # -- the control plane
+
+    def take_over(self, host: str, port: int, token: bytes) -> tuple[Book, Known]:
+        """Begin a term: when this returns, no earlier control plane can write."""
+        pen = Pen(self._region, self._servers, self._settings, partition_of(self._region, self.partitions()))
+        try:
+            return pen, pen.begin(host, port, token)
+        except BaseException:
+            pen.close()
+            raise
+
+    def close(self) -> None:
+        """Let its connections go."""
+        with self._lock:
+            for reader in self._readers.values():
+                reader.close()
+            self._readers.clear()
+
+
+def regions(servers: Servers, settings: Mapping[str, Any]) -> dict[str, tuple[Saved, list[str]]]:
+    """Every region that the topic knows: what stands of it, and its groups."""
+    home = Home("", servers, settings)
+    try:
+        facts = [fact for partition in range(home.partitions()) for fact in home.follow(partition)]
+    finally:
+        home.close()
+    groups: dict[str, list[str]] = {}
+    for fact in facts:
+        if isinstance(fact, Claim):
+            first = first_claim(fact.group, facts)
+            if first is not None and first.region == fact.region:
+                groups.setdefault(fact.region, []).append(fact.group)
+    names = sorted({fact.region for fact in facts if isinstance(fact, Birth | Claim)})
+    return {name: (saved_of(name, facts), sorted(groups.get(name, ()))) for name in names}
+
+
+class Pen:
+    """A control plane's: one thread uses it at a time, but for `outsiders`."""
+
+    def __init__(self, region: str, servers: Servers, settings: Mapping[str, Any], partition: int) -> None:
+        self._region, self._servers, self._settings, self._partition = region, servers, dict(settings), partition
+        self._reader = TopicReader(servers, settings, partition)
+        self._admin: Admin | None = None
+        self._producer: Producer | None = None
+        self._term = 0
+        self._members: dict[int, tuple[str, ...]] = {}
+
+    def begin(self, host: str, port: int, token: bytes) -> Known:
+        """A new term.
+
+        Raises:
+            OverError: another has begun one meanwhile.
+            KafkaError: the topic can't be read or written.
+        """
+        saved = self._settled()
+        self._term = 1 if saved.term is None else saved.term.term + 1
+        facts: list[Fact] = []
+        if saved.birth is None:
+            saved.birth = Birth(self._region, uuid4(), _now_ms())
+            facts.append(saved.birth)
+        facts.append(Term(self._region, self._term, host, port, token, _now_ms()))
+        self.save(facts)
+        return saved.known(self._region, self._term)
+
+    def _settled(self) -> Saved:
+        """What stands, when nothing that was on its way can come any more."""
+        self._drop_producer()
+        producer = Producer(
+            self._servers,
+            **{
+                **self._settings,
+                "transactional_id": transactional_id_of(self._region),
+                "transaction_timeout_ms": TRANSACTION_MS,
+                "linger_ms": 0,
+            },
+        )
+        try:
+            producer.init_transactions()
+        except BaseException:
+            producer.close(timeout_ms=0)
+            raise
+        self._producer = producer
+        saved = saved_of(self._region, self._reader.follow())
+        if self._term and saved.term is not None and saved.term.term != self._term:
+            raise OverError(f"term {saved.term.term} has begun")
+        self._members = {sequence: one.members for sequence, one in saved.manifests.items()}
+        return saved
+
+    def _drop_producer(self) -> None:
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            producer.close(timeout_ms=0)
+
+    # -- writing
+
+    def save(self, facts: Iterable[Fact]) -> None:
+        """Write facts, in one transaction."""
+        records = [(key_of(fact), value_of(fact)) for fact in facts]
+        try:
+            self._transact(lambda producer: self._send(producer, records))
+        except UnknownOutcomeError as error:
+            self._drop_producer()
+            raise TimedOutError(str(error)) from error  # the same facts are written again, whether they stand or not
+
+    def commit(
+        self, manifest: Manifest, contributions: tuple[Contribution, ...], offsets: tuple[Offsets, ...]
+    ) -> dict[str, Refusal]:
+        """The commit point: see `Book`."""
+        records: list[tuple[bytes, bytes | None]] = [(key_of(one), value_of(one)) for one in contributions]
+        records.append((key_of(manifest), value_of(manifest)))
+        old = [sequence for sequence in self._members if sequence <= manifest.sequence - KEPT]
+        for sequence in old:
+            records += retired(self._region, sequence, self._members[sequence]).items()
+        members = [(_metadata(one), _offsets(one.positions)) for one in offsets]
+        names = {one.identity.member_id: one.member for one in offsets}
+
+        def fill(producer: Producer) -> dict[str, Refusal]:
+            self._send(producer, records)
+            refused = producer.send_offsets_of_members(members) if members else {}
+            return {names[member_id]: Refusal(str(error), error.code in _GONE) for member_id, error in refused.items()}
+
+        refused = self._transact(fill, lambda told: not told)
+        if not refused:
+            for sequence in old:
+                del self._members[sequence]
+            self._members[manifest.sequence] = manifest.members
+        return refused
+
+    def _send(self, producer: Producer, records: Iterable[tuple[bytes, bytes | None]]) -> None:
+        for key, value in records:
+            producer.send(TOPIC, value, key, partition=self._partition)
+
+    def _transact(self, fill: Callable[[Producer], T], commits: Callable[[T], bool] = lambda _: True) -> T:
+        """One transaction: committed if `commits` of what `fill` gives, else aborted.
+
+        Raises:
+            OverError: another control plane has taken over.
+            UnknownOutcomeError: whether it was committed is not known.
+            KafkaError: it was not.
+        """
+        if self._producer is None:
+            self._settled()
+        producer = self._producer
+        assert producer is not None
+        try:
+            producer.begin_transaction()
+            told = fill(producer)
+            if commits(told):
+                self._commit(producer)
+                return told
+        except UnknownOutcomeError:
+            raise
+        except KafkaError as error:
+            self._abort(producer)
+            raise _over(error) from error
+        self._abort(producer)
+        return told
+
+    @staticmethod
+    def _commit(producer: Producer) -> None:
+        try:
+            producer.commit_transaction()
+        except RetriableError as error:
+            raise UnknownOutcomeError(f"no answer to the end of a transaction: {error}") from error
+
+    def _abort(self, producer: Producer) -> None:
+        """Nothing of the transaction stands; where that is not heard, the next one settles it."""
+        try:
+            producer.abort_transaction()
+        except KafkaError as error:
+            log.debug("region %s: an abort was not heard: %s", self._region, error)
+            self._drop_producer()
+
+    def erase(self) -> None:
+        """Leave nothing of the region."""
+        self._settled()
+        keys = [key_of(fact) for fact in self._reader.follow() if about_region(key_of(fact)) == self._region]
+        self._transact(lambda producer: self._send(producer, [(key, None) for key in keys]))
+
+    def settle(self) -> int:
+        """After an answer was lost: the last sequence that is complete."""
+        try:
+            return self._settled().sequence
+        except OverError:
+            raise
+        except KafkaError as error:
+            raise _over(error) from error
+
+    # -- others
+
+    def outsiders(self, group: str, parts: tuple[Part, ...], members: frozenset[str]) -> tuple[Outsider, ...] | None:
+        """Who else holds these partitions: see `Book`."""
+        if self._admin is None:
+            self._admin = Admin(self._servers, **self._settings)
+        found = self._admin.describe_consumer_groups([group]).result(group)
+        if found.state.lower() != "stable":
+            return None
+        wanted = {TopicPartition(part.topic, part.partition): part for part in parts}
+        seen = []
+        for one in found.members:
+            held = tuple(wanted[part] for part in one.assignment or () if part in wanted)
+            if held and one.member_id not in members and not is_of(self._region, one.client_id):
+                seen.append(Outsider(group, one.client_id, one.host, held))
+        return tuple(seen)
+
+    def close(self) -> None:
+        """Let its connections go; an open transaction ends by its timeout."""
+        with contextlib.suppress(KafkaError):
+            self._drop_producer()
+        self._reader.close()
+        if self._admin is not None:
+            self._admin.close()
+
+
+def is_of(region: str, client_id: str) -> bool:
+    """Whether a client is a region's: also one that is dead, and that its group has not missed yet."""
+    return client_id.startswith(client_id_of(region, ""))
+
+
+def transactional_id_of(region: str) -> str:
+    """The fence of a region's control planes."""
+    return f"kohort-region-{region}"
+
+
+def client_id_of(region: str, member: str) -> str:
+    """As whom a member of a region reads: no region's name has a `/`."""
+    return f"{region}/{member}"
+
+
+def _over(error: KafkaError) -> KafkaError:
+    if isinstance(error, FencedError) or error.code in _OVER:
+        return OverError(f"another control plane has taken over: {error}")
+    return error
+
+
+def _metadata(offsets: Offsets) -> GroupMetadata:
+    who = offsets.identity
+    return GroupMetadata(offsets.group, who.generation, who.member_id, who.instance_id)
+
+
+def _offsets(positions: Iterable[Position]) -> dict[TopicPartition, OffsetAndMetadata]:
+    return {
+        TopicPartition(one.topic, one.partition): OffsetAndMetadata(one.offset, "", one.leader_epoch)
+        for one in positions
+    }

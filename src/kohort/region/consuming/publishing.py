@@ -1,0 +1,80 @@
+"""Publishes, beside the event thread, what a sequence has staged: as often as it takes."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from kohort.region.member.events import PublishKeys
+from kohort.region.sinks import Keep, Sink
+
+log = logging.getLogger("kohort.region")
+AGAIN_S = (0.2, 0.5, 1.0, 2.0, 5.0)
+
+
+class Publisher:
+    """One thread for a member with a sink; the newest order counts."""
+
+    def __init__(self, sink: Sink, name: str) -> None:
+        """Does nothing before `start`."""
+        self._sink, self._name = sink, name
+        self._ended: Callable[[int, str], None] = lambda sequence, cause: None
+        self._lock = threading.Condition()
+        self._wanted: PublishKeys | None = None
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name=f"kohort-publish-{name}", daemon=True)
+
+    def start(self, ended: Callable[[int, str], None]) -> None:
+        """Be ready; `ended(sequence, cause)` is told that one is published, or not yet, and why."""
+        self._ended = ended
+        self._thread.start()
+
+    def publish(self, wanted: PublishKeys) -> None:
+        """Publish a sequence."""
+        with self._lock:
+            self._wanted = wanted
+            self._lock.notify_all()
+
+    def close(self) -> None:
+        """Finish the attempt that runs; another member goes on."""
+        with self._lock:
+            self._closed = True
+            self._lock.notify_all()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        failures = 0
+        while (wanted := self._next()) is not None:
+            failures = failures + 1 if not self._try(wanted, failures) else 0
+            if failures:
+                with self._lock:
+                    self._lock.wait_for(lambda: self._closed, AGAIN_S[min(failures, len(AGAIN_S)) - 1])
+
+    def _next(self) -> PublishKeys | None:
+        with self._lock:
+            while self._wanted is None and not self._closed:
+                self._lock.wait()
+            return None if self._closed else self._wanted
+
+    def _try(self, wanted: PublishKeys, failures: int) -> bool:
+        try:
+            self._sink.publish(wanted.sequence, wanted.keys)
+        except Exception as error:
+            told = "%s: sequence %s is not published yet: %s"
+            log.warning(told, self._name, wanted.sequence, error, exc_info=failures == 0)
+            self._ended(wanted.sequence, f"{type(error).__name__}: {error}")
+            return False
+        with self._lock:
+            if self._wanted == wanted:
+                self._wanted = None
+        self._ended(wanted.sequence, "")
+        self._sweep(wanted)
+        return True
+
+    def _sweep(self, wanted: PublishKeys) -> None:
+        try:
+            self._sink.sweep(Keep(wanted.floor))
+        except Exception as error:  # noqa: BLE001 - what is left over is swept with the next one
+            log.info("%s: what was staged in vain stays for now: %s", self._name, error)

@@ -1,0 +1,97 @@
+"""How a member of a region behaves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from kohort.client.setting_types import ConsumerSettings
+from kohort.errors import InvalidInputError
+from kohort.region.consuming.starts import Start
+
+
+def _nothing() -> None:
+    return None
+
+
+class MemberSettings(ConsumerSettings, total=False):
+    """Options of `Region.consumer`; beside these, the consumer's settings.
+
+    Attributes:
+        start: where partitions begin that the region has never read: 'beginning', 'end', 'committed' (else as
+            `auto_offset_reset` says, by default the beginning) or a time in ms since the epoch.
+        on_rebalance: 'reset': who must give up partitions that it has read from has all go back; 'checkpoint': it
+            holds them until a sequence is complete.
+        every_records: ask for a sequence after so many records; the region's `checkpoint_every` may be None then.
+        fail_on_data_loss: an offset that the log does not have any more stops the region.
+        on_drain: all that was submitted is committed.
+        on_checkpoint: gives the application's state for a sequence, at most 512 KiB.
+        on_reset: go back to what it gave for that sequence; None: nothing, or the initial state (sequence 0).
+        on_retire: nothing goes back to this sequence, or one before it, any more.
+    """
+
+    start: str | int
+    on_rebalance: Literal["reset", "checkpoint"]
+    every_records: int | None
+    fail_on_data_loss: bool
+    on_drain: Callable[[], None]
+    on_checkpoint: Callable[[int], bytes]
+    on_reset: Callable[[int, bytes | None], None]
+    on_retire: Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    """Those of `MemberSettings` that are the region's."""
+
+    start: str | int = "committed"
+    auto_offset_reset: str = "earliest"
+    on_rebalance: str = "reset"
+    every_records: int | None = None
+    fail_on_data_loss: bool = True
+    on_drain: Callable[[], None] = _nothing
+    on_checkpoint: Callable[[int], bytes] = lambda sequence: b""
+    on_reset: Callable[[int, bytes | None], None] = lambda sequence, state: None
+    on_retire: Callable[[int], None] = lambda sequence: None
+
+
+def split(options: Mapping[str, Any]) -> tuple[Own, dict[str, Any]]:
+    """The region's own, and the consumer's settings.
+
+    Raises:
+        InvalidInputError: a value that can't be.
+    """
+    names = {field.name for field in fields(Own)}
+    own = Own(**{name: value for name, value in options.items() if name in names})
+    if own.on_rebalance not in ("reset", "checkpoint"):
+        raise InvalidInputError(f"on_rebalance={own.on_rebalance!r}: say 'reset' or 'checkpoint'")
+    if own.every_records is not None and own.every_records < 1:
+        raise InvalidInputError(f"every_records={own.every_records!r}: a sequence has at least one record")
+    return own, {name: value for name, value in options.items() if name not in names}
+
+
+@dataclass(frozen=True, slots=True)
+class MemberConfig:
+    """What a member reads, and from where.
+
+    Attributes:
+        fail_on_data_loss: an offset that the log does not have any more stops the region.
+    """
+
+    topics: tuple[str, ...]
+    pattern: str | None
+    start: Start
+    fail_on_data_loss: bool = True
+
+
+@dataclass(slots=True)
+class Figures:
+    """Of a member. Times in ms; -1: none yet. Source: spec 5.13."""
+
+    partitions: int = 0
+    topics: int = 0
+    drain_ms: float = -1
+    longest_drain_ms: float = -1
+    sequences: int = 0
+    resets: int = 0

@@ -1,0 +1,92 @@
+"""Where partitions begin that nobody of the region has read. Source: spec 5.4, 5.5, 5.12."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from kohort.client.consumer.consumer import Consumer
+from kohort.client.offset_values import OffsetAndMetadata
+from kohort.errors import InvalidInputError
+from kohort.ids import TopicPartition
+from kohort.region.facts import Position
+from kohort.region.parts import Part
+
+
+class StartAt(Enum):
+    """What the start position of a region is told by."""
+
+    BEGINNING = "beginning"
+    END = "end"
+    COMMITTED = "committed"
+    TIME = "time"
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where a region begins to read.
+
+    Attributes:
+        time_ms: since the epoch, for TIME.
+        otherwise: for COMMITTED, where nothing is committed.
+    """
+
+    at: StartAt
+    time_ms: int = 0
+    otherwise: StartAt = StartAt.BEGINNING
+
+
+def start_of(told: str | int, otherwise: str) -> Start:
+    """A start position as an application tells it.
+
+    Args:
+        told: beginning, end, committed, or ms since the epoch.
+        otherwise: `auto_offset_reset`: earliest or latest.
+
+    Raises:
+        InvalidInputError: it is an offset, or nothing that a position is told by.
+    """
+    after = StartAt.END if otherwise == "latest" else StartAt.BEGINNING
+    if isinstance(told, int) and told >= 10**11:
+        return Start(StartAt.TIME, told)
+    names = {one.value: one for one in StartAt if one is not StartAt.TIME}
+    if told in names:
+        return Start(names[str(told)], otherwise=after)
+    raise InvalidInputError(
+        f"start={told!r}: say 'beginning', 'end', 'committed', or a time in ms since the epoch; "
+        "an offset belongs to one partition, and which partitions a member reads is its group's choice"
+    )
+
+
+def look_up(consumer: Consumer, start: Start, first: tuple[Part, ...], added: tuple[Part, ...]) -> tuple[Position, ...]:
+    """Where they begin: `first` by the start position, `added` (later than the others of their topic) at once.
+
+    Raises:
+        KafkaError: it can't be told now.
+    """
+    by_partition = {TopicPartition(part.topic, part.partition): part for part in (*first, *added)}
+    wanted = [TopicPartition(part.topic, part.partition) for part in first]
+    found = _find(consumer, start, wanted) if wanted else {}
+    if added:
+        begin = consumer.beginning_offsets([TopicPartition(part.topic, part.partition) for part in added])
+        found.update({part: OffsetAndMetadata(offset) for part, offset in begin.items()})
+    return tuple(
+        Position(part.group, part.topic, part.topic_id, part.partition, found[at].offset, found[at].leader_epoch)
+        for at, part in by_partition.items()
+        if at in found
+    )
+
+
+def _find(consumer: Consumer, start: Start, wanted: list[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
+    if start.at is StartAt.COMMITTED:
+        known = {part: at for part, at in consumer.committed(wanted).items() if at is not None}
+        missing = [part for part in wanted if part not in known]
+        return known | (_find(consumer, Start(start.otherwise), missing) if missing else {})
+    if start.at is StartAt.TIME:
+        times = consumer.offsets_for_times(dict.fromkeys(wanted, start.time_ms))
+        found = {part: at for part, at in times.items() if at is not None}
+        there = {part: OffsetAndMetadata(at.offset, "", at.leader_epoch) for part, at in found.items()}
+        missing = [part for part in wanted if part not in there]
+        return there | (_find(consumer, Start(StartAt.END), missing) if missing else {})
+    ask = consumer.beginning_offsets if start.at is StartAt.BEGINNING else consumer.end_offsets
+    return {part: OffsetAndMetadata(offset) for part, offset in ask(wanted).items()}

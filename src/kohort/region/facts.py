@@ -1,0 +1,166 @@
+"""What the topic `__kohort_regions` says of a region: durable facts. Values only; their bytes are in `records`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from uuid import UUID
+
+from kohort.region.staged import StagedKey
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """The next offset to read of a partition."""
+
+    group: str
+    topic: str
+    topic_id: UUID
+    partition: int
+    offset: int
+    leader_epoch: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A group belongs to a region: to that of the first claim in the log.
+
+    Attributes:
+        application: who wrote it, for people.
+        at_ms: since the epoch, here as in the others; for people.
+    """
+
+    group: str
+    region: str
+    application: str
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Birth:
+    """A region of this name was made. Names are used again, ids are not."""
+
+    region: str
+    region_id: UUID
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """Who is the control plane: the newest counts.
+
+    Attributes:
+        token: what it lets in; who may read the topic may talk to it.
+    """
+
+    region: str
+    term: int
+    host: str
+    port: int
+    token: bytes
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """An epoch has begun: the newest counts.
+
+    Attributes:
+        floor: that of the last reset: what was staged in earlier ones is void.
+        consecutive: resets in a row, this one too.
+        cause: for people.
+    """
+
+    region: str
+    epoch: int
+    term: int
+    floor: int
+    consecutive: int
+    cause: str
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Initial:
+    """Where a partition was begun."""
+
+    region: str
+    group: str
+    topic: str
+    topic_id: UUID
+    partition: int
+    offset: int
+    leader_epoch: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """What a member read of a partition in one sequence: from `begin` to before `end`."""
+
+    group: str
+    topic: str
+    topic_id: UUID
+    partition: int
+    begin: int
+    end: int
+    leader_epoch: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """What one member gives to a sequence.
+
+    Attributes:
+        members: all names that it knew of.
+        member_id, generation, instance_id: its place in its group then.
+        state: the operator's bytes, at most 512 KiB.
+    """
+
+    region: str
+    sequence: int
+    term: int
+    epoch: int
+    member: str
+    members: tuple[str, ...]
+    group: str
+    member_id: str
+    generation: int
+    instance_id: str | None
+    spans: tuple[Span, ...]
+    keys: tuple[StagedKey, ...]
+    state: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """A sequence is complete: without it, its contributions are none.
+
+    Attributes:
+        epoch: the floor then.
+        members: who contributed.
+        stay: who of them goes on; others left with it.
+        positions: of every partition that the region has ever read.
+    """
+
+    region: str
+    region_id: UUID
+    sequence: int
+    term: int
+    epoch: int
+    at_ms: int
+    members: tuple[str, ...]
+    stay: tuple[str, ...]
+    positions: tuple[Position, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """The region has stopped; with an empty cause, it goes on."""
+
+    region: str
+    cause: str
+    member: str
+    remedy: str
+    at_ms: int
+
+
+Fact = Claim | Birth | Term | Epoch | Initial | Contribution | Manifest | Stopped

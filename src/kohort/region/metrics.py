@@ -1,0 +1,108 @@
+"""A region's figures for Prometheus: of the members of one application, and of the control plane where it is.
+
+What a control plane counts begins at 0 with its term. Source: spec 5.13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from kohort.region.messages import RegionSeen
+from kohort.region.states import RegionState
+
+if TYPE_CHECKING:
+    from kohort.region.consumer import RegionConsumer
+
+MEMBERS = (
+    ("partitions", "Partitions that a member is assigned"),
+    ("topics", "Topics that a member reads"),
+    ("drain_seconds", "From the order to drain until nothing was in flight, the last time"),
+    ("longest_drain_seconds", "The longest drain since the member began"),
+)
+PLANE = (
+    ("term", "Number of the control plane's term"),
+    ("epoch", "Grows with each start and each reset"),
+    ("sequence", "The last complete sequence"),
+    ("unpublished", "Complete sequences that their sink does not show yet"),
+    ("members", "Members that are registered"),
+    ("sequence_seconds", "From the beginning of the last sequence to its completion"),
+    ("longest_sequence_seconds", "The longest of this term"),
+)
+
+
+class RegionExporter(Collector):
+    """Asked at each scrape.
+
+    Args:
+        region: its name.
+        members: of this application.
+        plane: the region, if its control plane is here.
+    """
+
+    def __init__(
+        self, region: str, members: Callable[[], Iterable[RegionConsumer]], plane: Callable[[], RegionSeen | None]
+    ) -> None:
+        self._region, self._members, self._plane = region, members, plane
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing is known before it is asked."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        """What there is now; what has not been measured is left out."""
+        yield from self._of_members()
+        plane = self._plane()
+        if plane is not None:
+            yield from self._of_plane(plane)
+
+    def _of_members(self) -> Iterator[Metric]:
+        gauges = {
+            name: GaugeMetricFamily(f"kohort_region_member_{name}", text, labels=["region", "member"])
+            for name, text in MEMBERS
+        }
+        sequences = CounterMetricFamily(
+            "kohort_region_member_sequences", "Complete sequences a member heard of", labels=["region", "member"]
+        )
+        resets = CounterMetricFamily(
+            "kohort_region_member_resets", "How often a member went back", labels=["region", "member"]
+        )
+        for member in self._members():
+            labels, figures = [self._region, member.name], member.figures
+            gauges["partitions"].add_metric(labels, figures.partitions)
+            gauges["topics"].add_metric(labels, figures.topics)
+            if figures.drain_ms >= 0:
+                gauges["drain_seconds"].add_metric(labels, figures.drain_ms / 1000)
+                gauges["longest_drain_seconds"].add_metric(labels, figures.longest_drain_ms / 1000)
+            sequences.add_metric(labels, figures.sequences)
+            resets.add_metric(labels, figures.resets)
+        yield from gauges.values()
+        yield from (sequences, resets)
+
+    def _of_plane(self, seen: RegionSeen) -> Iterator[Metric]:
+        values = {
+            "term": float(seen.term),
+            "epoch": float(seen.epoch),
+            "sequence": float(seen.sequence),
+            "unpublished": float(seen.sequence - seen.published),
+            "members": float(len(seen.members)),
+        }
+        if seen.sequence_ms >= 0:
+            values["sequence_seconds"] = seen.sequence_ms / 1000
+            values["longest_sequence_seconds"] = seen.longest_ms / 1000
+        for name, text in PLANE:
+            family = GaugeMetricFamily(f"kohort_region_{name}", text, labels=["region"])
+            if name in values:
+                family.add_metric([self._region], values[name])
+            yield family
+        states = GaugeMetricFamily("kohort_region_state", "1 in the state that it has", labels=["region", "state"])
+        for state in RegionState:
+            states.add_metric([self._region, state.name], float(state.name == seen.state))
+        yield states
+        resets = CounterMetricFamily("kohort_region_resets", "Resets, by cause", labels=["region", "cause"])
+        for cause, count in seen.resets.items():
+            resets.add_metric([self._region, cause], count)
+        yield resets

@@ -1,0 +1,464 @@
+"""A folder of Parquet files that is written to exactly once: a sequence is a folder in it, there whole or not at all.
+
+    out/_region/region.json            whose folder this is, and the schema of all its rows
+    out/_region/published-17           sequence 17 is done (an empty file; a few of the newest are kept)
+    out/_staging/KEY.staged            what a member staged; KEY.empty: it had no rows
+    out/_staging/publishing-18-ATTEMPT/  a sequence on its way: second names (hard links) of staged files
+    out/sequence=17/KEY.parquet        what readers see; _sequence.json in it says whose it is
+
+Readers (Spark, `pyarrow.dataset`, pandas) pass over names that begin with `_`; a glob must say `sequence=*/*.parquet`.
+
+What must be durable before what, so that a power loss, too, leaves each sequence whole or absent, and no work twice:
+
+- a staged file's bytes, before it has its name; its name, before `stage` returns, hence before a manifest names it;
+- the names of all files of a sequence, and what `_sequence.json` says, before the folder has its name;
+- the folder's name, before `published-N` is made: a sequence that is marked needs its staged files no longer;
+- `published-N`, before `publish` or `published` says so to anybody, hence before anything staged is removed.
+
+Correctness needs no clock and no lock: what two may do at once goes through `link` and `rename`, which the kernel
+does for one of them. Temporary names are the attempt's own. A folder that is given up is renamed before it is emptied:
+who was about to publish it finds nothing, instead of a part.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import errno
+import os
+import re
+import uuid
+from collections.abc import Iterable
+from typing import IO, Any, Final, Literal, Self, TypeAlias, cast, get_args
+from uuid import UUID
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from kohort.errors import CorruptDataError, InvalidInputError, NotAuthorizedError
+from kohort.region.files import (
+    SYSTEM,
+    FileCalls,
+    Output,
+    copy_file,
+    make_folder,
+    names_in,
+    read_file,
+    remove,
+    remove_folder,
+    sync_folder,
+    write_file,
+)
+from kohort.region.parquet_schema import check_writable, conformed, misfits
+from kohort.region.sinks import Keep
+from kohort.region.staged import StagedKey
+
+Codec: TypeAlias = Literal["snappy", "zstd", "lz4", "gzip", "brotli", "none"]
+MARKS_KEPT: Final = 8
+"""A listing of a folder that changes meanwhile may miss what is renewed: so many publications it may take."""
+_CODECS: Final = get_args(Codec)
+_ROWS: Final = ".staged"
+_EMPTY: Final = ".empty"
+_UNFINISHED: Final = ".part"
+_MARK: Final = "published-"
+_GOING: Final = re.compile(r"publishing-([0-9]+)-[0-9a-f]+")
+_GONE: Final = "gone-"
+_GIVEN_UP: Final = re.compile(_GONE + "[0-9a-f]{32}")
+_PROBE: Final = "_probe-"
+_PROBES: Final = 5
+"""Another's probe may take this one's files for left-overs: so often in a row it does not."""
+
+
+class _Owner(msgspec.Struct, frozen=True):
+    """`region.json`."""
+
+    format: int
+    region: str
+    id: UUID
+    schema: str
+
+
+class _Sequence(msgspec.Struct, frozen=True):
+    """`_sequence.json`."""
+
+    region: str
+    id: UUID
+    sequence: int
+    files: list[str]
+
+
+class ParquetFolder:
+    """A folder of Parquet files as a region's sink. Can be pickled; see `Sink` for what its methods promise.
+
+    The folder lies on a file system with hard links and atomic renames that all members see: a local one, or a shared
+    one that is POSIX enough (`check` tries it). Not an object store.
+
+    Attributes:
+        path: absolute, by the working directory when it was made.
+        compression: of Parquet's pages: snappy, zstd, lz4, gzip, brotli or none.
+        row_group_size: rows at most in a row group; None: Arrow's default.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], *, compression: Codec = "zstd", row_group_size: int | None = None
+    ) -> None:
+        if not os.fspath(path):
+            raise InvalidInputError("ParquetFolder needs a path")
+        if compression not in _CODECS:
+            raise InvalidInputError(f"compression is {compression!r}: choose one of {', '.join(_CODECS)}")
+        if row_group_size is not None and row_group_size < 1:
+            raise InvalidInputError(f"row_group_size is {row_group_size}: at least 1 row, or None")
+        self.path = os.path.abspath(path)
+        self.compression = compression
+        self.row_group_size = row_group_size
+        self._region = ""
+        self._id: UUID | None = None
+        self._kept: pa.Schema | None = None
+        self._files: FileCalls = SYSTEM
+
+    def __repr__(self) -> str:
+        return f"ParquetFolder({self.path!r})"
+
+    def __getstate__(self) -> dict[str, object]:
+        """All but the calls of this process."""
+        return {name: value for name, value in self.__dict__.items() if name != "_files"}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        """With the system's files."""
+        self.__dict__.update(state, _files=SYSTEM)
+
+    # -- before the first record
+
+    def bind(self, region: str, region_id: UUID) -> Self:
+        """See `Sink`."""
+        bound = type(self).__new__(type(self))
+        bound.__dict__.update(self.__dict__, _region=region, _id=region_id, _kept=None)
+        return bound
+
+    def check(self, schema: pa.Schema) -> None:
+        """See `Sink`."""
+        self._bound()
+        check_writable(schema)
+        try:
+            self._make(schema)
+            self._probe()
+        except PermissionError as error:
+            raise NotAuthorizedError(f"No right to write the folder {self.path}: {error}") from error
+        self._fitting(schema)
+
+    def _make(self, schema: pa.Schema) -> None:
+        files, owned = self._files, f"{self.path}/_region"
+        try:
+            make_folder(files, self.path)
+            if not self._is_owned():
+                self._first(schema)
+            make_folder(files, f"{self.path}/_staging")
+            sync_folder(files, owned)
+            sync_folder(files, self.path)
+        except NotADirectoryError as error:
+            raise InvalidInputError(f"{self.path} can't be a folder: {error.filename} is a file") from error
+
+    def _is_owned(self) -> bool:
+        try:
+            self._owned()
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _first(self, schema: pa.Schema) -> None:
+        """Make the folder this region's, unless another was faster."""
+        files = self._files
+        strangers = sorted(name for name in files.listdir(self.path) if not name.startswith(("_", ".")))
+        if strangers and not self._is_owned():
+            raise InvalidInputError(
+                f"{self.path} holds {strangers[0]!r} and is no folder of a region: give region {self._region!r} "
+                "an empty folder, so that readers find nothing but its sequences"
+            )
+        make_folder(files, f"{self.path}/_region")
+        encoded = base64.b64encode(schema.remove_metadata().serialize()).decode()
+        owner = msgspec.json.encode(_Owner(1, self._region, self._bound(), encoded))
+        temporary = f"{self.path}/_region/{uuid.uuid4().hex}{_UNFINISHED}"
+        try:
+            write_file(files, temporary, msgspec.json.format(owner, indent=1))
+            with contextlib.suppress(FileExistsError):
+                files.link(temporary, f"{self.path}/_region/region.json")
+        except OSError as error:
+            self._explain(error)
+            raise
+        finally:
+            with contextlib.suppress(OSError):
+                remove(files, temporary)
+        self._owned()
+
+    def _probe(self) -> None:
+        """See that a sequence could be published here: a file linked into a folder, and that renamed."""
+        for again in reversed(range(_PROBES)):
+            for folder in (self.path, f"{self.path}/_staging"):
+                for name in self._files.listdir(folder):
+                    if name.startswith(_PROBE):
+                        remove_folder(self._files, f"{folder}/{name}")
+            try:
+                self._try()
+            except FileNotFoundError:
+                if not again:
+                    raise
+            else:
+                return
+
+    def _try(self) -> None:
+        files, name = self._files, f"{_PROBE}{uuid.uuid4().hex}"
+        folder, renamed = f"{self.path}/_staging/{name}", f"{self.path}/{name}"
+        try:
+            files.mkdir(folder)
+            write_file(files, f"{folder}/staged", b"probe")
+            files.link(f"{folder}/staged", f"{folder}/linked")
+            files.rename(folder, renamed)
+        except OSError as error:
+            self._explain(error)
+            raise
+        finally:
+            with contextlib.suppress(OSError):
+                remove_folder(files, folder)
+                remove_folder(files, renamed)
+
+    def _explain(self, error: OSError) -> None:
+        if error.errno in (errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
+            raise InvalidInputError(
+                f"{self.path} can't be written exactly once: {error}. Its folders must lie on one file system that "
+                "has hard links and renames folders"
+            ) from error
+
+    def _bound(self) -> UUID:
+        if self._id is None:
+            raise InvalidInputError(f"{self!r} is not bound to a region yet: use what bind(region, region_id) returns")
+        return self._id
+
+    def _owned(self) -> pa.Schema:
+        """The schema of the folder, which is this region's."""
+        mine = self._bound()
+        if self._kept is None:
+            try:
+                data = read_file(self._files, f"{self.path}/_region/region.json")
+                owner = msgspec.json.decode(data, type=_Owner)
+                if owner.format != 1:
+                    raise InvalidInputError(f"{self.path} was written by a newer kohort, in format {owner.format}")
+                kept = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(owner.schema)))
+            except (msgspec.DecodeError, pa.ArrowException) as error:
+                raise CorruptDataError(f"{self.path}/_region/region.json can't be read: {error}") from error
+            if owner.id != mine:
+                raise InvalidInputError(
+                    f"{self.path} belongs to region {owner.region!r} ({owner.id}), not to region {self._region!r} "
+                    f"({mine}): give each region a folder of its own"
+                )
+            self._kept = kept
+        return self._kept
+
+    def _fitting(self, schema: pa.Schema) -> pa.Schema:
+        try:
+            kept = self._owned()
+        except FileNotFoundError as error:
+            raise InvalidInputError(f"{self.path} is no folder of a region yet: call check(schema) first") from error
+        if not schema.equals(kept) and (found := misfits(kept, schema)):
+            raise InvalidInputError(
+                f"The schema does not fit the rows of {self.path}: {'; '.join(found)}. Cast the columns, or write "
+                "into another folder under another region"
+            )
+        return kept
+
+    # -- staging
+
+    def stage(self, key: StagedKey, table: pa.Table) -> None:
+        """See `Sink`."""
+        if key.region_id != self._bound():
+            raise InvalidInputError(f"{key.text()} is a key of another region than {self._region!r} ({self._id})")
+        kept = self._fitting(table.schema)
+        table = conformed(table, kept)
+        nulls = [each.name for each in kept if not each.nullable and table.column(each.name).null_count]
+        if nulls:
+            raise InvalidInputError(f"Null in columns that may not be: {', '.join(nulls)}")
+        files, staging = self._files, f"{self.path}/_staging"
+        name = key.text()
+        ending, other = (_ROWS, _EMPTY) if table.num_rows else (_EMPTY, _ROWS)
+        temporary = f"{staging}/{name}.{uuid.uuid4().hex[:12]}{_UNFINISHED}"
+        try:
+            with contextlib.closing(Output(files, temporary)) as output:
+                if table.num_rows:
+                    self._write(table, output)
+                output.sync()
+            files.rename(temporary, f"{staging}/{name}{ending}")
+            remove(files, f"{staging}/{name}{other}")
+            sync_folder(files, staging)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                remove(files, temporary)
+            raise
+
+    def _write(self, table: pa.Table, output: Output) -> None:
+        try:
+            pq.write_table(
+                table, cast("IO[Any]", output), compression=self.compression, row_group_size=self.row_group_size
+            )
+        except pa.ArrowException as error:
+            raise InvalidInputError(f"Parquet does not take a table for {self.path}: {error}") from error
+
+    # -- publishing
+
+    def publish(self, sequence: int, keys: Iterable[StagedKey]) -> None:
+        """See `Sink`."""
+        if sequence < 1:
+            raise InvalidInputError(f"Sequence {sequence} can't be published: the first is 1")
+        self._owned()
+        names = sorted({key.text() for key in keys})
+        files = self._files
+        if not self._is_marked(sequence):
+            if not self._stands(sequence):
+                self._bring(sequence, names)
+            sync_folder(files, self.path)
+        self._mark(sequence)
+        for name in names:
+            remove(files, f"{self.path}/_staging/{name}{_ROWS}")
+            remove(files, f"{self.path}/_staging/{name}{_EMPTY}")
+        self._tidy(self._names(), sequence)
+
+    def _bring(self, sequence: int, names: list[str]) -> None:
+        """Give the sequence its folder, if it has rows, unless somebody else has."""
+        there = set(self._names())
+        full = [name for name in names if name + _ROWS in there]
+        lost = [name for name in names if name + _ROWS not in there and name + _EMPTY not in there]
+        if lost:
+            self._excuse(sequence, f"of {len(names)} staged files {len(lost)} are gone, {lost[0]} among them")
+        elif full:
+            try:
+                self._rename(sequence, full)
+            except FileNotFoundError as error:
+                self._excuse(sequence, str(error))
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR) or not self._stands(sequence):
+                    raise
+
+    def _excuse(self, sequence: int, lost: str) -> None:
+        """What was staged is gone: because somebody else has published it."""
+        if not self._is_marked(sequence) and not self._stands(sequence):
+            raise CorruptDataError(f"Sequence {sequence} can't be published into {self.path}: {lost}")
+
+    def _rename(self, sequence: int, full: list[str]) -> None:
+        files = self._files
+        temporary = f"{self.path}/_staging/publishing-{sequence}-{uuid.uuid4().hex[:12]}"
+        try:
+            files.mkdir(temporary)
+            for name in full:
+                self._show(f"{self.path}/_staging/{name}{_ROWS}", f"{temporary}/{name}.parquet")
+            said = _Sequence(self._region, self._bound(), sequence, [f"{name}.parquet" for name in full])
+            write_file(files, f"{temporary}/_sequence.json", msgspec.json.encode(said))
+            sync_folder(files, temporary)
+            files.rename(temporary, self._folder(sequence))
+        except BaseException:
+            with contextlib.suppress(OSError):
+                self._discard(temporary)
+            raise
+
+    def _show(self, staged: str, shown: str) -> None:
+        try:
+            self._files.link(staged, shown)
+        except PermissionError:  # Linux lets nobody link what another user may write alone (protected_hardlinks)
+            copy_file(self._files, staged, shown)
+
+    def _stands(self, sequence: int) -> bool:
+        """Whether the sequence has its folder; whatever else has that name is refused."""
+        folder = self._folder(sequence)
+        try:
+            said = self._said(folder)
+            if said is None and names_in(self._files, folder):
+                said = self._said(folder)  # it may have come in between
+                if said is None:
+                    raise self._taken(folder, "nothing says whose it is")
+        except (msgspec.DecodeError, NotADirectoryError) as error:
+            raise self._taken(folder, str(error)) from error
+        if said is not None and (said.id, said.sequence) != (self._id, sequence):
+            raise self._taken(folder, f"it is sequence {said.sequence} of region {said.region!r} ({said.id})")
+        return said is not None
+
+    def _said(self, folder: str) -> _Sequence | None:
+        with contextlib.suppress(FileNotFoundError):
+            return msgspec.json.decode(read_file(self._files, f"{folder}/_sequence.json"), type=_Sequence)
+        return None
+
+    def _taken(self, folder: str, why: str) -> InvalidInputError:
+        return InvalidInputError(
+            f"{folder} is there and not of region {self._region!r} ({self._id}): {why}. Move it away; nothing of the "
+            "sequence is lost"
+        )
+
+    def _folder(self, sequence: int) -> str:
+        return f"{self.path}/sequence={sequence}"
+
+    # -- what is done
+
+    def published(self) -> int:
+        """See `Sink`."""
+        try:
+            self._owned()
+        except FileNotFoundError:
+            return 0
+        last = max(self._marks(), default=0)
+        if last:
+            sync_folder(self._files, f"{self.path}/_region")
+        return last
+
+    def _marks(self) -> list[int]:
+        names = names_in(self._files, f"{self.path}/_region")
+        return [int(end) for name in names if name.startswith(_MARK) and (end := name.removeprefix(_MARK)).isdecimal()]
+
+    def _is_marked(self, sequence: int) -> bool:
+        return max(self._marks(), default=0) >= sequence
+
+    def _mark(self, sequence: int) -> None:
+        """Say durably that the sequence is done. Who is late can't take back what a newer one says."""
+        files, folder = self._files, f"{self.path}/_region"
+        if not self._is_marked(sequence):
+            files.close(files.open(f"{folder}/{_MARK}{sequence}", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666))
+        sync_folder(files, folder)
+        for old in sorted(self._marks())[:-MARKS_KEPT]:
+            remove(files, f"{folder}/{_MARK}{old}")
+
+    # -- what is over
+
+    def sweep(self, keep: Keep) -> None:
+        """See `Sink`."""
+        try:
+            self._owned()
+        except FileNotFoundError:
+            return
+        names = self._names()
+        self._tidy(names, self.published())
+        kept = {key.text() for key in keep.keys}
+        for name in names:
+            key = _key_of(name)
+            if key is not None and key.region_id == self._id and key.epoch < keep.floor and key.text() not in kept:
+                remove(self._files, f"{self.path}/_staging/{name}")
+
+    def _names(self) -> list[str]:
+        return names_in(self._files, f"{self.path}/_staging")
+
+    def _tidy(self, names: list[str], published: int) -> None:
+        """Remove what attempts at sequences that are done have left."""
+        for name in names:
+            going = _GOING.fullmatch(name)
+            if going is not None and int(going[1]) <= published:
+                self._discard(f"{self.path}/_staging/{name}")
+            elif _GIVEN_UP.fullmatch(name):
+                remove_folder(self._files, f"{self.path}/_staging/{name}")
+
+    def _discard(self, temporary: str) -> None:
+        """Take a folder from whoever may still rename it, then empty it."""
+        gone = f"{self.path}/_staging/{_GONE}{uuid.uuid4().hex}"
+        with contextlib.suppress(FileNotFoundError):
+            self._files.rename(temporary, gone)
+            remove_folder(self._files, gone)
+
+
+def _key_of(name: str) -> StagedKey | None:
+    """Whose file this is in `_staging`, also an unfinished one."""
+    stem = name.removesuffix(_UNFINISHED).rpartition(".")[0]
+    return StagedKey.parse(stem)

@@ -1,0 +1,77 @@
+"""Which schemas a folder of Parquet files takes, and which of two fit one another."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from kohort.errors import InvalidInputError
+
+PARTITION: Final = "sequence"
+"""The column that readers of a partitioned folder make of the folders' names."""
+
+
+def check_writable(schema: pa.Schema) -> None:
+    """See that Parquet takes each column, and that readers of the folder will find it as it was.
+
+    Raises:
+        InvalidInputError: it names the columns.
+    """
+    if not schema.names:
+        raise InvalidInputError("A table without columns has no rows for Parquet's readers: give it a column")
+    twice = [name for name, count in Counter(name.lower() for name in schema.names).items() if count > 1]
+    if twice:
+        raise InvalidInputError(f"Columns of one name (Spark does not tell case apart): {_listed(twice)}: rename them")
+    if PARTITION in (name.lower() for name in schema.names):
+        raise InvalidInputError(
+            f"Readers make the column {PARTITION!r} of the folders' names: give the column of the table another name"
+        )
+    refused = [reason for field in schema if (reason := _refusal(field))]
+    if refused:
+        raise InvalidInputError(f"Parquet does not take {'; '.join(refused)}: cast these columns")
+
+
+def _refusal(field: pa.Field[pa.DataType]) -> str:
+    schema = pa.schema([field])
+    try:
+        sink = pa.BufferOutputStream()
+        pq.write_table(schema.empty_table(), sink)
+        back = pq.read_schema(pa.BufferReader(sink.getvalue())).field(0)
+    except (pa.ArrowException, NotImplementedError) as error:
+        return f"column {field.name!r} of type {field.type} ({error})"
+    if back.type != field.type:
+        return f"column {field.name!r} of type {field.type} (it would come back as {back.type})"
+    return ""
+
+
+def misfits(kept: pa.Schema, given: pa.Schema) -> list[str]:
+    """Why tables of one schema can't be rows of another; columns in another order and metadata are no reason."""
+    found = []
+    for name in kept.names:
+        if name not in given.names:
+            found.append(f"{name!r} is missing ({_said(kept.field(name))} before)")
+        elif given.names.count(name) > 1:
+            found.append(f"{name!r} is there twice")
+        elif kept.field(name).type != given.field(name).type:
+            found.append(f"{name!r} is {given.field(name).type} ({kept.field(name).type} before)")
+        elif given.field(name).nullable and not kept.field(name).nullable:
+            found.append(f"{name!r} may be null now, and could not before")
+    found += [f"{name!r} is new" for name in given.names if name not in kept.names]
+    return found
+
+
+def conformed(table: pa.Table, kept: pa.Schema) -> pa.Table:
+    """A table of a schema that fits, with the columns in order, and nothing of its own said of them."""
+    return pa.Table.from_arrays([table.column(name) for name in kept.names], schema=kept)
+
+
+def _said(field: pa.Field[pa.DataType]) -> str:
+    return f"{field.type}" if field.nullable else f"{field.type} not null"
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(repr(name) for name in names)

@@ -1,0 +1,29 @@
+"""A partition as a region knows it. A topic that is made again is another one."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kohort.ids import NO_TOPIC_ID, TopicId
+from kohort.region.facts import Initial, Position, Span
+
+
+class Part(NamedTuple):
+    """One partition that a group of the region reads.
+
+    Attributes:
+        topic_id: NO_TOPIC_ID where the broker tells none.
+    """
+
+    group: str
+    topic: str
+    partition: int
+    topic_id: TopicId = NO_TOPIC_ID
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+
+def part_of(told: Position | Span | Initial) -> Part:
+    """Of which partition something is told."""
+    return Part(told.group, told.topic, told.partition, told.topic_id)

@@ -1,0 +1,374 @@
+"""A cut: all members drain, save their state and contribute; what they give is merged and committed as a sequence.
+
+Source: spec 5.9, 5.10.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from kohort.region.facts import Contribution, Manifest, Position, Span
+from kohort.region.messages import (
+    AskCheckpoint,
+    Checkpoint,
+    Completed,
+    Contributed,
+    Cut,
+    Drain,
+    Drained,
+    DrainFailed,
+    Holding,
+    Identify,
+    Identity,
+    Published,
+    PublishFailed,
+)
+from kohort.region.parts import Part, part_of
+from kohort.region.plane import members, resets, starts
+from kohort.region.plane.events import Commit, CommitEnded, GroupSeen, Heard, Level, LookAt, Offsets
+from kohort.region.plane.state import Cutting, Phase, Plane, Registered, Why
+from kohort.region.states import RegionState
+
+KEPT = 2
+"""Complete sequences that are kept: the last, and the one before it for who has not heard of the last."""
+
+
+# -- when one begins
+
+
+def schedule(plane: Plane) -> None:
+    """The next one by time."""
+    if plane.config.checkpoint_every_ms is not None:
+        plane.due["checkpoint"] = plane.now_ms + plane.config.checkpoint_every_ms
+
+
+def look_at_time(plane: Plane) -> None:
+    """The time between two cuts is over."""
+    if plane.now_ms >= plane.due.get("checkpoint", plane.now_ms + 1):
+        del plane.due["checkpoint"]
+        want(plane)
+
+
+def asked(plane: Plane, event: Heard) -> None:
+    """A member has counted its records, a person asks, or a member holds partitions that the group wants back."""
+    assert isinstance(event.report, AskCheckpoint | Holding)
+    want(plane)
+
+
+def want(plane: Plane) -> None:
+    """Begin a cut as soon as that is possible; another one after the present."""
+    plane.wanted = True
+    begin_if_due(plane)
+
+
+def begin_if_due(plane: Plane) -> None:
+    """Begin the cut that is wanted, if everyone is there and reads."""
+    names = plane.cutters()
+    those = [plane.members[name] for name in names]
+    ready = all(one.phase is Phase.READING and one.lost_ms is None and one.epoch >= 0 for one in those)
+    if plane.state is RegionState.RUNNING and plane.wanted and names and ready:
+        plane.wanted = False
+        plane.due.pop("checkpoint", None)
+        plane.due["cut"] = plane.now_ms + plane.config.drain_ms
+        _begin(plane, names)
+
+
+def _begin(plane: Plane, names: tuple[str, ...]) -> None:
+    plane.attempts += 1
+    plane.figures.cut_began(plane.now_ms)
+    plane.state = RegionState.DRAINING
+    plane.cutting = Cutting(Cut(plane.sequence + 1, plane.attempts), names)
+    for name in names:
+        plane.members[name].phase = Phase.READING
+        plane.say(plane.members[name], Drain(plane.term, plane.cutting.cut))
+
+
+def begin_again(plane: Plane, why: str) -> None:
+    """What was contributed is void, and nothing is lost: cut again. Members that are drained stay so."""
+    cutting = plane.cutting
+    if plane.state not in (RegionState.DRAINING, RegionState.CHECKPOINTING) or cutting is None:
+        return
+    plane.tell(Level.INFO, f"region {plane.region}: {cutting.cut} begins again: {why}")
+    names = tuple(name for name in cutting.names if name in plane.members)
+    if names:
+        _begin(plane, names)
+    else:
+        plane.cutting, plane.state = None, RegionState.RUNNING
+        plane.figures.cut_ended(plane.now_ms, complete=False)
+        plane.due.pop("cut", None)
+        schedule(plane)
+
+
+def look_for_late(plane: Plane) -> None:
+    """Who does not drain, contribute or say its generation in time has the region go back."""
+    cutting = plane.cutting
+    if cutting is None or plane.now_ms < plane.due.get("cut", plane.now_ms + 1):
+        return
+    waiting = Phase.CONTRIBUTED if plane.state is RegionState.CHECKPOINTING else Phase.DRAINED
+    late = [name for name in cutting.names if name in plane.members and plane.members[name].phase is not waiting]
+    late = sorted(cutting.unidentified) if plane.state is RegionState.COMMITTING else late
+    resets.fail(plane, Why.LATE, f"{', '.join(late)} did not take part in {cutting.cut} in time")
+
+
+# -- what members give
+
+
+def _of_this(plane: Plane, event: Heard, cut: Cut) -> Registered | None:
+    """Who speaks, if it speaks of the present cut and is of it."""
+    member, cutting = plane.member_on(event.connection), plane.cutting
+    if member is None or cutting is None or cut != cutting.cut or member.name not in cutting.names:
+        return None
+    return member
+
+
+def drained(plane: Plane, event: Heard) -> None:
+    """When all are, they save their state."""
+    report, cutting = event.report, plane.cutting
+    assert isinstance(report, Drained)
+    member = _of_this(plane, event, report.cut)
+    if member is None or cutting is None:
+        return
+    member.phase = Phase.DRAINED
+    if all(name in plane.members and plane.members[name].phase is Phase.DRAINED for name in cutting.names):
+        plane.state = RegionState.CHECKPOINTING
+        for name in cutting.names:
+            plane.say(plane.members[name], Checkpoint(plane.term, cutting.cut, cutting.names))
+
+
+def drain_failed(plane: Plane, event: Heard) -> None:
+    """One partition's offset that can't be committed, or a state that can't be saved, fails the cut."""
+    report = event.report
+    assert isinstance(report, DrainFailed)
+    member = _of_this(plane, event, report.cut)
+    if member is not None:
+        resets.ask(plane, Why.DRAIN, f"{member.name} could not be drained: {report.cause}", member.name)
+
+
+def contributed(plane: Plane, event: Heard) -> None:
+    """When all have, it is committed."""
+    report, cutting = event.report, plane.cutting
+    assert isinstance(report, Contributed)
+    member = _of_this(plane, event, report.cut)
+    if member is None or cutting is None or member.phase is not Phase.DRAINED:
+        return
+    wrong = _wrong(plane, cutting, member, report.contribution)
+    if wrong:
+        resets.ask(plane, Why.CONTRIBUTION, f"{member.name} contributed {wrong}", member.name)
+        return
+    member.phase = Phase.CONTRIBUTED
+    cutting.contributions[member.name] = report.contribution
+    commit_if_whole(plane)
+
+
+def _wrong(plane: Plane, cutting: Cutting, member: Registered, given: Contribution) -> str:
+    """What speaks against a contribution: gaps, repetitions, two owners, or another time than ours."""
+    meant = (given.member, given.term, given.epoch, given.sequence, given.group)
+    if meant != (member.name, plane.term, member.epoch, cutting.cut.sequence, member.group):
+        return f"as of another time: {meant}"
+    taken = {part_of(span) for other in cutting.contributions.values() for span in other.spans}
+    for span in given.spans:
+        part, start = part_of(span), plane.start_of(part_of(span))
+        if start is None or span.begin != start.offset:
+            known = "nothing" if start is None else start.offset
+            return f"{part} from {span.begin} on, where the region has come to {known}"
+        if span.end < span.begin:
+            return f"{part} from {span.begin} to {span.end}"
+        if part in taken:
+            return f"{part}, which another member contributed too"
+        if part not in member.handed:
+            return f"{part}, which it was not given to read"
+        taken.add(part)
+    if {part_of(span) for span in given.spans} != set(member.handed):
+        return "less than all that it was given to read"
+    return ""
+
+
+def let_go(plane: Plane, member: Registered, parts: Iterable[Part]) -> None:
+    """Partitions left its hands: what it contributed of them is void."""
+    cutting = plane.cutting
+    given = None if cutting is None else cutting.contributions.get(member.name)
+    if given is not None and {part_of(span) for span in given.spans}.intersection(parts):
+        begin_again(plane, f"{member.name} let partitions go that it had contributed")
+
+
+# -- the commit point
+
+
+def commit_if_whole(plane: Plane) -> None:
+    """Commit, if all have contributed and what the sequence before staged is published."""
+    cutting = plane.cutting
+    if plane.state is not RegionState.CHECKPOINTING or cutting is None:
+        return
+    if set(cutting.contributions) != set(cutting.names):
+        return
+    if plane.published < plane.sequence:
+        plane.due.pop("cut", None)  # it is not the members who are late
+        return
+    ends = {part_of(span): _end_of(span) for one in cutting.contributions.values() for span in one.spans}
+    stay = tuple(name for name in cutting.names if name in plane.members and not plane.members[name].leaves)
+    merged = tuple(position for _, position in sorted({**plane.all_positions(), **ends}.items()))
+    cutting.manifest = Manifest(
+        plane.region,
+        plane.region_id,
+        cutting.cut.sequence,
+        plane.term,
+        plane.floor,
+        plane.now_ms,
+        cutting.names,
+        stay,
+        merged,
+    )
+    plane.state = RegionState.COMMITTING
+    plane.due["cut"] = plane.now_ms + plane.config.drain_ms
+    _commit(plane, cutting)
+
+
+def _end_of(span: Span) -> Position:
+    return Position(span.group, span.topic, span.topic_id, span.partition, span.end, span.leader_epoch)
+
+
+def _commit(plane: Plane, cutting: Cutting) -> None:
+    assert cutting.manifest is not None
+    given = tuple(cutting.contributions[name] for name in cutting.names)
+    offsets = tuple(
+        Offsets(
+            one.member,
+            one.group,
+            Identity(one.member_id, one.generation, one.instance_id),
+            tuple(map(_end_of, one.spans)),
+        )
+        for one in given
+        if one.spans
+    )
+    plane.effects.append(Commit(cutting.cut, cutting.manifest, given, offsets))
+
+
+def commit_ended(plane: Plane, event: CommitEnded) -> None:
+    """The outcome is known: the sequence is complete, or nothing of it is there."""
+    cutting = plane.cutting
+    if cutting is None or cutting.cut != event.cut:
+        return
+    if not event.refused:
+        _complete(plane, cutting)
+        return
+    reasons = "; ".join(f"{name}: {why}" for name, why in sorted(event.refused.items()))
+    if plane.pending is not None or event.gone or not set(event.refused) <= set(plane.members):
+        resets.fail(plane, Why.COMMIT, f"the offsets of {cutting.cut} were refused: {reasons}")
+        return
+    plane.tell(Level.INFO, f"region {plane.region}: the offsets of {cutting.cut} were refused: {reasons}")
+    cutting.unidentified = frozenset(event.refused)
+    for name in event.refused:
+        member, given = plane.members[name], cutting.contributions[name]
+        if member.identity != Identity(given.member_id, given.generation, given.instance_id):
+            identified(plane, member)  # it has told its new generation meanwhile
+        else:
+            plane.say(member, Identify(plane.term, cutting.cut))
+
+
+def identified(plane: Plane, member: Registered) -> None:
+    """Who was refused has said its generation: commit under it, if it still holds all that it contributed."""
+    cutting = plane.cutting
+    if cutting is None or member.name not in cutting.unidentified:
+        return
+    given = cutting.contributions[member.name]
+    if not {part_of(span) for span in given.spans} <= set(member.handed):
+        cutting.unidentified = frozenset()
+        plane.state = RegionState.CHECKPOINTING
+        begin_again(plane, f"{member.name} does not hold any more what it contributed")
+        return
+    who = member.identity
+    cutting.contributions[member.name] = replace(
+        given, member_id=who.member_id, generation=who.generation, instance_id=who.instance_id
+    )
+    cutting.unidentified -= {member.name}
+    if not cutting.unidentified:
+        _commit(plane, cutting)
+
+
+def _complete(plane: Plane, cutting: Cutting) -> None:
+    assert cutting.manifest is not None
+    plane.sequence, plane.cutting, plane.consecutive = cutting.cut.sequence, None, 0
+    plane.positions = {part_of(position): position for position in cutting.manifest.positions}
+    plane.states = {name: one.state for name, one in cutting.contributions.items()}
+    plane.keys = tuple(key for name in cutting.names for key in cutting.contributions[name].keys)
+    plane.due.pop("cut", None)
+    plane.figures.cut_ended(plane.now_ms, complete=True)
+    plane.state = RegionState.RUNNING
+    for member in list(plane.members.values()):
+        member.phase = Phase.READING if member.phase is not Phase.GOING_BACK else member.phase
+        for part in member.handed:
+            member.handed[part] = plane.positions[part].offset
+        plane.say(member, Completed(plane.term, plane.sequence, max(0, plane.sequence - KEPT)))
+    _let_leave(plane, [name for name in cutting.names if name not in cutting.manifest.stay])
+    plane.wanted = plane.wanted or any(member.leaves and not member.left for member in plane.members.values())
+    _look_for_lone(plane)
+    members.offer_publish(plane)
+    if plane.pending is not None:
+        resets.begin_pending(plane)
+        return
+    schedule(plane)
+    starts.serve(plane)
+    begin_if_due(plane)
+
+
+def _let_leave(plane: Plane, names: Iterable[str]) -> None:
+    """Who wanted to leave with the sequence goes; one who alone can publish it, when it has."""
+    going = [plane.members[name] for name in names if name in plane.members and plane.members[name].leaves]
+    others = any(one.publishes and one.lost_ms is None and one not in going for one in plane.members.values())
+    last = next((one for one in going if one.publishes and one.lost_ms is None), None)
+    for member in going:
+        if member is last and plane.keys and not others:
+            member.left = True
+            member.handed.clear()
+        else:
+            members.let_leave(plane, member)
+
+
+# -- after it
+
+
+def published(plane: Plane, event: Heard) -> None:
+    """What the last sequence staged is published, by whomever."""
+    report = event.report
+    assert isinstance(report, Published)
+    plane.published = max(plane.published, min(report.sequence, plane.sequence))
+    if plane.published == plane.sequence:
+        for member in [one for one in plane.members.values() if one.left]:
+            members.let_leave(plane, member)
+    commit_if_whole(plane)
+
+
+def publish_failed(plane: Plane, event: Heard) -> None:
+    """It is tried again without end; the next sequence waits for it."""
+    report = event.report
+    assert isinstance(report, PublishFailed)
+    plane.tell(Level.WARNING, f"region {plane.region}: sequence {report.sequence} is not published: {report.cause}")
+
+
+def _look_for_lone(plane: Plane) -> None:
+    """What no member holds for long may be read by someone who is not of the region."""
+    held = {part for member in plane.members.values() for part in member.handed}
+    wanted = {(asked.member, part) for asked in plane.asked for part in asked.parts}
+    coming = {part for _, part in wanted}
+    plane.lone = {
+        part: plane.lone.get(part, 0) + 1 for part in plane.all_positions() if part not in held and part not in coming
+    }
+    long = sorted(part for part, count in plane.lone.items() if count >= plane.config.lone_sequences)
+    for group in sorted({part.group for part in long}):
+        plane.effects.append(LookAt(group, tuple(part for part in long if part.group == group)))
+
+
+def group_seen(plane: Plane, event: GroupSeen) -> None:
+    """Someone who is not of the region reads along: what it reads is missing here, so the region stops."""
+    if not event.outsiders:
+        return
+    names = "; ".join(
+        f"{one.client_id} at {one.host} holds {', '.join(map(str, one.parts))}" for one in event.outsiders
+    )
+    resets.stop(
+        plane,
+        f"group {event.group!r} has members that are not of the region: {names}",
+        "",
+        "end them, or give them a group of their own, then start the region again",
+    )

@@ -1,0 +1,286 @@
+"""The control plane of a region as a state machine, `step(event, now_ms) -> effects`, and its table.
+
+Every event has an entry in every state. What an entry says of the next state is held to: another one is a fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from kohort.region import messages as told
+from kohort.region.plane import cuts, members, resets, starts
+from kohort.region.plane import events as happens
+from kohort.region.plane.config import RegionConfig
+from kohort.region.plane.events import Effect, Event, Heard
+from kohort.region.plane.state import Known, Plane
+from kohort.region.states import RegionState, Row
+
+FORMING, RUNNING, DRAINING = RegionState.FORMING, RegionState.RUNNING, RegionState.DRAINING
+CHECKPOINTING, COMMITTING = RegionState.CHECKPOINTING, RegionState.COMMITTING
+RESETTING, STOPPED = RegionState.RESETTING, RegionState.STOPPED
+
+PlaneRow = Row[Plane, RegionState]
+Rows = dict[RegionState, PlaneRow]
+
+
+def _row(why: str, do: Callable[..., None], *to: RegionState) -> PlaneRow:
+    return Row(why, do, to)
+
+
+def _ignored(why: str) -> PlaneRow:
+    return Row(f"ignored, because {why}")
+
+
+def _look_at_clock(plane: Plane, event: happens.Tick) -> None:
+    del event
+    members.look_for_missing(plane)
+    members.look_for_lost(plane)
+    cuts.look_at_time(plane)
+    cuts.look_for_late(plane)
+    resets.look_for_late(plane)
+
+
+def _saved(plane: Plane, event: happens.Saved) -> None:
+    plane.saved(event.token)
+
+
+_NONE_THERE = "nobody is registered in a region that has stopped"
+_EARLIER_CUT = "it answers an earlier cut"
+_EARLIER_RESET = "it answers an earlier reset"
+_GOES_BACK = "all go back, and what they do until then is void"
+_UNDER_WAY = "the next cut is under way"
+_NO_COMMIT = "no commit is out"
+_BACK_OR_STOPPED = (RESETTING, STOPPED)
+
+TABLE: dict[type, Rows] = {
+    told.Register: {
+        FORMING: _row("one less is expected; the last one has the region run, or go back", members.register,
+                      RUNNING, DRAINING, *_BACK_OR_STOPPED),
+        RUNNING: _row("it is told its epoch; of another's name: that one is fenced", members.register,
+                      DRAINING, *_BACK_OR_STOPPED),
+        DRAINING: _row("it takes part in the next cut", members.register, RUNNING, *_BACK_OR_STOPPED),
+        CHECKPOINTING: _row("it takes part in the next cut", members.register, RUNNING, DRAINING, *_BACK_OR_STOPPED),
+        COMMITTING: _row("it takes part in the next cut", members.register),
+        RESETTING: _row("it is told the epoch that all go back to", members.register, RUNNING, STOPPED),
+        STOPPED: _row("it is told why, and its connection ends", resets.refuse),
+    },
+    told.Leave: {
+        FORMING: _row("it goes when all are known", members.leave),
+        RUNNING: _row("a cut begins, after which it goes; at once if it holds nothing", members.leave, DRAINING),
+        DRAINING: _row("it goes after this cut; at once if it holds nothing", members.leave, RUNNING),
+        CHECKPOINTING: _row(
+            "it goes after this cut; at once if it holds nothing", members.leave, RUNNING, DRAINING
+        ),
+        COMMITTING: _row("it goes after the next cut; at once if it holds nothing", members.leave),
+        RESETTING: _row("it goes at once: it holds nothing", members.leave, RUNNING, DRAINING),
+        STOPPED: _ignored(_NONE_THERE),
+    },
+    told.Drained: {
+        FORMING: _ignored("the cut that it was drained for is over"),
+        RUNNING: _ignored(_EARLIER_CUT),
+        DRAINING: _row("the last one has all save their state", cuts.drained, CHECKPOINTING),
+        CHECKPOINTING: _ignored("all are drained"),
+        COMMITTING: _ignored("all are drained"),
+        RESETTING: _ignored(_GOES_BACK),
+        STOPPED: _ignored(_NONE_THERE),
+    },
+    told.DrainFailed: {
+        FORMING: _ignored("the cut that failed is over"),
+        RUNNING: _ignored(_EARLIER_CUT),
+        DRAINING: _row("all go back", cuts.drain_failed, *_BACK_OR_STOPPED),
+        CHECKPOINTING: _row("all go back", cuts.drain_failed, *_BACK_OR_STOPPED),
+        COMMITTING: _ignored("it has contributed"),
+        RESETTING: _ignored(_GOES_BACK),
+        STOPPED: _ignored(_NONE_THERE),
+    },
+    told.Contributed: {
+        FORMING: _ignored("the cut that it contributes to is over"),
+        RUNNING: _ignored(_EARLIER_CUT),
+        DRAINING: _ignored("the cut has begun again"),
+        CHECKPOINTING: _row("the last one is followed by the commit; a wrong one has all go back", cuts.contributed,
+                            COMMITTING, *_BACK_OR_STOPPED),
+        COMMITTING: _ignored("all have contributed"),
+        RESETTING: _ignored(_GOES_BACK),
+        STOPPED: _ignored(_NONE_THERE),
+    },
+    told.Holding: {
+        FORMING: _row("a cut begins as soon as the region runs", cuts.asked),
+        RUNNING: _row("a cut begins, after which it lets go", cuts.asked, DRAINING),
+        DRAINING: _row("another cut follows, after which it lets go", cuts.asked),
+        CHECKPOINTING: _row("another cut follows, after which it lets go", cuts.asked),
+        COMMITTING: _row("another cut follows, after which it lets go", cuts.asked),
+        RESETTING: _ignored("who goes back lets go at once"),
+        STOPPED: _ignored(_NONE_THERE),
+    },
+    told.Moved: {
+        FORMING: _row("noted", members.moved),
+        RUNNING: _row("noted; what it has let go can be given to others", members.moved),
+        DRAINING: _row("noted", members.moved),
+        CHECKPOINTING: _row("noted; a contribution of what it has let go is void: the cut begins again",
+                            members.moved, DRAINING),
+        COMMITTING: _row("who was refused for its generation is committed under this one, or the cut begins again",
+                         members.moved, DRAINING),
+        RESETTING: _row("noted", members.moved),
+        STOPPED: _ignored(_NONE_THERE),
+    },
+    told.AskStarts: {
+        FORMING: _row("answered when the region runs", starts.ask),
+        RUNNING: _row("answered for what nobody else has", starts.ask),
+        DRAINING: _row("answered after the cut", starts.ask),
+        CHECKPOINTING: _row("answered after the cut", starts.ask),
+        COMMITTING: _row("answered when the outcome is known", starts.ask),
+        RESETTING: _row("answered when all are back", starts.ask),
+        STOPPED: _ignored(_NONE_THERE),
+    },
+    told.Looked: {
+        FORMING: _row("saved before it is handed out", starts.looked),
+        RUNNING: _row("saved before it is handed out", starts.looked),
+        DRAINING: _row("saved; handed out after the cut", starts.looked),
+        CHECKPOINTING: _row("saved; handed out after the cut", starts.looked),
+        COMMITTING: _row("saved; handed out when the outcome is known", starts.looked),
+        RESETTING: _ignored("it asks anew when all are back"),
+        STOPPED: _ignored(_NONE_THERE),
+    },
+    told.AskCheckpoint: {
+        FORMING: _row("a cut begins as soon as the region runs", cuts.asked),
+        RUNNING: _row("a cut begins", cuts.asked, DRAINING),
+        DRAINING: _ignored(_UNDER_WAY),
+        CHECKPOINTING: _ignored(_UNDER_WAY),
+        COMMITTING: _ignored(_UNDER_WAY),
+        RESETTING: _ignored("who goes back counts anew"),
+        STOPPED: _ignored(_NONE_THERE),
+    },
+    told.AskReset: {
+        FORMING: _row("it begins when all are known", resets.asked),
+        RUNNING: _row("all go back", resets.asked, *_BACK_OR_STOPPED),
+        DRAINING: _row("the cut is given up, all go back", resets.asked, *_BACK_OR_STOPPED),
+        CHECKPOINTING: _row("the cut is given up, all go back", resets.asked, *_BACK_OR_STOPPED),
+        COMMITTING: _row("it begins when the outcome is known", resets.asked),
+        RESETTING: _row("the next attempt begins", resets.asked, STOPPED),
+        STOPPED: _ignored(_NONE_THERE),
+    },
+    told.CantGoOn: {
+        state: _row("the region stops", resets.cant_go_on, STOPPED) for state in RegionState if state is not STOPPED
+    } | {STOPPED: _ignored(_NONE_THERE)},
+    told.WasReset: {
+        FORMING: _ignored(_EARLIER_RESET),
+        RUNNING: _row("it went back alone, and takes part again", resets.was_reset, DRAINING),
+        DRAINING: _row("it came when the cut had begun, and went back alone", resets.was_reset),
+        CHECKPOINTING: _row("it came when the cut had begun, and went back alone", resets.was_reset),
+        COMMITTING: _row("it came when the cut had begun, and went back alone", resets.was_reset),
+        RESETTING: _row("the last one has the region run", resets.was_reset, RUNNING, DRAINING),
+        STOPPED: _ignored(_NONE_THERE),
+    },
+    told.Published: {
+        FORMING: _row("noted", cuts.published),
+        RUNNING: _row("noted", cuts.published),
+        DRAINING: _row("noted", cuts.published),
+        CHECKPOINTING: _row("the commit that waited for it begins", cuts.published, COMMITTING),
+        COMMITTING: _row("noted: of the sequence before", cuts.published),
+        RESETTING: _row("noted", cuts.published),
+        STOPPED: _ignored(_NONE_THERE),
+    },
+    told.PublishFailed: {
+        state: _row("told to people; the next commit waits", cuts.publish_failed) for state in RegionState
+        if state is not STOPPED
+    } | {STOPPED: _ignored(_NONE_THERE)},
+    happens.Disconnected: {
+        FORMING: _row("it may come back", members.disconnected),
+        RUNNING: _row("it may come back; no cut begins until then", members.disconnected),
+        DRAINING: _row("it may come back", members.disconnected),
+        CHECKPOINTING: _row("it may come back", members.disconnected),
+        COMMITTING: _row("it may come back", members.disconnected),
+        RESETTING: _row("it may come back", members.disconnected),
+        STOPPED: _ignored(_NONE_THERE),
+    },
+    happens.Saved: {
+        FORMING: _row("noted", _saved),
+        RUNNING: _row("what waited for it goes on", _saved, DRAINING),
+        DRAINING: _row("what waited for it goes on", _saved),
+        CHECKPOINTING: _row("what waited for it goes on", _saved),
+        COMMITTING: _row("what waited for it goes on", _saved),
+        RESETTING: _row("the members hear of the epoch", _saved, RUNNING, DRAINING),
+        STOPPED: _row("noted", _saved),
+    },
+    happens.CommitEnded: {
+        FORMING: _ignored(_NO_COMMIT),
+        RUNNING: _ignored(_NO_COMMIT),
+        DRAINING: _ignored(_NO_COMMIT),
+        CHECKPOINTING: _ignored(_NO_COMMIT),
+        COMMITTING: _row("complete; or refused: tried under the generation that holds now, cut again, or all go back",
+                         cuts.commit_ended, RUNNING, DRAINING, *_BACK_OR_STOPPED),
+        RESETTING: _ignored(_NO_COMMIT),
+        STOPPED: _ignored("the outcome is in the topic, and is read at the next start"),
+    },
+    happens.GroupSeen: {
+        state: _row("a group with others than members of the region stops it", cuts.group_seen, STOPPED)
+        for state in RegionState if state not in (STOPPED, COMMITTING)
+    } | {COMMITTING: _ignored("the next sequence asks again"), STOPPED: _ignored(_NONE_THERE)},
+    happens.StopMember: {
+        FORMING: _row("it goes when all are known", members.stop_member),
+        RUNNING: _row("a cut begins, after which it goes", members.stop_member, DRAINING),
+        DRAINING: _row("it goes after this cut; at once if it holds nothing", members.stop_member, RUNNING),
+        CHECKPOINTING: _row(
+            "it goes after this cut; at once if it holds nothing", members.stop_member, RUNNING, DRAINING
+        ),
+        COMMITTING: _row("it goes after the next cut; at once if it holds nothing", members.stop_member),
+        RESETTING: _row("it goes at once: it holds nothing", members.stop_member, RUNNING, DRAINING),
+        STOPPED: _ignored(_NONE_THERE),
+    },
+    happens.Resumed: {
+        state: _ignored("the region has not stopped") for state in RegionState if state is not STOPPED
+    } | {STOPPED: _row("members may register again", resets.resume, FORMING)},
+    happens.Tick: {
+        FORMING: _row("who has not registered in time is dead: all go back", _look_at_clock,
+                      RUNNING, DRAINING, *_BACK_OR_STOPPED),
+        RUNNING: _row("a cut is due; who did not come back in time is dead: all go back", _look_at_clock,
+                      DRAINING, *_BACK_OR_STOPPED),
+        DRAINING: _row("who is late or dead has all go back", _look_at_clock, RUNNING, *_BACK_OR_STOPPED),
+        CHECKPOINTING: _row("who is late or dead has all go back", _look_at_clock,
+                            RUNNING, DRAINING, *_BACK_OR_STOPPED),
+        COMMITTING: _row("who is dead has all go back when the outcome is known; who does not tell its generation, "
+                         "at once", _look_at_clock, *_BACK_OR_STOPPED),
+        RESETTING: _row("who is late has all begin again; who is dead is not waited for", _look_at_clock,
+                        RUNNING, DRAINING, STOPPED),
+        STOPPED: _ignored("nothing is due"),
+    },
+}  # fmt: skip
+"""By what happens: what it does in each state."""
+
+
+class UnexpectedError(Exception):
+    """A handler led to a state that the table does not name: a fault of ours."""
+
+
+class RegionMachine:
+    """The control plane of one region. See the module's text."""
+
+    def __init__(self, known: Known, config: RegionConfig, now_ms: int) -> None:
+        self.plane = Plane(known, config, now_ms)
+
+    @property
+    def state(self) -> RegionState:
+        """Where the region is."""
+        return self.plane.state
+
+    def due_ms(self) -> int | None:
+        """When a Tick is wanted, None: not at all."""
+        return min(self.plane.due.values(), default=None)
+
+    def step(self, event: Event, now_ms: int) -> list[Effect]:
+        """What is to be done about an event, in order.
+
+        Raises:
+            UnexpectedError: a handler led elsewhere than its table says.
+        """
+        plane = self.plane
+        plane.now_ms, before = now_ms, plane.state
+        what: Any = event.report if isinstance(event, Heard) else event
+        row = TABLE[type(what)][before]
+        if row.do is not None:
+            row.do(plane, event)
+        if plane.state is not before and plane.state not in row.to:
+            raise UnexpectedError(f"{type(what).__name__} led from {before.name} to {plane.state.name}")
+        effects, plane.effects = plane.effects, []
+        return effects

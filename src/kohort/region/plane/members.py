@@ -1,0 +1,271 @@
+"""Members come, come back, move, leave and are lost."""
+
+from __future__ import annotations
+
+from kohort.region.facts import Epoch
+from kohort.region.messages import (
+    Checkpoint,
+    Drain,
+    Identify,
+    Leave,
+    Members,
+    Moved,
+    Publish,
+    Refused,
+    Register,
+    Reset,
+    Stop,
+    Welcome,
+)
+from kohort.region.parts import Part, part_of
+from kohort.region.plane import cuts, resets, starts
+from kohort.region.plane.events import Disconnected, Heard, Level, StopMember
+from kohort.region.plane.state import NOWHERE, Phase, Plane, Registered, Why
+from kohort.region.states import RegionState
+
+_HERE = (RegionState.RUNNING, RegionState.DRAINING, RegionState.CHECKPOINTING, RegionState.COMMITTING)
+
+
+def register(plane: Plane, event: Heard) -> None:
+    """A member comes, or comes back; a second of a name fences the earlier."""
+    report = event.report
+    assert isinstance(report, Register)
+    known = plane.members.get(report.name)
+    if known is not None and known.incarnation == report.incarnation:
+        _come_back(plane, known, report, event.connection)
+        return
+    if known is not None:
+        _fence(plane, known)
+    member = Registered(
+        report.name, report.incarnation, report.group, report.identity, event.connection, report.publishes
+    )
+    plane.members[member.name] = member
+    plane.by_connection[event.connection] = member.name
+    if report.epoch >= 0:
+        _take_on(plane, member, report)
+    plane.expected.discard(member.name)
+    plane.say_all(Members(plane.term, plane.names()))
+    if plane.state is RegionState.FORMING:
+        form(plane)
+    else:
+        admit(plane, member)
+    offer_publish(plane)
+
+
+def _fence(plane: Plane, known: Registered) -> None:
+    why = f"another member of region {plane.region!r} has registered as {known.name!r}"
+    plane.say(known, Refused(plane.term, why))
+    plane.close(known.connection)
+    gone(plane, known, f"{known.name} was started again, or twice")
+
+
+def _take_on(plane: Plane, member: Registered, report: Register) -> None:
+    """Who worked under an earlier control plane, with what it holds, or is sent back alone."""
+    begins = report.ends if report.contributed == plane.sequence else ()
+    held: dict[Part, int] = {part_of(one): one.offset for one in (*report.holds, *begins)}
+    starts_now = {part: plane.start_of(part) for part in held}
+    sound = all(start is not None and start.offset == held[part] for part, start in starts_now.items())
+    alone = all(plane.holder_of(part) is None for part in held)
+    member.epoch = report.epoch
+    if plane.floor <= report.epoch <= plane.epoch and sound and alone:
+        member.handed = held
+    else:
+        member.phase = Phase.GOING_BACK
+
+
+def admit(plane: Plane, member: Registered) -> None:
+    """Have it work: in a new epoch, if it has just started or must go back alone."""
+    if member.epoch >= 0 and member.phase is Phase.READING:
+        plane.say(member, welcome(plane, member))
+        return
+    plane.epoch += 1
+    epoch = plane.epoch
+
+    def saved() -> None:
+        if plane.members.get(member.name) is not member or epoch < plane.floor:
+            return
+        if plane.state is RegionState.RESETTING and member.epoch == plane.floor:
+            return  # it was told with all others
+        fresh, member.epoch = member.epoch < 0, epoch
+        order = welcome(plane, member, fresh=True) if fresh else going_back(plane, member)
+        plane.say(member, order)
+        go_on(plane)
+
+    cause = f"{member.name} has started" if member.epoch < 0 else f"{member.name} goes back alone"
+    plane.save([Epoch(plane.region, epoch, plane.term, plane.floor, plane.consecutive, cause, plane.now_ms)], saved)
+
+
+def welcome(plane: Plane, member: Registered, *, fresh: bool = False) -> Welcome:
+    """What a member is told that is registered."""
+    state = plane.states.get(member.name) if fresh else None
+    cutting = plane.cutting
+    cut = cutting.cut if cutting is not None and member.name in cutting.names else None
+    return Welcome(plane.term, member.epoch, plane.sequence, plane.names(), state, cut)
+
+
+def going_back(plane: Plane, member: Registered) -> Reset:
+    """What a member is told that goes back."""
+    return Reset(plane.term, member.epoch, plane.sequence, plane.states.get(member.name))
+
+
+def _come_back(plane: Plane, member: Registered, report: Register, connection: int) -> None:
+    """The same one, on another connection: it hears again what it may have missed, and asks again."""
+    if member.connection not in (NOWHERE, connection):
+        plane.by_connection.pop(member.connection, None)
+        plane.close(member.connection)
+    member.connection, member.lost_ms = connection, None
+    plane.by_connection[connection] = member.name
+    plane.due.pop(f"lost {member.name}", None)
+    plane.asked = [one for one in plane.asked if one.member != member.name]
+    member.identity = report.identity
+    held = {part_of(one) for one in report.holds}
+    cuts.let_go(plane, member, [part for part in member.handed if part not in held])
+    member.handed = {part: begin for part, begin in member.handed.items() if part in held}
+    if member.epoch < 0 or plane.state in (RegionState.FORMING, RegionState.STOPPED):
+        return
+    if member.phase is Phase.GOING_BACK:
+        if member.epoch >= plane.floor:
+            plane.say(member, going_back(plane, member))
+        return
+    plane.say(member, welcome(plane, member))
+    cutting = plane.cutting
+    if cutting is not None and member.name in cutting.names:
+        if plane.state is RegionState.DRAINING and member.phase is Phase.READING:
+            plane.say(member, Drain(plane.term, cutting.cut))
+        elif plane.state is RegionState.CHECKPOINTING and member.phase is Phase.DRAINED:
+            plane.say(member, Checkpoint(plane.term, cutting.cut, cutting.names))
+        elif member.name in cutting.unidentified:
+            plane.say(member, Identify(plane.term, cutting.cut))
+    offer_publish(plane)
+    cuts.begin_if_due(plane)
+
+
+def form(plane: Plane) -> None:
+    """Everyone that is expected has registered, or is taken for dead: begin."""
+    if plane.expected or not plane.members:
+        return
+    plane.due.pop("forming", None)
+    old = [member for member in plane.members.values() if member.epoch >= 0 and member.phase is Phase.READING]
+    plane.state = RegionState.RUNNING
+    if plane.pending is not None:
+        resets.begin_pending(plane)
+        return
+    if not old:
+        plane.floor = plane.epoch + 1  # what anyone staged before is void
+    for member in list(plane.members.values()):
+        admit(plane, member)
+    cuts.schedule(plane)
+    starts.serve(plane)
+    cuts.begin_if_due(plane)
+
+
+def offer_publish(plane: Plane) -> None:
+    """Have what the last sequence staged published by someone who is there."""
+    if plane.published < plane.sequence:
+        if not plane.keys:
+            plane.published = plane.sequence
+        elif (publisher := plane.publisher()) is not None:
+            plane.say(publisher, Publish(plane.term, plane.sequence, plane.keys, plane.floor))
+
+
+def moved(plane: Plane, event: Heard) -> None:
+    """Its place in the group has changed, or it has let partitions go."""
+    report, member = event.report, plane.member_on(event.connection)
+    assert isinstance(report, Moved)
+    if member is None:
+        return
+    member.identity = report.identity
+    for part in report.gone:
+        member.handed.pop(part, None)
+    starts.forget(plane, member, report.gone)
+    cuts.identified(plane, member)
+    cuts.let_go(plane, member, report.gone)
+    starts.serve(plane)
+
+
+def leave(plane: Plane, event: Heard) -> None:
+    """It wants to go."""
+    assert isinstance(event.report, Leave)
+    member = plane.member_on(event.connection)
+    if member is not None:
+        _goes(plane, member)
+
+
+def stop_member(plane: Plane, event: StopMember) -> None:
+    """A person wants it to go."""
+    member = plane.members.get(event.name)
+    if member is None:
+        plane.tell(Level.WARNING, f"region {plane.region}: there is no member {event.name!r} to stop")
+        return
+    member.stop = True
+    _goes(plane, member)
+
+
+def _goes(plane: Plane, member: Registered) -> None:
+    member.leaves = True
+    cutting = plane.cutting
+    if not member.handed:
+        let_leave(plane, member)
+        if cutting is not None and member.name in cutting.names:
+            cuts.begin_again(plane, f"{member.name} has left")
+        go_on(plane)
+    elif plane.state in _HERE:
+        cuts.want(plane)
+
+
+def let_leave(plane: Plane, member: Registered) -> None:
+    """It is registered no more, and nothing is missed."""
+    stopped = ("the member was stopped", "start it again when it is wanted") if member.stop else ("", "")
+    plane.say(member, Stop(plane.term, *stopped))
+    plane.tell(Level.INFO, f"region {plane.region}: {member.name} has left")
+    plane.drop(member)
+    offer_publish(plane)
+
+
+def disconnected(plane: Plane, event: Disconnected) -> None:
+    """It has so long to come back as after a takeover."""
+    member = plane.member_on(event.connection)
+    if member is None:
+        return
+    plane.by_connection.pop(event.connection, None)
+    member.connection, member.lost_ms = NOWHERE, plane.now_ms
+    plane.due[f"lost {member.name}"] = plane.now_ms + plane.config.register_ms
+    offer_publish(plane)
+
+
+def look_for_lost(plane: Plane) -> None:
+    """Who has not come back in time is dead."""
+    for member in list(plane.members.values()):
+        if member.lost_ms is not None and plane.now_ms >= member.lost_ms + plane.config.register_ms:
+            gone(plane, member, f"{member.name} did not come back after its connection ended")
+
+
+def look_for_missing(plane: Plane) -> None:
+    """Who has not registered with a new control plane in time is dead."""
+    if plane.now_ms >= plane.due.get("forming", plane.now_ms + 1):
+        names = ", ".join(sorted(plane.expected))
+        plane.expected.clear()
+        plane.due.pop("forming")
+        resets.ask(plane, Why.DEAD, f"{names} did not register with the new control plane")
+        form(plane)
+
+
+def gone(plane: Plane, member: Registered, cause: str) -> None:
+    """It is dead: what it did since the last sequence is lost with it."""
+    held, cutting = bool(member.handed), plane.cutting
+    plane.drop(member)
+    offer_publish(plane)
+    if plane.state is RegionState.RESETTING or not held:
+        if cutting is not None and member.name in cutting.names:
+            cuts.begin_again(plane, cause)
+        go_on(plane)
+    else:
+        resets.ask(plane, Why.DEAD, cause, member.name)
+
+
+def go_on(plane: Plane) -> None:
+    """There may be one less to wait for."""
+    if plane.state is RegionState.RESETTING:
+        resets.end_if_all_are_back(plane)
+    starts.serve(plane)
+    cuts.begin_if_due(plane)

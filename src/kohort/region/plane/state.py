@@ -1,0 +1,283 @@
+"""What a control plane knows: the durable facts of its region, and its members as they are now."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+from uuid import UUID
+
+from kohort.region.facts import Contribution, Fact, Initial, Manifest, Position
+from kohort.region.messages import Cut, Identity, Members, Order
+from kohort.region.parts import Part, part_of
+from kohort.region.plane.config import RegionConfig
+from kohort.region.plane.events import Close, Effect, Level, Save, Say, Told
+from kohort.region.staged import StagedKey
+from kohort.region.states import RegionState
+
+NOWHERE = -1
+"""The connection of a member that has none."""
+
+
+class Phase(Enum):
+    """Where a member is in what all do together, as its control plane knows it."""
+
+    READING = "it reads, or may"
+    DRAINED = "drained for the present cut"
+    CONTRIBUTED = "it has contributed to the present cut"
+    GOING_BACK = "told to go back, and has not said that it did"
+
+
+class Why(Enum):
+    """Why all go back."""
+
+    ASKED = "a person, or what is behind a member"
+    PARTITIONS = "partitions that were read were revoked or lost"
+    DEAD = "a member died"
+    LATE = "a member took too long"
+    DRAIN = "a member could not be drained"
+    CONTRIBUTION = "a member contributed what can't be"
+    COMMIT = "the group's coordinator refused the offsets"
+
+
+class Figures:
+    """What a control plane counts since it took over. Times in ms; -1: none yet."""
+
+    def __init__(self) -> None:
+        self.resets: Counter[Why] = Counter()
+        self.sequence_ms = self.longest_ms = -1
+        self._began_ms = -1
+
+    def cut_began(self, now_ms: int) -> None:
+        """A cut begins; one that begins again goes on."""
+        if self._began_ms < 0:
+            self._began_ms = now_ms
+
+    def cut_ended(self, now_ms: int, *, complete: bool) -> None:
+        """It is complete, or came to nothing."""
+        if complete and self._began_ms >= 0:
+            self.sequence_ms = now_ms - self._began_ms
+            self.longest_ms = max(self.longest_ms, self.sequence_ms)
+        self._began_ms = -1
+
+
+@dataclass(slots=True)
+class Registered:
+    """One member.
+
+    Attributes:
+        handed: where its next contribution begins, of each partition that it was given to read and has not let go.
+        epoch: that it works in; -1: it has just started, and was not told yet.
+        lost_ms: since when it has no connection; None: it has one.
+        leaves: it goes with the next complete sequence.
+        stop: what it is told then, when it was not its own wish.
+        left: it has gone with the last sequence, and stays to publish it, since nobody else can.
+    """
+
+    name: str
+    incarnation: UUID
+    group: str
+    identity: Identity
+    connection: int
+    publishes: bool
+    epoch: int = -1
+    phase: Phase = Phase.READING
+    handed: dict[Part, int] = field(default_factory=dict)
+    lost_ms: int | None = None
+    leaves: bool = False
+    stop: bool = False
+    left: bool = False
+
+
+@dataclass(slots=True)
+class Asked:
+    """Starts that a member waits for.
+
+    Attributes:
+        looking: parts whose start position it was told to look up.
+    """
+
+    member: str
+    number: int
+    parts: tuple[Part, ...]
+    looking: frozenset[Part] = frozenset()
+
+
+@dataclass(slots=True)
+class Cutting:
+    """A cut under way.
+
+    Attributes:
+        names: the members that were registered when it began.
+        again: someone holds partitions back, or wants to go, since after it began: another cut follows.
+    """
+
+    cut: Cut
+    names: tuple[str, ...]
+    contributions: dict[str, Contribution] = field(default_factory=dict)
+    manifest: Manifest | None = None
+    unidentified: frozenset[str] = frozenset()
+    again: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A reset that waits for the outcome of a commit, or until the region is formed."""
+
+    why: Why
+    cause: str
+    member: str = ""
+    forced: bool = False
+    initial: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """The durable facts that a control plane begins with.
+
+    Attributes:
+        epoch: the newest.
+        floor: that of the last reset: what was staged in earlier ones is void.
+        expected: members that hold something, as far as the topic tells: who does not register again is dead.
+        keys: what the last sequence staged, published or not.
+        states: what the members' operators saved with it.
+    """
+
+    region: str
+    region_id: UUID
+    term: int
+    epoch: int = 0
+    floor: int = 0
+    sequence: int = 0
+    consecutive: int = 0
+    expected: frozenset[str] = frozenset()
+    initial: tuple[Initial, ...] = ()
+    positions: tuple[Position, ...] = ()
+    keys: tuple[StagedKey, ...] = ()
+    states: dict[str, bytes] = field(default_factory=dict)
+    stopped: str = ""
+
+
+class Plane:
+    """The data that all handlers work with, and the few verbs that all of them need.
+
+    Attributes:
+        now_ms: of the event that is handled.
+        positions: of the last complete sequence, of every partition that the region has read.
+        initial: where partitions were begun, for a reset to the initial state.
+        begun: those whose beginning is saved, or about to be: it is saved once.
+        members: registered, by name.
+        expected: who has not registered since the takeover.
+        asked: members that wait for starts, in order.
+        cutting: the cut under way; None: none.
+        wanted: a cut is to begin as soon as it can.
+        pending: a reset that waits.
+        published: the sequence up to which all that was staged is published.
+        due: when what is to happen at the latest, by name.
+        lone: for how many sequences nobody has held a partition.
+    """
+
+    def __init__(self, known: Known, config: RegionConfig, now_ms: int) -> None:
+        self.config = config
+        self.region, self.region_id, self.term = known.region, known.region_id, known.term
+        self.epoch, self.floor, self.sequence = known.epoch, known.floor, known.sequence
+        self.consecutive = known.consecutive
+        self.state = RegionState.STOPPED if known.stopped else RegionState.FORMING
+        self.stopped = known.stopped
+        self.now_ms = now_ms
+        self.initial = {
+            part_of(one): Position(one.group, one.topic, one.topic_id, one.partition, one.offset, one.leader_epoch)
+            for one in known.initial
+        }
+        self.begun = set(self.initial)
+        self.positions = {part_of(one): one for one in known.positions}
+        self.keys, self.states = known.keys, dict(known.states)
+        self.members: dict[str, Registered] = {}
+        self.by_connection: dict[int, str] = {}
+        self.expected = set(known.expected)
+        self.asked: list[Asked] = []
+        self.cutting: Cutting | None = None
+        self.attempts = 0
+        self.wanted = False
+        self.pending: Pending | None = None
+        self.published = known.sequence if not known.keys else known.sequence - 1
+        self.due: dict[str, int] = {"forming": now_ms + config.register_ms} if known.expected else {}
+        self.lone: dict[Part, int] = {}
+        self.figures = Figures()
+        self.effects: list[Effect] = []
+        self._tokens = 0
+        self._saving: dict[int, Callable[[], None]] = {}
+
+    # -- what comes of it
+
+    def say(self, member: Registered, order: Order) -> None:
+        """To a member, if it is there; who comes back is told anew."""
+        if member.connection != NOWHERE:
+            self.effects.append(Say(member.connection, order))
+
+    def say_to(self, connection: int, order: Order) -> None:
+        """To whoever is on a connection."""
+        self.effects.append(Say(connection, order))
+
+    def say_all(self, order: Order) -> None:
+        for member in self.members.values():
+            self.say(member, order)
+
+    def close(self, connection: int) -> None:
+        self.effects.append(Close(connection))
+
+    def tell(self, level: Level, text: str) -> None:
+        self.effects.append(Told(level, text))
+
+    def save(self, facts: Iterable[Fact], then: Callable[[], None]) -> None:
+        """Go on with `then` when these are committed."""
+        self._tokens += 1
+        self._saving[self._tokens] = then
+        self.effects.append(Save(self._tokens, tuple(facts)))
+
+    def saved(self, token: int) -> None:
+        """Facts are committed."""
+        then = self._saving.pop(token, None)
+        if then is not None:
+            then()
+
+    # -- what it knows
+
+    def member_on(self, connection: int) -> Registered | None:
+        """Who speaks on a connection."""
+        name = self.by_connection.get(connection)
+        return None if name is None else self.members[name]
+
+    def names(self) -> tuple[str, ...]:
+        """All that are registered."""
+        return tuple(sorted(self.members))
+
+    def start_of(self, part: Part) -> Position | None:
+        """Where reading of a partition goes on: by the last complete sequence, else where it was begun."""
+        return self.positions.get(part) or self.initial.get(part)
+
+    def holder_of(self, part: Part) -> Registered | None:
+        """Who may be reading a partition."""
+        return next((member for member in self.members.values() if part in member.handed), None)
+
+    def all_positions(self) -> dict[Part, Position]:
+        """Of every partition that the region has read or begun."""
+        return {**self.initial, **self.positions}
+
+    def cutters(self) -> tuple[str, ...]:
+        """Who takes part in a cut that begins now."""
+        return tuple(name for name in self.names() if not self.members[name].left)
+
+    def publisher(self) -> Registered | None:
+        """Who publishes for all: the first by name that is there and has a sink."""
+        able = [one for _, one in sorted(self.members.items()) if one.publishes and one.lost_ms is None]
+        return able[0] if able else None
+
+    def drop(self, member: Registered) -> None:
+        """It is registered no more."""
+        del self.members[member.name]
+        self.by_connection.pop(member.connection, None)
+        self.asked = [one for one in self.asked if one.member != member.name]
+        self.due.pop(f"lost {member.name}", None)
+        self.say_all(Members(self.term, self.names()))

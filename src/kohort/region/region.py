@@ -1,0 +1,302 @@
+"""A consistent region: the face of it."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Iterable
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, Self, Unpack
+from uuid import uuid4
+
+from kohort.channel import Link
+from kohort.client.consumer.consumer import Consumer
+from kohort.client.setting_types import ConnectionSettings
+from kohort.client.settings import Servers
+from kohort.config import parse_listen
+from kohort.durations import duration_ms
+from kohort.errors import InvalidInputError, NotAuthorizedError, TimedOutError
+from kohort.region import messages as told
+from kohort.region.book import Home, client_id_of, transactional_id_of
+from kohort.region.codec import decode_heard, encode
+from kohort.region.consumer import RegionConsumer
+from kohort.region.consuming.event_thread import EventThread
+from kohort.region.consuming.flow import Flow
+from kohort.region.consuming.publishing import Publisher
+from kohort.region.consuming.settings import MemberConfig, MemberSettings, split
+from kohort.region.consuming.staging import Stager
+from kohort.region.consuming.starts import start_of
+from kohort.region.member.machine import MemberMachine
+from kohort.region.plane.config import RegionConfig
+from kohort.region.serving import ControlPlane
+from kohort.region.sinks import Sink
+from kohort.region.staged import check_member
+from kohort.region.tenure import Tenure
+from kohort.region.topic import TOPIC
+
+if TYPE_CHECKING:
+    from kohort.scrapes import MetricsServer
+
+NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
+QUEUE_POLLS = 100
+"""The queue holds so many polls' records. Source: spec 5.2."""
+AT_ONCE_POLLS = 20
+"""So many polls' records are handed to the application together, if so many are there."""
+ANSWER_S = 10.0
+
+
+class Region:
+    """Members of one or more groups that take checkpoints and go back together, so that what they write is exact.
+
+        region = Region("flights", "127.0.0.1:9092", checkpoint_every="5s")
+        with region.consumer("worker-1", group_id="etl", topics=["flights"], into=ParquetFolder("out")) as consumer:
+            for table in consumer.tables():
+                consumer.submit(transform(table))
+
+    Every application of a region makes one of the same name. One of them is the control plane; when it dies, another
+    takes over.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        bootstrap_servers: Servers = None,
+        *,
+        checkpoint_every: str | None = "5s",
+        serves: bool = True,
+        host: str = "127.0.0.1",
+        metrics_listen: str | None = None,
+        **settings: Unpack[ConnectionSettings],
+    ) -> None:
+        """Connects with the first call.
+
+        Args:
+            name: of the region, the same in all its applications.
+            bootstrap_servers: HOST:PORT, several with commas between or as a list.
+            checkpoint_every: how often a sequence is begun; None: only when a member or a person asks.
+            serves: whether this process may be the control plane.
+            host: where the control plane listens, if it comes to be here; other machines reach it by this name.
+            metrics_listen: HOST:PORT where Prometheus reads the figures of this application's members, and of the
+                control plane when it is here.
+            **settings: how the cluster is reached: Kafka's names with `_` for `.`.
+
+        Raises:
+            InvalidInputError: a name, a time or an address that can't be.
+            KafkaError: `metrics_listen` can't be listened on.
+        """
+        if not NAME.fullmatch(name):
+            raise InvalidInputError(f"a region's name has 1 to 100 of A-Z, a-z, 0-9, '.', '_' and '-', not {name!r}")
+        every_ms = None if checkpoint_every is None else duration_ms("checkpoint_every", checkpoint_every)
+        self.name = name
+        self.config = RegionConfig(checkpoint_every_ms=every_ms)
+        self._servers, self._settings = bootstrap_servers, settings
+        self._home = Home(name, bootstrap_servers, settings)
+        self._tenure = Tenure(self._home, self.config, serves=serves, host=host)
+        self._consumers: set[RegionConsumer] = set()
+        self._lock = threading.Lock()
+        self._metrics = None if metrics_listen is None else self._serve_metrics(*parse_listen(metrics_listen))
+
+    def _serve_metrics(self, host: str, port: int) -> MetricsServer:
+        from kohort.region.metrics import RegionExporter  # an HTTP server that few applications need
+        from kohort.scrapes import MetricsServer
+
+        return MetricsServer(host, port, RegionExporter(self.name, self._members_now, self._plane_seen))
+
+    def _members_now(self) -> list[RegionConsumer]:
+        with self._lock:
+            return sorted(self._consumers, key=lambda one: one.name)
+
+    def _plane_seen(self) -> told.RegionSeen | None:
+        plane = self._tenure.plane()
+        return None if plane is None else plane.describe()
+
+    @property
+    def metrics_address(self) -> str | None:
+        """HOST:PORT where Prometheus reads; None: nowhere."""
+        return None if self._metrics is None else self._metrics.address
+
+    # -- members
+
+    def consumer(
+        self,
+        name: str,
+        *,
+        topics: Iterable[str] = (),
+        pattern: str | None = None,
+        into: Sink | None = None,
+        **options: Unpack[MemberSettings],
+    ) -> RegionConsumer:
+        """A member of the region, in a group.
+
+        Args:
+            name: of the member, unique in the region; it survives restarts, and a second of a name fences the first.
+            topics: what it subscribes to, as its group's other members do; or `pattern`, a regular expression.
+            pattern: see `topics`.
+            into: where what is submitted goes.
+            **options: see `MemberSettings`; and the consumer's settings, of which `group_id` must be there: a group
+                belongs to one region.
+
+        Raises:
+            InvalidInputError: what can't be.
+            KafkaError: the group is another region's, or has members that are not of this region; no right to do
+                this.
+        """
+        check_member(name)
+        own, settings = split(options)
+        begin = start_of(own.start, own.auto_offset_reset)
+        group_id = settings.get("group_id")
+        if not group_id:
+            raise InvalidInputError("a member of a region is a member of a group: say group_id")
+        consumer = self._member_consumer(name, settings)
+        try:
+            self._home.admit(group_id)
+            region_id = self._home.region_id(self._tenure.reach)
+            sink = None if into is None else into.bind(self.name, region_id)
+            if sink is not None:
+                sink.published()  # whose it is, is known before the first record
+        except NotAuthorizedError as error:
+            consumer.close()
+            raise NotAuthorizedError(
+                f"region {self.name!r} may not keep its state: {error.message}; it needs Describe, Read and Write on "
+                f"topic {TOPIC} (and Create where it is not there yet), Describe and Write on the transactional id "
+                f"{transactional_id_of(self.name)}, and Describe and Read on group {group_id!r}",
+                error.code,
+            ) from error
+        except BaseException:
+            consumer.close()
+            raise
+        machine = MemberMachine(
+            self.name, name, uuid4(), group_id, publishes=sink is not None, holds_back=own.on_rebalance == "checkpoint"
+        )
+        most = consumer.config.max_poll_records
+        flow = Flow(QUEUE_POLLS * most, AT_ONCE_POLLS * most)
+        stager, publisher = Stager(sink, region_id, name), None if sink is None else Publisher(sink, name)
+        config = MemberConfig(tuple(topics), pattern, begin, own.fail_on_data_loss)
+        events = EventThread(machine, consumer, flow, stager, publisher, own, config)
+        member = RegionConsumer(events, flow, stager, own.every_records, self._forget)
+        with self._lock:
+            self._consumers.add(member)
+        member.start(self._tenure.reach)
+        return member
+
+    def _member_consumer(self, name: str, settings: dict[str, Any]) -> Consumer:
+        fixed = {"enable_auto_commit": False, "auto_offset_reset": "none"}
+        clash = sorted(fixed.keys() & settings.keys())
+        if clash:
+            raise InvalidInputError(f"{', '.join(clash)}: the region decides that")
+        own: dict[str, Any] = {
+            "client_id": client_id_of(self.name, name),
+            "partition_assignment_strategy": ("cooperative-sticky",),
+            **self._settings,
+            **settings,
+            **fixed,
+        }
+        return Consumer(self._servers, **own)
+
+    def _forget(self, member: RegionConsumer) -> None:
+        with self._lock:
+            self._consumers.discard(member)
+
+    # -- people
+
+    def describe(self) -> told.RegionSeen:
+        """The region as its control plane knows it.
+
+        Raises:
+            TimedOutError: the control plane does not answer.
+        """
+        return self._ask(told.Describe())
+
+    def checkpoint(self) -> None:
+        """Have a sequence begun."""
+        self._ask(told.AskCheckpoint())
+
+    def reset(
+        self, cause: str = "a person asked for it", *, to_initial: bool = False, sinks_emptied: bool = False
+    ) -> None:
+        """Have all go back to the last complete sequence, or to where the region began.
+
+        Args:
+            cause: for the log.
+            to_initial: to where it began: everything comes again, in further sequences.
+            sinks_emptied: what was published was taken out of the sinks, so that nothing is there twice.
+
+        Raises:
+            InvalidInputError: sequences were published, and nobody says that the sinks were emptied.
+        """
+        if to_initial and not sinks_emptied and self.describe().sequence > 0:
+            raise InvalidInputError(
+                f"region {self.name} has published sequences, and all of their rows would come again: take them out of "
+                "its sinks (of a ParquetFolder the sequence=* folders), then say so with sinks_emptied"
+            )
+        self._ask(told.AskReset(cause, forced=True, initial=to_initial))
+
+    def stop_member(self, name: str) -> None:
+        """Have a member leave with the next complete sequence."""
+        self._ask(told.StopMember(name))
+
+    def resume(self) -> None:
+        """Let a region go on that has stopped: its cause is mended."""
+        self._ask(told.LetGoOn())
+
+    def serve(self) -> ControlPlane:
+        """Be the control plane, from now on, until another takes over or `close`."""
+        return self._tenure.serve()
+
+    def is_served(self) -> bool:
+        """Whether there is a control plane that answers."""
+        try:
+            self._tenure.reach(patiently=False).close()
+        except OSError:
+            return False
+        return True
+
+    def delete(self) -> None:
+        """Forget the region, which nobody serves. What its sinks hold stays."""
+        self._home.delete()
+
+    def _ask(self, *said: told.Report | told.Ask) -> told.RegionSeen:
+        link = self._reach()
+        try:
+            for one in (*said, told.Describe()):
+                link.send(encode(one))
+            for body in link.bodies(ANSWER_S):
+                answer = decode_heard(body)
+                if isinstance(answer, told.RegionSeen):
+                    return answer
+        finally:
+            link.close()
+        raise TimedOutError(f"the control plane of region {self.name} does not answer")
+
+    def _reach(self) -> Link:
+        until_s = time.monotonic() + ANSWER_S
+        while True:
+            try:
+                return self._tenure.reach()
+            except OSError as error:
+                if time.monotonic() > until_s:
+                    raise TimedOutError(f"region {self.name} has no control plane: {error}") from error
+                time.sleep(0.2)
+
+    # -- the end
+
+    def close(self) -> None:
+        """Close its members, and end the control plane if it is here.
+
+        Raises:
+            TimedOutError: no sequence was complete in time for a member; all is closed nevertheless.
+        """
+        with ExitStack() as closing:
+            if self._metrics is not None:
+                closing.callback(self._metrics.close)
+            closing.callback(self._home.close)
+            closing.callback(self._tenure.close)
+            for member in reversed(self._members_now()):
+                closing.callback(member.close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()

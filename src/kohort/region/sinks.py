@@ -1,0 +1,83 @@
+"""What a region asks of a place that it writes to exactly once.
+
+Members stage what they were given, each piece under a key of its own; nothing of it can be seen. When a sequence is
+complete, its manifest names the keys that count, and one member publishes them for all. What was staged by somebody
+who died, slept or went back has a key that no manifest names, and is swept.
+
+After the manifest there is no way back: a publish that can never succeed would leave a sequence that can neither go
+on nor be undone. So whatever can fail for good must fail in `check` or in `stage`; `publish` is repeated without end.
+
+Source: spec 5.4, 5.11.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Protocol, Self
+from uuid import UUID
+
+import pyarrow as pa
+
+from kohort.region.staged import StagedKey
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """What a sweep must leave.
+
+    Attributes:
+        floor: the oldest epoch in which somebody may still stage: all of it, and of newer ones, stays.
+        keys: what a manifest names that may still have to be published.
+    """
+
+    floor: int
+    keys: Collection[StagedKey] = ()
+
+
+class Sink(Protocol):
+    """A place that is written to exactly once. All methods may be called from several threads and processes at once.
+
+    A sink can be pickled: Spark's executors stage too. An `OSError` or a `RetriableError` says that the same call may
+    succeed later, with nothing changed by then but the disk; any other error is final.
+    """
+
+    def bind(self, region: str, region_id: UUID) -> Self:
+        """The same place as this region writes to it. Every other method needs that first. Touches nothing."""
+
+    def check(self, schema: pa.Schema) -> None:
+        """See that tables of this schema can be staged and published; make what is missing.
+
+        Called by each member before its first record, and any number of times. The first schema is fixed.
+
+        Raises:
+            InvalidInputError: the schema can't be written, or does not fit the one that was fixed; the place belongs to
+                another region; it can't do what exactness needs.
+            NotAuthorizedError: a right is missing.
+        """
+
+    def stage(self, key: StagedKey, table: pa.Table) -> None:
+        """Put a table where nobody sees it, durably; also one without rows. Again under one key: the last counts.
+
+        Raises:
+            InvalidInputError: the table does not fit the schema; the key is not of this region.
+            OSError: nothing is staged.
+        """
+
+    def publish(self, sequence: int, keys: Iterable[StagedKey]) -> None:
+        """Show the rows of these keys, all at once, as this sequence; durable when it returns.
+
+        Done once per (region, sequence), however often, by however many, and after whatever interruption it is called.
+        Sequences are published in order: whoever calls for one knows that those before it are done.
+
+        Raises:
+            InvalidInputError: something else has the place of this sequence.
+            CorruptDataError: what a key names is not there, and the sequence is not published.
+            OSError: not now. Nothing is shown, or all of it.
+        """
+
+    def published(self) -> int:
+        """The last sequence that is published for certain, with or without rows; 0: none yet."""
+
+    def sweep(self, keep: Keep) -> None:
+        """Remove what was staged and will never be published, and what crashes left. May run beside all the others."""

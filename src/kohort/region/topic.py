@@ -1,0 +1,215 @@
+"""The topic `__kohort_regions`: made or checked, and read.
+
+Partition 0 has the claims of groups; what is said of one region lies in one of the others, by its name, so that readers
+of one region wait for no other's open transaction more often than must be. Source: spec 5.1, 5.3.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kohort.client.admin.admin import Admin
+from kohort.client.admin.values import ConfigResource, NewTopic, ResourceType
+from kohort.client.consumer.consumer import Consumer
+from kohort.client.settings import Servers
+from kohort.errors import CorruptDataError, ErrorCode, InvalidInputError, KafkaError, NotAuthorizedError, TimedOutError
+from kohort.ids import TopicPartition
+from kohort.region.facts import Birth, Claim, Contribution, Epoch, Fact, Initial, Manifest, Stopped, Term
+from kohort.region.parts import Part, part_of
+from kohort.region.plane.state import Known
+from kohort.region.records import fact_of, key_of
+
+log = logging.getLogger("kohort.region")
+
+TOPIC = "__kohort_regions"
+PARTITIONS = 9
+CLAIMS = 0
+READ_S = 30.0
+"""How long reading to the end may take: an open transaction of another region ends after ten seconds."""
+
+
+def partition_of(region: str, partitions: int) -> int:
+    """Where a region's facts lie: by the CRC-32 (ISO-HDLC) of its name, so for ever."""
+    return 1 + zlib.crc32(region.encode()) % (partitions - 1)
+
+
+def make_or_check(servers: Servers, settings: Mapping[str, Any]) -> int:
+    """Have the topic there, compacted; gives how many partitions it has.
+
+    Raises:
+        InvalidInputError: it is there, and is not compacted, or has one partition.
+        NotAuthorizedError: no right to describe it, or to create it where it is not there.
+    """
+    with Admin(servers, **settings) as admin:
+        found = _describe(admin)
+        if found is None:
+            try:
+                admin.create_topics([NewTopic(TOPIC, PARTITIONS, configs={"cleanup.policy": "compact"})]).all()
+            except NotAuthorizedError as error:
+                raise NotAuthorizedError(
+                    f"regions keep what they know in {TOPIC}, which is not there: {error}"
+                ) from error
+            except KafkaError as error:
+                if error.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
+                    raise
+            until_s = time.monotonic() + READ_S
+            while (found := _describe(admin)) is None and time.monotonic() < until_s:
+                time.sleep(0.05)
+        if found is None:
+            raise TimedOutError(f"{TOPIC} was created and is not seen")
+        resource = ConfigResource(ResourceType.TOPIC, TOPIC)
+        policy = admin.describe_configs([resource]).result(resource)["cleanup.policy"].value
+    if policy != "compact":
+        raise InvalidInputError(f"{TOPIC} has cleanup.policy={policy}: a region needs compact, and nothing else")
+    if found < 2:
+        raise InvalidInputError(f"{TOPIC} has one partition: claims need one, and regions at least another")
+    return found
+
+
+def _describe(admin: Admin) -> int | None:
+    try:
+        return len(admin.describe_topics([TOPIC]).result(TOPIC).partitions)
+    except KafkaError as error:
+        if error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+            return None
+        raise
+
+
+@dataclass(slots=True)
+class Saved:
+    """What the topic says of one region.
+
+    Attributes:
+        manifests: by sequence; contributions by sequence and member.
+    """
+
+    birth: Birth | None = None
+    term: Term | None = None
+    epoch: Epoch | None = None
+    stopped: Stopped | None = None
+    initial: dict[Part, Initial] = field(default_factory=dict)
+    manifests: dict[int, Manifest] = field(default_factory=dict)
+    contributions: dict[int, dict[str, Contribution]] = field(default_factory=dict)
+
+    @property
+    def sequence(self) -> int:
+        """The last that is complete; 0: none."""
+        return max(self.manifests, default=0)
+
+    def add(self, fact: Fact) -> None:
+        """Take a fact in, in the log's order."""
+        match fact:
+            case Birth():
+                self.birth = fact
+            case Term():
+                self.term = fact
+            case Epoch():
+                self.epoch = fact
+            case Stopped():
+                self.stopped = fact
+            case Initial():
+                self.initial[part_of(fact)] = fact
+            case Manifest():
+                self.manifests[fact.sequence] = fact
+            case Contribution():
+                self.contributions.setdefault(fact.sequence, {})[fact.member] = fact
+            case Claim():
+                pass
+
+    def known(self, region: str, term: int) -> Known:
+        """What a control plane of this term begins with."""
+        assert self.birth is not None
+        last = self.manifests.get(self.sequence)
+        given = self.contributions.get(self.sequence, {})
+        contributions = [given[name] for name in (last.members if last is not None else ()) if name in given]
+        return Known(
+            region,
+            self.birth.region_id,
+            term,
+            epoch=0 if self.epoch is None else self.epoch.epoch,
+            floor=0 if self.epoch is None else self.epoch.floor,
+            sequence=self.sequence,
+            consecutive=0 if self.epoch is None else self.epoch.consecutive,
+            expected=frozenset(last.stay) if last is not None else frozenset(),
+            initial=tuple(self.initial.values()),
+            positions=last.positions if last is not None else (),
+            keys=tuple(key for one in contributions for key in one.keys),
+            states={one.member: one.state for one in contributions},
+            stopped="" if self.stopped is None else self.stopped.cause,
+        )
+
+
+class TopicReader:
+    """Follows one partition of the topic. Any thread may call; they wait for each other."""
+
+    def __init__(self, servers: Servers, settings: Mapping[str, Any], partition: int) -> None:
+        self.partition = TopicPartition(TOPIC, partition)
+        self._lock = threading.Lock()
+        self._consumer = Consumer(
+            servers, **{**settings, "isolation_level": "read_committed", "auto_offset_reset": "earliest"}
+        )
+        self._ends = Consumer(servers, **settings)
+        self._consumer.assign([self.partition])
+        self.facts: dict[bytes, tuple[int, Fact]] = {}
+
+    def follow(self) -> list[Fact]:
+        """All facts that stand, in the log's order, up to what is the end now.
+
+        Raises:
+            TimedOutError: a transaction stays open.
+            KafkaError: it can't be read.
+        """
+        with self._lock:
+            end = self._ends.end_offsets([self.partition])[self.partition]
+            until_s = time.monotonic() + READ_S
+            while self._consumer.position(self.partition) < end:
+                if time.monotonic() > until_s:
+                    raise TimedOutError(f"{self.partition} was not read to {end} in {READ_S:g} s")
+                for record in self._consumer.poll(200):
+                    self._take(record.offset, record.key, record.value)
+            return [fact for _, fact in sorted(self.facts.values(), key=lambda one: one[0])]
+
+    def _take(self, offset: int, key: bytes | None, value: bytes | None) -> None:
+        if key is None:
+            log.warning("%s at %s: a record without a key is passed over", self.partition, offset)
+            return
+        if value is None:
+            self.facts.pop(key, None)
+            return
+        try:
+            fact = fact_of(key, value)
+        except CorruptDataError as error:
+            log.warning("%s at %s is passed over: %s", self.partition, offset, error)
+            return
+        before = self.facts.get(key)
+        where = before[0] if before is not None and isinstance(fact, Claim) else offset
+        self.facts[key] = where, fact
+
+    def close(self) -> None:
+        self._consumer.close()
+        self._ends.close()
+
+
+def saved_of(region: str, facts: list[Fact]) -> Saved:
+    """What is said of one region: partitions have several."""
+    saved = Saved()
+    for fact in facts:
+        if not isinstance(fact, Claim) and fact.region == region:
+            saved.add(fact)
+    return saved
+
+
+def first_claim(group: str, facts: list[Fact]) -> Claim | None:
+    """Who has a group: the first of those that claimed it."""
+    return next((fact for fact in facts if isinstance(fact, Claim) and fact.group == group), None)
+
+
+def claim_key(group: str, region: str) -> bytes:
+    """Of a claim."""
+    return key_of(Claim(group, region, "", 0))

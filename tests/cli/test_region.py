@@ -1,0 +1,94 @@
+"""`kohort region`, on our broker and on Apache Kafka."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from tests.cli.running import Kohort
+from tests.region.conftest import Collected, Worker, fill, make_topic, name
+from tests.support.waiting import until
+
+from kohort.region.region import Region
+
+__all__ = ["name"]
+
+
+@pytest.fixture
+def worker(servers: str, name: str) -> Iterator[Worker]:
+    make_topic(servers, name)
+    fill(servers, name, range(100))
+    with Region(name, servers, checkpoint_every="200ms") as region:
+        worker = Worker(region, "m1", Collected(), name)
+        until(lambda: worker.consumer.sequence > 0, "a sequence is complete")
+        yield worker
+        worker.close()
+
+
+def test_a_region_is_shown(kohort: Kohort, worker: Worker, name: str) -> None:
+    [row] = [row for row in kohort("region", "list", "--json").json if row["region"] == name]
+    assert row["groups"] == [name] and row["sequence"] > 0 and row["stopped"] == ""
+    seen = kohort("region", "describe", name, "--json").json
+    assert seen["term"] == 1 and [one["offset"] for one in seen["positions"]] == [25] * 4
+    [member] = seen["members"]
+    assert member["member"] == "m1" and len(member["partitions"]) == 4 and member["connected"] is True
+    shown = kohort("region", "describe", name)
+    assert shown.code == 0 and "m1" in shown.out
+
+
+def test_a_person_has_it_do_things(kohort: Kohort, worker: Worker, name: str) -> None:
+    preview = kohort("region", "reset", name)
+    assert preview.code == 1 and "--execute" in preview.err and worker.consumer.figures.resets == 0
+    assert kohort("region", "reset", name, "--execute").code == 0
+    until(lambda: worker.consumer.figures.resets == 1, "it goes back")
+    before = worker.consumer.sequence
+    assert kohort("region", "checkpoint", name, "--execute").code == 0
+    until(lambda: worker.consumer.sequence > before, "a sequence is complete")
+    assert kohort("region", "resume", name, "--execute").code == 0
+    unknown = kohort("region", "stop-member", name, "m2", "--execute")
+    assert unknown.code == 1 and "m1" in unknown.err
+    assert kohort("region", "stop-member", name, "m1", "--execute").code == 0
+    until(lambda: worker.error is not None, "it leaves")
+    assert "the member was stopped" in str(worker.error)
+
+
+def test_a_region_is_deleted_when_nobody_serves_it(kohort: Kohort, servers: str, name: str) -> None:
+    make_topic(servers, name)
+    fill(servers, name, range(100))
+    with Region(name, servers, checkpoint_every="200ms") as region:
+        worker = Worker(region, "m1", Collected(), name)
+        until(lambda: worker.consumer.sequence > 0, "a sequence is complete")
+        assert "has a control plane" in kohort("region", "delete", name, "--execute").err
+        worker.close()
+    assert kohort("region", "delete", name).code == 1
+    assert kohort("region", "delete", name, "--execute").code == 0
+    assert name not in [row["region"] for row in kohort("region", "list", "--json").json]
+    gone = kohort("region", "describe", name)
+    assert gone.code == 1 and "no region" in gone.err
+    with Region(f"{name}-next", servers, checkpoint_every="200ms") as region:
+        worker = Worker(region, "m1", Collected(), name)
+        until(lambda: worker.consumer.sequence > 0, "its group is free")
+        worker.close()
+
+
+def test_a_process_serves_until_it_is_ended(kohort: Kohort, servers: str, name: str) -> None:
+    make_topic(servers, name)
+    fill(servers, name, range(100))
+    command = [sys.executable, "-m", "kohort", "region", "serve", name, "--checkpoint-every", "200ms"]
+    with subprocess.Popen([*command, "--bootstrap-server", servers], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready 1\n"
+        with Region(name, servers, serves=False) as region:
+            worker = Worker(region, "m1", Collected(), name)
+            until(lambda: worker.consumer.sequence > 0, "a sequence is complete")
+            os.kill(process.pid, signal.SIGTERM)
+            assert process.wait(60) == 0
+            with Region(name, servers, checkpoint_every="200ms") as other:
+                assert other.describe().term == 2
+                before = worker.consumer.sequence
+                until(lambda: worker.consumer.sequence > before, "it goes on under another")
+                worker.close()

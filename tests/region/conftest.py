@@ -1,0 +1,148 @@
+"""A broker, and members of a region in threads."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any
+from uuid import UUID
+
+import pyarrow as pa
+import pytest
+
+from kohort import Admin, Broker, Producer
+from kohort.client.admin.values import NewTopic
+from kohort.region.consumer import RegionConsumer
+from kohort.region.region import Region
+from kohort.region.sinks import Keep
+from kohort.region.staged import StagedKey
+
+
+@pytest.fixture(scope="module")
+def own_broker() -> Iterator[Broker]:
+    config = {
+        "group.initial.rebalance.delay.ms": "0",
+        "group.consumer.min.session.timeout.ms": "1000",
+        "group.min.session.timeout.ms": "1000",
+    }
+    with Broker(config=config) as broker:
+        yield broker
+
+
+@pytest.fixture(params=["own", pytest.param("apache", marks=pytest.mark.kafka)])
+def servers(request: pytest.FixtureRequest) -> str:
+    fixture = "own_broker" if request.param == "own" else "apache_kafka"
+    return str(request.getfixturevalue(fixture).bootstrap_servers)
+
+
+@pytest.fixture
+def own_servers(own_broker: Broker) -> str:
+    return own_broker.bootstrap_servers
+
+
+@pytest.fixture
+def name() -> str:
+    """Of a topic, a group and a region, new for each test."""
+    return f"r-{uuid.uuid4().hex[:12]}"
+
+
+def make_topic(servers: str, topic: str, partitions: int = 4) -> None:
+    with Admin(servers) as admin:
+        admin.create_topics([NewTopic(topic, partitions)]).all()
+
+
+def fill(servers: str, topic: str, numbers: range, partitions: int = 4) -> None:
+    with Producer(servers) as producer:
+        for number in numbers:
+            producer.send(topic, str(number), partition=number % partitions)
+
+
+class Collected:
+    """A sink in memory, shared by all members of a test: what is published of it counts."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.staged: dict[StagedKey, pa.Table] = {}
+        self.sequences: dict[int, tuple[StagedKey, ...]] = {}
+        self.opened: set[tuple[str, UUID]] = set()
+        self.fails = 0
+
+    def bind(self, region: str, region_id: UUID) -> Collected:
+        self.opened.add((region, region_id))
+        return self
+
+    def check(self, schema: pa.Schema) -> None:
+        assert "value" in schema.names
+
+    def stage(self, key: StagedKey, table: pa.Table) -> None:
+        with self.lock:
+            assert key not in self.staged, f"{key} was staged twice"
+            self.staged[key] = table
+
+    def publish(self, sequence: int, keys: Iterable[StagedKey]) -> None:
+        keys = tuple(keys)
+        with self.lock:
+            if self.fails:
+                self.fails -= 1
+                raise OSError("the disk is full")
+            assert self.sequences.setdefault(sequence, keys) == keys
+
+    def published(self) -> int:
+        return max(self.sequences, default=0)
+
+    def sweep(self, keep: Keep) -> None:
+        with self.lock:
+            counts = {key for keys in self.sequences.values() for key in keys} | set(keep.keys)
+            gone = [key for key in self.staged if key.epoch < keep.floor and key not in counts]
+            for key in gone:
+                del self.staged[key]
+
+    def rows(self) -> Counter[int]:
+        """How often each number was published."""
+        with self.lock:
+            tables = [self.staged[key] for keys in self.sequences.values() for key in keys]
+        return Counter(int(one) for table in tables if table.num_columns for one in _values(table))
+
+
+def _values(table: pa.Table) -> list[bytes]:
+    return [bytes(value) for value in table.column("value").to_pylist() if value is not None]
+
+
+class Worker:
+    """A member in a thread of its own, which submits all that it reads."""
+
+    def __init__(self, region: Region, name: str, sink: Any, topic: str, **options: Any) -> None:
+        self.name, self.tables = name, 0
+        self.error: BaseException | None = None
+        self.fail_at: int | None = None
+        self.consumer: RegionConsumer = region.consumer(
+            name, topics=[topic], into=sink, **{"group_id": topic, "start": "beginning", **options}
+        )
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            with self.consumer:
+                for table in self.consumer.tables():
+                    self.tables += 1
+                    if self.fail_at is not None and self.tables >= self.fail_at:
+                        raise ValueError("the application has a fault")
+                    self.consumer.submit(table.select(["value"]))
+        except BaseException as error:  # noqa: BLE001 - the test looks at it
+            self.error = error
+
+    def close(self) -> None:
+        self.consumer.close()
+        self.thread.join(60)
+
+
+@pytest.fixture
+def regions() -> Iterator[list[Region]]:
+    """Closed in the end, the latest first."""
+    every: list[Region] = []
+    yield every
+    for one in reversed(every):
+        one.close()

@@ -1,0 +1,179 @@
+"""A region's group in virtual time: the coordinator that ships."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from kohort.errors import ErrorCode
+from kohort.groups.config import GroupConfig
+from kohort.groups.consumer.targets import compute
+from kohort.groups.events import (
+    Event,
+    OffsetFetch,
+    OffsetToCommit,
+    Tick,
+    Topic,
+    TopicImage,
+    TopicsChanged,
+    TransactionEnded,
+    TxnOffsetCommit,
+)
+from kohort.groups.machine import GroupMachine
+from kohort.groups.outcome import ComputeAssignment, Now, OffsetCommitReply, OffsetFetchReply, Outcome
+from kohort.groups.records import Record
+from kohort.region.facts import Initial, Position
+from kohort.region.parts import Part
+from kohort.region.plane.events import Offsets
+from tests.region.seats import BEAT_MS, GROUP, SESSION_MS, TOPIC, TOPIC_ID, ClassicSeat, ConsumerSeat, Seat, part
+
+if TYPE_CHECKING:
+    from tests.region.world import Clock, Member
+
+
+class Group:
+    """The coordinator, and its members' seats."""
+
+    def __init__(self, clock: Clock, count: int) -> None:
+        self.clock, self.count = clock, count
+        self.seats: dict[UUID, Seat] = {}
+        self.records: list[Record] = []
+        self.requests = 0
+        self._seat: type[Seat] = clock.chance.choice((ClassicSeat, ConsumerSeat))
+        self._config = GroupConfig(
+            consumer_session_timeout_ms=SESSION_MS,
+            consumer_heartbeat_interval_ms=BEAT_MS,
+            initial_rebalance_delay_ms=0,
+        )
+        self._loads = 0
+        self._waiting: dict[int, Callable[[Any], None]] = {}
+        clock.tell(f"members are {self._seat.__name__}s")
+        self._load()
+        self._tick()
+
+    # -- the coordinator
+
+    def _image(self) -> TopicImage:
+        return TopicImage(self.count, {TOPIC: Topic(TOPIC, TOPIC_ID, self.count)})
+
+    def _load(self) -> None:
+        self._loads += 1
+        self.machine = GroupMachine(self._config)
+        for record in self.records:
+            self.machine.apply(record)
+        self._take(self.machine.on_loaded(self._now(), self._image()))
+
+    def move(self) -> None:
+        """Another broker coordinates the group now: it knows what is in the journal."""
+        self._waiting.clear()
+        self._load()
+        for seat in self.seats.values():
+            seat.unanswered()
+
+    def grow(self, count: int) -> None:
+        """The topic has so many partitions now."""
+        self.count = count
+        self.do(TopicsChanged(self._image()))
+        for seat in list(self.seats.values()):
+            seat.topics_changed()
+
+    def _now(self) -> Now:
+        return Now(self.clock.now_ms, self.clock.now_ms)
+
+    def number(self) -> int:
+        """Of the next request."""
+        self.requests += 1
+        return self.requests
+
+    def ask(self, event: Event, answer: Callable[[Any], None]) -> None:
+        """`event` has the number of `number`; some answers come with a later event."""
+        self._waiting[self.requests] = answer
+        self.do(event)
+
+    def do(self, event: Event) -> None:
+        """Nobody waits for an answer."""
+        self._take(self.machine.step(event, self._now()))
+
+    def _take(self, outcome: Outcome) -> None:
+        self.records += outcome.records
+        for work in outcome.work:
+            assert isinstance(work, ComputeAssignment)
+            self.clock.after(self.clock.chance.randint(1, 40), self._computed(work, self._loads))
+        for reply in outcome.replies:
+            answer = self._waiting.pop(reply.request, None)
+            if answer is not None:
+                answer(reply.value)
+
+    def _computed(self, work: ComputeAssignment, load: int) -> Callable[[], None]:
+        def done() -> None:
+            if load == self._loads:
+                self.do(compute(work))
+
+        return done
+
+    def _tick(self) -> None:
+        due = self.machine.next_deadline_ms()
+        if due is not None and due <= self.clock.now_ms:
+            self.do(Tick())
+        self.clock.after(50, self._tick)
+
+    # -- members
+
+    def parts(self) -> list[Part]:
+        return [part(number) for number in range(self.count)]
+
+    def join(self, member: Member) -> None:
+        seat = self.seats[member.incarnation] = self._seat(self, member)
+        seat.begin()
+
+    def leave(self, member: Member) -> None:
+        """Who was killed says nothing: its session ends."""
+        seat = self.seats.pop(member.incarnation, None)
+        if seat is not None and member.ended:
+            seat.leave()
+
+    def lose_heartbeats(self, member: Member) -> None:
+        """Until after its session: it is put out, and hears of it then."""
+        seat = self.seats.get(member.incarnation)
+        if seat is not None:
+            seat.mute_until_ms = self.clock.now_ms + SESSION_MS + self.clock.chance.randint(500, 3_000)
+
+    def released(self, member: Member, parts: tuple[Part, ...]) -> None:
+        seat = self.seats.get(member.incarnation)
+        if seat is not None:
+            seat.released(set(parts))
+
+    # -- the commit point
+
+    def commit(self, offsets: tuple[Offsets, ...], term: int) -> dict[str, str]:
+        """The offsets of a transaction: all, or by member why not."""
+        refused: dict[str, str] = {}
+        for one in offsets:
+            given = tuple(OffsetToCommit(at.topic, at.partition, at.offset) for at in one.positions)
+            who = one.identity
+            event = TxnOffsetCommit(
+                self.number(), GROUP, 1, term, given, who.member_id, who.generation, None, "a region"
+            )
+            answers: list[OffsetCommitReply] = []
+            self.ask(event, answers.append)
+            wrong = [error.name for error in answers[0].errors if error is not ErrorCode.NONE]
+            if wrong:
+                refused[one.member] = wrong[0]
+        self.do(TransactionEnded(1, term, commit=not refused))
+        return refused
+
+    def offsets(self) -> dict[int, int]:
+        """What is committed, by partition."""
+        answers: list[OffsetFetchReply] = []
+        self.ask(OffsetFetch(self.number(), GROUP), answers.append)
+        return {one.partition: one.offset for one in answers[0].offsets if one.offset >= 0}
+
+
+def wrong_offsets(committed: dict[int, int], positions: dict[Part, Position], initial: dict[Part, Initial]) -> str:
+    """Where the group's offsets are not the last sequence's; what nobody has ever read has none."""
+    expected = {where.partition: at.offset for where, at in positions.items()}
+    for where, at in positions.items():
+        if where.partition not in committed and at.offset == initial[where].offset:
+            del expected[where.partition]
+    return "" if committed == expected else f"the group has {committed}, the last sequence {expected}"

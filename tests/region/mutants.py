@@ -1,0 +1,110 @@
+"""Faults planted in a region's machines: the world's checkers must see each of them.
+
+What the machines check twice or three times is not here, since one such fault alone costs a reset and no record: who
+may be given a start, what a member may come back with and contribute. `test_plane.py` holds each of those alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+from kohort.region.member import handlers, state
+from kohort.region.member.machine import TABLE as MEMBER
+from kohort.region.member.machine import MemberMachine
+from kohort.region.messages import Completed, Drain, Drained, Reset
+from kohort.region.plane import cuts, members, starts
+from kohort.region.plane.machine import TABLE
+from kohort.region.plane.state import Plane
+from kohort.region.states import RegionState
+
+
+def _instead(module: Any, name: str, other: Callable[..., Any]) -> Callable[[], AbstractContextManager[Any]]:
+    return lambda: mock.patch.object(module, name, other)
+
+
+def _in_table(table: dict[Any, Any], name: str, other: Callable[..., Any]) -> Callable[[], AbstractContextManager[Any]]:
+    """Where the table itself holds the handler."""
+
+    def patched(rows: Any) -> Any:
+        return {
+            state: replace(row, do=other) if row.do is not None and row.do.__name__ == name else row
+            for state, row in rows.items()
+        }
+
+    return lambda: mock.patch.dict(table, {event: patched(rows) for event, rows in table.items()})
+
+
+def _serve_always(plane: Plane) -> None:
+    state, plane.state = plane.state, RegionState.RUNNING
+    try:
+        _SERVE(plane)
+    finally:
+        plane.state = state
+
+
+_SERVE = starts.serve
+
+
+def _commits_unpublished(plane: Plane) -> None:
+    before, plane.published = plane.published, plane.sequence
+    try:
+        _COMMIT(plane)
+    finally:
+        plane.published = before
+
+
+_COMMIT = cuts.commit_if_whole
+
+
+def _keeps_what_was_read(machine: Any, order: Reset) -> None:
+    begins = dict(machine.begins)
+    _RESET(machine, order)
+    machine.begins.update(begins)
+
+
+_RESET = handlers.reset
+
+
+def _begins_where_it_began(machine: Any, order: Completed) -> None:
+    begins = dict(machine.begins)
+    _COMPLETED(machine, order)
+    machine.begins.update({part: begin for part, begin in begins.items() if part in machine.begins})
+
+
+_COMPLETED = handlers.completed
+
+
+def _hears_all_terms(machine: MemberMachine, event: Any) -> Any:
+    machine.term = -1
+    return _STEP(machine, event)
+
+
+_STEP = MemberMachine.step
+
+
+def _drains_without_waiting(machine: Any, order: Drain) -> None:
+    machine.cut = order.cut
+    machine.state = state.DRAINED
+    machine.say(Drained(order.cut))
+
+
+MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "starts are handed out at any time": _instead(starts, "serve", _serve_always),
+    "the next is committed before the last is published": _instead(cuts, "commit_if_whole", _commits_unpublished),
+    "nobody is asked to publish": _instead(members, "offer_publish", lambda plane: None),
+    "who died is not missed": _instead(members, "gone", lambda plane, one, cause: plane.drop(one)),
+    "who is late is waited for": _instead(cuts, "look_for_late", lambda plane: None),
+    "who does not come back is waited for": _instead(members, "look_for_lost", lambda plane: None),
+    "a reset leaves a member where it was": _in_table(MEMBER, "reset", _keeps_what_was_read),
+    "a contribution begins where the last began": _in_table(MEMBER, "completed", _begins_where_it_began),
+    "a control plane that was overtaken is heard": _instead(MemberMachine, "step", _hears_all_terms),
+    "a member is drained while it reads": _in_table(MEMBER, "drain", _drains_without_waiting),
+    "partitions that were read are let go": _instead(handlers, "pend", lambda one, cause, parts: one.let_go(parts)),
+    "the outcome is taken for complete": _in_table(
+        TABLE, "commit_ended", lambda plane, event: cuts._complete(plane, plane.cutting) if plane.cutting else None
+    ),
+}

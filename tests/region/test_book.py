@@ -1,0 +1,334 @@
+"""The region's topic, on our broker and on Apache Kafka: claims, terms, and the commit point."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Iterator
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+
+from kohort import Consumer, Producer, TopicPartition
+from kohort.client.group.member import GroupMember
+from kohort.errors import InvalidInputError, KafkaError, TimedOutError
+from kohort.region.book import Home, Pen, client_id_of, is_of
+from kohort.region.facts import Contribution, Epoch, Initial, Manifest, Position, Span, Stopped
+from kohort.region.messages import Identity
+from kohort.region.parts import Part
+from kohort.region.plane.events import Offsets
+from kohort.region.plane.state import Known
+from kohort.region.serving import OverError, UnknownOutcomeError
+from kohort.region.topic import TOPIC, partition_of
+from tests.region.conftest import make_topic
+
+TOPIC_ID = UUID(int=4)
+TOKEN = b"t" * 32
+
+
+def at(topic: str, partition: int, offset: int) -> Position:
+    return Position(topic, topic, TOPIC_ID, partition, offset, 0)
+
+
+class Closing(contextlib.ExitStack):
+    def add(self, one: Any) -> Any:
+        self.callback(one.close)
+        return one
+
+
+@pytest.fixture
+def closing() -> Iterator[Closing]:
+    with Closing() as stack:
+        yield stack
+
+
+@pytest.fixture
+def home(servers: str, name: str, closing: Closing) -> Home:
+    make_topic(servers, name)
+    home: Home = closing.add(Home(name, servers, {}))
+    return home
+
+
+def begin(home: Home, closing: Closing) -> tuple[Pen, Known]:
+    pen, known = home.take_over("127.0.0.1", 7, TOKEN)
+    assert isinstance(pen, Pen)
+    closing.add(pen)
+    return pen, known
+
+
+class Members:
+    """Two members of a group, each with two partitions."""
+
+    def __init__(self, servers: str, name: str, closing: Closing, **settings: Any) -> None:
+        self.name, self.settings = name, {"topics": [name], **settings}
+        self.servers = servers
+        self.first = closing.add(GroupMember(servers, name, **self.settings))
+        self.first.wait_assignment(30_000)
+        self.second = closing.add(GroupMember(servers, name, **self.settings))
+        self.settle()
+
+    def settle(self) -> None:
+        while not (self._has_two(self.first) and self._has_two(self.second)):
+            for one in (self.first, self.second):
+                one.wait_change(50)
+                one.release()
+
+    @staticmethod
+    def _has_two(member: GroupMember) -> bool:
+        return len(member.assignment().partitions) == 2 and member.revocation() is None
+
+    def offsets(self, member: GroupMember, name: str, offset: int, **other: Any) -> Offsets:
+        who = member.group_metadata()
+        identity = Identity(who.member_id, other.get("generation", who.generation_id), who.group_instance_id)
+        parts = member.assignment().partitions
+        return Offsets(name, self.name, identity, tuple(at(part.topic, part.partition, offset) for part in parts))
+
+
+def given(name: str, known: Known, sequence: int, offsets: Offsets, state: bytes = b"") -> Contribution:
+    who = offsets.identity
+    spans = tuple(Span(one.group, one.topic, TOPIC_ID, one.partition, 0, one.offset, 0) for one in offsets.positions)
+    return Contribution(
+        name,
+        sequence,
+        known.term,
+        1,
+        offsets.member,
+        ("a", "b"),
+        name,
+        who.member_id,
+        who.generation,
+        None,
+        spans,
+        (),
+        state,
+    )
+
+
+def manifest(name: str, known: Known, sequence: int, *offsets: Offsets) -> Manifest:
+    names = tuple(one.member for one in offsets)
+    positions = tuple(position for one in offsets for position in one.positions)
+    return Manifest(name, known.region_id, sequence, known.term, 1, 0, names, names, positions)
+
+
+def commit(pen: Pen, name: str, known: Known, sequence: int, *offsets: Offsets) -> dict[str, Any]:
+    contributions = tuple(given(name, known, sequence, one) for one in offsets)
+    return dict(pen.commit(manifest(name, known, sequence, *offsets), contributions, offsets))
+
+
+def committed(servers: str, group: str) -> set[int | None]:
+    parts = [TopicPartition(group, number) for number in range(4)]
+    with Consumer(servers, group_id=group, isolation_level="read_committed") as consumer:
+        return {None if found is None else found.offset for found in consumer.committed(parts).values()}
+
+
+@pytest.fixture(params=["classic", "consumer"])
+def members(request: pytest.FixtureRequest, servers: str, home: Home, name: str, closing: Closing) -> Members:
+    how: dict[str, Any] = {"partition_assignment_strategy": ("cooperative-sticky",)}
+    if request.param == "consumer":
+        how = {"group_protocol": "consumer"}
+    return Members(servers, name, closing, **how)
+
+
+def test_what_is_saved_is_there_for_the_next_term(home: Home, name: str, closing: Closing) -> None:
+    first, known = begin(home, closing)
+    assert (known.term, known.sequence, known.epoch) == (1, 0, 0)
+    first.save([Epoch(name, 1, 1, 1, 0, "why", 7), Initial(name, name, name, TOPIC_ID, 2, 17)])
+    first.save([Stopped(name, "the cause", "m", "mend it", 7)])
+    _, after = begin(home, closing)
+    assert (after.term, after.region_id, after.epoch, after.floor) == (2, known.region_id, 1, 1)
+    assert after.initial == (Initial(name, name, name, TOPIC_ID, 2, 17),)
+    assert after.stopped == "the cause"
+    address = home.address()
+    assert address is not None and (address.term, address.port, address.token) == (2, 7, TOKEN)
+
+
+def test_who_was_replaced_can_write_nothing(
+    servers: str, home: Home, name: str, members: Members, closing: Closing
+) -> None:
+    first, known = begin(home, closing)
+    ours = members.offsets(members.first, "a", 5)
+    begin(home, closing)
+    with pytest.raises(OverError):
+        commit(first, name, known, 1, ours)
+    with pytest.raises(OverError):
+        first.save([Epoch(name, 1, 1, 1, 0, "why", 7)])
+    assert home.saved().sequence == 0 and home.saved().epoch is None
+    assert committed(servers, name) == {None}
+
+
+def test_a_sequence_and_its_offsets_are_there_together(
+    servers: str, home: Home, name: str, members: Members, closing: Closing
+) -> None:
+    pen, known = begin(home, closing)
+    for sequence in (1, 2, 3):
+        both = (members.offsets(members.first, "a", sequence), members.offsets(members.second, "b", sequence))
+        assert commit(pen, name, known, sequence, *both) == {}
+    assert committed(servers, name) == {3}
+    saved = home.saved()
+    assert sorted(saved.manifests) == sorted(saved.contributions) == [2, 3], "the last two are kept"
+    _, after = begin(home, closing)
+    assert after.sequence == 3 and after.expected == {"a", "b"}
+    assert {position.offset for position in after.positions} == {3} and len(after.positions) == 4
+
+
+def test_a_member_that_lost_its_place_is_refused_and_nothing_stands(
+    servers: str, home: Home, name: str, members: Members, closing: Closing
+) -> None:
+    pen, known = begin(home, closing)
+    stale = members.offsets(members.first, "a", 5, generation=members.first.group_metadata().generation_id - 1)
+    good = members.offsets(members.second, "b", 5)
+    if members.settings.get("group_protocol") != "consumer":  # KIP-1251: an earlier one is taken
+        refused = commit(pen, name, known, 1, stale, good)
+        assert set(refused) == {"a"} and not refused["a"].gone
+    gone = members.offsets(members.first, "a", 5)
+    members.first.close()
+    refused = commit(pen, name, known, 1, gone)
+    assert set(refused) == {"a"} and refused["a"].gone
+    assert home.saved().sequence == 0 and home.saved().contributions == {}
+    assert committed(servers, name) == {None}
+
+
+def test_offsets_without_a_member_are_never_sent(home: Home, name: str, closing: Closing) -> None:
+    pen, known = begin(home, closing)
+    nobody = Offsets("a", name, Identity(), (at(name, 0, 5),))
+    with pytest.raises(InvalidInputError, match="no such member"):
+        commit(pen, name, known, 1, nobody)
+
+
+@pytest.mark.parametrize("stands", [True, False])
+def test_the_truth_of_a_lost_answer_is_settled(
+    home: Home, name: str, closing: Closing, monkeypatch: pytest.MonkeyPatch, stands: bool
+) -> None:
+    pen, known = begin(home, closing)
+    real = Producer.commit_transaction
+
+    def lost(self: Producer) -> None:
+        if stands:
+            real(self)
+        raise TimedOutError("no answer came")
+
+    monkeypatch.setattr(Producer, "commit_transaction", lost)
+    with pytest.raises(UnknownOutcomeError):
+        commit(pen, name, known, 1)
+    monkeypatch.undo()
+    assert pen.settle() == (1 if stands else 0)
+    assert commit(pen, name, known, 2 if stands else 1) == {}, "it goes on"
+
+
+def test_an_end_that_comes_late_changes_nothing(
+    home: Home, name: str, closing: Closing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Looking is not knowing: only after the producer was begun anew can what is on its way not come any more."""
+    pen, known = begin(home, closing)
+    late: list[Producer] = []
+
+    def lost(self: Producer) -> None:
+        late.append(self)
+        raise TimedOutError("no answer came")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Producer, "commit_transaction", lost)
+        patched.setattr(Producer, "close", lambda self, timeout_ms=None: None)
+        with pytest.raises(UnknownOutcomeError):
+            commit(pen, name, known, 1)
+        assert pen.settle() == 0
+    with pytest.raises(KafkaError):
+        late[0].commit_transaction()
+    late[0].close(timeout_ms=0)
+    assert home.saved().sequence == 0
+    assert commit(pen, name, known, 1) == {}
+    assert home.saved().sequence == 1
+
+
+def test_a_sequence_larger_than_a_record(home: Home, name: str, closing: Closing) -> None:
+    pen, known = begin(home, closing)
+    nobody = Offsets("", name, Identity(), ())
+    contributions = tuple(
+        given(name, known, 1, Offsets(f"m{number}", name, nobody.identity, ()), bytes(900_000)) for number in range(10)
+    )
+    closed = Manifest(name, known.region_id, 1, 1, 1, 0, tuple(f"m{n}" for n in range(10)), (), ())
+    assert pen.commit(closed, contributions, ()) == {}
+    _, after = begin(home, closing)
+    assert {len(state) for state in after.states.values()} == {900_000} and len(after.states) == 10
+
+
+def test_two_take_overs_at_once(home: Home, servers: str, name: str, closing: Closing) -> None:
+    homes = [closing.add(Home(name, servers, {})) for _ in range(3)]
+    began: list[tuple[Pen, Known]] = []
+
+    def take(one: Home) -> None:
+        with contextlib.suppress(OverError):
+            began.append(begin(one, closing))
+
+    threads = [threading.Thread(target=take, args=(one,)) for one in homes]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    terms = [known.term for _, known in began]
+    assert len(set(terms)) == len(terms), "no term is begun twice"
+    writes = 0
+    for pen, known in began:
+        with contextlib.suppress(OverError):
+            pen.save([Epoch(name, known.term, known.term, 0, 0, "", 0)])
+            writes += 1
+    assert writes <= 1
+
+
+def test_the_first_claim_of_a_group_wins(servers: str, name: str, closing: Closing) -> None:
+    homes = {region: closing.add(Home(region, servers, {})) for region in (f"{name}.{n}" for n in range(4))}
+    refused: dict[str, str] = {}
+
+    def claim(region: str) -> None:
+        try:
+            homes[region].admit(name)
+        except InvalidInputError as error:
+            refused[region] = str(error)
+
+    threads = [threading.Thread(target=claim, args=(region,)) for region in homes]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(refused) == 3
+    [winner] = set(homes) - set(refused)
+    assert all(f"belongs to region {winner!r}" in text for text in refused.values())
+    homes[winner].admit(name)
+    homes[winner].release_claims()
+    [other, *_] = refused
+    homes[other].admit(name)
+
+
+def test_what_can_not_be_read_is_passed_over_with_a_word(
+    home: Home, servers: str, name: str, closing: Closing, caplog: pytest.LogCaptureFixture
+) -> None:
+    pen, known = begin(home, closing)
+    pen.save([Epoch(name, 1, 1, 1, 0, "why", 7)])
+    with Producer(servers) as producer:
+        for key, value in ((b"[", b"x"), (f'["epoch","{name}"]'.encode(), b"\x07later")):
+            producer.send(TOPIC, value, key, partition=partition_of(name, 9)).result()
+    with caplog.at_level(logging.WARNING, "kohort.region"):
+        _, after = begin(home, closing)
+    assert after.epoch == 1 and after.region_id == known.region_id
+    assert sum("passed over" in record.message for record in caplog.records) >= 2
+
+
+def test_regions_of_one_partition_do_not_mix(servers: str, name: str, closing: Closing) -> None:
+    same = [region for region in (f"{name}-{uuid4().hex[:6]}" for _ in range(200)) if partition_of(region, 9) == 3][:2]
+    pens = [begin(closing.add(Home(region, servers, {})), closing) for region in same]
+    for number, (pen, _) in enumerate(pens):
+        pen.save([Epoch(same[number], 5 + number, 1, 0, 0, "", 0)])
+    for number, region in enumerate(same):
+        _, known = begin(closing.add(Home(region, servers, {})), closing)
+        assert (known.region, known.epoch, known.term) == (region, 5 + number, 2)
+
+
+def test_parts_are_told_apart_by_their_topics_id() -> None:
+    assert Part("g", "t", 0, TOPIC_ID) != Part("g", "t", 0, UUID(int=5))
+
+
+def test_a_regions_clients_are_not_those_of_a_region_with_a_longer_name() -> None:
+    assert is_of("a", client_id_of("a", "b.m"))
+    assert not is_of("a", client_id_of("a.b", "m")) and not is_of("a.b", client_id_of("a", "b.m"))

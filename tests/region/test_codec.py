@@ -1,0 +1,73 @@
+"""Messages as bytes."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import msgspec
+import pytest
+
+from kohort.region import messages as told
+from kohort.region.codec import UnknownMessageError, decode_heard, decode_said, encode
+from kohort.region.facts import Contribution, Position, Span
+from kohort.region.parts import Part
+from kohort.region.staged import StagedKey
+
+TOPIC_ID, REGION_ID = UUID(int=5), UUID(int=6)
+PART = Part("etl", "t", 3, TOPIC_ID)
+POSITION = Position("etl", "t", TOPIC_ID, 3, 17, 2)
+CUT = told.Cut(4, 2)
+KEY = StagedKey(REGION_ID, 3, "m", 0)
+GIVEN = Contribution(
+    "r", 4, 1, 3, "m", ("m", "n"), "etl", "id", 5, None, (Span("etl", "t", TOPIC_ID, 3, 1, 17, 2),), (KEY,), b"\0\xff"
+)
+WHO = told.Identity("id", 5, "static")
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        told.Register("m", UUID(int=9), "etl", WHO, 3, (POSITION,), 4, (POSITION,), True),
+        told.Contributed(CUT, GIVEN),
+        told.Moved(WHO, (PART,)),
+        told.AskStarts(1, (PART,)),
+        told.Looked(1, (POSITION,)),
+        told.AskReset("why", forced=True),
+        told.Leave(),
+        told.Describe(),
+    ],
+)
+def test_what_is_said_comes_back_as_it_was(message: told.Report | told.Ask) -> None:
+    assert decode_said(encode(message)) == message
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        told.Welcome(1, 3, 4, ("m",), b"state", CUT),
+        told.Welcome(1, 3, 4, ("m",)),
+        told.Starts(1, 1, (POSITION,), (PART,), (PART,)),
+        told.Publish(1, 4, (KEY,)),
+        told.Reset(1, 3, 0, None),
+        told.RegionSeen("r", "RUNNING", 1, 3, 4, 4, (), (POSITION,), {"why": 2}),
+        told.Alive(),
+    ],
+)
+def test_what_is_heard_comes_back_as_it_was(message: told.Order | told.Told) -> None:
+    assert decode_heard(encode(message)) == message
+
+
+def test_a_field_of_a_later_release_is_passed_over() -> None:
+    body = msgspec.msgpack.encode(("AskReset", {"cause": "why", "later": [1]}))
+    assert decode_said(body) == told.AskReset("why")
+
+
+@pytest.mark.parametrize("body", [b"", b"\xc1", msgspec.msgpack.encode(("Nothing", {})), encode(told.Alive())[:-1]])
+def test_what_is_no_message_is_said_so(body: bytes) -> None:
+    with pytest.raises(UnknownMessageError):
+        decode_said(body)
+
+
+def test_an_order_is_nothing_that_a_control_plane_hears() -> None:
+    with pytest.raises(UnknownMessageError, match="Publish"):
+        decode_said(encode(told.Publish(1, 4, ())))

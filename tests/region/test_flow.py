@@ -1,0 +1,123 @@
+"""The queue between a member's two threads, its permits, and what was submitted."""
+
+from __future__ import annotations
+
+import threading
+from uuid import UUID
+
+import pyarrow as pa
+import pytest
+
+from kohort.region.consuming.flow import Flow, Piece
+from kohort.region.facts import Position
+from kohort.region.parts import Part
+from tests.support.waiting import until
+
+P0, P1 = (Part("g", "t", number, UUID(int=1)) for number in (0, 1))
+
+
+def at(part: Part, offset: int) -> Position:
+    return Position(part.group, part.topic, part.topic_id, part.partition, offset)
+
+
+def piece(*rows: tuple[Part, int]) -> Piece:
+    table = pa.table(
+        {
+            "topic": ["t"] * len(rows),
+            "partition": [part.partition for part, _ in rows],
+            "offset": [at for _, at in rows],
+        }
+    )
+    return Piece(table, {part: at_(part, offset + 1) for part, offset in rows})
+
+
+at_ = at
+
+
+def offsets(found: Piece | None) -> list[tuple[int, int]]:
+    assert found is not None
+    return [(row["partition"], row["offset"]) for row in found.table.to_pylist()]
+
+
+@pytest.fixture
+def flow() -> Flow:
+    flow = Flow(10, 4)
+    for part in (P0, P1):
+        flow.begin(at(part, 0), part)
+    return flow
+
+
+def test_offsets_are_saved_after_submission(flow: Flow) -> None:
+    flow.put(piece((P0, 0), (P0, 1)))
+    flow.open()
+    assert offsets(flow.take()) == [(0, 0), (0, 1)]
+    assert flow.next_offsets()[P0] == at(P0, 0) and not flow.is_idle()
+    flow.finish()
+    assert flow.next_offsets()[P0] == at(P0, 2) and flow.is_idle() and flow.submitted == 2
+
+
+def test_small_pieces_are_taken_together_and_the_queue_has_an_end(flow: Flow) -> None:
+    for offset in range(6):
+        flow.put(piece((P0, offset)))
+    assert flow.room() == 4
+    flow.open()
+    assert len(offsets(flow.take())) == 4
+    assert flow.room() == 8
+    assert len(offsets(flow.take())) == 2
+    assert flow.next_offsets()[P0] == at(P0, 4)
+
+
+def test_without_a_permit_nothing_is_taken_and_nothing_is_lost(flow: Flow) -> None:
+    flow.put(piece((P0, 0)))
+    taken: list[Piece | None] = []
+    thread = threading.Thread(target=lambda: taken.append(flow.take()))
+    thread.start()
+    assert flow.is_idle() and taken == []
+    flow.open()
+    thread.join(60)
+    assert offsets(taken[0]) == [(0, 0)]
+    flow.shut()
+    flow.put(piece((P0, 1)))
+    flow.finish()
+    assert flow.is_idle() and flow.queued(P0), "it is the drain buffer now"
+
+
+def test_what_is_void_is_not_saved(flow: Flow) -> None:
+    flow.put(piece((P0, 0)))
+    flow.put(piece((P0, 1), (P1, 0)))
+    flow.open()
+    flow.take()
+    flow.clear()
+    assert flow.void
+    flow.finish()
+    assert not flow.queued(P1)
+    assert flow.next_offsets()[P0] == at(P0, 0) and flow.submitted == 0
+
+
+def test_of_what_was_given_up_nothing_more_is_taken(flow: Flow) -> None:
+    flow.put(piece((P0, 0), (P1, 0), (P0, 1)))
+    flow.put(piece((P0, 2)))
+    flow.forget([P0])
+    assert flow.room() == 9 and list(flow.next_offsets()) == [P1]
+    flow.open()
+    assert offsets(flow.take()) == [(1, 0)]
+
+
+def test_whoever_waits_is_told_of_the_end(flow: Flow) -> None:
+    told: list[object] = []
+
+    def take() -> None:
+        try:
+            told.append(flow.take())
+        except ValueError as error:
+            told.append(error)
+
+    threads = [threading.Thread(target=take) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    flow.end(ValueError("why"))
+    for thread in threads:
+        thread.join(60)
+    assert [str(one) for one in told] == ["why", "why"]
+    flow.end()
+    until(lambda: not any(thread.is_alive() for thread in threads), "they have ended")

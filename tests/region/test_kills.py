@@ -1,0 +1,213 @@
+"""Members of a region and its control plane, processes all, are killed in turn: the folder is the input.
+
+`KOHORT_REGION_KILLS=20` kills as often as that, over all flights of the demo.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from kohort import Producer
+from kohort.demo.flights import ALL, flights
+from kohort.region.region import Region
+from tests.region.conftest import make_topic
+from tests.support.waiting import until
+
+LONG = os.environ.get("KOHORT_REGION_KILLS")
+KILLS = int(LONG or "2")
+ROWS = ALL if LONG else 3_000
+PARTITIONS = 6
+MEMBERS = ["m1", "m2", "m3"]
+PLANE = "plane"
+TURNS = ["m1", PLANE, "m2", PLANE, "m3", PLANE]
+Where = tuple[int, int]
+pytestmark = pytest.mark.timeout(3_600 if LONG else 120)
+
+
+class Processes:
+    """The members and the control plane, by name."""
+
+    def __init__(self, servers: str, name: str, folder: Path, protocol: str, rebalance: str) -> None:
+        self.told = (servers, name, name, str(folder), protocol, rebalance)
+        self.running: dict[str, subprocess.Popen[bytes]] = {}
+        self.log = (folder.parent / "log").open("w")
+        self.said = folder.parent / "said"
+
+    def start(self, process: str) -> None:
+        servers, region, topic, folder, protocol, rebalance = self.told
+        if process == PLANE:
+            command = ["-m", "kohort", "region", "serve", region, "--checkpoint-every", "500ms"]
+            command += ["--bootstrap-server", servers]
+        else:
+            command = ["-m", "tests.region.member_process", servers, region, process, topic, folder]
+            command += [protocol, rebalance]
+        with (self.said if process == PLANE else Path(os.devnull)).open("w") as output:
+            self.running[process] = subprocess.Popen([sys.executable, *command], stdout=output, stderr=self.log)
+
+    def kill(self, process: str) -> None:
+        killed = self.running.pop(process)
+        killed.kill()
+        killed.wait()
+
+    def check(self) -> None:
+        """All that were not killed still run; but a control plane may find that another has taken over."""
+        for name, process in self.running.items():
+            code = process.poll()
+            gone = code is not None and not (name == PLANE and code == 0)
+            assert not gone, f"{name} ended by itself, with {code}: {Path(self.log.name).read_text()[-2000:]}"
+
+    def end(self) -> dict[str, int]:
+        """Have all end by themselves, the control plane last: their exit codes."""
+        codes: dict[str, int] = {}
+        for names in (self.running.keys() - {PLANE}, self.running.keys() & {PLANE}):
+            for name in names:
+                self.running[name].terminate()
+            codes |= {name: _ended(self.running[name]) for name in names}
+        self.running.clear()
+        self.log.close()
+        return codes
+
+
+def _ended(process: subprocess.Popen[bytes]) -> int:
+    try:
+        return process.wait(90)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
+
+
+def rows_of(sequence: Path) -> Counter[Where]:
+    """Of one folder: partitions and offsets, with how often each is there."""
+    found: Counter[Where] = Counter()
+    for file in sorted(sequence.glob("*.parquet")):
+        table: Any = pq.ParquetFile(file).read(["partition", "offset"])
+        found.update(zip(table.column("partition").to_pylist(), table.column("offset").to_pylist(), strict=True))
+    return found
+
+
+class Reader:
+    """Reads each sequence as soon as it is there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.seen: dict[str, Counter[Where]] = {}
+        self.rows = 0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._ended.wait(0.02):
+            for sequence in self.folder.glob("sequence=*"):
+                if sequence.name not in self.seen:
+                    self.seen[sequence.name] = rows_of(sequence)
+                    self.rows += self.seen[sequence.name].total()
+
+    def close(self) -> None:
+        self._ended.set()
+        self._thread.join()
+
+
+class Sent:
+    """What the topic has: the values, by where they are."""
+
+    def __init__(self, servers: str, topic: str) -> None:
+        self.servers, self.topic = servers, topic
+        self.source = flights(ROWS)
+        self.values: dict[Where, bytes] = {}
+
+    def send(self, count: int) -> None:
+        with Producer(self.servers) as producer:
+            pieces = [(one, producer.send(self.topic, one.value, one.tail)) for one in islice(self.source, count)]
+            producer.flush()
+            self.values |= {self._where(delivery): one.value for one, delivery in pieces}
+
+    def _where(self, delivery: Any) -> Where:
+        told = delivery.result()
+        return (told.partition, told.offset)
+
+
+@pytest.fixture(params=["classic-reset", "consumer-checkpoint"])
+def how(request: pytest.FixtureRequest) -> list[str]:
+    words: list[str] = request.param.split("-")
+    return words
+
+
+@pytest.fixture
+def processes(
+    request: pytest.FixtureRequest, servers: str, name: str, how: list[str], tmp_path: Path
+) -> Iterator[Processes]:
+    if "apache" in request.node.callspec.id and "consumer" in how and LONG is None:
+        pytest.skip("a long one, for its sessions are 45 s: make region")
+    make_topic(servers, name, PARTITIONS)
+    (tmp_path / "out").mkdir()
+    running = Processes(servers, name, tmp_path / "out", *how)
+    yield running
+    running.end()
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> Iterator[Reader]:
+    reading = Reader(tmp_path / "out")
+    yield reading
+    reading.close()
+
+
+def test_whoever_is_killed_the_folder_is_the_input(
+    processes: Processes, reader: Reader, servers: str, name: str, tmp_path: Path
+) -> None:
+    chance, sent = random.Random(name), Sent(servers, name)
+    for process in (PLANE, *MEMBERS):
+        processes.start(process)
+    for kill in range(KILLS + 1):
+        sent.send(-(-ROWS // (KILLS + 1)))
+        before = reader.rows
+
+        def goes_on(before: int = before) -> bool:
+            processes.check()
+            return reader.rows > before
+
+        until(goes_on, f"sequences go on after {kill} kills")
+        if kill < KILLS:
+            time.sleep(chance.random())
+            victim = TURNS[kill % len(TURNS)]
+            processes.kill(victim)
+            if chance.random() < 0.5:
+                time.sleep(chance.random() * 2)
+            processes.start(victim)
+
+    def whole() -> bool:
+        processes.check()
+        assert reader.rows <= ROWS, "there is more in the folder than in the topic"
+        return reader.rows == ROWS
+
+    until(whole, "all is there", moves=lambda: {"rows": reader.rows})
+    with Region(name, servers, serves=False) as region:
+        until(lambda: [member.name for member in region.describe().members] == MEMBERS, "the last one killed is back")
+    until(lambda: "ready" in processes.said.read_text(), "the control plane is back too")
+    assert set(processes.end().values()) == {0}
+    reader.close()
+
+    values: dict[Where, bytes] = {}
+    for sequence in sorted((tmp_path / "out").glob("sequence=*")):
+        assert rows_of(sequence) == reader.seen[sequence.name], f"{sequence.name} was seen before it was whole"
+        for file in sequence.glob("*.parquet"):
+            table: Any = pq.ParquetFile(file).read()
+            columns = [table.column(column).to_pylist() for column in ("partition", "offset", "value")]
+            rows = {(partition, offset): value for partition, offset, value in zip(*columns, strict=True)}
+            assert not rows.keys() & values.keys(), f"{sequence.name} has rows that another has"
+            values |= rows
+    assert len(sent.values) == ROWS and values == sent.values

@@ -1,0 +1,218 @@
+"""A member's machine, one rule at a time."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+from uuid import UUID
+
+import pytest
+
+from kohort.region import messages as told
+from kohort.region.facts import Position
+from kohort.region.member import events as happens
+from kohort.region.member.machine import TABLE, MemberMachine
+from kohort.region.messages import Cut, Identity
+from kohort.region.parts import Part
+from kohort.region.states import MemberState
+
+REGION_ID, TOPIC_ID = UUID(int=7), UUID(int=9)
+P0, P1 = (Part("etl", "t", number, TOPIC_ID) for number in (0, 1))
+CUT = Cut(8, 1)
+Kind = TypeVar("Kind")
+Said = TypeVar("Said")
+
+
+def at(part: Part, offset: int) -> Position:
+    return Position(part.group, part.topic, part.topic_id, part.partition, offset)
+
+
+class Driven:
+    """A machine, and what came of it."""
+
+    def __init__(self, *, holds_back: bool = False) -> None:
+        self.machine = MemberMachine("r", "m1", UUID(int=1), "etl", publishes=True, holds_back=holds_back)
+        self.did: list[happens.Effect] = []
+
+    def do(self, *events: happens.Event | told.Order) -> list[happens.Effect]:
+        self.did = []
+        for event in events:
+            self.did += self.machine.step(happens.Ordered(event) if isinstance(event, told.Order) else event)
+        return self.did
+
+    def effects(self, kind: type[Kind]) -> list[Kind]:
+        return [effect for effect in self.did if isinstance(effect, kind)]
+
+    def said(self, kind: type[Said]) -> list[Said]:
+        return [
+            effect.report for effect in self.did if isinstance(effect, happens.Say) and isinstance(effect.report, kind)
+        ]
+
+    def stands(self, state: MemberState) -> bool:
+        return self.machine.state is state
+
+
+def reading(*, holds_back: bool = False) -> Driven:
+    """It has both partitions, from 70 and 71 on, and has fetched."""
+    driven = Driven(holds_back=holds_back)
+    driven.do(happens.Connected(), told.Welcome(3, 5, 7, ("m1",)))
+    driven.do(happens.Assigned(Identity("id", 1), (P0, P1)))
+    driven.do(told.Starts(3, 1, (at(P0, 70), at(P1, 71))), happens.Fetched())
+    assert driven.stands(MemberState.RECORDS_FETCHED)
+    return driven
+
+
+def drained(*, holds_back: bool = False) -> Driven:
+    driven = reading(holds_back=holds_back)
+    driven.do(told.Drain(3, CUT), happens.Quiet(CUT))
+    assert driven.stands(MemberState.DRAINED)
+    return driven
+
+
+def contributed(*, holds_back: bool = False) -> Driven:
+    driven = drained(holds_back=holds_back)
+    driven.do(told.Checkpoint(3, CUT, ("m1",)), happens.StateSaved(CUT, (at(P0, 80), at(P1, 71)), (), b"s"))
+    assert driven.stands(MemberState.CHECKPOINTED)
+    return driven
+
+
+def test_each_event_has_an_entry_in_each_state_with_its_reason() -> None:
+    for event, rows in TABLE.items():
+        assert set(rows) == set(MemberState), event
+        assert all(row.why for row in rows.values())
+
+
+def test_it_subscribes_and_reads_nothing_that_the_control_plane_has_not_given() -> None:
+    driven = Driven()
+    assert driven.stands(MemberState.SUBSCRIBED)
+    driven.do(happens.Assigned(Identity("id", 1), (P0,)))
+    assert driven.said(told.AskStarts) == [] and driven.effects(happens.Seek) == []
+    driven.do(happens.Connected())
+    assert [one.epoch for one in driven.said(told.Register)] == [-1]
+    driven.do(told.Welcome(3, 5, 7, ("m1",), b"saved"))
+    assert driven.effects(happens.Begin) == [happens.Begin(5, 7, b"saved")]
+    assert driven.said(told.AskStarts) == [told.AskStarts(1, (P0,))]
+    driven.do(told.Starts(3, 1, (at(P0, 70), at(P1, 71))))
+    assert driven.effects(happens.Seek) == [happens.Seek((at(P0, 70),))], "not what it has not"
+
+
+def test_what_is_revoked_before_anything_was_fetched_is_let_go() -> None:
+    driven = Driven()
+    driven.do(happens.Connected(), told.Welcome(3, 5, 7, ("m1",)), happens.Assigned(Identity("id", 1), (P0,)))
+    driven.do(told.Starts(3, 1, (at(P0, 70),)), happens.Revoked((P0,)))
+    assert driven.effects(happens.Release) == [happens.Release((P0,))] and not driven.said(told.AskReset)
+
+
+@pytest.mark.parametrize("event", [happens.Revoked((P0,)), happens.Lost((P0,))])
+@pytest.mark.parametrize("before", [reading, drained, contributed])
+def test_what_is_revoked_after_records_were_fetched_has_all_go_back(before: type, event: happens.Event) -> None:
+    driven = before()
+    driven.do(event)
+    assert driven.stands(MemberState.CR_RESET_PENDING)
+    assert happens.StopPolling(clear=True) in driven.did
+    assert [one.forced for one in driven.said(told.AskReset)] == [True]
+    driven.do(happens.Assigned(Identity("id", 2), (P1,)), told.Starts(3, 1, (at(P1, 71),)))
+    assert driven.effects(happens.Seek) == [] and driven.said(told.AskStarts) == [], "nothing is sought while it waits"
+
+
+def test_after_a_reset_it_polls_slowly_until_records_came() -> None:
+    driven = reading()
+    driven.do(told.Reset(3, 6, 7, b"saved"))
+    assert driven.effects(happens.GoBack) == [happens.GoBack(6, 7, b"saved")]
+    driven.do(happens.WentBack(5))
+    assert driven.stands(MemberState.CR_RESET_PENDING), "that was for an earlier one"
+    driven.do(happens.WentBack(6))
+    assert driven.stands(MemberState.RESET_COMPLETE)
+    assert driven.effects(happens.Poll) == [happens.Poll(slowly=True)]
+    assert driven.said(told.WasReset) == [told.WasReset(6)] and driven.said(told.AskStarts)[0].parts == (P0, P1)
+    driven.do(told.Starts(3, 2, (at(P0, 70),)))
+    assert driven.effects(happens.Seek) == [happens.Seek((at(P0, 70),), commit=True)], "the group's offsets go back too"
+    driven.do(happens.Revoked((P1,)))
+    assert driven.stands(MemberState.RESET_COMPLETE) and driven.effects(happens.Release), "it has fetched nothing"
+    driven.do(happens.Fetched())
+    assert driven.effects(happens.Poll) == [happens.Poll(slowly=False)]
+
+
+def test_a_drain_that_fails_is_said() -> None:
+    driven = reading()
+    driven.do(told.Drain(3, CUT))
+    assert driven.effects(happens.Quiesce) == [happens.Quiesce(CUT)]
+    driven.do(happens.NotQuiet(Cut(8, 0), "an earlier one"))
+    assert driven.did == []
+    driven.do(happens.NotQuiet(CUT, "one partition's offset was refused"))
+    assert driven.said(told.DrainFailed) == [told.DrainFailed(CUT, "one partition's offset was refused")]
+
+
+def test_a_contribution_has_names_offsets_state_and_where_records_begin_and_end() -> None:
+    driven = drained()
+    driven.do(told.Checkpoint(3, CUT, ("m1",)))
+    assert driven.effects(happens.SaveState)
+    driven.do(happens.StateSaved(CUT, (at(P0, 80), at(P1, 71)), (), b"s"))
+    [given] = [one.contribution for one in driven.said(told.Contributed)]
+    assert (given.member, given.members, given.sequence, given.term, given.epoch) == ("m1", ("m1",), 8, 3, 5)
+    assert (given.member_id, given.generation, given.state) == ("id", 1, b"s")
+    assert [(span.partition, span.begin, span.end) for span in given.spans] == [(0, 70, 80), (1, 71, 71)]
+
+
+def test_the_next_contribution_begins_where_the_last_complete_one_ended() -> None:
+    driven = contributed()
+    driven.do(told.Completed(3, 8, 6))
+    assert driven.effects(happens.Retire) == [happens.Retire(8, 6, counts=True)]
+    assert driven.effects(happens.GoOn) and driven.stands(MemberState.RECORDS_FETCHED)
+    assert {one.partition: one.offset for one in driven.machine.holds()} == {0: 80, 1: 71}
+
+
+def test_a_contribution_in_vain_is_given_again_from_its_beginning() -> None:
+    driven = contributed()
+    driven.do(told.Drain(3, Cut(8, 2)))
+    assert driven.said(told.Drained) == [told.Drained(Cut(8, 2))] and driven.stands(MemberState.DRAINED)
+    assert {one.partition: one.offset for one in driven.machine.holds()} == {0: 70, 1: 71}
+    driven.do(happens.Connected(), told.Welcome(4, 5, 7, ("m1",)))
+    assert driven.effects(happens.GoOn), "a new control plane does not know of the cut"
+
+
+def test_what_is_held_back_is_released_when_a_sequence_is_complete() -> None:
+    driven = reading(holds_back=True)
+    driven.do(happens.Revoked((P1,)))
+    assert driven.said(told.Holding) and not driven.effects(happens.Release)
+    assert driven.stands(MemberState.RECORDS_FETCHED)
+    driven.do(told.Drain(3, CUT), happens.Quiet(CUT), told.Checkpoint(3, CUT, ("m1",)))
+    driven.do(happens.StateSaved(CUT, (at(P0, 80), at(P1, 90)), (), b""))
+    assert not driven.effects(happens.Release)
+    driven.do(told.Completed(3, 8, 6))
+    assert driven.effects(happens.Release) == [happens.Release((P1,))]
+    assert [one.gone for one in driven.said(told.Moved)] == [(P1,)]
+
+
+def test_what_is_held_back_and_lost_meanwhile_has_all_go_back() -> None:
+    driven = reading(holds_back=True)
+    driven.do(happens.Revoked((P1,)), happens.Lost((P0, P1)))
+    assert driven.stands(MemberState.CR_RESET_PENDING) and driven.said(told.AskReset)
+
+
+def test_a_control_plane_that_was_overtaken_is_not_heard() -> None:
+    driven = reading()
+    driven.do(told.Welcome(4, 5, 7, ("m1",)))
+    assert driven.do(told.Reset(3, 6, 7, None)) == []
+    assert driven.stands(MemberState.RECORDS_FETCHED)
+
+
+def test_it_registers_again_with_what_it_holds_and_what_it_gave() -> None:
+    driven = contributed()
+    [register] = (driven.do(happens.Connected()), driven.said(told.Register))[1]
+    assert (register.epoch, register.contributed) == (5, 8)
+    assert register.holds == (at(P0, 70), at(P1, 71)) and register.ends == (at(P0, 80), at(P1, 71))
+    driven.do(told.Welcome(4, 5, 8, ("m1",)))
+    assert {one.partition: one.offset for one in driven.machine.holds()} == {0: 80, 1: 71}, "it was complete"
+
+
+def test_who_closes_leaves_with_the_next_sequence_or_at_once_if_it_holds_nothing() -> None:
+    driven = reading()
+    driven.do(happens.Closing())
+    assert driven.said(told.Leave)
+    assert not driven.effects(happens.End)
+    driven.do(told.Stop(3, "", ""))
+    assert driven.effects(happens.End) == [happens.End("", "")]
+    idle = Driven()
+    idle.do(happens.Connected(), told.Welcome(3, 5, 7, ("m1",)), happens.Closing())
+    assert idle.said(told.Leave)
+    assert idle.effects(happens.End)

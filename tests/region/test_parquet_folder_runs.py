@@ -1,0 +1,126 @@
+"""Every step at which a process can die, and mutants that the runs must find."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kohort.errors import KafkaError
+from kohort.region import parquet_folder
+from kohort.region.files import Output, remove_folder
+from kohort.region.parquet_folder import ParquetFolder
+from kohort.region.sinks import Keep
+from tests.region import folder_runs as runs
+
+RUNS: tuple[Callable[[], None], ...] = (
+    runs.killed_publishers,
+    runs.power_lost,
+    runs.power_lost_after_a_word_was_given,
+    runs.an_empty_sequence_and_a_power_loss,
+    runs.killed_while_staging,
+    runs.failing_disk,
+    runs.held_publishers,
+    runs.sweeps_at_each_moment,
+    runs.swept_keys_of_older_epochs,
+    runs.given_up_folders,
+    runs.two_regions,
+    runs.killed_checks,
+)
+
+
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: run.__name__)
+def test_run(run: Callable[[], None]) -> None:
+    run()
+
+
+def _no_folder_syncs(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(parquet_folder, "sync_folder", lambda files, path: None)
+
+
+def _no_file_syncs(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Output, "sync", lambda output: None)
+
+
+def _marked_before_the_folder_is_durable(patch: pytest.MonkeyPatch) -> None:
+    def publish(self: ParquetFolder, sequence: int, keys: Any) -> None:
+        names = sorted(key.text() for key in keys)
+        if not self._is_marked(sequence) and not self._stands(sequence):
+            self._bring(sequence, names)
+        self._mark(sequence)
+        for name in names:
+            for ending in (parquet_folder._ROWS, parquet_folder._EMPTY):
+                parquet_folder.remove(self._files, f"{self.path}/_staging/{name}{ending}")
+
+    patch.setattr(ParquetFolder, "publish", publish)
+
+
+def _renamed_before_all_links(patch: pytest.MonkeyPatch) -> None:
+    def rename(self: ParquetFolder, sequence: int, full: list[str]) -> None:
+        self._files.mkdir(self._folder(sequence))
+        said = parquet_folder._Sequence(self._region, self._bound(), sequence, full)
+        data = parquet_folder.msgspec.json.encode(said)
+        parquet_folder.write_file(self._files, f"{self._folder(sequence)}/_sequence.json", data)
+        for name in full:
+            self._show(f"{self.path}/_staging/{name}.staged", f"{self._folder(sequence)}/{name}.parquet")
+
+    patch.setattr(ParquetFolder, "_rename", rename)
+
+
+def _emptied_in_place(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ParquetFolder, "_discard", lambda self, temporary: remove_folder(self._files, temporary))
+
+
+def _sweeps_what_is_old(patch: pytest.MonkeyPatch) -> None:
+    whole = ParquetFolder.sweep
+    patch.setattr(ParquetFolder, "sweep", lambda self, keep: whole(self, Keep(keep.floor)))
+
+
+def _sweeps_the_present_epoch(patch: pytest.MonkeyPatch) -> None:
+    whole = ParquetFolder.sweep
+    patch.setattr(ParquetFolder, "sweep", lambda self, keep: whole(self, Keep(keep.floor + 1, keep.keys)))
+
+
+def _a_late_one_takes_the_mark_back(patch: pytest.MonkeyPatch) -> None:
+    def mark(self: ParquetFolder, sequence: int) -> None:
+        for old in self._marks():
+            parquet_folder.remove(self._files, f"{self.path}/_region/published-{old}")
+        self._files.close(self._files.open(f"{self.path}/_region/published-{sequence}", 0o101, 0o666))
+        parquet_folder.sync_folder(self._files, f"{self.path}/_region")
+
+    patch.setattr(ParquetFolder, "_mark", mark)
+
+
+def _the_first_owner_is_written_over(patch: pytest.MonkeyPatch) -> None:
+    def first(self: ParquetFolder, schema: Any) -> None:
+        parquet_folder.make_folder(self._files, f"{self.path}/_region")
+        encoded = parquet_folder.base64.b64encode(schema.serialize()).decode()
+        owner = parquet_folder._Owner(1, self._region, self._bound(), encoded)
+        temporary = f"{self.path}/_region/{self._bound().hex}.part"
+        parquet_folder.write_file(self._files, temporary, parquet_folder.msgspec.json.encode(owner))
+        self._files.rename(temporary, f"{self.path}/_region/region.json")
+
+    patch.setattr(ParquetFolder, "_first", first)
+
+
+MUTANTS: tuple[tuple[Callable[[pytest.MonkeyPatch], None], Callable[[], None]], ...] = (
+    (_no_folder_syncs, runs.power_lost_after_a_word_was_given),
+    (_no_file_syncs, runs.power_lost),
+    (_marked_before_the_folder_is_durable, runs.power_lost),
+    (_renamed_before_all_links, runs.killed_publishers),
+    (_emptied_in_place, runs.given_up_folders),
+    (_sweeps_what_is_old, runs.swept_keys_of_older_epochs),
+    (_sweeps_the_present_epoch, runs.sweeps_at_each_moment),
+    (_a_late_one_takes_the_mark_back, runs.held_publishers),
+    (_the_first_owner_is_written_over, runs.two_regions),
+)
+
+
+@pytest.mark.parametrize(("mutant", "run"), MUTANTS, ids=lambda each: each.__name__)
+def test_the_run_kills_the_mutant(
+    mutant: Callable[[pytest.MonkeyPatch], None], run: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mutant(monkeypatch)
+    with pytest.raises((AssertionError, KafkaError)):
+        run()

@@ -1,0 +1,424 @@
+"""The control plane's machine, one rule at a time; what happens all together is in test_machines.py."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TypeVar
+from uuid import UUID
+
+import pytest
+
+from kohort.region import messages as told
+from kohort.region.facts import Contribution, Epoch, Fact, Initial, Position, Span, Stopped
+from kohort.region.messages import Cut, Identity
+from kohort.region.parts import Part, part_of
+from kohort.region.plane import events as happens
+from kohort.region.plane.config import RegionConfig
+from kohort.region.plane.machine import TABLE, RegionMachine
+from kohort.region.plane.state import Known, Why
+from kohort.region.staged import StagedKey
+from kohort.region.states import RegionState
+
+REGION_ID, TOPIC_ID = UUID(int=7), UUID(int=9)
+Said = TypeVar("Said", bound=told.Order)
+P0, P1 = (Part("etl", "t", number, TOPIC_ID) for number in (0, 1))
+
+
+def at(part: Part, offset: int) -> Position:
+    return Position(part.group, part.topic, part.topic_id, part.partition, offset)
+
+
+def begun(part: Part, offset: int) -> Initial:
+    return Initial("r", part.group, part.topic, part.topic_id, part.partition, offset)
+
+
+KNOWN = Known("r", REGION_ID, term=3, epoch=5, floor=4, sequence=7, initial=(begun(P0, 0), begun(P1, 0)),
+              positions=(at(P0, 70), at(P1, 71)))  # fmt: skip
+
+
+class Driven:
+    """A machine whose facts are saved at once."""
+
+    def __init__(self, known: Known = KNOWN, config: RegionConfig | None = None) -> None:
+        self.machine = RegionMachine(known, config or RegionConfig(checkpoint_every_ms=None), 0)
+        self.heard: dict[int, list[told.Order]] = {}
+        self.closed: set[int] = set()
+        self.facts: list[Fact] = []
+        self.commits: list[happens.Commit] = []
+        self.looks: list[happens.LookAt] = []
+        self.now_ms = 0
+        self.saves = True
+
+    def do(self, event: happens.Event) -> None:
+        events = [event]
+        while events:
+            for effect in self.machine.step(events.pop(0), self.now_ms):
+                match effect:
+                    case happens.Say(connection, order):
+                        self.heard.setdefault(connection, []).append(order)
+                    case happens.Close(connection):
+                        self.closed.add(connection)
+                    case happens.Save(token, facts):
+                        self.facts += facts
+                        if self.saves:
+                            events.append(happens.Saved(token))
+                    case happens.Commit():
+                        self.commits.append(effect)
+                    case happens.LookAt():
+                        self.looks.append(effect)
+
+    def say(self, connection: int, report: told.Report) -> None:
+        self.do(happens.Heard(connection, report))
+
+    def tick(self, after_ms: int) -> None:
+        self.now_ms += after_ms
+        self.do(happens.Tick())
+
+    def last(self, connection: int) -> told.Order:
+        return self.heard[connection][-1]
+
+    def orders(self, connection: int, kind: type[Said]) -> list[Said]:
+        return [order for order in self.heard.get(connection, []) if isinstance(order, kind)]
+
+    def stands(self, state: RegionState) -> bool:
+        return self.machine.state is state
+
+    # what members do
+
+    def join(self, connection: int, name: str, *, holds: tuple[Position, ...] = (), epoch: int = -1) -> None:
+        self.say(
+            connection,
+            told.Register(name, UUID(int=connection), "etl", Identity(name, 1), epoch, holds, publishes=True),
+        )
+
+    def ask(self, connection: int, *parts: Part) -> tuple[Position, ...]:
+        self.say(connection, told.AskStarts(1, parts))
+        starts = self.orders(connection, told.Starts)
+        return starts[-1].found if starts else ()
+
+    def cut(self) -> Cut:
+        self.say(1, told.AskCheckpoint())
+        return self.orders(1, told.Drain)[-1].cut
+
+    def give(self, name: str, *spans: Span, **other: object) -> Contribution:
+        member = self.machine.plane.members[name]
+        sequence = self.machine.plane.sequence + 1
+        key = StagedKey(REGION_ID, member.epoch, name, 0)
+        given = Contribution("r", sequence, 3, member.epoch, name, (), "etl", name, 1, None, spans, (key,), b"")
+        return replace(given, **other)  # type: ignore[arg-type]
+
+
+def span(part: Part, begin: int, end: int) -> Span:
+    return Span(part.group, part.topic, part.topic_id, part.partition, begin, end)
+
+
+def two() -> Driven:
+    """Two members, each with a partition."""
+    driven = Driven()
+    for connection, name, part in ((1, "m1", P0), (2, "m2", P1)):
+        driven.join(connection, name)
+        assert driven.ask(connection, part) == (at(part, 70 + part.partition),)
+    assert driven.stands(RegionState.RUNNING)
+    return driven
+
+
+def test_each_event_has_an_entry_in_each_state_with_its_reason() -> None:
+    for event, rows in TABLE.items():
+        assert set(rows) == set(RegionState), event
+        assert all(row.why for row in rows.values())
+
+
+def test_a_cut_is_complete_when_all_have_contributed() -> None:
+    driven = two()
+    cut = driven.cut()
+    driven.say(1, told.Drained(cut))
+    assert driven.stands(RegionState.DRAINING), "the other is not drained yet"
+    driven.say(2, told.Drained(cut))
+    assert driven.last(1) == driven.last(2) == told.Checkpoint(3, cut, ("m1", "m2"))
+    driven.say(1, told.Contributed(cut, driven.give("m1", span(P0, 70, 80))))
+    assert driven.commits == []
+    driven.say(2, told.Contributed(cut, driven.give("m2", span(P1, 71, 71))))
+    [commit] = driven.commits
+    assert {part_of(one): one.offset for one in commit.manifest.positions} == {P0: 80, P1: 71}
+    assert [(one.member, one.identity, len(one.positions)) for one in commit.offsets] == [
+        ("m1", Identity("m1", 1), 1),
+        ("m2", Identity("m2", 1), 1),
+    ], "one commit for each member, under its own name"
+    assert driven.orders(1, told.Completed) == []
+    driven.do(happens.CommitEnded(cut))
+    assert driven.orders(1, told.Completed) == [told.Completed(3, 8, 6)]
+    assert driven.stands(RegionState.RUNNING)
+    assert driven.orders(1, told.Publish) and not driven.orders(2, told.Publish), "one publishes for all"
+
+
+@pytest.mark.parametrize(
+    ("spans", "other", "why"),
+    [
+        ((span(P0, 69, 80),), {}, "a repetition"),
+        ((span(P0, 71, 80),), {}, "a gap"),
+        ((span(P0, 70, 60),), {}, "an end before its beginning"),
+        ((span(P0, 70, 80), span(P1, 71, 72)), {}, "a partition that it was not given"),
+        ((), {}, "less than it was given"),
+        ((span(P0, 70, 80), span(P0, 70, 80)), {}, "a partition twice"),
+        ((span(P0, 70, 80),), {"term": 2}, "another term"),
+        ((span(P0, 70, 80),), {"epoch": 5}, "another epoch"),
+        ((span(P0, 70, 80),), {"sequence": 7}, "another sequence"),
+        ((span(P0, 70, 80),), {"member": "m2"}, "another member"),
+        ((span(P0, 70, 80),), {"group": "other"}, "another group"),
+    ],
+)
+def test_what_can_not_be_contributed_has_all_go_back(
+    spans: tuple[Span, ...], other: dict[str, object], why: str
+) -> None:
+    driven = two()
+    cut = driven.cut()
+    driven.say(1, told.Drained(cut))
+    driven.say(2, told.Drained(cut))
+    driven.say(2, told.Contributed(cut, driven.give("m2", span(P1, 71, 75))))
+    driven.say(1, told.Contributed(cut, driven.give("m1", *spans, **other)))
+    assert driven.stands(RegionState.RESETTING), why
+    assert driven.commits == []
+    assert driven.orders(1, told.Reset) and driven.orders(2, told.Reset)
+
+
+def test_a_partition_that_another_may_be_reading_is_given_to_nobody() -> None:
+    driven = two()
+    assert driven.ask(2, P0) != (at(P0, 70),)
+    driven.say(1, told.Moved(Identity("m1", 2), (P0,)))
+    assert driven.orders(2, told.Starts)[-1] == told.Starts(3, 1, (at(P0, 70),)), "when it was let go"
+
+
+def test_no_start_is_given_during_a_cut() -> None:
+    driven = two()
+    cut = driven.cut()
+    driven.say(1, told.Drained(cut))
+    driven.say(1, told.Moved(Identity("m1", 2), (P0,)))
+    driven.say(2, told.AskStarts(2, (P0,)))
+    assert len(driven.orders(2, told.Starts)) == 1
+    driven.say(2, told.Drained(cut))
+    driven.say(1, told.Contributed(cut, driven.give("m1", generation=2)))
+    driven.say(2, told.Contributed(cut, driven.give("m2", span(P1, 71, 75))))
+    assert len(driven.orders(2, told.Starts)) == 1, "and not while it is committed"
+    driven.do(happens.CommitEnded(cut))
+    assert driven.orders(2, told.Starts)[-1] == told.Starts(3, 2, (at(P0, 70),))
+
+
+def test_what_left_a_members_hands_voids_what_it_contributed() -> None:
+    driven = two()
+    cut = driven.cut()
+    for connection in (1, 2):
+        driven.say(connection, told.Drained(cut))
+    driven.say(1, told.Contributed(cut, driven.give("m1", span(P0, 70, 80))))
+    driven.say(1, told.Moved(Identity("m1", 2), (P0,)))
+    assert driven.stands(RegionState.DRAINING)
+    again = driven.orders(1, told.Drain)[-1].cut
+    assert again != cut and again.sequence == cut.sequence
+    driven.say(2, told.Contributed(cut, driven.give("m2", span(P1, 71, 75))))
+    assert driven.commits == [], "an answer to an earlier question is none"
+
+
+@pytest.mark.parametrize(
+    ("holds", "epoch", "why"),
+    [
+        ((at(P0, 60),), 5, "it holds what is not the last manifest's"),
+        ((at(P0, 70),), 3, "all have gone back since"),
+        ((at(P0, 70),), 6, "an epoch that nobody has given"),
+        ((at(P1, 71),), 5, "another holds it"),
+    ],
+)
+def test_who_comes_back_with_what_can_not_be_goes_back_alone(holds: tuple[Position, ...], epoch: int, why: str) -> None:
+    driven = Driven(replace(KNOWN, expected=frozenset({"m1", "m2"})))
+    driven.join(2, "m2", holds=(at(P1, 71),), epoch=5)
+    driven.join(1, "m1", holds=holds, epoch=epoch)
+    assert driven.stands(RegionState.RUNNING)
+    assert isinstance(driven.last(2), told.Welcome | told.Publish | told.Members)
+    assert driven.orders(1, told.Reset), why
+    assert not driven.orders(2, told.Reset)
+    assert driven.ask(1, P0) == (), "until it has gone back"
+
+
+def test_who_comes_back_with_what_it_holds_goes_on() -> None:
+    driven = Driven(replace(KNOWN, expected=frozenset({"m1"})))
+    driven.join(1, "m1", holds=(at(P0, 70),), epoch=5)
+    assert driven.stands(RegionState.RUNNING)
+    assert driven.orders(1, told.Welcome) == [told.Welcome(3, 5, 7, ("m1",))]
+    assert not any(isinstance(fact, Epoch) for fact in driven.facts)
+
+
+def test_a_new_control_plane_gives_nothing_out_before_all_are_there() -> None:
+    driven = Driven(replace(KNOWN, expected=frozenset({"m1", "m2"})))
+    driven.join(3, "m3")
+    assert driven.stands(RegionState.FORMING)
+    assert driven.ask(3, P0) == () and driven.heard.get(3, []) == [told.Members(3, ("m3",))]
+    driven.join(1, "m1", holds=(at(P0, 70),), epoch=5)
+    driven.tick(RegionConfig().register_ms)
+    assert driven.stands(RegionState.RESETTING), "m2 is dead, and what it read since the last sequence is lost"
+
+
+def test_a_reset_is_over_when_all_are_back() -> None:
+    driven = two()
+    driven.say(1, told.AskReset("something behind it failed"))
+    assert driven.stands(RegionState.RESETTING)
+    epoch = driven.machine.plane.epoch
+    assert [fact for fact in driven.facts if isinstance(fact, Epoch)][-1].floor == epoch
+    driven.say(1, told.WasReset(epoch - 1))
+    driven.say(1, told.WasReset(epoch))
+    assert driven.ask(1, P0) == (at(P0, 70),) and len(driven.orders(1, told.Starts)) == 1, "the first one, before"
+    assert driven.stands(RegionState.RESETTING), "the other is not back"
+    driven.say(2, told.WasReset(epoch))
+    assert driven.stands(RegionState.RUNNING)
+    assert len(driven.orders(1, told.Starts)) == 2
+
+
+def test_an_epoch_is_in_the_topic_before_anyone_hears_of_it() -> None:
+    driven = Driven()
+    driven.saves = False
+    driven.join(1, "m1")
+    assert [type(fact) for fact in driven.facts] == [Epoch]
+    assert driven.orders(1, told.Welcome) == []
+
+
+def test_where_a_partition_begins_is_in_the_topic_before_it_is_read() -> None:
+    driven = Driven(replace(KNOWN, initial=(), positions=()))
+    driven.join(1, "m1")
+    driven.say(1, told.AskStarts(1, (P0,)))
+    assert driven.last(1) == told.Starts(3, 1, (), first=(P0,))
+    driven.saves = False
+    driven.say(1, told.Looked(1, (at(P0, 40),)))
+    assert driven.facts[-1] == begun(P0, 40) and len(driven.orders(1, told.Starts)) == 1
+    assert isinstance(driven.facts[-1], Initial)
+    driven.do(happens.Saved(2))
+    assert driven.last(1) == told.Starts(3, 1, (at(P0, 40),))
+
+
+def test_partitions_that_are_added_to_a_topic_begin_at_their_beginning() -> None:
+    driven = Driven(replace(KNOWN, initial=(begun(P0, 0),), positions=(at(P0, 70),)))
+    driven.join(1, "m1")
+    driven.say(1, told.AskStarts(1, (P0, P1)))
+    assert driven.last(1) == told.Starts(3, 1, (at(P0, 70),), added=(P1,))
+
+
+def test_five_resets_in_a_row_stop_the_region_and_forced_ones_do_not() -> None:
+    driven = two()
+
+    def reset(*, forced: bool) -> None:
+        driven.say(1, told.AskReset("the disk is full", forced=forced))
+        for connection in (1, 2):
+            driven.say(connection, told.WasReset(driven.machine.plane.epoch))
+
+    for _ in range(7):
+        reset(forced=True)
+    for _ in range(4):
+        reset(forced=False)
+    assert driven.stands(RegionState.RUNNING)
+    reset(forced=False)
+    assert driven.stands(RegionState.STOPPED)
+    [stopped] = [fact for fact in driven.facts if isinstance(fact, Stopped)]
+    assert "the disk is full" in stopped.cause and stopped.member == "m1"
+    assert "the disk is full" in driven.orders(2, told.Stop)[-1].cause
+    driven.join(4, "m4")
+    assert isinstance(driven.last(4), told.Stop) and 4 in driven.closed
+    driven.do(happens.Resumed())
+    driven.join(5, "m5")
+    assert driven.stands(RegionState.RUNNING)
+
+
+def test_a_refused_commit_is_tried_again_under_the_generation_that_holds_now() -> None:
+    driven = two()
+    cut = _contributed(driven)
+    driven.do(happens.CommitEnded(cut, {"m1": "ILLEGAL_GENERATION"}))
+    assert driven.last(1) == told.Identify(3, cut) and driven.stands(RegionState.COMMITTING)
+    driven.say(1, told.Moved(Identity("m1", 9)))
+    assert driven.commits[-1].offsets[0].identity == Identity("m1", 9) and len(driven.commits) == 2
+    driven.do(happens.CommitEnded(cut))
+    assert driven.machine.plane.sequence == 8
+
+
+def test_a_refused_commit_of_a_member_that_let_go_is_cut_again() -> None:
+    driven = two()
+    cut = _contributed(driven)
+    driven.do(happens.CommitEnded(cut, {"m1": "ILLEGAL_GENERATION"}))
+    driven.say(1, told.Moved(Identity("m1", 9), (P0,)))
+    assert driven.stands(RegionState.DRAINING) and len(driven.commits) == 1
+
+
+def test_a_refused_commit_of_a_member_that_is_gone_has_all_go_back() -> None:
+    driven = two()
+    cut = _contributed(driven)
+    driven.do(happens.CommitEnded(cut, {"m1": "UNKNOWN_MEMBER_ID"}, frozenset({"m1"})))
+    assert driven.stands(RegionState.RESETTING)
+
+
+def test_a_reset_that_is_asked_for_while_a_commit_is_out_waits_for_its_outcome() -> None:
+    driven = two()
+    cut = _contributed(driven)
+    driven.say(1, told.AskReset("something failed"))
+    assert driven.stands(RegionState.COMMITTING)
+    driven.do(happens.CommitEnded(cut))
+    assert driven.stands(RegionState.RESETTING) and driven.machine.plane.sequence == 8
+    assert driven.orders(1, told.Reset)[-1].sequence == 8
+
+
+@pytest.mark.parametrize(("connection", "why"), [(1, Why.PARTITIONS), (99, Why.ASKED)])
+def test_a_forced_reset_of_a_person_is_not_counted_as_a_rebalances(connection: int, why: Why) -> None:
+    driven = two()
+    driven.say(connection, told.AskReset("a cause", forced=True))
+    assert driven.machine.plane.figures.resets == {why: 1}
+
+
+def test_a_second_of_a_name_fences_the_first() -> None:
+    driven = two()
+    driven.join(3, "m1")
+    assert isinstance(driven.orders(1, told.Refused)[-1], told.Refused) and 1 in driven.closed
+    assert driven.stands(RegionState.RESETTING), "what the first has read since the last sequence is lost"
+
+
+def test_to_the_initial_state_everything_begins_where_it_was_begun() -> None:
+    driven = two()
+    driven.say(1, told.AskReset("a person", forced=True, initial=True))
+    for connection in (1, 2):
+        driven.say(connection, told.WasReset(driven.machine.plane.epoch))
+    assert driven.ask(1, P0) == (at(P0, 0),)
+    assert driven.orders(1, told.Reset)[-1].state is None
+
+
+def test_the_last_one_leaves_when_it_has_published() -> None:
+    driven = two()
+    for connection in (1, 2):
+        driven.say(connection, told.Leave())
+    cut = driven.orders(1, told.Drain)[-1].cut
+    for connection in (1, 2):
+        driven.say(connection, told.Drained(cut))
+    driven.say(1, told.Contributed(cut, driven.give("m1", span(P0, 70, 80))))
+    driven.say(2, told.Contributed(cut, driven.give("m2", span(P1, 71, 75))))
+    assert driven.commits[-1].manifest.stay == ()
+    driven.do(happens.CommitEnded(cut))
+    assert isinstance(driven.last(2), told.Stop), "one is enough"
+    assert isinstance(driven.last(1), told.Publish) and driven.stands(RegionState.RUNNING)
+    driven.join(3, "m3")
+    assert driven.machine.plane.holder_of(P0) is None, "it holds nothing any more"
+    driven.say(1, told.Published(8))
+    assert isinstance(driven.orders(1, told.Stop)[-1], told.Stop) and driven.machine.plane.names() == ("m3",)
+
+
+def test_who_leaves_has_another_publish() -> None:
+    driven = two()
+    driven.say(1, told.Leave())
+    cut = driven.orders(1, told.Drain)[-1].cut
+    for connection in (1, 2):
+        driven.say(connection, told.Drained(cut))
+    driven.say(1, told.Contributed(cut, driven.give("m1", span(P0, 70, 80))))
+    driven.say(2, told.Contributed(cut, driven.give("m2", span(P1, 71, 75))))
+    driven.do(happens.CommitEnded(cut))
+    assert isinstance(driven.orders(1, told.Stop)[-1], told.Stop)
+    assert driven.orders(2, told.Publish)
+
+
+def _contributed(driven: Driven) -> Cut:
+    cut = driven.cut()
+    for connection in (1, 2):
+        driven.say(connection, told.Drained(cut))
+    driven.say(1, told.Contributed(cut, driven.give("m1", span(P0, 70, 80))))
+    driven.say(2, told.Contributed(cut, driven.give("m2", span(P1, 71, 75))))
+    assert driven.stands(RegionState.COMMITTING)
+    return cut

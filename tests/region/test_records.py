@@ -1,0 +1,91 @@
+"""Facts as records."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from uuid import UUID
+
+import pytest
+
+from kohort.errors import CorruptDataError, InvalidInputError
+from kohort.region.facts import (
+    Birth,
+    Claim,
+    Contribution,
+    Epoch,
+    Fact,
+    Initial,
+    Manifest,
+    Position,
+    Span,
+    Stopped,
+    Term,
+)
+from kohort.region.records import RECORD_BYTES_MAX, fact_of, key_of, retired, value_of
+from kohort.region.staged import StagedKey
+
+T, U, REGION_ID = UUID(int=1), UUID(int=2), UUID(int=3)
+GIVEN = Contribution(
+    "r", 4, 1, 3, "m/ü", ("m/ü", "n"), "etl", "id", 5, "static",
+    (Span("etl", "t", T, 0, 1, 17, 2), Span("etl", "t", T, 1, 0, 0), Span("etl", "u", U, 0, 5, 6)),
+    (StagedKey(REGION_ID, 3, "m/ü", 0), StagedKey(REGION_ID, 3, "m/ü", 1)), b"\0\xff",
+)  # fmt: skip
+CLOSED = Manifest("r", REGION_ID, 4, 1, 2, 9, ("m", "n"), ("m",), (Position("etl", "t", T, 0, 17, 2),))
+FACTS: list[Fact] = [
+    Claim("etl", "r", "me", 7),
+    Birth("r", REGION_ID, 7),
+    Term("r", 3, "127.0.0.1", 99, b"\1\2", 7),
+    Epoch("r", 5, 3, 4, 1, "why", 7),
+    Initial("r", "etl", "t", T, 3, 17, -1),
+    GIVEN,
+    CLOSED,
+    Stopped("r", "why", "m", "mend it", 7),
+]
+
+
+@pytest.mark.parametrize("fact", FACTS, ids=lambda fact: type(fact).__name__)
+def test_a_fact_comes_back_as_it_was(fact: Fact) -> None:
+    assert fact_of(key_of(fact), value_of(fact)) == fact
+
+
+def test_keys_tell_apart_what_is_not_the_same_and_nothing_else() -> None:
+    assert len({key_of(fact) for fact in FACTS}) == len(FACTS)
+    assert key_of(replace(GIVEN, state=b"", term=9)) == key_of(GIVEN)
+    assert key_of(replace(GIVEN, sequence=5)) != key_of(GIVEN) != key_of(replace(GIVEN, member="n"))
+    assert key_of(Claim("etl", "r", "", 0)) != key_of(Claim("etl", "s", "", 0))
+    assert key_of(Initial("r", "etl", "t", T, 3, 0)) != key_of(Initial("r", "etl", "t", U, 3, 0))
+    assert set(retired("r", 4, ["m/ü"])) == {key_of(CLOSED), key_of(GIVEN)}
+
+
+def test_what_a_later_release_adds_is_passed_over() -> None:
+    value = value_of(Birth("r", REGION_ID, 7))
+    later = value[:1] + bytes([value[1] + 1]) + value[2:] + b"\xa5later\x01"
+    assert fact_of(key_of(Birth("r", REGION_ID, 7)), later) == Birth("r", REGION_ID, 7)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        (b"", b""),
+        (b'["nothing","r"]', value_of(FACTS[1])),
+        (key_of(FACTS[1]), b""),
+        (key_of(FACTS[1]), b"\x02" + value_of(FACTS[1])[1:]),
+        (key_of(FACTS[1]), value_of(FACTS[1])[:-1]),
+        (b'["birth","other"]', value_of(FACTS[1])),
+        (key_of(FACTS[2]), value_of(FACTS[1])),
+        (key_of(GIVEN), value_of(CLOSED)),
+        (b"{}", value_of(FACTS[1])),
+    ],
+)
+def test_what_is_damaged_is_said_so(key: bytes, value: bytes) -> None:
+    with pytest.raises(CorruptDataError):
+        fact_of(key, value)
+
+
+def test_a_large_contribution_fits_and_a_larger_one_is_refused_with_its_sizes() -> None:
+    spans = tuple(Span("etl", f"topic-{n // 100}", T, n % 100, 10**9 + n, 2 * 10**9, 12) for n in range(10_000))
+    keys = tuple(StagedKey(REGION_ID, 10**6, "worker-12", unit) for unit in range(100))
+    large = replace(GIVEN, spans=spans, keys=keys, state=bytes(512 * 1024))
+    assert len(value_of(large)) < RECORD_BYTES_MAX
+    with pytest.raises(InvalidInputError, match="1000000 of state, 10000 partitions, 100 staged units"):
+        value_of(replace(large, state=bytes(1_000_000)))

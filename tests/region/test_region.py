@@ -1,0 +1,395 @@
+"""Regions on a real broker: whatever happens, what is published is every record once."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from kohort import Admin, Consumer, TopicPartition
+from kohort.client.admin.values import NewTopic
+from kohort.errors import CommitFailedError, ErrorCode, InvalidInputError, KafkaError
+from kohort.region.consuming.event_thread import RegionStoppedError
+from kohort.region.region import Region
+from kohort.region.topic import TOPIC
+from tests.region.conftest import Collected, Worker, fill, make_topic
+from tests.support.waiting import until
+
+FAST: Any = {"checkpoint_every": "200ms"}
+CONSUMER: Any = {"group_protocol": "consumer"}
+
+
+@pytest.fixture(params=["classic-reset", "classic-checkpoint", "eager-reset", "consumer-reset", "consumer-checkpoint"])
+def options(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """Each protocol, and what a member does at a revocation."""
+    protocol, how = request.param.split("-")
+    chosen: dict[str, Any] = {"on_rebalance": how, "max_poll_records": 10, "heartbeat_interval_ms": 100}
+    if protocol == "consumer":
+        del chosen["heartbeat_interval_ms"]
+        chosen |= CONSUMER
+    elif protocol == "eager":
+        chosen["partition_assignment_strategy"] = ("range",)
+    return chosen
+
+
+def all_once(sink: Collected, numbers: range) -> bool:
+    """Everything is published; nothing ever is twice."""
+    rows = sink.rows()
+    assert max(rows.values(), default=1) == 1, [one for one, count in rows.items() if count > 1][:5]
+    return set(rows) == set(numbers)
+
+
+def committed(servers: str, group: str) -> dict[TopicPartition, int]:
+    with Admin(servers) as admin:
+        found = admin.list_consumer_group_offsets(group).all()
+    return {part: at.offset for part, at in found.items() if at is not None}
+
+
+def test_members_that_come_and_go_publish_everything_once(
+    servers: str, name: str, regions: list[Region], options: dict[str, Any]
+) -> None:
+    make_topic(servers, name)
+    fill(servers, name, range(2000))
+    sink, region = Collected(), Region(name, servers, **FAST)
+    regions.append(region)
+    first = Worker(region, "m1", sink, name, **options)
+    until(lambda: first.consumer.sequence > 0, "a sequence is complete")
+    second = Worker(region, "m2", sink, name, **options)
+    fill(servers, name, range(2000, 4000))
+    until(lambda: second.consumer.figures.partitions == 2, "the second has its share")
+    fill(servers, name, range(4000, 5000))
+    until(lambda: all_once(sink, range(5000)), "all is published")
+    assert first.consumer.names == second.consumer.names == ("m1", "m2")
+    first.close()
+    fill(servers, name, range(5000, 6000))
+    until(lambda: all_once(sink, range(6000)), "the one that stays goes on")
+    second.close()
+    assert first.error is None and second.error is None
+    assert committed(servers, name) == {TopicPartition(name, part): 1500 for part in range(4)}
+    assert {one for one, _ in sink.opened} == {name} and len(sink.opened) == 1
+
+
+def test_what_was_not_in_a_sequence_comes_again_after_a_reset(
+    own_servers: str, name: str, regions: list[Region], options: dict[str, Any]
+) -> None:
+    make_topic(own_servers, name)
+    fill(own_servers, name, range(1000))
+    sink, region = Collected(), Region(name, own_servers, checkpoint_every=None)
+    regions.append(region)
+    resets: list[tuple[int, bytes | None]] = []
+    state = {"count": 0}
+    worker = Worker(
+        region, "m1", sink, name,
+        on_checkpoint=lambda sequence: f"{sequence}".encode(),
+        on_reset=lambda sequence, saved: resets.append((sequence, saved)),
+        on_retire=lambda sequence: state.update(count=sequence),
+        **options,
+    )  # fmt: skip
+    until(lambda: worker.consumer.figures.partitions == 4, "it reads")
+    until(lambda: worker.consumer._flow.submitted == 1000, "it has read all")
+    assert not sink.sequences
+    worker.consumer.reset("what is behind it has failed")
+    until(lambda: worker.consumer._flow.submitted == 2000, "it has read all again")
+    assert resets == [(0, None)]
+    worker.consumer.checkpoint()
+    until(lambda: all_once(sink, range(1000)), "it is published once")
+    fill(own_servers, name, range(1000, 1200))
+    until(lambda: worker.consumer._flow.submitted == 2200, "it has read more")
+    region.reset("a person")
+    until(lambda: worker.consumer._flow.submitted == 2400, "and again")
+    assert resets == [(0, None), (1, b"1")]
+    region.checkpoint()
+    until(lambda: all_once(sink, range(1200)), "it is published once")
+    worker.close()
+    assert state["count"] == 1, "with the third sequence, of the close, nothing goes back to the first"
+    assert committed(own_servers, name) == {TopicPartition(name, part): 300 for part in range(4)}
+
+
+def test_an_application_that_fails_takes_nothing_with_it(
+    own_servers: str, name: str, regions: list[Region], options: dict[str, Any]
+) -> None:
+    make_topic(own_servers, name)
+    fill(own_servers, name, range(2000))
+    sink, region = Collected(), Region(name, own_servers, **FAST)
+    regions.append(region)
+    bad = Worker(region, "bad", sink, name, **options)
+    until(lambda: bad.consumer.sequence > 0, "a sequence is complete")
+    good = Worker(region, "good", sink, name, **options)
+    bad.fail_at = bad.tables + 3
+    fill(own_servers, name, range(2000, 4000))
+    until(lambda: bad.error is not None, "it fails")
+    assert isinstance(bad.error, ValueError)
+    until(lambda: all_once(sink, range(4000)), "the other publishes all")
+    good.close()
+    assert good.error is None
+
+
+def test_another_application_takes_over_when_the_control_plane_is_gone(
+    own_servers: str, name: str, regions: list[Region], options: dict[str, Any]
+) -> None:
+    make_topic(own_servers, name)
+    fill(own_servers, name, range(1000))
+    sink = Collected()
+    serving, other = (Region(name, own_servers, **FAST) for _ in range(2))
+    regions += [serving, other]
+    assert serving.describe().term == 1
+    worker = Worker(other, "m1", sink, name, **options)
+    until(lambda: worker.consumer.sequence > 0, "a sequence is complete")
+    serving._tenure.close()
+    fill(own_servers, name, range(1000, 2000))
+    until(lambda: all_once(sink, range(2000)), "it goes on")
+    seen = other.describe()
+    assert seen.term == 2 and seen.resets == {}, "who holds what it held goes on without a reset"
+    worker.close()
+
+
+def test_a_rebalance_during_a_drain_is_waited_for(
+    own_servers: str, name: str, regions: list[Region], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_topic(own_servers, name)
+    fill(own_servers, name, range(100))
+    sink, region = Collected(), Region(name, own_servers, **FAST)
+    regions.append(region)
+    refused, commit = [], Consumer.commit
+
+    def refuse_some(consumer: Consumer, *given: Any, **named: Any) -> Any:
+        if len(refused) < 8:
+            refused.append(given)
+            raise CommitFailedError("this member's generation is over", ErrorCode.ILLEGAL_GENERATION)
+        return commit(consumer, *given, **named)
+
+    monkeypatch.setattr(Consumer, "commit", refuse_some)
+    worker = Worker(region, "m1", sink, name)
+    until(lambda: all_once(sink, range(100)), "all is published")
+    assert len(refused) == 8 and worker.consumer.figures.resets == 0
+    worker.close()
+    assert worker.error is None
+
+
+def test_applications_that_start_at_once(servers: str, name: str, regions: list[Region]) -> None:
+    make_topic(servers, name)
+    fill(servers, name, range(100))
+    sink = Collected()
+    regions += [Region(name, servers, **FAST) for _ in range(5)]
+    with ThreadPoolExecutor(5) as pool:
+        members = list(pool.map(lambda each: Worker(each[1], f"m{each[0]}", sink, name), enumerate(regions)))
+    until(lambda: all(member.consumer.names == ("m0", "m1", "m2", "m3", "m4") for member in members), "all are there")
+    until(lambda: all_once(sink, range(100)), "all is published")
+    for member in members:
+        member.close()
+    assert [member.error for member in members] == [None] * 5
+
+
+def test_two_control_planes_do_not_last(own_servers: str, name: str, regions: list[Region]) -> None:
+    make_topic(own_servers, name)
+    sink = Collected()
+    one, two = (Region(name, own_servers, **FAST) for _ in range(2))
+    regions += [one, two]
+    first = Worker(one, "m1", sink, name)
+    fill(own_servers, name, range(500))
+    until(lambda: first.consumer.sequence > 0, "a sequence is complete")
+    two._tenure._take_over()
+    second = Worker(two, "m2", sink, name)
+    fill(own_servers, name, range(500, 1000))
+    until(lambda: all_once(sink, range(1000)) and second.consumer.names == ("m1", "m2"), "both are in the newer term")
+    assert one._tenure._plane is not None and one._tenure._plane.over.is_set()
+    assert two.describe().term == 2
+    first.close()
+    second.close()
+
+
+def test_a_publish_that_fails_holds_up_the_next_sequence_and_is_tried_again(
+    own_servers: str, name: str, regions: list[Region]
+) -> None:
+    make_topic(own_servers, name)
+    fill(own_servers, name, range(400))
+    sink, region = Collected(), Region(name, own_servers, **FAST)
+    regions.append(region)
+    sink.fails = 3
+    worker = Worker(region, "m1", sink, name)
+    until(lambda: all_once(sink, range(400)), "it is published in the end")
+    assert sink.fails == 0 and sorted(sink.sequences) == list(range(1, len(sink.sequences) + 1))
+    worker.close()
+
+
+def test_partitions_that_are_added_are_read_from_their_beginning(
+    own_servers: str, name: str, regions: list[Region]
+) -> None:
+    make_topic(own_servers, name, 2)
+    sink, region = Collected(), Region(name, own_servers, **FAST)
+    regions.append(region)
+    worker = Worker(region, "m1", sink, name, start="end", metadata_max_age_ms=500)
+    until(lambda: worker.consumer.figures.partitions == 2, "it reads two")
+    until(lambda: len(region.describe().positions) == 2, "they have begun at their end")
+    with Admin(own_servers) as admin:
+        admin.create_partitions({name: 4}).all()
+    fill(own_servers, name, range(400))
+    until(lambda: all_once(sink, range(400)), "all four are read whole")
+    worker.close()
+
+
+@pytest.mark.parametrize(("start", "first"), [("beginning", 0), ("end", 400), ("committed", 120), ("time", 200)])
+def test_where_a_region_begins(own_servers: str, name: str, regions: list[Region], start: str, first: int) -> None:
+    make_topic(own_servers, name)
+    fill(own_servers, name, range(200))
+    time.sleep(0.01)
+    between_ms = time.time_ns() // 1_000_000
+    time.sleep(0.01)
+    fill(own_servers, name, range(200, 400))
+    with Consumer(own_servers, group_id=name) as consumer:
+        consumer.commit({TopicPartition(name, part): 30 for part in range(4)})
+    sink, region = Collected(), Region(name, own_servers, **FAST)
+    regions.append(region)
+    worker = Worker(region, "m1", sink, name, start=between_ms if start == "time" else start)
+    until(lambda: len(region.describe().positions) == 4, "it has begun")
+    fill(own_servers, name, range(400, 500))
+    until(lambda: all_once(sink, range(first, 500)), "what is asked for, and no more")
+    with pytest.raises(InvalidInputError, match="take them out of its sinks"):
+        region.reset("a person", to_initial=True)
+    with sink.lock:
+        sink.sequences.clear()
+    region.reset("a person", to_initial=True, sinks_emptied=True)
+    until(lambda: all_once(sink, range(first, 500)), "all of it again")
+    worker.close()
+
+
+def test_a_state_that_fits_no_record_stops_the_region_in_the_end(
+    own_servers: str, name: str, regions: list[Region]
+) -> None:
+    make_topic(own_servers, name)
+    fill(own_servers, name, range(40))
+    sink, region = Collected(), Region(name, own_servers, **FAST)
+    regions.append(region)
+    worker = Worker(region, "m1", sink, name, on_checkpoint=lambda sequence: bytes(600_000))
+    until(lambda: worker.error is not None, "it is told, after five resets in a row")
+    assert "600000 bytes of state are more than 524288" in str(worker.error)
+
+
+def test_sequences_by_the_operators_count(own_servers: str, name: str, regions: list[Region]) -> None:
+    make_topic(own_servers, name)
+    fill(own_servers, name, range(1000))
+    sink, region = Collected(), Region(name, own_servers, checkpoint_every=None)
+    regions.append(region)
+    worker = Worker(region, "m1", sink, name, every_records=100, max_poll_records=5)
+    until(lambda: sum(sink.rows().values()) >= 900, "sequences are complete without a clock")
+    assert len(sink.sequences) >= 2
+    worker.close()
+    assert all_once(sink, range(1000))
+
+
+# What is refused before the first record.
+
+
+def test_a_group_belongs_to_one_region(own_servers: str, name: str, regions: list[Region]) -> None:
+    make_topic(own_servers, name)
+    one, two = Region(name, own_servers), Region(f"{name}-other", own_servers)
+    regions += [one, two]
+    worker = Worker(one, "m1", None, name)
+    with pytest.raises(InvalidInputError, match=f"group '{name}' belongs to region '{name}'"):
+        two.consumer("m1", group_id=name, topics=[name])
+    worker.close()
+
+
+def test_a_group_with_other_members_is_refused(own_servers: str, name: str, regions: list[Region]) -> None:
+    make_topic(own_servers, name)
+    region = Region(name, own_servers)
+    regions.append(region)
+    with Consumer(own_servers, group_id=name, client_id="nightly-job") as consumer:
+        consumer.subscribe([name])
+        until(lambda: len(consumer.poll(50)) == 0 and bool(consumer.assignment()), "it is a member")
+        with pytest.raises(InvalidInputError, match="nightly-job"):
+            region.consumer("m1", group_id=name, topics=[name])
+
+
+def test_who_holds_partitions_in_the_group_and_is_not_of_the_region_stops_it(
+    own_servers: str, name: str, regions: list[Region]
+) -> None:
+    make_topic(own_servers, name)
+    fill(own_servers, name, range(400))
+    sink, region = Collected(), Region(name, own_servers, **FAST)
+    regions.append(region)
+    worker = Worker(region, "m1", sink, name, on_rebalance="checkpoint", **CONSUMER)
+    until(lambda: worker.consumer.sequence > 0, "a sequence is complete")
+    with Consumer(own_servers, group_id=name, client_id="nightly-job", **CONSUMER) as consumer:
+        consumer.subscribe([name])
+
+        def stopped() -> bool:
+            consumer.poll(20)
+            return worker.error is not None
+
+        until(stopped, "the region stops")
+    assert isinstance(worker.error, RegionStoppedError)
+    assert "nightly-job" in str(worker.error)
+
+
+def test_a_member_that_is_dead_and_not_missed_yet_does_not_stop_the_region(
+    own_servers: str, name: str, regions: list[Region]
+) -> None:
+    """Its group keeps its place for a session: what it has is read by nobody for that long."""
+    make_topic(own_servers, name)
+    fill(own_servers, name, range(400))
+    sink, region = Collected(), Region(name, own_servers, **FAST)
+    regions.append(region)
+    worker = Worker(region, "m1", sink, name, on_rebalance="checkpoint", **CONSUMER)
+    until(lambda: worker.consumer.sequence > 0, "a sequence is complete")
+    with Consumer(own_servers, group_id=name, client_id=f"{name}/m2", **CONSUMER) as dead:
+        dead.subscribe([name])
+        until(lambda: len(dead.poll(20)) >= 0 and len(dead.assignment()) == 2, "it has its share")
+        before = worker.consumer.sequence
+        until(lambda: worker.consumer.sequence > before + 6, "sequences go on without what it has")
+    fill(own_servers, name, range(400, 800))
+    until(lambda: all_once(sink, range(800)), "it is read when the group gives it")
+    worker.close()
+    assert worker.error is None
+
+
+@pytest.mark.parametrize("start", [17, "latest", "17"])
+def test_a_start_that_is_an_offset_is_refused(own_servers: str, name: str, regions: list[Region], start: Any) -> None:
+    region = Region(name, own_servers)
+    regions.append(region)
+    with pytest.raises(InvalidInputError, match="an offset belongs to one partition"):
+        region.consumer("m1", group_id=name, topics=[name], start=start)
+
+
+@pytest.mark.parametrize("bad", ["", "a/b", "x" * 101])
+def test_a_name_that_can_not_be_is_refused(own_servers: str, bad: str) -> None:
+    with pytest.raises(InvalidInputError, match="a region's name"):
+        Region(bad, own_servers)
+
+
+def test_an_offset_that_the_log_has_no_more_stops_the_region(
+    own_servers: str, name: str, regions: list[Region]
+) -> None:
+    make_topic(own_servers, name)
+    fill(own_servers, name, range(400))
+    sink, region = Collected(), Region(name, own_servers, checkpoint_every=None)
+    regions.append(region)
+    worker = Worker(region, "m1", sink, name)
+    until(lambda: worker.consumer._flow.submitted == 400, "it has read all")
+    with Admin(own_servers) as admin:
+        admin.delete_records({TopicPartition(name, 0): 50}).all()
+    worker.consumer.reset("go back to what is gone")
+    until(lambda: worker.error is not None, "the region stops")
+    assert isinstance(worker.error, RegionStoppedError) and "records are lost" in str(worker.error)
+    again = Worker(region, "m1", sink, name, fail_on_data_loss=False)
+    until(lambda: again.error is not None, "it is told that the region has stopped")
+    region.resume()
+    third = Worker(region, "m1", sink, name, fail_on_data_loss=False)
+    until(lambda: third.consumer._flow.submitted == 350, "the others are read")
+    region.checkpoint()
+    until(lambda: sum(sink.rows().values()) == 350, "and published")
+    third.close()
+
+
+def test_a_topic_of_that_name_that_is_not_compacted_is_refused(tmp_path: Any) -> None:
+    from kohort import Broker
+
+    with Broker(data_dir=tmp_path) as broker:
+        with Admin(broker.bootstrap_servers) as admin:
+            admin.create_topics([NewTopic(TOPIC, 3)]).all()
+        region = Region("r", broker.bootstrap_servers)
+        with pytest.raises(KafkaError, match="needs compact"):
+            region.consumer("m1", group_id="g", topics=["t"])
+        region.close()

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kohort.errors import InvalidInputError
+from kohort.region.staged import StagedKey, check_member
+
+REGION = UUID(int=0xABC)
+NUMBERS = st.integers(0, 2**63 - 1)
+
+
+def allowed(name: str) -> bool:
+    try:
+        check_member(name)
+    except InvalidInputError:
+        return False
+    return True
+
+
+@given(st.text(max_size=60).filter(allowed), NUMBERS, NUMBERS, st.uuids())
+def test_the_text_is_a_safe_file_name_and_is_read_back(member: str, epoch: int, unit: int, region: UUID) -> None:
+    key = StagedKey(region, epoch, member, unit)
+    text = key.text()
+    assert StagedKey.parse(text) == key
+    assert text.isascii() and "/" not in text and text[0] not in "._-"
+
+
+@pytest.mark.parametrize("member", ["worker-1", "a/b", "..", ".", "_x", "größe", "x-e1-u2", "query 1", "~2F", "港口"])
+def test_names_of_every_kind_are_members(member: str) -> None:
+    key = StagedKey(REGION, 3, member, 4)
+    assert StagedKey.parse(key.text()) == key
+
+
+def test_the_name_can_be_read() -> None:
+    assert StagedKey(REGION, 12, "worker-1", 7).text() == f"worker-1-e12-u7-{REGION.hex}"
+
+
+def test_the_longest_key_with_every_suffix_is_a_file_name() -> None:
+    text = StagedKey(REGION, 2**63 - 1, "é" * 25, 2**63 - 1).text()
+    assert len(text + "." + "0" * 12 + ".part") <= 255
+    assert len(text + ".parquet") <= 255
+
+
+@pytest.mark.parametrize("member", ["", "a\n", "a\0b", "\ud800", "é" * 26, "x" * 151, "\u200b"])
+def test_other_names_are_refused(member: str) -> None:
+    with pytest.raises(InvalidInputError, match="member's name"):
+        check_member(member)
+    with pytest.raises(InvalidInputError, match="member's name"):
+        StagedKey(REGION, 1, member, 1).text()
+
+
+@pytest.mark.parametrize("numbers", [(-1, 0), (0, -1), (2**63, 0)])
+def test_numbers_have_bounds(numbers: tuple[int, int]) -> None:
+    with pytest.raises(InvalidInputError, match="must lie between"):
+        StagedKey(REGION, numbers[0], "a", numbers[1]).text()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a", "a-e1-u1-", "a-e01-u1-" + REGION.hex, "_a-e1-u1-" + REGION.hex, "a~2f-e1-u1-" + REGION.hex,
+             "a-e1-u1-" + REGION.hex.upper(), "a~FF-e1-u1-" + REGION.hex, "a~61-e1-u1-" + REGION.hex]
+)  # fmt: skip
+def test_no_other_text_is_a_key(text: str) -> None:
+    assert StagedKey.parse(text) is None
