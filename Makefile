@@ -7,7 +7,7 @@ SEEDS ?= 2000
 KILLS ?= 6
 START ?= 0
 PYTEST_ARGS ?=
-WORKERS ?= 2
+WORKERS ?= 3
 PLAN ?= classic-range
 MINUTES ?= 10
 RUNS ?= 200
@@ -16,7 +16,7 @@ CHURN_ARGS ?=
 BENCH_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo demo test test-cluster check lint types layers sizes docs picture bench bench-against fuzz fuzz-listener simulate churn spark-histories spark-churn spark-everywhere suites lock format clean
+.PHONY: help setup setup-demo demo test test-cluster check lint types layers sizes docs picture bench bench-against fuzz fuzz-listener simulate churn spark-histories spark-churn region spark-everywhere suites lock format clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -90,6 +90,10 @@ spark-histories: setup ## the Spark source without a JVM, killed at every call: 
 spark-churn: setup ## three Spark applications in a group, one killed, one paused: make spark-churn MINUTES=10
 	@sh tools/preflight.sh java
 	@$(BIN)/python -m tests.spark.histories.real --minutes $(MINUTES) $(HISTORIES_ARGS)
+
+region: setup ## long: both machines of a region in virtual time, and processes that are killed: make region SEEDS=20000 KILLS=20
+	@$(BIN)/python -m tests.region --seeds $(SEEDS) $(REGION_ARGS)
+	@KOHORT_REGION_KILLS=$(KILLS) $(BIN)/python -m pytest tests/region/test_kills.py $(PYTEST_ARGS)
 
 spark-everywhere: setup ## one program in every place: local-cluster, standalone, Connect, TLS, PySpark 4.2 and 4.3
 	@sh tools/preflight.sh java

@@ -1,5 +1,7 @@
 """Draws docs/states.md, and the short form in ARCHITECTURE.md, from the transition tables of the group coordinator.
 
+Those of a region and of its members, in which every event has an entry in every state, go to docs/region-states.md.
+
 python tools/state_tables.py            # writes both
 python tools/state_tables.py --check    # 1 when one of them is stale
 """
@@ -7,10 +9,14 @@ python tools/state_tables.py --check    # 1 when one of them is stale
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from kohort.groups.transitions import CLASSIC_GROUP, CONSUMER_GROUP, CONSUMER_MEMBER, NONE, Transition
+from kohort.region.member.machine import TABLE as MEMBER
+from kohort.region.plane.machine import TABLE as REGION
+from kohort.region.states import Row
 
 ROOT = Path(__file__).resolve().parent.parent
 DOC = ROOT / "docs" / "states.md"
@@ -26,6 +32,15 @@ HEAD = """# States of groups and members
 Drawn from `src/kohort/groups/transitions.py` by `make docs`; the simulation compares the tables with what groups really
 do (`tests/simulation/test_states.py`). An event that is not listed for a state leaves it as it is. A Tick carries every
 deadline: sessions, rebalance timeouts, delays, expiration.
+"""
+
+
+REGION_DOC = ROOT / "docs" / "region-states.md"
+REGION_HEAD = """# States of a region and of its members
+
+Drawn from `src/kohort/region/plane/machine.py` and `src/kohort/region/member/machine.py` by `make docs`: every event
+has an entry in every state, and a handler that leads elsewhere than its entry says is a fault that raises. What a
+state is, says `src/kohort/region/states.py`; what the words mean, [region.md](region.md).
 """
 
 
@@ -57,6 +72,30 @@ def document() -> str:
     return "\n".join([HEAD, *(section(title, table) for title, table in MACHINES)])
 
 
+def whole(title: str, table: Mapping[type, Mapping[Any, Row[Any, Any]]]) -> str:
+    """A machine in which every event has an entry in every state."""
+    ways: dict[tuple[str, str], list[str]] = {}
+    lines = []
+    for event, rows in table.items():
+        by_why: dict[tuple[str, tuple[Any, ...]], list[str]] = {}
+        for state, row in rows.items():
+            by_why.setdefault((row.why, row.to), []).append(state.name)
+            for to in row.to:
+                if to is not state:
+                    ways.setdefault((state.name, to.name), []).append(event.__name__)
+        for (why, to), states in by_why.items():
+            told = "all" if len(states) == len(rows) else ", ".join(states)
+            lines.append(f"| {event.__name__} | {told} | {', '.join(each.name for each in to) or '-'} | {why} |")
+    arrows = [f"    {state} --> {to}: {', '.join(by)}" for (state, to), by in ways.items()]
+    drawn = [f"## {title}", "", "```mermaid", "stateDiagram-v2", *arrows, "```", ""]
+    return "\n".join([*drawn, "| event | in | may lead to | what it does |", "|---|---|---|---|", *lines]) + "\n"
+
+
+def region_document() -> str:
+    """docs/region-states.md."""
+    return "\n".join([REGION_HEAD, whole("A region", REGION), whole("A member", MEMBER)])
+
+
 def short() -> str:
     """What ARCHITECTURE.md shows: for each state, where each event leads."""
     lines = [BEGIN, "", "| | state | what leads where |", "|---|---|---|"]
@@ -82,7 +121,11 @@ def architecture(text: str) -> str:
 def main() -> int:
     """Write what differs; with --check only tell."""
     stale = False
-    for path, wanted in ((DOC, document()), (ARCHITECTURE, architecture(ARCHITECTURE.read_text()))):
+    for path, wanted in (
+        (DOC, document()),
+        (REGION_DOC, region_document()),
+        (ARCHITECTURE, architecture(ARCHITECTURE.read_text())),
+    ):
         if not path.exists() or path.read_text() != wanted:
             stale = True
             if "--check" in sys.argv[1:]:
