@@ -23,8 +23,10 @@ def subscription(*topics: str) -> bytes:
 class Member:
     """What one member knows of itself."""
 
-    def __init__(self, client: RawClient, group: str, *topics: str, session_ms: int = 10_000) -> None:
-        self.client = client
+    def __init__(
+        self, client: RawClient, group: str, *topics: str, session_ms: int = 10_000, protocol: str = "range"
+    ) -> None:
+        self.client, self.protocol = client, protocol
         self.group = group
         self.id = ""
         self.generation = -1
@@ -32,7 +34,7 @@ class Member:
         self.metadata = subscription(*topics)
 
     def send_join(self) -> None:
-        protocol = JoinGroupRequest.JoinGroupRequestProtocol(name="range", metadata=self.metadata)
+        protocol = JoinGroupRequest.JoinGroupRequestProtocol(name=self.protocol, metadata=self.metadata)
         self.client.send(
             JoinGroupRequest(
                 group_id=self.group,

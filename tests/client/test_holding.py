@@ -10,10 +10,14 @@ from typing import Any
 
 import pytest
 
-from kohort import Admin, AsyncConsumer, Broker, Consumer, HoldingListener, Producer, TopicPartition
+from kohort import Admin, AsyncConsumer, Broker, Consumer, HoldingListener, Producer, RebalanceListener, TopicPartition
 from kohort.client.admin.values import NewTopic
 from kohort.client.consumer.core import WakeupError
 from kohort.client.group.member import GroupMember
+from kohort.consumer_protocol import write_assignment
+from kohort.errors import ErrorCode
+from tests.broker.group_member import Member
+from tests.broker.raw import RawClient
 from tests.support.waiting import until
 
 RECORDS = 400
@@ -193,6 +197,42 @@ def test_a_wakeup_loses_no_record(own_broker: Broker) -> None:
         over.set()
         disturbing.join()
     assert read == list(range(RECORDS)) and woken
+
+
+class Told(RebalanceListener):
+    """What was assigned."""
+
+    def __init__(self) -> None:
+        self.assigned: set[TopicPartition] = set()
+
+    def on_partitions_assigned(self, partitions: list[TopicPartition]) -> None:
+        self.assigned |= set(partitions)
+
+
+def test_what_the_group_gave_is_told_also_when_it_rebalances_anew_before_the_poll(servers: str, topic: str) -> None:
+    group, listener, client = f"g-{uuid.uuid4().hex[:8]}", Told(), RawClient(servers)
+    everything = [TopicPartition(topic, number) for number in range(4)]
+    leader = Member(client, group, topic, protocol="cooperative-sticky")
+    settings = {"partition_assignment_strategy": ("cooperative-sticky",), "heartbeat_interval_ms": 100}
+    with Consumer(servers, group_id=group, auto_offset_reset="earliest", **settings) as consumer:
+        consumer.committed(everything)  # the coordinator is there
+        leader.join()
+        leader.sync()
+        consumer.subscribe([topic], listener=listener)
+        until(lambda: leader.heartbeat() == ErrorCode.REBALANCE_IN_PROGRESS, "it joins, without a poll")
+        (follower,) = {member.member_id for member in leader.join().members} - {leader.id}
+        leader.sync({follower: write_assignment(1, everything)})
+        until(lambda: consumer.figures.rebalances == 1, "it is given all")
+        leader.join()  # it has joined anew as well, and waits for what the leader gives
+
+        def gives() -> bool:
+            consumer.poll(20)
+            return len(consumer.assignment()) == 4
+
+        until(gives, "it has what it was given")
+        assert listener.assigned == consumer.assignment()
+        leader.sync({follower: write_assignment(1, everything)})
+    client.close()
 
 
 def test_the_asynchronous_face_has_the_same(servers: str, topic: str, settings: dict[str, Any]) -> None:

@@ -293,7 +293,7 @@ class ConsumerCore:
                 self.partitions.note_ids(self.cluster.metadata.topic_id)
                 self.cluster.want_topics(self, {part.topic for part in member.assignment.partitions})
                 self._moved()
-                if member.holding:
+                if added or member.holding:  # when it joins anew already, it has what it was given all the same
                     yield CallUser(self.listener.on_partitions_assigned, added)
 
     def release(self) -> Script[bool]:

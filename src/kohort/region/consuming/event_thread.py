@@ -92,7 +92,7 @@ class EventThread:
         self._consumer, self._flow, self._stager, self._publisher = consumer, flow, stager, publisher
         self._callbacks, self._config = callbacks, config
         self._posted: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self._from_group: list[Event] = []
+        self._from_group: list[tuple[Callable[[tuple[Part, ...]], Event], list[TopicPartition]]] = []
         self._link: PlaneLink | None = None
         self._waiting = _Waiting()
         self._parts: dict[TopicPartition, Part] = {}
@@ -258,12 +258,17 @@ class EventThread:
     # -- the group
 
     def _hear_group(self, make: Callable[[tuple[Part, ...]], Event], partitions: list[TopicPartition]) -> None:
-        known = tuple(self._parts[part] for part in partitions if part in self._parts)
-        self._from_group.append(make(known))
+        self._from_group.append((make, partitions))
 
     def _follow_group(self) -> None:
         while self._from_group:
-            self._step(self._from_group.pop(0))
+            make, partitions = self._from_group.pop(0)
+            if not self._parts.keys() >= set(partitions):
+                self._follow_assignment()  # one poll may give partitions and want them back
+            self._step(make(tuple(self._parts[part] for part in partitions if part in self._parts)))
+        self._follow_assignment()
+
+    def _follow_assignment(self) -> None:
         who = self._consumer.group_metadata()
         identity = Identity(who.member_id, who.generation_id, who.group_instance_id)
         ids = self._consumer.topic_ids()
