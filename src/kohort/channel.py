@@ -97,7 +97,10 @@ class Link:
         """
         frames, waited_s = Frames(), 0.0
         if silence_s is not None:
-            self._socket.settimeout(min(SEND_S, silence_s))
+            try:
+                self._socket.settimeout(min(SEND_S, silence_s))
+            except OSError:  # it was closed before it was read
+                return
         while True:
             try:
                 data = self._socket.recv(65_536)

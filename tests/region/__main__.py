@@ -11,7 +11,7 @@ from concurrent.futures import ProcessPoolExecutor
 from rich.console import Console
 
 from kohort.region.states import RegionState
-from tests.region.world import World
+from tests.region.world.world import World
 
 
 def play(seed: int) -> tuple[int, int, set[tuple[RegionState, RegionState]], str]:

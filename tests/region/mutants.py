@@ -1,4 +1,4 @@
-"""Faults planted in a region's machines: the world's checkers must see each of them.
+"""Faults planted in a region's machines and its sink: the world's checkers must see each of them.
 
 What the machines check twice or three times is not here, since one such fault alone costs a reset and no record: who
 may be given a start, what a member may come back with and contribute. `test_plane.py` holds each of those alone.
@@ -12,13 +12,17 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
+from kohort.region import parquet_folder
+from kohort.region.consuming.staging import Stager
 from kohort.region.member import handlers, state
 from kohort.region.member.machine import TABLE as MEMBER
 from kohort.region.member.machine import MemberMachine
 from kohort.region.messages import Completed, Drain, Drained, Reset
+from kohort.region.parquet_folder import ParquetFolder
 from kohort.region.plane import cuts, members, starts
 from kohort.region.plane.machine import TABLE
 from kohort.region.plane.state import Plane
+from kohort.region.sinks import Keep
 from kohort.region.states import RegionState
 
 
@@ -92,6 +96,20 @@ def _drains_without_waiting(machine: Any, order: Drain) -> None:
     machine.say(Drained(order.cut))
 
 
+def _sweeps_all(folder: ParquetFolder, keep: Keep) -> None:
+    _SWEEP(folder, replace(keep, floor=10**6))
+
+
+_SWEEP = ParquetFolder.sweep
+
+
+def _stays_in_its_epoch(stager: Stager, epoch: int) -> None:
+    _BEGIN(stager, max(stager._epoch, 1) if epoch else epoch)
+
+
+_BEGIN = Stager.begin
+
+
 MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "starts are handed out at any time": _instead(starts, "serve", _serve_always),
     "the next is committed before the last is published": _instead(cuts, "commit_if_whole", _commits_unpublished),
@@ -104,6 +122,10 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "a control plane that was overtaken is heard": _instead(MemberMachine, "step", _hears_all_terms),
     "a member is drained while it reads": _in_table(MEMBER, "drain", _drains_without_waiting),
     "partitions that were read are let go": _instead(handlers, "pend", lambda one, cause, parts: one.let_go(parts)),
+    "what still counts is swept": _instead(ParquetFolder, "sweep", _sweeps_all),
+    "who goes back stages in the epoch that it had": _instead(Stager, "begin", _stays_in_its_epoch),
+    "what was given counts twice": _instead(Stager, "counted", lambda stager: None),
+    "names are not synced": _instead(parquet_folder, "sync_folder", lambda files, path: None),
     "the outcome is taken for complete": _in_table(
         TABLE, "commit_ended", lambda plane, event: cuts._complete(plane, plane.cutting) if plane.cutting else None
     ),

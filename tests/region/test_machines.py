@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.region.mutants import MUTANTS
-from tests.region.world import World
+from tests.region.world.world import World
 
 SEEDS = 150
-"""`python -m tests.region --runs 20000` plays more."""
+"""`python -m tests.region --seeds 20000` plays more."""
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, 25))

@@ -119,6 +119,8 @@ class Calls:
         number = self.number
         self.trace.append(f"{name} {path}")
         self.at(number, name, path)
+        if self.dead:
+            raise Died
         return number
 
     def _walk(self, path: str) -> Node:
@@ -234,14 +236,18 @@ class Calls:
         self.volume.change((folder, name, None))
         self.after(number, call, path)
 
+    def die(self) -> None:
+        """Be killed now."""
+        self.dead = True
+        raise Died
+
     def die_at(self, number: int, *, happened: bool) -> None:
         """Be killed at the so-manyth call from now, before it or after it."""
         last = self.number + number
 
         def die(now: int, name: str, path: str) -> None:
             if now == last:
-                self.dead = True
-                raise Died
+                self.die()
 
         if happened:
             self.after = die

@@ -15,7 +15,7 @@ import pytest
 from tests.support.waiting import until
 
 from kohort import channel as frames
-from kohort.channel import FRAME_BYTES_MAX, NONCE_BYTES, PROOF_BYTES, Frames, frame, proof
+from kohort.channel import FRAME_BYTES_MAX, NONCE_BYTES, PROOF_BYTES, Frames, Link, frame, proof
 from kohort.spark import channel
 from kohort.spark.channel import LOOPBACK, Contact, Line, Message, Switchboard, decode, encode
 
@@ -74,6 +74,13 @@ def test_what_is_no_message_is_refused_before_it_is_kept(data: bytes) -> None:
 def test_a_message_longer_than_a_frame_is_refused_by_its_sender() -> None:
     with pytest.raises(ValueError, match="longer than"):
         frame(b"x" * (FRAME_BYTES_MAX + 1))
+
+
+def test_a_line_that_was_closed_before_it_is_read_has_nothing_to_say() -> None:
+    with socket.create_server((LOOPBACK, 0)) as server:
+        link = Link(socket.create_connection(server.getsockname()))
+    link.close()
+    assert list(link.bodies(1.0)) == []
 
 
 def test_the_token_is_in_no_printout() -> None:

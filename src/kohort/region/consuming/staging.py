@@ -11,14 +11,14 @@ from kohort.region.sinks import Sink
 from kohort.region.staged import StagedKey
 
 UNIT_BYTES = 64 * 1024 * 1024
-"""A unit is staged when it has come to so much."""
 
 
 class Stager:
     """The units of one member; the thread that processes and the event thread use it in turn."""
 
-    def __init__(self, sink: Sink | None, region_id: UUID, name: str) -> None:
-        self._sink, self._region_id, self._name = sink, region_id, name
+    def __init__(self, sink: Sink | None, region_id: UUID, name: str, unit_bytes: int = UNIT_BYTES) -> None:
+        """`unit_bytes`: a unit is staged when it has come to so much."""
+        self._sink, self._region_id, self._name, self._unit_bytes = sink, region_id, name, unit_bytes
         self._lock = threading.Lock()
         self._schema: pa.Schema | None = None
         self._tables: list[pa.Table] = []
@@ -49,7 +49,7 @@ class Stager:
             self._tables.append(table)
             self._bytes += table.nbytes
             self.rows += table.num_rows
-            if self._bytes >= UNIT_BYTES:
+            if self._bytes >= self._unit_bytes:
                 self._stage_rest()
 
     def give(self) -> tuple[StagedKey, ...]:

@@ -26,10 +26,12 @@ from kohort.groups.records import Record
 from kohort.region.facts import Initial, Position
 from kohort.region.parts import Part
 from kohort.region.plane.events import Offsets
-from tests.region.seats import BEAT_MS, GROUP, SESSION_MS, TOPIC, TOPIC_ID, ClassicSeat, ConsumerSeat, Seat, part
+from tests.region.world.names import GROUP, TOPIC, TOPIC_ID, part
+from tests.region.world.seats import BEAT_MS, SESSION_MS, ClassicSeat, ConsumerSeat, Seat
 
 if TYPE_CHECKING:
-    from tests.region.world import Clock, Member
+    from tests.region.world.clock import Clock
+    from tests.region.world.member import Member
 
 
 class Group:

@@ -6,7 +6,6 @@ What a member is told to give up, its application gives up in its own time.
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
-from uuid import UUID
 
 from simulation.assigning import (
     COOPERATIVE,
@@ -34,20 +33,15 @@ from kohort.ids import TopicPartition
 from kohort.region.member import events as member_events
 from kohort.region.messages import Identity
 from kohort.region.parts import Part
+from tests.region.world.names import GROUP, TOPIC, TOPIC_ID, part
 
 if TYPE_CHECKING:
-    from tests.region.group import Group
-    from tests.region.world import Member
+    from tests.region.world.group import Group
+    from tests.region.world.member import Member
 
-GROUP, TOPIC, TOPIC_ID = "etl", "t", UUID(int=9)
 SESSION_MS, BEAT_MS, REBALANCE_MS = 6_000, 500, 60_000
 ADDRESS = "/10.0.0.2"
 OUT = (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_MEMBER_EPOCH, ErrorCode.GROUP_ID_NOT_FOUND)
-
-
-def part(number: int) -> Part:
-    """A partition of the group's topic."""
-    return Part(GROUP, TOPIC, number, TOPIC_ID)
 
 
 class Seat:
@@ -186,6 +180,7 @@ class ClassicSeat(Seat):
             return
         self.flying = True
         if self.joins:
+            self.joins = False  # what is let go from now on needs another join
             self._join()
         else:
             beat = Heartbeat(self.group.number(), GROUP, self.epoch, self.member_id)
@@ -211,15 +206,17 @@ class ClassicSeat(Seat):
         if not self.sits():
             return
         if reply.error is ErrorCode.MEMBER_ID_REQUIRED:
-            self.member_id = reply.member_id
+            self.member_id, self.joins = reply.member_id, True
             self.say()
         elif reply.error in OUT:
             self.put_out()
         elif reply.error is ErrorCode.NONE:
-            self.member_id, self.epoch, self.joins = reply.member_id, reply.generation, False
+            self.member_id, self.epoch = reply.member_id, reply.generation
             self.leads = reply.leader == reply.member_id
             self._sync(reply)
-        elif reply.error is not ErrorCode.REBALANCE_IN_PROGRESS:
+        elif reply.error is ErrorCode.REBALANCE_IN_PROGRESS:
+            self.joins = True
+        else:
             raise AssertionError(reply)
 
     def _sync(self, reply: JoinGroupReply) -> None:
@@ -258,6 +255,11 @@ class ClassicSeat(Seat):
         elif reply.error is ErrorCode.REBALANCE_IN_PROGRESS:
             self.joins = True
             self.say()
+
+    def unanswered(self) -> None:
+        """Join again: what was asked may have been a join."""
+        super().unanswered()
+        self.joins = True
 
     def released(self, parts: set[Part]) -> None:
         """Join again, so that others get them."""

@@ -1,0 +1,1 @@
+"""A region in virtual time, with all that it stands on."""

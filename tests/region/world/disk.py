@@ -1,0 +1,142 @@
+"""The folder that a region's members write to: the sink that ships, on a disk in memory.
+
+Only Parquet's own encoding is left out: a file is a line for each record.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+
+import pyarrow as pa
+
+from kohort.region.files import Output
+from kohort.region.parquet_folder import ParquetFolder
+from kohort.region.parts import Part
+from kohort.region.staged import StagedKey
+from tests.region.volume import Calls, Node, Volume
+from tests.region.world.clock import ViolatedError
+from tests.region.world.names import REGION, REGION_ID
+
+Record = tuple[int, int]
+"""Its partition and offset."""
+SCHEMA = pa.schema([("partition", pa.int32()), ("offset", pa.int64())])
+
+
+class Disk:
+    """The disk, and what has to be on it."""
+
+    def __init__(self) -> None:
+        self.volume = Volume()
+        self.wanted: dict[int, Counter[Record]] = {}
+        self.staged: set[StagedKey] = set()
+        self._whole: dict[int, Node] = {}
+
+    def complete(self, sequence: int, spans: dict[Part, tuple[int, int]]) -> None:
+        """A sequence is complete: of each partition it has the records from one offset to before another, once."""
+        self.wanted[sequence] = Counter(
+            (part.partition, offset) for part, (begin, end) in spans.items() for offset in range(begin, end)
+        )
+
+    def check(self) -> None:
+        """Whatever a reader finds is a sequence that is complete, and all of it.
+
+        Raises:
+            ViolatedError: it is not.
+        """
+        for name, node in self._names("out").items():
+            if name.startswith(("_", ".")):
+                continue
+            sequence = int(name.removeprefix("sequence="))
+            if self._whole.get(sequence) is not node:
+                self._compare(sequence, node)
+                self._whole[sequence] = node
+
+    def check_published(self, last: int) -> None:
+        """All sequences to this one can be read.
+
+        Raises:
+            ViolatedError: one can't.
+        """
+        self.check()
+        there = {int(name.removeprefix("sequence=")) for name in self._names("out") if name.startswith("sequence=")}
+        missing = [sequence for sequence, rows in self.wanted.items() if sequence <= last and rows]
+        missing = [sequence for sequence in missing if sequence not in there]
+        if missing:
+            raise ViolatedError(f"sequences {missing} are not there, though {last} was published")
+
+    def lose_power(self, chance: random.Random) -> None:
+        """Whatever was not synced may be gone."""
+        self.volume.lose_power(chance)
+        self._whole.clear()
+        self.check()
+
+    def _names(self, path: str) -> dict[str, Node]:
+        node = (self.volume.root.names or {}).get(path)
+        return {} if node is None else node.names or {}
+
+    def _compare(self, sequence: int, node: Node) -> None:
+        if sequence not in self.wanted:
+            raise ViolatedError(f"sequence {sequence} is in the folder and not complete")
+        found: Counter[Record] = Counter()
+        for file, data in (node.names or {}).items():
+            if not file.startswith("_"):
+                lines = data.data.decode().split("\n")[:-1]
+                found.update((int(one), int(other)) for one, other in (line.split() for line in lines))
+        wanted = self.wanted[sequence]
+        if found != wanted:
+            raise ViolatedError(f"sequence {sequence}: missing {wanted - found}, too many {found - wanted}")
+
+
+class Folder(ParquetFolder):
+    """The folder as one process sees it."""
+
+    def __init__(self, disk: Disk) -> None:
+        super().__init__("/out")
+        self.disk, self.calls = disk, Calls(disk.volume)
+        self.calls.after = self._changed
+        self._files = self.calls
+
+    @classmethod
+    def of(cls, disk: Disk) -> Folder:
+        """Of the world's region."""
+        return cls(disk).bind(REGION, REGION_ID)
+
+    def stage(self, key: StagedKey, table: pa.Table) -> None:
+        super().stage(key, table)
+        if key in self.disk.staged:
+            raise ViolatedError(f"{key} was staged twice")
+        self.disk.staged.add(key)
+
+    def before(self, number: int, do: Callable[[], None], when: Callable[[], bool] = lambda: True) -> None:
+        """Do something, once, before the so-manyth call from now, or the first one after it when that holds."""
+        first = self.calls.number + number
+
+        def at(now: int, name: str, path: str) -> None:
+            del name, path
+            if now >= first and when():
+                self.calls.at = lambda now, name, path: None
+                do()
+
+        self.calls.at = at
+
+    def die_after(self, number: int, when: Callable[[], bool]) -> None:
+        """Die when the so-manyth call from now has happened, if that holds then."""
+        last = self.calls.number + number
+
+        def after(now: int, name: str, path: str) -> None:
+            self._changed(now, name, path)
+            if now == last and when():
+                self.calls.die()
+
+        self.calls.after = after
+
+    def _changed(self, now: int, name: str, path: str) -> None:
+        del now
+        if name == "rename" and not path.startswith("/out/_"):
+            self.disk.check()
+
+    def _write(self, table: pa.Table, output: Output) -> None:
+        rows = zip(table.column("partition").to_pylist(), table.column("offset").to_pylist(), strict=True)
+        output.write("".join(f"{partition} {offset}\n" for partition, offset in rows).encode())

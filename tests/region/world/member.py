@@ -1,0 +1,280 @@
+"""A member: its machine, and what carries its effects out."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+import pyarrow as pa
+
+from kohort.region.consuming.staging import Stager
+from kohort.region.facts import Position
+from kohort.region.member import events as member_events
+from kohort.region.member.machine import MemberMachine
+from kohort.region.messages import Cut, Identity, Order
+from kohort.region.parts import Part, part_of
+from kohort.region.sinks import Keep
+from kohort.region.states import MemberState
+from tests.region.volume import Died
+from tests.region.world.clock import ViolatedError
+from tests.region.world.disk import SCHEMA, Folder
+from tests.region.world.names import GROUP, REGION, REGION_ID
+from tests.region.world.plane import NOTICE_MS, Plane
+
+if TYPE_CHECKING:
+    from tests.region.world.world import World
+
+CALLS = 60
+"""A trouble comes with one of the next so many file calls."""
+
+
+class Member:
+    """A member's machine, and what carries its effects out."""
+
+    def __init__(self, world: World, name: str, *, holds_back: bool) -> None:
+        self.world, self.clock, self.name = world, world.clock, name
+        self.incarnation = UUID(int=self.clock.chance.getrandbits(128))
+        self.machine = MemberMachine(REGION, name, self.incarnation, GROUP, publishes=True, holds_back=holds_back)
+        self.alive = True
+        self.plane: Plane | None = None
+        self.connection = self.term = -1
+        self.polls = False
+        self.positions: dict[Part, int] = {}
+        self.folder = Folder.of(world.disk)
+        self.stager = Stager(self.folder, REGION_ID, name, unit_bytes=self.clock.chance.choice((1, 100, 10_000)))
+        self.to_publish: member_events.PublishKeys | None = None
+        self.publishes = self.stages = False
+        self.told_ms = self.dozes_until_ms = 0
+        self.back: set[Part] = set()
+        self.ended = ""
+
+    def start(self) -> None:
+        self.clock.after(1, self.look_for_plane)
+        self.clock.after(5, lambda: self.world.group.join(self) if self.alive else None)
+        self.clock.after(10, self.read)
+
+    def in_turn(self, do: Callable[[], None]) -> None:
+        """After what its coordinator has said before."""
+        self.told_ms = max(self.told_ms, self.clock.now_ms + self.clock.chance.randint(1, 100), self.dozes_until_ms)
+        self.clock.after(self.told_ms - self.clock.now_ms, lambda: do() if self.alive else None)
+
+    def later(self, do: Callable[[], None]) -> None:
+        wait_ms = max(self.clock.chance.randint(1, 100), self.dozes_until_ms - self.clock.now_ms)
+        self.clock.after(wait_ms, lambda: do() if self.alive else None)
+
+    # -- the control plane
+
+    def look_for_plane(self) -> None:
+        """Connect to the control plane that the topic names, if this one's connection has ended."""
+        plane = self.world.plane
+        if not self.alive:
+            return
+        if self.plane is None and plane is not None and plane.term == self.world.stored.term:
+            self.plane = self._perhaps_an_older(plane)
+            self.connection = self.plane.accept(self)
+            self.step(member_events.Connected())
+        self.clock.after(200, self.look_for_plane)
+
+    def _perhaps_an_older(self, plane: Plane) -> Plane:
+        """Now and then what it has read of the topic is not the last word."""
+        older = [one for one in self.world.planes if one.alive]
+        stale = older and not self.world.healed and self.clock.chance.random() < 0.1
+        return self.clock.chance.choice(older) if stale else plane
+
+    def cut_off(self) -> None:
+        """Its connection ends; each side notices in its own time."""
+        plane, connection = self.plane, self.connection
+        if plane is not None:
+            self.clock.after(self.clock.chance.randint(1, NOTICE_MS), lambda: plane.hang_up(connection))
+            self.disconnect(connection)
+
+    def disconnect(self, connection: int) -> None:
+        if self.connection == connection:
+            self.plane, self.connection = None, -1
+
+    def hear(self, connection: int, order: Order) -> None:
+        if self.clock.now_ms < self.dozes_until_ms:
+            self.clock.after(self.dozes_until_ms - self.clock.now_ms, lambda: self.hear(connection, order))
+        elif self.alive and connection == self.connection:
+            before, acted = self.term, self.step(member_events.Ordered(order))
+            self.term = max(before, order.term)
+            if acted and order.term < before:
+                raise ViolatedError(f"{self.name} has heard of term {before}, and does what {order} says")
+
+    # -- the group
+
+    def hear_of_eviction(self) -> None:
+        if self.alive:
+            self.step(member_events.Lost(tuple(self.machine.assigned)))
+            self.step(member_events.Assigned(Identity(), ()))
+            self.world.group.join(self)
+
+    # -- records
+
+    def read(self) -> None:
+        if not self.alive:
+            return
+        chance = self.clock.chance
+        self.clock.after(chance.randint(20, 120), self.read)
+        able = [part for part in sorted(self.positions) if self.positions[part] < self.world.ends[part]]
+        if not self.polls or not able or self.clock.now_ms < self.dozes_until_ms:
+            return
+        part = chance.choice(able)
+        most = 50 if self.world.healed else 5
+        stop = min(self.positions[part] + chance.randint(1, most), self.world.ends[part])
+        self.step(member_events.Fetched())
+        offsets = range(self.positions[part], stop)
+        columns = [pa.array([part.partition] * len(offsets), pa.int32()), pa.array(offsets, pa.int64())]
+        self.positions[part] = stop
+        self.stages = True
+        try:
+            self.stager.add(pa.table(columns, schema=SCHEMA))
+        except (Died, OSError) as error:
+            self.ends_by(error)
+        finally:
+            self.stages = False
+
+    # -- what the machine wants
+
+    def step(self, event: member_events.Event) -> bool:
+        """Whether anything was to be done."""
+        effects = self.machine.step(event)
+        for effect in effects:
+            if self.alive:
+                self.carry_out(effect)
+        return bool(effects)
+
+    def carry_out(self, effect: member_events.Effect) -> None:
+        match effect:
+            case member_events.Say(report):
+                if self.plane is not None:
+                    self.plane.send_in(self.connection, report)
+            case member_events.Begin(epoch):
+                self.stager.begin(epoch)
+            case member_events.Poll():
+                self.polls = True
+            case member_events.StopPolling():
+                self.polls = False
+            case member_events.Quiesce(cut):
+                self.polls = False
+                bad = not self.world.healed and self.clock.chance.random() < 0.02
+                quiet = member_events.NotQuiet(cut, "a commit failed") if bad else member_events.Quiet(cut)
+                self.later(lambda: self.step(quiet))
+            case member_events.SaveState(cut):
+                self.later(lambda: self.save(cut))
+            case member_events.GoBack(epoch):
+                self.positions.clear()
+                self.stager.begin(epoch)
+                self.later(lambda: self.step(member_events.WentBack(epoch)))
+            case member_events.Seek(positions):
+                for one in positions:
+                    self.positions[part_of(one)] = one.offset
+            case member_events.LookUp(number, first, added):
+                found = [self.begin(part, 0 if part in added else None) for part in (*first, *added)]
+                self.later(lambda: self.step(member_events.LookedUp(number, tuple(found))))
+            case member_events.Release(parts):
+                for part in parts:
+                    self.positions.pop(part, None)
+                    self.back.discard(part)
+                self.world.group.released(self, parts)
+            case member_events.Retire():
+                if effect.counts:
+                    self.stager.counted()
+            case member_events.PublishKeys():
+                self.to_publish = effect
+                self.later(self.publish)
+            case member_events.End():
+                self.ended = effect.cause or "closed"
+                self.die()
+            case _:
+                pass
+
+    def publish(self) -> None:
+        """As the publisher's thread: beside all else that the member does."""
+        wanted = self.to_publish
+        if wanted is None or self.publishes or not self.alive:
+            return
+        self.publishes, cause = True, ""
+        try:
+            self.folder.publish(wanted.sequence, wanted.keys)
+            self.world.stored.publish(wanted.sequence)
+            if self.to_publish == wanted:
+                self.to_publish = None
+            self.folder.sweep(Keep(wanted.floor))
+        except Died as error:
+            self.ends_by(error)
+        except OSError as error:
+            cause = str(error)
+        finally:
+            self.publishes = False
+        if self.alive:
+            self.later(lambda: self.step(member_events.PublishEnded(wanted.sequence, cause)))
+            self.clock.after(500, self.publish)
+
+    def ends_by(self, error: BaseException) -> None:
+        """Its process has died, or its application gives up."""
+        if self.alive:
+            self.clock.tell(f"{self.name} ends by {error!r} at {self.folder.calls.trace[-1]}")
+            self.die()
+
+    def trouble_at_a_call(self, kind: str) -> None:
+        """Be killed, fail or be held at one of the next file calls."""
+        number = self.clock.chance.randint(1, CALLS)
+        match kind:
+            case "crash":
+                self.folder.before(number, self.folder.calls.die, when=self._is_bad)
+            case "crash after":
+                self.folder.die_after(number, self._is_bad)
+            case "fail":
+                self.folder.before(number, self._fail, when=self._is_bad)
+            case "hold":
+                self.folder.before(
+                    number % 30, self._held, when=lambda: self._is_bad() and self.publishes and not self.stages
+                )
+
+    def _is_bad(self) -> bool:
+        return not self.world.healed
+
+    def _can_be_held(self) -> bool:
+        return self._is_bad() and self.publishes and not self.stages
+
+    def _fail(self) -> None:
+        raise OSError(errno.ENOSPC, "the disk is full")
+
+    def _held(self) -> None:
+        """Everything else goes on meanwhile."""
+        self.clock.tell(f"{self.name} is held before {self.folder.calls.trace[-1]}")
+        self.clock.run(self.clock.now_ms + self.clock.chance.randint(50, 5_000))
+
+    def begin(self, part: Part, offset: int | None) -> Position:
+        at = self.clock.chance.randint(0, 3) if offset is None else offset
+        return Position(part.group, part.topic, part.topic_id, part.partition, min(at, self.world.ends[part]))
+
+    def save(self, cut: Cut) -> None:
+        if cut != self.machine.cut or self.machine.state is not MemberState.DRAINED:
+            return
+        self.stages = True
+        try:
+            keys = self.stager.give()
+        except Died as error:
+            self.ends_by(error)
+            return
+        except OSError as error:
+            self.step(member_events.NotQuiet(cut, str(error)))
+            return
+        finally:
+            self.stages = False
+        ends = tuple(
+            Position(part.group, part.topic, part.topic_id, part.partition, self.positions[part])
+            for part in sorted(self.machine.begins)
+        )
+        self.step(member_events.StateSaved(cut, ends, keys, b"state"))
+
+    def die(self) -> None:
+        """At once, without a word; the coordinator and the control plane notice later."""
+        self.alive, self.folder.calls.dead = False, True
+        self.cut_off()
+        self.clock.after(self.clock.chance.randint(1, 2_000), lambda: self.world.group.leave(self))
+        self.world.clock.tell(f"{self.name} is gone ({self.ended or 'killed'})")

@@ -1,0 +1,184 @@
+"""A control plane: its machine, and what carries its effects out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from kohort.region.facts import Epoch, Initial, Stopped
+from kohort.region.messages import Report
+from kohort.region.parts import part_of
+from kohort.region.plane import events as plane_events
+from kohort.region.plane.machine import RegionMachine
+from kohort.region.states import RegionState
+from tests.region.world.clock import ViolatedError
+from tests.region.world.group import wrong_offsets
+
+if TYPE_CHECKING:
+    from tests.region.world.member import Member
+    from tests.region.world.world import World
+
+NOTICE_MS = 800
+"""So late an ended connection is noticed at the most."""
+
+
+class Plane:
+    """A control plane's machine, and what carries its effects out."""
+
+    def __init__(self, world: World) -> None:
+        self.world, self.clock = world, world.clock
+        world.stored.term += 1
+        self.term = world.stored.term
+        self.alive = True
+        self.sleeps_until_ms = self.cutting_since_ms = 0
+        self.clients: dict[int, Member] = {}
+        self.clock.tell(f"control plane of term {self.term} begins at sequence {world.stored.sequence}")
+        self.machine = RegionMachine(world.stored.known(), world.config, self.clock.now_ms)
+        self._writes: list[Callable[[], None]] = []
+        self._tick()
+
+    def accept(self, member: Member) -> int:
+        self.world.connections += 1
+        self.clients[self.world.connections] = member
+        return self.world.connections
+
+    def _tick(self) -> None:
+        if not self.alive:
+            return
+        self._check_cut()
+        due = self.machine.due_ms()
+        if due is not None and due <= self.clock.now_ms and self.clock.now_ms >= self.sleeps_until_ms:
+            self.step(plane_events.Tick())
+        self.clock.after(50, self._tick)
+
+    def _check_cut(self) -> None:
+        """No cut waits longer for its members than it may."""
+        asleep = self.clock.now_ms < self.sleeps_until_ms + 500
+        unpublished = self.machine.plane.published < self.machine.plane.sequence
+        if self.machine.state not in (RegionState.DRAINING, RegionState.CHECKPOINTING) or asleep or unpublished:
+            self.cutting_since_ms = self.clock.now_ms
+        elif self.clock.now_ms > self.cutting_since_ms + self.world.config.drain_ms + 500:
+            raise ViolatedError(f"{self.machine.state.name} since {self.cutting_since_ms} ms")
+
+    def send_in(self, connection: int, report: Report) -> None:
+        self._in_order(connection, lambda: self.step(plane_events.Heard(connection, report)))
+
+    def hang_up(self, connection: int) -> None:
+        self._in_order(connection, lambda: self._hung_up(connection))
+
+    def _hung_up(self, connection: int) -> None:
+        if self.clients.pop(connection, None) is not None:
+            self.step(plane_events.Disconnected(connection))
+
+    def _in_order(self, connection: int, do: Callable[[], None]) -> None:
+        """After what came before on the connection, and when this process is awake."""
+        at_ms = max(self.clock.now_ms + self.clock.chance.randint(1, 40), self.world.busy.get(connection, 0))
+        self.world.busy[connection] = at_ms
+
+        def arrive() -> None:
+            if self.alive and self.clock.now_ms < self.sleeps_until_ms:
+                self.clock.after(self.sleeps_until_ms - self.clock.now_ms, arrive)
+            elif self.alive and connection in self.clients:
+                do()
+
+        self.clock.after(at_ms - self.clock.now_ms, arrive)
+
+    def step(self, event: plane_events.Event) -> None:
+        before = self.machine.state
+        effects = self.machine.step(event, self.clock.now_ms)
+        if self.machine.state is not before:
+            self.clock.tell(f"term {self.term}: {before.name} to {self.machine.state.name} by {type(event).__name__}")
+            self.world.seen.add((before, self.machine.state))
+            if self.machine.state is RegionState.RESETTING and self.clock.now_ms > self.world.well_ms:
+                raise ViolatedError("it goes back, long after all faults have ended")
+            if self.machine.state is RegionState.COMMITTING:
+                self.cutting_since_ms = self.clock.now_ms  # all have contributed
+        for effect in effects:
+            self.carry_out(effect)
+
+    def carry_out(self, effect: plane_events.Effect) -> None:
+        match effect:
+            case plane_events.Say(connection, order):
+                client = self.clients.get(connection)
+                if client is not None:
+                    key = -connection
+                    at_ms = max(self.clock.now_ms + self.clock.chance.randint(1, 40), self.world.busy.get(key, 0))
+                    self.world.busy[key] = at_ms
+                    self.clock.after(at_ms - self.clock.now_ms, partial(client.hear, connection, order))
+            case plane_events.Close(connection):
+                client = self.clients.pop(connection, None)
+                if client is not None:
+                    self.clock.after(100, lambda: client.disconnect(connection))
+            case plane_events.Save():
+                self._write(lambda: self._save(effect))
+            case plane_events.Commit():
+                self._write(lambda: self._commit(effect))
+            case plane_events.Told(_, text):
+                self.clock.tell(f"term {self.term}: {text}")
+            case plane_events.LookAt(group):
+                self.clock.after(20, lambda: self.step(plane_events.GroupSeen(group, ())) if self.alive else None)
+
+    def _write(self, do: Callable[[], None]) -> None:
+        """One transaction after the other."""
+        self._writes.append(do)
+        if len(self._writes) == 1:
+            self.clock.after(self.clock.chance.randint(1, 60), self._next_write)
+
+    def _next_write(self) -> None:
+        if not self.alive:
+            return
+        if self.term != self.world.stored.term:
+            self.clock.tell(f"term {self.term}: is over")
+            self.die()
+            return
+        do = self._writes.pop(0)
+        do()
+        if self._writes and self.alive:
+            self.clock.after(self.clock.chance.randint(1, 60), self._next_write)
+
+    def _answer(self, event: plane_events.Event) -> None:
+        """The answer to a write takes its time, and is lost when the process dies meanwhile."""
+
+        def arrive() -> None:
+            if self.alive and self.clock.now_ms < self.sleeps_until_ms:
+                self.clock.after(self.sleeps_until_ms - self.clock.now_ms, arrive)
+            elif self.alive:
+                self.step(event)
+
+        self.clock.after(self.clock.chance.randint(1, 60), arrive)
+
+    def _save(self, effect: plane_events.Save) -> None:
+        stored = self.world.stored
+        for fact in effect.facts:
+            match fact:
+                case Epoch():
+                    stored.epoch, stored.floor, stored.consecutive = fact.epoch, fact.floor, fact.consecutive
+                case Initial():
+                    stored.initial.setdefault(part_of(fact), fact)
+                case Stopped():
+                    stored.stopped = fact.cause
+                case _:
+                    raise AssertionError(fact)
+        self._answer(plane_events.Saved(effect.token))
+
+    def _commit(self, effect: plane_events.Commit) -> None:
+        stored = self.world.stored
+        refused = self.world.group.commit(effect.offsets, self.term)
+        if not refused:
+            stored.commit(effect.manifest, effect.contributions)
+            wrong = wrong_offsets(self.world.group.offsets(), stored.positions, stored.initial)
+            if wrong:
+                raise ViolatedError(f"sequence {stored.sequence}: {wrong}")
+            self.clock.tell(f"term {self.term}: sequence {effect.manifest.sequence} is complete")
+        gone = frozenset(name for name, why in refused.items() if why == "UNKNOWN_MEMBER_ID")
+        self._answer(plane_events.CommitEnded(effect.cut, refused, gone))
+
+    def die(self) -> None:
+        """Its clients notice in their own time."""
+        self.alive = False
+        for connection, client in self.clients.items():
+            self.clock.after(
+                self.clock.chance.randint(1, NOTICE_MS),
+                partial(client.disconnect, connection),
+            )

@@ -1,0 +1,173 @@
+"""A region in virtual time: the machines of its control planes and members, a group, a topic and connections that fail.
+
+The coordinator and the sink are those that ship; what a topic does is modelled in as little as the machines can see of
+it. A record is its partition and offset.
+"""
+
+from __future__ import annotations
+
+from kohort.region.member import events as member_events
+from kohort.region.parts import Part
+from kohort.region.plane.config import RegionConfig
+from kohort.region.states import RegionState
+from tests.region.world.clock import Clock, ViolatedError
+from tests.region.world.disk import Disk
+from tests.region.world.group import Group
+from tests.region.world.member import Member
+from tests.region.world.names import GROUP, TOPIC, TOPIC_ID
+from tests.region.world.plane import Plane
+from tests.region.world.topic import Stored
+
+PARTITIONS = 4
+WELL_MS = 30_000
+READ_MS = 10_000
+"""So long after the last fault nothing goes back any more, and so long records still come then."""
+TROUBLES = (
+    *("start", "start", "kill", "cut", "close", "takeover", "sleep", "evict", "reset", "grow", "doze", "move"),
+    *("plane dies", "power fails", "crash", "crash after", "fail", "hold", "hold"),
+)
+
+
+class World:
+    """A region with its members, for one seed."""
+
+    def __init__(self, seed: int, config: RegionConfig | None = None) -> None:
+        self.clock = Clock(seed)
+        self.config = config or RegionConfig(
+            checkpoint_every_ms=1_000, register_ms=2_000, drain_ms=6_000, reset_ms=3_000, resets_most=10**6
+        )
+        self.disk = Disk()
+        self.stored = Stored(self.disk)
+        self.group = Group(self.clock, PARTITIONS - 1)
+        self.ends = {Part(GROUP, TOPIC, number, TOPIC_ID): 20 for number in range(PARTITIONS)}
+        self.members: dict[str, Member] = {}
+        self.plane: Plane | None = None
+        self.planes: list[Plane] = []
+        self.connections = 0
+        self.busy: dict[int, int] = {}
+        self.seen: set[tuple[RegionState, RegionState]] = set()
+        self.healed, self.well_ms = False, 10**9
+        self.clock.after(1, self._produce)
+
+    def _produce(self) -> None:
+        if self.clock.now_ms < self.well_ms + READ_MS:
+            part = self.clock.chance.choice(sorted(self.ends))
+            self.ends[part] += self.clock.chance.randint(1, 10)
+            self.clock.after(100, self._produce)
+
+    def begin_plane(self) -> None:
+        """A control plane takes over, whether or not the one before still runs."""
+        self.plane = Plane(self)
+        self.planes.append(self.plane)
+
+    def begin_member(self, name: str) -> None:
+        before = self.members.get(name)
+        if before is not None and before.alive:
+            return
+        mode = self.clock.chance.random() < 0.5
+        self.members[name] = Member(self, name, holds_back=mode)
+        self.members[name].start()
+        self.clock.tell(f"{name} starts, {'holds revocations' if mode else 'resets at revocations'}")
+
+    def living(self) -> list[Member]:
+        return [member for member in self.members.values() if member.alive]
+
+    def play(self, faults_ms: int = 30_000, healing_ms: int = 60_000) -> None:
+        """A bad time, then a good one, in which everything is read to its end."""
+        self.begin_plane()
+        self.begin_member("m0")
+        self.clock.after(self.clock.chance.randint(1, 3_000), self._trouble)
+        self.clock.run(faults_ms)
+        self._heal()
+        self.clock.run(faults_ms + healing_ms)
+        self._check_end()
+
+    def _trouble(self) -> None:
+        if self.healed:
+            return
+        chance = self.clock.chance
+        self.clock.after(chance.randint(1, 2_500), self._trouble)
+        living = self.living()
+        kind = chance.choice(TROUBLES)
+        self.clock.tell(f"-- {kind}")
+        self._bring(kind, chance.choice(living) if living else None)
+
+    def _bring(self, kind: str, member: Member | None) -> None:
+        chance, plane = self.clock.chance, self.plane
+        match kind:
+            case "start":
+                self.begin_member(f"m{chance.randint(0, 3)}")
+            case "takeover":
+                self.begin_plane()
+            case "grow":
+                self.group.grow(PARTITIONS)
+            case "move":
+                self.group.move()
+            case "plane dies":
+                if plane is not None:
+                    plane.die()
+                    self.clock.after(chance.randint(1, 3_000), self.begin_plane)
+            case "power fails":
+                self._lose_power()
+            case "sleep":
+                if plane is not None:
+                    plane.sleeps_until_ms = self.clock.now_ms + chance.randint(100, 4_000)
+            case _ if member is not None:
+                self._afflict(kind, member)
+
+    def _afflict(self, kind: str, member: Member) -> None:
+        chance = self.clock.chance
+        match kind:
+            case "kill":
+                member.die()
+            case "cut":
+                member.cut_off()
+            case "close":
+                member.step(member_events.Closing())
+            case "evict":
+                self.group.lose_heartbeats(member)
+            case "doze":
+                member.dozes_until_ms = self.clock.now_ms + chance.randint(1_000, 12_000)
+            case "crash" | "crash after" | "fail" | "hold":
+                member.trouble_at_a_call(kind)
+            case "reset":
+                member.step(member_events.ResetWanted("something behind it failed"))
+            case _:
+                raise AssertionError(kind)
+
+    def _lose_power(self) -> None:
+        """Of the machine with the disk, where all members and control planes run."""
+        for member in self.living():
+            member.die()
+        for plane in self.planes:
+            if plane.alive:
+                plane.die()
+        self.disk.lose_power(self.clock.chance)
+        self.clock.after(self.clock.chance.randint(1, 3_000), self.begin_plane)
+
+    def _heal(self) -> None:
+        self.clock.tell("-- all faults end")
+        self.healed, self.well_ms = True, self.clock.now_ms + WELL_MS
+        if self.plane is None or not self.plane.alive or self.plane.term != self.stored.term:
+            self.begin_plane()
+        for member in self.living():
+            if member.plane is not None and member.plane is not self.plane:
+                member.cut_off()
+        self.begin_member("m9")
+
+    def unpublished(self) -> bool:
+        """Whether what the last who left has staged was left to nobody."""
+        return not self.living() and self.stored.published < self.stored.sequence
+
+    def _check_end(self) -> None:
+        assert self.plane is not None
+        state = self.plane.machine.state
+        if state not in (RegionState.RUNNING, RegionState.DRAINING, RegionState.CHECKPOINTING, RegionState.COMMITTING):
+            raise ViolatedError(f"the region is {state.name} long after all faults have ended")
+        if self.stored.published < self.stored.sequence - 1 or self.unpublished():
+            raise ViolatedError(f"sequence {self.stored.published + 1} was never published")
+        self.disk.check_published(self.stored.published)
+        for part in self.group.parts():
+            come = self.stored.positions.get(part)
+            if come is None or come.offset != self.ends[part]:
+                raise ViolatedError(f"{part} of {self.ends[part]} was read to {come}, long after all faults have ended")
