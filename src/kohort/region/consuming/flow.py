@@ -40,7 +40,7 @@ class Flow:
             most: records in the queue.
             at_once: records that are taken together, about.
         """
-        self.most, self._at_once = most, at_once
+        self.most, self.at_once = most, at_once
         self._changed: Callable[[], None] = lambda: None
         self._lock = threading.Condition()
         self._queue: deque[Piece] = deque()
@@ -81,7 +81,7 @@ class Flow:
     def _gather(self) -> Piece:
         pieces: list[Piece] = []
         records = 0
-        while self._queue and (not pieces or records + self._queue[0].table.num_rows <= self._at_once):
+        while self._queue and (not pieces or records + self._queue[0].table.num_rows <= self.at_once):
             pieces.append(self._queue.popleft())
             records += pieces[-1].table.num_rows
         if len(pieces) == 1:
