@@ -216,3 +216,11 @@ def test_who_closes_leaves_with_the_next_sequence_or_at_once_if_it_holds_nothing
     idle.do(happens.Connected(), told.Welcome(3, 5, 7, ("m1",)), happens.Closing())
     assert idle.said(told.Leave)
     assert idle.effects(happens.End)
+
+
+def test_why_it_can_not_go_on_is_said_to_the_next_control_plane_too() -> None:
+    driven = reading()
+    driven.do(happens.Failed("records are lost", "reset it"))
+    assert driven.said(told.CantGoOn) == [told.CantGoOn("records are lost", "reset it")]
+    driven.do(happens.Connected(), told.Welcome(4, 5, 7, ("m1",)))
+    assert driven.said(told.CantGoOn) == [told.CantGoOn("records are lost", "reset it")]

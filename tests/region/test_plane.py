@@ -278,6 +278,33 @@ def test_an_epoch_is_in_the_topic_before_anyone_hears_of_it() -> None:
     assert driven.orders(1, told.Welcome) == []
 
 
+def test_nothing_is_swept_by_a_floor_that_is_not_in_the_topic() -> None:
+    """Who was overtaken and does not know it would have what counts removed."""
+    key = StagedKey(REGION_ID, 5, "m2", 0)
+    driven = Driven(replace(KNOWN, keys=(key,)))
+    driven.saves = False
+    driven.join(1, "m1")
+    assert driven.orders(1, told.Publish) == [told.Publish(3, 7, (key,), floor=4)]
+    driven.saves = True
+    driven = Driven(replace(KNOWN, keys=(key,)))
+    driven.join(1, "m1")
+    driven.say(1, told.PublishFailed(7, "the disk is full"))
+    driven.join(1, "m1", epoch=driven.machine.plane.epoch)
+    assert driven.orders(1, told.Publish)[-1] == told.Publish(3, 7, (key,), floor=6), "it is in the topic"
+
+
+def test_that_it_has_stopped_is_in_the_topic_before_anyone_hears_of_it() -> None:
+    driven = two()
+    driven.saves = False
+    driven.say(1, told.CantGoOn("records are lost", "reset it"))
+    assert driven.stands(RegionState.STOPPED) and not driven.orders(1, told.Stop) and not driven.closed
+    token = driven.machine.plane._tokens
+    driven.do(happens.Saved(token))
+    assert (
+        driven.orders(1, told.Stop) == driven.orders(2, told.Stop) == [told.Stop(3, "m1: records are lost", "reset it")]
+    )
+
+
 def test_where_a_partition_begins_is_in_the_topic_before_it_is_read() -> None:
     driven = Driven(replace(KNOWN, initial=(), positions=()))
     driven.join(1, "m1")

@@ -50,6 +50,8 @@ def welcome(member: Member, order: told.Welcome) -> None:
             member.go_on()
     if member.state is PENDING and not member.going_back:
         member.say(told.AskReset("partitions were given up", forced=True))
+    if member.failure is not None:
+        member.say(member.failure)
     if member.closing:
         member.say(told.Leave())
     if member.held:
@@ -232,7 +234,7 @@ def complete(member: Member, sequence: int, retired: int) -> bool:
 
 
 def reset(member: Member, order: told.Reset) -> None:
-    member.cut, member.contributed, member.ends = None, 0, {}
+    member.cut, member.contributed, member.ends, member.failure = None, 0, {}, None
     member.epoch, member.sequence = order.epoch, order.sequence
     member.went_back = member.going_back = True
     member.begins.clear()
@@ -279,7 +281,8 @@ def reset_wanted(member: Member, event: happens.ResetWanted) -> None:
 
 
 def failed(member: Member, event: happens.Failed) -> None:
-    member.say(told.CantGoOn(event.cause, event.remedy))
+    member.failure = told.CantGoOn(event.cause, event.remedy)
+    member.say(member.failure)
 
 
 def closing(member: Member, event: happens.Closing) -> None:

@@ -28,6 +28,7 @@ class Member:
         names: all members of the region, as last told.
         cut: that the member drains for, is drained for or has contributed to.
         contributed: the sequence, `ends` the ends that it gave; until the outcome is known.
+        failure: why it can't go on: said to each control plane, for the first may have died over it.
         going_back: it was told to, and its operator has not yet.
         went_back: no sequence was complete since.
     """
@@ -57,6 +58,7 @@ class Member:
         self.contributed = 0
         self.ends: dict[Part, Position] = {}
         self.given: Contribution | None = None
+        self.failure: told.CantGoOn | None = None
         self.closing = self.went_back = self.going_back = False
         self.effects: list[Effect] = []
         self._asks = 0

@@ -165,7 +165,7 @@ def offer_publish(plane: Plane) -> None:
         if not plane.keys:
             plane.published = plane.sequence
         elif (publisher := plane.publisher()) is not None:
-            plane.say(publisher, Publish(plane.term, plane.sequence, plane.keys, plane.floor))
+            plane.say(publisher, Publish(plane.term, plane.sequence, plane.keys, plane.saved_floor))
 
 
 def moved(plane: Plane, event: Heard) -> None:

@@ -145,10 +145,13 @@ def stop(plane: Plane, cause: str, member: str, remedy: str) -> None:
     plane.stopped, plane.state = cause, RegionState.STOPPED
     plane.cutting, plane.pending, plane.wanted = None, None, False
     plane.due.clear()
-    plane.save([Stopped(plane.region, cause, member, remedy, plane.now_ms)], lambda: None)
-    for each in list(plane.members.values()):
-        plane.say(each, Stop(plane.term, cause, remedy))
-        plane.drop(each)
+
+    def saved() -> None:
+        for each in list(plane.members.values()):
+            plane.say(each, Stop(plane.term, cause, remedy))
+            plane.drop(each)
+
+    plane.save([Stopped(plane.region, cause, member, remedy, plane.now_ms)], saved)
 
 
 def cant_go_on(plane: Plane, event: Heard) -> None:

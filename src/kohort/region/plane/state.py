@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from uuid import UUID
 
-from kohort.region.facts import Contribution, Fact, Initial, Manifest, Position
+from kohort.region.facts import Contribution, Epoch, Fact, Initial, Manifest, Position
 from kohort.region.messages import Cut, Identity, Members, Order
 from kohort.region.parts import Part, part_of
 from kohort.region.plane.config import RegionConfig
@@ -173,6 +173,8 @@ class Plane:
         cutting: the cut under way; None: none.
         wanted: a cut is to begin as soon as it can.
         pending: a reset that waits.
+        saved_floor: the floor that the topic has. One that is not there yet may never be, if another has taken over:
+            what others stage before it may still count.
         published: the sequence up to which all that was staged is published.
         due: when what is to happen at the latest, by name.
         lone: for how many sequences nobody has held a partition.
@@ -182,7 +184,7 @@ class Plane:
         self.config = config
         self.region, self.region_id, self.term = known.region, known.region_id, known.term
         self.epoch, self.floor, self.sequence = known.epoch, known.floor, known.sequence
-        self.consecutive = known.consecutive
+        self.saved_floor, self.consecutive = known.floor, known.consecutive
         self.state = RegionState.STOPPED if known.stopped else RegionState.FORMING
         self.stopped = known.stopped
         self.now_ms = now_ms
@@ -207,7 +209,7 @@ class Plane:
         self.figures = Figures()
         self.effects: list[Effect] = []
         self._tokens = 0
-        self._saving: dict[int, Callable[[], None]] = {}
+        self._saving: dict[int, tuple[int, Callable[[], None]]] = {}
 
     # -- what comes of it
 
@@ -233,13 +235,16 @@ class Plane:
     def save(self, facts: Iterable[Fact], then: Callable[[], None]) -> None:
         """Go on with `then` when these are committed."""
         self._tokens += 1
-        self._saving[self._tokens] = then
-        self.effects.append(Save(self._tokens, tuple(facts)))
+        save = Save(self._tokens, tuple(facts))
+        floor = max((fact.floor for fact in save.facts if isinstance(fact, Epoch)), default=0)
+        self._saving[self._tokens] = (floor, then)
+        self.effects.append(save)
 
     def saved(self, token: int) -> None:
         """Facts are committed."""
-        then = self._saving.pop(token, None)
-        if then is not None:
+        if token in self._saving:
+            floor, then = self._saving.pop(token)
+            self.saved_floor = max(self.saved_floor, floor)
             then()
 
     # -- what it knows
