@@ -89,6 +89,11 @@ class Collected:
                 raise OSError("the disk is full")
             assert self.sequences.setdefault(sequence, keys) == keys
 
+    def empty(self, sequence: int, floor: int) -> None:
+        with self.lock:
+            if self.published() < sequence:
+                self.sequences = {sequence: ()}
+
     def published(self) -> int:
         return max(self.sequences, default=0)
 

@@ -12,7 +12,7 @@ from uuid import UUID
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from kohort.errors import InvalidInputError
+from kohort.errors import CorruptDataError, InvalidInputError
 from kohort.region.parquet_folder import ParquetFolder
 from kohort.region.sinks import Keep
 from kohort.region.staged import StagedKey
@@ -26,7 +26,9 @@ KEYS = tuple(StagedKey(REGION, EPOCH, member, 1) for member in ("a", "b", "idle"
 NEXT = tuple(StagedKey(REGION, EPOCH, member, 2) for member in ("a", "b", "idle"))
 QUIET = (StagedKey(REGION, EPOCH, "idle", 3),)
 ZOMBIE = StagedKey(REGION, EPOCH - 1, "a", 9)
-ROWS = {KEYS[0]: [1, 2], KEYS[1]: [3], NEXT[0]: [4], NEXT[1]: [5, 6], ZOMBIE: [666]}
+AGAIN = StagedKey(REGION, EPOCH + 1, "a", 0)
+AGAIN_ROWS = [1, 2, 4]
+ROWS = {AGAIN: AGAIN_ROWS, KEYS[0]: [1, 2], KEYS[1]: [3], NEXT[0]: [4], NEXT[1]: [5, 6], ZOMBIE: [666]}
 FIRST, SECOND = [1, 2, 3], [4, 5, 6]
 SEEDS = range(6)
 
@@ -244,6 +246,93 @@ def held_publishers() -> None:
                 publish(sink)
                 assert seen(trial) in ({1: FIRST}, {1: FIRST, 2: SECOND})
                 publish_again_and_more_from_any(trial)
+
+
+def _published() -> Volume:
+    """The first sequence is shown, the second is staged, and so is what is read again."""
+    volume = begun()
+    publish(process(volume)[0])
+    process(volume)[0].stage(AGAIN, table(AGAIN))
+    return volume
+
+
+def _empty(sink: ParquetFolder) -> None:
+    sink.empty(3, EPOCH + 1)
+
+
+def _empty_and_more(volume: Volume) -> None:
+    """Whoever comes next empties it, or has nothing to do; then what was read again is shown, and that alone."""
+    sink, _ = process(volume)
+    _empty(sink)
+    assert seen(volume) == {} and sink.published() == 3
+    sink.publish(4, (AGAIN,))
+    assert seen(volume) == {4: AGAIN_ROWS}
+
+
+def emptied() -> None:
+    """Killed, or without power, at each call: nothing comes back."""
+    base = _published()
+    assert seen(base) == {1: FIRST}
+    for died in deaths(base, _empty):
+        assert seen(died) in ({1: FIRST}, {})
+        for seed in SEEDS:
+            trial = copy.deepcopy(died)
+            trial.lose_power(random.Random(seed))
+            assert seen(trial) in ({1: FIRST}, {})
+            _empty_and_more(trial)
+        _empty_and_more(died)
+    for seed in SEEDS:
+        trial = copy.deepcopy(base)
+        _empty(process(trial)[0])
+        trial.lose_power(random.Random(seed))
+        assert seen(trial) == {} and process(trial)[0].published() == 3, "it had said so"
+
+
+def emptied_under_a_publisher() -> None:
+    """One that publishes what is void by now is held at each call, or before it, meanwhile all is emptied."""
+    base = _published()
+
+    def act(sink: ParquetFolder) -> None:
+        sink.publish(2, NEXT)
+
+    for number in range(1, steps(base, act) + 1):
+        trial = copy.deepcopy(base)
+        sink, calls = process(trial)
+
+        def meanwhile(now: int, name: str, path: str, *, at: int = number, trial: Volume = trial) -> None:
+            if now == at:
+                _empty(process(trial)[0])
+                assert seen(trial) == {}
+
+        calls.at = meanwhile
+        with contextlib.suppress(CorruptDataError):
+            act(sink)
+        assert seen(trial) == {}, f"shown by a call after {calls.trace[number - 1]}"
+        _empty_and_more(trial)
+
+
+def a_publisher_while_it_is_emptied() -> None:
+    """Who empties is held at each call, meanwhile another publishes what is void, or dies in it."""
+    base = _published()
+    for number in range(1, steps(base, _empty) + 1):
+        for death in range(0, steps(base, lambda sink: sink.publish(2, NEXT)) + 1, 3):
+            trial = copy.deepcopy(base)
+            sink, calls = process(trial)
+
+            def meanwhile(
+                now: int, name: str, path: str, *, at: int = number, death: int = death, trial: Volume = trial
+            ) -> None:
+                if now == at:
+                    other, theirs = process(trial)
+                    if death:
+                        theirs.die_at(death, happened=bool(death % 2))
+                    with contextlib.suppress(CorruptDataError, Died):
+                        other.publish(2, NEXT)
+
+            calls.at = meanwhile
+            _empty(sink)
+            assert seen(trial) == {}, f"published before {calls.trace[number - 1]}"
+            _empty_and_more(trial)
 
 
 def publish_again_and_more_from_any(volume: Volume) -> None:

@@ -124,6 +124,7 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "partitions that were read are let go": _instead(handlers, "pend", lambda one, cause, parts: one.let_go(parts)),
     "what still counts is swept": _instead(ParquetFolder, "sweep", _sweeps_all),
     "who goes back stages in the epoch that it had": _instead(Stager, "begin", _stays_in_its_epoch),
+    "what is void stays": _instead(ParquetFolder, "empty", lambda folder, sequence, floor: folder._mark(sequence)),
     "what was given counts twice": _instead(Stager, "counted", lambda stager: None),
     "names are not synced": _instead(parquet_folder, "sync_folder", lambda files, path: None),
     "the outcome is taken for complete": _in_table(

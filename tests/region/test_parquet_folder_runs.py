@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +26,9 @@ RUNS: tuple[Callable[[], None], ...] = (
     runs.sweeps_at_each_moment,
     runs.swept_keys_of_older_epochs,
     runs.given_up_folders,
+    runs.emptied,
+    runs.emptied_under_a_publisher,
+    runs.a_publisher_while_it_is_emptied,
     runs.two_regions,
     runs.killed_checks,
 )
@@ -104,6 +108,39 @@ def _the_first_owner_is_written_over(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ParquetFolder, "_first", first)
 
 
+def _what_is_shown_goes_first(patch: pytest.MonkeyPatch) -> None:
+    whole = ParquetFolder.empty
+
+    def empty(self: ParquetFolder, sequence: int, floor: int) -> None:
+        for number in range(1, sequence + 1):
+            if not self._is_marked(sequence) and self._stands(number):
+                self._discard(self._folder(number))
+        self._mark(sequence)
+        whole(self, sequence, floor)
+
+    patch.setattr(ParquetFolder, "empty", empty)
+
+
+def _removes_before_it_is_durable(patch: pytest.MonkeyPatch) -> None:
+    def give_up(self: ParquetFolder, folder: str) -> str:
+        gone = f"{self.path}/_staging/gone-{uuid.uuid4().hex}"
+        self._files.rename(folder, gone)
+        remove_folder(self._files, gone)
+        return gone
+
+    patch.setattr(ParquetFolder, "_give_up", give_up)
+
+
+def _leaves_what_is_staged(patch: pytest.MonkeyPatch) -> None:
+    whole = ParquetFolder.empty
+    patch.setattr(ParquetFolder, "empty", lambda self, sequence, floor: whole(self, sequence, 0))
+
+
+def _leaves_attempts(patch: pytest.MonkeyPatch) -> None:
+    whole = ParquetFolder._tidy
+    patch.setattr(ParquetFolder, "_tidy", lambda self, names, published: whole(self, names, 0))
+
+
 MUTANTS: tuple[tuple[Callable[[pytest.MonkeyPatch], None], Callable[[], None]], ...] = (
     (_no_folder_syncs, runs.power_lost_after_a_word_was_given),
     (_no_file_syncs, runs.power_lost),
@@ -113,6 +150,11 @@ MUTANTS: tuple[tuple[Callable[[pytest.MonkeyPatch], None], Callable[[], None]], 
     (_sweeps_what_is_old, runs.swept_keys_of_older_epochs),
     (_sweeps_the_present_epoch, runs.sweeps_at_each_moment),
     (_a_late_one_takes_the_mark_back, runs.held_publishers),
+    (_no_folder_syncs, runs.emptied),
+    (_removes_before_it_is_durable, runs.emptied),
+    (_what_is_shown_goes_first, runs.a_publisher_while_it_is_emptied),
+    (_leaves_what_is_staged, runs.a_publisher_while_it_is_emptied),
+    (_leaves_attempts, runs.emptied_under_a_publisher),
     (_the_first_owner_is_written_over, runs.two_regions),
 )
 

@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 
 from kohort.region import messages as told
-from kohort.region.facts import Contribution, Epoch, Fact, Initial, Position, Span, Stopped
+from kohort.region.facts import Contribution, Epoch, Fact, Initial, Manifest, Position, Span, Stopped
 from kohort.region.messages import Cut, Identity
 from kohort.region.parts import Part, part_of
 from kohort.region.plane import events as happens
@@ -407,6 +407,39 @@ def test_to_the_initial_state_everything_begins_where_it_was_begun() -> None:
         driven.say(connection, told.WasReset(driven.machine.plane.epoch))
     assert driven.ask(1, P0) == (at(P0, 0),)
     assert driven.orders(1, told.Reset)[-1].state is None
+
+
+def test_back_at_the_initial_state_sinks_are_emptied_before_the_next_sequence_and_after_the_topic_has_it() -> None:
+    driven = two()
+    driven.saves = False
+    driven.say(1, told.AskReset("a person", forced=True, initial=True))
+    (manifest,) = [fact for fact in driven.facts if isinstance(fact, Manifest)]
+    assert (manifest.sequence, manifest.empties) == (8, True) and not driven.orders(1, told.Publish)
+    driven.say(1, told.Published(7))
+    assert driven.machine.plane.sequence == 7, "who was overtaken has nothing emptied"
+    driven.saves = True
+    driven.do(happens.Saved(driven.machine.plane._tokens))
+    epoch = driven.machine.plane.epoch
+    assert driven.orders(1, told.Publish) == [told.Publish(3, 8, (), epoch, empties=True)]
+    for connection in (1, 2):
+        driven.say(connection, told.WasReset(epoch))
+    assert driven.ask(1, P0) == (at(P0, 0),) and driven.ask(2, P1) == (at(P1, 0),)
+    cut = driven.cut()
+    for connection in (1, 2):
+        driven.say(connection, told.Drained(cut))
+    driven.say(1, told.Contributed(cut, driven.give("m1", span(P0, 0, 80))))
+    driven.say(2, told.Contributed(cut, driven.give("m2", span(P1, 0, 75))))
+    assert driven.stands(RegionState.CHECKPOINTING) and not driven.commits, "it waits"
+    driven.say(1, told.Published(8))
+    assert [one.cut for one in driven.commits] == [cut]
+    driven.do(happens.CommitEnded(cut))
+    assert driven.orders(1, told.Publish)[-1].sequence == 9 and not driven.orders(1, told.Publish)[-1].empties
+
+
+def test_a_new_control_plane_goes_on_emptying() -> None:
+    driven = Driven(replace(KNOWN, empties=True))
+    driven.join(1, "m1")
+    assert driven.orders(1, told.Publish) == [told.Publish(3, 7, (), 4, empties=True)]
 
 
 def test_the_last_one_leaves_when_it_has_published() -> None:

@@ -246,11 +246,9 @@ def test_where_a_region_begins(own_servers: str, name: str, regions: list[Region
     until(lambda: len(region.describe().positions) == 4, "it has begun")
     fill(own_servers, name, range(400, 500))
     until(lambda: all_once(sink, range(first, 500)), "what is asked for, and no more")
-    with pytest.raises(InvalidInputError, match="take them out of its sinks"):
+    with pytest.raises(InvalidInputError, match="empty_sinks"):
         region.reset("a person", to_initial=True)
-    with sink.lock:
-        sink.sequences.clear()
-    region.reset("a person", to_initial=True, sinks_emptied=True)
+    region.reset("a person", to_initial=True, empty_sinks=True)
     until(lambda: all_once(sink, range(first, 500)), "all of it again")
     worker.close()
 

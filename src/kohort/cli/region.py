@@ -123,7 +123,7 @@ def reset(
     name: str,
     *,
     to_initial: _Flag = False,
-    sinks_emptied: _Flag = False,
+    empty_sinks: _Flag = False,
     execute: _Flag = False,
     common: Common = _COMMON,
 ) -> int:
@@ -132,16 +132,17 @@ def reset(
     Args:
         name: the region's.
         to_initial: go back to where the region began: everything comes again.
-        sinks_emptied: what was published was taken out of its sinks; with --to-initial, after the first sequence.
+        empty_sinks: take out of its sinks, for ever, what was published; needed with --to-initial after the first
+            sequence.
         execute: do it; without this it is only shown.
     """
-    where = "where it began (what its sinks hold comes again)" if to_initial else "its last complete sequence"
+    where = "where it began, emptying its sinks" if to_initial else "its last complete sequence"
     return _change(
         name,
         common,
         f"Have all members of region {name} go back to {where}?",
         execute,
-        lambda region: region.reset(to_initial=to_initial, sinks_emptied=sinks_emptied),
+        lambda region: region.reset(to_initial=to_initial, empty_sinks=empty_sinks),
     )
 
 

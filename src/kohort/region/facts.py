@@ -139,6 +139,8 @@ class Manifest:
         members: who contributed.
         stay: who of them goes on; others left with it.
         positions: of every partition that the region has ever read.
+        empties: all goes back to the initial state: what sinks show is void, and the sequence is published when they
+            are empty.
     """
 
     region: str
@@ -150,6 +152,7 @@ class Manifest:
     members: tuple[str, ...]
     stay: tuple[str, ...]
     positions: tuple[Position, ...]
+    empties: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,12 +123,14 @@ class Publish:
 
     Attributes:
         floor: what was staged in an earlier epoch, and is not of this sequence, never counts.
+        empties: it is published by emptying the sink.
     """
 
     term: int
     sequence: int
     keys: tuple[StagedKey, ...]
     floor: int = 0
+    empties: bool = False
 
 
 @dataclass(frozen=True, slots=True)

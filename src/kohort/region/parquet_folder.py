@@ -5,6 +5,7 @@
     out/_staging/KEY.staged            what a member staged; KEY.empty: it had no rows
     out/_staging/publishing-18-ATTEMPT/  a sequence on its way: second names (hard links) of staged files
     out/sequence=17/KEY.parquet        what readers see; _sequence.json in it says whose it is
+                                       (before a reset to the initial state: renamed away, one after the other)
 
 Readers (Spark, `pyarrow.dataset`, pandas) pass over names that begin with `_`; a glob must say `sequence=*/*.parquet`.
 
@@ -62,6 +63,7 @@ _ROWS: Final = ".staged"
 _EMPTY: Final = ".empty"
 _UNFINISHED: Final = ".part"
 _MARK: Final = "published-"
+_SHOWN: Final = re.compile("sequence=([0-9]+)")
 _GOING: Final = re.compile(r"publishing-([0-9]+)-[0-9a-f]+")
 _GONE: Final = "gone-"
 _GIVEN_UP: Final = re.compile(_GONE + "[0-9a-f]{32}")
@@ -321,6 +323,24 @@ class ParquetFolder:
             remove(files, f"{self.path}/_staging/{name}{_EMPTY}")
         self._tidy(self._names(), sequence)
 
+    def empty(self, sequence: int, floor: int) -> None:
+        """See `Sink`. First what others could still publish from goes, then what they have published."""
+        if not self._is_owned():
+            return
+        files, staging = self._files, f"{self.path}/_staging"
+        if not self._is_marked(sequence):
+            for name in self._names():
+                if self._is_void(name, floor):
+                    remove(files, f"{staging}/{name}")
+            self._tidy(self._names(), sequence)
+            shown = [int(found[1]) for name in names_in(files, self.path) if (found := _SHOWN.fullmatch(name))]
+            for number in shown:
+                if number <= sequence and self._stands(number):
+                    self._give_up(self._folder(number))
+            sync_folder(files, self.path)  # before any file goes: a power loss must not bring back a part
+        self._mark(sequence)
+        self._tidy(self._names(), sequence)
+
     def _bring(self, sequence: int, names: list[str]) -> None:
         """Give the sequence its folder, if it has rows, unless somebody else has."""
         there = set(self._names())
@@ -434,9 +454,13 @@ class ParquetFolder:
         self._tidy(names, self.published())
         kept = {key.text() for key in keep.keys}
         for name in names:
-            key = _key_of(name)
-            if key is not None and key.region_id == self._id and key.epoch < keep.floor and key.text() not in kept:
+            if self._is_void(name, keep.floor) and _stem_of(name) not in kept:
                 remove(self._files, f"{self.path}/_staging/{name}")
+
+    def _is_void(self, name: str, floor: int) -> bool:
+        """Whether it was staged in an epoch before this one."""
+        key = StagedKey.parse(_stem_of(name))
+        return key is not None and key.region_id == self._id and key.epoch < floor
 
     def _names(self) -> list[str]:
         return names_in(self._files, f"{self.path}/_staging")
@@ -452,13 +476,16 @@ class ParquetFolder:
 
     def _discard(self, temporary: str) -> None:
         """Take a folder from whoever may still rename it, then empty it."""
-        gone = f"{self.path}/_staging/{_GONE}{uuid.uuid4().hex}"
         with contextlib.suppress(FileNotFoundError):
-            self._files.rename(temporary, gone)
-            remove_folder(self._files, gone)
+            remove_folder(self._files, self._give_up(temporary))
+
+    def _give_up(self, folder: str) -> str:
+        """Where it is now: nobody sees it."""
+        gone = f"{self.path}/_staging/{_GONE}{uuid.uuid4().hex}"
+        self._files.rename(folder, gone)
+        return gone
 
 
-def _key_of(name: str) -> StagedKey | None:
-    """Whose file this is in `_staging`, also an unfinished one."""
-    stem = name.removesuffix(_UNFINISHED).rpartition(".")[0]
-    return StagedKey.parse(stem)
+def _stem_of(name: str) -> str:
+    """The key's text in the name of a file in `_staging`, also of an unfinished one."""
+    return name.removesuffix(_UNFINISHED).rpartition(".")[0]

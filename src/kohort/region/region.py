@@ -213,23 +213,27 @@ class Region:
         self._ask(told.AskCheckpoint())
 
     def reset(
-        self, cause: str = "a person asked for it", *, to_initial: bool = False, sinks_emptied: bool = False
+        self, cause: str = "a person asked for it", *, to_initial: bool = False, empty_sinks: bool = False
     ) -> None:
         """Have all go back to the last complete sequence, or to where the region began.
 
         Args:
             cause: for the log.
             to_initial: to where it began: everything comes again, in further sequences.
-            sinks_emptied: what was published was taken out of the sinks, so that nothing is there twice.
+            empty_sinks: what was published is taken out of the sinks, so that nothing is there twice.
 
         Raises:
-            InvalidInputError: sequences were published, and nobody says that the sinks were emptied.
+            InvalidInputError: sequences were published, and it is not said that the sinks are to be emptied; or there
+                is no member that would empty them.
         """
-        if to_initial and not sinks_emptied and self.describe().sequence > 0:
-            raise InvalidInputError(
-                f"region {self.name} has published sequences, and all of their rows would come again: take them out of "
-                "its sinks (of a ParquetFolder the sequence=* folders), then say so with sinks_emptied"
-            )
+        if to_initial and (seen := self.describe()).sequence > 0:
+            if not empty_sinks:
+                raise InvalidInputError(
+                    f"region {self.name} has published sequences, and all of their rows come again: say empty_sinks "
+                    "(--empty-sinks), which takes what was published out of its sinks for ever"
+                )
+            if not seen.members:
+                raise InvalidInputError(f"region {self.name} has no member to empty its sinks: start one first")
         self._ask(told.AskReset(cause, forced=True, initial=to_initial))
 
     def stop_member(self, name: str) -> None:

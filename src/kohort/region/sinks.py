@@ -76,6 +76,18 @@ class Sink(Protocol):
             OSError: not now. Nothing is shown, or all of it.
         """
 
+    def empty(self, sequence: int, floor: int) -> None:
+        """Take out all that was published, as this sequence: of those before it nothing is shown any more, for ever.
+
+        What was staged in epochs before `floor` is void; in later ones members stage meanwhile. Durable when it
+        returns, and repeated as `publish` is; also while somebody still publishes a sequence before it, who then may be
+        told that it can't be done, or that it is done.
+
+        Raises:
+            InvalidInputError: something else has the place of a sequence.
+            OSError: not now. Some sequences may be gone, each of them whole.
+        """
+
     def published(self) -> int:
         """The last sequence that is published for certain, with or without rows; 0: none yet."""
 

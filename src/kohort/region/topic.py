@@ -141,6 +141,7 @@ class Saved:
             positions=last.positions if last is not None else (),
             keys=tuple(key for one in contributions for key in one.keys),
             states={one.member: one.state for one in contributions},
+            empties=last is not None and last.empties,
             stopped="" if self.stopped is None else self.stopped.cause,
         )
 

@@ -30,6 +30,7 @@ class Disk:
     def __init__(self) -> None:
         self.volume = Volume()
         self.wanted: dict[int, Counter[Record]] = {}
+        self.void: dict[int, Counter[Record]] = {}
         self.staged: set[StagedKey] = set()
         self._whole: dict[int, Node] = {}
 
@@ -38,6 +39,21 @@ class Disk:
         self.wanted[sequence] = Counter(
             (part.partition, offset) for part, (begin, end) in spans.items() for offset in range(begin, end)
         )
+
+    def goes_back(self) -> None:
+        """To the initial state: what is shown is void, and may be shown until the folder is emptied."""
+        self.void |= self.wanted
+        self.wanted.clear()
+
+    def emptied(self) -> None:
+        """Nothing of what was void is shown any more.
+
+        Raises:
+            ViolatedError: something is.
+        """
+        self.void.clear()
+        self._whole.clear()
+        self.check()
 
     def check(self) -> None:
         """Whatever a reader finds is a sequence that is complete, and all of it.
@@ -77,14 +93,14 @@ class Disk:
         return {} if node is None else node.names or {}
 
     def _compare(self, sequence: int, node: Node) -> None:
-        if sequence not in self.wanted:
+        wanted = self.wanted.get(sequence, self.void.get(sequence))
+        if wanted is None:
             raise ViolatedError(f"sequence {sequence} is in the folder and not complete")
         found: Counter[Record] = Counter()
         for file, data in (node.names or {}).items():
             if not file.startswith("_"):
                 lines = data.data.decode().split("\n")[:-1]
                 found.update((int(one), int(other)) for one, other in (line.split() for line in lines))
-        wanted = self.wanted[sequence]
         if found != wanted:
             raise ViolatedError(f"sequence {sequence}: missing {wanted - found}, too many {found - wanted}")
 

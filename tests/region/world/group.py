@@ -173,9 +173,11 @@ class Group:
 
 
 def wrong_offsets(committed: dict[int, int], positions: dict[Part, Position], initial: dict[Part, Initial]) -> str:
-    """Where the group's offsets are not the last sequence's; what nobody has ever read has none."""
-    expected = {where.partition: at.offset for where, at in positions.items()}
-    for where, at in positions.items():
-        if where.partition not in committed and at.offset == initial[where].offset:
-            del expected[where.partition]
-    return "" if committed == expected else f"the group has {committed}, the last sequence {expected}"
+    """Where the group's offsets are not the last sequence's.
+
+    Except of what nobody has read, or not since all went back to the initial state: members set these back when they
+    are given them.
+    """
+    expected = {where.partition: at.offset for where, at in positions.items() if at.offset != initial[where].offset}
+    there = {number: committed.get(number) for number in expected}
+    return "" if there == expected else f"the group has {committed}, the last sequence {expected}"

@@ -9,6 +9,7 @@ from uuid import UUID
 
 import pyarrow as pa
 
+from kohort.errors import CorruptDataError
 from kohort.region.consuming.staging import Stager
 from kohort.region.facts import Position
 from kohort.region.member import events as member_events
@@ -198,7 +199,10 @@ class Member:
             return
         self.publishes, cause = True, ""
         try:
-            self.folder.publish(wanted.sequence, wanted.keys)
+            if wanted.empties:
+                self.folder.empty(wanted.sequence, wanted.floor)
+            else:
+                self.folder.publish(wanted.sequence, wanted.keys)
             self.world.stored.publish(wanted.sequence)
             if self.to_publish == wanted:
                 self.to_publish = None
@@ -207,6 +211,10 @@ class Member:
             self.ends_by(error)
         except OSError as error:
             cause = str(error)
+        except CorruptDataError as error:
+            if wanted.sequence not in self.world.disk.void and wanted.sequence > self.world.stored.published:
+                raise
+            cause = str(error)  # what is void was taken from it
         finally:
             self.publishes = False
         if self.alive:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from kohort.region.facts import Epoch, Initial, Stopped
-from kohort.region.messages import Report
+from kohort.region.facts import Epoch, Initial, Manifest, Stopped
+from kohort.region.messages import AskReset, Report
 from kohort.region.parts import part_of
 from kohort.region.plane import events as plane_events
 from kohort.region.plane.machine import RegionMachine
@@ -84,6 +84,11 @@ class Plane:
 
         self.clock.after(at_ms - self.clock.now_ms, arrive)
 
+    def ask_for_the_initial_state(self) -> None:
+        """As a person does."""
+        if self.alive and self.machine.plane.members:
+            self.step(plane_events.Heard(-1, AskReset("a person", forced=True, initial=True)))
+
     def step(self, event: plane_events.Event) -> None:
         before = self.machine.state
         effects = self.machine.step(event, self.clock.now_ms)
@@ -156,6 +161,9 @@ class Plane:
                     stored.epoch, stored.floor, stored.consecutive = fact.epoch, fact.floor, fact.consecutive
                 case Initial():
                     stored.initial.setdefault(part_of(fact), fact)
+                case Manifest():
+                    self.clock.tell(f"term {self.term}: sequence {fact.sequence} is the initial state")
+                    stored.go_back(fact)
                 case Stopped():
                     stored.stopped = fact.cause
                 case _:

@@ -34,6 +34,7 @@ class Stored:
     contributions: tuple[Contribution, ...] = ()
     stopped: str = ""
     published: int = 0
+    empties: bool = False
 
     def known(self) -> Known:
         """What a new control plane reads."""
@@ -51,7 +52,17 @@ class Stored:
             tuple(key for one in self.contributions for key in one.keys),
             {one.member: one.state for one in self.contributions},
             self.stopped,
+            self.empties,
         )
+
+    def go_back(self, manifest: Manifest) -> None:
+        """To the initial state."""
+        self.sequence, self.empties, self.contributions = manifest.sequence, manifest.empties, ()
+        self.stay = manifest.stay
+        self.positions = {part_of(position): position for position in manifest.positions}
+        self.disk.goes_back()
+        if not manifest.empties:
+            self.publish(self.sequence)
 
     def commit(self, manifest: Manifest, contributions: tuple[Contribution, ...]) -> None:
         """A sequence is complete."""
@@ -62,7 +73,7 @@ class Stored:
         spans = {part: (self._come(part), position.offset) for part, position in ends.items()}
         self.disk.complete(manifest.sequence, spans)
         self.sequence, self.stay, self.contributions = manifest.sequence, manifest.stay, contributions
-        self.positions = ends
+        self.positions, self.empties = ends, False
         self.consecutive = 0
         if not any(given.keys for given in contributions):
             self.published = self.sequence
@@ -70,6 +81,8 @@ class Stored:
     def publish(self, sequence: int) -> None:
         """A sink has said that it is published."""
         self.published = max(self.published, sequence)
+        if self.empties and self.published == self.sequence:
+            self.disk.emptied()
         self.disk.check_published(self.published)
 
     def _come(self, part: Part) -> int:

@@ -24,7 +24,7 @@ READ_MS = 10_000
 """So long after the last fault nothing goes back any more, and so long records still come then."""
 TROUBLES = (
     *("start", "start", "kill", "cut", "close", "takeover", "sleep", "evict", "reset", "grow", "doze", "move"),
-    *("plane dies", "power fails", "crash", "crash after", "fail", "hold", "hold"),
+    *("plane dies", "power fails", "crash", "crash after", "fail", "hold", "hold", "back to the start"),
 )
 
 
@@ -109,6 +109,9 @@ class World:
                     self.clock.after(chance.randint(1, 3_000), self.begin_plane)
             case "power fails":
                 self._lose_power()
+            case "back to the start":
+                if plane is not None:
+                    plane.ask_for_the_initial_state()
             case "sleep":
                 if plane is not None:
                     plane.sleeps_until_ms = self.clock.now_ms + chance.randint(100, 4_000)

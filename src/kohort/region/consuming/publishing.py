@@ -60,7 +60,10 @@ class Publisher:
 
     def _try(self, wanted: PublishKeys, failures: int) -> bool:
         try:
-            self._sink.publish(wanted.sequence, wanted.keys)
+            if wanted.empties:
+                self._sink.empty(wanted.sequence, wanted.floor)
+            else:
+                self._sink.publish(wanted.sequence, wanted.keys)
         except Exception as error:
             told = "%s: sequence %s is not published yet: %s"
             log.warning(told, self._name, wanted.sequence, error, exc_info=failures == 0)

@@ -270,11 +270,13 @@ class PublishKeys:
 
     Attributes:
         floor: what was staged in an earlier epoch, and is not of this sequence, never counts.
+        empties: empty the sink instead.
     """
 
     sequence: int
     keys: tuple[StagedKey, ...]
     floor: int = 0
+    empties: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -263,7 +263,7 @@ def went_back(member: Member, event: happens.WentBack) -> None:
 
 
 def publish(member: Member, order: told.Publish) -> None:
-    member.do(happens.PublishKeys(order.sequence, order.keys, order.floor))
+    member.do(happens.PublishKeys(order.sequence, order.keys, order.floor, order.empties))
 
 
 def publish_ended(member: Member, event: happens.PublishEnded) -> None:

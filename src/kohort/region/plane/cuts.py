@@ -291,6 +291,7 @@ def _complete(plane: Plane, cutting: Cutting) -> None:
     plane.sequence, plane.cutting, plane.consecutive = cutting.cut.sequence, None, 0
     plane.positions = {part_of(position): position for position in cutting.manifest.positions}
     plane.states = {name: one.state for name, one in cutting.contributions.items()}
+    plane.empties = False
     plane.keys = tuple(key for name in cutting.names for key in cutting.contributions[name].keys)
     plane.due.pop("cut", None)
     plane.figures.cut_ended(plane.now_ms, complete=True)

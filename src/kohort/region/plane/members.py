@@ -162,10 +162,10 @@ def form(plane: Plane) -> None:
 def offer_publish(plane: Plane) -> None:
     """Have what the last sequence staged published by someone who is there."""
     if plane.published < plane.sequence:
-        if not plane.keys:
+        if not plane.keys and not plane.empties:
             plane.published = plane.sequence
         elif (publisher := plane.publisher()) is not None:
-            plane.say(publisher, Publish(plane.term, plane.sequence, plane.keys, plane.saved_floor))
+            plane.say(publisher, Publish(plane.term, plane.sequence, plane.keys, plane.saved_floor, plane.empties))
 
 
 def moved(plane: Plane, event: Heard) -> None:

@@ -72,10 +72,13 @@ def _begin(plane: Plane, wanted: Pending) -> None:
         member.handed.clear()
         member.phase = Phase.GOING_BACK if member.epoch >= 0 else Phase.READING
     facts: list[Fact] = [Epoch(plane.region, epoch, plane.term, epoch, plane.consecutive, wanted.cause, plane.now_ms)]
-    if wanted.initial:
-        facts.append(_to_initial(plane))
+    initial = _to_initial(plane) if wanted.initial else None
+    if initial is not None:
+        facts.append(initial)
 
     def saved() -> None:
+        if initial is not None:
+            _is_initial(plane, initial)
         if plane.epoch < epoch or plane.floor != epoch or plane.state is not RegionState.RESETTING:
             return
         for member in plane.members.values():
@@ -90,21 +93,27 @@ def _begin(plane: Plane, wanted: Pending) -> None:
 
 
 def _to_initial(plane: Plane) -> Manifest:
-    """A sequence in which everything is where it was begun."""
-    plane.sequence += 1
-    plane.published = plane.sequence
-    plane.positions, plane.keys, plane.states = {}, (), {}
+    """A sequence in which everything is where it was begun, and sinks are empty."""
+    shown = plane.sequence > 0 and (bool(plane.keys) or any(one.publishes for one in plane.members.values()))
     return Manifest(
         plane.region,
         plane.region_id,
-        plane.sequence,
+        plane.sequence + 1,
         plane.term,
         plane.floor,
         plane.now_ms,
         (),
         plane.names(),
         tuple(position for _, position in sorted(plane.initial.items())),
+        empties=shown or (plane.empties and plane.published < plane.sequence),
     )
+
+
+def _is_initial(plane: Plane, manifest: Manifest) -> None:
+    """The topic has it: the sinks are emptied from now on, and not before."""
+    plane.sequence, plane.empties = manifest.sequence, manifest.empties
+    plane.positions, plane.keys, plane.states = {}, (), {}
+    members.offer_publish(plane)
 
 
 def was_reset(plane: Plane, event: Heard) -> None:

@@ -142,6 +142,7 @@ class Known:
         expected: members that hold something, as far as the topic tells: who does not register again is dead.
         keys: what the last sequence staged, published or not.
         states: what the members' operators saved with it.
+        empties: the last sequence is one that is published by emptying the sinks.
     """
 
     region: str
@@ -157,6 +158,7 @@ class Known:
     keys: tuple[StagedKey, ...] = ()
     states: dict[str, bytes] = field(default_factory=dict)
     stopped: str = ""
+    empties: bool = False
 
 
 class Plane:
@@ -203,7 +205,8 @@ class Plane:
         self.attempts = 0
         self.wanted = False
         self.pending: Pending | None = None
-        self.published = known.sequence if not known.keys else known.sequence - 1
+        self.empties = known.empties
+        self.published = known.sequence - 1 if known.keys or known.empties else known.sequence
         self.due: dict[str, int] = {"forming": now_ms + config.register_ms} if known.expected else {}
         self.lone: dict[Part, int] = {}
         self.figures = Figures()
