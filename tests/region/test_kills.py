@@ -20,7 +20,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from kohort import Producer
+from kohort import Admin, Producer
+from kohort.client.admin.values import ConfigResource, ResourceType
 from kohort.demo.flights import ALL, flights
 from kohort.region.region import Region
 from tests.region.conftest import make_topic
@@ -151,8 +152,13 @@ def processes(
     request: pytest.FixtureRequest, servers: str, name: str, how: list[str], tmp_path: Path
 ) -> Iterator[Processes]:
     if "apache" in request.node.callspec.id and "consumer" in how and LONG is None:
-        pytest.skip("a long one, for its sessions are 45 s: make region")
+        pytest.skip("a long one, for its sessions are 6 s: make region")
     make_topic(servers, name, PARTITIONS)
+    if "consumer" in how:
+        with Admin(servers) as admin:
+            admin.incremental_alter_configs(
+                {ConfigResource(ResourceType.GROUP, name): {"consumer.session.timeout.ms": "6000"}}
+            ).all()
     (tmp_path / "out").mkdir()
     running = Processes(servers, name, tmp_path / "out", *how)
     yield running
