@@ -229,8 +229,8 @@ class Region:
         if to_initial and (seen := self.describe()).sequence > 0:
             if not empty_sinks:
                 raise InvalidInputError(
-                    f"region {self.name} has published sequences, and all of their rows come again: say empty_sinks "
-                    "(--empty-sinks), which takes what was published out of its sinks for ever"
+                    f"region {self.name} has published sequences, and all of their rows come again from there: "
+                    "add empty_sinks=True (--empty-sinks), which takes what was published out of its sinks, for ever"
                 )
             if not seen.members:
                 raise InvalidInputError(f"region {self.name} has no member to empty its sinks: start one first")
