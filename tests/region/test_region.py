@@ -182,6 +182,68 @@ def test_applications_that_start_at_once(servers: str, name: str, regions: list[
     assert [member.error for member in members] == [None] * 5
 
 
+def test_an_idle_control_plane_that_was_overtaken_lets_its_members_go(
+    own_servers: str, name: str, regions: list[Region]
+) -> None:
+    make_topic(own_servers, name)
+    idle, other = (Region(name, own_servers, checkpoint_every=None) for _ in range(2))
+    regions += [idle, other]
+    worker = Worker(idle, "m1", Collected(), name)
+    until(
+        lambda: [member.name for member in idle.describe().members] == ["m1"],
+        "it is there, and nothing is to be written",
+    )
+    other.serve()
+    until(lambda: [member.name for member in other.describe().members] == ["m1"], "it has gone over")
+    assert idle._tenure.plane() is None
+    other.close()
+    worker.close()
+
+
+def test_a_state_that_is_not_bytes_stops_the_region_with_what_to_do(
+    own_servers: str, name: str, regions: list[Region]
+) -> None:
+    make_topic(own_servers, name)
+    region = Region(name, own_servers, **FAST)
+    regions.append(region)
+    worker = Worker(region, "m1", Collected(), name, on_checkpoint=lambda sequence: "{}")
+    until(lambda: worker.error is not None, "it is over")
+    assert isinstance(worker.error, RegionStoppedError)
+    assert "on_checkpoint gives bytes, not str" in str(worker.error)
+    assert f"kohort region resume {name} --execute" in str(worker.error)
+    region.close()
+    with Region(name, own_servers) as alone:
+        alone.resume()
+    with Region(name, own_servers, **FAST) as again:
+        mended = Worker(again, "m1", Collected(), name)
+        until(lambda: mended.consumer.sequence > 0, "it goes on")
+        mended.close()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [({"topics": "t"}, "write \\['t'\\]"), ({"topics": []}, "topics, or a pattern"), ({"pattern": "("}, "pattern")],
+)
+def test_what_is_read_must_be_said(
+    own_servers: str, name: str, regions: list[Region], wrong: dict[str, Any], why: str
+) -> None:
+    region = Region(name, own_servers)
+    regions.append(region)
+    with pytest.raises(InvalidInputError, match=why):
+        region.consumer("m1", group_id=name, **wrong)
+
+
+def test_what_is_submitted_is_a_table(own_servers: str, name: str, regions: list[Region]) -> None:
+    make_topic(own_servers, name)
+    fill(own_servers, name, range(10))
+    region = Region(name, own_servers, **FAST)
+    regions.append(region)
+    with region.consumer("m1", group_id=name, topics=[name], into=Collected(), start="beginning") as consumer:
+        next(iter(consumer.tables()))
+        with pytest.raises(InvalidInputError, match="a pyarrow Table or RecordBatch, not list"):
+            consumer.submit([1, 2])  # type: ignore[arg-type]
+
+
 def test_two_control_planes_do_not_last(own_servers: str, name: str, regions: list[Region]) -> None:
     make_topic(own_servers, name)
     sink = Collected()
@@ -267,11 +329,13 @@ def test_a_state_that_fits_no_record_stops_the_region_in_the_end(
 
 def test_sequences_by_the_operators_count(own_servers: str, name: str, regions: list[Region]) -> None:
     make_topic(own_servers, name)
-    fill(own_servers, name, range(1000))
+    fill(own_servers, name, range(500))
     sink, region = Collected(), Region(name, own_servers, checkpoint_every=None)
     regions.append(region)
     worker = Worker(region, "m1", sink, name, every_records=100, max_poll_records=5)
-    until(lambda: sum(sink.rows().values()) >= 900, "sequences are complete without a clock")
+    until(lambda: sum(sink.rows().values()) >= 400, "a sequence is complete without a clock")
+    fill(own_servers, name, range(500, 1000))
+    until(lambda: sum(sink.rows().values()) >= 900, "and more of them")
     assert len(sink.sequences) >= 2
     worker.close()
     assert all_once(sink, range(1000))

@@ -167,13 +167,13 @@ def stop_member(name: str, member: str, *, execute: _Flag = False, common: Commo
 
 @app.command
 def resume(name: str, *, execute: _Flag = False, common: Common = _COMMON) -> int:
-    """Let a region go on that has stopped, when its cause is mended.
+    """Let a region go on that has stopped, when its cause is mended; also one that no application serves any more.
 
     Args:
         name: the region's.
         execute: do it; without this it is only shown.
     """
-    return _change(name, common, f"Let region {name} go on?", execute, lambda region: region.resume())
+    return _change(name, common, f"Let region {name} go on?", execute, lambda region: region.resume(), serves=True)
 
 
 @app.command
@@ -275,9 +275,12 @@ def _change(
     execute: bool,
     do: Callable[[Region], None],
     check: Callable[[RegionSeen], None] = lambda seen: None,
+    *,
+    serves: bool = False,
 ) -> int:
+    """`serves`: be the control plane meanwhile, if there is none."""
     _must_be_there(name, common)
-    with _region(name, common) as region:
+    with _region(name, common, serves=serves) as region:
         seen = region.describe()
         check(seen)
         columns = (*_OF_REGION[:-1], "stopped")

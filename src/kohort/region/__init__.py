@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kohort.region.consumer import RegionConsumer as RegionConsumer
     from kohort.region.consuming.event_thread import RegionStoppedError as RegionStoppedError
+    from kohort.region.consuming.settings import MemberSettings as MemberSettings
     from kohort.region.parquet_folder import ParquetFolder as ParquetFolder
     from kohort.region.region import Region as Region
     from kohort.region.sinks import Keep as Keep
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Keep": "sinks",
+    "MemberSettings": "consuming.settings",
     "ParquetFolder": "parquet_folder",
     "Region": "region",
     "RegionConsumer": "consumer",
@@ -33,7 +35,16 @@ _HOMES = {
     "Sink": "sinks",
     "StagedKey": "staged",
 }
-__all__ = ["Keep", "ParquetFolder", "Region", "RegionConsumer", "RegionStoppedError", "Sink", "StagedKey"]
+__all__ = [
+    "Keep",
+    "MemberSettings",
+    "ParquetFolder",
+    "Region",
+    "RegionConsumer",
+    "RegionStoppedError",
+    "Sink",
+    "StagedKey",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -108,6 +108,8 @@ class RegionConsumer:
             raise InvalidInputError("submit belongs between two tables: what is it made of?")
         if isinstance(table, pa.RecordBatch):
             table = pa.Table.from_batches([table])
+        if not isinstance(table, pa.Table):
+            raise InvalidInputError(f"submit takes a pyarrow Table or RecordBatch, not {type(table).__name__}")
         if not self._flow.void:
             self._stager.add(table)
 

@@ -249,9 +249,14 @@ class ParquetFolder:
             except (msgspec.DecodeError, pa.ArrowException) as error:
                 raise CorruptDataError(f"{self.path}/_region/region.json can't be read: {error}") from error
             if owner.id != mine:
+                other = f"region {owner.region!r}"
+                if owner.region == self._region:
+                    other = (
+                        f"another region of the name {owner.region!r}, one that was deleted or is on another cluster"
+                    )
                 raise InvalidInputError(
-                    f"{self.path} belongs to region {owner.region!r} ({owner.id}), not to region {self._region!r} "
-                    f"({mine}): give each region a folder of its own"
+                    f"{self.path} belongs to {other} ({owner.id}), not to region {self._region!r} ({mine}): "
+                    "give each region an empty folder of its own"
                 )
             self._kept = kept
         return self._kept

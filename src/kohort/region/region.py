@@ -143,6 +143,11 @@ class Region:
                 this.
         """
         check_member(name)
+        if isinstance(topics, str):
+            raise InvalidInputError(f"topics={topics!r} is one name: write [{topics!r}]")
+        topics = tuple(topics)
+        if bool(topics) == (pattern is not None):
+            raise InvalidInputError("say what a member reads: topics, or a pattern")
         own, settings = split(options)
         begin = start_of(own.start, own.auto_offset_reset)
         group_id = settings.get("group_id")
@@ -172,12 +177,16 @@ class Region:
         most = consumer.config.max_poll_records
         flow = Flow(QUEUE_POLLS * most, AT_ONCE_POLLS * most)
         stager, publisher = Stager(sink, region_id, name), None if sink is None else Publisher(sink, name)
-        config = MemberConfig(tuple(topics), pattern, begin, own.fail_on_data_loss)
+        config = MemberConfig(topics, pattern, begin, own.fail_on_data_loss)
         events = EventThread(machine, consumer, flow, stager, publisher, own, config)
         member = RegionConsumer(events, flow, stager, own.every_records, self._forget)
+        try:
+            member.start(self._tenure.reach)
+        except BaseException:
+            consumer.close()
+            raise
         with self._lock:
             self._consumers.add(member)
-        member.start(self._tenure.reach)
         return member
 
     def _member_consumer(self, name: str, settings: dict[str, Any]) -> Consumer:
@@ -241,8 +250,17 @@ class Region:
         self._ask(told.StopMember(name))
 
     def resume(self) -> None:
-        """Let a region go on that has stopped: its cause is mended."""
+        """Let a region go on that has stopped: its cause is mended. The topic has it when this returns.
+
+        Raises:
+            TimedOutError: the control plane can't write it.
+        """
         self._ask(told.LetGoOn())
+        until_s = time.monotonic() + ANSWER_S
+        while (stopped := self._home.saved().stopped) is not None and stopped.cause:
+            if time.monotonic() > until_s:
+                raise TimedOutError(f"region {self.name} could not be told to go on within {ANSWER_S:g} s")
+            time.sleep(0.05)
 
     def serve(self) -> ControlPlane:
         """Be the control plane, from now on, until another takes over or `close`."""

@@ -71,6 +71,7 @@ class Tenure:
         self._host, self._told = host, host if told is None else told
         self._lock = threading.Lock()
         self._missed: dict[int, float] = {}
+        self._told_of: set[int] = set()
         self._losses, self._stays_behind_s = 0, 0.0
         self._plane: ControlPlane | None = None
         self._closed = False
@@ -116,9 +117,10 @@ class Tenure:
         until_s = self._missed.setdefault(address.term, time.monotonic() + random.uniform(*PATIENCE_S))
         if time.monotonic() < until_s:
             raise error
-        log.warning(
-            "the control plane of term %s is not reached at %s:%s: %s", address.term, address.host, address.port, error
-        )
+        if address.term not in self._told_of:
+            self._told_of.add(address.term)
+            where = f"{address.host}:{address.port}"
+            log.info("the control plane of term %s is not reached at %s any more: %s", address.term, where, error)
 
     def _compete(self) -> Address:
         """Take over, where others may be about to: the one that they leave alone for a moment has it."""

@@ -110,12 +110,12 @@ class EventThread:
     def start(self, reach: Callable[[], Link]) -> None:
         """Subscribe, and find the control plane."""
         config = self._config
-        self._flow.on_change(self._flow_changed)
-        if self._publisher is not None:
-            self._publisher.start(self._published)
         self._consumer.subscribe(
             config.topics, pattern=config.pattern, listener=Listener(self._hear_group, self._consumer, self.wake)
         )
+        self._flow.on_change(self._flow_changed)
+        if self._publisher is not None:
+            self._publisher.start(self._published)
         self._link = PlaneLink(
             reach, lambda: self.post(happens.Connected()), lambda order: self.post(happens.Ordered(order)), self.name
         )
@@ -427,16 +427,18 @@ class EventThread:
         try:
             keys = self._stager.give()
             state = self._callbacks.on_checkpoint(cut.sequence)
+            if not isinstance(state, bytes):
+                raise InvalidInputError(
+                    f"on_checkpoint gives bytes, not {type(state).__name__}: encode what it returns"
+                )
         except Exception as error:
             log.exception("%s: could not save its state", self.name)
             self._step(happens.NotQuiet(cut, f"its state could not be saved: {error!r}"))
             return
-        if len(state) > STATE_BYTES_MAX:
-            most = f"{len(state)} bytes of state are more than {STATE_BYTES_MAX}: keep it elsewhere, and save where"
-            self._step(happens.NotQuiet(cut, most))
-            return
         ends = self._ends()
         try:
+            if (size := len(state)) > STATE_BYTES_MAX:
+                raise InvalidInputError(f"{size} bytes of state are more than {STATE_BYTES_MAX}: save where it is kept")
             value_of(self._probe(cut, ends, keys, state))
         except InvalidInputError as error:
             self._step(happens.NotQuiet(cut, error.message))

@@ -371,5 +371,5 @@ def group_seen(plane: Plane, event: GroupSeen) -> None:
         plane,
         f"group {event.group!r} has members that are not of the region: {names}",
         "",
-        "end them, or give them a group of their own, then start the region again",
+        f"end them, or give them a group of their own, then {resets.how_to_resume(plane)}",
     )

@@ -55,7 +55,7 @@ def fail(plane: Plane, why: Why, cause: str) -> None:
 def _begin(plane: Plane, wanted: Pending) -> None:
     plane.consecutive = 0 if wanted.forced or wanted.initial else plane.consecutive + 1
     if plane.consecutive >= plane.config.resets_most:
-        remedy = "mend the cause, then start the region again"
+        remedy = f"mend the cause, then {how_to_resume(plane)}"
         stop(plane, f"{plane.consecutive} resets in a row; the last: {wanted.cause}", wanted.member, remedy)
         return
     plane.figures.resets[wanted.why] += 1
@@ -163,6 +163,11 @@ def stop(plane: Plane, cause: str, member: str, remedy: str) -> None:
     plane.save([Stopped(plane.region, cause, member, remedy, plane.now_ms)], saved)
 
 
+def how_to_resume(plane: Plane) -> str:
+    """The command that lets a stopped region go on."""
+    return f"`kohort region resume {plane.region} --execute`, and start its members"
+
+
 def cant_go_on(plane: Plane, event: Heard) -> None:
     """A member has met what no reset mends."""
     report, member = event.report, plane.member_on(event.connection)
@@ -173,7 +178,7 @@ def cant_go_on(plane: Plane, event: Heard) -> None:
 
 def refuse(plane: Plane, event: Heard) -> None:
     """The region has stopped: who comes is told why."""
-    plane.say_to(event.connection, Stop(plane.term, plane.stopped, "start the region again when that is mended"))
+    plane.say_to(event.connection, Stop(plane.term, plane.stopped, f"when that is mended: {how_to_resume(plane)}"))
     plane.close(event.connection)
 
 
