@@ -182,24 +182,6 @@ def test_applications_that_start_at_once(servers: str, name: str, regions: list[
     assert [member.error for member in members] == [None] * 5
 
 
-def test_an_idle_control_plane_that_was_overtaken_lets_its_members_go(
-    own_servers: str, name: str, regions: list[Region]
-) -> None:
-    make_topic(own_servers, name)
-    idle, other = (Region(name, own_servers, checkpoint_every=None) for _ in range(2))
-    regions += [idle, other]
-    worker = Worker(idle, "m1", Collected(), name)
-    until(
-        lambda: [member.name for member in idle.describe().members] == ["m1"],
-        "it is there, and nothing is to be written",
-    )
-    other.serve()
-    until(lambda: [member.name for member in other.describe().members] == ["m1"], "it has gone over")
-    assert idle._tenure.plane() is None
-    other.close()
-    worker.close()
-
-
 def test_a_state_that_is_not_bytes_stops_the_region_with_what_to_do(
     own_servers: str, name: str, regions: list[Region]
 ) -> None:

@@ -366,12 +366,6 @@ class Pen:
 
     # -- others
 
-    def look(self) -> None:
-        """See whether another has taken over: see `Book`."""
-        term = saved_of(self._region, self._reader.follow()).term
-        if term is not None and term.term > self._term:
-            raise OverError(f"term {term.term} has begun")
-
     def outsiders(self, group: str, parts: tuple[Part, ...], members: frozenset[str]) -> tuple[Outsider, ...] | None:
         """Who else holds these partitions: see `Book`."""
         if self._admin is None:

@@ -39,8 +39,6 @@ CONNECTIONS_MAX = 1_000
 UNREAD_BYTES_MAX = 32 * 1024 * 1024
 """Who leaves more than this unread is hung up on: twice the longest frame."""
 ALIVE_S = 1.0
-LOOK_S = 2.0
-"""So often a control plane that may write nothing for hours looks whether it still is one."""
 SILENCE_S = 5.0
 """Each end says something every second; one that is silent for so long is taken for gone."""
 DESCRIBE_S = 5.0
@@ -88,9 +86,6 @@ class Book(Protocol):
 
     def outsiders(self, group: str, parts: tuple[Part, ...], members: frozenset[str]) -> tuple[Outsider, ...] | None:
         """Who holds these partitions in a group and is not of the region; None: the group is not stable."""
-
-    def look(self) -> None:
-        """See whether another has taken over: who writes nothing does not learn it otherwise."""
 
     def close(self) -> None:
         """Let its connections go."""
@@ -164,7 +159,6 @@ class ControlPlane:
         log.info("control plane of region %s, term %s", self.region, self.term)
         self._spawn(self._write())
         self._spawn(self._keep_alive())
-        self._spawn(self._keep_looking())
         self._plan_tick()
         try:
             await self._end.wait()
@@ -242,21 +236,6 @@ class ControlPlane:
             await asyncio.sleep(ALIVE_S)
             for connection in list(self._writers):
                 self._send(connection, told.Alive())
-
-    async def _keep_looking(self) -> None:
-        while True:
-            await asyncio.sleep(LOOK_S)
-            if self._writing.empty():
-                self._writing.put_nowait(self._look_at_term)
-
-    def _look_at_term(self) -> Event:
-        try:
-            self._book.look()
-        except OverError:
-            raise
-        except KafkaError as error:
-            log.debug("region %s: whether term %s still holds: %s", self.region, self.term, error)
-        return happens.Tick()
 
     # -- the machine
 
