@@ -224,3 +224,16 @@ def test_why_it_can_not_go_on_is_said_to_the_next_control_plane_too() -> None:
     assert driven.said(told.CantGoOn) == [told.CantGoOn("records are lost", "reset it")]
     driven.do(happens.Connected(), told.Welcome(4, 5, 7, ("m1",)))
     assert driven.said(told.CantGoOn) == [told.CantGoOn("records are lost", "reset it")]
+
+
+def test_who_wants_all_to_go_back_says_so_until_they_do_and_takes_part_in_no_cut() -> None:
+    """An application has failed while no control plane was reached: what it had fetched must not count as read."""
+    driven = reading()
+    driven.do(happens.Closing(), happens.ResetWanted("the application has failed"))
+    assert driven.said(told.AskReset) == [told.AskReset("the application has failed")]
+    driven.do(happens.Connected(), told.Welcome(4, 5, 7, ("m1",)))
+    assert driven.said(told.AskReset) == [told.AskReset("the application has failed")], "again, for it was not heard"
+    driven.do(told.Drain(4, CUT))
+    assert not driven.effects(happens.Quiesce)
+    driven.do(told.Reset(4, 6, 7, None), happens.WentBack(6))
+    assert driven.effects(happens.End), "it was to be closed"

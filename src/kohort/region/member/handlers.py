@@ -52,6 +52,8 @@ def welcome(member: Member, order: told.Welcome) -> None:
         member.say(told.AskReset("partitions were given up", forced=True))
     if member.failure is not None:
         member.say(member.failure)
+    if member.wants_back is not None:
+        member.say(member.wants_back)
     if member.closing:
         member.say(told.Leave())
     if member.held:
@@ -140,7 +142,7 @@ def looked_up(member: Member, event: happens.LookedUp) -> None:
 
 
 def drain(member: Member, order: told.Drain) -> None:
-    if member.epoch < 0 or member.going_back:
+    if member.epoch < 0 or member.going_back or member.wants_back is not None:
         return
     member.cut = order.cut
     member.do(happens.Quiesce(order.cut))
@@ -235,7 +237,7 @@ def complete(member: Member, sequence: int, retired: int) -> bool:
 
 def reset(member: Member, order: told.Reset) -> None:
     member.cut, member.contributed, member.ends, member.failure = None, 0, {}, None
-    member.epoch, member.sequence = order.epoch, order.sequence
+    member.epoch, member.sequence, member.wants_back = order.epoch, order.sequence, None
     member.went_back = member.going_back = True
     member.begins.clear()
     member.do(happens.StopPolling(clear=True))
@@ -277,7 +279,8 @@ def checkpoint_wanted(member: Member, event: happens.CheckpointWanted) -> None:
 
 
 def reset_wanted(member: Member, event: happens.ResetWanted) -> None:
-    member.say(told.AskReset(event.cause))
+    member.wants_back = told.AskReset(event.cause)
+    member.say(member.wants_back)
 
 
 def failed(member: Member, event: happens.Failed) -> None:

@@ -29,6 +29,8 @@ class Member:
         cut: that the member drains for, is drained for or has contributed to.
         contributed: the sequence, `ends` the ends that it gave; until the outcome is known.
         failure: why it can't go on: said to each control plane, for the first may have died over it.
+        wants_back: what it asked for, until it is told to go back: it takes part in no cut meanwhile, for what it had
+            fetched may be thrown away already.
         going_back: it was told to, and its operator has not yet.
         went_back: no sequence was complete since.
     """
@@ -59,6 +61,7 @@ class Member:
         self.ends: dict[Part, Position] = {}
         self.given: Contribution | None = None
         self.failure: told.CantGoOn | None = None
+        self.wants_back: told.AskReset | None = None
         self.closing = self.went_back = self.going_back = False
         self.effects: list[Effect] = []
         self._asks = 0
