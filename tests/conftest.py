@@ -80,8 +80,12 @@ def zookeeper() -> Iterator[ZooKeeper]:
 
 @pytest.fixture(scope="module")
 def our_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """A broker whose groups start at once; tests use topics and groups of their own names."""
-    with Broker(tmp_path_factory.mktemp("broker"), {"group.initial.rebalance.delay.ms": 0}) as broker:
+    """A broker whose groups start at once and whose records stay, also those that a test stamps long ago.
+
+    Tests use topics and groups of their own names.
+    """
+    config = {"group.initial.rebalance.delay.ms": 0, "log.retention.ms": -1}
+    with Broker(tmp_path_factory.mktemp("broker"), config) as broker:
         yield broker
 
 

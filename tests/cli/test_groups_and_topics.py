@@ -38,12 +38,12 @@ def test_topics_live_and_die(kohort: Kohort, topic: str) -> None:
 
 
 def test_topic_is_altered(kohort: Kohort, topic: str) -> None:
-    assert kohort("topics", "alter", topic, "--partitions", "5", "--config", "retention.ms=123456").code == 0
+    assert kohort("topics", "alter", topic, "--partitions", "5", "--config", "max.message.bytes=123456").code == 0
     (described,) = kohort("topics", "describe", topic, "--json").json
     assert len(described["partitions"]) == 5
-    assert described["configs"]["retention.ms"] == "123456"
-    assert kohort("topics", "alter", topic, "--delete-config", "retention.ms").code == 0
-    assert "retention.ms" not in kohort("topics", "describe", topic, "--json").json[0]["configs"]
+    assert described["configs"]["max.message.bytes"] == "123456"
+    assert kohort("topics", "alter", topic, "--delete-config", "max.message.bytes").code == 0
+    assert "max.message.bytes" not in kohort("topics", "describe", topic, "--json").json[0]["configs"]
     fewer = kohort("topics", "alter", topic, "--partitions", "2")
     assert fewer.code == 1
     assert "INVALID_PARTITIONS" in fewer.err

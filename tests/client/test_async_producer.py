@@ -148,7 +148,7 @@ def test_a_failure_is_raised_where_it_is_awaited(broker: Broker, topic: str) -> 
 
 def test_an_unreachable_broker_is_named() -> None:
     async def main() -> None:
-        async with AsyncProducer("127.0.0.1:9", max_block_ms=300) as producer:
+        async with AsyncProducer("127.0.0.1:9", max_block_ms=5_000) as producer:
             with pytest.raises(TimedOutError, match=r"127\.0\.0\.1:9.*refused"):
                 await producer.send("any", b"x")
 

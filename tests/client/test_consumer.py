@@ -495,7 +495,7 @@ def test_wrong_use_is_named() -> None:
 
 
 def test_an_unreachable_broker_is_named() -> None:
-    with Consumer("127.0.0.1:1,no-such-host.invalid:9092", default_api_timeout_ms=1500) as consumer:
+    with Consumer("127.0.0.1:1,no-such-host.invalid:9092", default_api_timeout_ms=5_000) as consumer:
         with pytest.raises(TimedOutError) as caught:
             consumer.end_offsets([TopicPartition("a", 0)])
     assert "127.0.0.1:1: connection refused" in str(caught.value)

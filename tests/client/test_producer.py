@@ -189,7 +189,7 @@ def test_arguments_that_cannot_be(own_broker: Broker, topic: str) -> None:
 
 
 def test_unreachable_brokers_are_named() -> None:
-    with Producer("127.0.0.1:9", max_block_ms=400) as producer:
+    with Producer("127.0.0.1:9", max_block_ms=5_000) as producer:
         with pytest.raises(TimedOutError, match=r"127\.0\.0\.1:9.*refused"):
             producer.send("any", b"x")
 
@@ -250,7 +250,7 @@ def use():
 
 def test_a_topic_that_cannot_be_had_is_asked_for_no_more() -> None:
     with Broker(config={"auto.create.topics.enable": "false"}) as broker:
-        with Producer(broker.bootstrap_servers, max_block_ms=300) as producer:
+        with Producer(broker.bootstrap_servers, max_block_ms=3_000) as producer:
             with pytest.raises(TimedOutError, match=r"misspelt.*no such topic"):
                 producer.send("misspelt", b"x")
             cluster = producer._client.cluster

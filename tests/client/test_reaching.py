@@ -80,7 +80,7 @@ def test_in_the_log_an_address_that_stays_out_of_reach_is_named_rarely(caplog: p
 
 
 Ask = Callable[[str, dict[str, Any]], object]
-QUICK: dict[str, Any] = {"default_api_timeout_ms": 1_000}
+QUICK: dict[str, Any] = {"default_api_timeout_ms": 3_000}
 
 
 def ask_committed(servers: str, chosen: dict[str, Any]) -> None:
@@ -233,8 +233,8 @@ def test_what_a_delivery_waits_for_is_told_by_its_result(kohort_broker: Broker) 
         assert late.result(timeout_ms=20_000).offset == 4
         kohort_broker.kill()
         late = producer.send("numbers", "6", partition=0)
-        with pytest.raises(TimedOutError, match=rf"numbers-0: .*after 1000 ms: .*\({servers}: "):
-            late.result(timeout_ms=1_000)
+        with pytest.raises(TimedOutError, match=rf"numbers-0: .*after 5000 ms: .*\({servers}: "):
+            late.result(timeout_ms=5_000)
         producer.close(timeout_ms=0)
 
 

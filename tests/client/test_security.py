@@ -80,7 +80,7 @@ def test_tls_alone_makes_no_one_known(secured: SecuredKafka) -> None:
 def test_a_missing_client_certificate_is_a_clear_failure(secured: SecuredKafka) -> None:
     servers, chosen = secured.client("MUTUAL")
     del chosen["ssl_certificate_location"], chosen["ssl_key_location"]
-    with Admin(servers, default_api_timeout_ms=2000, **chosen) as admin, pytest.raises(KafkaError) as caught:
+    with Admin(servers, default_api_timeout_ms=10_000, **chosen) as admin, pytest.raises(KafkaError) as caught:
         admin.describe_cluster()
     assert servers in str(caught.value)
     assert "certificate" in str(caught.value).lower()
@@ -148,7 +148,7 @@ def test_an_untrusted_broker_is_refused_by_name(secured: SecuredKafka) -> None:
     servers, chosen = secured.client("BOTH")
     del chosen["ssl_ca_location"]
     with (
-        Consumer(servers, default_api_timeout_ms=2000, **chosen) as consumer,
+        Consumer(servers, default_api_timeout_ms=10_000, **chosen) as consumer,
         pytest.raises(KafkaError, match="not trusted"),
     ):
         consumer.end_offsets([TopicPartition("a", 0)])
@@ -157,7 +157,7 @@ def test_an_untrusted_broker_is_refused_by_name(secured: SecuredKafka) -> None:
 @pytest.mark.kafka
 def test_plain_text_to_a_tls_listener_is_a_clear_failure(secured: SecuredKafka) -> None:
     servers = f"127.0.0.1:{secured.ports['TLS']}"
-    with Consumer(servers, default_api_timeout_ms=2000) as consumer, pytest.raises(TimedOutError, match=servers):
+    with Consumer(servers, default_api_timeout_ms=10_000) as consumer, pytest.raises(TimedOutError, match=servers):
         consumer.end_offsets([TopicPartition("a", 0)])
 
 

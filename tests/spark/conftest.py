@@ -164,9 +164,11 @@ class Stage:
 def spark_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     """One for all tests.
 
-    Groups start at once: each test has its own, which would wait three seconds for more members.
+    Groups start at once: each test has its own, which would wait three seconds for more members. Records stay, also
+    those that a test stamps long ago: the broker looks for what is too old every five minutes.
     """
-    with Broker(tmp_path_factory.mktemp("spark-broker"), {"group.initial.rebalance.delay.ms": 0}) as broker:
+    config = {"group.initial.rebalance.delay.ms": 0, "log.retention.ms": -1}
+    with Broker(tmp_path_factory.mktemp("spark-broker"), config) as broker:
         yield broker
 
 
