@@ -30,7 +30,7 @@ def pytest_configure() -> None:
 def apache_kafka() -> Iterator[ApacheKafka]:
     """A real Apache Kafka for the whole run; the test is skipped where it can't be had."""
     try:
-        kafka = ApacheKafka(settings={"group.consumer.min.session.timeout.ms": "6000"})
+        kafka = ApacheKafka(settings={"group.consumer.min.session.timeout.ms": "6000", "log.retention.ms": "-1"})
     except MavenUnavailable as error:
         pytest.skip(f"Apache Kafka can't run here: {error}")
     with kafka:

@@ -200,7 +200,6 @@ def _node_settings(folder: Path, port: int, controller: int) -> dict[str, str]:
         "share.coordinator.state.topic.replication.factor": "1",
         "share.coordinator.state.topic.min.isr": "1",
         "group.initial.rebalance.delay.ms": "0",
-        "log.retention.ms": "-1",
         "num.partitions": "4",
         "log.cleaner.dedupe.buffer.size": "20000000",
     }
