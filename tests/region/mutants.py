@@ -19,7 +19,7 @@ from kohort.region.member.machine import TABLE as MEMBER
 from kohort.region.member.machine import MemberMachine
 from kohort.region.messages import Completed, Drain, Drained, Reset
 from kohort.region.parquet_folder import ParquetFolder
-from kohort.region.plane import cuts, members, starts
+from kohort.region.plane import cuts, members, resets, starts
 from kohort.region.plane.machine import TABLE
 from kohort.region.plane.state import Plane
 from kohort.region.sinks import Keep
@@ -110,6 +110,12 @@ def _stays_in_its_epoch(stager: Stager, epoch: int) -> None:
 _BEGIN = Stager.begin
 
 
+def _runs_without_all(plane: Plane) -> None:
+    plane.state = RegionState.RUNNING
+    cuts.schedule(plane)
+    starts.serve(plane)
+
+
 MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "starts are handed out at any time": _instead(starts, "serve", _serve_always),
     "the next is committed before the last is published": _instead(cuts, "commit_if_whole", _commits_unpublished),
@@ -117,6 +123,7 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "who died is not missed": _instead(members, "gone", lambda plane, one, cause: plane.drop(one)),
     "who is late is waited for": _instead(cuts, "look_for_late", lambda plane: None),
     "who does not come back is waited for": _instead(members, "look_for_lost", lambda plane: None),
+    "the region runs before all are back": _instead(resets, "end_if_all_are_back", _runs_without_all),
     "a reset leaves a member where it was": _in_table(MEMBER, "reset", _keeps_what_was_read),
     "a contribution begins where the last began": _in_table(MEMBER, "completed", _begins_where_it_began),
     "a control plane that was overtaken is heard": _instead(MemberMachine, "step", _hears_all_terms),

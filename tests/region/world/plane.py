@@ -97,10 +97,19 @@ class Plane:
             self.world.seen.add((before, self.machine.state))
             if self.machine.state is RegionState.RESETTING and self.clock.now_ms > self.world.well_ms:
                 raise ViolatedError("it goes back, long after all faults have ended")
+            if before is RegionState.RESETTING and self.machine.state is RegionState.RUNNING:
+                self._check_all_are_back()
             if self.machine.state is RegionState.COMMITTING:
                 self.cutting_since_ms = self.clock.now_ms  # all have contributed
         for effect in effects:
             self.carry_out(effect)
+
+    def _check_all_are_back(self) -> None:
+        """The region runs when everyone has gone back, and not before.  Who closes may have left before it was asked again."""
+        here = [one for connection, one in self.clients.items() if one.alive and one.connection == connection]
+        late = [one.name for one in here if one.machine.going_back and not one.machine.closing]
+        if late:
+            raise ViolatedError(f"the region runs while {', '.join(late)} goes back")
 
     def carry_out(self, effect: plane_events.Effect) -> None:
         match effect:

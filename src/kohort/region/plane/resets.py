@@ -117,10 +117,12 @@ def _is_initial(plane: Plane, manifest: Manifest) -> None:
 
 
 def was_reset(plane: Plane, event: Heard) -> None:
-    """A member is back: with all, or alone."""
+    """A member is back: with all, or alone.  Of a reset that another has overtaken it tells nothing."""
     report, member = event.report, plane.member_on(event.connection)
     assert isinstance(report, WasReset)
-    if member is None or report.epoch != member.epoch or member.phase is not Phase.GOING_BACK:
+    if member is None or member.phase is not Phase.GOING_BACK or report.epoch != member.epoch:
+        return
+    if member.epoch < plane.floor:
         return
     member.phase = Phase.READING
     if plane.state is RegionState.RESETTING:
