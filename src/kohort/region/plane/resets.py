@@ -82,6 +82,8 @@ def _begin(plane: Plane, wanted: Pending) -> None:
         if plane.epoch < epoch or plane.floor != epoch or plane.state is not RegionState.RESETTING:
             return
         for member in plane.members.values():
+            if member.epoch > epoch:
+                continue  # it has started since, and holds nothing
             fresh, member.epoch = member.epoch < 0, epoch
             plane.say(
                 member,
