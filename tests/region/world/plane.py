@@ -105,7 +105,7 @@ class Plane:
             self.carry_out(effect)
 
     def _check_all_are_back(self) -> None:
-        """The region runs when everyone has gone back, and not before; who closes may have left before it was asked again."""
+        """The region runs when everyone has gone back; who closes may have left before it was asked again."""
         here = [one for connection, one in self.clients.items() if one.alive and one.connection == connection]
         late = [one.name for one in here if one.machine.going_back and not one.machine.closing]
         if late:
