@@ -11,7 +11,7 @@ import pytest
 from kohort import Admin, Consumer, TopicPartition
 from kohort.client.admin.values import NewTopic
 from kohort.errors import CommitFailedError, ErrorCode, InvalidInputError, KafkaError
-from kohort.region.consuming.event_thread import RegionStoppedError
+from kohort.region.consuming.member_thread import RegionStoppedError
 from kohort.region.region import Region
 from kohort.region.topic import TOPIC
 from tests.region.conftest import Collected, Worker, fill, make_topic

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kohort.region.consumer import RegionConsumer as RegionConsumer
-    from kohort.region.consuming.event_thread import RegionStoppedError as RegionStoppedError
+    from kohort.region.consuming.member_thread import RegionStoppedError as RegionStoppedError
     from kohort.region.consuming.settings import MemberSettings as MemberSettings
     from kohort.region.parquet_folder import ParquetFolder as ParquetFolder
     from kohort.region.region import Region as Region
@@ -31,7 +31,7 @@ _HOMES = {
     "ParquetFolder": "parquet_folder",
     "Region": "region",
     "RegionConsumer": "consumer",
-    "RegionStoppedError": "consuming.event_thread",
+    "RegionStoppedError": "consuming.member_thread",
     "Sink": "sinks",
     "StagedKey": "staged",
 }

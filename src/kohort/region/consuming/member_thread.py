@@ -1,0 +1,309 @@
+"""What the thread of every member does: it hears of group and control plane, and steps the member's machine.
+
+Others post events to it. What has to wait (until a look-up succeeds, until the group takes offsets) is looked at again
+in every turn, so that polls go on meanwhile and the group sees a member that is alive. What a member reads with, and
+what it makes of a cut and of a reset, is its own: `EventThread` for a consumer, the one of `kohort.spark.region` for a
+Spark query. Source: spec 5.2, 5.7-5.11.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from kohort.channel import Link
+from kohort.client.consumer.consumer import Consumer
+from kohort.client.offset_values import OffsetAndMetadata
+from kohort.errors import InvalidInputError, KafkaError, NotAuthorizedError, OffsetError
+from kohort.ids import NO_TOPIC_ID, TopicPartition
+from kohort.region.consuming.link import PlaneLink
+from kohort.region.consuming.listening import Listener
+from kohort.region.consuming.publishing import Publisher
+from kohort.region.consuming.settings import Figures, MemberConfig
+from kohort.region.consuming.starts import look_up
+from kohort.region.facts import Contribution, Position, Span
+from kohort.region.member import events as happens
+from kohort.region.member.events import Effect, Event
+from kohort.region.member.machine import MemberMachine
+from kohort.region.messages import Cut, Identity
+from kohort.region.parts import Part
+from kohort.region.records import value_of
+from kohort.region.staged import StagedKey
+
+log = logging.getLogger("kohort.region")
+
+STATE_BYTES_MAX = 512 * 1024
+AGAIN_S = 0.2
+COMMIT_MS = 5_000
+
+
+class RegionStoppedError(KafkaError):
+    """The member is over: the region has stopped, or would not have it."""
+
+
+@dataclass(slots=True)
+class _Later:
+    """What is looked at again in every turn."""
+
+    look_up: list[happens.LookUp] = field(default_factory=list)
+    look_again_s: float = 0.0
+    commit: dict[TopicPartition, OffsetAndMetadata] = field(default_factory=dict)
+
+
+class MemberThread(ABC):
+    """See the module's text."""
+
+    def __init__(
+        self, machine: MemberMachine, consumer: Consumer, publisher: Publisher | None, config: MemberConfig
+    ) -> None:
+        """Does nothing before `start`."""
+        self.machine, self.figures = machine, Figures()
+        self._consumer, self._publisher, self._config = consumer, publisher, config
+        self._posted: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._from_group: list[tuple[Callable[[tuple[Part, ...]], Event], list[TopicPartition]]] = []
+        self._link: PlaneLink | None = None
+        self._later = _Later()
+        self._parts: dict[TopicPartition, Part] = {}
+        self._place: tuple[Identity, tuple[Part, ...]] = (Identity(), ())
+        self._let_go: set[TopicPartition] = set()
+        self._over = False
+        self._news = threading.Event()
+        self._error: BaseException | None = None
+        self.thread = threading.Thread(target=self._run, name=f"kohort-region-{machine.name}", daemon=True)
+
+    def start(self, reach: Callable[[], Link]) -> None:
+        """Subscribe, and find the control plane."""
+        config = self._config
+        self._consumer.subscribe(
+            config.topics, pattern=config.pattern, listener=Listener(self._hear_group, self._consumer, self.wake)
+        )
+        if self._publisher is not None:
+            self._publisher.start(self._published)
+        self._link = PlaneLink(
+            reach, lambda: self.post(happens.Connected()), lambda order: self.post(happens.Ordered(order)), self.name
+        )
+        self.thread.start()
+        self._link.start()
+
+    @property
+    def name(self) -> str:
+        return self.machine.name
+
+    def post(self, event: Event) -> None:
+        """Have the member's thread hear of something; from any thread."""
+        self._posted.put(event)
+        self.wake()
+
+    def abandon(self) -> None:
+        """End without a word."""
+        self._over = True
+        self.wake()
+
+    def wake(self) -> None:
+        """Have it look at what waits."""
+        self._news.set()
+        self._consumer.wakeup()
+
+    def _published(self, sequence: int, cause: str) -> None:
+        """What a sequence staged is published; or not yet, and why."""
+        self.post(happens.PublishEnded(sequence, cause))
+
+    # -- what is the member's own
+
+    @abstractmethod
+    def _work(self) -> None:
+        """What is due, and one poll: it ends within a second, and soon after `wake`."""
+
+    @abstractmethod
+    def _ended(self, error: BaseException | None) -> None:
+        """Nothing comes any more; why, if it was not the application's wish."""
+
+    @abstractmethod
+    def _do(self, effect: Effect) -> None:
+        """Carry out what is the member's own."""
+
+    @abstractmethod
+    def _sought(self, position: Position, partition: TopicPartition) -> None:
+        """Read a partition that is held from here on."""
+
+    @abstractmethod
+    def _forget(self, parts: tuple[Part, ...]) -> None:
+        """Nothing of these is read any more."""
+
+    @abstractmethod
+    def _held(self, partitions: set[TopicPartition]) -> None:
+        """What the group gives has changed: these are all."""
+
+    # -- the turns
+
+    def _run(self) -> None:
+        try:
+            while not self._over:
+                self._turn()
+        except BaseException as error:  # noqa: BLE001 - the application's thread raises it
+            self._error = error
+        finally:
+            self._end()
+
+    def _turn(self) -> None:
+        while not self._posted.empty():
+            self._step(self._posted.get())
+        self._follow_group()
+        self._go_on_looking_up()
+        self._go_on_committing()
+        if not self._over:
+            self._work()
+
+    def _end(self) -> None:
+        if self._link is not None:
+            self._link.close()
+        self._ended(self._error)
+        if self._publisher is not None:
+            self._publisher.close()
+        try:
+            self._consumer.close()
+        except KafkaError as error:
+            log.warning("%s: could not leave its group: %s", self.name, error)
+
+    def _step(self, event: Event) -> None:
+        for effect in self.machine.step(event):
+            self._carry_out(effect)
+
+    # -- the group
+
+    def _hear_group(self, make: Callable[[tuple[Part, ...]], Event], partitions: list[TopicPartition]) -> None:
+        self._from_group.append((make, partitions))
+
+    def _follow_group(self) -> None:
+        while self._from_group:
+            make, partitions = self._from_group.pop(0)
+            if not self._parts.keys() >= set(partitions):
+                self._follow_assignment()  # one poll may give partitions and want them back
+            self._step(make(tuple(self._parts[part] for part in partitions if part in self._parts)))
+        self._follow_assignment()
+
+    def _follow_assignment(self) -> None:
+        who = self._consumer.group_metadata()
+        identity = Identity(who.member_id, who.generation_id, who.group_instance_id)
+        ids = self._consumer.topic_ids()
+        held = sorted(self._consumer.assignment())
+        parts = tuple(
+            Part(self.machine.group, part.topic, part.partition, ids.get(part.topic, NO_TOPIC_ID)) for part in held
+        )
+        if (identity, parts) != self._place:
+            self._place = (identity, parts)
+            self._parts = dict(zip(held, parts, strict=True))
+            self._held(set(held))
+            self.figures.partitions, self.figures.topics = len(held), len({part.topic for part in held})
+            self._step(happens.Assigned(identity, parts))
+
+    # -- what waits
+
+    def _go_on_looking_up(self) -> None:
+        waiting = self._later
+        if not waiting.look_up or time.monotonic() < waiting.look_again_s:
+            return
+        asked = waiting.look_up[0]
+        try:
+            found = look_up(self._consumer, self._config.start, asked.first, asked.added)
+        except (NotAuthorizedError, OffsetError):
+            raise
+        except KafkaError as error:
+            log.warning("%s: where partitions begin is not found yet: %s", self.name, error)
+            waiting.look_again_s = time.monotonic() + AGAIN_S
+            return
+        waiting.look_up.pop(0)
+        self._step(happens.LookedUp(asked.number, found))
+
+    def _go_on_committing(self) -> None:
+        """After a reset the group's offsets are the merged ones: as soon as the group takes them."""
+        waiting = self._later
+        if not waiting.commit:
+            return
+        held = self._consumer.assignment()
+        offsets = {part: offset for part, offset in waiting.commit.items() if part in held}
+        try:
+            if offsets:
+                self._consumer.commit(offsets, timeout_ms=COMMIT_MS)
+        except KafkaError as error:
+            log.info("%s: the group's offsets could not be set back: %s", self.name, error)
+        waiting.commit.clear()  # the next cut commits them
+
+    # -- what the machine wants
+
+    def _carry_out(self, effect: Effect) -> None:
+        match effect:
+            case happens.Say(report):
+                if self._link is not None:
+                    self._link.say(report)
+            case happens.Seek(positions, commit):
+                self._seek(positions, commit=commit)
+            case happens.LookUp():
+                self._later.look_up.append(effect)
+            case happens.Release(parts):
+                self._release(parts)
+            case happens.PublishKeys():
+                if self._publisher is not None:
+                    self._publisher.publish(effect)
+            case happens.End(cause, remedy):
+                self._over = True
+                if cause:
+                    self._error = RegionStoppedError(f"{self.name} of region {self.machine.region}: {cause}; {remedy}")
+            case _:
+                self._do(effect)
+
+    def _seek(self, positions: tuple[Position, ...], *, commit: bool) -> None:
+        held = self._consumer.assignment()
+        for one in positions:
+            partition = TopicPartition(one.topic, one.partition)
+            if partition not in held:
+                continue  # it is gone meanwhile
+            self._sought(one, partition)
+            if commit:
+                self._later.commit[partition] = offset_of(one)
+
+    def _release(self, parts: tuple[Part, ...]) -> None:
+        self._forget(parts)
+        self._let_go |= {partition_of(part) for part in parts}
+        if self._consumer.wanted() <= self._let_go:
+            self._let_go.clear()
+            self._consumer.release()
+
+    def _give(self, cut: Cut, ends: dict[Part, Position], keys: tuple[StagedKey, ...], state: bytes) -> None:
+        """Contribute; what fits no record fails the cut, for after the commit point it would be too late."""
+        try:
+            if (size := len(state)) > STATE_BYTES_MAX:
+                raise InvalidInputError(f"{size} bytes of state are more than {STATE_BYTES_MAX}: save where it is kept")
+            value_of(self._probe(cut, ends, keys, state))
+        except InvalidInputError as error:
+            self._step(happens.NotQuiet(cut, error.message))
+            return
+        self._step(happens.StateSaved(cut, tuple(ends.values()), keys, state))
+
+    def _probe(self, cut: Cut, ends: dict[Part, Position], keys: tuple[StagedKey, ...], state: bytes) -> Contribution:
+        """As large as what is contributed: what fits no record must be known before the commit point."""
+        machine = self.machine
+        spans = tuple(
+            Span(at.group, at.topic, at.topic_id, at.partition, at.offset, at.offset, at.leader_epoch)
+            for at in ends.values()
+        )
+        who = machine.identity
+        return Contribution(
+            machine.region, cut.sequence, machine.term, machine.epoch, machine.name, machine.names, machine.group,
+            who.member_id, who.generation, who.instance_id, spans, keys, state,
+        )  # fmt: skip
+
+
+def partition_of(part: Part) -> TopicPartition:
+    """The partition by its names."""
+    return TopicPartition(part.topic, part.partition)
+
+
+def offset_of(at: Position) -> OffsetAndMetadata:
+    """A position as a commit or a seek takes it."""
+    return OffsetAndMetadata(at.offset, "", at.leader_epoch)
