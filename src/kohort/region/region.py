@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Self, Unpack
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 from kohort.channel import Link
 from kohort.client.consumer.consumer import Consumer
@@ -153,21 +153,9 @@ class Region:
         group_id = settings.get("group_id")
         if not group_id:
             raise InvalidInputError("a member of a region is a member of a group: say group_id")
-        consumer = self._member_consumer(name, settings)
+        consumer = self.group_consumer(name, settings)
         try:
-            self._home.admit(group_id)
-            region_id = self._home.region_id(self._tenure.reach)
-            sink = None if into is None else into.bind(self.name, region_id)
-            if sink is not None:
-                sink.published()  # whose it is, is known before the first record
-        except NotAuthorizedError as error:
-            consumer.close()
-            raise NotAuthorizedError(
-                f"region {self.name!r} may not keep its state: {error.message}; it needs Describe, Read and Write on "
-                f"topic {TOPIC} (and Create where it is not there yet), Describe and Write on the transactional id "
-                f"{transactional_id_of(self.name)}, and Describe and Read on group {group_id!r}",
-                error.code,
-            ) from error
+            region_id, sink = self.admit(group_id, into)
         except BaseException:
             consumer.close()
             raise
@@ -189,7 +177,37 @@ class Region:
             self._consumers.add(member)
         return member
 
-    def _member_consumer(self, name: str, settings: dict[str, Any]) -> Consumer:
+    def admit(self, group_id: str, into: Sink | None) -> tuple[UUID, Sink | None]:
+        """Claim a group, and see that the sink is the region's: what any kind of member needs before it begins.
+
+        Returns:
+            The region's id, and the sink as the region writes to it.
+
+        Raises:
+            InvalidInputError: the group or the sink's place is another region's, or others read in the group.
+            KafkaError: no right to do this, or no control plane.
+        """
+        try:
+            self._home.admit(group_id)
+            region_id = self._home.region_id(self._tenure.reach)
+            sink = None if into is None else into.bind(self.name, region_id)
+            if sink is not None:
+                sink.published()  # whose it is, is known before the first record
+        except NotAuthorizedError as error:
+            raise NotAuthorizedError(
+                f"region {self.name!r} may not keep its state: {error.message}; it needs Describe, Read and Write on "
+                f"topic {TOPIC} (and Create where it is not there yet), Describe and Write on the transactional id "
+                f"{transactional_id_of(self.name)}, and Describe and Read on group {group_id!r}",
+                error.code,
+            ) from error
+        return region_id, sink
+
+    def group_consumer(self, name: str, settings: Mapping[str, Any]) -> Consumer:
+        """A consumer as a member of the region has one: it commits nothing and starts nowhere by itself.
+
+        Raises:
+            InvalidInputError: a setting that can't be, or that the region decides.
+        """
         fixed = {"enable_auto_commit": False, "auto_offset_reset": "none"}
         clash = sorted(fixed.keys() & settings.keys())
         if clash:
@@ -202,6 +220,15 @@ class Region:
             **fixed,
         }
         return Consumer(self._servers, **own)
+
+    def reach(self) -> Link:
+        """A connection to the control plane of now, which comes to be here if there is none.
+
+        Raises:
+            OSError: there is none for the moment: try again.
+            KafkaError: the region's topic can't be read or written.
+        """
+        return self._tenure.reach()
 
     def _forget(self, member: RegionConsumer) -> None:
         with self._lock:
