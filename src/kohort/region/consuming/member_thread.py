@@ -184,8 +184,12 @@ class MemberThread(ABC):
             make, partitions = self._from_group.pop(0)
             if not self._parts.keys() >= set(partitions):
                 self._follow_assignment()  # one poll may give partitions and want them back
-            self._step(make(tuple(self._parts[part] for part in partitions if part in self._parts)))
+            self._from_the_group(make(tuple(self._parts[part] for part in partitions if part in self._parts)))
         self._follow_assignment()
+
+    def _from_the_group(self, event: Event) -> None:
+        """The group wants partitions back, or has taken them."""
+        self._step(event)
 
     def _follow_assignment(self) -> None:
         who = self._consumer.group_metadata()

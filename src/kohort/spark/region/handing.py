@@ -1,0 +1,131 @@
+"""What one source of a region may read now, as its member was told: the end of the source's questions.
+
+Two threads meet here: the member's, which gives partitions and takes them back, and the one of the source's connection.
+Whatever a batch reads is fixed when it begins; what changes after that is for the next one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+
+from kohort.ids import TopicPartition
+from kohort.region.facts import Position
+from kohort.spark.region.seats import Handed, HandedPart
+
+
+class HandingSeat:
+    """See the module's text. A source's seat for as long as its member lives, whatever runs of the query come and go.
+
+    Attributes:
+        identity: of the source that asks, as its checkpoint has it; None: none has asked in this run.
+    """
+
+    def __init__(self, changed: Callable[[], None]) -> None:
+        """`changed` is called, from any thread, when a batch has begun or is done."""
+        self._told = changed
+        self._changed = threading.Condition()
+        self._parts: dict[TopicPartition, HandedPart] = {}
+        self._kept: set[TopicPartition] = set()  # wanted back: not planned any more
+        self._holds: set[str] = {"not started"}
+        self._version = self._handing = 0
+        self._epoch = self._generation = -1
+        self._running: int | None = None
+        self.identity: str | None = None
+
+    # -- the source's thread
+
+    def held(self, wait_ms: float) -> Handed | None:
+        """What may be read; None: nothing may be planned now, also after so long a wait."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: not self._holds, wait_ms / 1000):
+                return None
+            parts = tuple(part for at, part in sorted(self._parts.items()) if at not in self._kept)
+            return Handed(self._version, self._epoch, self._generation, parts)
+
+    def begin(self, version: int, batch: int) -> bool:
+        """A batch begins, of what was handed out under this version; False: that has changed."""
+        with self._changed:
+            if self._holds or version != self._version:
+                return False
+            self._running = batch
+        self._told()
+        return True
+
+    def end(self, batch: int) -> None:
+        """A batch is done: its sink, and the checkpoint's log."""
+        with self._changed:
+            if self._running != batch:
+                return
+            self._running = None
+        self._told()
+
+    # -- the member's thread
+
+    def start(self, epoch: int) -> None:
+        """A run of the query begins: no batch of an earlier one counts."""
+        with self._changed:
+            self._epoch, self._running, self.identity = epoch, None, None
+            self._changes()
+
+    def in_generation(self, generation: int) -> None:
+        """The group's, for what the source shows of itself."""
+        with self._changed:
+            self._generation = generation
+
+    def give(self, position: Position) -> None:
+        """A partition may be read from here on: under a number that it never had."""
+        with self._changed:
+            self._handing += 1
+            self._parts[TopicPartition(position.topic, position.partition)] = HandedPart(
+                position.topic, position.topic_id, position.partition, position.offset, self._handing
+            )
+            self._changes()
+
+    def keep_from(self, partitions: Iterable[TopicPartition]) -> None:
+        """These are the member's still, and no batch reads on in them."""
+        with self._changed:
+            self._kept |= set(partitions) & self._parts.keys()
+            self._changes()
+
+    def take(self, partitions: Iterable[TopicPartition]) -> None:
+        """These are not the member's any more."""
+        with self._changed:
+            for partition in partitions:
+                self._parts.pop(partition, None)
+                self._kept.discard(partition)
+            self._changes()
+
+    def clear(self) -> None:
+        """Nothing is handed out, and no batch runs."""
+        with self._changed:
+            self._parts.clear()
+            self._kept.clear()
+            self._running = None
+            self._changes()
+
+    def hold(self, why: str) -> int | None:
+        """No batch begins any more, until `let` with the same reason; gives the number of the one that runs."""
+        with self._changed:
+            self._holds.add(why)
+            return self._running
+
+    def let(self, why: str) -> None:
+        """A reason to hold is over."""
+        with self._changed:
+            self._holds.discard(why)
+            self._changed.notify_all()
+
+    def running(self) -> int | None:
+        """The number of the batch that runs."""
+        with self._changed:
+            return self._running
+
+    def handed(self) -> dict[TopicPartition, HandedPart]:
+        """All that is handed out, also what is not planned any more."""
+        with self._changed:
+            return dict(self._parts)
+
+    def _changes(self) -> None:
+        self._version += 1
+        self._changed.notify_all()

@@ -1,0 +1,56 @@
+"""Which operators of a streaming plan keep state, told before anything runs: by the analyzed plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+ALWAYS = {
+    "Aggregate": "aggregation",
+    "Distinct": "distinct",
+    "Deduplicate": "dropDuplicates",
+    "DeduplicateWithinWatermark": "dropDuplicatesWithinWatermark",
+    "FlatMapGroupsWithState": "mapGroupsWithState",
+    "FlatMapGroupsInPandasWithState": "applyInPandasWithState",
+    "TransformWithState": "transformWithState",
+    "TransformWithStateInPySpark": "transformWithState",
+    "TransformWithStateInPandas": "transformWithState",
+    "GlobalLimit": "limit",
+}
+"""Spark's operators by the name of their class, with the name that users know. Source: PySpark 4.3, tried."""
+WATERMARK = "EventTimeWatermark"
+
+
+def stateful_operators(frame: DataFrame) -> tuple[str, ...]:
+    """Names of the operators that keep state between batches, from the result down to the sources."""
+    return tuple(name for node in _nodes(_plan(frame)) if (name := _name_of(node)))
+
+
+def has_watermark(frame: DataFrame) -> bool:
+    """Whether rows can be late."""
+    return any(node.getClass().getSimpleName() == WATERMARK for node in _nodes(_plan(frame)))
+
+
+def _plan(frame: DataFrame) -> Any:
+    return frame._jdf.queryExecution().analyzed()
+
+
+def _nodes(node: Any) -> Iterator[Any]:
+    """The parts of a plan that stream."""
+    if not node.isStreaming():
+        return
+    yield node
+    children = node.children()
+    for number in range(children.size()):
+        yield from _nodes(children.apply(number))
+
+
+def _name_of(node: Any) -> str:
+    kind = node.getClass().getSimpleName()
+    if kind == "Join":
+        sides = node.children()
+        return "join of streams" if all(sides.apply(number).isStreaming() for number in (0, 1)) else ""
+    return ALWAYS.get(kind, "")

@@ -1,0 +1,216 @@
+"""The thread of a Spark source's member: it hears of group and control plane, and its query reads on meanwhile.
+
+It differs from a member that reads by itself in three things. A cut does not stop the query: what it contributes is the
+last batch that is done. A partition that the group wants back is given up after the running batch, and no batch begins
+until then. Going back is the query's, which begins anew from another checkpoint folder. Source: spec 5.6-5.12, 6.2.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from typing import Protocol
+
+from kohort.client.consumer.consumer import Consumer
+from kohort.client.consumer.core import WakeupError
+from kohort.errors import KafkaError
+from kohort.ids import TopicPartition
+from kohort.region.consuming.member_thread import MemberThread, partition_of
+from kohort.region.consuming.publishing import Publisher
+from kohort.region.consuming.settings import MemberConfig
+from kohort.region.facts import Position
+from kohort.region.member import events as happens
+from kohort.region.member.events import Effect, Event
+from kohort.region.member.machine import MemberMachine
+from kohort.region.messages import Cut
+from kohort.region.parts import Part
+from kohort.region.staged import StagedKey
+from kohort.spark.region.handing import HandingSeat
+
+log = logging.getLogger("kohort.spark")
+
+POLL_MS, SOON_MS = 100, 10
+"""How long a poll waits; and while something waits for the running batch."""
+RELEASE, POLLING, CLOSING, AHEAD = "partitions are wanted back", "not polling", "closing", "too far ahead"
+"""Why no batch may begin."""
+
+
+class Query(Protocol):
+    """The query, which all of its sources' members share. Any thread may call."""
+
+    def begin(self, member: int, epoch: int, state: bytes | None) -> None:
+        """A member works in this epoch; the query starts when all of them do."""
+
+    def go_back(self, member: int, epoch: int, state: bytes | None) -> None:
+        """Stop, and start anew from this state when all members go back; each is told by `WentBack` that it has."""
+
+    def contribute(self, member: int, cut: Cut) -> tuple[dict[TopicPartition, Position], tuple[StagedKey, ...], bytes]:
+        """What counts up to the last batch that is done: where partitions end, what it staged, and the query's state.
+
+        Raises:
+            KafkaError: it can't be told.
+        """
+
+    def counted(self, member: int) -> None:
+        """What was contributed last is in a complete sequence."""
+
+    def settled(self, member: int) -> None:
+        """Look whether the batch that runs is done."""
+
+    def ended(self, member: int, error: BaseException | None) -> None:
+        """The member is over."""
+
+
+class QueryThread(MemberThread):
+    """See the module's text."""
+
+    def __init__(
+        self,
+        machine: MemberMachine,
+        consumer: Consumer,
+        publisher: Publisher | None,
+        config: MemberConfig,
+        query: Query,
+        number: int,
+    ) -> None:
+        """Does nothing before `start`; `number`: of the source among its query's."""
+        super().__init__(machine, consumer, publisher, config)
+        self.seat = HandingSeat(self._batch_changed)
+        self._query, self._number = query, number
+        self._asked_back: deque[Event] = deque()
+        self._leaves = self._asked_ahead = False
+
+    def leave(self) -> None:
+        """Leave with the next complete sequence: no batch begins any more, the running one is finished."""
+        self.seat.hold(CLOSING)
+        self._leaves = True
+        self.wake()
+
+    def look_ahead(self, ahead: int, asks_at: int, holds_at: int) -> None:
+        """A query that runs too far ahead of the last complete sequence asks for one, and is held."""
+        if ahead >= holds_at:
+            self.seat.hold(AHEAD)
+        else:
+            self.seat.let(AHEAD)
+        if ahead >= asks_at and not self._asked_ahead:
+            self._asked_ahead = True
+            self.post(happens.CheckpointWanted())
+        elif ahead < asks_at:
+            self._asked_ahead = False
+
+    def _batch_changed(self) -> None:
+        if self.seat.running() is not None:
+            self.post(happens.Fetched())
+        else:
+            self.wake()
+
+    # -- the turns
+
+    def _work(self) -> None:
+        self._give_back_when_idle()
+        self._leave_when_idle()
+        waits = bool(self._asked_back) or self._leaves
+        if waits:
+            self._query.settled(self._number)
+        if not self._over:
+            self._poll(SOON_MS if waits else POLL_MS)
+
+    def _poll(self, wait_ms: float) -> None:
+        self._news.clear()
+        if not self._posted.empty():
+            return
+        try:
+            self._consumer.poll(wait_ms)
+        except WakeupError:
+            return
+
+    def _from_the_group(self, event: Event) -> None:
+        if isinstance(event, happens.Revoked):
+            self.seat.hold(RELEASE)
+            self._asked_back.append(event)
+        else:
+            if isinstance(event, happens.Lost):
+                self.seat.take(map(partition_of, event.parts))
+            self._step(event)
+
+    def _give_back_when_idle(self) -> None:
+        """What the group wants back is the machine's to decide when no batch reads it any more."""
+        if not self._asked_back or self.seat.hold(RELEASE) is not None:
+            return
+        while not self._posted.empty():
+            self._step(self._posted.get())  # that a batch has begun: else the machine would think that nothing was read
+        while self._asked_back:
+            event = self._asked_back.popleft()
+            assert isinstance(event, happens.Revoked)
+            self.seat.keep_from(map(partition_of, event.parts))
+            self._step(event)
+        self.seat.let(RELEASE)
+
+    def _leave_when_idle(self) -> None:
+        if self._leaves and self.seat.running() is None and not self.machine.closing:
+            while not self._posted.empty():
+                self._step(self._posted.get())
+            self._step(happens.Closing())
+
+    def _ended(self, error: BaseException | None) -> None:
+        self.seat.hold("ended")
+        self._query.ended(self._number, error)
+
+    # -- what the machine wants
+
+    def _do(self, effect: Effect) -> None:
+        match effect:
+            case happens.Poll():
+                self.seat.let(POLLING)
+            case happens.StopPolling(clear):
+                self.seat.hold(POLLING)
+                if clear:
+                    self.seat.clear()
+            case happens.Quiesce(cut):
+                self._step(happens.Quiet(cut))  # it reads on
+            case happens.SaveState(cut, _):
+                self._save_state(cut)
+            case happens.GoBack(epoch, _, state):
+                self.figures.resets += 1
+                self._later.look_up.clear()
+                self._query.go_back(self._number, epoch, state)
+            case happens.Begin(epoch, _, state):
+                self._query.begin(self._number, epoch, state)
+            case happens.Retire(_, _, counts):
+                self.figures.sequences += 1
+                if counts:
+                    self._query.counted(self._number)
+            case _:
+                pass  # `GoOn`: it never stopped
+
+    def _save_state(self, cut: Cut) -> None:
+        try:
+            ends, keys, state = self._query.contribute(self._number, cut)
+        except (KafkaError, OSError) as error:
+            log.warning("%s: %s can't be contributed to: %s", self.name, cut, error)
+            self._step(happens.NotQuiet(cut, str(error)))
+            return
+        self._give(cut, self._ends(ends), keys, state)
+
+    def _ends(self, ends: dict[TopicPartition, Position]) -> dict[Part, Position]:
+        """Of all that it was given to read; what no batch has read ends where it was begun."""
+        found: dict[Part, Position] = {}
+        for part, begin in self.machine.begins.items():
+            at = ends.get(partition_of(part))
+            sound = at is not None and at.topic_id == part.topic_id
+            begun = Position(part.group, part.topic, part.topic_id, part.partition, begin)
+            found[part] = at if at is not None and sound else begun
+        return found
+
+    def _held(self, partitions: set[TopicPartition]) -> None:
+        gone = self.seat.handed().keys() - partitions
+        if gone:
+            self.seat.take(gone)
+        self.seat.in_generation(self.machine.identity.generation)
+
+    def _sought(self, position: Position, partition: TopicPartition) -> None:
+        self.seat.give(position)
+
+    def _forget(self, parts: tuple[Part, ...]) -> None:
+        self.seat.take(map(partition_of, parts))
+

@@ -1,0 +1,330 @@
+"""One query of a region as Spark runs it: started from a checkpoint folder of its own, stopped, and started anew.
+
+A run begins when all of the query's members work, and ends when one of them goes back: whatever it did since the last
+complete sequence is void, and the next run goes on from a fresh folder that is derived from that sequence's. So the
+start of an application and a reset are one path. What the query has staged since, and where its partitions end, is
+contributed by its members; the first of them, the lead, brings the keys and the query's own state.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from kohort.errors import InvalidInputError, KafkaError, TimedOutError
+from kohort.ids import TopicPartition
+from kohort.region.facts import Position
+from kohort.region.member import events as happens
+from kohort.region.messages import Cut
+from kohort.region.sinks import Sink
+from kohort.region.staged import StagedKey
+from kohort.spark.batch_offset import BatchOffset
+from kohort.spark.region import folders
+from kohort.spark.region.built import BuiltQuery
+from kohort.spark.region.handing import HandingSeat
+from kohort.spark.region.query_thread import QueryThread
+from kohort.spark.region.saved import SavedQuery, refuse_other
+from kohort.spark.region.staging import StagedBatches, StagingTask, stage_batch
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.query import StreamingQuery
+
+log = logging.getLogger("kohort.spark")
+
+LEAD = 0
+STOP_S = 30.0
+"""How long a run may take to end; then the application must."""
+LOOK_S = 0.2
+"""How often a run is looked at: whether it has failed, and how far ahead it is."""
+ALONE_S = 2.0
+"""A query goes back as a whole: whose other member does not in this time has all go back."""
+
+
+@dataclass(slots=True)
+class _Run:
+    """One run.
+
+    Attributes:
+        began: the last batch that its folder began with; None: it began anew.
+    """
+
+    epoch: int
+    folder: Path
+    began: int | None
+    staged: StagedBatches
+    query: StreamingQuery
+
+
+@dataclass(slots=True)
+class _Wanted:
+    """What the members have said since the last run ended, by their numbers."""
+
+    epochs: dict[int, int] = field(default_factory=dict)
+    state: bytes | None = None
+    since_s: float = 0.0
+
+
+class RegionQuery:
+    """See the module's text. A thread of its own starts and stops runs; members' threads only say what they want."""
+
+    def __init__(
+        self,
+        name: str,
+        built: BuiltQuery,
+        sink: Sink,
+        region_id: UUID,
+        folder: Path,
+        members: Callable[[], Sequence[QueryThread]],
+    ) -> None:
+        """Does nothing before `start`.
+
+        Args:
+            name: of the query in its region.
+            built: how it is made anew, and what it is.
+            sink: as the region writes to it.
+            region_id: the region's.
+            folder: of its checkpoints.
+            members: of its sources, in their order.
+        """
+        self.name, self._built, self._sink, self._region_id, self._folder = name, built, sink, region_id, folder
+        self._members = members
+        self._lock = threading.Lock()
+        self._posted: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._wanted = _Wanted()
+        self._run: _Run | None = None
+        self._saved: SavedQuery | None = None
+        self._given: SavedQuery | None = None
+        self._cut: tuple[Cut, int | None] | None = None
+        self._failed = False
+        self.error: BaseException | None = None
+        self.over = threading.Event()
+        self._thread = threading.Thread(target=self._turns, name=f"kohort-query-{name}", daemon=True)
+
+    def start(self) -> None:
+        """Wait for the members."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop the run, if there is one, and end."""
+        self._posted.put(None)
+        self._thread.join(STOP_S)
+
+    # -- what the members' threads say
+
+    def begin(self, member: int, epoch: int, state: bytes | None) -> None:
+        """See `query_thread.Query`."""
+        self._posted.put(lambda: self._wants(member, epoch, state))
+
+    def go_back(self, member: int, epoch: int, state: bytes | None) -> None:
+        """See `query_thread.Query`."""
+
+        def back() -> None:
+            self._stop()
+            self._wants(member, epoch, state)
+            self._members()[member].post(happens.WentBack(epoch))
+
+        self._posted.put(back)
+
+    def ended(self, member: int, error: BaseException | None) -> None:
+        """See `query_thread.Query`."""
+
+        def end() -> None:
+            self._stop()
+            self.error = self.error or error
+            for one in self._members():
+                if one.thread.is_alive() and error is not None:
+                    one.abandon()
+            if all(not one.thread.is_alive() for one in self._members() if one is not self._members()[member]):
+                self.over.set()
+
+        self._posted.put(end)
+
+    def contribute(self, member: int, cut: Cut) -> tuple[dict[TopicPartition, Position], tuple[StagedKey, ...], bytes]:
+        """See `query_thread.Query`."""
+        with self._lock:
+            run = self._run
+            if run is None:
+                saved = self._saved or SavedQuery("", None, self._built.output)
+                return {}, (), saved.to_bytes() if member == LEAD else b""
+            if self._cut is None or self._cut[0] != cut:
+                self._cut = cut, folders.last_batch(run.folder)
+            last = self._cut[1]
+            ends = self._ends(run, self._members()[member], last)
+            if member != LEAD:
+                return ends, (), b""
+            now = SavedQuery(run.folder.name, last, self._built.output, self._built.operators, self._built.sources)
+            keys = run.staged.give(last)
+            self._given = now
+            return ends, keys, now.to_bytes()
+
+    def _ends(self, run: _Run, member: QueryThread, last: int | None) -> dict[TopicPartition, Position]:
+        """Where the last batch ends, of what it read under the same handing-out as it is held now."""
+        batch = None if last is None else self._batch_of(run.folder, last, member.seat)
+        if batch is None or batch.epoch != run.epoch:
+            return {}
+        group, handed = member.machine.group, member.seat.handed()
+        return {
+            at: Position(group, at.topic, part.topic_id, at.partition, batch.spans[at].end)
+            for at, part in handed.items()
+            if at in batch.spans and batch.handings.get(at) == part.handing
+        }
+
+    def _batch_of(self, folder: Path, last: int, seat: HandingSeat) -> BatchOffset | None:
+        if seat.identity is None:
+            return None
+        found = folders.find_source(folders.offsets_of(folder, last), seat.identity)
+        return None if found is None else BatchOffset.from_json(found)
+
+    def counted(self, member: int) -> None:
+        """See `query_thread.Query`."""
+        if member != LEAD:
+            return
+        with self._lock:
+            if self._run is not None and self._given is not None:
+                self._run.staged.counted()
+                before, self._saved, self._given = self._saved, self._given, None
+                kept = {one.folder for one in (before, self._saved) if one is not None} | {self._run.folder.name}
+                self._posted.put(lambda: folders.forget(self._folder, kept))
+
+    def settled(self, member: int) -> None:
+        """See `query_thread.Query`."""
+        run, seat = self._run, self._members()[member].seat
+        batch = seat.running()
+        if run is None or batch is None:
+            return
+        last = folders.last_batch(run.folder)
+        found = None if last is None else self._batch_of(run.folder, last, seat)
+        if found is not None and found.batch == batch and found.epoch == run.epoch:
+            seat.end(batch)
+
+    # -- the thread
+
+    def _turns(self) -> None:
+        while True:
+            try:
+                do = self._posted.get(timeout=LOOK_S)
+            except queue.Empty:
+                self._look()
+                continue
+            if do is None:
+                self._stop()
+                self.over.set()
+                return
+            try:
+                do()
+                self._start_if_all_are_there()
+            except Exception as error:
+                log.exception("query %s can't go on", self.name)
+                self._fail(error)
+
+    def _wants(self, member: int, epoch: int, state: bytes | None) -> None:
+        wanted = self._wanted
+        wanted.epochs[member] = epoch
+        wanted.since_s = time.monotonic()
+        if member == LEAD:
+            wanted.state = state
+
+    def _start_if_all_are_there(self) -> None:
+        if self._run is None and len(self._wanted.epochs) == len(self._members()) and not self._failed:
+            wanted, self._wanted = self._wanted, _Wanted()
+            self._start(max(wanted.epochs.values()), wanted.state)
+
+    def _start(self, epoch: int, state: bytes | None) -> None:
+        saved = None if state is None else SavedQuery.from_bytes(state)
+        now = SavedQuery("", None, self._built.output, self._built.operators, self._built.sources)
+        if saved is not None:
+            refuse_other(saved, now, self.name)
+        new = self._folder / f"e{epoch}"
+        began = None if saved is None else saved.batch
+        old = None if saved is None or saved.batch is None else self._folder / saved.folder
+        folders.derive(old, new, began)
+        for member in self._members():
+            member.seat.start(epoch)
+        staged = StagedBatches(began)
+        task = StagingTask(self._sink, self._built.schema, self._region_id, epoch, self.name)
+        stage = stage_batch(task)
+
+        def sink(rows: DataFrame, batch: int) -> None:
+            staged.add(batch, stage(rows))
+
+        query = self._built.run(sink, new)
+        with self._lock:
+            self._saved, self._given, self._cut = saved, None, None
+            self._run = _Run(epoch, new, began, staged, query)
+        for member in self._members():
+            member.seat.let("not started")
+        log.info("query %s runs in epoch %s, from %s", self.name, epoch, "its beginning" if began is None else began)
+
+    def _stop(self) -> None:
+        """End the run: what it does after that is void."""
+        for member in self._members():
+            member.seat.hold("not started")
+        with self._lock:
+            run, self._run, self._cut, self._given = self._run, None, None, None
+        self._wanted, self._failed = _Wanted(), False
+        if run is None:
+            return
+        stopping = threading.Thread(target=_stop_quietly, args=(run.query,), daemon=True)
+        stopping.start()
+        stopping.join(STOP_S)
+        if stopping.is_alive():
+            raise TimedOutError(
+                f"the query {self.name} has not ended {STOP_S:g} s after it was stopped: end the program"
+            )
+
+    def _look(self) -> None:
+        run = self._run
+        if run is None:
+            self._look_for_lone()
+            return
+        if not run.query.isActive and not self._failed:
+            cause = run.query.exception()
+            self._fail(cause or InvalidInputError(f"the query {self.name} was stopped: stop its region instead"))
+            return
+        ahead = run.staged.ahead(folders.last_batch(run.folder))
+        kept = self._built.batches_kept
+        for member in self._members():
+            member.look_ahead(ahead, kept // 4, kept // 2)
+
+    def _look_for_lone(self) -> None:
+        """Some members have gone back, and others don't know why they should."""
+        wanted = self._wanted
+        some = 0 < len(wanted.epochs) < len(self._members())
+        if some and not self._failed and time.monotonic() > wanted.since_s + ALONE_S:
+            wanted.since_s = time.monotonic()
+            for number, member in enumerate(self._members()):
+                if number not in wanted.epochs and member.machine.epoch >= 0:
+                    member.post(happens.ResetWanted(f"{self.name} reads from several groups, and goes back as a whole"))
+
+    def _fail(self, error: BaseException) -> None:
+        """Have all go back: from the last complete sequence it may go on. What can't be mended so ends the query."""
+        self._failed = True
+        final = isinstance(error, InvalidInputError | TimedOutError)
+        if final:
+            self.error = error
+            for member in self._members():
+                member.abandon()
+            self.over.set()
+            return
+        log.warning("query %s has failed: %s", self.name, error)
+        self._members()[LEAD].post(happens.ResetWanted(f"{self.name} has failed: {_first_line(error)}"))
+
+
+def _stop_quietly(query: Any) -> None:
+    try:
+        query.stop()
+    except Exception as error:  # noqa: BLE001 - it ends in any case, or is seen not to
+        log.info("a run that was stopped has ended with: %s", _first_line(error))
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0][:500]
