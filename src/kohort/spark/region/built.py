@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from kohort.errors import InvalidInputError
-from kohort.spark.region.operators import has_watermark, stateful_operators
+from kohort.spark.region.operators import has_watermark, refuse_unreplayable, stateful_operators
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -94,6 +94,7 @@ def look(
     if kept < BATCHES_KEPT_MIN:
         raise InvalidInputError(f"{KEPT}={kept}: a region needs {BATCHES_KEPT_MIN} at least to go back to a sequence")
     rows = built(spark, build, options)
+    refuse_unreplayable(rows)
     return BuiltQuery(
         spark,
         build,

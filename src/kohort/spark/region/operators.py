@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from kohort.errors import InvalidInputError
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
@@ -21,6 +23,8 @@ ALWAYS = {
     "GlobalLimit": "limit",
 }
 """Spark's operators by the name of their class, with the name that users know. Source: PySpark 4.3, tried."""
+RELATIONS = ("StreamingRelation", "StreamingRelationV2", "StreamingExecutionRelation")
+UNREPLAYABLE = ("socket", "textsocket", "textsocketv2", "console")
 WATERMARK = "EventTimeWatermark"
 
 
@@ -32,6 +36,20 @@ def stateful_operators(frame: DataFrame) -> tuple[str, ...]:
 def has_watermark(frame: DataFrame) -> bool:
     """Whether rows can be late."""
     return any(node.getClass().getSimpleName() == WATERMARK for node in _nodes(_plan(frame)))
+
+
+def refuse_unreplayable(frame: DataFrame) -> None:
+    """All sources of a query go back with it.
+
+    Raises:
+        InvalidInputError: one can't.
+    """
+    for node in _nodes(_plan(frame)):
+        if node.getClass().getSimpleName() in RELATIONS and node.sourceName().lower() in UNREPLAYABLE:
+            raise InvalidInputError(
+                f"the query reads from a {node.sourceName()} source, which can't go back: what it gave is gone; bring "
+                "its records into a topic"
+            )
 
 
 def _plan(frame: DataFrame) -> Any:

@@ -213,4 +213,3 @@ class QueryThread(MemberThread):
 
     def _forget(self, parts: tuple[Part, ...]) -> None:
         self.seat.take(map(partition_of, parts))
-

@@ -49,22 +49,20 @@ class SavedQuery:
         """
         try:
             found = json.loads(state)
-            form = found["kohort-spark"]
-            if form > FORM:
-                raise InvalidInputError(
-                    f"the sequence was written by a later kohort (form {form}): go on with that one"
+            form = int(found["kohort-spark"])
+            if form <= FORM:
+                return cls(
+                    str(found["folder"]),
+                    None if found["batch"] is None else int(found["batch"]),
+                    str(found["output"]),
+                    tuple(found["operators"]),
+                    tuple(found["sources"]),
                 )
-            return cls(
-                str(found["folder"]),
-                None if found["batch"] is None else int(found["batch"]),
-                str(found["output"]),
-                tuple(found["operators"]),
-                tuple(found["sources"]),
-            )
         except (KeyError, TypeError, ValueError) as error:
             raise InvalidInputError(
                 "the region's last sequence has a member of this name that is no Spark query: give this one another name"
             ) from error
+        raise InvalidInputError(f"the sequence was written by a later kohort (form {form}): go on with that one")
 
 
 def refuse_other(before: SavedQuery, now: SavedQuery, query: str) -> None:

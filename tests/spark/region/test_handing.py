@@ -1,0 +1,114 @@
+"""What a source may read now, asked and changed by two threads."""
+
+from __future__ import annotations
+
+import threading
+from uuid import UUID
+
+from kohort.ids import TopicPartition
+from kohort.region.facts import Position
+from kohort.spark.region.handing import HandingSeat
+
+TOPIC = UUID(int=7)
+T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
+
+
+def position(partition: int, offset: int) -> Position:
+    return Position("g", "t", TOPIC, partition, offset)
+
+
+class Seated:
+    """A seat of a run in epoch 3 that holds two partitions."""
+
+    def __init__(self) -> None:
+        self.changes = 0
+        self.seat = HandingSeat(self.changed)
+        self.seat.start(3)
+        self.seat.let("not started")
+        self.seat.give(position(0, 10))
+        self.seat.give(position(1, 20))
+
+    def changed(self) -> None:
+        self.changes += 1
+
+
+def test_what_is_handed_out_has_its_start_and_a_number_of_its_own() -> None:
+    seated = Seated()
+    held = seated.seat.held(0)
+    assert held is not None and held.epoch == 3
+    assert [(part.partition, part.start) for part in held.parts] == [(0, 10), (1, 20)]
+    seated.seat.take([T0])
+    seated.seat.give(position(0, 10))
+    again = seated.seat.held(0)
+    assert again is not None
+    first, second = held.parts[0].handing, again.parts[0].handing
+    assert first != second, "the same partition under the number that it had"
+
+
+def test_a_batch_begins_only_of_what_was_handed_out_last() -> None:
+    seat = Seated().seat
+    held = seat.held(0)
+    assert held is not None
+    seat.take([T1])
+    assert not seat.begin(held.version, 1)
+    now = seat.held(0)
+    assert now is not None and seat.begin(now.version, 1)
+    assert seat.running() == 1
+
+
+def test_nothing_begins_while_there_is_a_reason_to_hold() -> None:
+    seat = Seated().seat
+    held = seat.held(0)
+    assert held is not None
+    assert seat.hold("wanted back") is None
+    assert not seat.begin(held.version, 1)
+    assert seat.held(1) is None
+    seat.hold("too far ahead")
+    seat.let("wanted back")
+    assert seat.held(1) is None, "one reason is left"
+    seat.let("too far ahead")
+    assert seat.held(0) is not None
+
+
+def test_who_waits_is_told_at_once() -> None:
+    seat = Seated().seat
+    seat.hold("wanted back")
+    found: list[object] = []
+    waiting = threading.Thread(target=lambda: found.append(seat.held(60_000)))
+    waiting.start()
+    seat.let("wanted back")
+    waiting.join(10)
+    assert found and found[0] is not None
+
+
+def test_what_is_wanted_back_is_kept_and_not_planned() -> None:
+    seat = Seated().seat
+    seat.keep_from([T0, TopicPartition("t", 9)])
+    held = seat.held(0)
+    assert held is not None and [part.partition for part in held.parts] == [1]
+    assert seat.handed().keys() == {T0, T1}, "its end is contributed until it is let go"
+    seat.take([T0])
+    assert seat.handed().keys() == {T1}
+
+
+def test_a_batch_is_told_when_it_begins_and_when_it_is_done() -> None:
+    seated = Seated()
+    held = seated.seat.held(0)
+    assert held is not None
+    seated.seat.begin(held.version, 4)
+    seated.seat.end(3)
+    assert seated.seat.running() == 4, "another batch's end"
+    seated.seat.end(4)
+    assert seated.seat.running() is None
+    assert seated.changes == 2
+
+
+def test_the_next_run_knows_nothing_of_a_batch_that_ran() -> None:
+    seated = Seated()
+    held = seated.seat.held(0)
+    assert held is not None
+    seated.seat.begin(held.version, 4)
+    seated.seat.start(5)
+    assert seated.seat.running() is None
+    now = seated.seat.held(0)
+    assert now is not None and now.epoch == 5

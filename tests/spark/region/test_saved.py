@@ -1,0 +1,49 @@
+"""What a sequence knows of a query, and what an upgraded program may change."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kohort.errors import InvalidInputError
+from kohort.spark.region.saved import SavedQuery, refuse_other
+
+SAVED = SavedQuery("e4", 17, '{"type":"struct"}', ("aggregation",), ("flights",))
+
+
+def test_it_comes_back_as_it_was() -> None:
+    assert SavedQuery.from_bytes(SAVED.to_bytes()) == SAVED
+    assert SavedQuery.from_bytes(replace(SAVED, batch=None).to_bytes()).batch is None
+
+
+@pytest.mark.parametrize("state", [b"", b"{}", b"[1]", b'{"counts": 3}', b'{"kohort-spark": 1}'])
+def test_what_is_no_querys_is_refused(state: bytes) -> None:
+    with pytest.raises(InvalidInputError, match="no Spark query: give this one another name"):
+        SavedQuery.from_bytes(state)
+
+
+def test_a_later_form_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match="later kohort"):
+        SavedQuery.from_bytes(SAVED.to_bytes().replace(b'"kohort-spark":1', b'"kohort-spark":9'))
+
+
+@pytest.mark.parametrize(
+    ("now", "said"),
+    [
+        (replace(SAVED, operators=("dropDuplicates",)), "were aggregation, and are dropDuplicates now"),
+        (replace(SAVED, operators=()), "were aggregation, and are none now"),
+        (replace(SAVED, sources=("delays",)), "what it reads were flights, and are delays now"),
+        (replace(SAVED, output="{}"), "the columns of its rows"),
+    ],
+)
+def test_a_query_with_state_is_what_it_was(now: SavedQuery, said: str) -> None:
+    with pytest.raises(InvalidInputError, match=said):
+        refuse_other(SAVED, now, "totals")
+
+
+def test_a_query_without_state_may_change() -> None:
+    before = replace(SAVED, operators=())
+    refuse_other(before, replace(before, output="{}", sources=("delays",)), "totals")
+    with pytest.raises(InvalidInputError, match="were none, and are aggregation now"):
+        refuse_other(before, SAVED, "totals")

@@ -1,0 +1,80 @@
+"""What batches stage: by tasks, under keys of their attempts; and which keys a sequence is given."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from uuid import UUID
+
+import pyarrow as pa
+import pytest
+
+from kohort.errors import CorruptDataError
+from kohort.region import ParquetFolder
+from kohort.region.staged import StagedKey
+from kohort.spark.region.staging import StagedBatches, StagingTask
+
+REGION = UUID(int=5)
+SCHEMA = pa.schema([("n", pa.int64())])
+
+
+def key(unit: int) -> StagedKey:
+    return StagedKey(REGION, 1, "q", unit)
+
+
+def test_keys_of_all_batches_that_no_sequence_has() -> None:
+    staged = StagedBatches(None)
+    staged.add(0, (key(0), key(1)))
+    staged.add(1, ())
+    staged.add(2, (key(2),))
+    assert staged.give(1) == (key(0), key(1))
+    assert staged.give(2) == (key(0), key(1), key(2)), "the cut began again: nothing has counted"
+    staged.counted()
+    assert staged.give(2) == ()
+    staged.add(3, (key(3),))
+    assert staged.give(3) == (key(3),)
+
+
+def test_what_came_after_the_contribution_is_for_the_next() -> None:
+    staged = StagedBatches(6)
+    staged.add(7, (key(7),))
+    assert staged.give(7) == (key(7),)
+    staged.add(8, (key(8),))
+    staged.counted()
+    assert staged.give(8) == (key(8),)
+    assert staged.ahead(8) == 1
+
+
+def test_a_batch_in_the_log_that_staged_nothing_fails_the_cut() -> None:
+    staged = StagedBatches(3)
+    staged.add(5, (key(5),))
+    with pytest.raises(CorruptDataError, match="batch 4 is in the checkpoint's log"):
+        staged.give(5)
+
+
+def test_a_run_that_has_done_no_batch_gives_nothing() -> None:
+    assert StagedBatches(3).give(3) == ()
+    assert StagedBatches(None).give(None) == ()
+
+
+def task(folder: Path, unit_bytes: int = 1 << 20) -> StagingTask:
+    sink = ParquetFolder(folder).bind("r", REGION)
+    sink.check(SCHEMA)
+    return StagingTask(sink, SCHEMA, REGION, 4, "q", unit_bytes)
+
+
+def rows(*numbers: int) -> pa.RecordBatch:
+    return pa.record_batch({"n": pa.array(numbers, pa.int32())})
+
+
+def test_a_task_stages_its_rows_in_units_under_its_attempts_keys(tmp_path: Path) -> None:
+    doing = task(tmp_path / "out", unit_bytes=1)
+    texts = [one.column("key")[0].as_py() for one in doing.keys_of(iter([rows(1, 2), rows(), rows(3)]), attempt=2)]
+    keys = [StagedKey.parse(text) for text in texts]
+    assert [(one.epoch, one.unit) for one in keys if one] == [(4, 2 << 20), (4, (2 << 20) + 1)]
+    doing.sink.publish(1, [one for one in keys if one])
+    found = pa.parquet.read_table(sorted((tmp_path / "out").glob("sequence=1/*.parquet"))[0])
+    assert found.column("n").to_pylist() == [1, 2]
+
+
+def test_a_task_without_rows_stages_nothing(tmp_path: Path) -> None:
+    assert list(task(tmp_path / "out").keys_of(iter([rows()]), attempt=2)) == []
