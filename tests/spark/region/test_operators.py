@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql.functions import col, window
 
 from kohort.errors import InvalidInputError
 from kohort.spark.region.operators import has_watermark, refuse_unreplayable, stateful_operators
@@ -30,7 +30,7 @@ def distinct_by_sql(frame: DataFrame) -> DataFrame:
 CASES: dict[str, tuple[Build, tuple[str, ...]]] = {
     "a projection": (lambda frame: frame.select("value").where("value > 3"), ()),
     "an aggregation": (counted, ("aggregation",)),
-    "a window": (lambda frame: late(frame).groupBy(F.window("timestamp", "1 minute")).count(), ("aggregation",)),
+    "a window": (lambda frame: late(frame).groupBy(window("timestamp", "1 minute")).count(), ("aggregation",)),
     "distinct": (lambda frame: frame.select("value").distinct(), ("dropDuplicates",)),
     "distinct in SQL": (distinct_by_sql, ("distinct",)),
     "dropDuplicates": (lambda frame: late(frame).dropDuplicates(["value", "timestamp"]), ("dropDuplicates",)),
@@ -39,9 +39,9 @@ CASES: dict[str, tuple[Build, tuple[str, ...]]] = {
         ("dropDuplicatesWithinWatermark",),
     ),
     "a join of streams": (lambda frame: late(frame).join(late(frame), ["value", "timestamp"]), ("join of streams",)),
-    "a join with a table": (lambda frame: frame.join(frame.sparkSession.range(9), F.col("value") == F.col("id")), ()),
+    "a join with a table": (lambda frame: frame.join(frame.sparkSession.range(9), col("value") == col("id")), ()),
     "a join with an aggregated table": (
-        lambda frame: frame.join(frame.sparkSession.range(9).groupBy("id").count(), F.col("value") == F.col("id")),
+        lambda frame: frame.join(frame.sparkSession.range(9).groupBy("id").count(), col("value") == col("id")),
         (),
     ),
     "a limit": (lambda frame: frame.limit(5), ("limit",)),

@@ -25,6 +25,7 @@ from kohort.region.staged import check_member
 from kohort.spark.options import SourceOptions, client_settings, parse_options
 from kohort.spark.region import folders
 from kohort.spark.region.built import Build, BuiltQuery, look
+from kohort.spark.region.pinned import Pinned
 from kohort.spark.region.query_thread import QueryThread
 from kohort.spark.region.runs import LEAD, RegionQuery
 from kohort.spark.region.seats import SEATS
@@ -46,7 +47,7 @@ REFUSED = {
     "onrevocationtimeout": "a region goes back as a whole",
 }
 """Options of a source that a region decides, in lower case, each with what to do instead."""
-CAUGHT_UP = "caught-up"
+CAUGHT_UP, PARTIAL, PINNED = "caught-up", "partial", "pinned"
 LOOK_S = 0.2
 LEAVE_S = 60.0
 Source = Mapping[str, str]
@@ -64,6 +65,7 @@ class _Declared:
     holds_back: bool
     mode: str
     state: str | None
+    queries: tuple[str, ...]
 
 
 class SparkRegion:
@@ -142,7 +144,8 @@ class SparkRegion:
         start: str | int = "committed",
         on_rebalance: Literal["checkpoint", "reset"] = "checkpoint",
         output_mode: Literal["append", "update"] = "append",
-        state: Literal["partial"] | None = None,
+        state: Literal["partial", "pinned"] | None = None,
+        queries: Sequence[str] = (),
     ) -> None:
         """Declare a query; it starts with `start` or `run`.
 
@@ -157,8 +160,9 @@ class SparkRegion:
             on_rebalance: 'checkpoint': who must give up partitions does so with the next sequence; 'reset': all go
                 back.
             output_mode: 'update' for a sink that replaces rows by their keys.
-            state: 'partial': the query keeps state and shares its group all the same: its results are parts, which
-                whoever reads adds up.
+            state: of a query that keeps state and shares its group: 'partial': its results are parts, which whoever
+                reads adds up; 'pinned': a partition belongs to one of `queries` for ever, and waits for it.
+            queries: with 'pinned', the names of all queries of the group, this one too; they never change.
 
         Raises:
             InvalidInputError: what can't be, before anything is read.
@@ -176,6 +180,7 @@ class SparkRegion:
                 "result each time, which no sequence can hold"
             )
         start_of(start, "earliest")
+        _check_pinned(name, state, queries)
         given = [source] if isinstance(source, Mapping) else list(source)
         if not given:
             raise InvalidInputError(f"the query {name!r} has no source")
@@ -187,7 +192,7 @@ class SparkRegion:
                 "give each a group.id of its own"
             )
         self._declared[name] = _Declared(
-            name, build, sources, into, start, on_rebalance == "checkpoint", output_mode, state
+            name, build, sources, into, start, on_rebalance == "checkpoint", output_mode, state, tuple(sorted(queries))
         )
 
     def _options(self, source: Source) -> tuple[dict[str, str], SourceOptions]:
@@ -228,8 +233,8 @@ class SparkRegion:
     def _start(self, declared: _Declared) -> _Started:
         seats = [uuid4().hex for _ in declared.sources]
         raw = [{**options, SEAT: seat} for (options, _), seat in zip(declared.sources, seats, strict=True)]
-        what = [options.subscribe or options.subscribe_pattern for _, options in declared.sources]
-        built = look(self._spark, declared.build, raw, declared.mode, [str(one) for one in what])
+        what = [_what(options, declared.queries) for _, options in declared.sources]
+        built = look(self._spark, declared.build, raw, declared.mode, what)
         _check_state(declared, built)
         started = _Started(seats)
         try:
@@ -266,6 +271,12 @@ class SparkRegion:
         settings.pop("client.id", None)
         settings = {key.replace(".", "_"): value for key, value in settings.items()}
         settings |= {"group_id": group, "group_protocol": options.group_protocol}
+        if declared.state == PINNED:
+            if options.group_protocol != "classic":
+                raise InvalidInputError(
+                    "state='pinned' needs group.protocol=classic: in the other the broker divides the partitions"
+                )
+            settings["partition_assignment_strategy"] = [Pinned(declared.name, declared.queries)]
         machine = MemberMachine(
             self.name, name, uuid4(), group, publishes=number == LEAD, holds_back=declared.holds_back
         )
@@ -404,14 +415,27 @@ class _Started:
 
 
 def _check_state(declared: _Declared, built: BuiltQuery) -> None:
-    if declared.state not in (None, "partial"):
-        raise InvalidInputError(f"state={declared.state!r}: say 'partial', or leave it out")
-    if declared.state == "partial" and (built.watermark or set(built.operators) - {"aggregation"}):
+    if declared.state == PARTIAL and (built.watermark or set(built.operators) - {"aggregation"}):
         found = ", ".join(built.operators) + (" with a watermark" if built.watermark else "")
         raise InvalidInputError(
             f"state='partial' is for aggregations without a watermark, whose parts can be added up, not for {found}: "
             "rows of a partition that has moved are late, or miss their pairs; give the query a group of its own"
         )
+
+
+def _check_pinned(name: str, state: str | None, queries: Sequence[str]) -> None:
+    if state not in (None, PARTIAL, PINNED):
+        raise InvalidInputError(f"state={state!r}: say 'partial' or 'pinned', or leave it out")
+    if (state == PINNED) != bool(queries):
+        raise InvalidInputError("state='pinned' and queries=[...], the names of all queries of the group, go together")
+    if queries and (isinstance(queries, str) or name not in queries or len(set(queries)) < len(queries)):
+        raise InvalidInputError(f"queries={queries!r} are names, each once, and {name!r} is one of them")
+
+
+def _what(options: SourceOptions, queries: Sequence[str]) -> str:
+    """What a source reads, for people and for the next program."""
+    topics = ", ".join(options.subscribe) if options.subscribe else f"topics like {options.subscribe_pattern}"
+    return f"{topics}, pinned among {', '.join(queries)}" if queries else topics
 
 
 def _addresses(servers: Servers) -> str:
