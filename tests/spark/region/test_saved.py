@@ -19,7 +19,7 @@ def test_it_comes_back_as_it_was() -> None:
 
 @pytest.mark.parametrize("state", [b"", b"{}", b"[1]", b'{"counts": 3}', b'{"kohort-spark": 1}'])
 def test_what_is_no_querys_is_refused(state: bytes) -> None:
-    with pytest.raises(InvalidInputError, match="no Spark query: give this one another name"):
+    with pytest.raises(InvalidInputError, match="no Spark query: choose another name"):
         SavedQuery.from_bytes(state)
 
 

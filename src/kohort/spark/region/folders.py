@@ -1,6 +1,7 @@
 """placeholder until FOLDERS' file is merged."""
 
 from __future__ import annotations
+
 from pathlib import Path
 from typing import Any
 

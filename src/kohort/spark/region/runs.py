@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from kohort.errors import InvalidInputError, KafkaError, TimedOutError
+from kohort.errors import InvalidInputError, TimedOutError
 from kohort.ids import TopicPartition
 from kohort.region.facts import Position
 from kohort.region.member import events as happens

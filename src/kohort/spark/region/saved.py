@@ -60,7 +60,7 @@ class SavedQuery:
                 )
         except (KeyError, TypeError, ValueError) as error:
             raise InvalidInputError(
-                "the region's last sequence has a member of this name that is no Spark query: give this one another name"
+                "the region's last sequence has a member of this name that is no Spark query: choose another name"
             ) from error
         raise InvalidInputError(f"the sequence was written by a later kohort (form {form}): go on with that one")
 

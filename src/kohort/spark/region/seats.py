@@ -1,6 +1,7 @@
 """placeholder: the contract's names, until SOURCE's file is merged."""
 
 from __future__ import annotations
+
 from dataclasses import dataclass
 from typing import Any, Protocol
 from uuid import UUID

@@ -1,4 +1,4 @@
-"""How a batch's rows come into the sink's staging: each Spark task stages its own, and the driver learns the keys alone.
+"""How a batch's rows come into the sink's staging: each Spark task stages its own, the driver learns the keys alone.
 
 One action for each batch: two would run a stateful operator twice, and one that does not reach every partition would
 leave its state uncommitted. Attempts of tasks that did not count (retries, speculation) leave files that no key names.

@@ -1,0 +1,180 @@
+"""A query of a region as it is declared: what can be told to be wrong before anything connects."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypedDict
+
+from kohort.client.settings import Servers
+from kohort.errors import InvalidInputError
+from kohort.region.consuming.starts import Start, start_of
+from kohort.region.sinks import Sink
+from kohort.region.staged import check_member
+from kohort.spark.options import SourceOptions, parse_options
+from kohort.spark.region.built import Build, BuiltQuery
+
+SEAT = "regionSeat"
+ELSEWHERE = "say where a region begins with start="
+AS_A_WHOLE = "a region goes back as a whole"
+REFUSED = {
+    "region": "queries of a region are started by SparkRegion",
+    SEAT.lower(): "SparkRegion sets it",
+    "assign": "which partitions a query reads is its group's choice: subscribe",
+    "startingoffsets": ELSEWHERE,
+    "startingtimestamp": ELSEWHERE,
+    "startingoffsetsbytimestamp": ELSEWHERE,
+    "plannedranges": AS_A_WHOLE,
+    "onrevocationtimeout": AS_A_WHOLE,
+}
+"""Options of a source that a region decides, in lower case, each with what to do instead."""
+PARTIAL, PINNED = "partial", "pinned"
+Source = Mapping[str, str]
+
+
+class QuerySettings(TypedDict, total=False):
+    """Options of `SparkRegion.query`.
+
+    Attributes:
+        start: where partitions begin that the region has never read: 'beginning', 'end', 'committed' (the default; else
+            the beginning) or a time in ms since the epoch.
+        on_rebalance: 'checkpoint': who must give up partitions does so with the next sequence; 'reset': all go back.
+        output_mode: 'append', or 'update' for a sink that replaces rows by their keys.
+        state: of a query that keeps state and shares its group: 'partial': its results are parts, which whoever reads
+            adds up; 'pinned': a partition belongs to one of `queries` for ever, and waits for it.
+        queries: with 'pinned', the names of all queries of the group, this one too; they never change.
+    """
+
+    start: str | int
+    on_rebalance: Literal["checkpoint", "reset"]
+    output_mode: Literal["append", "update"]
+    state: Literal["partial", "pinned"] | None
+    queries: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """A query, before anything connects.
+
+    Attributes:
+        sources: of each, what Spark is told and what that says.
+        holds_back: a revocation waits for a sequence.
+        queries: all of its group, where it is pinned.
+    """
+
+    name: str
+    build: Build
+    sources: tuple[tuple[dict[str, str], SourceOptions], ...]
+    into: Sink
+    start: Start
+    holds_back: bool
+    mode: str
+    state: str | None
+    queries: tuple[str, ...]
+
+    def what(self) -> list[str]:
+        """What each source reads, for people and for the next program."""
+        pinned = f", pinned among {', '.join(self.queries)}" if self.queries else ""
+        return [
+            (", ".join(one.subscribe) if one.subscribe else f"topics like {one.subscribe_pattern}") + pinned
+            for _, one in self.sources
+        ]
+
+
+def declare(
+    name: str,
+    build: Build,
+    sources: Source | Sequence[Source],
+    into: Sink,
+    told: QuerySettings,
+    connection: tuple[Servers, Mapping[str, Any]],
+) -> Declared:
+    """See what `SparkRegion.query` is given.
+
+    Args:
+        name: of the query.
+        build: gives its rows.
+        sources: options of each.
+        into: its sink.
+        told: the rest.
+        connection: of the region: where its sources read if they don't say.
+
+    Raises:
+        InvalidInputError: what can't be.
+    """
+    check_member(name)
+    unknown = sorted(told.keys() - QuerySettings.__annotations__.keys())
+    if unknown:
+        raise InvalidInputError(f"query() knows no {', '.join(unknown)}: {', '.join(QuerySettings.__annotations__)}")
+    if "#" in name:
+        raise InvalidInputError(f"the query's name {name!r} holds '#', which names the sources of one query")
+    rebalance, mode = told.get("on_rebalance", "checkpoint"), told.get("output_mode", "append")
+    if rebalance not in ("checkpoint", "reset"):
+        raise InvalidInputError(f"on_rebalance={rebalance!r}: say 'checkpoint' or 'reset'")
+    if mode not in ("append", "update"):
+        raise InvalidInputError(
+            f"output_mode={mode!r}: append, or update for a sink with keys; 'complete' writes the whole result each "
+            "time, which no sequence can hold"
+        )
+    state, queries = told.get("state"), told.get("queries", ())
+    _check_pinned(name, state, queries)
+    given = [sources] if isinstance(sources, Mapping) else list(sources)
+    if not given:
+        raise InvalidInputError(f"the query {name!r} has no source")
+    parsed = tuple(_options(one, *connection) for one in given)
+    groups = [options.group_id for _, options in parsed]
+    if len(set(groups)) < len(groups):
+        raise InvalidInputError(
+            f"two sources of the query {name!r} are in one group, which would give each a part of the topics: "
+            "give each a group.id of its own"
+        )
+    if state == PINNED and any(options.group_protocol != "classic" for _, options in parsed):
+        raise InvalidInputError(
+            "state='pinned' needs group.protocol=classic: in the other the broker divides the partitions"
+        )
+    start = start_of(told.get("start", "committed"), "earliest")
+    holds_back = rebalance == "checkpoint"
+    return Declared(name, build, parsed, into, start, holds_back, mode, state, tuple(sorted(queries)))
+
+
+def _check_pinned(name: str, state: str | None, queries: Sequence[str]) -> None:
+    if state not in (None, PARTIAL, PINNED):
+        raise InvalidInputError(f"state={state!r}: say 'partial' or 'pinned', or leave it out")
+    if (state == PINNED) != bool(queries):
+        raise InvalidInputError("state='pinned' and queries=[...], the names of all queries of the group, go together")
+    if queries and (isinstance(queries, str) or name not in queries or len(set(queries)) < len(queries)):
+        raise InvalidInputError(f"queries={queries!r} are names, each once, and {name!r} is one of them")
+
+
+def _options(source: Source, servers: Servers, settings: Mapping[str, Any]) -> tuple[dict[str, str], SourceOptions]:
+    raw = {key: str(value) for key, value in source.items()}
+    for key in raw:
+        if key.lower() in REFUSED:
+            raise InvalidInputError(f"the option {key} has no place in a region: {REFUSED[key.lower()]}")
+    named = {f"kafka.{key.replace('_', '.')}": str(value) for key, value in settings.items()}
+    raw = {"kafka.bootstrap.servers": _addresses(servers)} | named | raw
+    options = parse_options(raw, streaming=True)
+    if not options.group_id:
+        raise InvalidInputError("a query of a region is a member of a group: give its source the option group.id")
+    return raw, options
+
+
+def _addresses(servers: Servers) -> str:
+    if servers is None:
+        return "127.0.0.1:9092"
+    return servers if isinstance(servers, str) else ",".join(map(str, servers))
+
+
+def check_state(declared: Declared, built: BuiltQuery) -> bool:
+    """Whether a query may share its group: its state does not move with partitions.
+
+    Raises:
+        InvalidInputError: its results are no parts that can be added up.
+    """
+    if declared.state == PARTIAL and (built.watermark or set(built.operators) - {"aggregation"}):
+        found = ", ".join(built.operators) + (" with a watermark" if built.watermark else "")
+        raise InvalidInputError(
+            f"state='partial' is for aggregations without a watermark, whose parts can be added up, not for {found}: "
+            "rows of a partition that has moved are late, or miss their pairs; give the query a group of its own"
+        )
+    return not built.operators or declared.state is not None
