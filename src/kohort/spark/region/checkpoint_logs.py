@@ -1,0 +1,130 @@
+"""What the logs of a Spark checkpoint say: the last batch that is done, and the offsets of a batch.
+
+    offsets/N    a version, a line of metadata, a line of JSON for each source; written before batch N runs
+    commits/N    a version, a line of JSON; written when N's sink and state are done
+
+Each file comes with `.N.crc`, which Hadoop's local file system checks and which is made anew with it; a file on its way
+is `.N.UUID.tmp`. Spark gives both their names by a rename, so a file that has its name is whole, unless the machine
+lost its power. Spark removes what is `spark.sql.streaming.minBatchesToRetain` behind.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from kohort.errors import CorruptDataError, InvalidInputError
+from kohort.region.files import SYSTEM, FileCalls, names_in, read_file
+
+OFFSETS: Final = "offsets"
+COMMITS: Final = "commits"
+NUMBER: Final = re.compile("0|[1-9][0-9]*")
+_VERSION: Final = re.compile(r"v([0-9]+)")
+_SOURCE: Final = re.compile(r"^[^{\"\s:]+:")
+"""What stands before a source's JSON in version 2 of offsets: its name or number."""
+_OFFSETS_VERSIONS: Final = (1, 2)
+_COMMITS_VERSIONS: Final = (1, 2, 3)
+_NO_OFFSET: Final = "-"
+
+
+def numbers(names: Iterable[str]) -> set[int]:
+    """Those of the names that are batch numbers: no checksum, and nothing on its way."""
+    return {int(name) for name in names if NUMBER.fullmatch(name)}
+
+
+def last_batch(checkpoint: str, *, files: FileCalls = SYSTEM) -> int | None:
+    """The highest batch in `commits/` that Spark could go on after: its files are there and whole; None if there is none.
+
+    It lists one folder and reads three small files, also while the query runs.
+    """
+    for number in sorted(numbers(names_in(files, f"{checkpoint}/{COMMITS}")), reverse=True):
+        if is_whole(checkpoint, number, files=files):
+            return number
+    return None
+
+
+def is_whole(checkpoint: str, number: int, *, files: FileCalls = SYSTEM) -> bool:
+    """Whether the logs have all that Spark reads to go on after a batch: its offsets and commit, the offsets before it."""
+    try:
+        commit_of(checkpoint, number, files=files)
+        for each in range(max(number - 1, 0), number + 1):
+            offsets_of(checkpoint, each, files=files)
+    except (CorruptDataError, FileNotFoundError):
+        return False
+    return True
+
+
+def offsets_of(checkpoint: str, number: int, *, files: FileCalls = SYSTEM) -> list[Any]:
+    """The parsed JSON of each source's end in a batch, in no order that means anything; None: it had none yet.
+
+    Raises:
+        CorruptDataError: the file is not what Spark writes.
+        FileNotFoundError: there is none.
+        InvalidInputError: a later Spark wrote it.
+    """
+    path = f"{checkpoint}/{OFFSETS}/{number}"
+    version, lines = _log(files, path, _OFFSETS_VERSIONS)
+    if len(lines) < 2:
+        raise CorruptDataError(f"{path} names no source")
+    _parsed(path, lines[0])
+    ends = lines[1:]
+    if version > 1:
+        ends = [_SOURCE.sub("", line, count=1) for line in ends]
+    return [None if line == _NO_OFFSET else _parsed(path, line) for line in ends]
+
+
+def commit_of(checkpoint: str, number: int, *, files: FileCalls = SYSTEM) -> dict[str, Any]:
+    """What Spark noted when a batch was done; raises as `offsets_of` does.
+
+    `stateUniqueIds` is in it where the state store's files have names of their own: by operator, partition and store.
+    """
+    path = f"{checkpoint}/{COMMITS}/{number}"
+    _, lines = _log(files, path, _COMMITS_VERSIONS)
+    found = _parsed(path, lines[0]) if lines else None
+    if not isinstance(found, dict):
+        raise CorruptDataError(f"{path} does not say what was done")
+    return found
+
+
+def find_source(offsets: Sequence[Any], query: str) -> Mapping[str, Any] | None:
+    """The end that a source of kohort noted under this identity of its query; None if there is none.
+
+    Sources are told apart by what their offsets say and never by their place: Spark orders them by its plan.
+
+    Raises:
+        CorruptDataError: two sources have that identity.
+    """
+    found = [each for each in offsets if isinstance(each, dict) and "kohort" in each and each.get("query") == query]
+    if len(found) > 1:
+        raise CorruptDataError(
+            f"{len(found)} sources of one checkpoint say that they are query {query}: which of them read what can't be "
+            "told; use a fresh folder"
+        )
+    return found[0] if found else None
+
+
+def _log(files: FileCalls, path: str, versions: tuple[int, ...]) -> tuple[int, list[str]]:
+    """The version of a log's file, and the lines below it."""
+    try:
+        first, *lines = read_file(files, path).decode().split("\n")
+    except UnicodeDecodeError as error:
+        raise CorruptDataError(f"{path} is no text: {error}") from error
+    version = _VERSION.fullmatch(first.strip())
+    if version is None:
+        raise CorruptDataError(f"{path} does not begin with a version, but with {first[:40]!r}")
+    number = int(version[1])
+    if number not in versions:
+        raise InvalidInputError(
+            f"{path} has version {number}: it was written by a later Spark than this kohort knows "
+            f"(up to {versions[-1]}); go on with a kohort that knows it"
+        )
+    return number, [line for line in lines if line.strip()]
+
+
+def _parsed(path: str, line: str) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError as error:
+        raise CorruptDataError(f"{path} has a line that is no JSON ({line[:80]!r}): {error}") from error

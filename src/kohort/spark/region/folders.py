@@ -1,0 +1,254 @@
+"""Checkpoint folders of a query in a region: each run has its own, derived from the one that the manifest names.
+
+    QUERY/e7/        the folder of epoch 7, as Spark writes it; never written to by anyone else
+    QUERY/e9.tmp/    on its way: hard links to files of e7 up to batch N, and what had to be written anew
+    QUERY/e9/        the same after one rename
+
+A checkpoint can't be taken back in place: there is no order of removing files in which a crash would not skip batches,
+or run one twice (see ARCHITECTURE.md). So the old folder stays as it is, which also leaves a zombie something of its
+own to write to. Spark replaces files by renames and never writes into one, so the two names of a file may share it; a
+file that must change is written anew. What is of a kind that kohort does not know is refused by name.
+
+What must be durable before what: the files written anew and the names in all folders, before the new one has its name;
+that name, before `derive` returns. The bytes of linked files are Spark's, which does not sync them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import uuid
+from collections.abc import Collection
+from typing import Final
+
+from kohort.errors import CorruptDataError, InvalidInputError
+from kohort.region.files import (
+    SYSTEM,
+    FileCalls,
+    make_folder,
+    names_in,
+    read_file,
+    remove,
+    remove_folder,
+    sync_folder,
+    write_file,
+)
+from kohort.spark.region.checkpoint_contents import QUERY, Contents, contents_up_to
+from kohort.spark.region.checkpoint_logs import (
+    COMMITS,
+    OFFSETS,
+    commit_of,
+    find_source,
+    is_whole,
+    last_batch,
+    numbers,
+    offsets_of,
+)
+from kohort.spark.region.checkpoint_state import (
+    missing_state,
+    operators,
+    state_kinds,
+    with_paths_below,
+)
+
+__all__ = [
+    "check_place",
+    "derive",
+    "epoch_folder",
+    "find_source",
+    "forget",
+    "last_batch",
+    "offsets_of",
+    "operators",
+    "state_kinds",
+]
+
+_EPOCH: Final = re.compile(r"e([0-9]+)(?:\.tmp)?")
+_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
+_NO_LINKS: Final = (errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
+_PROBE: Final = ".probe-"
+
+
+def check_place(folder: str) -> str:
+    """The absolute path of a folder in which checkpoints can be derived; it is made if it is not there.
+
+    Raises:
+        InvalidInputError: a URL, or a file system without hard links.
+    """
+    if _URL.match(folder):
+        raise InvalidInputError(
+            f"a region can't keep its checkpoints in {folder}: they are taken back by hard links, so the folder must "
+            "be a path on a file system that has them, local or mounted; object stores and HDFS have none"
+        )
+    if not folder:
+        raise InvalidInputError("a region needs a folder for its checkpoints: give a path")
+    place = os.path.abspath(folder)
+    probe = f"{place}/{_PROBE}{uuid.uuid4().hex}"
+    try:
+        make_folder(SYSTEM, place)
+        SYSTEM.mkdir(probe)
+        try:
+            write_file(SYSTEM, f"{probe}/file", b"probe")
+            SYSTEM.link(f"{probe}/file", f"{probe}/linked")
+            SYSTEM.rename(probe, f"{probe}.renamed")
+        finally:
+            remove_folder(SYSTEM, probe)
+            remove_folder(SYSTEM, f"{probe}.renamed")
+    except OSError as error:
+        what = "has no hard links" if error.errno in _NO_LINKS else "can't be written to"
+        raise InvalidInputError(
+            f"a region can't keep its checkpoints in {place}, which {what}: {error}; choose a folder on a file system "
+            "that has them, local or mounted, and that this user may write to"
+        ) from error
+    return place
+
+
+def epoch_folder(query_folder: str, epoch: int) -> str:
+    """Where the run of a query in an epoch keeps its checkpoint."""
+    return f"{query_folder}/e{epoch}"
+
+
+def derive(old: str, new: str, batch: int | None, *, files: FileCalls = SYSTEM) -> None:
+    """Make a checkpoint that Spark goes on from after a batch of another one, which stays as it is.
+
+    It may be called again after it failed or died at any point; of a folder that is there it only looks whether it is
+    that one. Nobody may derive the same one at the same time.
+
+    Args:
+        old: the checkpoint that has the batch; nobody looks at it when there is none.
+        new: an absolute path on the same file system, beside which `new.tmp` is made.
+        batch: the last one that is to have happened; None: none, the query starts with an empty folder.
+        files: the system's, or a test's.
+
+    Raises:
+        CorruptDataError: the old checkpoint lacks what it should have.
+        InvalidInputError: the old checkpoint has moved too far ahead, or has something unknown in it; there are no hard
+            links; the new one has been run in.
+    """
+    if _is_there(files, new, batch):
+        sync_folder(files, os.path.dirname(new))
+        return
+    on_its_way = f"{new}.tmp"
+    _remove_tree(files, on_its_way)
+    if batch is None:
+        make_folder(files, on_its_way)
+    else:
+        _check_retained(files, old, batch)
+        taken = contents_up_to(old, batch, files=files)
+        make_folder(files, on_its_way)
+        _fill(files, old, on_its_way, new, taken)
+        _check_whole(files, on_its_way, batch, taken)
+        for folder in reversed(taken.folders):
+            sync_folder(files, f"{on_its_way}/{folder}")
+    sync_folder(files, on_its_way)
+    files.rename(on_its_way, new)
+    sync_folder(files, os.path.dirname(new))
+
+
+def forget(query_folder: str, keep: Collection[int], *, files: FileCalls = SYSTEM) -> list[int]:
+    """Remove the folders of epochs before the oldest that is kept; gives the epochs whose folders there were."""
+    gone: set[int] = set()
+    for name in names_in(files, query_folder):
+        found = _EPOCH.fullmatch(name)
+        if found and keep and int(found[1]) < min(keep):
+            _remove_tree(files, f"{query_folder}/{name}")
+            gone.add(int(found[1]))
+    return sorted(gone)
+
+
+def _is_there(files: FileCalls, new: str, batch: int | None) -> bool:
+    """Whether an earlier call made the folder, and no query has planned anything in it."""
+    if not names_in(files, new):
+        return False
+    planned = max(numbers(names_in(files, f"{new}/{OFFSETS}")), default=None)
+    if planned == batch and (batch is None or last_batch(new, files=files) == batch):
+        return True
+    raise InvalidInputError(
+        f"{new} can't be made from batch {batch} of another checkpoint: a query has run in it, up to batch {planned}. "
+        "Each run of a region's query needs an epoch of its own"
+    )
+
+
+def _check_retained(files: FileCalls, old: str, batch: int) -> None:
+    """The logs have what Spark needs to go on after the batch."""
+    names = names_in(files, old)
+    if not names:
+        raise CorruptDataError(f"{old} is not there or empty, and the region's last sequence is batch {batch} of it")
+    if is_whole(old, batch, files=files):
+        return
+    planned = numbers(names_in(files, f"{old}/{OFFSETS}"))
+    if planned and max(planned) > batch and min(planned) > max(batch - 1, 0):
+        raise InvalidInputError(
+            f"{old} can't be taken back to batch {batch}, where the region's last sequence ends: Spark has removed "
+            f"what is before batch {min(planned)}, for it runs batch {max(planned)} and keeps as many as "
+            "spark.sql.streaming.minBatchesToRetain says. Take checkpoints more often, or raise that setting"
+        )
+    raise CorruptDataError(
+        f"{old} can't be taken back to batch {batch}: {OFFSETS}/{batch}, {COMMITS}/{batch} or "
+        f"{OFFSETS}/{max(batch - 1, 0)} is missing or damaged"
+    )
+
+
+def _fill(files: FileCalls, old: str, on_its_way: str, new: str, taken: Contents) -> None:
+    """Folders, links and files written anew. What Spark's cleaning removes meanwhile is too old to be needed."""
+    for folder in taken.folders:
+        files.mkdir(f"{on_its_way}/{folder}")
+    linked = []
+    for path in taken.linked:
+        try:
+            files.link(f"{old}/{path}", f"{on_its_way}/{path}")
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            raise InvalidInputError(
+                f"{old}/{path} can't get a second name in {new}: {error}. Both must lie on one file system that has "
+                "hard links, and belong to this user"
+            ) from error
+        linked.append(path)
+    taken.linked = linked
+    there = set(linked)
+    for path in taken.anew:
+        text = read_file(files, f"{old}/{path}").decode()
+        moved, schemas = with_paths_below(f"{old}/{path}", text, new)
+        if f"{old}/" in moved:
+            raise InvalidInputError(f"{old}/{path} names paths in its own folder that kohort does not know: {moved}")
+        absent = [each for each in schemas if each not in there]
+        if absent:
+            raise CorruptDataError(f"{old}/{path} names {absent[0]}, which is not there")
+        _write_anew(files, on_its_way, path, moved)
+
+
+def _write_anew(files: FileCalls, on_its_way: str, path: str, text: str) -> None:
+    """A file of its own, without the checksum that Hadoop keeps, which is of other bytes."""
+    write_file(files, f"{on_its_way}/{path}", text.encode())
+
+
+def _check_whole(files: FileCalls, on_its_way: str, batch: int, taken: Contents) -> None:
+    """All that Spark needs to go on after the batch is there."""
+    if QUERY not in taken.linked or not is_whole(on_its_way, batch, files=files):
+        raise CorruptDataError(
+            f"{on_its_way} lacks Spark's own files up to batch {batch}: the old checkpoint was damaged"
+        )
+    lacking = missing_state(
+        taken.linked, operators(on_its_way, batch, files=files), commit_of(on_its_way, batch, files=files), batch + 1
+    )
+    if lacking is not None:
+        raise CorruptDataError(
+            f"{lacking} has no version {batch + 1} that can be loaded, which batch {batch} left: its files are missing"
+        )
+
+
+def _remove_tree(files: FileCalls, path: str) -> None:
+    """Remove a folder and what is in it, also when somebody else is at it."""
+    for name in names_in(files, path):
+        inside = f"{path}/{name}"
+        try:
+            _remove_tree(files, inside)
+        except NotADirectoryError:
+            remove(files, inside)
+    with contextlib.suppress(FileNotFoundError):
+        files.rmdir(path)
