@@ -393,6 +393,44 @@ def test_a_forced_reset_of_a_person_is_not_counted_as_a_rebalances(connection: i
     assert driven.machine.plane.figures.resets == {why: 1}
 
 
+def test_what_is_to_be_published_is_said_again_to_who_comes_back_before_it_was_told_its_epoch() -> None:
+    """It was offered on a connection that had ended, and no sequence came any more."""
+    key = StagedKey(REGION_ID, 5, "m2", 0)
+    driven = Driven(replace(KNOWN, keys=(key,)))
+    driven.saves = False
+    driven.join(1, "m1")
+    again = told.Register("m1", UUID(int=1), "etl", Identity("m1", 1), publishes=True)
+    driven.say(2, again)
+    assert driven.orders(2, told.Publish) == [told.Publish(3, 7, (key,), floor=4)]
+
+
+def test_the_region_runs_after_a_reset_when_the_topic_has_it_also_if_all_have_died_meanwhile() -> None:
+    """The reset to the initial state was on its way, and a cut of the sequence that it is began."""
+    driven = two()
+    driven.saves = False
+    driven.say(1, told.AskReset("a person", forced=True, initial=True))
+    for connection in (1, 2):
+        driven.do(happens.Disconnected(connection))
+    driven.tick(RegionConfig().register_ms)
+    assert not driven.machine.plane.members and driven.stands(RegionState.RESETTING)
+    driven.do(happens.Saved(driven.machine.plane._tokens))
+    assert driven.stands(RegionState.RUNNING) and driven.machine.plane.sequence == 8
+
+
+def test_who_comes_during_a_reset_is_told_its_epoch_once() -> None:
+    """It was sent back by a second one when the region ran, and nobody waited for it."""
+    driven = Driven(replace(KNOWN, expected=frozenset({"m1"})))
+    driven.saves = False
+    driven.tick(RegionConfig().register_ms)
+    driven.join(2, "m2")
+    assert driven.stands(RegionState.RESETTING)
+    driven.join(3, "m3")
+    driven.do(happens.Saved(1))
+    assert driven.stands(RegionState.RUNNING) and [one.epoch for one in driven.orders(3, told.Welcome)] == [6]
+    driven.do(happens.Saved(2))
+    assert not driven.orders(3, told.Reset)
+
+
 def test_a_second_of_a_name_fences_the_first() -> None:
     driven = two()
     driven.join(3, "m1")

@@ -48,6 +48,11 @@ def welcome(member: Member, order: told.Welcome) -> None:
         if member.cut is not None and member.cut != order.cut:
             member.contributed, member.ends = 0, {}
             member.go_on()
+    say_again(member)
+
+
+def say_again(member: Member) -> None:
+    """What the control plane may not have heard."""
     if member.state is PENDING and not member.going_back:
         member.say(told.AskReset("partitions were given up", forced=True))
     if member.failure is not None:
@@ -236,6 +241,11 @@ def complete(member: Member, sequence: int, retired: int) -> bool:
 
 
 def reset(member: Member, order: told.Reset) -> None:
+    if order.epoch == member.epoch:
+        if not member.going_back:  # it was said again, for a connection had ended
+            member.say(told.WasReset(order.epoch))
+            say_again(member)
+        return
     member.cut, member.contributed, member.ends, member.failure = None, 0, {}, None
     member.epoch, member.sequence, member.wants_back = order.epoch, order.sequence, None
     member.went_back = member.going_back = True

@@ -33,6 +33,7 @@ def register(plane: Plane, event: Heard) -> None:
     known = plane.members.get(report.name)
     if known is not None and known.incarnation == report.incarnation:
         _come_back(plane, known, report, event.connection)
+        offer_publish(plane)  # it may not have heard of it
         return
     if known is not None:
         _fence(plane, known)
@@ -79,12 +80,12 @@ def admit(plane: Plane, member: Registered) -> None:
         plane.say(member, welcome(plane, member))
         return
     plane.epoch += 1
-    epoch = plane.epoch
+    epoch, before = plane.epoch, member.epoch
 
     def saved() -> None:
         if plane.members.get(member.name) is not member or epoch < plane.floor:
             return
-        if plane.state is RegionState.RESETTING and member.epoch == plane.floor:
+        if member.epoch != before:
             return  # it was told with all others
         fresh, member.epoch = member.epoch < 0, epoch
         order = welcome(plane, member, fresh=True) if fresh else going_back(plane, member)
@@ -136,7 +137,6 @@ def _come_back(plane: Plane, member: Registered, report: Register, connection: i
             plane.say(member, Checkpoint(plane.term, cutting.cut, cutting.names))
         elif member.name in cutting.unidentified:
             plane.say(member, Identify(plane.term, cutting.cut))
-    offer_publish(plane)
     cuts.begin_if_due(plane)
 
 

@@ -134,7 +134,9 @@ def was_reset(plane: Plane, event: Heard) -> None:
 
 
 def end_if_all_are_back(plane: Plane) -> None:
-    """The region runs again."""
+    """The region runs again, when the topic has the reset: also where nobody is left, for it may tell where all is read."""
+    if plane.saved_floor < plane.floor:
+        return
     if any(one.phase is Phase.GOING_BACK or one.epoch < plane.floor for one in plane.members.values()):
         return
     plane.due.pop("reset", None)
