@@ -30,7 +30,7 @@ class Driven:
     """A machine, and what came of it."""
 
     def __init__(self, *, holds_back: bool = False) -> None:
-        self.machine = MemberMachine("r", "m1", UUID(int=1), "etl", publishes=True, holds_back=holds_back)
+        self.machine = MemberMachine("r", "m1", UUID(int=1), "etl", sink="s", holds_back=holds_back)
         self.did: list[happens.Effect] = []
 
     def do(self, *events: happens.Event | told.Order) -> list[happens.Effect]:

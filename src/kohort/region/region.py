@@ -172,7 +172,7 @@ class Region:
             consumer.close()
             raise
         machine = MemberMachine(
-            self.name, name, uuid4(), group_id, publishes=sink is not None, holds_back=own.on_rebalance == "checkpoint"
+            self.name, name, uuid4(), group_id, sink=_place_of(sink), holds_back=own.on_rebalance == "checkpoint"
         )
         most = consumer.config.max_poll_records
         flow = Flow(QUEUE_POLLS * most, AT_ONCE_POLLS * most)
@@ -217,6 +217,14 @@ class Region:
         """
         return self._ask(told.Describe())
 
+    def complete(self) -> int:
+        """The last sequence that all sinks of the region show: who reads several of them reads up to it; 0: none.
+
+        Raises:
+            TimedOutError: the control plane does not answer.
+        """
+        return self.describe().published
+
     def checkpoint(self) -> None:
         """Have a sequence begun."""
         self._ask(told.AskCheckpoint())
@@ -241,8 +249,12 @@ class Region:
                     f"region {self.name} has published sequences, and all of their rows come again from there: "
                     "add empty_sinks=True (--empty-sinks), which takes what was published out of its sinks, for ever"
                 )
-            if not seen.members:
-                raise InvalidInputError(f"region {self.name} has no member to empty its sinks: start one first")
+            left = [one.place for one in seen.sinks if not one.publisher]
+            if left or not seen.members:
+                what = ", ".join(left) or "its sinks"
+                raise InvalidInputError(
+                    f"region {self.name} has no member to empty {what}: start one that writes there first"
+                )
         self._ask(told.AskReset(cause, forced=True, initial=to_initial))
 
     def stop_member(self, name: str) -> None:
@@ -322,3 +334,16 @@ class Region:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def _place_of(sink: Sink | None) -> str:
+    """Where a member writes to, as its control plane tells sinks apart.
+
+    Raises:
+        InvalidInputError: the sink does not say.
+    """
+    if sink is None:
+        return ""
+    if not (place := sink.place):
+        raise InvalidInputError(f"{sink!r} does not name its place: members that write to one are told by it")
+    return place

@@ -42,6 +42,13 @@ class Sink(Protocol):
     succeed later, with nothing changed by then but the disk; any other error is final.
     """
 
+    @property
+    def place(self) -> str:
+        """Names the place, before and after `bind`: the same text for all members that write there, another for no two.
+
+        Such as `parquet:/data/out`. What a sequence staged for a place is published by one of the members that say it.
+        """
+
     def bind(self, region: str, region_id: UUID) -> Self:
         """The same place as this region writes to it. Every other method needs that first. Touches nothing."""
 

@@ -55,7 +55,7 @@ class Plane:
     def _check_cut(self) -> None:
         """No cut waits longer for its members than it may."""
         asleep = self.clock.now_ms < self.sleeps_until_ms + 500
-        unpublished = self.machine.plane.published < self.machine.plane.sequence
+        unpublished = bool(self.machine.plane.owed)
         if self.machine.state not in (RegionState.DRAINING, RegionState.CHECKPOINTING) or asleep or unpublished:
             self.cutting_since_ms = self.clock.now_ms
         elif self.clock.now_ms > self.cutting_since_ms + self.world.config.drain_ms + 500:
@@ -105,7 +105,10 @@ class Plane:
             self.carry_out(effect)
 
     def _check_all_are_back(self) -> None:
-        """The region runs when everyone has gone back, and not before; who closes may have left before it was asked again."""
+        """The region runs when everyone has gone back, and not before.
+
+        Who closes may have left before it was asked again.
+        """
         here = [one for connection, one in self.clients.items() if one.alive and one.connection == connection]
         late = [one.name for one in here if one.machine.going_back and not one.machine.closing]
         if late:
@@ -149,7 +152,7 @@ class Plane:
         self._writes[0]()
 
     def _answer(self, event: plane_events.Event) -> None:
-        """The answer to a write takes its time, and is lost when the process dies meanwhile; then the next is written."""
+        """The answer to a write takes its time, and is lost when the process dies meanwhile; then comes the next."""
 
         def arrive() -> None:
             if self.alive and self.clock.now_ms < self.sleeps_until_ms:

@@ -33,7 +33,7 @@ def connected(member: Member, event: happens.Connected) -> None:
             member.holds(),
             member.contributed,
             tuple(member.ends.values()),
-            member.publishes,
+            member.sink,
         )
     )
 
@@ -73,7 +73,7 @@ def members(member: Member, order: told.Members) -> None:
 
 def end(member: Member, order: told.Refused | told.Stop) -> None:
     if isinstance(order, told.Refused):
-        member.do(happens.StopPolling(clear=True), happens.End(order.why, "give each member a name of its own"))
+        member.do(happens.StopPolling(clear=True), happens.End(order.why, order.remedy))
     else:
         member.do(happens.StopPolling(clear=True), happens.End(order.cause, order.remedy))
 
@@ -200,6 +200,7 @@ def state_saved(member: Member, event: happens.StateSaved) -> None:
         spans,
         event.keys,
         event.state,
+        member.sink,
     )
     member.contributed, member.ends = event.cut.sequence, ends
     member.state, member.given = CHECKPOINTED, given
