@@ -69,6 +69,10 @@ class Collected:
         self.opened: set[tuple[str, UUID]] = set()
         self.fails = 0
 
+    @property
+    def place(self) -> str:
+        return f"test:{id(self)}"
+
     def bind(self, region: str, region_id: UUID) -> Collected:
         self.opened.add((region, region_id))
         return self

@@ -21,7 +21,7 @@ from kohort.region.messages import Completed, Drain, Drained, Reset
 from kohort.region.parquet_folder import ParquetFolder
 from kohort.region.plane import cuts, members, resets, starts
 from kohort.region.plane.machine import TABLE
-from kohort.region.plane.state import Plane
+from kohort.region.plane.state import Plane, Registered
 from kohort.region.sinks import Keep
 from kohort.region.states import RegionState
 
@@ -54,11 +54,11 @@ _SERVE = starts.serve
 
 
 def _commits_unpublished(plane: Plane) -> None:
-    before, plane.published = plane.published, plane.sequence
+    before, plane.owed = plane.owed, {}
     try:
         _COMMIT(plane)
     finally:
-        plane.published = before
+        plane.owed = before
 
 
 _COMMIT = cuts.commit_if_whole
@@ -116,9 +116,35 @@ def _runs_without_all(plane: Plane) -> None:
     starts.serve(plane)
 
 
+def _any_member_publishes(plane: Plane, place: str) -> Registered | None:
+    """Also one that writes elsewhere."""
+    able = [one for _, one in sorted(plane.members.items()) if one.sink and one.lost_ms is None]
+    return able[0] if able else _PUBLISHER(plane, place)
+
+
+_PUBLISHER = Plane.publisher
+
+
+def _one_is_enough(plane: Plane, place: str) -> None:
+    _PAID(plane, place)
+    for other in list(plane.owed):
+        _PAID(plane, other)
+
+
+_PAID = Plane.paid
+
+
+def _forgets_places(plane: Plane) -> None:
+    plane.places = set()
+    _COMMIT(plane)
+
+
 MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "starts are handed out at any time": _instead(starts, "serve", _serve_always),
     "the next is committed before the last is published": _instead(cuts, "commit_if_whole", _commits_unpublished),
+    "keys of one sink are published by another's member": _instead(Plane, "publisher", _any_member_publishes),
+    "the next is committed while one of two sinks is not published": _instead(Plane, "paid", _one_is_enough),
+    "where the region has published is forgotten": _instead(cuts, "commit_if_whole", _forgets_places),
     "nobody is asked to publish": _instead(members, "offer_publish", lambda plane: None),
     "who died is not missed": _instead(members, "gone", lambda plane, one, cause: plane.drop(one)),
     "who is late is waited for": _instead(cuts, "look_for_late", lambda plane: None),

@@ -19,7 +19,20 @@ POSITION = Position("etl", "t", TOPIC_ID, 3, 17, 2)
 CUT = told.Cut(4, 2)
 KEY = StagedKey(REGION_ID, 3, "m", 0)
 GIVEN = Contribution(
-    "r", 4, 1, 3, "m", ("m", "n"), "etl", "id", 5, None, (Span("etl", "t", TOPIC_ID, 3, 1, 17, 2),), (KEY,), b"\0\xff"
+    "r",
+    4,
+    1,
+    3,
+    "m",
+    ("m", "n"),
+    "etl",
+    "id",
+    5,
+    None,
+    (Span("etl", "t", TOPIC_ID, 3, 1, 17, 2),),
+    (KEY,),
+    b"\0\xff",
+    "s",
 )
 WHO = told.Identity("id", 5, "static")
 
@@ -27,7 +40,7 @@ WHO = told.Identity("id", 5, "static")
 @pytest.mark.parametrize(
     "message",
     [
-        told.Register("m", UUID(int=9), "etl", WHO, 3, (POSITION,), 4, (POSITION,), True),
+        told.Register("m", UUID(int=9), "etl", WHO, 3, (POSITION,), 4, (POSITION,), "parquet:/out", False),
         told.Contributed(CUT, GIVEN),
         told.Moved(WHO, (PART,)),
         told.AskStarts(1, (PART,)),
@@ -50,6 +63,8 @@ def test_what_is_said_comes_back_as_it_was(message: told.Report | told.Ask) -> N
         told.Publish(1, 4, (KEY,)),
         told.Reset(1, 3, 0, None),
         told.RegionSeen("r", "RUNNING", 1, 3, 4, 4, (), (POSITION,), {"why": 2}),
+        told.RegionSeen("r", "RUNNING", 1, 3, 4, 3, (), (), {}, sinks=(told.SinkSeen("parquet:/out", 3, "m"),)),
+        told.Refused(1, "why", "what to do"),
         told.Alive(),
     ],
 )

@@ -30,7 +30,7 @@ class Driven:
     """A machine, and what came of it."""
 
     def __init__(self, *, holds_back: bool = False) -> None:
-        self.machine = MemberMachine("r", "m1", UUID(int=1), "etl", publishes=True, holds_back=holds_back)
+        self.machine = MemberMachine("r", "m1", UUID(int=1), "etl", sink="s", holds_back=holds_back)
         self.did: list[happens.Effect] = []
 
     def do(self, *events: happens.Event | told.Order) -> list[happens.Effect]:
@@ -130,6 +130,17 @@ def test_after_a_reset_it_polls_slowly_until_records_came() -> None:
     assert driven.stands(MemberState.RESET_COMPLETE) and driven.effects(happens.Release), "it has fetched nothing"
     driven.do(happens.Fetched())
     assert driven.effects(happens.Poll) == [happens.Poll(slowly=False)]
+
+
+def test_who_has_gone_back_says_so_again_and_does_not_go_back_twice() -> None:
+    """Its connection had ended, so it was told again: what it had read since under the same epoch was staged twice."""
+    driven = reading()
+    driven.do(told.Reset(3, 6, 7, b"saved"), happens.Connected(), told.Reset(3, 6, 7, b"saved"))
+    assert len(driven.effects(happens.GoBack)) == 1
+    driven.do(happens.WentBack(6), told.Starts(3, 2, (at(P0, 70),)), happens.Fetched(), happens.Connected())
+    driven.do(told.Reset(3, 6, 7, b"saved"))
+    assert not driven.effects(happens.GoBack) and driven.said(told.WasReset) == [told.WasReset(6)]
+    assert driven.stands(MemberState.RECORDS_FETCHED) and [one.parts for one in driven.said(told.AskStarts)] == [(P1,)]
 
 
 def test_a_drain_that_fails_is_said() -> None:

@@ -15,6 +15,7 @@ from kohort.region.parts import Part, part_of
 from kohort.region.plane import events as happens
 from kohort.region.plane.config import RegionConfig
 from kohort.region.plane.machine import TABLE, RegionMachine
+from kohort.region.plane.snapshot import seen
 from kohort.region.plane.state import Known, Why
 from kohort.region.staged import StagedKey
 from kohort.region.states import RegionState
@@ -85,11 +86,11 @@ class Driven:
 
     # what members do
 
-    def join(self, connection: int, name: str, *, holds: tuple[Position, ...] = (), epoch: int = -1) -> None:
-        self.say(
-            connection,
-            told.Register(name, UUID(int=connection), "etl", Identity(name, 1), epoch, holds, publishes=True),
-        )
+    def join(
+        self, connection: int, name: str, *, holds: tuple[Position, ...] = (), epoch: int = -1, **other: object
+    ) -> None:
+        report = told.Register(name, UUID(int=connection), "etl", Identity(name, 1), epoch, holds, sink="s")
+        self.say(connection, replace(report, **other))  # type: ignore[arg-type]
 
     def ask(self, connection: int, *parts: Part) -> tuple[Position, ...]:
         self.say(connection, told.AskStarts(1, parts))
@@ -104,7 +105,9 @@ class Driven:
         member = self.machine.plane.members[name]
         sequence = self.machine.plane.sequence + 1
         key = StagedKey(REGION_ID, member.epoch, name, 0)
-        given = Contribution("r", sequence, 3, member.epoch, name, (), "etl", name, 1, None, spans, (key,), b"")
+        given = Contribution(
+            "r", sequence, 3, member.epoch, name, (), "etl", name, 1, None, spans, (key,), b"", member.sink
+        )
         return replace(given, **other)  # type: ignore[arg-type]
 
 
@@ -112,11 +115,11 @@ def span(part: Part, begin: int, end: int) -> Span:
     return Span(part.group, part.topic, part.topic_id, part.partition, begin, end)
 
 
-def two() -> Driven:
-    """Two members, each with a partition."""
+def two(t: str = "s") -> Driven:
+    """Two members, each with a partition; `t`: the sink of the second."""
     driven = Driven()
-    for connection, name, part in ((1, "m1", P0), (2, "m2", P1)):
-        driven.join(connection, name)
+    for connection, name, part, sink in ((1, "m1", P0, "s"), (2, "m2", P1, t)):
+        driven.join(connection, name, sink=sink)
         assert driven.ask(connection, part) == (at(part, 70 + part.partition),)
     assert driven.stands(RegionState.RUNNING)
     return driven
@@ -165,6 +168,7 @@ def test_a_cut_is_complete_when_all_have_contributed() -> None:
         ((span(P0, 70, 80),), {"sequence": 7}, "another sequence"),
         ((span(P0, 70, 80),), {"member": "m2"}, "another member"),
         ((span(P0, 70, 80),), {"group": "other"}, "another group"),
+        ((span(P0, 70, 80),), {"sink": "t"}, "another sink"),
     ],
 )
 def test_what_can_not_be_contributed_has_all_go_back(
@@ -281,12 +285,12 @@ def test_an_epoch_is_in_the_topic_before_anyone_hears_of_it() -> None:
 def test_nothing_is_swept_by_a_floor_that_is_not_in_the_topic() -> None:
     """Who was overtaken and does not know it would have what counts removed."""
     key = StagedKey(REGION_ID, 5, "m2", 0)
-    driven = Driven(replace(KNOWN, keys=(key,)))
+    driven = Driven(replace(KNOWN, keys={"s": (key,)}))
     driven.saves = False
     driven.join(1, "m1")
     assert driven.orders(1, told.Publish) == [told.Publish(3, 7, (key,), floor=4)]
     driven.saves = True
-    driven = Driven(replace(KNOWN, keys=(key,)))
+    driven = Driven(replace(KNOWN, keys={"s": (key,)}))
     driven.join(1, "m1")
     driven.say(1, told.PublishFailed(7, "the disk is full"))
     driven.join(1, "m1", epoch=driven.machine.plane.epoch)
@@ -393,6 +397,189 @@ def test_a_forced_reset_of_a_person_is_not_counted_as_a_rebalances(connection: i
     assert driven.machine.plane.figures.resets == {why: 1}
 
 
+def test_what_is_to_be_published_is_said_again_to_who_comes_back_before_it_was_told_its_epoch() -> None:
+    """It was offered on a connection that had ended, and no sequence came any more."""
+    key = StagedKey(REGION_ID, 5, "m2", 0)
+    driven = Driven(replace(KNOWN, keys={"s": (key,)}))
+    driven.saves = False
+    driven.join(1, "m1")
+    again = told.Register("m1", UUID(int=1), "etl", Identity("m1", 1), sink="s")
+    driven.say(2, again)
+    assert driven.orders(2, told.Publish) == [told.Publish(3, 7, (key,), floor=4)]
+
+
+def test_the_region_runs_after_a_reset_when_the_topic_has_it_also_if_all_have_died_meanwhile() -> None:
+    """The reset to the initial state was on its way, and a cut of the sequence that it is began."""
+    driven = two()
+    driven.saves = False
+    driven.say(1, told.AskReset("a person", forced=True, initial=True))
+    for connection in (1, 2):
+        driven.do(happens.Disconnected(connection))
+    driven.tick(RegionConfig().register_ms)
+    assert not driven.machine.plane.members and driven.stands(RegionState.RESETTING)
+    driven.do(happens.Saved(driven.machine.plane._tokens))
+    assert driven.stands(RegionState.RUNNING) and driven.machine.plane.sequence == 8
+
+
+def test_who_comes_during_a_reset_is_told_its_epoch_once() -> None:
+    """It was sent back by a second one when the region ran, and nobody waited for it."""
+    driven = Driven(replace(KNOWN, expected=frozenset({"m1"})))
+    driven.saves = False
+    driven.tick(RegionConfig().register_ms)
+    driven.join(2, "m2")
+    assert driven.stands(RegionState.RESETTING)
+    driven.join(3, "m3")
+    driven.do(happens.Saved(1))
+    assert driven.stands(RegionState.RUNNING) and [one.epoch for one in driven.orders(3, told.Welcome)] == [6]
+    driven.do(happens.Saved(2))
+    assert not driven.orders(3, told.Reset)
+
+
+def test_each_sink_is_published_by_one_of_its_members_and_the_next_commit_waits_for_all() -> None:
+    """Members with two folders had one publish for all: what the other staged was found nowhere, for ever."""
+    driven = two(t="t")
+    cut = _contributed(driven)
+    (commit,) = driven.commits
+    assert commit.manifest.places == ("s", "t") and [one.sink for one in commit.contributions] == ["s", "t"]
+    driven.do(happens.CommitEnded(cut))
+    for connection, name in ((1, "m1"), (2, "m2")):
+        (order,) = driven.orders(connection, told.Publish)
+        assert order == told.Publish(
+            3, 8, (StagedKey(REGION_ID, driven.machine.plane.epoch - 2 + connection, name, 0),), 6
+        )
+    driven.say(2, told.Published(8))
+    shown = seen(driven.machine.plane)
+    assert (shown.published, shown.sequence) == (7, 8)
+    assert shown.sinks == (told.SinkSeen("s", 7, "m1"), told.SinkSeen("t", 8, "m2"))
+    cut = driven.cut()
+    for connection in (1, 2):
+        driven.say(connection, told.Drained(cut))
+    driven.say(1, told.Contributed(cut, driven.give("m1", span(P0, 80, 81))))
+    driven.say(2, told.Contributed(cut, driven.give("m2", span(P1, 75, 76), keys=())))
+    assert driven.stands(RegionState.CHECKPOINTING) and len(driven.commits) == 1, "it waits for the other sink"
+    driven.say(2, told.Published(8))
+    assert len(driven.commits) == 1, "said by who writes elsewhere"
+    driven.say(1, told.Published(8))
+    assert driven.commits[-1].manifest.places == ("s", "t"), "all that was ever published to"
+    driven.do(happens.CommitEnded(cut))
+    assert len(driven.orders(1, told.Publish)) == 2 and len(driven.orders(2, told.Publish)) == 1, "it staged nothing"
+
+
+def test_a_sink_that_nobody_writes_to_any_more_is_said() -> None:
+    driven = two(t="t")
+    driven.do(happens.CommitEnded(_contributed(driven)))
+    driven.say(1, told.Published(8))
+    driven.do(happens.Disconnected(2))
+    assert seen(driven.machine.plane).sinks[1] == told.SinkSeen("t", 7, "")
+    driven.join(3, "m3", sink="t")
+    assert [one.keys for one in driven.orders(3, told.Publish)] == [driven.machine.plane.owed["t"]], "by who comes"
+
+
+def test_who_leaves_and_alone_can_publish_in_its_sink_does_so_first() -> None:
+    driven = two(t="t")
+    driven.say(2, told.Leave())
+    cut = driven.orders(1, told.Drain)[-1].cut
+    for connection in (1, 2):
+        driven.say(connection, told.Drained(cut))
+    driven.say(1, told.Contributed(cut, driven.give("m1", span(P0, 70, 80))))
+    driven.say(2, told.Contributed(cut, driven.give("m2", span(P1, 71, 75))))
+    driven.do(happens.CommitEnded(cut))
+    assert driven.orders(2, told.Publish) and not driven.orders(2, told.Stop), "the other writes elsewhere"
+    driven.say(1, told.Published(8))
+    assert not driven.orders(2, told.Stop)
+    driven.say(2, told.Published(8))
+    assert driven.orders(2, told.Stop) and driven.machine.plane.names() == ("m1",)
+
+
+def test_back_at_the_initial_state_every_sink_is_emptied_that_was_ever_published_to() -> None:
+    driven = Driven(replace(KNOWN, places=("before", "s")))
+    driven.join(1, "m1")
+    driven.join(2, "m2", sink="t")
+    driven.say(1, told.AskReset("a person", forced=True, initial=True))
+    (manifest,) = [fact for fact in driven.facts if isinstance(fact, Manifest)]
+    assert manifest.places == ("before", "s", "t") and manifest.empties
+    assert driven.orders(1, told.Publish)[-1].empties and driven.orders(2, told.Publish)[-1].empties
+    for connection in (1, 2):
+        driven.say(connection, told.Published(8))
+    assert (driven.machine.plane.published, set(driven.machine.plane.owed)) == (7, {"before"})
+    driven.join(3, "m3", sink="before")
+    assert driven.orders(3, told.Publish)[-1].empties
+    driven.say(3, told.Published(8))
+    assert driven.machine.plane.published == 8
+
+
+def test_a_new_control_plane_publishes_what_is_owed_to_each_sink() -> None:
+    keys = {name: (StagedKey(REGION_ID, 5, name, 0),) for name in ("s", "t")}
+    driven = Driven(replace(KNOWN, keys=keys, places=("s", "t", "u")))
+    driven.join(1, "m1", sink="t")
+    driven.join(2, "m2", sink="u")
+    assert [one.keys for one in driven.orders(1, told.Publish)] and not driven.orders(2, told.Publish)
+    assert driven.orders(1, told.Publish)[-1].keys == keys["t"]
+    assert seen(driven.machine.plane).published == 6
+
+
+@pytest.mark.parametrize("empties", [False, True])
+def test_what_an_earlier_release_staged_is_published_by_the_first_with_a_sink(empties: bool) -> None:
+    """It did not say for which sink: a region had one."""
+    key = StagedKey(REGION_ID, 5, "m9", 0)
+    driven = Driven(replace(KNOWN, empties=True) if empties else replace(KNOWN, keys={"": (key,)}))
+    driven.join(1, "m1", sink="")
+    driven.join(2, "m2")
+    assert driven.orders(2, told.Publish) == [told.Publish(3, 7, () if empties else (key,), 6, empties)]
+    assert not driven.orders(1, told.Publish)
+    driven.say(2, told.Published(7))
+    assert driven.machine.plane.published == 7 and driven.machine.plane.places == {"s"}
+
+
+ALONE = "would be wrong"
+
+
+def refused(driven: Driven, connection: int) -> bool:
+    orders = driven.orders(connection, told.Refused)
+    return bool(orders) and ALONE in orders[-1].why and bool(orders[-1].remedy) and connection in driven.closed
+
+
+def test_a_member_whose_state_does_not_move_is_alone_in_its_group() -> None:
+    driven = Driven()
+    driven.join(1, "m1", shares=False)
+    driven.join(2, "m2")
+    assert refused(driven, 2) and not driven.orders(2, told.Welcome) and driven.machine.plane.names() == ("m1",)
+    assert "m1" in driven.orders(2, told.Refused)[-1].why
+    driven.join(3, "m3", group="other")
+    driven.join(4, "m4", group="other")
+    assert driven.machine.plane.names() == ("m1", "m3", "m4"), "other groups are not touched"
+    driven.join(5, "m5", group="other", shares=False)
+    assert refused(driven, 5), "the newcomer of the two, whichever it is"
+    driven.join(6, "m1", shares=False)
+    assert driven.orders(6, told.Welcome), "another of its name fences the first"
+    assert ALONE not in driven.orders(1, told.Refused)[-1].why
+
+
+def test_who_was_there_before_a_takeover_comes_before_a_newcomer_that_was_faster() -> None:
+    driven = Driven(replace(KNOWN, expected=frozenset({"m1"})))
+    driven.join(2, "m2")
+    driven.join(3, "m3", group="other", shares=False)
+    driven.join(4, "m4", group="other")
+    driven.join(1, "m1", holds=(at(P0, 70),), epoch=5, shares=False)
+    assert driven.stands(RegionState.RUNNING) and driven.machine.plane.names() == ("m1", "m3")
+    assert driven.orders(1, told.Welcome) and driven.orders(3, told.Welcome)
+    assert refused(driven, 2) and refused(driven, 4)
+
+
+def test_who_comes_back_with_its_epoch_is_let_in_and_who_must_go_back_alone_is_a_newcomer() -> None:
+    driven = Driven(replace(KNOWN, expected=frozenset({"m1", "m2"})))
+    driven.join(1, "m1", holds=(at(P0, 70),), epoch=5, shares=False)
+    driven.join(2, "m2", holds=(at(P1, 71),), epoch=5)
+    assert driven.machine.plane.names() == ("m1", "m2"), "how they came to be two is not judged again"
+    driven.do(happens.Disconnected(2))
+    driven.tick(RegionConfig().register_ms)
+    assert driven.machine.plane.names() == ("m1",)
+    driven.join(3, "m2", holds=(at(P1, 71),), epoch=5)
+    assert refused(driven, 3), "it was taken for dead"
+    driven.join(4, "m1", incarnation=UUID(int=1), epoch=5, shares=False)
+    assert not refused(driven, 4)
+
+
 def test_a_second_of_a_name_fences_the_first() -> None:
     driven = two()
     driven.join(3, "m1")
@@ -437,7 +624,7 @@ def test_back_at_the_initial_state_sinks_are_emptied_before_the_next_sequence_an
 
 
 def test_a_new_control_plane_goes_on_emptying() -> None:
-    driven = Driven(replace(KNOWN, empties=True))
+    driven = Driven(replace(KNOWN, empties=True, places=("s",)))
     driven.join(1, "m1")
     assert driven.orders(1, told.Publish) == [told.Publish(3, 7, (), 4, empties=True)]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from uuid import UUID
 
+import msgspec
 import pytest
 
 from kohort.errors import CorruptDataError, InvalidInputError
@@ -28,9 +29,10 @@ T, U, REGION_ID = UUID(int=1), UUID(int=2), UUID(int=3)
 GIVEN = Contribution(
     "r", 4, 1, 3, "m/ü", ("m/ü", "n"), "etl", "id", 5, "static",
     (Span("etl", "t", T, 0, 1, 17, 2), Span("etl", "t", T, 1, 0, 0), Span("etl", "u", U, 0, 5, 6)),
-    (StagedKey(REGION_ID, 3, "m/ü", 0), StagedKey(REGION_ID, 3, "m/ü", 1)), b"\0\xff",
+    (StagedKey(REGION_ID, 3, "m/ü", 0), StagedKey(REGION_ID, 3, "m/ü", 1)), b"\0\xff", "parquet:/out",
 )  # fmt: skip
-CLOSED = Manifest("r", REGION_ID, 4, 1, 2, 9, ("m", "n"), ("m",), (Position("etl", "t", T, 0, 17, 2),))
+CLOSED = Manifest("r", REGION_ID, 4, 1, 2, 9, ("m", "n"), ("m",), (Position("etl", "t", T, 0, 17, 2),), True,
+                  ("parquet:/out", "sql:sqlite:///x#t"))  # fmt: skip
 FACTS: list[Fact] = [
     Claim("etl", "r", "me", 7),
     Birth("r", REGION_ID, 7),
@@ -61,6 +63,15 @@ def test_what_a_later_release_adds_is_passed_over() -> None:
     value = value_of(Birth("r", REGION_ID, 7))
     later = value[:1] + bytes([value[1] + 1]) + value[2:] + b"\xa5later\x01"
     assert fact_of(key_of(Birth("r", REGION_ID, 7)), later) == Birth("r", REGION_ID, 7)
+
+
+@pytest.mark.parametrize("fact", [GIVEN, CLOSED])
+def test_what_was_written_before_there_were_several_sinks_is_read(fact: Contribution | Manifest) -> None:
+    value = value_of(fact)
+    told = msgspec.msgpack.decode(value[1:])
+    del told["sink" if isinstance(fact, Contribution) else "places"]
+    before = replace(fact, sink="") if isinstance(fact, Contribution) else replace(fact, places=())
+    assert fact_of(key_of(fact), value[:1] + msgspec.msgpack.encode(told)) == before
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from kohort.config import did_you_mean
 from kohort.errors import InvalidInputError, KafkaError, NotFoundError
 
 if TYPE_CHECKING:  # the client is imported by the commands that need it
-    from kohort.region.messages import RegionSeen
+    from kohort.region.messages import MemberSeen, RegionSeen, SinkSeen
     from kohort.region.region import Region
 
 app = App(name="region", help="Consistent regions: how they are, and what a person can have them do.")
@@ -24,7 +24,8 @@ app = App(name="region", help="Consistent regions: how they are, and what a pers
 _COMMON = Common()
 _Flag = Annotated[bool, Parameter(negative="")]
 _OF_REGION = ("region", "state", "term", "epoch", "sequence", "published", "groups")
-_OF_MEMBER = ("region", "member", "group", "phase", "epoch", "partitions", "connected")
+_OF_MEMBER = ("region", "member", "group", "phase", "epoch", "partitions", "connected", "sink")
+_OF_SINK = ("region", "sink", "published", "unpublished", "publisher")
 NO_PLANE = "nobody serves"
 
 
@@ -51,7 +52,7 @@ def list_(*, common: Common = _COMMON) -> int:
 
 @app.command
 def describe(name: str, *, common: Common = _COMMON) -> int:
-    """Describe a region: its state, its members with their partitions, and how far it has come.
+    """Describe a region: its state, its members with their partitions, its sinks, and how far it has come.
 
     Args:
         name: the region's.
@@ -68,6 +69,7 @@ def describe(name: str, *, common: Common = _COMMON) -> int:
         return DONE
     show([_row(seen)], (*_OF_REGION[:-1], "unpublished", "resets", "sequence_ms", "stopped"), as_json=False)
     show([_member_row(seen, one) for one in seen.members], _OF_MEMBER, as_json=False, empty="no members")
+    show([_sink_row(seen, one) for one in seen.sinks], _OF_SINK, as_json=False, empty="no sinks")
     return DONE
 
 
@@ -86,7 +88,7 @@ def _row(seen: RegionSeen) -> dict[str, Any]:
     }
 
 
-def _member_row(seen: RegionSeen, one: Any) -> dict[str, Any]:
+def _member_row(seen: RegionSeen, one: MemberSeen) -> dict[str, Any]:
     return {
         "region": seen.name,
         "member": one.name,
@@ -95,6 +97,17 @@ def _member_row(seen: RegionSeen, one: Any) -> dict[str, Any]:
         "epoch": one.epoch,
         "partitions": [str(part) for part in one.parts],
         "connected": one.connected,
+        "sink": one.sink,
+    }
+
+
+def _sink_row(seen: RegionSeen, one: SinkSeen) -> dict[str, Any]:
+    return {
+        "region": seen.name,
+        "sink": one.place,
+        "published": one.published,
+        "unpublished": seen.sequence - one.published,
+        "publisher": one.publisher,
     }
 
 
@@ -104,7 +117,8 @@ def _whole(seen: RegionSeen) -> dict[str, Any]:
         for one in seen.positions
     ]
     members = [_member_row(seen, one) for one in seen.members]
-    return {**_row(seen), "resets": seen.resets, "members": members, "positions": positions}
+    sinks = [_sink_row(seen, one) for one in seen.sinks]
+    return {**_row(seen), "resets": seen.resets, "members": members, "sinks": sinks, "positions": positions}
 
 
 @app.command

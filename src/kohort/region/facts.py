@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -113,6 +114,7 @@ class Contribution:
         members: all names that it knew of.
         member_id, generation, instance_id: its place in its group then.
         state: the operator's bytes, at most 512 KiB.
+        sink: the place whose keys these are; empty: it has none, or an earlier release wrote this.
     """
 
     region: str
@@ -128,6 +130,16 @@ class Contribution:
     spans: tuple[Span, ...]
     keys: tuple[StagedKey, ...]
     state: bytes
+    sink: str = ""
+
+
+def keys_by_place(contributions: Iterable[Contribution]) -> dict[str, tuple[StagedKey, ...]]:
+    """What a sequence staged, by the place that it was staged for."""
+    keys: dict[str, tuple[StagedKey, ...]] = {}
+    for one in contributions:
+        if one.keys:
+            keys[one.sink] = keys.get(one.sink, ()) + one.keys
+    return keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +153,7 @@ class Manifest:
         positions: of every partition that the region has ever read.
         empties: all goes back to the initial state: what sinks show is void, and the sequence is published when they
             are empty.
+        places: all that the region has published to, this sequence too, since they were last emptied.
     """
 
     region: str
@@ -153,6 +166,7 @@ class Manifest:
     stay: tuple[str, ...]
     positions: tuple[Position, ...]
     empties: bool = False
+    places: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,6 +65,7 @@ class Refused:
 
     term: int
     why: str
+    remedy: str = "give each member a name of its own"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +120,7 @@ class Completed:
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """This member publishes for all: what the sequence staged. Said again until `Published`.
+    """This member publishes for all that write to its sink: what the sequence staged for it. Said until `Published`.
 
     Attributes:
         floor: what was staged in an earlier epoch, and is not of this sequence, never counts.
@@ -195,7 +196,8 @@ class Register:
         holds: which partitions it was given to read, each with the offset where its next contribution begins.
         contributed: the sequence that it has contributed to and has not heard of since; 0: none.
         ends: the ends that it has contributed then: where the next one begins if that sequence is complete.
-        publishes: it has a sink.
+        sink: the place that it writes to, the same for all who write there; empty: none.
+        shares: its state moves with partitions, or it has none; False: it must be alone in its group.
     """
 
     name: str
@@ -206,7 +208,8 @@ class Register:
     holds: tuple[Position, ...] = ()
     contributed: int = 0
     ends: tuple[Position, ...] = ()
-    publishes: bool = False
+    sink: str = ""
+    shares: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,7 +308,7 @@ class WasReset:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What the sequence staged is published, by this member or another."""
+    """What the sequence staged for the member's sink is published, by this member or another."""
 
     sequence: int
 
@@ -374,6 +377,7 @@ class MemberSeen:
     Attributes:
         phase: what it is doing, in words.
         connected: it has a connection now.
+        sink: the place that it writes to; empty: none.
     """
 
     name: str
@@ -382,6 +386,22 @@ class MemberSeen:
     epoch: int
     parts: tuple[Part, ...]
     connected: bool
+    sink: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SinkSeen:
+    """A sink of a region, as its control plane knows it.
+
+    Attributes:
+        place: its name.
+        published: the last sequence that it shows.
+        publisher: the member that publishes; empty: none that could is there.
+    """
+
+    place: str
+    published: int
+    publisher: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,10 +410,11 @@ class RegionSeen:
 
     Attributes:
         state: in one word.
-        published: the last sequence that its sink shows.
+        published: the last sequence that all its sinks show.
         resets: how many there were in this term, by cause.
         sequence_ms: from the beginning of the last cut to its completion; -1: none yet.
         longest_ms: the longest of this term.
+        sinks: each that a member writes to, or the region has published to.
     """
 
     name: str
@@ -408,6 +429,7 @@ class RegionSeen:
     sequence_ms: int = -1
     longest_ms: int = -1
     stopped: str = ""
+    sinks: tuple[SinkSeen, ...] = ()
 
 
 Told = RegionSeen | Alive

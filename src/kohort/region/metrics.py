@@ -27,7 +27,7 @@ PLANE = (
     ("term", "Number of the control plane's term"),
     ("epoch", "Grows with each start and each reset"),
     ("sequence", "The last complete sequence"),
-    ("unpublished", "Complete sequences that their sink does not show yet"),
+    ("unpublished", "Complete sequences that not all sinks show yet"),
     ("members", "Members that are registered"),
     ("sequence_seconds", "From the beginning of the last sequence to its completion"),
     ("longest_sequence_seconds", "The longest of this term"),
@@ -98,6 +98,11 @@ class RegionExporter(Collector):
             if name in values:
                 family.add_metric([self._region], values[name])
             yield family
+        unpublished = "Complete sequences that a sink does not show yet"
+        sinks = GaugeMetricFamily("kohort_region_sink_unpublished", unpublished, labels=["region", "sink"])
+        for sink in seen.sinks:
+            sinks.add_metric([self._region, sink.place], float(seen.sequence - sink.published))
+        yield sinks
         states = GaugeMetricFamily("kohort_region_state", "1 in the state that it has", labels=["region", "state"])
         for state in RegionState:
             states.add_metric([self._region, state.name], float(state.name == seen.state))

@@ -130,6 +130,11 @@ class ParquetFolder:
         """With the system's files."""
         self.__dict__.update(state, _files=SYSTEM)
 
+    @property
+    def place(self) -> str:
+        """See `Sink`: the folder, wherever links lead."""
+        return f"parquet:{os.path.realpath(self.path)}"
+
     # -- before the first record
 
     def bind(self, region: str, region_id: UUID) -> Self:
@@ -162,11 +167,10 @@ class ParquetFolder:
             raise InvalidInputError(f"{self.path} can't be a folder: {error.filename} is a file") from error
 
     def _is_owned(self) -> bool:
-        try:
+        with contextlib.suppress(FileNotFoundError):
             self._owned()
-        except FileNotFoundError:
-            return False
-        return True
+            return True
+        return False
 
     def _first(self, schema: pa.Schema) -> None:
         """Make the folder this region's, unless another was faster."""

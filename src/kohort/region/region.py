@@ -30,7 +30,7 @@ from kohort.region.consuming.starts import start_of
 from kohort.region.member.machine import MemberMachine
 from kohort.region.plane.config import RegionConfig
 from kohort.region.serving import ControlPlane
-from kohort.region.sinks import Sink
+from kohort.region.sinks import Sink, place_of
 from kohort.region.staged import check_member
 from kohort.region.tenure import Tenure
 from kohort.region.topic import TOPIC
@@ -160,7 +160,7 @@ class Region:
             consumer.close()
             raise
         machine = MemberMachine(
-            self.name, name, uuid4(), group_id, publishes=sink is not None, holds_back=own.on_rebalance == "checkpoint"
+            self.name, name, uuid4(), group_id, sink=place_of(sink), holds_back=own.on_rebalance == "checkpoint"
         )
         most = consumer.config.max_poll_records
         flow = Flow(QUEUE_POLLS * most, AT_ONCE_POLLS * most)
@@ -244,6 +244,14 @@ class Region:
         """
         return self._ask(told.Describe())
 
+    def complete(self) -> int:
+        """The last sequence that all sinks of the region show: who reads several of them reads up to it; 0: none.
+
+        Raises:
+            TimedOutError: the control plane does not answer.
+        """
+        return self.describe().published
+
     def checkpoint(self) -> None:
         """Have a sequence begun."""
         self._ask(told.AskCheckpoint())
@@ -268,8 +276,12 @@ class Region:
                     f"region {self.name} has published sequences, and all of their rows come again from there: "
                     "add empty_sinks=True (--empty-sinks), which takes what was published out of its sinks, for ever"
                 )
-            if not seen.members:
-                raise InvalidInputError(f"region {self.name} has no member to empty its sinks: start one first")
+            left = [one.place for one in seen.sinks if not one.publisher]
+            if left or not seen.members:
+                what = ", ".join(left) or "its sinks"
+                raise InvalidInputError(
+                    f"region {self.name} has no member to empty {what}: start one that writes there first"
+                )
         self._ask(told.AskReset(cause, forced=True, initial=to_initial))
 
     def stop_member(self, name: str) -> None:

@@ -19,6 +19,7 @@ from uuid import UUID
 
 import pyarrow as pa
 
+from kohort.errors import InvalidInputError
 from kohort.region.staged import StagedKey
 
 
@@ -41,6 +42,13 @@ class Sink(Protocol):
     A sink can be pickled: Spark's executors stage too. An `OSError` or a `RetriableError` says that the same call may
     succeed later, with nothing changed by then but the disk; any other error is final.
     """
+
+    @property
+    def place(self) -> str:
+        """Names the place, before and after `bind`: the same text for all members that write there, another for no two.
+
+        Such as `parquet:/data/out`. What a sequence staged for a place is published by one of the members that say it.
+        """
 
     def bind(self, region: str, region_id: UUID) -> Self:
         """The same place as this region writes to it. Every other method needs that first. Touches nothing."""
@@ -93,3 +101,16 @@ class Sink(Protocol):
 
     def sweep(self, keep: Keep) -> None:
         """Remove what was staged and will never be published, and what crashes left. May run beside all the others."""
+
+
+def place_of(sink: Sink | None) -> str:
+    """Where a member writes to, as its control plane tells sinks apart.
+
+    Raises:
+        InvalidInputError: the sink does not say.
+    """
+    if sink is None:
+        return ""
+    if not (place := sink.place):
+        raise InvalidInputError(f"{sink!r} does not name its place: members that write to one are told by it")
+    return place

@@ -20,7 +20,7 @@ from kohort.client.consumer.consumer import Consumer
 from kohort.client.settings import Servers
 from kohort.errors import CorruptDataError, ErrorCode, InvalidInputError, KafkaError, NotAuthorizedError, TimedOutError
 from kohort.ids import TopicPartition
-from kohort.region.facts import Birth, Claim, Contribution, Epoch, Fact, Initial, Manifest, Stopped, Term
+from kohort.region.facts import Birth, Claim, Contribution, Epoch, Fact, Initial, Manifest, Stopped, Term, keys_by_place
 from kohort.region.parts import Part, part_of
 from kohort.region.plane.state import Known
 from kohort.region.records import fact_of, key_of
@@ -139,7 +139,8 @@ class Saved:
             expected=frozenset(last.stay) if last is not None else frozenset(),
             initial=tuple(self.initial.values()),
             positions=last.positions if last is not None else (),
-            keys=tuple(key for one in contributions for key in one.keys),
+            keys=keys_by_place(contributions),
+            places=() if last is None else last.places,
             states={one.member: one.state for one in contributions},
             empties=last is not None and last.empties,
             stopped="" if self.stopped is None else self.stopped.cause,

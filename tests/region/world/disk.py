@@ -25,10 +25,16 @@ SCHEMA = pa.schema([("partition", pa.int32()), ("offset", pa.int64())])
 
 
 class Disk:
-    """The disk, and what has to be on it."""
+    """The disk of one sink, and what has to be on it.
 
-    def __init__(self) -> None:
+    Attributes:
+        published: the last sequence that a member has said to be.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path, self.place = path, f"parquet:{path}"
         self.volume = Volume()
+        self.published = 0
         self.wanted: dict[int, Counter[Record]] = {}
         self.void: dict[int, Counter[Record]] = {}
         self.staged: set[StagedKey] = set()
@@ -40,9 +46,15 @@ class Disk:
             (part.partition, offset) for part, (begin, end) in spans.items() for offset in range(begin, end)
         )
 
-    def goes_back(self) -> None:
-        """To the initial state: what is shown is void, and may be shown until the folder is emptied."""
+    def goes_back(self, *, empties: bool) -> None:
+        """To the initial state: what is shown is void, and may be shown until the folder is emptied.
+
+        Raises:
+            ViolatedError: it will never be.
+        """
         self.void |= self.wanted
+        if not empties and any(self.void.values()):
+            raise ViolatedError(f"what {self.place} shows is void, and will be shown for ever")
         self.wanted.clear()
 
     def emptied(self) -> None:
@@ -61,7 +73,7 @@ class Disk:
         Raises:
             ViolatedError: it is not.
         """
-        for name, node in self._names("out").items():
+        for name, node in self._names().items():
             if name.startswith(("_", ".")):
                 continue
             sequence = int(name.removeprefix("sequence="))
@@ -76,7 +88,7 @@ class Disk:
             ViolatedError: one can't.
         """
         self.check()
-        there = {int(name.removeprefix("sequence=")) for name in self._names("out") if name.startswith("sequence=")}
+        there = {int(name.removeprefix("sequence=")) for name in self._names() if name.startswith("sequence=")}
         missing = [sequence for sequence, rows in self.wanted.items() if sequence <= last and rows]
         missing = [sequence for sequence in missing if sequence not in there]
         if missing:
@@ -88,14 +100,14 @@ class Disk:
         self._whole.clear()
         self.check()
 
-    def _names(self, path: str) -> dict[str, Node]:
-        node = (self.volume.root.names or {}).get(path)
+    def _names(self) -> dict[str, Node]:
+        node = (self.volume.root.names or {}).get(self.path.removeprefix("/"))
         return {} if node is None else node.names or {}
 
     def _compare(self, sequence: int, node: Node) -> None:
         wanted = self.wanted.get(sequence, self.void.get(sequence))
         if wanted is None:
-            raise ViolatedError(f"sequence {sequence} is in the folder and not complete")
+            raise ViolatedError(f"sequence {sequence} is in {self.place} and not complete")
         found: Counter[Record] = Counter()
         for file, data in (node.names or {}).items():
             if not file.startswith("_"):
@@ -109,7 +121,7 @@ class Folder(ParquetFolder):
     """The folder as one process sees it."""
 
     def __init__(self, disk: Disk) -> None:
-        super().__init__("/out")
+        super().__init__(disk.path)
         self.disk, self.calls = disk, Calls(disk.volume)
         self.calls.after = self._changed
         self._files = self.calls
@@ -150,7 +162,7 @@ class Folder(ParquetFolder):
 
     def _changed(self, now: int, name: str, path: str) -> None:
         del now
-        if name == "rename" and not path.startswith("/out/_"):
+        if name == "rename" and not path.startswith(f"{self.disk.path}/_"):
             self.disk.check()
 
     def _write(self, table: pa.Table, output: Output) -> None:

@@ -20,7 +20,7 @@ from kohort.region.sinks import Keep
 from kohort.region.states import MemberState
 from tests.region.volume import Died
 from tests.region.world.clock import ViolatedError
-from tests.region.world.disk import SCHEMA, Folder
+from tests.region.world.disk import SCHEMA, Disk, Folder
 from tests.region.world.names import GROUP, REGION, REGION_ID
 from tests.region.world.plane import NOTICE_MS, Plane
 
@@ -34,16 +34,16 @@ CALLS = 60
 class Member:
     """A member's machine, and what carries its effects out."""
 
-    def __init__(self, world: World, name: str, *, holds_back: bool) -> None:
+    def __init__(self, world: World, name: str, disk: Disk, *, holds_back: bool) -> None:
         self.world, self.clock, self.name = world, world.clock, name
         self.incarnation = UUID(int=self.clock.chance.getrandbits(128))
-        self.machine = MemberMachine(REGION, name, self.incarnation, GROUP, publishes=True, holds_back=holds_back)
+        self.machine = MemberMachine(REGION, name, self.incarnation, GROUP, sink=disk.place, holds_back=holds_back)
         self.alive = True
         self.plane: Plane | None = None
         self.connection = self.term = -1
         self.polls = False
         self.positions: dict[Part, int] = {}
-        self.folder = Folder.of(world.disk)
+        self.disk, self.folder = disk, Folder.of(disk)
         self.stager = Stager(self.folder, REGION_ID, name, unit_bytes=self.clock.chance.choice((1, 100, 10_000)))
         self.to_publish: member_events.PublishKeys | None = None
         self.publishes = self.stages = False
@@ -153,7 +153,7 @@ class Member:
                 if self.plane is not None:
                     self.plane.send_in(self.connection, report)
             case member_events.Begin(epoch):
-                self.stager.begin(epoch)
+                self.begin_epoch(epoch)
             case member_events.Poll():
                 self.polls = True
             case member_events.StopPolling():
@@ -167,7 +167,7 @@ class Member:
                 self.later(lambda: self.save(cut))
             case member_events.GoBack(epoch):
                 self.positions.clear()
-                self.stager.begin(epoch)
+                self.begin_epoch(epoch)
                 self.later(lambda: self.step(member_events.WentBack(epoch)))
             case member_events.Seek(positions):
                 for one in positions:
@@ -192,6 +192,11 @@ class Member:
             case _:
                 pass
 
+    def begin_epoch(self, epoch: int) -> None:
+        """What it stages from now on is of this one."""
+        self.world.stored.writes[self.name, epoch] = self.disk.place
+        self.stager.begin(epoch)
+
     def publish(self) -> None:
         """As the publisher's thread: beside all else that the member does."""
         wanted = self.to_publish
@@ -203,7 +208,7 @@ class Member:
                 self.folder.empty(wanted.sequence, wanted.floor)
             else:
                 self.folder.publish(wanted.sequence, wanted.keys)
-            self.world.stored.publish(wanted.sequence)
+            self.world.stored.publish(self.disk, wanted.sequence)
             if self.to_publish == wanted:
                 self.to_publish = None
             self.folder.sweep(Keep(wanted.floor))
@@ -212,7 +217,7 @@ class Member:
         except OSError as error:
             cause = str(error)
         except CorruptDataError as error:
-            if wanted.sequence not in self.world.disk.void and wanted.sequence > self.world.stored.published:
+            if wanted.sequence not in self.disk.void and wanted.sequence > self.disk.published:
                 raise
             cause = str(error)  # what is void was taken from it
         finally:

@@ -55,7 +55,7 @@ class Plane:
     def _check_cut(self) -> None:
         """No cut waits longer for its members than it may."""
         asleep = self.clock.now_ms < self.sleeps_until_ms + 500
-        unpublished = self.machine.plane.published < self.machine.plane.sequence
+        unpublished = bool(self.machine.plane.owed)
         if self.machine.state not in (RegionState.DRAINING, RegionState.CHECKPOINTING) or asleep or unpublished:
             self.cutting_since_ms = self.clock.now_ms
         elif self.clock.now_ms > self.cutting_since_ms + self.world.config.drain_ms + 500:
@@ -146,19 +146,19 @@ class Plane:
             self.clock.tell(f"term {self.term}: is over")
             self.die()
             return
-        do = self._writes.pop(0)
-        do()
-        if self._writes and self.alive:
-            self.clock.after(self.clock.chance.randint(1, 60), self._next_write)
+        self._writes[0]()
 
     def _answer(self, event: plane_events.Event) -> None:
-        """The answer to a write takes its time, and is lost when the process dies meanwhile."""
+        """The answer to a write takes its time, and is lost when the process dies meanwhile; then comes the next."""
 
         def arrive() -> None:
             if self.alive and self.clock.now_ms < self.sleeps_until_ms:
                 self.clock.after(self.sleeps_until_ms - self.clock.now_ms, arrive)
             elif self.alive:
                 self.step(event)
+                del self._writes[0]
+                if self._writes:
+                    self.clock.after(self.clock.chance.randint(1, 60), self._next_write)
 
         self.clock.after(self.clock.chance.randint(1, 60), arrive)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from kohort.region.facts import Contribution, Initial, Manifest, Position
+from kohort.region.facts import Contribution, Initial, Manifest, Position, keys_by_place
 from kohort.region.parts import Part, part_of
 from kohort.region.plane.state import Known
 from tests.region.world.clock import ViolatedError
@@ -18,11 +18,15 @@ class Stored:
     """What the topic holds of the region.
 
     Attributes:
-        published: The last sequence that a sink has said to be.
+        disks: by their place.
+        writes: to which place a member of this name writes in an epoch.
+        owed: where the last sequence is still to be published, or to be emptied.
     """
 
-    disk: Disk
-
+    disks: dict[str, Disk]
+    writes: dict[tuple[str, int], str] = field(default_factory=dict)
+    owed: set[str] = field(default_factory=set)
+    places: frozenset[str] = frozenset()
     term: int = 0
     epoch: int = 0
     floor: int = 0
@@ -33,7 +37,6 @@ class Stored:
     stay: tuple[str, ...] = ()
     contributions: tuple[Contribution, ...] = ()
     stopped: str = ""
-    published: int = 0
     empties: bool = False
 
     def known(self) -> Known:
@@ -49,10 +52,11 @@ class Stored:
             frozenset(self.stay),
             tuple(self.initial.values()),
             tuple(self.positions.values()),
-            tuple(key for one in self.contributions for key in one.keys),
+            keys_by_place(self.contributions),
             {one.member: one.state for one in self.contributions},
             self.stopped,
             self.empties,
+            tuple(sorted(self.places)),
         )
 
     def go_back(self, manifest: Manifest) -> None:
@@ -60,30 +64,47 @@ class Stored:
         self.sequence, self.empties, self.contributions = manifest.sequence, manifest.empties, ()
         self.stay = manifest.stay
         self.positions = {part_of(position): position for position in manifest.positions}
-        self.disk.goes_back()
-        if not manifest.empties:
-            self.publish(self.sequence)
+        self.owed, self.places = set(manifest.places), frozenset(manifest.places)
+        for place, disk in self.disks.items():
+            disk.goes_back(empties=manifest.empties and place in manifest.places)
 
     def commit(self, manifest: Manifest, contributions: tuple[Contribution, ...]) -> None:
         """A sequence is complete."""
         self._check_spans(manifest, contributions)
-        if self.published != self.sequence:
-            raise ViolatedError(f"sequence {manifest.sequence} is complete before {self.sequence} was published")
+        if self.owed:
+            raise ViolatedError(f"sequence {manifest.sequence} is complete before {self.sequence} is in {self.owed}")
         ends = {part_of(position): position for position in manifest.positions}
-        spans = {part: (self._come(part), position.offset) for part, position in ends.items()}
-        self.disk.complete(manifest.sequence, spans)
+        for place, disk in self.disks.items():
+            disk.complete(manifest.sequence, self._share(place, contributions))
+        self._check_shares(ends, contributions)
         self.sequence, self.stay, self.contributions = manifest.sequence, manifest.stay, contributions
-        self.positions, self.empties = ends, False
+        self.positions, self.empties, self.places = ends, False, frozenset(manifest.places)
         self.consecutive = 0
-        if not any(given.keys for given in contributions):
-            self.published = self.sequence
+        self.owed = set(keys_by_place(contributions))
 
-    def publish(self, sequence: int) -> None:
+    def publish(self, disk: Disk, sequence: int) -> None:
         """A sink has said that it is published."""
-        self.published = max(self.published, sequence)
-        if self.empties and self.published == self.sequence:
-            self.disk.emptied()
-        self.disk.check_published(self.published)
+        disk.published = max(disk.published, sequence)
+        if sequence == self.sequence:
+            self.owed.discard(disk.place)
+            if self.empties:
+                disk.emptied()
+        disk.check_published(disk.published)
+
+    def _share(self, place: str, contributions: tuple[Contribution, ...]) -> dict[Part, tuple[int, int]]:
+        """What those who write to a place have read."""
+        those = [given for given in contributions if self.writes[given.member, given.epoch] == place]
+        return {part_of(span): (span.begin, span.end) for given in those for span in given.spans}
+
+    def _check_shares(self, ends: dict[Part, Position], contributions: tuple[Contribution, ...]) -> None:
+        """All shares together are what comes after the last sequence, and nothing else."""
+        read = {part_of(span): (span.begin, span.end) for given in contributions for span in given.spans}
+        for part, position in ends.items():
+            come = self._come(part)
+            if read.get(part, (come, come)) != (come, position.offset):
+                raise ViolatedError(f"{part} was at {come}, {read.get(part)} was read, it is at {position.offset}")
+        if not read.keys() <= ends.keys():
+            raise ViolatedError(f"{read.keys() - ends.keys()} was read and is at no offset")
 
     def _come(self, part: Part) -> int:
         before = self.positions.get(part)

@@ -36,8 +36,9 @@ class World:
         self.config = config or RegionConfig(
             checkpoint_every_ms=1_000, register_ms=2_000, drain_ms=6_000, reset_ms=3_000, resets_most=10**6
         )
-        self.disk = Disk()
-        self.stored = Stored(self.disk)
+        places = [Disk(path) for path in self.clock.chance.choice((["/out"], ["/out", "/two"]))]
+        self.disks = {disk.place: disk for disk in places}
+        self.stored = Stored(self.disks)
         self.group = Group(self.clock, PARTITIONS - 1)
         self.ends = {Part(GROUP, TOPIC, number, TOPIC_ID): 20 for number in range(PARTITIONS)}
         self.members: dict[str, Member] = {}
@@ -60,14 +61,16 @@ class World:
         self.plane = Plane(self)
         self.planes.append(self.plane)
 
-    def begin_member(self, name: str) -> None:
+    def begin_member(self, name: str, disk: Disk | None = None) -> None:
+        """With a sink by chance, if it is not said."""
         before = self.members.get(name)
         if before is not None and before.alive:
             return
         mode = self.clock.chance.random() < 0.5
-        self.members[name] = Member(self, name, holds_back=mode)
+        disk = disk or self.clock.chance.choice(list(self.disks.values()))
+        self.members[name] = Member(self, name, disk, holds_back=mode)
         self.members[name].start()
-        self.clock.tell(f"{name} starts, {'holds revocations' if mode else 'resets at revocations'}")
+        self.clock.tell(f"{name} starts for {disk.place}, {'holds revocations' if mode else 'resets at revocations'}")
 
     def living(self) -> list[Member]:
         return [member for member in self.members.values() if member.alive]
@@ -145,7 +148,8 @@ class World:
         for plane in self.planes:
             if plane.alive:
                 plane.die()
-        self.disk.lose_power(self.clock.chance)
+        for disk in self.disks.values():
+            disk.lose_power(self.clock.chance)
         self.clock.after(self.clock.chance.randint(1, 3_000), self.begin_plane)
 
     def _heal(self) -> None:
@@ -156,20 +160,22 @@ class World:
         for member in self.living():
             if member.plane is not None and member.plane is not self.plane:
                 member.cut_off()
-        self.begin_member("m9")
+        for number, disk in enumerate(self.disks.values()):
+            self.begin_member(f"m{9 - number}", disk)
 
     def unpublished(self) -> bool:
         """Whether what the last who left has staged was left to nobody."""
-        return not self.living() and self.stored.published < self.stored.sequence
+        return not self.living() and bool(self.stored.owed)
 
     def _check_end(self) -> None:
         assert self.plane is not None
         state = self.plane.machine.state
         if state not in (RegionState.RUNNING, RegionState.DRAINING, RegionState.CHECKPOINTING, RegionState.COMMITTING):
             raise ViolatedError(f"the region is {state.name} long after all faults have ended")
-        if self.stored.published < self.stored.sequence - 1 or self.unpublished():
-            raise ViolatedError(f"sequence {self.stored.published + 1} was never published")
-        self.disk.check_published(self.stored.published)
+        if self.unpublished():
+            raise ViolatedError(f"sequence {self.stored.sequence} was never published to {self.stored.owed}")
+        for place, disk in self.disks.items():
+            disk.check_published(self.stored.sequence - (place in self.stored.owed))
         for part in self.group.parts():
             come = self.stored.positions.get(part)
             if come is None or come.offset != self.ends[part]:

@@ -8,6 +8,7 @@ from uuid import UUID
 from kohort.ids import TopicPartition
 from kohort.region.facts import Position
 from kohort.spark.region.handing import HandingSeat
+from kohort.spark.region.seats import Lost
 
 TOPIC = UUID(int=7)
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
@@ -22,7 +23,8 @@ class Seated:
 
     def __init__(self) -> None:
         self.changes = 0
-        self.seat = HandingSeat(self.changed)
+        self.gone: list[Lost] = []
+        self.seat = HandingSeat(self.changed, self.gone.append)
         self.seat.start(3)
         self.seat.let("not started")
         self.seat.give(position(0, 10))

@@ -9,7 +9,7 @@ import pytest
 from kohort.errors import InvalidInputError
 from kohort.spark.region.saved import SavedQuery, refuse_other
 
-SAVED = SavedQuery("e4", 17, '{"type":"struct"}', ("aggregation",), ("flights",))
+SAVED = SavedQuery(4, 17, '{"type":"struct"}', ("aggregation",), ("flights",))
 
 
 def test_it_comes_back_as_it_was() -> None:

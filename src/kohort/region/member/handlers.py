@@ -33,7 +33,8 @@ def connected(member: Member, event: happens.Connected) -> None:
             member.holds(),
             member.contributed,
             tuple(member.ends.values()),
-            member.publishes,
+            member.sink,
+            member.shares,
         )
     )
 
@@ -48,6 +49,11 @@ def welcome(member: Member, order: told.Welcome) -> None:
         if member.cut is not None and member.cut != order.cut:
             member.contributed, member.ends = 0, {}
             member.go_on()
+    say_again(member)
+
+
+def say_again(member: Member) -> None:
+    """What the control plane may not have heard."""
     if member.state is PENDING and not member.going_back:
         member.say(told.AskReset("partitions were given up", forced=True))
     if member.failure is not None:
@@ -68,7 +74,7 @@ def members(member: Member, order: told.Members) -> None:
 
 def end(member: Member, order: told.Refused | told.Stop) -> None:
     if isinstance(order, told.Refused):
-        member.do(happens.StopPolling(clear=True), happens.End(order.why, "give each member a name of its own"))
+        member.do(happens.StopPolling(clear=True), happens.End(order.why, order.remedy))
     else:
         member.do(happens.StopPolling(clear=True), happens.End(order.cause, order.remedy))
 
@@ -195,6 +201,7 @@ def state_saved(member: Member, event: happens.StateSaved) -> None:
         spans,
         event.keys,
         event.state,
+        member.sink,
     )
     member.contributed, member.ends = event.cut.sequence, ends
     member.state, member.given = CHECKPOINTED, given
@@ -236,6 +243,11 @@ def complete(member: Member, sequence: int, retired: int) -> bool:
 
 
 def reset(member: Member, order: told.Reset) -> None:
+    if order.epoch == member.epoch:
+        if not member.going_back:  # it was said again, for a connection had ended
+            member.say(told.WasReset(order.epoch))
+            say_again(member)
+        return
     member.cut, member.contributed, member.ends, member.failure = None, 0, {}, None
     member.epoch, member.sequence, member.wants_back = order.epoch, order.sequence, None
     member.went_back = member.going_back = True

@@ -42,12 +42,23 @@ class Member:
         incarnation: UUID,
         group: str,
         *,
-        publishes: bool = False,
+        sink: str = "",
+        shares: bool = True,
         holds_back: bool = False,
     ) -> None:
-        """`holds_back`: a revocation waits for a checkpoint, and does not have all go back."""
+        """A member.
+
+        Args:
+            region: its name.
+            name: of the member.
+            incarnation: of this object.
+            group: its group's id.
+            sink: the place that it writes to; empty: none.
+            shares: its state moves with partitions, or it has none; False: it must be alone in its group.
+            holds_back: a revocation waits for a checkpoint, and does not have all go back.
+        """
         self.region, self.name, self.incarnation, self.group = region, name, incarnation, group
-        self.publishes, self.holds_back = publishes, holds_back
+        self.sink, self.shares, self.holds_back = sink, shares, holds_back
         self.state = SUBSCRIBED
         self.resting = SUBSCRIBED  # where it stands when no cut is under way
         self.identity = Identity()

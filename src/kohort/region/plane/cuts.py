@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from kohort.region.facts import Contribution, Manifest, Position, Span
+from kohort.region.facts import Contribution, Manifest, Position, Span, keys_by_place
 from kohort.region.messages import (
     AskCheckpoint,
     Checkpoint,
@@ -166,6 +166,8 @@ def _wrong(plane: Plane, cutting: Cutting, member: Registered, given: Contributi
     meant = (given.member, given.term, given.epoch, given.sequence, given.group)
     if meant != (member.name, plane.term, member.epoch, cutting.cut.sequence, member.group):
         return f"as of another time: {meant}"
+    if given.sink != member.sink or (given.keys and not given.sink):
+        return f"what it staged for {given.sink or 'no sink'!r}, and it writes to {member.sink or 'none'!r}"
     taken = {part_of(span) for other in cutting.contributions.values() for span in other.spans}
     for span in given.spans:
         part, start = part_of(span), plane.start_of(part_of(span))
@@ -202,12 +204,20 @@ def commit_if_whole(plane: Plane) -> None:
         return
     if set(cutting.contributions) != set(cutting.names):
         return
-    if plane.published < plane.sequence:
+    if plane.owed:
         plane.due.pop("cut", None)  # it is not the members who are late
+        for place in [one for one in sorted(plane.owed) if plane.publisher(one) is None]:
+            plane.tell(
+                Level.WARNING,
+                f"region {plane.region}: {cutting.cut} waits until sequence {plane.sequence} is published to {place}, "
+                "and no member that writes there is registered: start one",
+            )
         return
     ends = {part_of(span): _end_of(span) for one in cutting.contributions.values() for span in one.spans}
     stay = tuple(name for name in cutting.names if name in plane.members and not plane.members[name].leaves)
     merged = tuple(position for _, position in sorted({**plane.all_positions(), **ends}.items()))
+    before = set() if plane.empties else plane.places  # those are empty now
+    places = before | {one.sink for one in cutting.contributions.values() if one.keys}
     cutting.manifest = Manifest(
         plane.region,
         plane.region_id,
@@ -218,6 +228,7 @@ def commit_if_whole(plane: Plane) -> None:
         cutting.names,
         stay,
         merged,
+        places=tuple(sorted(places)),
     )
     plane.state = RegionState.COMMITTING
     plane.due["cut"] = plane.now_ms + plane.config.drain_ms
@@ -291,8 +302,8 @@ def _complete(plane: Plane, cutting: Cutting) -> None:
     plane.sequence, plane.cutting, plane.consecutive = cutting.cut.sequence, None, 0
     plane.positions = {part_of(position): position for position in cutting.manifest.positions}
     plane.states = {name: one.state for name, one in cutting.contributions.items()}
-    plane.empties = False
-    plane.keys = tuple(key for name in cutting.names for key in cutting.contributions[name].keys)
+    plane.empties, plane.places = False, set(cutting.manifest.places)
+    plane.owe(keys_by_place(cutting.contributions[name] for name in cutting.names))
     plane.due.pop("cut", None)
     plane.figures.cut_ended(plane.now_ms, complete=True)
     plane.state = RegionState.RUNNING
@@ -314,12 +325,13 @@ def _complete(plane: Plane, cutting: Cutting) -> None:
 
 
 def _let_leave(plane: Plane, names: Iterable[str]) -> None:
-    """Who wanted to leave with the sequence goes; one who alone can publish it, when it has."""
+    """Who wanted to leave with the sequence goes; one who alone can publish it in its sink, when it has."""
     going = [plane.members[name] for name in names if name in plane.members and plane.members[name].leaves]
-    others = any(one.publishes and one.lost_ms is None and one not in going for one in plane.members.values())
-    last = next((one for one in going if one.publishes and one.lost_ms is None), None)
+    here = [one for one in plane.members.values() if one.lost_ms is None]
+    stay = {one.sink for one in here if one not in going}
+    last = {one.sink: one for one in reversed(going) if one in here and one.sink in plane.owed and one.sink not in stay}
     for member in going:
-        if member is last and plane.keys and not others:
+        if last.get(member.sink) is member:
             member.left = True
             member.handed.clear()
         else:
@@ -330,13 +342,14 @@ def _let_leave(plane: Plane, names: Iterable[str]) -> None:
 
 
 def published(plane: Plane, event: Heard) -> None:
-    """What the last sequence staged is published, by whomever."""
-    report = event.report
+    """What the last sequence staged for a sink is published, by whomever."""
+    report, member = event.report, plane.member_on(event.connection)
     assert isinstance(report, Published)
-    plane.published = max(plane.published, min(report.sequence, plane.sequence))
-    if plane.published == plane.sequence:
-        for member in [one for one in plane.members.values() if one.left]:
-            members.let_leave(plane, member)
+    if member is None or not member.sink or report.sequence != plane.sequence:
+        return
+    plane.paid(member.sink)
+    for one in [one for one in plane.members.values() if one.left and one.sink not in plane.owed]:
+        members.let_leave(plane, one)
     commit_if_whole(plane)
 
 

@@ -20,7 +20,7 @@ from kohort.region.messages import (
 from kohort.region.parts import Part, part_of
 from kohort.region.plane import cuts, resets, starts
 from kohort.region.plane.events import Disconnected, Heard, Level, StopMember
-from kohort.region.plane.state import NOWHERE, Phase, Plane, Registered, Why
+from kohort.region.plane.state import NOWHERE, SOMEWHERE, Phase, Plane, Registered, Why
 from kohort.region.states import RegionState
 
 _HERE = (RegionState.RUNNING, RegionState.DRAINING, RegionState.CHECKPOINTING, RegionState.COMMITTING)
@@ -33,23 +33,63 @@ def register(plane: Plane, event: Heard) -> None:
     known = plane.members.get(report.name)
     if known is not None and known.incarnation == report.incarnation:
         _come_back(plane, known, report, event.connection)
+        offer_publish(plane)  # it may not have heard of it
         return
     if known is not None:
         _fence(plane, known)
     member = Registered(
-        report.name, report.incarnation, report.group, report.identity, event.connection, report.publishes
+        report.name, report.incarnation, report.group, report.identity, event.connection, report.sink, report.shares
     )
     plane.members[member.name] = member
     plane.by_connection[event.connection] = member.name
+    _inherit(plane, member)
     if report.epoch >= 0:
         _take_on(plane, member, report)
     plane.expected.discard(member.name)
     plane.say_all(Members(plane.term, plane.names()))
     if plane.state is RegionState.FORMING:
         form(plane)
-    else:
+    elif not _is_refused(plane, member):
         admit(plane, member)
     offer_publish(plane)
+
+
+def _inherit(plane: Plane, member: Registered) -> None:
+    """What an earlier release staged, and did not say for which sink, is published by who comes first with one."""
+    if member.sink and SOMEWHERE in plane.owed:
+        plane.owed[member.sink] = plane.owed.pop(SOMEWHERE)
+        plane.places.add(member.sink)
+
+
+def _is_refused(plane: Plane, member: Registered) -> bool:
+    """Whether it begins anew in a group that it can't share, because its state, or a member's there, does not move.
+
+    Who was there before and comes back with what it holds is never refused.
+    """
+    if member.epoch >= 0 and member.phase is Phase.READING:
+        return False
+    there = [one for one in plane.members.values() if one is not member and one.group == member.group and not one.left]
+    alone = [one for one in (member, *there) if not one.shares]
+    if not there or not alone:
+        return False
+    others = ", ".join(one.name for one in there)
+    why = (
+        f"group {member.group!r} is read by {others}, and the state of {alone[0].name} does not move when a partition "
+        "does: its results would be wrong"
+    )
+    plane.tell(Level.WARNING, f"region {plane.region}: {member.name} is refused: {why}")
+    plane.say(member, Refused(plane.term, why, f"give {alone[0].name} a group of its own, or end the other first"))
+    plane.close(member.connection)
+    plane.drop(member)
+    return True
+
+
+def _refuse_who_can_not_share(plane: Plane) -> None:
+    """Who was there before the takeover comes first, then who was first to register."""
+    newcomers = [one for one in plane.members.values() if one.epoch < 0 or one.phase is Phase.GOING_BACK]
+    newcomers.reverse()
+    for member in sorted(newcomers, key=lambda one: one.epoch):
+        _is_refused(plane, member)
 
 
 def _fence(plane: Plane, known: Registered) -> None:
@@ -79,12 +119,12 @@ def admit(plane: Plane, member: Registered) -> None:
         plane.say(member, welcome(plane, member))
         return
     plane.epoch += 1
-    epoch = plane.epoch
+    epoch, before = plane.epoch, member.epoch
 
     def saved() -> None:
         if plane.members.get(member.name) is not member or epoch < plane.floor:
             return
-        if plane.state is RegionState.RESETTING and member.epoch == plane.floor:
+        if member.epoch != before:
             return  # it was told with all others
         fresh, member.epoch = member.epoch < 0, epoch
         order = welcome(plane, member, fresh=True) if fresh else going_back(plane, member)
@@ -136,7 +176,6 @@ def _come_back(plane: Plane, member: Registered, report: Register, connection: i
             plane.say(member, Checkpoint(plane.term, cutting.cut, cutting.names))
         elif member.name in cutting.unidentified:
             plane.say(member, Identify(plane.term, cutting.cut))
-    offer_publish(plane)
     cuts.begin_if_due(plane)
 
 
@@ -145,6 +184,7 @@ def form(plane: Plane) -> None:
     if plane.expected or not plane.members:
         return
     plane.due.pop("forming", None)
+    _refuse_who_can_not_share(plane)
     old = [member for member in plane.members.values() if member.epoch >= 0 and member.phase is Phase.READING]
     plane.state = RegionState.RUNNING
     if plane.pending is not None:
@@ -160,12 +200,11 @@ def form(plane: Plane) -> None:
 
 
 def offer_publish(plane: Plane) -> None:
-    """Have what the last sequence staged published by someone who is there."""
-    if plane.published < plane.sequence:
-        if not plane.keys and not plane.empties:
-            plane.published = plane.sequence
-        elif (publisher := plane.publisher()) is not None:
-            plane.say(publisher, Publish(plane.term, plane.sequence, plane.keys, plane.saved_floor, plane.empties))
+    """Have what the last sequence staged published, in each sink by someone who is there and writes to it."""
+    for place, keys in plane.owed.items():
+        publisher = plane.publisher(place)
+        if publisher is not None:
+            plane.say(publisher, Publish(plane.term, plane.sequence, keys, plane.saved_floor, plane.empties))
 
 
 def moved(plane: Plane, event: Heard) -> None:

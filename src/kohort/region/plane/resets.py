@@ -95,8 +95,8 @@ def _begin(plane: Plane, wanted: Pending) -> None:
 
 
 def _to_initial(plane: Plane) -> Manifest:
-    """A sequence in which everything is where it was begun, and sinks are empty."""
-    shown = plane.sequence > 0 and (bool(plane.keys) or any(one.publishes for one in plane.members.values()))
+    """A sequence in which everything is where it was begun, and sinks are empty: all that the region ever wrote to."""
+    places = plane.places | {one.sink for one in plane.members.values() if one.sink} if plane.sequence > 0 else set()
     return Manifest(
         plane.region,
         plane.region_id,
@@ -107,14 +107,17 @@ def _to_initial(plane: Plane) -> Manifest:
         (),
         plane.names(),
         tuple(position for _, position in sorted(plane.initial.items())),
-        empties=shown or (plane.empties and plane.published < plane.sequence),
+        empties=bool(places),
+        places=tuple(sorted(places)),
     )
 
 
 def _is_initial(plane: Plane, manifest: Manifest) -> None:
     """The topic has it: the sinks are emptied from now on, and not before."""
     plane.sequence, plane.empties = manifest.sequence, manifest.empties
-    plane.positions, plane.keys, plane.states = {}, (), {}
+    plane.positions, plane.states = {}, {}
+    plane.places = set(manifest.places)
+    plane.owe(dict.fromkeys(manifest.places, ()))
     members.offer_publish(plane)
 
 
@@ -134,7 +137,9 @@ def was_reset(plane: Plane, event: Heard) -> None:
 
 
 def end_if_all_are_back(plane: Plane) -> None:
-    """The region runs again."""
+    """The region runs again, and not before the topic has the reset: also where nobody is left, who has read by it."""
+    if plane.saved_floor < plane.floor:
+        return
     if any(one.phase is Phase.GOING_BACK or one.epoch < plane.floor for one in plane.members.values()):
         return
     plane.due.pop("reset", None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kohort.region.messages import MemberSeen, RegionSeen
+from kohort.region.messages import MemberSeen, RegionSeen, SinkSeen
 from kohort.region.plane.state import Phase, Plane
 
 
@@ -16,6 +16,7 @@ def seen(plane: Plane) -> RegionSeen:
             one.epoch,
             tuple(sorted(one.handed)),
             one.lost_ms is None,
+            one.sink,
         )
         for _, one in sorted(plane.members.items())
     )
@@ -32,4 +33,17 @@ def seen(plane: Plane) -> RegionSeen:
         plane.figures.sequence_ms,
         plane.figures.longest_ms,
         plane.stopped,
+        _sinks(plane),
+    )
+
+
+def _sinks(plane: Plane) -> tuple[SinkSeen, ...]:
+    places = plane.places | set(plane.owed) | {one.sink for one in plane.members.values() if one.sink}
+    return tuple(
+        SinkSeen(
+            place,
+            plane.published if place in plane.owed else plane.sequence,
+            "" if (publisher := plane.publisher(place)) is None else publisher.name,
+        )
+        for place in sorted(places)
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from uuid import UUID
@@ -18,6 +18,8 @@ from kohort.region.states import RegionState
 
 NOWHERE = -1
 """The connection of a member that has none."""
+SOMEWHERE = ""
+"""The place of what an earlier release wrote, when a region had one sink and did not say which."""
 
 
 class Phase(Enum):
@@ -73,6 +75,8 @@ class Registered:
         leaves: it goes with the next complete sequence.
         stop: what it is told then, when it was not its own wish.
         left: it has gone with the last sequence, and stays to publish it, since nobody else can.
+        sink: the place that it writes to; empty: none.
+        shares: False: it must be alone in its group.
     """
 
     name: str
@@ -80,7 +84,8 @@ class Registered:
     group: str
     identity: Identity
     connection: int
-    publishes: bool
+    sink: str = ""
+    shares: bool = True
     epoch: int = -1
     phase: Phase = Phase.READING
     handed: dict[Part, int] = field(default_factory=dict)
@@ -140,9 +145,10 @@ class Known:
         epoch: the newest.
         floor: that of the last reset: what was staged in earlier ones is void.
         expected: members that hold something, as far as the topic tells: who does not register again is dead.
-        keys: what the last sequence staged, published or not.
+        keys: what the last sequence staged, published or not, by the place that it was staged for.
         states: what the members' operators saved with it.
         empties: the last sequence is one that is published by emptying the sinks.
+        places: all that the region has published to.
     """
 
     region: str
@@ -155,10 +161,11 @@ class Known:
     expected: frozenset[str] = frozenset()
     initial: tuple[Initial, ...] = ()
     positions: tuple[Position, ...] = ()
-    keys: tuple[StagedKey, ...] = ()
+    keys: dict[str, tuple[StagedKey, ...]] = field(default_factory=dict)
     states: dict[str, bytes] = field(default_factory=dict)
     stopped: str = ""
     empties: bool = False
+    places: tuple[str, ...] = ()
 
 
 class Plane:
@@ -177,7 +184,9 @@ class Plane:
         pending: a reset that waits.
         saved_floor: the floor that the topic has. One that is not there yet may never be, if another has taken over:
             what others stage before it may still count.
-        published: the sequence up to which all that was staged is published.
+        places: all that the region has published to since they were last emptied.
+        owed: what the last sequence staged and is not published yet, by place; nothing of a place: it is to be emptied.
+        published: the sequence up to which all that was staged is published, everywhere.
         due: when what is to happen at the latest, by name.
         lone: for how many sequences nobody has held a partition.
     """
@@ -196,7 +205,7 @@ class Plane:
         }
         self.begun = set(self.initial)
         self.positions = {part_of(one): one for one in known.positions}
-        self.keys, self.states = known.keys, dict(known.states)
+        self.states = dict(known.states)
         self.members: dict[str, Registered] = {}
         self.by_connection: dict[int, str] = {}
         self.expected = set(known.expected)
@@ -206,7 +215,10 @@ class Plane:
         self.wanted = False
         self.pending: Pending | None = None
         self.empties = known.empties
-        self.published = known.sequence - 1 if known.keys or known.empties else known.sequence
+        self.places = set(known.places)
+        self.published = known.sequence - 1
+        self.owed: dict[str, tuple[StagedKey, ...]] = {}
+        self.owe(dict.fromkeys(known.places or (SOMEWHERE,), ()) if known.empties else known.keys)
         self.due: dict[str, int] = {"forming": now_ms + config.register_ms} if known.expected else {}
         self.lone: dict[Part, int] = {}
         self.figures = Figures()
@@ -277,10 +289,24 @@ class Plane:
         """Who takes part in a cut that begins now."""
         return tuple(name for name in self.names() if not self.members[name].left)
 
-    def publisher(self) -> Registered | None:
-        """Who publishes for all: the first by name that is there and has a sink."""
-        able = [one for _, one in sorted(self.members.items()) if one.publishes and one.lost_ms is None]
+    def publisher(self, place: str) -> Registered | None:
+        """Who publishes for all that write to a place: the first by name that is there."""
+        able = [
+            one for _, one in sorted(self.members.items()) if one.sink and one.sink == place and one.lost_ms is None
+        ]
         return able[0] if able else None
+
+    def owe(self, keys: Mapping[str, tuple[StagedKey, ...]]) -> None:
+        """The last sequence is to be published in these places."""
+        self.owed = dict(keys)
+        if not self.owed:
+            self.published = self.sequence
+
+    def paid(self, place: str) -> None:
+        """The last sequence is published in this place."""
+        self.owed.pop(place, None)
+        if not self.owed:
+            self.published = self.sequence
 
     def drop(self, member: Registered) -> None:
         """It is registered no more."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -19,6 +18,8 @@ if TYPE_CHECKING:
 Build = Callable[..., "DataFrame"]
 BATCHES_KEPT_MIN = 10
 """Spark forgets batches: a sequence must be complete before the one that it ends with is gone."""
+SEAT = "regionSeat"
+"""The option by which a source knows where to ask."""
 KEPT = "spark.sql.streaming.minBatchesToRetain"
 ASYNC = "spark.sql.streaming.asyncProgressTrackingEnabled"
 
@@ -47,11 +48,12 @@ class BuiltQuery:
     sources: tuple[str, ...]
     batches_kept: int
 
-    def run(self, sink: Callable[[DataFrame, int], None], checkpoint: Path) -> StreamingQuery:
-        """Start it with a sink, from a checkpoint."""
-        rows = built(self.spark, self.build, self.options)
+    def run(self, sink: Callable[[DataFrame, int], None], checkpoint: str, seats: Sequence[str]) -> StreamingQuery:
+        """Start it with a sink, from a checkpoint, its sources in these seats."""
+        seated = [{**one, SEAT: seat} for one, seat in zip(self.options, seats, strict=True)]
+        rows = built(self.spark, self.build, seated)
         writer = rows.writeStream.foreachBatch(sink).outputMode(self.mode)
-        return writer.option("checkpointLocation", str(checkpoint)).start()
+        return writer.option("checkpointLocation", checkpoint).start()
 
 
 def built(spark: SparkSession, build: Build, options: Sequence[Mapping[str, str]]) -> DataFrame:

@@ -11,19 +11,20 @@ from collections.abc import Callable, Iterable
 
 from kohort.ids import TopicPartition
 from kohort.region.facts import Position
-from kohort.spark.region.seats import Handed, HandedPart
+from kohort.spark.region.seats import Handed, HandedPart, Lost
 
 
 class HandingSeat:
-    """See the module's text. A source's seat for as long as its member lives, whatever runs of the query come and go.
+    """See the module's text. It is there for as long as its member lives, whatever runs of the query come and go."""
 
-    Attributes:
-        identity: of the source that asks, as its checkpoint has it; None: none has asked in this run.
-    """
+    def __init__(self, changed: Callable[[], None], lost: Callable[[Lost], None]) -> None:
+        """Nothing is handed out.
 
-    def __init__(self, changed: Callable[[], None]) -> None:
-        """`changed` is called, from any thread, when a batch has begun or is done."""
-        self._told = changed
+        Args:
+            changed: called when a batch has begun or is done; from any thread.
+            lost: called when the source has found that records are gone; from its connection's thread.
+        """
+        self._told, self.lost = changed, lost
         self._changed = threading.Condition()
         self._parts: dict[TopicPartition, HandedPart] = {}
         self._kept: set[TopicPartition] = set()  # wanted back: not planned any more
@@ -31,11 +32,10 @@ class HandingSeat:
         self._version = self._handing = 0
         self._epoch = self._generation = -1
         self._running: int | None = None
-        self.identity: str | None = None
 
     # -- the source's thread
 
-    def held(self, wait_ms: float) -> Handed | None:
+    def held(self, wait_ms: int) -> Handed | None:
         """What may be read; None: nothing may be planned now, also after so long a wait."""
         with self._changed:
             if not self._changed.wait_for(lambda: not self._holds, wait_ms / 1000):
@@ -65,7 +65,7 @@ class HandingSeat:
     def start(self, epoch: int) -> None:
         """A run of the query begins: no batch of an earlier one counts."""
         with self._changed:
-            self._epoch, self._running, self.identity = epoch, None, None
+            self._epoch, self._running = epoch, None
             self._changes()
 
     def in_generation(self, generation: int) -> None:

@@ -26,6 +26,7 @@ from kohort.region.messages import Cut
 from kohort.region.parts import Part
 from kohort.region.staged import StagedKey
 from kohort.spark.region.handing import HandingSeat
+from kohort.spark.region.seats import Lost
 
 log = logging.getLogger("kohort.spark")
 
@@ -75,8 +76,8 @@ class QueryThread(MemberThread):
     ) -> None:
         """Does nothing before `start`; `number`: of the source among its query's."""
         super().__init__(machine, consumer, publisher, config)
-        self.seat = HandingSeat(self._batch_changed)
-        self._query, self._number = query, number
+        self.seat = HandingSeat(self._batch_changed, self._lost)
+        self._query, self.number = query, number
         self._asked_back: deque[Event] = deque()
         self._leaves = self._asked_ahead = False
 
@@ -104,6 +105,12 @@ class QueryThread(MemberThread):
         else:
             self.wake()
 
+    def _lost(self, lost: Lost) -> None:
+        """Records are gone that the query was to read."""
+        if lost.fatal:
+            remedy = "set the option failOnDataLoss to false, which leaves them out, or reset the region to its initial state"
+            self.post(happens.Failed(lost.text, remedy))
+
     # -- the turns
 
     def _work(self) -> None:
@@ -111,7 +118,7 @@ class QueryThread(MemberThread):
         self._leave_when_idle()
         waits = bool(self._asked_back) or self._leaves
         if waits:
-            self._query.settled(self._number)
+            self._query.settled(self.number)
         if not self._over:
             self._poll(SOON_MS if waits else POLL_MS)
 
@@ -154,7 +161,7 @@ class QueryThread(MemberThread):
 
     def _ended(self, error: BaseException | None) -> None:
         self.seat.hold("ended")
-        self._query.ended(self._number, error)
+        self._query.ended(self.number, error)
 
     # -- what the machine wants
 
@@ -173,19 +180,19 @@ class QueryThread(MemberThread):
             case happens.GoBack(epoch, _, state):
                 self.figures.resets += 1
                 self._later.look_up.clear()
-                self._query.go_back(self._number, epoch, state)
+                self._query.go_back(self.number, epoch, state)
             case happens.Begin(epoch, _, state):
-                self._query.begin(self._number, epoch, state)
+                self._query.begin(self.number, epoch, state)
             case happens.Retire(_, _, counts):
                 self.figures.sequences += 1
                 if counts:
-                    self._query.counted(self._number)
+                    self._query.counted(self.number)
             case _:
                 pass  # `GoOn`: it never stopped
 
     def _save_state(self, cut: Cut) -> None:
         try:
-            ends, keys, state = self._query.contribute(self._number, cut)
+            ends, keys, state = self._query.contribute(self.number, cut)
         except (KafkaError, OSError) as error:
             log.warning("%s: %s can't be contributed to: %s", self.name, cut, error)
             self._step(happens.NotQuiet(cut, str(error)))

@@ -14,9 +14,9 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from kohort.errors import InvalidInputError, TimedOutError
 from kohort.ids import TopicPartition
@@ -26,11 +26,12 @@ from kohort.region.messages import Cut
 from kohort.region.sinks import Sink
 from kohort.region.staged import StagedKey
 from kohort.spark.batch_offset import BatchOffset
-from kohort.spark.region import folders
 from kohort.spark.region.built import BuiltQuery
-from kohort.spark.region.handing import HandingSeat
+from kohort.spark.region.checkpoint_logs import find_source, last_batch, offsets_of
+from kohort.spark.region.folders import derive, epoch_folder, forget
 from kohort.spark.region.query_thread import QueryThread
 from kohort.spark.region.saved import SavedQuery, refuse_other
+from kohort.spark.region.seats import SEATS
 from kohort.spark.region.staging import StagedBatches, StagingTask, stage_batch
 
 if TYPE_CHECKING:
@@ -54,13 +55,15 @@ class _Run:
 
     Attributes:
         began: the last batch that its folder began with; None: it began anew.
+        seats: ids of its sources' seats; who asks under an earlier run's is refused.
     """
 
     epoch: int
-    folder: Path
+    folder: str
     began: int | None
     staged: StagedBatches
     query: StreamingQuery
+    seats: tuple[str, ...]
 
 
 @dataclass(slots=True)
@@ -81,7 +84,7 @@ class RegionQuery:
         built: BuiltQuery,
         sink: Sink,
         region_id: UUID,
-        folder: Path,
+        folder: str,
         members: Callable[[], Sequence[QueryThread]],
     ) -> None:
         """Does nothing before `start`.
@@ -97,7 +100,7 @@ class RegionQuery:
         self.name, self._built, self._sink, self._region_id, self._folder = name, built, sink, region_id, folder
         self._members = members
         self._lock = threading.Lock()
-        self._posted: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._posted: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._wanted = _Wanted()
         self._run: _Run | None = None
         self._saved: SavedQuery | None = None
@@ -152,22 +155,22 @@ class RegionQuery:
         with self._lock:
             run = self._run
             if run is None:
-                saved = self._saved or SavedQuery("", None, self._built.output)
+                saved = self._saved or SavedQuery(-1, None, self._built.output)
                 return {}, (), saved.to_bytes() if member == LEAD else b""
             if self._cut is None or self._cut[0] != cut:
-                self._cut = cut, folders.last_batch(run.folder)
+                self._cut = cut, last_batch(run.folder)
             last = self._cut[1]
             ends = self._ends(run, self._members()[member], last)
             if member != LEAD:
                 return ends, (), b""
-            now = SavedQuery(run.folder.name, last, self._built.output, self._built.operators, self._built.sources)
+            now = SavedQuery(run.epoch, last, self._built.output, self._built.operators, self._built.sources)
             keys = run.staged.give(last)
             self._given = now
             return ends, keys, now.to_bytes()
 
     def _ends(self, run: _Run, member: QueryThread, last: int | None) -> dict[TopicPartition, Position]:
         """Where the last batch ends, of what it read under the same handing-out as it is held now."""
-        batch = None if last is None else self._batch_of(run.folder, last, member.seat)
+        batch = None if last is None else self._batch_of(run, last, member)
         if batch is None or batch.epoch != run.epoch:
             return {}
         group, handed = member.machine.group, member.seat.handed()
@@ -177,10 +180,10 @@ class RegionQuery:
             if at in batch.spans and batch.handings.get(at) == part.handing
         }
 
-    def _batch_of(self, folder: Path, last: int, seat: HandingSeat) -> BatchOffset | None:
-        if seat.identity is None:
-            return None
-        found = folders.find_source(folders.offsets_of(folder, last), seat.identity)
+    def _batch_of(self, run: _Run, last: int, member: QueryThread) -> BatchOffset | None:
+        """What a member's source has read with a batch; it is found by its identity."""
+        identity = SEATS.query_at(run.seats[member.number])
+        found = None if identity is None else find_source(offsets_of(run.folder, last), identity)
         return None if found is None else BatchOffset.from_json(found)
 
     def counted(self, member: int) -> None:
@@ -191,8 +194,8 @@ class RegionQuery:
             if self._run is not None and self._given is not None:
                 self._run.staged.counted()
                 before, self._saved, self._given = self._saved, self._given, None
-                kept = {one.folder for one in (before, self._saved) if one is not None} | {self._run.folder.name}
-                self._posted.put(lambda: folders.forget(self._folder, kept))
+                kept = {one.epoch for one in (before, self._saved) if one is not None} | {self._run.epoch}
+                self._posted.put(partial(forget, self._folder, kept))
 
     def settled(self, member: int) -> None:
         """See `query_thread.Query`."""
@@ -200,8 +203,8 @@ class RegionQuery:
         batch = seat.running()
         if run is None or batch is None:
             return
-        last = folders.last_batch(run.folder)
-        found = None if last is None else self._batch_of(run.folder, last, seat)
+        last = last_batch(run.folder)
+        found = None if last is None else self._batch_of(run, last, self._members()[member])
         if found is not None and found.batch == batch and found.epoch == run.epoch:
             seat.end(batch)
 
@@ -239,15 +242,15 @@ class RegionQuery:
 
     def _start(self, epoch: int, state: bytes | None) -> None:
         saved = None if state is None else SavedQuery.from_bytes(state)
-        now = SavedQuery("", None, self._built.output, self._built.operators, self._built.sources)
+        now = SavedQuery(-1, None, self._built.output, self._built.operators, self._built.sources)
         if saved is not None:
             refuse_other(saved, now, self.name)
-        new = self._folder / f"e{epoch}"
-        began = None if saved is None else saved.batch
-        old = None if saved is None or saved.batch is None else self._folder / saved.folder
-        folders.derive(old, new, began)
-        for member in self._members():
+        new, began = epoch_folder(self._folder, epoch), None if saved is None else saved.batch
+        derive(epoch_folder(self._folder, -1 if saved is None else saved.epoch), new, began)
+        seats = tuple(uuid4().hex for _ in self._members())
+        for id, member in zip(seats, self._members(), strict=True):
             member.seat.start(epoch)
+            SEATS.add(id, member.seat)
         staged = StagedBatches(began)
         task = StagingTask(self._sink, self._built.schema, self._region_id, epoch, self.name)
         stage = stage_batch(task)
@@ -255,10 +258,10 @@ class RegionQuery:
         def sink(rows: DataFrame, batch: int) -> None:
             staged.add(batch, stage(rows))
 
-        query = self._built.run(sink, new)
+        query = self._built.run(sink, new, seats)
         with self._lock:
             self._saved, self._given, self._cut = saved, None, None
-            self._run = _Run(epoch, new, began, staged, query)
+            self._run = _Run(epoch, new, began, staged, query, seats)
         for member in self._members():
             member.seat.let("not started")
         log.info("query %s runs in epoch %s, from %s", self.name, epoch, "its beginning" if began is None else began)
@@ -272,6 +275,8 @@ class RegionQuery:
         self._wanted, self._failed = _Wanted(), False
         if run is None:
             return
+        for id in run.seats:
+            SEATS.remove(id)
         stopping = threading.Thread(target=_stop_quietly, args=(run.query,), daemon=True)
         stopping.start()
         stopping.join(STOP_S)
@@ -289,7 +294,7 @@ class RegionQuery:
             cause = run.query.exception()
             self._fail(cause or InvalidInputError(f"the query {self.name} was stopped: stop its region instead"))
             return
-        ahead = run.staged.ahead(folders.last_batch(run.folder))
+        ahead = run.staged.ahead(last_batch(run.folder))
         kept = self._built.batches_kept
         for member in self._members():
             member.look_ahead(ahead, kept // 4, kept // 2)

@@ -15,14 +15,14 @@ class SavedQuery:
     """Where a query's checkpoint stands, and what it was then.
 
     Attributes:
-        folder: the name of its checkpoint, in the folder of the query; empty: it had none yet.
+        epoch: of the run whose checkpoint it is; -1: it had none yet.
         batch: the last batch that counts; None: none was done.
         output: the schema of its rows, as Spark's JSON.
         operators: of its stateful operators, in the plan's order.
         sources: what each source reads, as text.
     """
 
-    folder: str
+    epoch: int
     batch: int | None
     output: str
     operators: tuple[str, ...] = ()
@@ -32,7 +32,7 @@ class SavedQuery:
         """As a contribution's state."""
         told = {
             "kohort-spark": FORM,
-            "folder": self.folder,
+            "epoch": self.epoch,
             "batch": self.batch,
             "output": self.output,
             "operators": self.operators,
@@ -52,7 +52,7 @@ class SavedQuery:
             form = int(found["kohort-spark"])
             if form <= FORM:
                 return cls(
-                    str(found["folder"]),
+                    int(found["epoch"]),
                     None if found["batch"] is None else int(found["batch"]),
                     str(found["output"]),
                     tuple(found["operators"]),

@@ -18,15 +18,14 @@ from kohort.region.consuming.settings import MemberConfig
 from kohort.region.member.machine import MemberMachine
 from kohort.region.messages import RegionSeen
 from kohort.region.region import Region
-from kohort.region.sinks import Sink
+from kohort.region.sinks import Sink, place_of
 from kohort.spark.options import SourceOptions, client_settings
-from kohort.spark.region import folders
 from kohort.spark.region.built import Build, BuiltQuery, look
-from kohort.spark.region.declared import PINNED, SEAT, Declared, QuerySettings, Source, check_state, declare
+from kohort.spark.region.declared import PINNED, Declared, QuerySettings, Source, check_state, declare
+from kohort.spark.region.folders import check_place
 from kohort.spark.region.pinned import Pinned
 from kohort.spark.region.query_thread import QueryThread
 from kohort.spark.region.runs import LEAD, RegionQuery
-from kohort.spark.region.seats import SEATS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -94,7 +93,7 @@ class SparkRegion:
         self._spark = spark
         self._region = Region(name, bootstrap_servers, **settings)
         self._connection = bootstrap_servers, {key: value for key, value in settings.items() if key not in _OWN}
-        self._folder = folders.check_place(folder) / name
+        self._folder = f"{check_place(str(folder))}/{name}"
         self._declared: dict[str, Declared] = {}
         self._running: dict[str, _Started] = {}
 
@@ -150,57 +149,43 @@ class SparkRegion:
                 self._running[declared.name] = self._start(declared)
 
     def _start(self, declared: Declared) -> _Started:
-        seats = [uuid4().hex for _ in declared.sources]
-        raw = [{**options, SEAT: seat} for (options, _), seat in zip(declared.sources, seats, strict=True)]
+        raw = [options for options, _ in declared.sources]
         built = look(self._spark, declared.build, raw, declared.mode, declared.what())
-        check_state(declared, built)
-        started = _Started(seats)
+        shares = check_state(declared, built)
+        started = _Started()
         try:
-            self._begin(declared, built, started)
+            self._begin(declared, built, started, shares)
         except BaseException:
             started.abandon()
             raise
         return started
 
-    def _begin(self, declared: Declared, built: BuiltQuery, started: _Started) -> None:
+    def _begin(self, declared: Declared, built: BuiltQuery, started: _Started, shares: bool) -> None:
         region_id, sink = UUID(int=0), declared.into
         for number, (_, options) in enumerate(declared.sources):
             region_id, bound = self._region.admit(str(options.group_id), declared.into if number == LEAD else None)
             sink = bound or sink
         sink.check(built.schema)
         query = RegionQuery(
-            declared.name, built, sink, region_id, self._folder / declared.name, lambda: started.members
+            declared.name, built, sink, region_id, f"{self._folder}/{declared.name}", lambda: started.members
         )
         started.query = query
         for number, (_, options) in enumerate(declared.sources):
-            started.members.append(self._member(declared, options, number, query, sink))
-        for seat, member in zip(started.seats, started.members, strict=True):
-            SEATS.add(seat, member.seat)
+            name = declared.name if number == LEAD else f"{declared.name}#{number + 1}"
+            place = place_of(sink) if number == LEAD else ""
+            machine = MemberMachine(
+                self.name, name, uuid4(), str(options.group_id), sink=place, shares=shares,
+                holds_back=declared.holds_back,
+            )  # fmt: skip
+            publisher = Publisher(sink, name) if number == LEAD else None
+            consumer = self._region.group_consumer(name, _settings(declared, options))
+            config = MemberConfig(
+                options.subscribe or (), options.subscribe_pattern, declared.start, options.fail_on_data_loss
+            )
+            started.members.append(QueryThread(machine, consumer, publisher, config, query, number))
         query.start()
         for member in started.members:
             member.start(self._region.reach)
-
-    def _member(
-        self, declared: Declared, options: SourceOptions, number: int, query: RegionQuery, sink: Sink
-    ) -> QueryThread:
-        name = declared.name if number == LEAD else f"{declared.name}#{number + 1}"
-        group = str(options.group_id)
-        settings: dict[str, Any] = client_settings(options)
-        settings.pop("client.id", None)
-        settings = {key.replace(".", "_"): value for key, value in settings.items()}
-        settings |= {"group_id": group, "group_protocol": options.group_protocol}
-        if declared.state == PINNED:
-            settings["partition_assignment_strategy"] = [Pinned(declared.name, declared.queries)]
-        machine = MemberMachine(
-            self.name, name, uuid4(), group, publishes=number == LEAD, holds_back=declared.holds_back
-        )
-        config = MemberConfig(
-            tuple(options.subscribe or ()), options.subscribe_pattern, declared.start,
-            options.fail_on_data_loss,
-        )  # fmt: skip
-        publisher = Publisher(sink, name) if number == LEAD else None
-        consumer = self._region.group_consumer(name, settings)
-        return QueryThread(machine, consumer, publisher, config, query, number)
 
     def run(self, until: Literal["caught-up"] | None = None) -> None:
         """Start what was declared, and stay until it is stopped, or until all that was there at the start is published.
@@ -299,10 +284,9 @@ _OWN = SparkRegionSettings.__annotations__.keys() - ConnectionSettings.__annotat
 
 
 class _Started:
-    """A query that runs, with its members and their seats."""
+    """A query that runs, with its members."""
 
-    def __init__(self, seats: list[str]) -> None:
-        self.seats = seats
+    def __init__(self) -> None:
         self.members: list[QueryThread] = []
         self.query: RegionQuery | None = None
 
@@ -327,5 +311,14 @@ class _Started:
                 member.thread.join()
         if self.query is not None:
             self.query.close()
-        for seat in self.seats:
-            SEATS.remove(seat)
+
+
+def _settings(declared: Declared, options: SourceOptions) -> dict[str, Any]:
+    """Of the consumer that is a source's member."""
+    told: dict[str, Any] = client_settings(options)
+    del told["client.id"]  # the region's: by it members are known
+    settings = {key.replace(".", "_"): value for key, value in told.items()}
+    settings |= {"group_id": options.group_id, "group_protocol": options.group_protocol}
+    if declared.state == PINNED:
+        settings["partition_assignment_strategy"] = [Pinned(declared.name, declared.queries)]
+    return settings
