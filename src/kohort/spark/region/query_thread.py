@@ -108,7 +108,7 @@ class QueryThread(MemberThread):
     def _lost(self, lost: Lost) -> None:
         """Records are gone that the query was to read."""
         if lost.fatal:
-            remedy = "set the option failOnDataLoss to false, which leaves them out, or reset the region to its initial state"
+            remedy = "set failOnDataLoss=false, which leaves them out, or reset the region to its initial state"
             self.post(happens.Failed(lost.text, remedy))
 
     # -- the turns
