@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -41,6 +42,11 @@ if TYPE_CHECKING:
 def _reading(options: SourceOptions, columns: tuple[str, ...], values: Values | None) -> Reading:
     settings = client_settings(options)
     return Reading.of(options.bootstrap_servers, settings, columns, options.fail_on_data_loss, values)
+
+
+def _connected(hearing: Hearing | None) -> bool:
+    """Whether the application is heard."""
+    return hearing is not None and hearing.connected
 
 
 class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -86,6 +92,7 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _driver(self, identity: str | None = None) -> Query:
         """The query's state, made with the first call: only one of the processes that build this object drives."""
         if self._query is None:
+            from kohort.spark.group_place import GroupPlace
             from kohort.spark.hearing import Hearing
             from kohort.spark.process import Ending, ParentWatch
             from kohort.spark.query import Query
@@ -97,10 +104,8 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._claim()
             if self._contact is not None:
                 self._hearing = Hearing(self._contact, self.sink_done)
-            hearing = self._hearing
-            self._query = Query(
-                self._options, identity or self._identity, lambda: hearing is not None and hearing.connected
-            )
+            heard = partial(_connected, self._hearing)
+            self._query = Query(self._options, identity or self._identity, partial(GroupPlace, heard=heard))
         if identity is not None:
             self._query.identity = identity
             if self._hearing is not None:
