@@ -20,7 +20,7 @@ from kohort.spark.catalog import Catalog
 from kohort.spark.group_place import GroupPlace
 from kohort.spark.lag_report import lag_report
 from kohort.spark.options import SourceOptions
-from kohort.spark.place import Held, Place, surely
+from kohort.spark.place import AGAIN_S, Held, Place, surely
 
 log = logging.getLogger("kohort.spark")
 
@@ -150,7 +150,8 @@ class Query:
                 return None
             self._ends = self._catalog.ends(held.partitions)
             if len(self._ends) == len(held.partitions):
-                break  # else a topic has gone since it was looked at
+                break
+            time.sleep(AGAIN_S)  # a topic has gone since it was looked at
         self._positions = self._place.settle(held, self._positions, self._ends)
         available = {tp: max(0, self._limit(tp) - self._positions[tp]) for tp in held.partitions}
         shares = self._admit(available) if limited else available

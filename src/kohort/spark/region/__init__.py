@@ -1,0 +1,1 @@
+"""Spark queries in a consistent region."""
