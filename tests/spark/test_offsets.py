@@ -36,8 +36,8 @@ def test_the_first_form_and_fields_of_later_ones_are_read() -> None:
 
 
 def test_a_later_form_is_refused() -> None:
-    with pytest.raises(InvalidInputError, match="later kohort.*form 3.*up to 2"):
-        BatchOffset.from_json({"kohort": 3})
+    with pytest.raises(InvalidInputError, match="later kohort.*form 4.*up to 3"):
+        BatchOffset.from_json({"kohort": 4})
 
 
 def test_stamps_survive_metadata_and_strangers_have_none() -> None:

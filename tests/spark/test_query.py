@@ -235,9 +235,8 @@ def test_a_revocation_waits_for_the_word_and_no_longer(stage: Stage, closing: Ca
     query = closing(stage.query())
     first = trigger(query, BatchOffset("q1"))
     with stage.member() as newcomer:
-        place = query._place
-        assert place is not None
-        until(lambda: place._member.revocation() is not None, "the query is asked for partitions")  # type: ignore[attr-defined]
+        group = query._place._group  # type: ignore[attr-defined]
+        until(lambda: group._member.revocation() is not None, "the query is asked for partitions")
         assert newcomer.assignment().partitions == ()
         assert query.sink_done(first)
         mine = stage.share(newcomer, 2).partitions

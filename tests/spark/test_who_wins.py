@@ -32,7 +32,7 @@ def servers(our_broker: Broker) -> str:
 
 @pytest.fixture(autouse=True)
 def _looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kohort.spark.query.REFRESH_S", 0.1)
+    monkeypatch.setattr("kohort.spark.group_place.REFRESH_S", 0.1)
 
 
 def stamped(place: Place, values: range, letter: str = "a", count: int = 2) -> None:

@@ -16,8 +16,11 @@ from uuid import UUID
 from kohort.errors import InvalidInputError
 from kohort.ids import TopicId, TopicPartition
 
-FORM = 2
-"""The version of the JSON form. Form 1 had no topic ids; a reader passes over fields that it does not know."""
+FORM = 3
+"""The last version of the JSON form, which batches of a region have, for their epoch and handings. Form 1 had no topic
+ids; a reader passes over fields that it does not know."""
+OUTSIDE_FORM = 2
+"""The form of batches outside a region: an earlier kohort reads them too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,8 @@ class BatchOffset:
         spans: by partition; a partition that was held but had nothing to read has an empty one.
         ids: of the spans' topics; without those that are not known, as with brokers that have no topic ids.
         group: whose member planned it; empty without a group, None where it is not known, as before this was kept.
+        epoch: of the region in which it was planned; -1 without one.
+        handings: in a region, by partition, under which handing-out it was held.
     """
 
     query: str
@@ -51,6 +56,8 @@ class BatchOffset:
     spans: Mapping[TopicPartition, Span] = field(default_factory=dict)
     ids: Mapping[str, TopicId] = field(default_factory=dict)
     group: str | None = None
+    epoch: int = -1
+    handings: Mapping[TopicPartition, int] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON with keys in one stable order: Spark compares offsets as text."""
@@ -61,14 +68,19 @@ class BatchOffset:
                 "start": span.start,
                 "end": span.end,
             }
+            if tp in self.handings:
+                topics[tp.topic][str(tp.partition)]["handing"] = self.handings[tp]
+        inside = {} if self.epoch < 0 else {"epoch": self.epoch}
         return {
-            "kohort": FORM,
+            "kohort": FORM if inside else OUTSIDE_FORM,
             "query": self.query,
             "batch": self.batch,
             "generation": self.generation,
             "topics": topics,
             "ids": {topic: str(self.ids[topic]) for topic in topics if topic in self.ids},
-        } | ({} if self.group is None else {"group": self.group})
+            **({} if self.group is None else {"group": self.group}),
+            **inside,
+        }
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> BatchOffset:
@@ -88,13 +100,24 @@ class BatchOffset:
                 f"the checkpoint's offset {json.dumps(found)[:200]} is not of this source; "
                 "use a fresh checkpointLocation"
             )
-        spans = {
-            TopicPartition(topic, int(number)): Span(int(span["start"]), int(span["end"]))
+        told = {
+            TopicPartition(topic, int(number)): span
             for topic, numbers in found["topics"].items()
             for number, span in numbers.items()
         }
+        spans = {tp: Span(int(span["start"]), int(span["end"])) for tp, span in told.items()}
+        handings = {tp: int(span["handing"]) for tp, span in told.items() if "handing" in span}
         ids = {topic: UUID(text) for topic, text in found.get("ids", {}).items()}
-        return cls(found["query"], int(found["batch"]), int(found["generation"]), spans, ids, found.get("group"))
+        return cls(
+            found["query"],
+            int(found["batch"]),
+            int(found["generation"]),
+            spans,
+            ids,
+            found.get("group"),
+            int(found.get("epoch", -1)),
+            handings,
+        )
 
     def of(self, spans: Mapping[TopicPartition, Span]) -> BatchOffset:
         """The same batch with other spans."""

@@ -3,7 +3,7 @@
 Spark drives a query's source in a process of its own, a child of the JVM, which the application can't call. So the
 application listens on loopback, and each source connects back: one connection for each query, frames in both
 directions (`kohort.channel`). A body is a JSON object whose `kind` says what it is about. A kind that an end does not
-know is passed over.
+know is passed over. What a source asks has a number, which the frame that answers it repeats.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import os
 import secrets
 import socket
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -72,14 +73,17 @@ class Switchboard:
         self,
         arrived: Callable[[str], Message | None] = lambda query: None,
         handlers: Mapping[str, Callable[[str, Message], None]] | None = None,
+        answers: Mapping[str, Callable[[str, Message], Message]] | None = None,
     ) -> None:
         """Listen on a free port.
 
         Args:
             arrived: called with a query's identity when its source says that it drives it; gives what to tell it first.
             handlers: by kind, what to do with a query's messages; called by the connection's thread.
+            answers: by kind, what to answer a query's messages on their connection; called by its thread. One that
+                takes its time holds up what this source says next, and nothing that it is told.
         """
-        self._arrived, self._handlers = arrived, dict(handlers or {})
+        self._arrived, self._handlers, self._answers = arrived, dict(handlers or {}), dict(answers or {})
         self._lock = threading.Lock()
         self._sockets: set[socket.socket] = set()
         self._links: dict[str, set[Link]] = {}
@@ -141,8 +145,8 @@ class Switchboard:
                     self._part(link, query)
                     query = named
                     self._join(link, query)
-                elif named == query and (handler := self._handlers.get(message["kind"])) is not None:
-                    handler(query, message)
+                elif named == query:
+                    self._take(link, query, message)
         except (OSError, ValueError) as error:
             log.debug("a connection ended: %s", error)
         finally:
@@ -151,6 +155,13 @@ class Switchboard:
             with self._lock:
                 self._sockets.discard(sock)
             sock.close()
+
+    def _take(self, link: Link, query: str, message: Message) -> None:
+        kind = message["kind"]
+        if (handler := self._handlers.get(kind)) is not None:
+            handler(query, message)
+        elif (answer := self._answers.get(kind)) is not None:
+            link.send(encode({**answer(query, message), "kind": "answer", "number": message.get("number")}))
 
     def _join(self, link: Link, query: str) -> None:
         with self._lock:
@@ -189,9 +200,12 @@ class Line:
             lost: called by the line's thread when the connection has ended.
         """
         self._contact, self._handlers, self._lost = contact, dict(handlers), lost
-        self._lock = threading.Lock()
+        self._changed = threading.Condition(threading.Lock())
         self._query = ""
         self._link: Link | None = None
+        self._links = 0  # how many connections there have been
+        self._number = 0
+        self._answers: dict[int, Message | None] = {}  # by number: what is waited for, and what has come
         self._ended = threading.Event()
         self._told = False
         _OF_THIS_PROCESS.add(self)
@@ -207,13 +221,62 @@ class Line:
 
     def drives(self, query: str) -> None:
         """Say which query this process drives: messages for it come from now on."""
-        with self._lock:
+        with self._changed:
             if query == self._query:
                 return
             self._query = query
-            link = self._link
-        if link is not None:
-            link.send(encode({"kind": "drives", "query": query}))
+            if self._link is not None:
+                self._link.send(encode({"kind": "drives", "query": query}))
+            self._changed.notify_all()
+
+    def ask(self, message: Message, timeout_s: float) -> Message:
+        """Ask the application, and wait for its answer; the first connection is waited for too.
+
+        Not to be called by a handler: the line's thread takes in the answers.
+
+        Args:
+            message: the question; gets its number here.
+            timeout_s: the longest to wait.
+
+        Raises:
+            ConnectionError: the application can't be reached, or was and is gone.
+            TimeoutError: it did not answer in time.
+        """
+        deadline = time.monotonic() + timeout_s
+        link = self._first_link(deadline)
+        with self._changed:
+            self._number += 1
+            number = self._number
+            self._answers[number] = None
+        try:
+            if not self.send({**message, "number": number}):
+                raise ConnectionError("the application is gone")
+            with self._changed:
+                while (answer := self._answers[number]) is None:
+                    if self._link is not link:
+                        raise ConnectionError("the application is gone")
+                    if not self._changed.wait(max(0.0, deadline - time.monotonic())):
+                        raise TimeoutError(f"the application did not answer within {timeout_s:g} s")
+                return answer
+        finally:
+            del self._answers[number]
+
+    def _first_link(self, deadline: float) -> Link:
+        """The connection; one that has ended is not waited for to come again."""
+        with self._changed:
+            while self._link is None or not self._query:
+                if self._links or self._ended.is_set():
+                    raise ConnectionError("the application is gone")
+                if not self._changed.wait(max(0.0, deadline - time.monotonic())):
+                    raise ConnectionError(f"the application can't be reached on port {self._contact.port}")
+            return self._link
+
+    def _answered(self, message: Message) -> None:
+        with self._changed:
+            number = message.get("number")
+            if number in self._answers:  # else nobody waits for it any more
+                self._answers[number] = message
+                self._changed.notify_all()
 
     def send(self, message: Message) -> bool:
         """Send a message of this query; False: the application can't be reached."""
@@ -249,22 +312,28 @@ class Line:
             raise
 
     def _talk(self, link: Link) -> None:
-        with self._lock:
-            self._link, query = link, self._query
+        with self._changed:
+            if self._query:
+                link.send(encode({"kind": "drives", "query": self._query}))
+            self._link = link
+            self._links += 1
+            self._changed.notify_all()
         try:
             if self._ended.is_set():
                 return
-            if query:
-                link.send(encode({"kind": "drives", "query": query}))
             for message in map(decode, link.bodies()):
+                if message["kind"] == "answer":
+                    self._answered(message)
+                    continue
                 handler = self._handlers.get(message["kind"])
                 if handler is not None:
                     handler(message)
         except ValueError as error:
             log.warning("the application sent what is not of this channel: %s", error)
         finally:
-            with self._lock:
+            with self._changed:
                 self._link = None
+                self._changed.notify_all()
             link.close()
             self._lost()
 

@@ -20,6 +20,9 @@ class Hearing:
     """Hears when a sink is done, and when the query is over and all has been said.
 
     Messages: `done` with the batch's `end`, as the checkpoint has it; `over` after the last of a run.
+
+    Attributes:
+        line: to the application.
     """
 
     def __init__(self, contact: Contact, sink_done: Callable[[str], bool]) -> None:
@@ -32,17 +35,17 @@ class Hearing:
         self._sink_done = sink_done
         self._stopping = False
         self._enough = threading.Event()
-        self._line = Line(contact, {"done": self._done, "over": self._over}, self._lost)
-        self._line.start()
+        self.line = Line(contact, {"done": self._done, "over": self._over}, self._lost)
+        self.line.start()
 
     @property
     def connected(self) -> bool:
         """Whether the application is there."""
-        return self._line.connected
+        return self.line.connected
 
     def drives(self, query: str) -> None:
         """Say which query this process drives: it is heard of from now on."""
-        self._line.drives(query)
+        self.line.drives(query)
 
     def last_words(self, running: Callable[[], bool]) -> None:
         """Wait, for a moment, until it is known whether the running batch is done.
@@ -55,7 +58,7 @@ class Hearing:
             self._enough.wait(LAST_WORDS_S)
 
     def close(self) -> None:
-        self._line.close()
+        self.line.close()
 
     def _done(self, message: Message) -> None:
         try:

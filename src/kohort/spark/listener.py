@@ -26,6 +26,7 @@ from pyspark.sql.streaming.listener import (
 )
 
 from kohort.spark.channel import Contact, Message, Switchboard
+from kohort.spark.region.seats import SEATS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -142,7 +143,7 @@ class Application:
     def __init__(self) -> None:
         self.pid = os.getpid()
         self._ledger = Ledger()
-        self._switchboard = Switchboard(self._ledger.known)
+        self._switchboard = Switchboard(self._ledger.known, {"lost": SEATS.lost}, {"ask": SEATS.answer})
         self._listener: SinkListener | None = None
         self._gateway: Any = None
 

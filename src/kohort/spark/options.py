@@ -23,7 +23,14 @@ STREAM_ONLY = (
     "minOffsetsPerTrigger",
     "maxTriggerDelay",
     "maxBytesPerTrigger",
+    "regionSeat",
 )
+NOT_IN_REGION = {
+    "assign": "the region's groups share partitions out: subscribe instead",
+    "plannedRanges": "a region takes its queries back to finished batches, so that none is read again",
+    "onRevocationTimeout": "a partition that is taken from a region's query takes the whole region back",
+}
+"""Options that a source in a region can't have, with the reason."""
 OF_SPARKS_OWN = {
     name.lower(): name
     for name in (
@@ -164,6 +171,12 @@ class SourceOptions:
         None,
         why="module:function, which gives the Avro schema that a value was written with by the id before it",
     )
+    region_seat: str | None = knob(
+        "regionSeat",
+        None,
+        why="set by SparkRegion alone: the seat in the application that says what the source reads and from where, so "
+        "that startingOffsets and its like count for nothing",
+    )
     kafka: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -191,6 +204,11 @@ def parse_options(raw: Mapping[str, str], *, streaming: bool | None = None) -> S
         InvalidInputError: a name that no option has (naming the nearest), a value out of range, no bootstrap servers,
             or not exactly one way to choose topics.
     """
+    if any(name.lower() == "region" for name in raw):
+        raise InvalidInputError(
+            "a source can't join a region by the option region: queries of a region are started by SparkRegion, which "
+            "also restarts them; leave the option out"
+        )
     own, kafka = by_kind(raw, SourceOptions, OF_SPARKS_OWN)
     options = from_properties(SourceOptions, own)
     options.kafka.update(kafka)
@@ -278,6 +296,8 @@ def _unknown(key: str, spelling: Mapping[str, str]) -> InvalidInputError:
 
 
 def _check(options: SourceOptions, given: Mapping[str, str], streaming: bool | None) -> None:
+    if options.region_seat is not None:
+        _check_in_region(options, given)
     chosen = [name for name in ("subscribe", "subscribePattern", "assign") if given.get(name, "").strip()]
     if len(chosen) != 1:
         found = "none is given" if not chosen else f"{' and '.join(chosen)} are given"
@@ -297,6 +317,14 @@ def _check(options: SourceOptions, given: Mapping[str, str], streaming: bool | N
                 "read if the whole of its name matches, as with flights.*"
             ) from None
     options.assigned()
+
+
+def _check_in_region(options: SourceOptions, given: Mapping[str, str]) -> None:
+    for name, reason in NOT_IN_REGION.items():
+        if name in given:
+            raise InvalidInputError(f"the option {name} has no place in a region: {reason}")
+    if options.group_id is None:
+        raise InvalidInputError("a source in a region is a member of a group: name it by group.id")
 
 
 def partitions_of_json(name: str, text: str) -> tuple[TopicPartition, ...]:

@@ -19,6 +19,7 @@ from kohort.ids import TopicId, TopicPartition
 from kohort.spark.batch_offset import Committed, Stamp
 from kohort.spark.neighbours import Neighbours
 from kohort.spark.options import SourceOptions, client_settings
+from kohort.spark.place import Held
 from kohort.spark.rebalances import Rebalances, Standing
 
 log = logging.getLogger("kohort.spark")
@@ -27,14 +28,6 @@ WATCH_MS = 1_000
 """How long the watching thread waits for a change before it looks whether it should end."""
 LEAVE_MS = 1_500
 """How long leaving may take: Spark does not wait for this process."""
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """What the query may read now, and since which generation of the group (-1: no group)."""
-
-    partitions: tuple[TopicPartition, ...]
-    generation: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +52,8 @@ class Maker:
         return {topic: self.ids[topic] for topic in topics} if topics <= self.ids.keys() else {}
 
 
-class Place(Protocol):
-    """How a query stands to its group: as a member, or only as one who keeps offsets there."""
+class InGroup(Protocol):
+    """How a query stands in its group: as a member, or only as one who keeps offsets there."""
 
     def held(self, timeout_ms: float) -> Held | None:
         """The partitions held, once no rebalance is under way; None if that takes longer."""

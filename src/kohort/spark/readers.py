@@ -23,6 +23,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from kohort.errors import InvalidInputError
 from kohort.spark.batch_offset import BatchOffset
 from kohort.spark.bounds import ending_bound, starting_bound
 from kohort.spark.options import SourceOptions, client_settings
@@ -30,8 +31,10 @@ from kohort.spark.reading import Reading
 from kohort.spark.tasks import ReadTask, cut
 
 if TYPE_CHECKING:
+    from kohort.spark.catalog import Catalog
     from kohort.spark.channel import Contact
     from kohort.spark.hearing import Hearing
+    from kohort.spark.place import Place
     from kohort.spark.process import Ending, ParentWatch
     from kohort.spark.query import Query
     from kohort.spark.sole import Load, SoleReader
@@ -97,15 +100,32 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._claim()
             if self._contact is not None:
                 self._hearing = Hearing(self._contact, self.sink_done)
-            hearing = self._hearing
-            self._query = Query(
-                self._options, identity or self._identity, lambda: hearing is not None and hearing.connected
-            )
+            self._query = Query(self._options, identity or self._identity, self._place)
         if identity is not None:
             self._query.identity = identity
             if self._hearing is not None:
                 self._hearing.drives(identity)
         return self._query
+
+    def _place(self, options: SourceOptions, catalog: Catalog) -> Place:
+        """The query's place: in its group, or in its region.
+
+        Raises:
+            InvalidInputError: the application of a region can't be reached from here.
+        """
+        hearing = self._hearing
+        if options.region_seat is None:
+            from kohort.spark.group_place import GroupPlace
+
+            return GroupPlace(options, catalog, lambda: hearing is not None and hearing.connected)
+        if hearing is None:
+            raise InvalidInputError(
+                "a region's query asks its application what to read, and can't reach it from here: on Spark Connect "
+                "there are no regions"
+            )
+        from kohort.spark.region_place import RegionPlace
+
+        return RegionPlace(options, catalog, hearing.line, options.region_seat)
 
     def _claim(self) -> None:
         """Be the only reader of this `load()`.
@@ -137,6 +157,16 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
+        """Aims at what there is now.
+
+        Raises:
+            InvalidInputError: the query is in a region.
+        """
+        if self._options.region_seat is not None:
+            raise InvalidInputError(
+                "a query in a region runs without a trigger: AvailableNow would end it with batches in no sequence; "
+                'run the region until="caught-up" instead'
+            )
         self._driver().aim_at_present()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:

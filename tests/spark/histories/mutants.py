@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
 
-import kohort.spark.query as query_module
+import kohort.spark.group_place as place_module
 import kohort.spark.source as source_module
 from kohort.ids import TopicPartition
 from kohort.spark.batch_offset import BatchOffset, Committed, Reached, Span
 from kohort.spark.bounds import Bound
 from kohort.spark.catalog import Catalog
+from kohort.spark.group_place import GroupPlace
+from kohort.spark.place import Held
 from kohort.spark.query import Query
-from kohort.spark.query_member import Held, Maker, Membership
+from kohort.spark.query_member import Maker, Membership
 from kohort.spark.tasks import ReadTask
 
 
@@ -22,8 +24,9 @@ def commits_before_the_sink() -> None:
 
     def planned(self: Query, start: BatchOffset, *, limited: bool) -> BatchOffset | None:
         batch = plan(self, start, limited=limited)
-        if batch is not None and self._place is not None:
-            self._place.commit(batch.ends(), Maker(self.identity, batch.batch, batch.generation, batch.ids))
+        if batch is not None:
+            group = self._place._group  # type: ignore[attr-defined]
+            group.commit(batch.ends(), Maker(self.identity, batch.batch, batch.generation, batch.ids))
         return batch
 
     Query.plan = planned  # type: ignore[method-assign]
@@ -31,7 +34,7 @@ def commits_before_the_sink() -> None:
 
 def commits_no_claims() -> None:
     """Where a partition starts is not told to the group."""
-    Query._claimed = lambda *_: True  # type: ignore[method-assign]
+    GroupPlace._claimed = lambda *_: True  # type: ignore[method-assign]
 
 
 def resumes_at_the_checkpoint() -> None:
@@ -40,7 +43,7 @@ def resumes_at_the_checkpoint() -> None:
     def resume(_query: str, committed: Committed | None, reached: Reached | None) -> int | None:
         return reached.offset if reached is not None else committed and committed.offset
 
-    query_module.resume_at = resume
+    place_module.resume_at = resume
 
 
 def raises_by_anyones_checkpoint() -> None:
@@ -49,7 +52,7 @@ def raises_by_anyones_checkpoint() -> None:
     def resume(_query: str, committed: Committed | None, reached: Reached | None) -> int | None:
         return max((one.offset for one in (committed, reached) if one is not None), default=None)
 
-    query_module.resume_at = resume
+    place_module.resume_at = resume
 
 
 def raises_by_a_batch_that_was_left() -> None:
@@ -61,7 +64,7 @@ def raises_by_a_batch_that_was_left() -> None:
             return one and one.offset
         return max(committed.offset, reached.offset)
 
-    query_module.resume_at = resume
+    place_module.resume_at = resume
 
 
 def releases_inside_a_batch() -> None:
@@ -111,15 +114,15 @@ def repeats_with_new_ends() -> None:
 def repeats_what_others_read() -> None:
     """A batch that is run again has all partitions that are held, whoever has gone on with them."""
 
-    def still_ours(self: Query, planned: BatchOffset, held: Held) -> Mapping[TopicPartition, Span]:
+    def still_ours(self: GroupPlace, planned: BatchOffset, held: Held) -> Mapping[TopicPartition, Span]:
         return {tp: span for tp, span in planned.spans.items() if tp in held.partitions}
 
-    Query._still_ours = still_ours  # type: ignore[method-assign]
+    GroupPlace._still_ours = still_ours  # type: ignore[method-assign]
 
 
 def starts_new_partitions_at_their_ends() -> None:
     """Records of a partition that is new are passed over."""
-    first = query_module.first_positions
+    first = place_module.first_positions
 
     def positions(
         partitions: Iterable[TopicPartition],
@@ -133,7 +136,7 @@ def starts_new_partitions_at_their_ends() -> None:
         new = catalog.ends(tp for tp in wanted if tp not in there)
         return first((tp for tp in wanted if tp not in new), catalog, bound, again=again, there=there) | new
 
-    query_module.first_positions = positions
+    place_module.first_positions = positions
 
 
 def commits_nothing() -> None:

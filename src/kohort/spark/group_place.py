@@ -1,0 +1,338 @@
+"""The place of a query that keeps its own offsets: in its group, or, without one, in its checkpoint alone."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from kohort.errors import CommitFailedError, NotFoundError
+from kohort.ids import TopicPartition
+from kohort.spark.batch_offset import BatchOffset, Committed, Reached, Span, resume_at
+from kohort.spark.bounds import starting_bound
+from kohort.spark.catalog import Catalog
+from kohort.spark.changed import refuse_passing_over, take_over
+from kohort.spark.data_loss import lose
+from kohort.spark.incarnations import Incarnations
+from kohort.spark.options import SourceOptions
+from kohort.spark.place import Held, Replay, surely
+from kohort.spark.query_member import InGroup, Maker, Membership, OffsetKeeper, given_away
+from kohort.spark.rebalances import Standing
+from kohort.spark.starting import first_positions, refuse_beyond, within
+
+log = logging.getLogger("kohort.spark")
+
+REFRESH_S = 5.0
+"""How often a query without a group looks for new partitions."""
+
+
+class GroupPlace:
+    """Claims where partitions start, and commits what is done: as a member, or only as one who keeps offsets there.
+
+    Without a group the query has every partition, and its checkpoint is all there is.
+    """
+
+    def __init__(self, options: SourceOptions, catalog: Catalog, heard: Callable[[], bool] = lambda: False) -> None:
+        """Nothing is joined yet.
+
+        Args:
+            options: of the source.
+            catalog: asks the brokers.
+            heard: whether this process hears when a sink is done.
+        """
+        self._options, self._catalog, self._heard = options, catalog, heard
+        self._bound = starting_bound(options, streaming=True)
+        self._group: InGroup | None = None
+        self._query = ""
+        self._taken: Held | None = None  # what starts have been found for
+        self._void: set[str] = set()  # topics that are others now: where the query was in them counts no more
+        self._done: dict[TopicPartition, Reached] = {}  # what this query has finished, by its own knowledge
+        self._found: Mapping[TopicPartition, Committed | None] = {}
+        self._topics = Incarnations(catalog, strict=options.fail_on_data_loss)
+        self._brought: dict[TopicPartition, int] = {}  # by the checkpoint, from another group
+        self._resumed = False  # what the checkpoint says is known
+        self._restarted = False  # or has had partitions: what is unknown from then on is new
+        self._there: frozenset[TopicPartition] | None = None  # when the query started
+        self._every: list[TopicPartition] = []
+        self._refreshed_at = 0.0
+
+    def resume(self, start: BatchOffset) -> None:
+        """Take over what the checkpoint says, once."""
+        self._resume(start)
+
+    def _resume(self, start: BatchOffset, planned: BatchOffset | None = None) -> None:
+        """`planned` was not finished."""
+        if self._resumed:
+            return
+        self._brought = take_over(self._options, start, planned)
+        self._resumed = self._restarted = True
+        self._done.update(start.reached())
+        self._topics.remember(start)
+
+    def hold(self, start: BatchOffset, at: Mapping[TopicPartition, int], wait_ms: float) -> Held | None:
+        """What may be read now, with the start of each partition; None while that is being settled."""
+        self._query, self._resumed = start.query, True
+        held = self._held(wait_ms)
+        if held is None:
+            return None
+        held = self._present(held)
+        known = {tp: position for tp, position in at.items() if tp.topic not in self._void}
+        if held != self._taken:
+            found = self._take(held, known, start.batch)
+            if found is None:
+                return None
+            self._taken, known = held, found
+            self._void.clear()
+        return replace(held, starts=known, ids=self._topics.of(held.partitions))
+
+    def _held(self, wait_ms: float) -> Held | None:
+        if self._options.group_id is None:
+            return Held(self._all_partitions())
+        if self._group is None:
+            self._group = self._join()
+        return self._group.held(wait_ms)
+
+    def _join(self) -> InGroup:
+        self._look()  # a topic that does not exist is an error at once
+        if self._options.assign is not None:
+            return OffsetKeeper(self._options)
+        return Membership(self._options, self._heard)
+
+    def _all_partitions(self) -> tuple[TopicPartition, ...]:
+        now = time.monotonic()
+        if not self._every or now - self._refreshed_at > REFRESH_S:
+            self._every, self._refreshed_at = self._look(), now
+        return tuple(self._every)
+
+    def _look(self) -> list[TopicPartition]:
+        """Every partition that there is for the query and its group."""
+        found = self._catalog.partitions(self._topics.known)
+        if self._there is None:
+            self._there = frozenset(found)
+        return found
+
+    def _present(self, held: Held) -> Held:
+        """What there is of the partitions held; what was known of topics that are others now is forgotten."""
+        present, void = self._topics.look({tp.topic for tp in held.partitions})
+        if void:
+            self._taken = None
+            self._void |= void
+            for tp in [tp for tp in self._done if tp.topic in void]:
+                del self._done[tp]
+        return Held(tuple(tp for tp in held.partitions if tp in present.partitions), held.generation)
+
+    def _take(self, held: Held, known: Mapping[TopicPartition, int], batch: int) -> dict[TopicPartition, int] | None:
+        """Find where to go on in each partition, and say so to the group. None: the group has moved on meanwhile."""
+        group = self._group
+        self._found = self._topics.valid(group.committed(held.partitions)) if group is not None else {}
+        refuse_passing_over(self._options, self._query, self._brought, self._found)
+        positions: dict[TopicPartition, int] = {}
+        unknown: list[TopicPartition] = []
+        for tp in held.partitions:
+            at = known.get(tp) if group is None else None
+            if at is None:
+                at = resume_at(self._query, self._found.get(tp), self._done.get(tp))
+            if at is None:
+                unknown.append(tp)
+            else:
+                positions[tp] = at
+        there = () if self._restarted else self._there or ()
+        first = first_positions(unknown, self._catalog, self._bound, again=self._topics.again, there=there)
+        beginnings, ends = self._catalog.beginnings(held.partitions), self._catalog.ends(held.partitions)
+        if any(tp not in known for known in (beginnings, ends, positions | first) for tp in held.partitions):
+            return None  # a topic has gone since it was looked at
+        refuse_beyond(first, beginnings, ends)
+        positions = within(positions | first, beginnings, ends, self._catalog, self._options)
+        if not self._claim(held, positions, batch):
+            return None
+        self._brought.clear()
+        self._topics.again -= {tp.topic for tp in positions}
+        self._restarted = self._restarted or bool(positions)
+        return positions
+
+    def _claim(self, held: Held, positions: Mapping[TopicPartition, int], batch: int) -> bool:
+        """Say to the group where the query goes on. False: it has moved on meanwhile."""
+        if self._group is None:
+            return True
+        every = self._taken is None and self._options.assign is not None  # a group with members refuses it, now
+        claims = {tp: at for tp, at in positions.items() if every or not self._claimed(tp, at)}
+        try:
+            self._group.commit(claims, Maker(self._query, batch, held.generation, self._topics.of(positions)))
+        except (CommitFailedError, NotFoundError):
+            return False
+        return True
+
+    def _claimed(self, tp: TopicPartition, position: int) -> bool:
+        """Whether the group's offset is this position, under this query's name: so that every owner leaves a trace."""
+        found = self._found.get(tp)
+        return found is not None and found.offset == position and self._own(tp)
+
+    def _own(self, tp: TopicPartition) -> bool:
+        """Whether no one has committed for a partition since this query did."""
+        found = self._found.get(tp)
+        return found is None or (found.stamp is not None and found.stamp.query == self._query)
+
+    def settle(
+        self, held: Held, at: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, int]:
+        """Where to go on once the partitions' ends are known."""
+        del held
+        return within(at, {}, ends, self._catalog, self._options)
+
+    def notes_start(self) -> bool:
+        """Whether nobody but the checkpoint keeps where a fresh query started.
+
+        A group does not either while there is nothing to commit an offset of, as with a pattern that matches nothing.
+        """
+        return (self._group is None or not self._there) and self._bound.kind != "earliest"
+
+    def begin(self, held: Held, batch: int) -> bool:
+        """Start a batch: from now on nothing is given up. False if the group has moved on since `held`."""
+        del batch
+        return self._group is None or self._group.begin(held)
+
+    def finish(self, batch: BatchOffset, timeout_ms: float | None = None) -> None:
+        """Commit the ends of a batch that is done; then what the group wants back is given up."""
+        self._done.update(batch.reached())
+        if self._group is None:
+            return
+        try:
+            self._commit(self._group, batch, timeout_ms)
+        except CommitFailedError as error:
+            self._group.end()
+            self._taken = None
+            self._lost(batch, error)
+            return
+        self._group.end()
+
+    def _commit(self, group: InGroup, batch: BatchOffset, timeout_ms: float | None = None) -> None:
+        """Commit a batch's ends; what is gone meanwhile is left out, and told by the next look."""
+        ends = batch.ends()
+        while ends:
+            try:
+                group.commit(ends, Maker(batch.query, batch.batch, batch.generation, batch.ids), timeout_ms)
+                return
+            except NotFoundError:
+                now = self._catalog.present({tp.topic for tp in ends})
+                there = {
+                    tp: end
+                    for tp, end in ends.items()
+                    if tp in now.partitions and now.ids.get(tp.topic) == batch.ids.get(tp.topic)
+                }
+                if there == ends:
+                    raise
+                ends = there
+
+    def _lost(self, batch: BatchOffset, error: CommitFailedError) -> None:
+        text = given_away(batch.batch, error)
+        if self._options.on_revocation_timeout == "fail":
+            raise CommitFailedError(f"{text}; onRevocationTimeout=release goes on instead", error.code) from error
+        log.warning("%s; going on without them: the others read them again", text)
+
+    def replay(self, start: BatchOffset, planned: BatchOffset) -> Replay:
+        """What is to be read again of a batch that an earlier run did not finish, as `plannedRanges` says.
+
+        What is not read again starts at the group's offset, here or wherever its owner is.
+        """
+        self._query = planned.query
+        self._resume(start, planned)
+        another = self._topics.remember(planned)
+        for tp in [tp for tp in self._done if tp.topic in another]:
+            del self._done[tp]  # where the batch before ended is an offset of the earlier topic
+        if self._options.group_id is None:
+            self._present(Held(tuple(planned.spans)))
+            readable = planned.of(self._readable(planned))
+            return Replay(readable, readable)
+        start = replace(start, query=planned.query)  # a first batch's start is made anew by each run
+        at: Mapping[TopicPartition, int] = {}
+        while True:
+            held = surely(lambda wait_ms, at=at: self.hold(start, at, wait_ms), self._options)  # type: ignore[misc]
+            at = held.starts
+            readable = planned.of(self._readable(planned))
+            kept = self._still_ours(readable, held)
+            if self._mark_left(readable, kept, held) and self.begin(held, planned.batch):
+                break
+        ours = {
+            tp: span
+            for tp, span in kept.items()
+            if tp in held.partitions and span.start <= at[tp] <= span.end  # else the group was set there
+        }
+        ids = self._topics.of(kept)
+        released = sorted(set(readable.spans) - set(kept))
+        if released:
+            log.warning("batch %s: left to the group: %s", planned.batch, ", ".join(map(str, released)))
+        return Replay(
+            BatchOffset(planned.query, planned.batch, planned.generation, kept, ids, planned.group),
+            BatchOffset(planned.query, planned.batch, held.generation, ours, ids),
+            {**at, **{tp: span.end for tp, span in ours.items()}},
+        )
+
+    def _readable(self, planned: BatchOffset) -> dict[TopicPartition, Span]:
+        """The spans of a batch of an earlier run that there is still something of."""
+        spans = self._topics.spans_of(planned)
+        ends = self._catalog.ends(spans)
+        for tp, span in [*spans.items()]:
+            if tp not in ends:
+                del spans[tp]  # gone since it was looked at; the next look tells
+            elif span.end > ends[tp]:
+                text = f"{tp} ends at offset {ends[tp]}, the batch to be read again goes on to {span.end}"
+                lose(f"{text}: records are gone", "leaves them out", strict=self._options.fail_on_data_loss)
+                del spans[tp]
+        return spans
+
+    def _mark_left(self, planned: BatchOffset, kept: Mapping[TopicPartition, Span], held: Held) -> bool:
+        """Tell the group what a batch that is run again leaves out, which the checkpoint can't be told any more.
+
+        Its offset says to every later run that those partitions were read up to the batch's ends. Whoever has one now
+        says so by a commit; until then the group's offset is this query's, and is committed again under the batch's
+        number. False: the group has moved on meanwhile.
+
+        A new owner's commit between the look and this one is set back: a coordinator takes any member's offset for any
+        partition, and knows no "only if it is still so". That owner's next commit mends it; should it end before,
+        records are read again, and none is lost. To leave the partitions of others alone would lose the records of an
+        owner that ends before its first commit.
+        """
+        group = self._group
+        if group is None:
+            return True
+        left: dict[TopicPartition, int] = {}
+        for tp, found in self._topics.valid(group.committed([tp for tp in planned.spans if tp not in kept])).items():
+            stamp = found.stamp if found is not None else None
+            if found is None:
+                left[tp] = planned.spans[tp].start
+            elif stamp is not None and stamp.query == self._query and stamp.batch < planned.batch:
+                left[tp] = found.offset
+        try:
+            if left:
+                group.commit(left, Maker(self._query, planned.batch, held.generation, self._topics.of(left)))
+        except (CommitFailedError, NotFoundError):
+            return False
+        return True
+
+    def _still_ours(self, planned: BatchOffset, held: Held) -> Mapping[TopicPartition, Span]:
+        """The planned spans to read again: by default those of partitions that are held and no one else has read on."""
+        which = self._options.planned_ranges
+        if which == "all":
+            return planned.spans
+        if which == "none":
+            return {}
+        return {
+            tp: span
+            for tp, span in planned.spans.items()
+            if tp in held.partitions and held.starts[tp] == span.start and not self._was_left(tp, planned)
+        }
+
+    def _was_left(self, tp: TopicPartition, planned: BatchOffset) -> bool:
+        """Whether an earlier run that came back to this batch has left the partition to the group."""
+        found = self._found.get(tp)
+        return found is not None and self._own(tp) and found.stamp is not None and found.stamp.batch >= planned.batch
+
+    def standing(self) -> Standing:
+        """What the progress says of it."""
+        return Standing() if self._group is None else self._group.standing()
+
+    def close(self) -> None:
+        """Leave the group."""
+        if self._group is not None:
+            self._group.close()
