@@ -6,19 +6,33 @@ reads, `starting.py` where; `query_member.py` keeps the place in the group; `inc
 hears in the application when a batch is done; `channel.py` carries that to the source's process, where `hearing.py`
 takes it. `refused.py` says what a query is refused with, `sole.py` keeps two queries from one `load()`, and
 `changed.py` tells what a checkpoint does not go with. `sink.py` has the writers, of which `writing.py` runs in the
-workers, and `tables.py` shows groups, lag and topics.
+workers, and `tables.py` shows groups, lag and topics. `region/` has queries that write exactly once: `SparkRegion`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["register"]
+    from kohort.spark.region.spark_region import SparkRegion as SparkRegion
+    from kohort.spark.region.spark_region import write_region as write_region
+
+__all__ = ["SparkRegion", "register", "write_region"]
+_HOMES = {"SparkRegion": "kohort.spark.region.spark_region", "write_region": "kohort.spark.region.spark_region"}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'kohort.spark' has no attribute {name!r}")
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
 
 
 def register(spark: SparkSession) -> None:

@@ -12,8 +12,9 @@ from kohort.region.consuming.starts import Start, start_of
 from kohort.region.sinks import Sink
 from kohort.region.staged import check_member
 from kohort.spark.options import SourceOptions, parse_options
-from kohort.spark.region.built import SEAT, Build, BuiltQuery
+from kohort.spark.region.built import Build, BuiltQuery
 
+SEAT = "regionSeat"
 ELSEWHERE = "say where a region begins with start="
 AS_A_WHOLE = "a region goes back as a whole"
 REFUSED = {

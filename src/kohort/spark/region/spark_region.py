@@ -313,6 +313,11 @@ class _Started:
             self.query.close()
 
 
+def write_region(region: SparkRegion, name: str, build: Build, into: Sink, source: Source | Sequence[Source]) -> None:
+    """`region.query` as a function: declare a query with what it needs, and the defaults for the rest."""
+    region.query(name, build, source=source, into=into)
+
+
 def _settings(declared: Declared, options: SourceOptions) -> dict[str, Any]:
     """Of the consumer that is a source's member."""
     told: dict[str, Any] = client_settings(options)
