@@ -71,7 +71,6 @@ class _Wanted:
     """What the members have said since the last run ended, by their numbers."""
 
     epochs: dict[int, int] = field(default_factory=dict)
-    state: bytes | None = None
     since_s: float = 0.0
 
 
@@ -107,6 +106,7 @@ class RegionQuery:
         self._given: SavedQuery | None = None
         self._cut: tuple[Cut, int | None] | None = None
         self._failed = False
+        self._gone: set[int] = set()
         self.error: BaseException | None = None
         self.over = threading.Event()
         self._thread = threading.Thread(target=self._turns, name=f"kohort-query-{name}", daemon=True)
@@ -142,10 +142,11 @@ class RegionQuery:
         def end() -> None:
             self._stop()
             self.error = self.error or error
-            for one in self._members():
-                if one.thread.is_alive() and error is not None:
+            self._gone.add(member)
+            if error is not None:
+                for one in self._members():
                     one.abandon()
-            if all(not one.thread.is_alive() for one in self._members() if one is not self._members()[member]):
+            if len(self._gone) == len(self._members()):
                 self.over.set()
 
         self._posted.put(end)
@@ -155,7 +156,7 @@ class RegionQuery:
         with self._lock:
             run = self._run
             if run is None:
-                saved = self._saved or SavedQuery(-1, None, self._built.output)
+                saved = self._saved or self._as_of(-1, None)
                 return {}, (), saved.to_bytes() if member == LEAD else b""
             if self._cut is None or self._cut[0] != cut:
                 self._cut = cut, last_batch(run.folder)
@@ -163,10 +164,14 @@ class RegionQuery:
             ends = self._ends(run, self._members()[member], last)
             if member != LEAD:
                 return ends, (), b""
-            now = SavedQuery(run.epoch, last, self._built.output, self._built.operators, self._built.sources)
+            now = self._as_of(run.epoch, last)
             keys = run.staged.give(last)
             self._given = now
             return ends, keys, now.to_bytes()
+
+    def _as_of(self, epoch: int, last: int | None) -> SavedQuery:
+        """The query as it is, with a batch of its checkpoint of an epoch."""
+        return SavedQuery(epoch, last, self._built.output, self._built.operators, self._built.sources)
 
     def _ends(self, run: _Run, member: QueryThread, last: int | None) -> dict[TopicPartition, Position]:
         """Where the last batch ends, of what it read under the same handing-out as it is held now."""
@@ -233,18 +238,18 @@ class RegionQuery:
         wanted.epochs[member] = epoch
         wanted.since_s = time.monotonic()
         if member == LEAD:
-            wanted.state = state
+            with self._lock:  # what is contributed until it runs
+                self._saved = None if state is None else SavedQuery.from_bytes(state)
 
     def _start_if_all_are_there(self) -> None:
         if self._run is None and len(self._wanted.epochs) == len(self._members()) and not self._failed:
             wanted, self._wanted = self._wanted, _Wanted()
-            self._start(max(wanted.epochs.values()), wanted.state)
+            self._start(max(wanted.epochs.values()))
 
-    def _start(self, epoch: int, state: bytes | None) -> None:
-        saved = None if state is None else SavedQuery.from_bytes(state)
-        now = SavedQuery(-1, None, self._built.output, self._built.operators, self._built.sources)
+    def _start(self, epoch: int) -> None:
+        saved = self._saved
         if saved is not None:
-            refuse_other(saved, now, self.name)
+            refuse_other(saved, self._as_of(-1, None), self.name)
         new, began = epoch_folder(self._folder, epoch), None if saved is None else saved.batch
         derive(epoch_folder(self._folder, -1 if saved is None else saved.epoch), new, began)
         seats = tuple(uuid4().hex for _ in self._members())
@@ -260,7 +265,7 @@ class RegionQuery:
 
         query = self._built.run(sink, new, seats)
         with self._lock:
-            self._saved, self._given, self._cut = saved, None, None
+            self._given, self._cut = None, None
             self._run = _Run(epoch, new, began, staged, query, seats)
         for member in self._members():
             member.seat.let("not started")
@@ -272,9 +277,10 @@ class RegionQuery:
             member.seat.hold("not started")
         with self._lock:
             run, self._run, self._cut, self._given = self._run, None, None, None
-        self._wanted, self._failed = _Wanted(), False
+        self._failed = False
         if run is None:
-            return
+            return  # what members have said since the last one ended still counts
+        self._wanted = _Wanted()
         for id in run.seats:
             SEATS.remove(id)
         stopping = threading.Thread(target=_stop_quietly, args=(run.query,), daemon=True)
