@@ -127,6 +127,11 @@ def fetched(member: Member, event: happens.Fetched) -> None:
     member.be(RECORDS_FETCHED)
 
 
+def fetched_in_cut(member: Member, event: happens.Fetched) -> None:
+    del event
+    member.resting = RECORDS_FETCHED
+
+
 def starts(member: Member, order: told.Starts) -> None:
     found = [one for one in order.found if part_of(one) in member.assigned and part_of(one) not in member.begins]
     for one in found:
@@ -202,7 +207,7 @@ def state_saved(member: Member, event: happens.StateSaved) -> None:
         event.state,
         member.sink,
     )
-    member.contributed, member.ends = event.cut.sequence, ends
+    member.contributed, member.ends, member.covered = event.cut.sequence, ends, dict(member.held)
     member.state, member.given = CHECKPOINTED, given
     member.say(told.Contributed(event.cut, given))
 
@@ -232,8 +237,8 @@ def complete(member: Member, sequence: int, retired: int) -> bool:
         for part, end in member.ends.items():
             if part in member.begins:
                 member.begins[part] = end.offset
-        if member.held:
-            member.let_go(tuple(member.held))
+        if freed := tuple(part for part in member.held if part in member.covered or not member.reads_on):
+            member.let_go(freed)
     member.contributed, member.ends = 0, {}
     return True
 

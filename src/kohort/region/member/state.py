@@ -25,6 +25,7 @@ class Member:
         begins: where the next contribution begins, of each partition that the control plane gave to read.
         assigned: what the group gave.
         held: what the group wants back, held until a sequence is complete.
+        covered: what of it was held already when it contributed: all that was read of it is in that sequence.
         names: all members of the region, as last told.
         cut: that the member drains for, is drained for or has contributed to.
         contributed: the sequence, `ends` the ends that it gave; until the outcome is known.
@@ -44,6 +45,7 @@ class Member:
         *,
         sink: str = "",
         holds_back: bool = False,
+        reads_on: bool = False,
     ) -> None:
         """A member.
 
@@ -54,9 +56,12 @@ class Member:
             group: its group's id.
             sink: the place that it writes to; empty: none.
             holds_back: a revocation waits for a checkpoint, and does not have all go back.
+            reads_on: it does not stop for a cut, and contributes what it has finished. Who carries its effects out says
+                `Fetched` before a piece of work begins, answers `Quiesce` at once, and says `Revoked` between two
+                pieces, after which it begins none with these partitions.
         """
         self.region, self.name, self.incarnation, self.group = region, name, incarnation, group
-        self.sink, self.holds_back = sink, holds_back
+        self.sink, self.holds_back, self.reads_on = sink, holds_back, reads_on
         self.state = SUBSCRIBED
         self.resting = SUBSCRIBED  # where it stands when no cut is under way
         self.identity = Identity()
@@ -65,6 +70,7 @@ class Member:
         self.assigned: dict[Part, None] = {}
         self.begins: dict[Part, int] = {}
         self.held: dict[Part, None] = {}
+        self.covered: dict[Part, None] = {}
         self.cut: Cut | None = None
         self.contributed = 0
         self.ends: dict[Part, Position] = {}
