@@ -11,6 +11,7 @@ from kohort.region import messages as told
 from kohort.region.facts import Position
 from kohort.region.member import events as happens
 from kohort.region.member.machine import TABLE, MemberMachine
+from kohort.region.member.state import Behaviour
 from kohort.region.messages import Cut, Identity
 from kohort.region.parts import Part
 from kohort.region.states import MemberState
@@ -30,7 +31,7 @@ class Driven:
     """A machine, and what came of it."""
 
     def __init__(self, **how: bool) -> None:
-        self.machine = MemberMachine("r", "m1", UUID(int=1), "etl", sink="s", **how)
+        self.machine = MemberMachine("r", "m1", UUID(int=1), "etl", "s", Behaviour(**how))
         self.did: list[happens.Effect] = []
 
     def do(self, *events: happens.Event | told.Order) -> list[happens.Effect]:
@@ -87,7 +88,10 @@ def test_it_subscribes_and_reads_nothing_that_the_control_plane_has_not_given() 
     driven.do(happens.Assigned(Identity("id", 1), (P0,)))
     assert driven.said(told.AskStarts) == [] and driven.effects(happens.Seek) == []
     driven.do(happens.Connected())
-    assert [one.epoch for one in driven.said(told.Register)] == [-1]
+    assert [(one.epoch, one.sink, one.shares) for one in driven.said(told.Register)] == [(-1, "s", True)]
+    alone = Driven(shares=False)
+    alone.do(happens.Connected())
+    assert [one.shares for one in alone.said(told.Register)] == [False]
     driven.do(told.Welcome(3, 5, 7, ("m1",), b"saved"))
     assert driven.effects(happens.Begin) == [happens.Begin(5, 7, b"saved")]
     assert driven.said(told.AskStarts) == [told.AskStarts(1, (P0,))]

@@ -14,6 +14,7 @@ from kohort.region.consuming.staging import Stager
 from kohort.region.facts import Position
 from kohort.region.member import events as member_events
 from kohort.region.member.machine import MemberMachine
+from kohort.region.member.state import Behaviour
 from kohort.region.messages import Cut, Identity, Order
 from kohort.region.parts import Part, part_of
 from kohort.region.sinks import Keep
@@ -39,9 +40,8 @@ class Member:
     def __init__(self, world: World, name: str, disk: Disk, *, holds_back: bool) -> None:
         self.world, self.clock, self.name = world, world.clock, name
         self.incarnation = UUID(int=self.clock.chance.getrandbits(128))
-        self.machine = MemberMachine(
-            REGION, name, self.incarnation, GROUP, sink=disk.place, holds_back=holds_back, reads_on=self.reads_on
-        )
+        how = Behaviour(holds_back=holds_back, reads_on=self.reads_on)
+        self.machine = MemberMachine(REGION, name, self.incarnation, GROUP, disk.place, how)
         self.alive = True
         self.plane: Plane | None = None
         self.connection = self.term = -1

@@ -34,6 +34,7 @@ def connected(member: Member, event: happens.Connected) -> None:
             member.contributed,
             tuple(member.ends.values()),
             member.sink,
+            member.how.shares,
         )
     )
 
@@ -97,7 +98,7 @@ def revoked_unread(member: Member, event: happens.Revoked) -> None:
 def revoked(member: Member, event: happens.Revoked) -> None:
     if not any(part in member.begins for part in event.parts):
         member.let_go(event.parts)
-    elif member.holds_back:
+    elif member.how.holds_back:
         member.held |= dict.fromkeys(event.parts)
         member.say(told.Holding())
     else:
@@ -237,7 +238,7 @@ def complete(member: Member, sequence: int, retired: int) -> bool:
         for part, end in member.ends.items():
             if part in member.begins:
                 member.begins[part] = end.offset
-        if freed := tuple(part for part in member.held if part in member.covered or not member.reads_on):
+        if freed := tuple(part for part in member.held if part in member.covered or not member.how.reads_on):
             member.let_go(freed)
     member.contributed, member.ends = 0, {}
     return True

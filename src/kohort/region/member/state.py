@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from uuid import UUID
 
 from kohort.region import messages as told
@@ -16,6 +17,26 @@ from kohort.region.states import MemberState
 SUBSCRIBED, RECORDS_FETCHED = MemberState.SUBSCRIBED, MemberState.RECORDS_FETCHED
 DRAINED, CHECKPOINTED = MemberState.DRAINED, MemberState.CHECKPOINTED
 PENDING, RESET_COMPLETE = MemberState.CR_RESET_PENDING, MemberState.RESET_COMPLETE
+
+
+@dataclass(frozen=True, slots=True)
+class Behaviour:
+    """How a member takes part.
+
+    Attributes:
+        holds_back: a revocation waits for a checkpoint, and does not have all go back.
+        reads_on: it does not stop for a cut, and contributes what it has finished. Who carries its effects out says
+            `Fetched` before a piece of work begins, answers `Quiesce` at once, and says `Revoked` between two pieces,
+            after which it begins none with these partitions.
+        shares: its state moves with partitions, or it has none; otherwise it must be alone in its group.
+    """
+
+    holds_back: bool = False
+    reads_on: bool = False
+    shares: bool = True
+
+
+BEHAVIOUR = Behaviour()
 
 
 class Member:
@@ -42,10 +63,8 @@ class Member:
         name: str,
         incarnation: UUID,
         group: str,
-        *,
         sink: str = "",
-        holds_back: bool = False,
-        reads_on: bool = False,
+        how: Behaviour = BEHAVIOUR,
     ) -> None:
         """A member.
 
@@ -55,13 +74,10 @@ class Member:
             incarnation: of this object.
             group: its group's id.
             sink: the place that it writes to; empty: none.
-            holds_back: a revocation waits for a checkpoint, and does not have all go back.
-            reads_on: it does not stop for a cut, and contributes what it has finished. Who carries its effects out says
-                `Fetched` before a piece of work begins, answers `Quiesce` at once, and says `Revoked` between two
-                pieces, after which it begins none with these partitions.
+            how: it takes part.
         """
         self.region, self.name, self.incarnation, self.group = region, name, incarnation, group
-        self.sink, self.holds_back, self.reads_on = sink, holds_back, reads_on
+        self.sink, self.how = sink, how
         self.state = SUBSCRIBED
         self.resting = SUBSCRIBED  # where it stands when no cut is under way
         self.identity = Identity()
