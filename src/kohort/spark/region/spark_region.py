@@ -16,6 +16,7 @@ from kohort.errors import InvalidInputError
 from kohort.region.consuming.publishing import Publisher
 from kohort.region.consuming.settings import MemberConfig
 from kohort.region.member.machine import MemberMachine
+from kohort.region.member.state import Behaviour
 from kohort.region.messages import RegionSeen
 from kohort.region.region import Region
 from kohort.region.sinks import Sink, place_of
@@ -174,9 +175,13 @@ class SparkRegion:
             name = declared.name if number == LEAD else f"{declared.name}#{number + 1}"
             place = place_of(sink) if number == LEAD else ""
             machine = MemberMachine(
-                self.name, name, uuid4(), str(options.group_id), sink=place, shares=shares,
-                holds_back=declared.holds_back,
-            )  # fmt: skip
+                self.name,
+                name,
+                uuid4(),
+                str(options.group_id),
+                place,
+                Behaviour(holds_back=declared.holds_back, reads_on=True, shares=shares),
+            )
             publisher = Publisher(sink, name) if number == LEAD else None
             consumer = self._region.group_consumer(name, _settings(declared, options))
             config = MemberConfig(
