@@ -3,7 +3,9 @@
 The rows of batch b are the numbers from 20 b up to 20 (b + 1), as Spark's rate-micro-batch source counts them; what a
 row holds is computed from its number and its timeline's salt, alike in SQL and here. A region that goes back to batch N
 reads later rows again, which then have another salt: a query that kept anything of the time that was given up shows it.
-The expectations are plain Python, by what the operators mean, and know nothing of how Spark keeps state.
+State must therefore be of use long after it was written, and little of it be written anew by each batch: else a later
+batch would hide what an older one left. The expectations are plain Python, by what the operators mean, and know nothing
+of how Spark keeps state.
 """
 
 from __future__ import annotations
@@ -14,11 +16,12 @@ from typing import Any
 
 ROWS = 20
 """In each batch."""
-DELAY_MS = 2000
-"""Of the watermark: rows are late by less, so that none is dropped."""
-WINDOW_MS = 1500
-BACK = 30
-"""A row joins the one that came so many rows before: in the batch before, or in the one before that."""
+DELAY_MS = 4500
+"""Of the watermark: rows are late by less, so that none is dropped, and windows stay open for five batches."""
+WINDOW_MS = 1000
+BACK = 100
+"""A row joins the one that came five batches before."""
+NEAR_MS = 7000
 
 Output = list[list[tuple[int, ...]]]
 """The sorted rows that each batch gives."""
@@ -26,14 +29,14 @@ Output = list[list[tuple[int, ...]]]
 
 @dataclass(frozen=True)
 class Row:
-    """`time` in ms; `seen` comes again and again, in other batches too."""
+    """`time` in ms, behind the first watermark; `seen` comes again and again, in other batches too."""
 
     number: int
     salt: int
 
     @property
     def key(self) -> int:
-        return (self.number * 7 + self.salt * 3) % 5
+        return (self.number * 7919 + self.salt * 577) % 1009 % 97
 
     @property
     def amount(self) -> int:
@@ -41,18 +44,18 @@ class Row:
 
     @property
     def seen(self) -> int:
-        return (self.number * 3 + self.salt * 50) % 300
+        return self.number * (self.number + 17 + self.salt * 5) % 1009 % 211
 
     @property
     def time(self) -> int:
-        return self.number * 50 + (self.number * (self.salt + 1)) % 4 * 250
+        return 100 + self.number * 50 + (self.number * (self.salt + 1)) % 4 * 250
 
 
 SQL = {
-    "key": "(value * 7 + salt * 3) % 5",
+    "key": "(value * 7919 + salt * 577) % 1009 % 97",
     "amount": "(value * 13 + salt * 101) % 1000",
-    "seen": "(value * 3 + salt * 50) % 300",
-    "time": "timestamp_millis(value * 50 + (value * (salt + 1)) % 4 * 250)",
+    "seen": "value * (value + 17 + salt * 5) % 1009 % 211",
+    "time": "timestamp_millis(100 + value * 50 + (value * (salt + 1)) % 4 * 250)",
 }
 """The same columns."""
 
@@ -164,7 +167,7 @@ def _join(rows: Callable[[], Any]) -> Any:
     delay = f"{DELAY_MS} milliseconds"
     one = rows().selectExpr("number", "amount AS amount_now", "time").withWatermark("time", delay)
     other = rows().selectExpr("number AS was", "amount AS amount_then", "time AS then").withWatermark("then", delay)
-    near = f.expr(f"number = was + {BACK} AND time BETWEEN then AND then + INTERVAL 4 SECONDS")
+    near = f.expr(f"number = was + {BACK} AND time BETWEEN then AND then + INTERVAL {NEAR_MS} MILLISECONDS")
     return one.join(other, near).select("number", "amount_now", "amount_then")
 
 
@@ -173,7 +176,7 @@ def _joined(batches: Sequence[Sequence[Row]]) -> Iterator[list[tuple[int, ...]]]
     for batch in batches:
         before |= {row.number: row for row in batch}
         pairs = [(row, before[row.number - BACK]) for row in batch if row.number >= BACK]
-        assert all(then.time <= now.time <= then.time + 4000 for now, then in pairs)
+        assert all(then.time <= now.time <= then.time + NEAR_MS for now, then in pairs)
         yield [(now.number, now.amount, then.amount) for now, then in pairs]
 
 
