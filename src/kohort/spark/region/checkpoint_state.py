@@ -191,7 +191,7 @@ def with_paths_below(path: str, text: str, new: str) -> tuple[str, list[str]]:
         moved = []
         for old in store.get(_PATHS, ()):
             inside = _SCHEMA_PATH.search(old)
-            scheme = re.match("file:(?=/)", old)
+            scheme = re.match("file:(?://)?(?=/)", old)
             if inside is None or (scheme is None and not old.startswith("/")):
                 raise InvalidInputError(
                     f"{path} names {old}, which is no schema of state in this checkpoint: kohort can't take the query "
