@@ -68,6 +68,7 @@ __all__ = [
 _EPOCH: Final = re.compile(r"e([0-9]+)(?:\.tmp)?")
 _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _NO_LINKS: Final = (errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
+_ON_ITS_WAY: Final = ".tmp"
 _PROBE: Final = ".probe-"
 
 
@@ -130,7 +131,7 @@ def derive(old: str, new: str, batch: int | None, *, files: FileCalls = SYSTEM) 
     if _is_there(files, new, batch):
         sync_folder(files, os.path.dirname(new))
         return
-    on_its_way = f"{new}.tmp"
+    on_its_way = f"{new}{_ON_ITS_WAY}"
     _remove_tree(files, on_its_way)
     if batch is None:
         make_folder(files, on_its_way)
