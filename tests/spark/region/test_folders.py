@@ -454,7 +454,7 @@ def test_a_folder_that_a_zombie_writes_to_is_forgotten_later(disk: Volume) -> No
         if call == "unlink" and path.startswith(f"{OLD}/offsets/") and not wrote:
             wrote.append(path)
             assert folder is not None and folder.names is not None
-            folder.names["9"] = Node()
+            folder.names["99"] = Node()
 
     calls.at = write
     assert forget("/query", (2,), files=calls) == [] and wrote
