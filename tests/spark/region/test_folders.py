@@ -17,7 +17,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from tests.region.volume import Calls, Volume
+from tests.region.volume import Calls, Node, Volume
 from tests.spark.region.disks import NEW, OLD, deaths, disk_with, files_at, node_at
 
 from kohort.errors import CorruptDataError, InvalidInputError
@@ -442,3 +442,20 @@ def test_epochs_before_the_oldest_kept_are_forgotten(tmp_path: Path) -> None:
     assert forget(str(tmp_path), (4, 9)) == [1, 2, 3]
     assert {each.name for each in tmp_path.iterdir()} == {"e4", "e7", "e8.tmp", "e9", "other", "e", "e1x"}
     assert forget(str(tmp_path), (4, 9)) == [] and forget(f"{tmp_path}/none", (1,)) == []
+
+
+def test_a_folder_that_a_zombie_writes_to_is_forgotten_later(disk: Volume) -> None:
+    trial = copy.deepcopy(disk)
+    calls = Calls(trial)
+    wrote: list[str] = []
+
+    def write(number: int, call: str, path: str) -> None:
+        folder = node_at(trial, f"{OLD}/offsets")
+        if call == "unlink" and path.startswith(f"{OLD}/offsets/") and not wrote:
+            wrote.append(path)
+            assert folder is not None and folder.names is not None
+            folder.names["99"] = Node()
+
+    calls.at = write
+    assert forget("/query", (2,), files=calls) == [] and wrote
+    assert forget("/query", (2,), files=Calls(trial)) == [1] and node_at(trial, OLD) is None
