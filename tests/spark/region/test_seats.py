@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import queue
+import signal
+import subprocess
+import sys
 import threading
 import time
 import uuid
@@ -85,6 +89,43 @@ def test_an_answer_that_comes_too_late_is_nobodys(answering: Callable[..., Line]
         line.ask({"kind": "ask", "what": 1}, 0.05)
     go.set()
     assert line.ask({"kind": "ask", "what": 2}, 60)["late"] == 2
+
+
+PAUSED = """
+import sys
+from kohort.spark.channel import Contact, Line
+
+line = Line(Contact(int(sys.argv[1]), bytes.fromhex(sys.argv[2])), {})
+line.drives("q1")
+line.start()
+print(line.ask({"kind": "ask"}, 10)["first"], flush=True)
+print(line.ask({"kind": "ask"}, 1.0)["first"], flush=True)
+"""
+
+
+def test_time_in_which_the_source_itself_stood_still_is_not_its_applications_silence(
+    closing: Callable[[Any], Any],
+) -> None:
+    asked: list[float] = []
+    child: list[subprocess.Popen[str]] = []
+    there = threading.Event()
+
+    def answer(query: str, message: Message) -> Message:
+        asked.append(time.monotonic())
+        if len(asked) == 2:
+            there.wait(60)
+            os.kill(child[0].pid, signal.SIGSTOP)
+            time.sleep(2.0)  # a pause is a time
+            os.kill(child[0].pid, signal.SIGCONT)
+        return {"first": len(asked) == 1}
+
+    contact = closing(Switchboard(answers={"ask": answer})).contact
+    command = [sys.executable, "-c", PAUSED, str(contact.port), contact.token.hex()]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as source:
+        child.append(source)
+        there.set()
+        assert source.stdout is not None and source.stdout.read().split() == ["True", "False"]
+    assert source.returncode == 0
 
 
 @pytest.mark.parametrize("when", ["before", "while it waits"])
@@ -196,8 +237,9 @@ def test_the_application_of_a_session_answers_for_the_seats_of_its_process(closi
     assert "refused" in line.ask(question, 60)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_an_error_of_the_application_is_no_answer_and_ends_the_connection(closing: Callable[[Any], Any]) -> None:
+def test_an_error_of_the_application_is_no_answer_and_ends_the_connection(
+    closing: Callable[[Any], Any], caplog: pytest.LogCaptureFixture
+) -> None:
     def fail() -> None:
         raise RuntimeError("of a test")
 
@@ -211,3 +253,4 @@ def test_an_error_of_the_application_is_no_answer_and_ends_the_connection(closin
     with pytest.raises(ConnectionError):
         line.ask({"kind": "ask", "seat": "s", "what": "begin", "version": 0, "batch": 1}, 60)
     until(lambda: not board.queries(), "the connection has ended")
+    assert "what the source of query q1 said was not dealt with" in caplog.text and "of a test" in caplog.text
