@@ -207,6 +207,7 @@ def state_saved(member: Member, event: happens.StateSaved) -> None:
         event.keys,
         event.state,
         member.sink,
+        member.how.keeps,
     )
     member.contributed, member.ends, member.covered = event.cut.sequence, ends, dict(member.held)
     member.state, member.given = CHECKPOINTED, given

@@ -29,11 +29,13 @@ class Behaviour:
             `Fetched` before a piece of work begins, answers `Quiesce` at once, and says `Revoked` between two pieces,
             after which it begins none with these partitions.
         shares: its state moves with partitions, or it has none; otherwise it must be alone in its group.
+        keeps: its state waits for it while it is away; else it begins anew when it comes back.
     """
 
     holds_back: bool = False
     reads_on: bool = False
     shares: bool = True
+    keeps: bool = False
 
 
 BEHAVIOUR = Behaviour()
