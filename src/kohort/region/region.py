@@ -36,6 +36,7 @@ from kohort.region.tenure import Tenure
 from kohort.region.topic import TOPIC
 
 if TYPE_CHECKING:
+    from kohort.region.metrics import Measured
     from kohort.scrapes import MetricsServer
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
@@ -94,6 +95,7 @@ class Region:
         self._home = Home(name, bootstrap_servers, settings)
         self._tenure = Tenure(self._home, self.config, serves=serves, host=host)
         self._consumers: set[RegionConsumer] = set()
+        self._counted: set[Measured] = set()
         self._lock = threading.Lock()
         self._metrics = None if metrics_listen is None else self._serve_metrics(*parse_listen(metrics_listen))
 
@@ -101,11 +103,20 @@ class Region:
         from kohort.region.metrics import RegionExporter  # an HTTP server that few applications need
         from kohort.scrapes import MetricsServer
 
-        return MetricsServer(host, port, RegionExporter(self.name, self._members_now, self._plane_seen))
+        return MetricsServer(host, port, RegionExporter(self.name, self._measured_now, self._plane_seen))
 
     def _members_now(self) -> list[RegionConsumer]:
         with self._lock:
             return sorted(self._consumers, key=lambda one: one.name)
+
+    def _measured_now(self) -> list[Measured]:
+        with self._lock:
+            return sorted((*self._consumers, *self._counted), key=lambda one: one.name)
+
+    def count_in(self, member: Measured) -> None:
+        """Show a member's figures too, which is of another kind than `consumer`'s."""
+        with self._lock:
+            self._counted.add(member)
 
     def _plane_seen(self) -> told.RegionSeen | None:
         plane = self._tenure.plane()
@@ -201,6 +212,14 @@ class Region:
                 error.code,
             ) from error
         return region_id, sink
+
+    def state_of(self, member: str) -> bytes | None:
+        """What a member goes on from, as the region's topic has it now; None: from nothing.
+
+        Raises:
+            KafkaError: the topic can't be read.
+        """
+        return self._home.saved().states().get(member)
 
     def group_consumer(self, name: str, settings: Mapping[str, Any]) -> Consumer:
         """A consumer as a member of the region has one: it commits nothing and starts nowhere by itself.

@@ -202,6 +202,7 @@ def state_saved(member: Member, event: happens.StateSaved) -> None:
         event.keys,
         event.state,
         member.sink,
+        member.keeps,
     )
     member.contributed, member.ends = event.cut.sequence, ends
     member.state, member.given = CHECKPOINTED, given

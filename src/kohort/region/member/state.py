@@ -33,6 +33,7 @@ class Member:
             fetched may be thrown away already.
         going_back: it was told to, and its operator has not yet.
         went_back: no sequence was complete since.
+        keeps: its state waits for it while it is away; else it begins anew when it comes back. Whoever makes it says.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Member:
         """
         self.region, self.name, self.incarnation, self.group = region, name, incarnation, group
         self.sink, self.shares, self.holds_back = sink, shares, holds_back
+        self.keeps = False
         self.state = SUBSCRIBED
         self.resting = SUBSCRIBED  # where it stands when no cut is under way
         self.identity = Identity()

@@ -229,6 +229,7 @@ def commit_if_whole(plane: Plane) -> None:
         stay,
         merged,
         places=tuple(sorted(places)),
+        away={name: sequence for name, sequence in plane.waiting.items() if name not in cutting.names},
     )
     plane.state = RegionState.COMMITTING
     plane.due["cut"] = plane.now_ms + plane.config.drain_ms
@@ -301,7 +302,9 @@ def _complete(plane: Plane, cutting: Cutting) -> None:
     assert cutting.manifest is not None
     plane.sequence, plane.cutting, plane.consecutive = cutting.cut.sequence, None, 0
     plane.positions = {part_of(position): position for position in cutting.manifest.positions}
-    plane.states = {name: one.state for name, one in cutting.contributions.items()}
+    given, away = cutting.contributions, cutting.manifest.away
+    plane.states = {name: plane.states[name] for name in away} | {name: one.state for name, one in given.items()}
+    plane.waiting = away | {name: plane.sequence for name, one in given.items() if one.keeps}
     plane.empties, plane.places = False, set(cutting.manifest.places)
     plane.owe(keys_by_place(cutting.contributions[name] for name in cutting.names))
     plane.due.pop("cut", None)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import queue
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid4
 
-from kohort.errors import InvalidInputError, TimedOutError
+from kohort.errors import InvalidInputError, KafkaError, TimedOutError
 from kohort.ids import TopicPartition
 from kohort.region.facts import Position
 from kohort.region.member import events as happens
@@ -27,7 +28,8 @@ from kohort.region.sinks import Sink
 from kohort.region.staged import StagedKey
 from kohort.spark.batch_offset import BatchOffset
 from kohort.spark.region.built import BuiltQuery
-from kohort.spark.region.checkpoint_logs import find_source, last_batch, offsets_of
+from kohort.spark.region.checkpoint_logs import find_source, last_batch, last_planned, offsets_of
+from kohort.spark.region.failures import Failures, Where
 from kohort.spark.region.folders import derive, epoch_folder, forget
 from kohort.spark.region.query_thread import QueryThread
 from kohort.spark.region.saved import SavedQuery, refuse_other
@@ -45,6 +47,8 @@ STOP_S = 30.0
 """How long a run may take to end; then the application must."""
 LOOK_S = 0.2
 """How often a run is looked at: whether it has failed, and how far ahead it is."""
+RAISED = re.compile(r"[A-Za-z_][\w.]*(Error|Exception): ")
+"""How Python tells of an exception, at the end of its traceback."""
 ALONE_S = 2.0
 """A query goes back as a whole: whose other member does not in this time has all go back."""
 
@@ -107,6 +111,7 @@ class RegionQuery:
         self._cut: tuple[Cut, int | None] | None = None
         self._failed = False
         self._gone: set[int] = set()
+        self._failures = Failures()
         self.error: BaseException | None = None
         self.over = threading.Event()
         self._thread = threading.Thread(target=self._turns, name=f"kohort-query-{name}", daemon=True)
@@ -141,6 +146,8 @@ class RegionQuery:
 
         def end() -> None:
             self._stop()
+            if error is not None and error.__cause__ is None:
+                error.__cause__ = self._failures.last
             self.error = self.error or error
             self._gone.add(member)
             if error is not None:
@@ -318,15 +325,45 @@ class RegionQuery:
     def _fail(self, error: BaseException) -> None:
         """Have all go back: from the last complete sequence it may go on. What can't be mended so ends the query."""
         self._failed = True
-        final = isinstance(error, InvalidInputError | TimedOutError)
-        if final:
+        lead = self._members()[LEAD]
+        if isinstance(error, InvalidInputError) and self._run is None:
+            self.error = error  # nothing of it has run, and nobody has to go back
+            for member in self._members():
+                member.leave()
+            return
+        if isinstance(error, InvalidInputError | TimedOutError):
             self.error = error
             for member in self._members():
                 member.abandon()
             self.over.set()
             return
         log.warning("query %s has failed: %s", self.name, error)
-        self._members()[LEAD].post(happens.ResetWanted(f"{self.name} has failed: {_first_line(error)}"))
+        cause = f"{self.name} has failed: {_told_of(error)}"
+        if self._failures.another(error, self._where()):
+            remedy = f"mend it, then `kohort region resume {lead.machine.region} --execute`, and start the queries"
+            lead.post(happens.Failed(f"{cause}, {self._failures.in_a_row} times in a row", remedy))
+        else:
+            lead.post(happens.ResetWanted(cause))
+
+    def _where(self) -> Where:
+        """What the batch reads that is planned and not done."""
+        run = self._run
+        found: set[tuple[int, str, int, int]] = set()
+        try:
+            planned = None if run is None else last_planned(run.folder)
+            if run is None or planned is None or planned == last_batch(run.folder):
+                return frozenset()
+            for member in self._members():
+                batch = self._batch_of(run, planned, member)
+                spans = {} if batch is None else batch.spans
+                found |= {
+                    (member.number, at.topic, at.partition, span.start)
+                    for at, span in spans.items()
+                    if span.end > span.start
+                }
+        except (KafkaError, OSError) as error:
+            log.info("%s: what has failed can't be told: %s", self.name, error)
+        return frozenset(found)
 
 
 def _stop_quietly(query: Any) -> None:
@@ -339,3 +376,10 @@ def _stop_quietly(query: Any) -> None:
 def _first_line(error: BaseException) -> str:
     text = str(error).strip() or type(error).__name__
     return text.splitlines()[0][:500]
+
+
+def _told_of(error: BaseException) -> str:
+    """The first line, and what Python raised in a worker, which Spark puts last."""
+    first, lines = _first_line(error), [line.strip() for line in str(error).splitlines()]
+    raised = [line for line in lines if RAISED.match(line)]
+    return f"{first} ({raised[-1][:300]})" if raised and raised[-1] not in first else first
