@@ -52,7 +52,7 @@ class Account(Protocol):
 
 
 class Demo(ABC):
-    """One run: the cast, the events they send, and the waits between the acts. What happens is the subclass's to say."""
+    """One run: the cast, the events they send, and the waits between the acts. A subclass says what happens."""
 
     def __init__(self, options: DemoOptions, servers: str, admin: Admin, scene: Scene) -> None:
         self.options, self.servers, self.admin, self.scene = options, servers, admin, scene
@@ -81,9 +81,11 @@ class Demo(ABC):
     def conclude(self) -> Account:
         """Read what was written, settle the account, draw the picture."""
 
+    @abstractmethod
     def on_batch(self, name: str, facts: Mapping[str, Any]) -> None:
         """A member has written a batch."""
 
+    @abstractmethod
     def look(self) -> None:
         """Now and then: see how far things are."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -57,8 +58,9 @@ def counted_by_hour(tables: Mapping[str, pa.Table]) -> pa.Table:
     summed = every.group_by(list(GROUPS)).aggregate(
         [([], "count_all"), *((name, how) for name in ("dep_delay", "arr_delay") for how in ("count", "sum"))]
     )
+    nothing: Any = 0
     columns = [summed.column(name) for name in GROUPS]
-    columns += [summed.column(name).fill_null(0) for name in _SUMMED]
+    columns += [summed.column(name).fill_null(nothing) for name in _SUMMED]
     return pa.table(columns, [*GROUPS, *SUMS])
 
 

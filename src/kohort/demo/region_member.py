@@ -21,6 +21,7 @@ from kohort.demo.places import COLUMNS, KINDS, Faltering, omen
 from kohort.region import Sink
 from kohort.spark import SparkRegion
 
+log = logging.getLogger("kohort.demo")
 START = "beginning"
 
 
@@ -70,7 +71,7 @@ def main(argument: str) -> int:
     try:
         region.run()
     except Exception as error:
-        logging.exception("the region's queries have ended")
+        log.exception("the region's queries have ended")
         say("failed", member=settings.name, error=str(error))
         return 1
     say("stopped", member=settings.name)

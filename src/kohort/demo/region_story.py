@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Mapping
+from typing import Any
 
 from kohort.client.admin.admin import Admin
 from kohort.demo.account import compare, worst_connections
@@ -36,7 +38,7 @@ FULL_DISKS = ((0.18, 0.28), (0.75, 0.85))
 """Between which shares of the flights the sink of one query fails; when exactly is chance."""
 KILL_AT = 0.42
 HELD_BACK = 0.07
-"""So much further the replay may go before something has happened: on a slow machine it waits, on others it does not."""
+"""So much further the replay may go before something has happened: on a slow machine it waits for that."""
 BACK_BY = 0.7
 """The share that the replay does not pass before the application that was killed is back."""
 
@@ -82,6 +84,9 @@ class RegionDemo(Demo):
         )
 
     # -- what is seen
+
+    def on_batch(self, name: str, facts: Mapping[str, Any]) -> None:
+        """See `Demo`: these applications tell of none, the region's topic does."""
 
     def look(self) -> None:
         """See `Demo`."""

@@ -36,6 +36,9 @@ class GroupDemo(Demo):
             self.start_member(MemberSettings(name, str(self.folder), own, TRIGGER_S))
         self.scene.note("two Spark applications are starting, each a process of its own")
 
+    def look(self) -> None:
+        """See `Demo`: the batches tell."""
+
     def on_batch(self, name: str, facts: Mapping[str, Any]) -> None:
         """See `Demo`."""
         view = self.scene.members[name]
