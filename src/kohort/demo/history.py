@@ -17,6 +17,9 @@ from kohort.region.facts import Contribution, Epoch, Manifest, Term
 from kohort.region.records import fact_of
 from kohort.region.topic import TOPIC, make_or_check, partition_of
 
+FIRST = 1
+"""The epoch with which a region begins: whatever was staged before is void as after a reset, and there was nothing."""
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -98,7 +101,7 @@ class History:
             case Manifest():
                 given = tuple(self._given.pop((fact.sequence, name)) for name in fact.members)
                 self.sequences.append(Step(fact.sequence, fact.at_ms, given))
-            case Epoch() if fact.floor == fact.epoch:
+            case Epoch() if fact.floor == fact.epoch > FIRST:
                 self.resets.append(Reset(fact.epoch, self.last, fact.cause, fact.at_ms))
             case Term():
                 self.terms.append(fact)
