@@ -10,12 +10,14 @@ import pytest
 from pyspark.sql import DataFrame
 from pyspark.sql.functions import udf
 from tests.spark.region.in_process import Application, application, lines
+from tests.support.waiting import LAST_RESORT
 
 from kohort.errors import InvalidInputError
 from kohort.region.consuming.member_thread import RegionStoppedError
 from kohort.region.region import Region
 
 __all__ = ["application"]
+pytestmark = LAST_RESORT
 
 
 def once(*numbers: range) -> Counter[str]:

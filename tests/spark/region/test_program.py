@@ -16,8 +16,12 @@ from tests.spark.conftest import Stage
 from tests.spark.everywhere.places import OWN, ROOT, Environment, Unavailable, clean_environment, environment
 from tests.spark.region.in_process import rows_of
 from tests.spark.region.program import Order
+from tests.support.waiting import LAST_RESORT
 
-pytestmark = pytest.mark.skipif("KOHORT_SPARK_REGION" not in os.environ, reason="a long one: make spark-region")
+pytestmark = [
+    LAST_RESORT,
+    pytest.mark.skipif("KOHORT_SPARK_REGION" not in os.environ, reason="a long one: make spark-region"),
+]
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.functions import expr
 from tests.spark.region.in_process import Application, application, lines
 from tests.spark.region.test_face import once
+from tests.support.waiting import LAST_RESORT
 
 from kohort.client.admin.values import NewTopic
 from kohort.region.member import events as happens
@@ -19,7 +20,10 @@ from kohort.spark import SparkRegion
 from kohort.spark.region import runs
 
 __all__ = ["application"]
-pytestmark = pytest.mark.skipif("KOHORT_SPARK_REGION" not in os.environ, reason="a long one: make spark-region")
+pytestmark = [
+    LAST_RESORT,
+    pytest.mark.skipif("KOHORT_SPARK_REGION" not in os.environ, reason="a long one: make spark-region"),
+]
 
 
 def joined(flights: DataFrame, gates: DataFrame) -> DataFrame:

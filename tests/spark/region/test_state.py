@@ -13,13 +13,17 @@ import pytest
 from pyspark.sql import DataFrame
 from tests.spark.region.in_process import Application, application, lines
 from tests.spark.region.test_face import once, without_repeats
+from tests.support.waiting import LAST_RESORT
 
 from kohort.region.parquet_folder import ParquetFolder
 from kohort.spark import SparkRegion
 from kohort.spark.region.pinned import query_of
 
 __all__ = ["application"]
-pytestmark = pytest.mark.skipif("KOHORT_SPARK_REGION" not in os.environ, reason="a long one: make spark-region")
+pytestmark = [
+    LAST_RESORT,
+    pytest.mark.skipif("KOHORT_SPARK_REGION" not in os.environ, reason="a long one: make spark-region"),
+]
 
 NAMES = ("a", "b")
 
