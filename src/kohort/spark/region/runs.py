@@ -439,7 +439,6 @@ def _first_line(error: BaseException) -> str:
 
 
 def _told_of(error: BaseException) -> str:
-    """The first line, and what Python raised in a worker, which Spark puts last."""
-    first, lines = _first_line(error), [line.strip() for line in str(error).splitlines()]
-    raised = [line for line in lines if RAISED.match(line)]
-    return f"{first} ({raised[-1][:300]})" if raised and raised[-1] not in first else first
+    """What Python raised in a worker, which Spark puts last; else the first line."""
+    raised = [line for line in map(str.strip, str(error).splitlines()) if RAISED.match(line)]
+    return raised[-1][:500] if raised else _first_line(error)
