@@ -45,6 +45,11 @@ def last_batch(checkpoint: str, *, files: FileCalls = SYSTEM) -> int | None:
     return None
 
 
+def last_planned(checkpoint: str, *, files: FileCalls = SYSTEM) -> int | None:
+    """The highest batch in `offsets/`: its sink may have seen rows of it."""
+    return max(numbers(names_in(files, f"{checkpoint}/{OFFSETS}")), default=None)
+
+
 def is_whole(checkpoint: str, number: int, *, files: FileCalls = SYSTEM) -> bool:
     """Whether the logs have all that Spark reads to go on after a batch: its offsets and commit, the offsets before it."""
     try:

@@ -27,7 +27,7 @@ from kohort.region.sinks import Sink
 from kohort.region.staged import StagedKey
 from kohort.spark.batch_offset import BatchOffset
 from kohort.spark.region.built import BuiltQuery
-from kohort.spark.region.checkpoint_logs import find_source, last_batch, offsets_of
+from kohort.spark.region.checkpoint_logs import find_source, last_batch, last_planned, offsets_of
 from kohort.spark.region.folders import derive, epoch_folder, forget
 from kohort.spark.region.query_thread import QueryThread
 from kohort.spark.region.saved import SavedQuery, refuse_other
@@ -48,6 +48,9 @@ LOOK_S = 0.2
 FAILURES_MOST = 5
 """A query that has failed so often, and in between no batch of it counted, stops the region: else it would have all
 others go back for ever."""
+SLOW, SLOW_MOST = "failed to connect back", 40
+"""Spark's word for a Python process that was not up within its ten seconds, as happens on a busy machine; so often it
+is tried again."""
 STOPPED = "the query {} was stopped: stop its region instead"
 ALONE_S = 2.0
 """A query goes back as a whole: whose other member does not in this time has all go back."""
@@ -139,7 +142,7 @@ class RegionQuery:
         self._given: _Given | None = None
         self._at_cut: _AtCut | None = None
         self._failed = False
-        self._failures = 0  # since a batch of it counted
+        self._failures = self._slow = 0  # since a batch of it counted
         self._gone: set[int] = set()
         self.error: BaseException | None = None
         self.over = threading.Event()
@@ -257,7 +260,7 @@ class RegionQuery:
             given.run.staged.counted()
             before, self._saved, self._state = self._saved, given.saved, given.state
             if given.saved.batch != given.run.began:
-                self._failures = 0
+                self._failures = self._slow = 0
             kept = {one.epoch for one in (before, given.saved, self._run) if one is not None}
         self._posted.put(partial(forget, self._folder, kept))
 
@@ -364,12 +367,32 @@ class RegionQuery:
         if self._failed:
             return
         if not run.query.isActive:
-            self._fail(run.query.exception() or InvalidInputError(STOPPED.format(self.name)))
+            self._run_has_ended(run, run.query.exception() or InvalidInputError(STOPPED.format(self.name)))
             return
         ahead = run.staged.ahead(last_batch(run.folder))
         kept = self._built.batches_kept
         for member in self._members():
             member.look_ahead(ahead, kept // 4, kept // 2)
+
+    def _run_has_ended(self, run: _Run, error: BaseException) -> None:
+        """One that has planned nothing is started again as it was, and nobody goes back for it."""
+        slow = SLOW in str(error)
+        if last_planned(run.folder) != run.began or not (slow or self._failures < FAILURES_MOST - 1):
+            self._fail(error)
+            return
+        self._failures += not slow
+        self._slow += slow
+        if self._is_final(error) or self._slow > SLOW_MOST:
+            self._fail(error)
+            return
+        log.warning(
+            "query %s has failed before its first batch, and is started again: %s", self.name, _first_line(error)
+        )
+        self._stop()
+        self._start(run.epoch)
+
+    def _is_final(self, error: BaseException) -> bool:
+        return isinstance(error, InvalidInputError | TimedOutError) or self._built.is_over(error)
 
     def _look_for_lone(self) -> None:
         """Some members have gone back, and others don't know why they should."""
@@ -385,7 +408,7 @@ class RegionQuery:
         """Have all go back: from the last complete sequence it may go on. What can't be mended so ends the query."""
         self._failed = True
         self._failures += 1
-        if isinstance(error, InvalidInputError | TimedOutError) or self._built.is_over(error):
+        if self._is_final(error):
             self.error = self.error or error
             for member in self._members():
                 member.abandon()
