@@ -186,17 +186,11 @@ def main() -> None:
         into.fails, into.batch_s = told.fails, told.batch_s
         region.query(name, lambda rows: rows.selectExpr(*COLUMNS), source=source, into=into, start="beginning")
 
-    def close() -> None:
-        ends.wait()
-        region.close()
-
     region.start()
     print("ready", flush=True)
-    closing = threading.Thread(target=close, daemon=True)
-    closing.start()
-    region.run()
-    if ends.is_set():
-        closing.join()
+    while not ends.wait(0.1) and not region._are_over():
+        pass
+    region.close()
     print("ended", flush=True)
 
 
