@@ -259,10 +259,11 @@ class Driven:
         self.turn(member)
 
     def lose(self, *numbers: int, member: int = 0) -> None:
+        """The group has given partitions to others: heard in a turn in which something has happened before that."""
         parts = [TopicPartition(self.topics[member], number) for number in numbers]
         self.groups[member].held -= set(parts)
         self.threads[member]._hear_group(happens.Lost, parts)
-        self.turn(member)
+        self.threads[member]._follow_group()
 
     def contribute(self, cut: Cut, member: int = 0, term: int = TERM) -> Contribution:
         self.order(told.Drain(term, cut), told.Checkpoint(term, cut, ("q0",)), member=member)

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 from tests.spark.region.driven import Driven, spans_of
+from tests.spark.region.run_mutants import MUTANTS
 from tests.support.waiting import until
 
 from kohort.errors import InvalidInputError
+from kohort.ids import TopicPartition
 from kohort.region import messages as told
 from kohort.region.messages import Cut
 from kohort.spark.region.runs import FAILURES_MOST, SLOW
@@ -120,17 +122,22 @@ def test_what_is_lost_just_as_a_batch_has_begun_has_all_go_back(query: Driven) -
 
 def test_what_is_lost_is_not_answered_for_once_it_has_come_back(query: Driven) -> None:
     """It was wanted back, the batch took too long, the group gave it to others, and then here again."""
-    reading(query)
+    query.begin()
+    query.give({0: 100})
     query.run.begin()
+    query.groups[0].held.add(TopicPartition("t", 1))
+    query.turn()
     query.want(1)
     query.groups[0].back.clear()
     query.lose(1)
-    query.reset(6, None, 0)
-    query.goes_back()
-    query.give({0: 100, 1: 200})
-    query.run.batch()
     query.turn()
-    assert len(query.groups[0].held) == 2 and len(query.run.held().parts) == 2
+    query.give({1: 200})
+    query.run.finish()
+    query.run.end()
+    query.turn()
+    assert query.sequence(Cut(8, 1)) == {0: (100, 110), 1: (200, 200)}
+    query.run.batch()
+    assert query.sequence(Cut(9, 1)) == {0: (110, 120), 1: (200, 210)}
 
 
 def test_a_new_handing_out_begins_where_it_was_told(query: Driven) -> None:
@@ -321,3 +328,14 @@ def test_a_query_that_can_not_be_started_any_more_ends_and_has_nobody_go_back(qu
     query.run.fail(OSError("the JVM is gone") if gone else InvalidInputError("another program's state"))
     assert query.query.over.wait(10) and query.query.error is not None
     assert not query.said(told.AskReset)
+
+
+@pytest.mark.parametrize("what", MUTANTS)
+def test_each_planted_fault_is_seen(tmp_path: Path, what: str) -> None:
+    plant, seen_by = MUTANTS[what]
+    driven = Driven(tmp_path, "tu" if "members" in seen_by else "t")
+    try:
+        with plant(), pytest.raises((AssertionError, LookupError)):
+            globals()[seen_by](driven)
+    finally:
+        driven.close()
