@@ -16,7 +16,7 @@ CHURN_ARGS ?=
 BENCH_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo demo test test-cluster check lint types layers sizes docs picture bench bench-against fuzz fuzz-listener simulate churn spark-histories spark-churn region spark-everywhere suites lock format clean
+.PHONY: help setup setup-demo demo test test-cluster check lint types layers sizes docs picture bench bench-against fuzz fuzz-listener simulate churn spark-histories spark-churn region spark-everywhere spark-taken-back suites lock format clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -98,6 +98,10 @@ region: setup ## long: both machines of a region in virtual time, and processes 
 spark-everywhere: setup ## one program in every place: local-cluster, standalone, Connect, TLS, PySpark 4.2 and 4.3
 	@sh tools/preflight.sh java
 	@KOHORT_EVERYWHERE=1 $(BIN)/python -m pytest tests/spark/everywhere $(PYTEST_ARGS)
+
+spark-taken-back: setup ## stateful queries go back to an earlier batch: every operator on every state store
+	@sh tools/preflight.sh java
+	@KOHORT_EVERYWHERE=1 $(BIN)/python -m pytest tests/spark/region $(PYTEST_ARGS)
 
 suites: setup ## tests that other projects wrote for their clients, against our broker: make suites SUITES=franz-go
 	@$(BIN)/python -m tests.peers.suites $(SUITES)

@@ -38,8 +38,11 @@ def test_a_region_is_shown(kohort: Kohort, worker: Worker, name: str) -> None:
     assert seen["queries"] == [] and seen["lag"][0]["lag"] == 0, "who is no Spark query is none"
     [member] = seen["members"]
     assert member["member"] == "m1" and len(member["partitions"]) == 4 and member["connected"] is True
+    [sink] = seen["sinks"]
+    assert sink["sink"] == member["sink"] and sink["sink"].startswith("test:")
+    assert sink["publisher"] == "m1" and sink["published"] + sink["unpublished"] == seen["sequence"]
     shown = kohort("region", "describe", name)
-    assert shown.code == 0 and "m1" in shown.out
+    assert shown.code == 0 and "m1" in shown.out and member["sink"] in shown.out
 
 
 def test_spark_queries_are_shown_with_their_batches_and_groups_with_their_lag(

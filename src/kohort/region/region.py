@@ -28,6 +28,7 @@ from kohort.region.consuming.settings import MemberConfig, MemberSettings, split
 from kohort.region.consuming.staging import Stager
 from kohort.region.consuming.starts import start_of
 from kohort.region.member.machine import MemberMachine
+from kohort.region.member.state import Behaviour
 from kohort.region.plane.config import RegionConfig
 from kohort.region.serving import ControlPlane
 from kohort.region.sinks import Sink, place_of
@@ -171,7 +172,7 @@ class Region:
             consumer.close()
             raise
         machine = MemberMachine(
-            self.name, name, uuid4(), group_id, sink=place_of(sink), holds_back=own.on_rebalance == "checkpoint"
+            self.name, name, uuid4(), group_id, place_of(sink), Behaviour(holds_back=own.on_rebalance == "checkpoint")
         )
         most = consumer.config.max_poll_records
         flow = Flow(QUEUE_POLLS * most, AT_ONCE_POLLS * most)

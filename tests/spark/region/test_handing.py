@@ -22,16 +22,13 @@ class Seated:
     """A seat of a run in epoch 3 that holds two partitions."""
 
     def __init__(self) -> None:
-        self.changes = 0
+        self.told: list[str] = []
         self.gone: list[Lost] = []
-        self.seat = HandingSeat(self.changed, self.gone.append)
+        self.seat = HandingSeat(lambda: self.told.append("begun"), lambda: self.told.append("done"), self.gone.append)
         self.seat.start(3)
         self.seat.let("not started")
         self.seat.give(position(0, 10))
         self.seat.give(position(1, 20))
-
-    def changed(self) -> None:
-        self.changes += 1
 
 
 def test_what_is_handed_out_has_its_start_and_a_number_of_its_own() -> None:
@@ -102,7 +99,7 @@ def test_a_batch_is_told_when_it_begins_and_when_it_is_done() -> None:
     assert seated.seat.running() == 4, "another batch's end"
     seated.seat.end(4)
     assert seated.seat.running() is None
-    assert seated.changes == 2
+    assert seated.told == ["begun", "done"]
 
 
 def test_the_next_run_knows_nothing_of_a_batch_that_ran() -> None:
@@ -114,3 +111,30 @@ def test_the_next_run_knows_nothing_of_a_batch_that_ran() -> None:
     assert seated.seat.running() is None
     now = seated.seat.held(0)
     assert now is not None and now.epoch == 5
+
+
+def test_who_finds_that_nothing_runs_was_told_of_all_that_ran() -> None:
+    """A batch begins while the member's thread wants partitions back: it must not think that nothing was read."""
+    telling, goes_on = threading.Event(), threading.Event()
+
+    def begun() -> None:
+        telling.set()
+        assert goes_on.wait(10)
+
+    seat = HandingSeat(begun, lambda: None, lambda lost: None)
+    seat.start(3)
+    seat.let("not started")
+    held = seat.held(0)
+    assert held is not None
+    beginning = threading.Thread(target=seat.begin, args=(held.version, 1))
+    beginning.start()
+    assert telling.wait(10)
+    found: list[int | None] = []
+    holding = threading.Thread(target=lambda: found.append(seat.hold("wanted back")))
+    holding.start()
+    holding.join(0.05)
+    assert not found, "it was seen whether a batch runs before the batch was told"
+    goes_on.set()
+    holding.join(10)
+    beginning.join(10)
+    assert found == [1]

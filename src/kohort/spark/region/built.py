@@ -64,6 +64,12 @@ class BuiltQuery:
         writer = rows.writeStream.foreachBatch(sink).outputMode(self.mode)
         return writer.option("checkpointLocation", checkpoint).start()
 
+    def is_over(self, error: BaseException) -> bool:
+        """Whether Spark is gone from this process: no run of the query can be started any more."""
+        from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
+
+        return isinstance(error, Py4JNetworkError | ConnectionError) or self.spark.sparkContext._jsc is None
+
 
 def built(spark: SparkSession, build: Build, options: Sequence[Mapping[str, str]]) -> DataFrame:
     """What the query computes, of fresh sources.

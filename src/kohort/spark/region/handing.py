@@ -17,14 +17,16 @@ from kohort.spark.region.seats import Handed, HandedPart, Lost
 class HandingSeat:
     """See the module's text. It is there for as long as its member lives, whatever runs of the query come and go."""
 
-    def __init__(self, changed: Callable[[], None], lost: Callable[[Lost], None]) -> None:
+    def __init__(self, begun: Callable[[], None], done: Callable[[], None], lost: Callable[[Lost], None]) -> None:
         """Nothing is handed out.
 
         Args:
-            changed: called when a batch has begun or is done; from any thread.
+            begun: called when a batch begins, before anyone can see that it runs; it may not ask the seat. So who has
+                the seat hold, and finds that nothing runs, has been told of all that ever ran.
+            done: called when a batch is done; from any thread.
             lost: called when the source has found that records are gone; from its connection's thread.
         """
-        self._told, self.lost = changed, lost
+        self._begun, self._done, self.lost = begun, done, lost
         self._changed = threading.Condition()
         self._parts: dict[TopicPartition, HandedPart] = {}
         self._kept: set[TopicPartition] = set()  # wanted back: not planned any more
@@ -48,8 +50,8 @@ class HandingSeat:
         with self._changed:
             if self._holds or version != self._version:
                 return False
+            self._begun()
             self._running = batch
-        self._told()
         return True
 
     def end(self, batch: int) -> None:
@@ -58,7 +60,7 @@ class HandingSeat:
             if self._running != batch:
                 return
             self._running = None
-        self._told()
+        self._done()
 
     # -- the member's thread
 

@@ -1,13 +1,15 @@
 """The thread of a Spark source's member: it hears of group and control plane, and its query reads on meanwhile.
 
 It differs from a member that reads by itself in three things. A cut does not stop the query: what it contributes is the
-last batch that is done. A partition that the group wants back is given up after the running batch, and no batch begins
-until then. Going back is the query's, which begins anew from another checkpoint folder. Source: spec 5.6-5.12, 6.2.
+last batch that is done. What the group wants back is read by no batch any more once the running one is done, and given
+up with the sequence of a cut that begins after that. Going back is the query's, which begins anew from another
+checkpoint folder. Source: spec 5.6-5.12, 6.2.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from typing import Protocol
 
@@ -32,6 +34,8 @@ log = logging.getLogger("kohort.spark")
 
 POLL_MS, SOON_MS = 100, 10
 """How long a poll waits; and while something waits for the running batch."""
+AGAIN_S = 1.0
+"""A query that is far ahead asks again for a sequence: what it asked may be lost with a connection, or with a reset."""
 RELEASE, POLLING, CLOSING, AHEAD = "partitions are wanted back", "not polling", "closing", "too far ahead"
 """Why no batch may begin."""
 
@@ -58,6 +62,9 @@ class Query(Protocol):
     def settled(self, member: int) -> None:
         """Look whether the batch that runs is done."""
 
+    def is_idle(self) -> bool:
+        """Whether no batch is under way that reads from any of the query's sources."""
+
     def ended(self, member: int, error: BaseException | None) -> None:
         """The member is over."""
 
@@ -76,10 +83,12 @@ class QueryThread(MemberThread):
     ) -> None:
         """Does nothing before `start`; `number`: of the source among its query's."""
         super().__init__(machine, consumer, publisher, config)
-        self.seat = HandingSeat(self._batch_changed, self._lost)
+        self.seat = HandingSeat(lambda: self.post(happens.Fetched()), self.wake, self._lost)
         self._query, self.number = query, number
-        self._asked_back: deque[Event] = deque()
-        self._leaves = self._asked_ahead = False
+        self._asked_back: deque[happens.Revoked] = deque()  # until no batch reads of it
+        self._kept: deque[happens.Revoked] = deque()  # no batch reads of it; until no cut is under way
+        self._leaves = False
+        self._ask_again_s = 0.0
 
     def leave(self) -> None:
         """Leave with the next complete sequence: no batch begins any more, the running one is finished."""
@@ -93,17 +102,11 @@ class QueryThread(MemberThread):
             self.seat.hold(AHEAD)
         else:
             self.seat.let(AHEAD)
-        if ahead >= asks_at and not self._asked_ahead:
-            self._asked_ahead = True
+        if ahead < asks_at:
+            self._ask_again_s = 0.0
+        elif time.monotonic() >= self._ask_again_s:
+            self._ask_again_s = time.monotonic() + AGAIN_S
             self.post(happens.CheckpointWanted())
-        elif ahead < asks_at:
-            self._asked_ahead = False
-
-    def _batch_changed(self) -> None:
-        if self.seat.running() is not None:
-            self.post(happens.Fetched())
-        else:
-            self.wake()
 
     def _lost(self, lost: Lost) -> None:
         """Records are gone that the query was to read."""
@@ -114,13 +117,25 @@ class QueryThread(MemberThread):
     # -- the turns
 
     def _work(self) -> None:
-        self._give_back_when_idle()
+        self._keep_when_idle()
+        self._give_back_between_cuts()
         self._leave_when_idle()
-        waits = bool(self._asked_back) or self._leaves
+        waits = bool(self._asked_back) or (self._leaves and not self.machine.closing)
         if waits:
-            self._query.settled(self.number)
+            self._look_for_end()
         if not self._over:
             self._poll(SOON_MS if waits else POLL_MS)
+
+    def _look_for_end(self) -> None:
+        try:
+            self._query.settled(self.number)
+        except (KafkaError, OSError) as error:
+            log.info("%s: whether its batch is done can't be seen, and is told by Spark: %s", self.name, error)
+
+    def _hear_all(self) -> None:
+        """What is known, above all that a batch has begun: else the machine would think that nothing was read."""
+        while not self._posted.empty():
+            self._step(self._posted.get())
 
     def _poll(self, wait_ms: float) -> None:
         self._news.clear()
@@ -135,29 +150,48 @@ class QueryThread(MemberThread):
         if isinstance(event, happens.Revoked):
             self.seat.hold(RELEASE)
             self._asked_back.append(event)
-        else:
-            if isinstance(event, happens.Lost):
-                self.seat.take(map(partition_of, event.parts))
-            self._step(event)
+            return
+        if isinstance(event, happens.Lost):
+            self.seat.take(map(partition_of, event.parts))  # from here on no batch begins with them
+            self._hear_all()
+            self._is_not_asked_back(event.parts)
+        self._step(event)
 
-    def _give_back_when_idle(self) -> None:
-        """What the group wants back is the machine's to decide when no batch reads it any more."""
+    def _is_not_asked_back(self, parts: tuple[Part, ...]) -> None:
+        """These are gone: a late answer to that they were wanted back would be about whatever comes after."""
+        for waiting in (self._asked_back, self._kept):
+            left = [tuple(part for part in event.parts if part not in parts) for event in waiting]
+            waiting.clear()
+            waiting.extend(happens.Revoked(each) for each in left if each)
+        if not self._asked_back:
+            self.seat.let(RELEASE)
+
+    def _keep_when_idle(self) -> None:
+        """What the group wants back is read by no batch any more: the others may go on with the rest."""
         if not self._asked_back or self.seat.hold(RELEASE) is not None:
             return
-        while not self._posted.empty():
-            self._step(self._posted.get())  # that a batch has begun: else the machine would think that nothing was read
         while self._asked_back:
             event = self._asked_back.popleft()
-            assert isinstance(event, happens.Revoked)
             self.seat.keep_from(map(partition_of, event.parts))
-            self._step(event)
+            self._kept.append(event)
         self.seat.let(RELEASE)
 
+    def _give_back_between_cuts(self) -> None:
+        """Give it to the machine, which releases it with the next sequence.
+
+        Not during a cut: what was contributed to that one may be of before the last batch that read from there.
+        """
+        if self._kept:
+            self._hear_all()
+        while self._kept and self.machine.cut is None:
+            self._step(self._kept.popleft())
+
     def _leave_when_idle(self) -> None:
-        if self._leaves and self.seat.running() is None and not self.machine.closing:
-            while not self._posted.empty():
-                self._step(self._posted.get())
-            self._step(happens.Closing())
+        """Between two cuts: the next one has all that was read."""
+        if self._leaves and not self.machine.closing and self._query.is_idle():
+            self._hear_all()
+            if self.machine.cut is None:
+                self._step(happens.Closing())
 
     def _ended(self, error: BaseException | None) -> None:
         self.seat.hold("ended")
@@ -191,6 +225,7 @@ class QueryThread(MemberThread):
                 pass  # `GoOn`: it never stopped
 
     def _save_state(self, cut: Cut) -> None:
+        self._go_on_committing()  # else offsets of the sequence before could come after those of this one
         try:
             ends, keys, state = self._query.contribute(self.number, cut)
         except (KafkaError, OSError) as error:

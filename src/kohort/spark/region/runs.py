@@ -49,6 +49,7 @@ LOOK_S = 0.2
 """How often a run is looked at: whether it has failed, and how far ahead it is."""
 RAISED = re.compile(r"[A-Za-z_][\w.]*(Error|Exception): ")
 """How Python tells of an exception, at the end of its traceback."""
+STOPPED = "the query {} was stopped: stop its region instead"
 ALONE_S = 2.0
 """A query goes back as a whole: whose other member does not in this time has all go back."""
 
@@ -72,10 +73,38 @@ class _Run:
 
 @dataclass(slots=True)
 class _Wanted:
-    """What the members have said since the last run ended, by their numbers."""
+    """What the members have said since the last run began, by their numbers.
+
+    Attributes:
+        epochs: in which each is to begin.
+    """
 
     epochs: dict[int, int] = field(default_factory=dict)
     since_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _AtCut:
+    """What the query contributes to a cut: settled once, for all of its members.
+
+    Attributes:
+        cut: with its control plane's term: another one counts its cuts anew.
+        run: whose; None: none runs, and nothing has happened since the last sequence.
+        last: the last batch that counts.
+    """
+
+    cut: tuple[int, Cut]
+    run: _Run | None
+    last: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """What was contributed last and is in no complete sequence yet."""
+
+    saved: SavedQuery
+    state: bytes
+    run: _Run
 
 
 class RegionQuery:
@@ -106,9 +135,10 @@ class RegionQuery:
         self._posted: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._wanted = _Wanted()
         self._run: _Run | None = None
-        self._saved: SavedQuery | None = None
-        self._given: SavedQuery | None = None
-        self._cut: tuple[Cut, int | None] | None = None
+        self._state: bytes | None = None  # what the last complete sequence says of the query
+        self._saved: SavedQuery | None = None  # the same of the one that the run began with, or that came after
+        self._given: _Given | None = None
+        self._at_cut: _AtCut | None = None
         self._failed = False
         self._gone: set[int] = set()
         self._failures = Failures()
@@ -129,68 +159,89 @@ class RegionQuery:
 
     def begin(self, member: int, epoch: int, state: bytes | None) -> None:
         """See `query_thread.Query`."""
-        self._posted.put(lambda: self._wants(member, epoch, state))
+        self._is_told(member, state)
+        self._posted.put(lambda: self._wants(member, epoch))
 
     def go_back(self, member: int, epoch: int, state: bytes | None) -> None:
         """See `query_thread.Query`."""
+        self._is_told(member, state)
 
         def back() -> None:
             self._stop()
-            self._wants(member, epoch, state)
+            self._failed = False
+            self._wants(member, epoch)
             self._members()[member].post(happens.WentBack(epoch))
 
         self._posted.put(back)
+
+    def _is_told(self, member: int, state: bytes | None) -> None:
+        """At once, and not when the run begins: a cut that comes before that must not forget the state."""
+        if member == LEAD:
+            with self._lock:
+                self._state, self._given = state, None
 
     def ended(self, member: int, error: BaseException | None) -> None:
         """See `query_thread.Query`."""
 
         def end() -> None:
-            self._stop()
             if error is not None and error.__cause__ is None:
                 error.__cause__ = self._failures.last
-            self.error = self.error or error
             self._gone.add(member)
-            if error is not None:
-                for one in self._members():
+            self.error = self.error or error
+            for number, one in enumerate(self._members()):
+                if number not in self._gone and error is not None:
                     one.abandon()
             if len(self._gone) == len(self._members()):
                 self.over.set()
+            self._stop()
 
         self._posted.put(end)
 
+    def is_idle(self) -> bool:
+        """See `query_thread.Query`."""
+        return all(one.seat.running() is None for one in self._members())
+
     def contribute(self, member: int, cut: Cut) -> tuple[dict[TopicPartition, Position], tuple[StagedKey, ...], bytes]:
         """See `query_thread.Query`."""
+        own = self._members()[member]
         with self._lock:
-            run = self._run
-            if run is None:
-                saved = self._saved or self._as_of(-1, None)
-                return {}, (), saved.to_bytes() if member == LEAD else b""
-            if self._cut is None or self._cut[0] != cut:
-                self._cut = cut, last_batch(run.folder)
-            last = self._cut[1]
-            ends = self._ends(run, self._members()[member], last)
+            key = own.machine.term, cut
+            if self._at_cut is None or self._at_cut.cut != key:
+                run = self._run
+                self._at_cut = _AtCut(key, run, None if run is None else last_batch(run.folder))
+            run, last = self._at_cut.run, self._at_cut.last
+            ends = {} if run is None else self._ends(run, own, last)
             if member != LEAD:
                 return ends, (), b""
-            now = self._as_of(run.epoch, last)
-            keys = run.staged.give(last)
-            self._given = now
-            return ends, keys, now.to_bytes()
+            self._given = None
+            if run is None:
+                return ends, (), self._as_of(-1, None).to_bytes() if self._state is None else self._state
+            saved, keys = self._as_of(run.epoch, last), run.staged.give(last)
+            self._given = _Given(saved, saved.to_bytes(), run)
+            return ends, keys, self._given.state
 
     def _as_of(self, epoch: int, last: int | None) -> SavedQuery:
         """The query as it is, with a batch of its checkpoint of an epoch."""
         return SavedQuery(epoch, last, self._built.output, self._built.operators, self._built.sources)
 
     def _ends(self, run: _Run, member: QueryThread, last: int | None) -> dict[TopicPartition, Position]:
-        """Where the last batch ends, of what it read under the same handing-out as it is held now."""
-        batch = None if last is None else self._batch_of(run, last, member)
-        if batch is None or batch.epoch != run.epoch:
-            return {}
-        group, handed = member.machine.group, member.seat.handed()
-        return {
-            at: Position(group, at.topic, part.topic_id, at.partition, batch.spans[at].end)
-            for at, part in handed.items()
-            if at in batch.spans and batch.handings.get(at) == part.handing
-        }
+        """Where what is held ends, by the last batch that read it under the same handing-out.
+
+        That need not be the last batch of all: what the group wants back is in no batch any more. What no batch has
+        since the last sequence ends where that one ended.
+        """
+        group, handed, counted = member.machine.group, member.seat.handed(), run.staged.after()
+        ends: dict[TopicPartition, Position] = {}
+        for number in range(-1 if last is None else last, counted, -1):
+            batch = None if len(ends) == len(handed) else self._batch_of(run, number, member)
+            if batch is None or batch.epoch != run.epoch:
+                break
+            ends |= {
+                at: Position(group, at.topic, part.topic_id, at.partition, batch.spans[at].end)
+                for at, part in handed.items()
+                if at not in ends and at in batch.spans and batch.handings.get(at) == part.handing
+            }
+        return ends
 
     def _batch_of(self, run: _Run, last: int, member: QueryThread) -> BatchOffset | None:
         """What a member's source has read with a batch; it is found by its identity."""
@@ -203,11 +254,13 @@ class RegionQuery:
         if member != LEAD:
             return
         with self._lock:
-            if self._run is not None and self._given is not None:
-                self._run.staged.counted()
-                before, self._saved, self._given = self._saved, self._given, None
-                kept = {one.epoch for one in (before, self._saved) if one is not None} | {self._run.epoch}
-                self._posted.put(partial(forget, self._folder, kept))
+            given, self._given = self._given, None
+            if given is None:
+                return
+            given.run.staged.counted()
+            before, self._saved, self._state = self._saved, given.saved, given.state
+            kept = {one.epoch for one in (before, given.saved, self._run) if one is not None}
+        self._posted.put(partial(forget, self._folder, kept))
 
     def settled(self, member: int) -> None:
         """See `query_thread.Query`."""
@@ -223,38 +276,41 @@ class RegionQuery:
     # -- the thread
 
     def _turns(self) -> None:
-        while True:
+        closed = False
+        while not closed:
             try:
                 do = self._posted.get(timeout=LOOK_S)
             except queue.Empty:
-                self._look()
-                continue
-            if do is None:
-                self._stop()
-                self.over.set()
-                return
+                do = self._look
+            closed = do is None
             try:
-                do()
-                self._start_if_all_are_there()
+                if do is None:
+                    self._stop()
+                else:
+                    do()
+                    self._start_if_all_are_there()
             except Exception as error:
                 log.exception("query %s can't go on", self.name)
                 self._fail(error)
+        self.over.set()
 
-    def _wants(self, member: int, epoch: int, state: bytes | None) -> None:
-        wanted = self._wanted
-        wanted.epochs[member] = epoch
-        wanted.since_s = time.monotonic()
-        if member == LEAD:
-            with self._lock:  # what is contributed until it runs
-                self._saved = None if state is None else SavedQuery.from_bytes(state)
+    def _wants(self, member: int, epoch: int) -> None:
+        self._wanted.epochs[member] = epoch
+        self._wanted.since_s = time.monotonic()
 
     def _start_if_all_are_there(self) -> None:
-        if self._run is None and len(self._wanted.epochs) == len(self._members()) and not self._failed:
-            wanted, self._wanted = self._wanted, _Wanted()
-            self._start(max(wanted.epochs.values()))
+        """Start, if all members want that, and none of them is about to go back once more."""
+        if self._run is not None or self._failed or self._gone or not self._posted.empty():
+            return
+        wanted = self._wanted.epochs
+        if all(wanted.get(number) == member.machine.epoch for number, member in enumerate(self._members())):
+            self._wanted = _Wanted()
+            self._start(max(wanted.values()))
 
     def _start(self, epoch: int) -> None:
-        saved = self._saved
+        with self._lock:
+            state = self._state
+        saved = None if state is None else SavedQuery.from_bytes(state)
         if saved is not None:
             refuse_other(saved, self._as_of(-1, None), self.name)
         new, began = epoch_folder(self._folder, epoch), None if saved is None else saved.batch
@@ -270,9 +326,14 @@ class RegionQuery:
         def sink(rows: DataFrame, batch: int) -> None:
             staged.add(batch, stage(rows))
 
-        query = self._built.run(sink, new, seats)
+        try:
+            query = self._built.run(sink, new, seats)
+        except BaseException:
+            for id in seats:
+                SEATS.remove(id)
+            raise
         with self._lock:
-            self._given, self._cut = None, None
+            self._saved = saved
             self._run = _Run(epoch, new, began, staged, query, seats)
         for member in self._members():
             member.seat.let("not started")
@@ -283,11 +344,9 @@ class RegionQuery:
         for member in self._members():
             member.seat.hold("not started")
         with self._lock:
-            run, self._run, self._cut, self._given = self._run, None, None, None
-        self._failed = False
+            run, self._run = self._run, None
         if run is None:
-            return  # what members have said since the last one ended still counts
-        self._wanted = _Wanted()
+            return
         for id in run.seats:
             SEATS.remove(id)
         stopping = threading.Thread(target=_stop_quietly, args=(run.query,), daemon=True)
@@ -303,9 +362,10 @@ class RegionQuery:
         if run is None:
             self._look_for_lone()
             return
-        if not run.query.isActive and not self._failed:
-            cause = run.query.exception()
-            self._fail(cause or InvalidInputError(f"the query {self.name} was stopped: stop its region instead"))
+        if self._failed:
+            return
+        if not run.query.isActive:
+            self._fail(run.query.exception() or InvalidInputError(STOPPED.format(self.name)))
             return
         ahead = run.staged.ahead(last_batch(run.folder))
         kept = self._built.batches_kept
@@ -316,7 +376,7 @@ class RegionQuery:
         """Some members have gone back, and others don't know why they should."""
         wanted = self._wanted
         some = 0 < len(wanted.epochs) < len(self._members())
-        if some and not self._failed and time.monotonic() > wanted.since_s + ALONE_S:
+        if some and not self._failed and not self._gone and time.monotonic() > wanted.since_s + ALONE_S:
             wanted.since_s = time.monotonic()
             for number, member in enumerate(self._members()):
                 if number not in wanted.epochs and member.machine.epoch >= 0:
@@ -331,8 +391,8 @@ class RegionQuery:
             for member in self._members():
                 member.leave()
             return
-        if isinstance(error, InvalidInputError | TimedOutError):
-            self.error = error
+        if isinstance(error, InvalidInputError | TimedOutError) or self._built.is_over(error):
+            self.error = self.error or error
             for member in self._members():
                 member.abandon()
             self.over.set()

@@ -18,6 +18,7 @@ from kohort.errors import InvalidInputError, TimedOutError
 from kohort.region.consuming.publishing import Publisher
 from kohort.region.consuming.settings import MemberConfig
 from kohort.region.member.machine import MemberMachine
+from kohort.region.member.state import Behaviour
 from kohort.region.messages import RegionSeen
 from kohort.region.region import Region
 from kohort.region.sinks import Sink, place_of
@@ -209,17 +210,14 @@ class SparkRegion:
 
     def _machine(self, declared: Declared, number: int, sink: Sink, *, shares: bool, keeps: bool) -> MemberMachine:
         leads = number == LEAD
-        machine = MemberMachine(
+        return MemberMachine(
             self.name,
             declared.name if leads else f"{declared.name}#{number + 1}",
             uuid4(),
             str(declared.sources[number][1].group_id),
-            sink=place_of(sink) if leads else "",
-            shares=shares,
-            holds_back=declared.holds_back,
+            place_of(sink) if leads else "",
+            Behaviour(holds_back=declared.holds_back, reads_on=True, shares=shares, keeps=keeps and leads),
         )
-        machine.keeps = keeps and leads
-        return machine
 
     def _member(
         self, declared: Declared, number: int, sink: Sink, machine: MemberMachine, query: RegionQuery

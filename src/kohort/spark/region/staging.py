@@ -97,6 +97,11 @@ class StagedBatches:
                 del self._batches[number]
             self._after = self._given
 
+    def after(self) -> int:
+        """The last batch that a complete sequence has; -1: none."""
+        with self._lock:
+            return self._after
+
     def ahead(self, last: int | None) -> int:
         """How many batches the last one is ahead of the last complete sequence."""
         with self._lock:
