@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Final, Literal, TypeAlias, get_args
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 import pyarrow as pa
 
@@ -75,7 +75,7 @@ def plain(schema: pa.Schema) -> pa.Schema:
     return pa.schema([pa.field(each.name, _plain(each.type), each.nullable) for each in schema])
 
 
-def _plain(kind: pa.DataType) -> pa.DataType:
+def _plain(kind: Any) -> Any:  # the stubs know types one by one
     if isinstance(kind, pa.DictionaryType):
         return _plain(kind.value_type)
     if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
