@@ -10,7 +10,7 @@
 Readers and VACUUM pass over names that begin with `_`. Other regions and other writers may write into the same table.
 
 The commit carries the region's uuid as the id of a transaction and the sequence as its version: see `delta_log`. A
-second transaction id counts the region's rows, by which `empty` sees whether files were written anew by others (OPTIMIZE).
+second transaction id counts the region's rows, by which `empty` sees whether others wrote files anew (OPTIMIZE).
 
 Durable before what: staged files and their names before `stage` returns; second names before the commit; the commit's
 file and what it names before `published-N` and before anything staged is removed.
