@@ -348,8 +348,9 @@ class DeltaTable:
             table = self._log.load()
             if self._log.has(table, sequence):
                 return self._log.settle(table.version())
+            before = table.version()  # a merge has the table itself move on
             if commit(table):
-                return self._log.settle(table.version() + 1)
+                return self._log.settle(before + 1)
         raise RetriableError(f"{self.path} is written by others all the time: {COMMITS_MAX} commits were too late")
 
     def _add(self, table: deltalake.DeltaTable, sequence: int, staged: list[_File]) -> bool:

@@ -112,15 +112,14 @@ def shaped(table: pa.Table, kept: pa.Schema, keys: Iterable[str]) -> pa.Table:
     Raises:
         InvalidInputError: null where none may be, or a value that the type does not hold.
     """
+    must = [*keys, *(each.name for each in kept if not each.nullable)]
+    bare = [name for name in dict.fromkeys(must) if table.column(name).null_count]
+    if bare:
+        raise InvalidInputError(f"Null in columns that may not be: {', '.join(bare)}")
     try:
-        shaped = table.select(kept.names).cast(kept, safe=True)
+        return table.select(kept.names).cast(kept, safe=True)
     except (pa.ArrowException, ValueError) as error:
         raise InvalidInputError(f"A table does not fit: {error}") from error
-    bare = [name for name in keys if shaped.column(name).null_count]
-    bare += [each.name for each in kept if not each.nullable and shaped.column(each.name).null_count]
-    if bare:
-        raise InvalidInputError(f"Null in columns that may not be: {', '.join(dict.fromkeys(bare))}")
-    return shaped
 
 
 def in_order(keys: Iterable[StagedKey]) -> list[StagedKey]:

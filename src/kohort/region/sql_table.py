@@ -21,7 +21,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, Self
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 from uuid import UUID
 
 import pyarrow as pa
@@ -416,7 +416,8 @@ def _connect(connect: str | Connect) -> tuple[Connect, str]:
     if url.scheme in ("postgresql", "postgres"):
         user = f"{url.username}@" if url.username else ""
         host = url.netloc.rpartition("@")[2]
-        return PostgresUrl(connect), urlunsplit(("postgresql", user + host, url.path, "", ""))
+        said = urlencode([each for each in parse_qsl(url.query) if "pass" not in each[0]], safe="/=")
+        return PostgresUrl(connect), urlunsplit(("postgresql", user + host, url.path, said, ""))
     raise InvalidInputError(
         f"SqlTable does not know {url.scheme or connect!r}: give sqlite:///file.db, postgresql://user@host/database, "
         "or a function that connects"
