@@ -4,9 +4,11 @@
     table/_kohort/REGION-ID/region.json       that this region writes here, and the schema of its rows
     table/_kohort/REGION-ID/published-17      sequence 17 is done (an empty file; a few of the newest are kept)
     table/_kohort/REGION-ID/staged/KEY.json   what a member staged: names of files, what the log is to say of them
-    table/_kohort/REGION-ID/staged/KEY-ATTEMPT-0.parquet   its rows, one file for each partition
-    table/KEY-ATTEMPT-0.parquet               the same file under a second name, once it is published
+    table/_kohort/REGION-ID/staged/eEPOCH-REGION-ID-ATTEMPT-0.parquet  its rows, a file for each partition
+    table/eEPOCH-REGION-ID-ATTEMPT-0.parquet  the same file under a second name, once it is published
 
+Names of data files have letters, digits, `-` and `.` alone: the log keeps them as parts of a URL, and its readers do
+not agree on how the rest is written there. So the key, which may hold `~`, is not in them.
 Readers and VACUUM pass over names that begin with `_`. Other regions and other writers may write into the same table.
 
 The commit carries the region's uuid as the id of a transaction and the sequence as its version: see `delta_log`. A
@@ -65,7 +67,7 @@ _PIECE: Final = ".json"
 _PROBE: Final = "_probe-"
 _PROBES: Final = 5
 """Another's probe may take this one's files for left-overs: so often in a row it does not."""
-_ATTEMPT: Final = re.compile(r"-[0-9a-f]{8}-[0-9]+\Z")
+_DATA: Final = re.compile(r"e([0-9]+)-([0-9a-f]{32})-[0-9a-f]{16}-[0-9]+\.parquet")
 
 
 class _File(msgspec.Struct, frozen=True):
@@ -168,6 +170,7 @@ class DeltaTable:
         files = self._files
         try:
             make_folder(files, self.path)
+            files.listdir(self.path)
             table = self._table(schema)
             delta_schema.check_table(self.path, table, self.mode)
             parts = tuple(table.metadata().partition_columns)
@@ -281,10 +284,10 @@ class DeltaTable:
         files, staging, name = self._files, self._staging, key.text()
         before = self._piece(name)
         written: list[_File] = []
-        attempt = uuid.uuid4().hex[:8]
+        stem = f"e{key.epoch}-{key.region_id.hex}-{uuid.uuid4().hex[:16]}"
         try:
             for number, (values, part) in enumerate(delta_schema.parted(table, claim.partition_by)):
-                file = f"{name}-{attempt}-{number}.parquet"
+                file = f"{stem}-{number}.parquet"
                 written.append(_File(file, 0, part.num_rows, delta_schema.statistics(part), values))
                 with contextlib.closing(Output(files, f"{staging}/{file}")) as output:
                     staged_files.write_parquet(part, output, self.path, self.compression, None)
@@ -324,7 +327,8 @@ class DeltaTable:
                 gone = f"of {len(named)} staged pieces {len(lost)} are gone, {lost[0]} among them" if lost else ""
                 self._bring(sequence, staged, gone)
         marks.mark(self._files, self._own, sequence)
-        self._remove_staged({key.text() for key in named})
+        for key in named:
+            self._forget(key.text())
 
     def _bring(self, sequence: int, staged: list[_File], lost: str) -> None:
         """Commit the sequence, unless somebody else has."""
@@ -389,9 +393,7 @@ class DeltaTable:
         if not self._is_marked(sequence):
             self._until_there(sequence, lambda table: self._log.commit(table, sequence, self._removals(table), 0))
         marks.mark(self._files, self._own, sequence)
-        for name in names_in(self._files, self._staging):
-            if staged_files.is_void(_stem_of(name), self._id, floor):
-                remove(self._files, f"{self._staging}/{name}")
+        self.sweep(Keep(floor))
 
     def _removals(self, table: deltalake.DeltaTable) -> list[AddAction | RemoveAction]:
         """What takes this region's rows out, and no others."""
@@ -411,8 +413,8 @@ class DeltaTable:
         return [removal(each) for each in ours]
 
     def _is_ours(self, path: str) -> bool:
-        key = StagedKey.parse(_stem_of(os.path.basename(path)))
-        return key is not None and key.region_id == self._id
+        found = _DATA.fullmatch(path)
+        return found is not None and found[2] == self._bound().hex
 
     # -- what is done, and what is over
 
@@ -432,17 +434,19 @@ class DeltaTable:
         if not self._is_claimed():
             return
         kept = {key.text() for key in keep.keys}
+        for name in kept:
+            piece = self._piece(name)
+            kept = kept.union(file.name for file in piece.files) if piece else kept
         for name in names_in(self._files, self._staging):
-            stem = _stem_of(name)
-            if staged_files.is_void(stem, self._id, keep.floor) and stem not in kept:
+            data = _DATA.fullmatch(name)
+            stem = name if data else staged_files.stem_of(name)
+            void = int(data[1]) < keep.floor if data else staged_files.is_void(stem, self._id, keep.floor)
+            if void and stem not in kept:
                 remove(self._files, f"{self._staging}/{name}")
 
-    def _remove_staged(self, stems: set[str]) -> None:
-        for name in names_in(self._files, self._staging):
-            if _stem_of(name) in stems:
-                remove(self._files, f"{self._staging}/{name}")
-
-
-def _stem_of(name: str) -> str:
-    """The key's text in the name of a file."""
-    return _ATTEMPT.sub("", staged_files.stem_of(name))
+    def _forget(self, name: str) -> None:
+        """Remove a staged piece: its data first, so that who is killed here can be followed."""
+        piece = self._piece(name)
+        for file in piece.files if piece else ():
+            remove(self._files, f"{self._staging}/{file.name}")
+        remove(self._files, f"{self._staging}/{name}{_PIECE}")

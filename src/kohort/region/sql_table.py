@@ -118,8 +118,8 @@ class SqlTable:
         dialect: Dialect = SQLITE
         try:
             connection = self._connect()
+            dialect = dialect_of(connection)
             with contextlib.closing(connection):
-                dialect = dialect_of(connection)
                 dialect.prepare(connection)
                 with contextlib.closing(connection.cursor()) as cursor:
                     for statement in dialect.begin:
