@@ -340,6 +340,29 @@ def test_a_log_that_can_t_be_read(tmp_path: Path) -> None:
         made(Path(sink.path))
 
 
+def test_a_commit_that_a_power_loss_has_torn(tmp_path: Path) -> None:
+    """Its name was durable, its bytes were not, and nobody was told that it is done."""
+    for left in (0, 100):
+        sink = made(tmp_path / f"t{left}")
+        sink.stage(key(1), table(1))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(DeltaLog, "settle", _power_goes)
+            with pytest.raises(OSError, match="the power goes"):
+                sink.publish(1, [key(1)])
+        commit = Path(sink.path, "_delta_log", f"{1:020}.json")
+        os.truncate(commit, left)
+        if left:
+            with pytest.raises(RetriableError, match="does not answer"):
+                sink.publish(1, [key(1)])
+            commit.unlink()  # as the documentation says
+        sink.publish(1, [key(1)])
+        assert [row["id"] for row in read(sink.path)] == [1] and sink.published() == 1
+
+
+def _power_goes(self: DeltaLog, newest: int) -> None:
+    raise OSError("the power goes")
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_right_that_is_missing_is_found_by_check(tmp_path: Path) -> None:
     sink = made(tmp_path / "t")

@@ -174,7 +174,7 @@ def test_a_table_that_was_there_before(database: Database) -> None:
         ("CREATE TABLE flights (id bigint, name text, more text)", {}, "has a column 'more', which the rows have not"),
         ("CREATE TABLE flights (id bigint NOT NULL, name text)", {}, "takes no null in 'id'"),
         ("CREATE TABLE flights (id bigint PRIMARY KEY, name text)", {}, "each id once only"),
-        ("CREATE TABLE flights (id bigint, name text UNIQUE)", {"keys": ["id"]}, "each name once.*no unique index on id"),
+        ("CREATE TABLE flights (id bigint, name text UNIQUE)", {"keys": ["id"]}, "each name once.*no unique index on"),
         ("CREATE TABLE flights (id bigint CHECK (id > 0), name text)", {}, "CHECK|constraint"),
         ("CREATE TABLE o (id bigint PRIMARY KEY); CREATE TABLE flights (id bigint REFERENCES o, name text)", {},
          "refers to 'o'|constraint"),
@@ -305,7 +305,7 @@ def test_who_comes_second_waits_and_finds_it_done(postgres: Server) -> None:
         late = [threading.Thread(target=sink.publish, args=(1, [key(1)])) for _ in range(2)]
         for each in late:
             each.start()
-        waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%FOR UPDATE'"
+        waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
         while database.run(waiting) != [(2,)]:
             assert all(each.is_alive() for each in late)
         holder.rollback()
