@@ -15,7 +15,8 @@ from kohort.errors import InvalidInputError
 from kohort.ids import TopicPartition
 from kohort.region import messages as told
 from kohort.region.messages import Cut
-from kohort.spark.region.runs import FAILURES_MOST, SLOW
+from kohort.spark.region.failures import IN_A_ROW_MAX
+from kohort.spark.region.runs import SLOW
 from kohort.spark.region.saved import SavedQuery
 
 
@@ -296,11 +297,11 @@ def test_a_query_that_fails_goes_back_and_at_last_stops_the_region(query: Driven
 
     query.begin()
     query.give({0: 100})
-    for number in range(FAILURES_MOST):
+    for number in range(IN_A_ROW_MAX):
         query.run.begin()
         query.run.fail(ValueError("a record that nobody can read"))
         until(lambda number=number: query.turn() or said() > number, "it is seen", 10)  # type: ignore[misc]
-        if number < FAILURES_MOST - 1:
+        if number < IN_A_ROW_MAX - 1:
             assert len(query.said(told.AskReset)) == number + 1 and not query.said(told.CantGoOn)
             query.reset(6 + number, None, 0)
             query.goes_back()
@@ -312,7 +313,7 @@ def test_a_query_that_fails_goes_back_and_at_last_stops_the_region(query: Driven
 def test_a_query_that_fails_before_it_has_planned_anything_begins_again_alone(query: Driven) -> None:
     query.begin()
     query.give({0: 100})
-    for number in range(FAILURES_MOST + 2):
+    for number in range(IN_A_ROW_MAX + 2):
         query.run.fail(OSError(f"Python worker {SLOW}"))
         until(lambda number=number: len(query.spark.runs) == number + 2, "it runs again", 10)  # type: ignore[misc]
     query.run.batch()
