@@ -8,7 +8,7 @@ from unittest import mock
 
 from kohort.region.member import events as happens
 from kohort.region.messages import Cut
-from kohort.spark.region import failures, runs
+from kohort.spark.region import failures
 from kohort.spark.region.handing import HandingSeat
 from kohort.spark.region.query_thread import QueryThread
 from kohort.spark.region.runs import RegionQuery
