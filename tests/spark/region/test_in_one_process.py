@@ -154,7 +154,7 @@ def test_a_query_goes_back_in_a_batch_twice_at_once_and_when_it_fails(apps: Appl
     stage.until(_in_batch(apps, "a"), "a batch is under way")
     region.reset("in a batch")
     region.reset("and again at once")
-    stage.until(lambda: apps.resets() >= 3, "both went back")
+    stage.until(lambda: apps.resets() >= 2, "both went back")
     apps.set("closed", there=False)
     stage.produce(400)
     apps.are_exact()
