@@ -184,8 +184,12 @@ def test_who_runs_ahead_asks_for_a_sequence_and_is_held_until_there_is_one(
         time.sleep(1.0)
         assert last_batch(run.folder) == held_at, "it runs on although it is held"
         apps.set("full", there=False)
-        stage.until(lambda: apps.rows().total() > 900, "nearly all is published")
-        apps.regions[0].checkpoint()
+
+        def asks_for_the_rest() -> bool:
+            apps.regions[0].checkpoint()
+            return apps.rows().total() >= stage.sent
+
+        stage.until(asks_for_the_rest, "all is published")
         apps.are_exact()
     finally:
         spark.conf.unset("spark.sql.streaming.minBatchesToRetain")
