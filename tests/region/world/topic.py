@@ -54,9 +54,9 @@ class Stored:
             tuple(self.positions.values()),
             keys_by_place(self.contributions),
             {one.member: one.state for one in self.contributions},
-            self.stopped,
-            self.empties,
-            tuple(sorted(self.places)),
+            stopped=self.stopped,
+            empties=self.empties,
+            places=tuple(sorted(self.places)),
         )
 
     def go_back(self, manifest: Manifest) -> None:
