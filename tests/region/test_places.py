@@ -266,7 +266,7 @@ def _commits_are_durable_before_they_are_marked(place: Place) -> None:
     trace = [each.replace(str(sink.path), "") for each in calls.trace]  # type: ignore[attr-defined]
     committed = next(at for at, each in enumerate(trace) if each in ("commit", "merge"))
     marked = next(at for at, each in enumerate(trace) if each.startswith("open ") and "published-1" in each)
-    removed = next(at for at, each in enumerate(trace) if each.startswith("rename") and "_done-" in each)
+    removed = next(at for at, each in enumerate(trace) if each.startswith(("rename", "unlink")) and "/staged/" in each)
     assert f"fsync /_delta_log/{1:020}.json" in trace[committed:marked]
     assert "fsync /_delta_log" in trace
     assert committed < len(trace) - trace[::-1].index("fsync /_delta_log") - 1 < marked < removed
