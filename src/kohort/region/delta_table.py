@@ -5,6 +5,7 @@
     table/_kohort/REGION-ID/published-17      sequence 17 is done (an empty file; a few of the newest are kept)
     table/_kohort/REGION-ID/staged/KEY.json   what a member staged: names of files, what the log is to say of them
     table/_kohort/REGION-ID/staged/eEPOCH-REGION-ID-ATTEMPT-0.parquet  its rows, a file for each partition
+    table/_kohort/REGION-ID/staged/_done-…    what is published of it, for the sweep
     table/eEPOCH-REGION-ID-ATTEMPT-0.parquet  the same file under a second name, once it is published
 
 Names of data files have letters, digits, `-` and `.` alone: the log keeps them as parts of a URL, and its readers do
