@@ -208,7 +208,9 @@ class DeltaPlace(_Files):
         return sorted((row["id"], row["name"]) for row in table.to_pylist())
 
     def staged(self) -> list[str]:
-        return os.listdir(f"{self.path}/_kohort/{REGION.hex}/staged")
+        return [
+            name for name in os.listdir(f"{self.path}/_kohort/{REGION.hex}/staged") if not name.startswith("_done-")
+        ]
 
 
 class SqlitePlace(_Files):

@@ -359,7 +359,7 @@ def test_a_commit_that_a_power_loss_has_torn(tmp_path: Path) -> None:
         assert [row["id"] for row in read(sink.path)] == [1] and sink.published() == 1
 
 
-def _power_goes(self: DeltaLog, newest: int) -> None:
+def _power_goes(self: DeltaLog, newest: int, synced: object) -> None:
     raise OSError("the power goes")
 
 
@@ -372,6 +372,18 @@ def test_a_right_that_is_missing_is_found_by_check(tmp_path: Path) -> None:
             sink.check(SCHEMA)
     finally:
         os.chmod(sink.path, 0o700)
+
+
+def test_sweep_removes_what_is_published(tmp_path: Path) -> None:
+    sink = made(tmp_path / "t")
+    sink.stage(key(1), table(1))
+    sink.stage(key(2), table(2))
+    sink.publish(1, [key(1)])
+    assert len(os.listdir(sink._staging)) == 4
+    sink.sweep(Keep(1))
+    assert len(os.listdir(sink._staging)) == 2
+    sink.publish(2, [key(2)])
+    assert [row["id"] for row in read(sink.path)] == [1, 2]
 
 
 def test_sweep_leaves_other_regions(tmp_path: Path) -> None:

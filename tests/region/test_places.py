@@ -266,7 +266,7 @@ def _commits_are_durable_before_they_are_marked(place: Place) -> None:
     trace = [each.replace(str(sink.path), "") for each in calls.trace]  # type: ignore[attr-defined]
     committed = next(at for at, each in enumerate(trace) if each in ("commit", "merge"))
     marked = next(at for at, each in enumerate(trace) if each.startswith("open ") and "published-1" in each)
-    removed = next(at for at, each in enumerate(trace) if each.startswith("unlink"))
+    removed = next(at for at, each in enumerate(trace) if each.startswith(("rename", "unlink")) and "/staged/" in each)
     assert f"fsync /_delta_log/{1:020}.json" in trace[committed:marked]
     assert "fsync /_delta_log" in trace
     assert committed < len(trace) - trace[::-1].index("fsync /_delta_log") - 1 < marked < removed
@@ -314,8 +314,8 @@ def _delta_marks_first(patch: Patch) -> None:
 def _delta_removes_before_it_is_marked(patch: Patch) -> None:
     whole = DeltaLog.settle
 
-    def settle(self: DeltaLog, newest: int) -> None:
-        whole(self, newest)
+    def settle(self: DeltaLog, newest: int, synced: Any) -> None:
+        whole(self, newest, synced)
         staged = f"{self._path}/_kohort/{REGION.hex}/staged"
         for name in self._files.listdir(staged):
             self._files.unlink(f"{staged}/{name}")
@@ -329,7 +329,7 @@ def _transaction_by_name(patch: Patch) -> None:
 
 
 def _no_settling(patch: Patch) -> None:
-    patch.setattr(DeltaLog, "settle", lambda self, newest: None)
+    patch.setattr(DeltaLog, "settle", lambda self, newest, synced: None)
 
 
 def _nothing_to_take_out_is_not_said(patch: Patch) -> None:

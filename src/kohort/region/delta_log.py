@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -97,8 +98,13 @@ class DeltaLog:
             said.append(deltalake.Transaction(f"{self._app}:rows", rows))
         return deltalake.CommitProperties(max_commit_retries=0, app_transactions=said)
 
-    def settle(self, newest: int) -> None:
-        """Make the region's last commit up to this version survive a power loss: the library leaves that to us."""
+    def settle(self, newest: int, synced: re.Pattern[str]) -> None:
+        """Make the region's last commit up to this version survive a power loss: the library leaves that to us.
+
+        Args:
+            newest: the version where the search begins.
+            synced: paths of files whose bytes are safe already.
+        """
         files = self._files
         for version in range(newest, -1, -1):
             path = f"{self._folder}/{version:020}.json"
@@ -108,7 +114,8 @@ class DeltaLog:
                 break
             sync_file(files, path)
             if any(one.get("txn", {}).get("appId") == self._app for one in said):
-                self._settle_files([f"{self._path}/{unquote(one['add']['path'])}" for one in said if "add" in one])
+                added = [unquote(one["add"]["path"]) for one in said if "add" in one]
+                self._settle_files([f"{self._path}/{each}" for each in added if not synced.fullmatch(each)])
                 break
         sync_folder(files, self._path)
         sync_folder(files, self._folder)

@@ -5,6 +5,7 @@
     table/_kohort/REGION-ID/published-17      sequence 17 is done (an empty file; a few of the newest are kept)
     table/_kohort/REGION-ID/staged/KEY.json   what a member staged: names of files, what the log is to say of them
     table/_kohort/REGION-ID/staged/eEPOCH-REGION-ID-ATTEMPT-0.parquet  its rows, a file for each partition
+    table/_kohort/REGION-ID/staged/_done-…    what is published of it, for the sweep
     table/eEPOCH-REGION-ID-ATTEMPT-0.parquet  the same file under a second name, once it is published
 
 Names of data files have letters, digits, `-` and `.` alone: the log keeps them as parts of a URL, and its readers do
@@ -64,6 +65,7 @@ except ImportError as error:
 COMMITS_MAX: Final = 30
 """Others may commit between reading and writing: so often in a row they don't."""
 _PIECE: Final = ".json"
+_DONE: Final = "_done-"
 _PROBE: Final = "_probe-"
 _PROBES: Final = 5
 """Another's probe may take this one's files for left-overs: so often in a row it does not."""
@@ -351,10 +353,10 @@ class DeltaTable:
         for _ in range(COMMITS_MAX):
             table = self._log.load()
             if self._log.has(table, sequence):
-                return self._log.settle(table.version())
+                return self._log.settle(table.version(), _DATA)
             before = table.version()  # a merge has the table itself move on
             if commit(table):
-                return self._log.settle(before + 1)
+                return self._log.settle(before + 1, _DATA)
         raise RetriableError(f"{self.path} is written by others all the time: {COMMITS_MAX} commits were too late")
 
     def _add(self, table: deltalake.DeltaTable, sequence: int, staged: list[_File]) -> bool:
@@ -441,12 +443,15 @@ class DeltaTable:
             data = _DATA.fullmatch(name)
             stem = name if data else staged_files.stem_of(name)
             void = int(data[1]) < keep.floor if data else staged_files.is_void(stem, self._id, keep.floor)
-            if void and stem not in kept:
+            if name.startswith(_DONE) or (void and stem not in kept):
                 remove(self._files, f"{self._staging}/{name}")
 
     def _forget(self, name: str) -> None:
-        """Remove a staged piece: its data first, so that who is killed here can be followed."""
+        """Give a staged piece to the sweep: its data first, so that who is killed here can be followed.
+
+        A file system takes a hundred times as long to free a file as to rename it, and a sequence waits for this.
+        """
         piece = self._piece(name)
-        for file in piece.files if piece else ():
-            remove(self._files, f"{self._staging}/{file.name}")
-        remove(self._files, f"{self._staging}/{name}{_PIECE}")
+        for each in (*(file.name for file in piece.files), name + _PIECE) if piece else ():
+            with contextlib.suppress(FileNotFoundError):
+                self._files.rename(f"{self._staging}/{each}", f"{self._staging}/{_DONE}{each}")

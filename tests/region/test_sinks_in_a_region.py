@@ -1,0 +1,58 @@
+"""Members of a region with a table as their sink, one of which fails: what is published is every record once."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import deltalake
+import pytest
+
+from kohort.region import DeltaTable, Region, Sink, SqlTable
+from tests.region.conftest import Worker, fill, make_topic
+from tests.support.waiting import until
+
+ROWS = 4000
+
+
+def _delta(folder: Path) -> tuple[Sink, Callable[[], list[bytes]]]:
+    sink = DeltaTable(folder / "out")
+
+    def read() -> list[bytes]:
+        if not deltalake.DeltaTable.is_deltatable(sink.path):
+            return []
+        return list(deltalake.DeltaTable(sink.path).to_pyarrow_table().column("value").to_pylist())
+
+    return sink, read
+
+
+def _sqlite(folder: Path) -> tuple[Sink, Callable[[], list[bytes]]]:
+    def read() -> list[bytes]:
+        with contextlib.closing(sqlite3.connect(folder / "out.db")) as database:
+            there = database.execute("SELECT 1 FROM sqlite_master WHERE name = 'flights'").fetchone()
+            return [row[0] for row in database.execute("SELECT value FROM flights")] if there else []
+
+    return SqlTable(f"sqlite:///{folder}/out.db", "flights"), read
+
+
+@pytest.mark.parametrize("kind", [_delta, _sqlite], ids=["delta", "sqlite"])
+def test_every_record_once(
+    kind: Callable[[Path], tuple[Sink, Callable[[], list[bytes]]]], own_servers: str, name: str, tmp_path: Path
+) -> None:
+    make_topic(own_servers, name)
+    fill(own_servers, name, range(ROWS // 2))
+    sink, read = kind(tmp_path)
+    with Region(name, own_servers, checkpoint_every="200ms") as region:
+        workers = [Worker(region, f"worker-{number}", sink, name) for number in range(2)]
+        until(lambda: len(read()) > 0, "a sequence is complete")
+        workers[0].fail_at = 0
+        fill(own_servers, name, range(ROWS // 2, ROWS))
+        workers[0].thread.join(60)
+        assert isinstance(workers[0].error, ValueError)
+        until(lambda: len(read()) >= ROWS, "all is published")
+        workers[1].close()
+        workers[1].thread.join(60)
+    assert Counter(int(value) for value in read()) == Counter(range(ROWS))
