@@ -617,6 +617,17 @@ def test_a_second_of_a_name_fences_the_first() -> None:
     assert driven.stands(RegionState.RESETTING), "what the first has read since the last sequence is lost"
 
 
+def test_who_has_slept_while_another_took_its_place_ends_and_not_the_other() -> None:
+    driven = two()
+    slept = driven.machine.plane.members["m1"].epoch
+    driven.join(3, "m1")
+    driven.say(2, told.WasReset(driven.orders(2, told.Reset)[-1].epoch))
+    driven.join(4, "m1", epoch=slept, incarnation=UUID(int=1))
+    assert driven.orders(4, told.Refused) and 4 in driven.closed
+    assert 3 not in driven.closed and driven.machine.plane.members["m1"].connection == 3
+    assert driven.stands(RegionState.RUNNING), "nobody goes back for it"
+
+
 def test_to_the_initial_state_everything_begins_where_it_was_begun() -> None:
     driven = two()
     driven.say(1, told.AskReset("a person", forced=True, initial=True))

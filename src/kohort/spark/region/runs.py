@@ -49,6 +49,11 @@ LOOK_S = 0.2
 """How often a run is looked at: whether it has failed, and how far ahead it is."""
 RAISED = re.compile(r"[A-Za-z_][\w.]*(Error|Exception): ")
 """How Python tells of an exception, at the end of its traceback."""
+SLOW, SLOW_MOST = "failed to connect back", 40
+"""Spark's word for a Python process that was not up within its ten seconds, as happens on a busy machine; so often it
+is tried again."""
+UNPLANNED_MOST = 5
+"""So many runs in a row may end before they have planned a batch."""
 STOPPED = "the query {} was stopped: stop its region instead"
 ALONE_S = 2.0
 """A query goes back as a whole: whose other member does not in this time has all go back."""
@@ -140,6 +145,7 @@ class RegionQuery:
         self._given: _Given | None = None
         self._at_cut: _AtCut | None = None
         self._failed = False
+        self._unplanned = self._slow = 0  # runs that ended before they had planned anything, since a batch counted
         self._gone: set[int] = set()
         self._failures = Failures()
         self.error: BaseException | None = None
@@ -259,6 +265,8 @@ class RegionQuery:
                 return
             given.run.staged.counted()
             before, self._saved, self._state = self._saved, given.saved, given.state
+            if given.saved.batch != given.run.began:
+                self._unplanned = self._slow = 0
             kept = {one.epoch for one in (before, given.saved, self._run) if one is not None}
         self._posted.put(partial(forget, self._folder, kept))
 
@@ -365,12 +373,29 @@ class RegionQuery:
         if self._failed:
             return
         if not run.query.isActive:
-            self._fail(run.query.exception() or InvalidInputError(STOPPED.format(self.name)))
+            self._run_has_ended(run, run.query.exception() or InvalidInputError(STOPPED.format(self.name)))
             return
         ahead = run.staged.ahead(last_batch(run.folder))
         kept = self._built.batches_kept
         for member in self._members():
             member.look_ahead(ahead, kept // 4, kept // 2)
+
+    def _run_has_ended(self, run: _Run, error: BaseException) -> None:
+        """One that has planned nothing is started again as it was, and nobody goes back for it."""
+        slow = SLOW in str(error)
+        self._slow, self._unplanned = self._slow + slow, self._unplanned + (not slow)
+        too_often = self._slow > SLOW_MOST or self._unplanned >= UNPLANNED_MOST
+        if too_often or self._is_final(error) or last_planned(run.folder) != run.began:
+            self._fail(error)
+            return
+        log.warning(
+            "query %s has failed before its first batch, and is started again: %s", self.name, _first_line(error)
+        )
+        self._stop()
+        self._start(run.epoch)
+
+    def _is_final(self, error: BaseException) -> bool:
+        return isinstance(error, InvalidInputError | TimedOutError) or self._built.is_over(error)
 
     def _look_for_lone(self) -> None:
         """Some members have gone back, and others don't know why they should."""
@@ -391,7 +416,7 @@ class RegionQuery:
             for member in self._members():
                 member.leave()
             return
-        if isinstance(error, InvalidInputError | TimedOutError) or self._built.is_over(error):
+        if self._is_final(error):
             self.error = self.error or error
             for member in self._members():
                 member.abandon()
