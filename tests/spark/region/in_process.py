@@ -68,6 +68,11 @@ class Application:
         self.stage.signs["published"] = lambda: sorted(
             str(path.relative_to(self.stage.folder)) for path in self.stage.folder.glob("*/sequence=*")
         )
+        self.stage.signs["runs"] = lambda: sorted(
+            (str(path.relative_to(self.stage.folder)), path.stat().st_mtime_ns)
+            for path in self.stage.folder.glob("regions/*/*/*/*")
+            if path.exists()
+        )
         self.stage.until(holds, what)
 
     def send(self, topic: str, *values: str, partition: int | None = None) -> None:

@@ -14,8 +14,11 @@ from tests.spark.region.in_process import Application, application, lines
 from tests.spark.region.test_face import once
 from tests.support.waiting import LAST_RESORT
 
+from kohort import TopicPartition
 from kohort.client.admin.values import NewTopic
+from kohort.region.consuming.member_thread import RegionStoppedError
 from kohort.region.member import events as happens
+from kohort.region.region import Region
 from kohort.spark import SparkRegion
 from kohort.spark.region import runs
 
@@ -138,3 +141,25 @@ def test_back_to_the_beginning_with_sinks_emptied(application: Application) -> N
     stage.produce(10)
     region.reset(to_initial=True, empty_sinks=True)
     app.until(lambda: after_checkpoint(30), "all comes again, once")
+
+
+def test_records_that_are_gone_stop_the_region_unless_that_is_allowed(application: Application) -> None:
+    """What retention took before it was read: told before a batch is made of what is left."""
+    app, stage = application, application.stage
+
+    def run(**source: str) -> None:
+        region = app.region()
+        app.query(region, "q", lines, "out", source=app.source(**source))
+        region.run(until="caught-up")
+
+    app.send(stage.topic, *(str(number) for number in range(10)), partition=0)
+    run()
+    app.send(stage.topic, *(str(number) for number in range(10, 30)), partition=0)
+    stage.admin.delete_records({TopicPartition(stage.topic, 0): 15}).all()
+    with pytest.raises(RegionStoppedError, match="records are gone.*failOnDataLoss=false"):
+        run()
+    assert app.lines("out") == once(range(10))
+    with Region(app.name, stage.servers) as person:
+        person.resume()
+    run(failOnDataLoss="false")
+    assert app.lines("out") == once(range(10), range(15, 30))

@@ -147,9 +147,9 @@ class Known:
         expected: members that hold something, as far as the topic tells: who does not register again is dead.
         keys: what the last sequence staged, published or not, by the place that it was staged for.
         states: what the members' operators saved with it, and those that wait for members who are away.
-        waiting: whose state waits if they go away, or does, each with the sequence that has it.
         empties: the last sequence is one that is published by emptying the sinks.
         places: all that the region has published to.
+        waiting: whose state waits if they go away, or does, each with the sequence that has it.
     """
 
     region: str
@@ -164,10 +164,10 @@ class Known:
     positions: tuple[Position, ...] = ()
     keys: dict[str, tuple[StagedKey, ...]] = field(default_factory=dict)
     states: dict[str, bytes] = field(default_factory=dict)
-    waiting: dict[str, int] = field(default_factory=dict)
     stopped: str = ""
     empties: bool = False
     places: tuple[str, ...] = ()
+    waiting: dict[str, int] = field(default_factory=dict)
 
 
 class Plane:
