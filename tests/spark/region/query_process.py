@@ -107,7 +107,25 @@ def _around(owner: Any, name: str, before: Callable[[], None] = _nothing, after:
     setattr(owner, name, wrapped)
 
 
-STEPS = ["half derived", "derived", "staged", "contributes", "contributed", "commits", "committed"]
+def _in_the_transaction(pen: Any, dies: Callable[[], None]) -> None:
+    """All of a sequence is sent, and the end of its transaction is not."""
+    commit, end = pen.commit, pen._commit
+
+    def committing(*given: Any) -> Any:
+        def ending(producer: Any) -> None:
+            dies()
+            end(producer)
+
+        pen._commit = staticmethod(ending)
+        try:
+            return commit(*given)
+        finally:
+            pen._commit = staticmethod(end)
+
+    pen.commit = committing
+
+
+STEPS = ["half derived", "derived", "staged", "contributes", "contributed", "commits", "committing", "committed"]
 STEPS += ["publishing", "published"]
 
 
@@ -134,6 +152,8 @@ def patch(step: str, nth: int) -> None:
             _around(runs.RegionQuery, "contribute", after=dies)
         case "commits":
             _around(Pen, "commit", before=dies)
+        case "committing":
+            _in_the_transaction(Pen, dies)
         case "committed":
             _around(Pen, "commit", after=dies)
         case "publishing":
