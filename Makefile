@@ -16,7 +16,7 @@ CHURN_ARGS ?=
 BENCH_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo demo test test-cluster check lint types layers sizes docs picture bench bench-against fuzz fuzz-listener simulate churn spark-histories spark-churn region spark-region spark-everywhere suites lock format clean
+.PHONY: help setup setup-demo demo test test-cluster check lint types layers sizes docs picture bench bench-against fuzz fuzz-listener simulate churn spark-histories spark-churn region spark-region spark-everywhere spark-taken-back suites lock format clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -95,13 +95,17 @@ region: setup ## long: both machines of a region in virtual time, and processes 
 	@$(BIN)/python -m tests.region --seeds $(SEEDS) $(REGION_ARGS)
 	@KOHORT_REGION_KILLS=$(KILLS) $(BIN)/python -m pytest tests/region/test_kills.py $(PYTEST_ARGS)
 
-spark-region: setup ## long: Spark queries in a region, killed, paused, joined, stopped, and dead at every step: make spark-region KILLS=14
+spark-region: setup ## long: Spark queries in a region, killed, paused, joined, stopped: state, joins, signals, PySpark 4.2 (KILLS=14)
 	@sh tools/preflight.sh java
-	@KOHORT_REGION_KILLS=$(KILLS) $(BIN)/python -m pytest tests/spark/region/test_kills.py $(PYTEST_ARGS)
+	@KOHORT_SPARK_REGION=1 KOHORT_REGION_KILLS=$(KILLS) $(BIN)/python -m pytest tests/spark/region $(PYTEST_ARGS)
 
 spark-everywhere: setup ## one program in every place: local-cluster, standalone, Connect, TLS, PySpark 4.2 and 4.3
 	@sh tools/preflight.sh java
 	@KOHORT_EVERYWHERE=1 $(BIN)/python -m pytest tests/spark/everywhere $(PYTEST_ARGS)
+
+spark-taken-back: setup ## stateful queries go back to an earlier batch: every operator on every state store
+	@sh tools/preflight.sh java
+	@KOHORT_EVERYWHERE=1 $(BIN)/python -m pytest tests/spark/region $(PYTEST_ARGS)
 
 suites: setup ## tests that other projects wrote for their clients, against our broker: make suites SUITES=franz-go
 	@$(BIN)/python -m tests.peers.suites $(SUITES)

@@ -14,6 +14,7 @@ from tests.region.conftest import Collected, Worker, fill, make_topic, name
 from tests.support.waiting import until
 
 from kohort.region.region import Region
+from kohort.spark.region.saved import SavedQuery
 
 __all__ = ["name"]
 
@@ -34,10 +35,39 @@ def test_a_region_is_shown(kohort: Kohort, worker: Worker, name: str) -> None:
     assert row["groups"] == [name] and row["sequence"] > 0 and row["stopped"] == ""
     seen = kohort("region", "describe", name, "--json").json
     assert seen["term"] == 1 and [one["offset"] for one in seen["positions"]] == [25] * 4
+    assert seen["queries"] == [] and seen["lag"][0]["lag"] == 0, "who is no Spark query is none"
     [member] = seen["members"]
     assert member["member"] == "m1" and len(member["partitions"]) == 4 and member["connected"] is True
+    [sink] = seen["sinks"]
+    assert sink["sink"] == member["sink"] and sink["sink"].startswith("test:")
+    assert sink["publisher"] == "m1" and sink["published"] + sink["unpublished"] == seen["sequence"]
     shown = kohort("region", "describe", name)
-    assert shown.code == 0 and "m1" in shown.out
+    assert shown.code == 0 and "m1" in shown.out and member["sink"] in shown.out
+
+
+def test_spark_queries_are_shown_with_their_batches_and_groups_with_their_lag(
+    kohort: Kohort, servers: str, name: str
+) -> None:
+    saved = SavedQuery(epoch=4, batch=17, output="{}", operators=("dedup",), sources=("flights",))
+    make_topic(servers, name)
+    fill(servers, name, range(100))
+    with Region(name, servers, checkpoint_every=None) as region:
+        worker = Worker(region, "m1", Collected(), name, on_checkpoint=lambda sequence: saved.to_bytes())
+        until(lambda: worker.consumer.figures.partitions == 4 and worker.tables > 0, "it reads")
+        region.checkpoint()
+        until(lambda: worker.consumer.sequence > 0, "a sequence is complete")
+        read = sum(one["offset"] for one in kohort("region", "describe", name, "--json").json["positions"])
+        fill(servers, name, range(60))
+        seen = kohort("region", "describe", name, "--json").json
+        shown = kohort("region", "describe", name).out
+        worker.close()
+    assert seen["lag"] == [{"region": name, "group": name, "partitions": 4, "lag": 160 - read, "unknown": []}]
+    [query] = seen["queries"]
+    assert query.pop("records") == read > 0
+    assert query == {
+        "region": name, "query": "m1", "batch": 17, "epoch": 4, "reads": ["flights"], "state": ["dedup"],
+    }  # fmt: skip
+    assert "BATCH" in shown and "dedup" in shown and "LAG" in shown
 
 
 def test_a_person_has_it_do_things(kohort: Kohort, worker: Worker, name: str) -> None:

@@ -6,24 +6,27 @@ may be given a start, what a member may come back with and contribute. `test_pla
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-from kohort.region import parquet_folder
+from kohort.region import marks, parquet_folder, staged_files
 from kohort.region.consuming.staging import Stager
 from kohort.region.member import handlers, state
 from kohort.region.member.machine import TABLE as MEMBER
 from kohort.region.member.machine import MemberMachine
 from kohort.region.messages import Completed, Drain, Drained, Reset
 from kohort.region.parquet_folder import ParquetFolder
+from kohort.region.parts import Part
 from kohort.region.plane import cuts, members, resets, starts
 from kohort.region.plane.machine import TABLE
 from kohort.region.plane.state import Plane, Registered
 from kohort.region.sinks import Keep
 from kohort.region.states import RegionState
+from tests.region.world.batches import BatchMember
+from tests.region.world.member import Member
 
 
 def _instead(module: Any, name: str, other: Callable[..., Any]) -> Callable[[], AbstractContextManager[Any]]:
@@ -139,6 +142,30 @@ def _forgets_places(plane: Plane) -> None:
     _COMMIT(plane)
 
 
+def _ends_of_what_runs(member: BatchMember) -> dict[Part, int]:
+    running = {part: end for part, (_, end) in (member.running or {}).items()}
+    return {part: running.get(part, end) for part, end in _ENDS(member).items()}
+
+
+_ENDS = BatchMember.ends
+
+
+def _lets_go_whatever_was_read(machine: Any, sequence: int, retired: int) -> bool:
+    machine.covered = dict(machine.held)
+    return _COMPLETE(machine, sequence, retired)
+
+
+_COMPLETE = handlers.complete
+
+
+@contextmanager
+def _no_syncs() -> Iterator[None]:
+    with ExitStack() as stack:
+        for module in (parquet_folder, marks, staged_files):
+            stack.enter_context(mock.patch.object(module, "sync_folder"))
+        yield
+
+
 MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "starts are handed out at any time": _instead(starts, "serve", _serve_always),
     "the next is committed before the last is published": _instead(cuts, "commit_if_whole", _commits_unpublished),
@@ -152,6 +179,14 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "the region runs before all are back": _instead(resets, "end_if_all_are_back", _runs_without_all),
     "a reset leaves a member where it was": _in_table(MEMBER, "reset", _keeps_what_was_read),
     "a contribution begins where the last began": _in_table(MEMBER, "completed", _begins_where_it_began),
+    "the end of the batch that runs is contributed": _instead(BatchMember, "ends", _ends_of_what_runs),
+    "keys of a batch that is not contributed are given": _instead(
+        BatchMember, "finished_keys", lambda member: (*(key for _, key in member.keys), *member.run_keys)
+    ),
+    "partitions are let go in the middle of a batch": _instead(BatchMember, "revoked", Member.revoked),
+    "what is held is let go with a sequence that does not cover it": _instead(
+        handlers, "complete", _lets_go_whatever_was_read
+    ),
     "a control plane that was overtaken is heard": _instead(MemberMachine, "step", _hears_all_terms),
     "a member is drained while it reads": _in_table(MEMBER, "drain", _drains_without_waiting),
     "partitions that were read are let go": _instead(handlers, "pend", lambda one, cause, parts: one.let_go(parts)),
@@ -159,7 +194,7 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "who goes back stages in the epoch that it had": _instead(Stager, "begin", _stays_in_its_epoch),
     "what is void stays": _instead(ParquetFolder, "empty", lambda folder, sequence, floor: folder._mark(sequence)),
     "what was given counts twice": _instead(Stager, "counted", lambda stager: None),
-    "names are not synced": _instead(parquet_folder, "sync_folder", lambda files, path: None),
+    "names are not synced": _no_syncs,
     "the outcome is taken for complete": _in_table(
         TABLE, "commit_ended", lambda plane, event: cuts._complete(plane, plane.cutting) if plane.cutting else None
     ),

@@ -11,6 +11,7 @@ from kohort.region import messages as told
 from kohort.region.facts import Position
 from kohort.region.member import events as happens
 from kohort.region.member.machine import TABLE, MemberMachine
+from kohort.region.member.state import Behaviour
 from kohort.region.messages import Cut, Identity
 from kohort.region.parts import Part
 from kohort.region.states import MemberState
@@ -29,8 +30,8 @@ def at(part: Part, offset: int) -> Position:
 class Driven:
     """A machine, and what came of it."""
 
-    def __init__(self, *, holds_back: bool = False) -> None:
-        self.machine = MemberMachine("r", "m1", UUID(int=1), "etl", sink="s", holds_back=holds_back)
+    def __init__(self, **how: bool) -> None:
+        self.machine = MemberMachine("r", "m1", UUID(int=1), "etl", "s", Behaviour(**how))
         self.did: list[happens.Effect] = []
 
     def do(self, *events: happens.Event | told.Order) -> list[happens.Effect]:
@@ -51,9 +52,9 @@ class Driven:
         return self.machine.state is state
 
 
-def reading(*, holds_back: bool = False) -> Driven:
+def reading(**how: bool) -> Driven:
     """It has both partitions, from 70 and 71 on, and has fetched."""
-    driven = Driven(holds_back=holds_back)
+    driven = Driven(**how)
     driven.do(happens.Connected(), told.Welcome(3, 5, 7, ("m1",)))
     driven.do(happens.Assigned(Identity("id", 1), (P0, P1)))
     driven.do(told.Starts(3, 1, (at(P0, 70), at(P1, 71))), happens.Fetched())
@@ -61,15 +62,15 @@ def reading(*, holds_back: bool = False) -> Driven:
     return driven
 
 
-def drained(*, holds_back: bool = False) -> Driven:
-    driven = reading(holds_back=holds_back)
+def drained(**how: bool) -> Driven:
+    driven = reading(**how)
     driven.do(told.Drain(3, CUT), happens.Quiet(CUT))
     assert driven.stands(MemberState.DRAINED)
     return driven
 
 
-def contributed(*, holds_back: bool = False) -> Driven:
-    driven = drained(holds_back=holds_back)
+def contributed(**how: bool) -> Driven:
+    driven = drained(**how)
     driven.do(told.Checkpoint(3, CUT, ("m1",)), happens.StateSaved(CUT, (at(P0, 80), at(P1, 71)), (), b"s"))
     assert driven.stands(MemberState.CHECKPOINTED)
     return driven
@@ -87,7 +88,10 @@ def test_it_subscribes_and_reads_nothing_that_the_control_plane_has_not_given() 
     driven.do(happens.Assigned(Identity("id", 1), (P0,)))
     assert driven.said(told.AskStarts) == [] and driven.effects(happens.Seek) == []
     driven.do(happens.Connected())
-    assert [one.epoch for one in driven.said(told.Register)] == [-1]
+    assert [(one.epoch, one.sink, one.shares) for one in driven.said(told.Register)] == [(-1, "s", True)]
+    alone = Driven(shares=False)
+    alone.do(happens.Connected())
+    assert [one.shares for one in alone.said(told.Register)] == [False]
     driven.do(told.Welcome(3, 5, 7, ("m1",), b"saved"))
     assert driven.effects(happens.Begin) == [happens.Begin(5, 7, b"saved")]
     assert driven.said(told.AskStarts) == [told.AskStarts(1, (P0,))]
@@ -192,6 +196,42 @@ def test_what_is_held_back_is_released_when_a_sequence_is_complete() -> None:
     driven.do(told.Completed(3, 8, 6))
     assert driven.effects(happens.Release) == [happens.Release((P1,))]
     assert [one.gone for one in driven.said(told.Moved)] == [(P1,)]
+
+
+def test_who_reads_on_lets_go_with_a_sequence_that_has_all_that_it_read() -> None:
+    """It contributed, finished another batch, and was asked for a partition that this batch had read."""
+    driven = contributed(holds_back=True, reads_on=True)
+    driven.do(happens.Revoked((P1,)), told.Completed(3, 8, 6))
+    assert not driven.effects(happens.Release), "what it has read since it contributed is in no sequence"
+    again = Cut(9, 2)
+    driven.do(told.Drain(3, again), happens.Quiet(again), told.Checkpoint(3, again, ("m1",)))
+    driven.do(happens.StateSaved(again, (at(P0, 90), at(P1, 99)), (), b""), told.Completed(3, 9, 7))
+    assert driven.effects(happens.Release) == [happens.Release((P1,))]
+    stops = contributed(holds_back=True)
+    stops.do(happens.Revoked((P1,)), told.Completed(3, 8, 6))
+    assert stops.effects(happens.Release), "who stops for the cut has read nothing since"
+
+
+def test_who_reads_on_lets_go_of_what_it_held_in_vain_with_the_contribution_that_counts() -> None:
+    driven = contributed(holds_back=True, reads_on=True)
+    driven.do(happens.Revoked((P1,)), told.Drain(3, Cut(8, 2)), told.Checkpoint(3, Cut(8, 2), ("m1",)))
+    driven.do(happens.StateSaved(Cut(8, 2), (at(P0, 90), at(P1, 99)), (), b""), told.Completed(3, 8, 6))
+    assert driven.effects(happens.Release) == [happens.Release((P1,))]
+
+
+@pytest.mark.parametrize("reset", [False, True])
+def test_what_is_first_read_in_a_cut_has_been_read(reset: bool) -> None:
+    """A partition was let go at once, as unread, and a batch with its records was staged."""
+    driven = Driven(holds_back=True, reads_on=True)
+    driven.do(happens.Connected(), told.Welcome(3, 5, 7, ("m1",)), happens.Assigned(Identity("id", 1), (P0, P1)))
+    if reset:
+        driven.do(told.Reset(3, 6, 7, None), happens.WentBack(6))
+    driven.do(told.Starts(3, 1, (at(P0, 70), at(P1, 71))), told.Drain(3, CUT), happens.Quiet(CUT), happens.Fetched())
+    driven.do(told.Checkpoint(3, CUT, ("m1",)), happens.StateSaved(CUT, (at(P0, 70), at(P1, 71)), (), b""))
+    driven.do(told.Completed(3, 8, 6))
+    assert driven.stands(MemberState.RECORDS_FETCHED) and driven.effects(happens.Poll) == [happens.Poll(slowly=False)]
+    driven.do(happens.Revoked((P1,)))
+    assert driven.said(told.Holding) and not driven.effects(happens.Release)
 
 
 def test_what_is_held_back_and_lost_meanwhile_has_all_go_back() -> None:

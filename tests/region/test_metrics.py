@@ -61,6 +61,7 @@ def test_members_and_the_control_plane_where_it_is(own_servers: str, topic: str,
         assert ("kohort_region_member_partitions", f"m{1 - number}") not in samples
     assert first["kohort_region_term",] == 1 and first["kohort_region_members",] == 2
     assert first["kohort_region_sequence",] > 1 and first["kohort_region_unpublished",] in (0, 1)
+    assert first["kohort_region_sink_unpublished", sink.place] == first["kohort_region_unpublished",]
     assert first["kohort_region_resets_total", "asked"] == 1
     assert first["kohort_region_sequence_seconds",] <= first["kohort_region_longest_sequence_seconds",]
     assert sum(value for key, value in first.items() if key[0] == "kohort_region_state") == 1

@@ -47,6 +47,13 @@ def test_it_is_a_sink(sink: ParquetFolder) -> None:
     assert taken.published() == 0
 
 
+def test_its_place_is_the_folder_whatever_it_is_called(sink: ParquetFolder, tmp_path: Path) -> None:
+    """Two names would have two members publish one sequence into it, the second in vain."""
+    (tmp_path / "linked").symlink_to(tmp_path / "out")
+    assert sink.place == f"parquet:{tmp_path}/out" == ParquetFolder(tmp_path / "linked").place
+    assert ParquetFolder(tmp_path / "other").place != sink.place
+
+
 def test_readers_see_published_sequences_and_nothing_else(sink: ParquetFolder) -> None:
     sink.stage(key(1), table(1, 2))
     sink.stage(key(1, "größe/2"), table(3))

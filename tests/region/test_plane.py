@@ -47,6 +47,7 @@ class Driven:
         self.facts: list[Fact] = []
         self.commits: list[happens.Commit] = []
         self.looks: list[happens.LookAt] = []
+        self.lines: list[happens.Told] = []
         self.now_ms = 0
         self.saves = True
 
@@ -67,6 +68,8 @@ class Driven:
                         self.commits.append(effect)
                     case happens.LookAt():
                         self.looks.append(effect)
+                    case happens.Told():
+                        self.lines.append(effect)
 
     def say(self, connection: int, report: told.Report) -> None:
         self.do(happens.Heard(connection, report))
@@ -152,6 +155,33 @@ def test_a_cut_is_complete_when_all_have_contributed() -> None:
     assert driven.orders(1, told.Completed) == [told.Completed(3, 8, 6)]
     assert driven.stands(RegionState.RUNNING)
     assert driven.orders(1, told.Publish) and not driven.orders(2, told.Publish), "one publishes for all"
+
+
+def complete(driven: Driven, end: int) -> list[happens.Told]:
+    """One sequence, to which one member gives a partition up to `end`; what is told of it."""
+    driven.lines.clear()
+    cut = driven.cut()
+    driven.say(1, told.Drained(cut))
+    driven.say(2, told.Drained(cut))
+    driven.now_ms += 40
+    begin = driven.machine.plane.members["m1"].handed[P0]
+    driven.say(1, told.Contributed(cut, driven.give("m1", span(P0, begin, end))))
+    driven.say(2, told.Contributed(cut, driven.give("m2", span(P1, 71, 71))))
+    driven.do(happens.CommitEnded(cut))
+    driven.say(1, told.Published(cut.sequence))
+    return driven.lines
+
+
+def test_a_sequence_is_a_line_in_the_log_and_a_reset_is_one_with_its_cause() -> None:
+    driven = two()
+    assert complete(driven, 80) == [
+        happens.Told(happens.Level.INFO, "region r: sequence 8 is complete: 10 records, members: 2, 40 ms")
+    ]
+    [empty] = complete(driven, 80)
+    assert empty.level is happens.Level.DEBUG, "nobody needs to read that nothing was read"
+    driven.lines.clear()
+    driven.say(1, told.AskReset("the disk is full"))
+    assert driven.lines == [happens.Told(happens.Level.WARNING, "region r goes back to sequence 9: the disk is full")]
 
 
 @pytest.mark.parametrize(
@@ -680,3 +710,28 @@ def _contributed(driven: Driven) -> Cut:
     driven.say(2, told.Contributed(cut, driven.give("m2", span(P1, 71, 75))))
     assert driven.stands(RegionState.COMMITTING)
     return cut
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_state_waits_for_a_member_that_is_away_or_goes_with_it(keeps: bool) -> None:
+    driven = two()
+    driven.say(2, told.Leave())
+    cut = driven.cut()
+    for connection in (1, 2):
+        driven.say(connection, told.Drained(cut))
+    driven.say(1, told.Contributed(cut, driven.give("m1", span(P0, 70, 80), state=b"one", keeps=keeps)))
+    driven.say(2, told.Contributed(cut, driven.give("m2", span(P1, 71, 75), state=b"two", keeps=keeps)))
+    driven.do(happens.CommitEnded(cut))
+    for sequence in (9, 10):
+        driven.say(1, told.Published(driven.machine.plane.sequence))
+        cut = driven.cut()
+        assert cut.sequence == sequence
+        driven.say(1, told.Drained(cut))
+        begin = 80 if sequence == 9 else 81
+        driven.say(1, told.Contributed(cut, driven.give("m1", span(P0, begin, begin + 1), state=b"new", keeps=keeps)))
+        assert driven.commits[-1].manifest.away == ({"m2": 8} if keeps else {})
+        driven.do(happens.CommitEnded(cut))
+    driven.join(3, "m2")
+    assert [one.state for one in driven.orders(3, told.Welcome)] == [b"two" if keeps else None]
+    driven.say(1, told.AskReset("a person", forced=True, initial=True))
+    assert driven.machine.plane.waiting == {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -295,6 +296,44 @@ def test_where_a_region_begins(own_servers: str, name: str, regions: list[Region
     region.reset("a person", to_initial=True, empty_sinks=True)
     until(lambda: all_once(sink, range(first, 500)), "all of it again")
     worker.close()
+
+
+def test_two_sinks_of_one_region_have_every_record_once_between_them(
+    own_servers: str, name: str, regions: list[Region]
+) -> None:
+    make_topic(own_servers, name)
+    fill(own_servers, name, range(1000))
+    sinks, region = (Collected(), Collected()), Region(name, own_servers, **FAST)
+    regions.append(region)
+    workers = [Worker(region, f"m{number}", sink, name) for number, sink in enumerate(sinks)]
+
+    def both() -> Counter[int]:
+        return sinks[0].rows() + sinks[1].rows()
+
+    until(lambda: all(one.consumer.figures.partitions == 2 for one in workers), "each has its share")
+    fill(own_servers, name, range(1000, 2000))
+    until(lambda: both() == Counter(range(2000)), "all is published once")
+    assert all(sink.rows() for sink in sinks)
+    sinks[1].fails = 10**9
+    before = sinks[0].published(), sinks[1].published()
+    fill(own_servers, name, range(2000, 2400))
+    until(lambda: sinks[0].published() > before[0], "one sink shows the next sequence")
+    seen = region.describe()
+    shown = {one.place: one.published for one in seen.sinks}
+    assert shown == {sinks[0].place: seen.sequence, sinks[1].place: seen.published}
+    assert region.complete() == seen.published == seen.sequence - 1
+    with sinks[1].lock:
+        sinks[1].fails = 0
+    until(lambda: both() == Counter(range(2400)), "the other is tried again")
+    workers[1].close()
+    with pytest.raises(InvalidInputError, match=sinks[1].place):
+        region.reset("a person", to_initial=True, empty_sinks=True)
+    again = Worker(region, "m2", sinks[1], name)
+    until(lambda: len(region.describe().members) == 2, "somebody writes there again")
+    region.reset("a person", to_initial=True, empty_sinks=True)
+    until(lambda: both() == Counter(range(2400)) and min(one.published() for one in sinks) > seen.sequence, "all again")
+    workers[0].close()
+    again.close()
 
 
 def test_a_state_that_fits_no_record_stops_the_region_in_the_end(

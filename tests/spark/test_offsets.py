@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from uuid import UUID
 
 import pytest
@@ -33,6 +34,22 @@ def test_the_first_form_and_fields_of_later_ones_are_read() -> None:
     assert BatchOffset.from_json(first) == known
     later = first | {"kohort": 2, "ids": {"a": str(UUID(int=1))}, "more": [1]}
     assert BatchOffset.from_json(later) == BatchOffset("q", 3, 7, known.spans, {"a": UUID(int=1)})
+
+
+def test_outside_a_region_an_earlier_kohort_reads_what_is_written() -> None:
+    told = BatchOffset("q", 3, 7, {A0: Span(0, 9)}, {}, "g").to_json()
+    assert told["kohort"] == 2 and told["topics"] == {"a": {"0": {"start": 0, "end": 9}}}
+    assert not {"epoch", "handings"} & told.keys()
+
+
+def test_in_a_region_a_batch_keeps_its_epoch_and_under_which_handing_out_it_had_its_partitions() -> None:
+    spans, handings = {A0: Span(0, 9), A10: Span(3, 3)}, {A0: 12, A10: 4}
+    one = BatchOffset("q", 3, 7, spans, {}, "g", 0, handings)
+    told = json.loads(json.dumps(one.to_json()))
+    assert (told["kohort"], told["epoch"], told["topics"]["a"]["10"]) == (3, 0, {"start": 3, "end": 3, "handing": 4})
+    assert BatchOffset.from_json(told) == one
+    for other in (replace(one, epoch=1), replace(one, handings=handings | {A0: 13})):
+        assert other.to_json() != one.to_json() and BatchOffset.from_json(other.to_json()) == other
 
 
 def test_a_later_form_is_refused() -> None:

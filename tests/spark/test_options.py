@@ -45,6 +45,20 @@ def test_names_are_matched_without_case_and_kafka_settings_are_kept() -> None:
         ({"endingOffsets": "latest"}, "endingOffsets belongs to a batch read"),
         ({"group.protocol": "push"}, "group.protocol=push is not there yet: use consumer, or classic"),
         ({"kafka.group.protocol": "push"}, "push is not there yet"),
+        (
+            {"region": "flights"},
+            "can't join a region by the option region: queries of a region are started by SparkRegion",
+        ),
+        ({"regionSeat": "5e"}, "a source in a region is a member of a group: name it by group.id"),
+        (
+            {"regionSeat": "5e", "group.id": "g", "plannedRanges": "all"},
+            "plannedRanges has no place in a region: a reg",
+        ),
+        ({"regionSeat": "5e", "group.id": "g", "onRevocationTimeout": "fail"}, "onRevocationTimeout has no place in a"),
+        (
+            {"regionSeat": "5e", "group.id": "g", "subscribe": "", "assign": '{"a":[0]}'},
+            "assign has no place in a region: .* subscribe instead",
+        ),
         ({"subscribe": "", "subscribePattern": "fl("}, "subscribePattern is no regular expression: missing ., unt"),
     ],
 )
@@ -56,6 +70,14 @@ def test_what_can_not_be_is_refused_with_the_way_out(more: dict[str, str], words
 def test_limits_of_a_stream_are_refused_in_a_batch_read() -> None:
     with pytest.raises(InvalidInputError, match="minOffsetsPerTrigger belongs to a streaming read"):
         parse_options({**LEAST, "minOffsetsPerTrigger": "5"}, streaming=False)
+    with pytest.raises(InvalidInputError, match="regionSeat belongs to a streaming read"):
+        parse_options({**LEAST, "regionSeat": "5e", "group.id": "g"}, streaming=False)
+
+
+def test_in_a_region_limits_count_and_a_start_is_taken_without_effect() -> None:
+    more = {"REGIONSEAT": "5e", "group.id": "g", "maxOffsetsPerTrigger": "10", "startingOffsets": "earliest"}
+    options = parse_options({**LEAST, **more}, streaming=True)
+    assert (options.region_seat, options.max_offsets_per_trigger) == ("5e", 10)
 
 
 def test_json_forms() -> None:

@@ -20,6 +20,7 @@ def demo(
     rows: int | None = None,
     replay_s: float | None = None,
     least: int = 100,
+    region: Annotated[bool, Parameter(negative="")] = False,
     keep: Annotated[bool, Parameter(negative="")] = False,
     common: Common = _COMMON,
 ) -> int:
@@ -32,6 +33,8 @@ def demo(
         rows: replay only the first so many flights.
         replay_s: over how many seconds they are replayed.
         least: flights that a connection must have to be listed among the worst.
+        region: three queries of two applications write exactly once through a region; one application is killed and
+            started again, and a sink fails twice.
         keep: leave the broker running at the end, until Ctrl-C.
     """
     from kohort.client.settings import ConnectionConfig
@@ -48,6 +51,7 @@ def demo(
             least=least,
             json=common.json,
             keep=keep,
+            region=region,
         )
     except InvalidInputError as error:
         raise UsageError(error.message) from error

@@ -12,12 +12,14 @@ from cyclopts import App, Parameter
 from kohort.cli.app import DONE, FAILED, UsageError
 from kohort.cli.common import Common
 from kohort.cli.output import confirmed, note, show, show_json
+from kohort.cli.region_rows import OF_GROUP, OF_QUERY, lag_rows, query_rows
 from kohort.config import did_you_mean
 from kohort.errors import InvalidInputError, KafkaError, NotFoundError
 
 if TYPE_CHECKING:  # the client is imported by the commands that need it
     from kohort.region.messages import MemberSeen, RegionSeen, SinkSeen
     from kohort.region.region import Region
+    from kohort.region.topic import Saved
 
 app = App(name="region", help="Consistent regions: how they are, and what a person can have them do.")
 
@@ -54,22 +56,35 @@ def list_(*, common: Common = _COMMON) -> int:
 def describe(name: str, *, common: Common = _COMMON) -> int:
     """Describe a region: its state, its members with their partitions, its sinks, and how far it has come.
 
+    Of Spark queries it shows the batch that the last complete sequence ends with, the epoch in which it was run, and
+    how many records the sequence has of it; of groups how many records are there that no sequence has yet.
+
     Args:
         name: the region's.
     """
+    from kohort.client.admin.admin import Admin
+
+    servers, settings = _reached(common)
     with _region(name, common) as region:
-        _must_be_there(name, common)
+        saved = _must_be_there(name, common)
         try:
             seen = region.describe()
+            with Admin(servers, **settings) as admin:
+                lag = lag_rows(admin, seen)
         except KafkaError as error:
             note(f"region {name}: {error}")
             return FAILED
+    queries = query_rows(name, saved)
     if common.json:
-        show_json(_whole(seen))
+        show_json({**_whole(seen), "queries": queries, "lag": lag})
         return DONE
     show([_row(seen)], (*_OF_REGION[:-1], "unpublished", "resets", "sequence_ms", "stopped"), as_json=False)
     show([_member_row(seen, one) for one in seen.members], _OF_MEMBER, as_json=False, empty="no members")
+    if queries:
+        show(queries, OF_QUERY, as_json=False)
     show([_sink_row(seen, one) for one in seen.sinks], _OF_SINK, as_json=False, empty="no sinks")
+    if lag:
+        show(lag, OF_GROUP, as_json=False)
     return DONE
 
 
@@ -268,12 +283,13 @@ def _region(name: str, common: Common, **options: Any) -> Region:
         raise UsageError(error.message) from error
 
 
-def _must_be_there(name: str, common: Common) -> None:
+def _must_be_there(name: str, common: Common) -> Saved:
     from kohort.region.book import regions
 
     known = regions(*_reached(common))
     if name not in known:
         raise NotFoundError(f"there is no region {name!r}{did_you_mean(name, known)}")
+    return known[name][0]
 
 
 def _must_be_member(seen: RegionSeen, member: str) -> None:

@@ -8,13 +8,15 @@ generation counts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+
+from kohort.demo.feed import Tally
 
 RANGE = ("member", "batch", "partition", "rangeStart", "rangeEnd", "generation")
 GROUPS = ("carrier", "origin", "dest", "hour")
@@ -215,3 +217,17 @@ def worst_connections(counted: pa.Table, least: int, most: int = 10) -> list[Con
             )
         )
     return sorted(found, key=lambda one: -one.dep_mean)[:most]
+
+
+def compare(counted: pa.Table, tally: Tally) -> Iterator[str]:
+    """Differences between what was counted and what was replayed, at most a few."""
+    found = {(row["carrier"], row["origin"], row["dest"], row["hour"]): row for row in counted.to_pylist()}
+    wrong = 0
+    for key in sorted(set(found) | set(tally.flights)):
+        row = found.get(key) or dict.fromkeys(SUMS, 0)
+        expected = (tally.flights[key], tally.dep_minutes[key])
+        if (row["flights"], row["dep_minutes"]) != expected and (wrong := wrong + 1) <= 5:
+            text = f"{row['flights']} flights of {expected[0]}, {row['dep_minutes']} minutes of {expected[1]}"
+            yield f"{' '.join(map(str, key))}:00: {text}"
+    if wrong > 5:
+        yield f"and {wrong - 5} more connections and hours"

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from kohort.demo.history import Step
 
 AIRPORTS = {"EWR": ("Newark", "#d1495b"), "JFK": ("Kennedy", "#2e86ab"), "LGA": ("LaGuardia", "#66a182")}
 INK = "#22303c"
@@ -25,8 +29,17 @@ def hourly(counted: pa.Table, origin: str | None = None) -> list[tuple[int, int,
     )
 
 
-def draw(counted: pa.Table, file: Path) -> None:
-    """Write the picture as PNG."""
+ONCE = "each counted once by Spark queries sharing one consumer group"
+
+
+def draw(counted: pa.Table, file: Path, how: str = ONCE) -> None:
+    """Write the picture as PNG.
+
+    Args:
+        counted: by carrier, connection and hour.
+        file: where to.
+        how: the flights were counted, in words.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -45,13 +58,54 @@ def draw(counted: pa.Table, file: Path) -> None:
         color=INK,
     )
     figure.supxlabel(
-        f"{flights:,} flights from New York's airports, 2013, "
-        "each counted once by Spark queries sharing one consumer group",
+        f"{flights:,} flights from New York's airports, 2013, {how}",
         x=0.01,
         ha="left",
         fontsize=8.5,
         color="#66727d",
     )
+    figure.savefig(file)
+
+
+def draw_sequences(
+    steps: Sequence[Step], replayed: Sequence[tuple[int, int]], marks: Sequence[tuple[int, str]], file: Path
+) -> None:
+    """Write, as PNG, how what is published follows what is replayed.
+
+    Args:
+        steps: the region's sequences.
+        replayed: (ms, flights) now and then.
+        marks: (ms, what) that happened.
+        file: where to.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4.6), dpi=150, layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    moved = [at for (at, flights), (_, next_) in pairwise(replayed) if next_ > flights]
+    began = min([*moved, *(step.at_ms for step in steps if step.rows)], default=0)
+    axes.plot([(at - began) / 1000 for at, _ in replayed], [rows for _, rows in replayed], color="#9fb3c8", lw=2,
+              label="replayed")  # fmt: skip
+    times, rows = [0.0], [0]
+    for step in steps:
+        times.append((step.at_ms - began) / 1000)
+        rows.append(rows[-1] + step.rows)
+    axes.step(times, rows, where="post", color=INK, lw=2.2, label="in a complete sequence")
+    top = max(rows[-1], 1)
+    for number, (at, what) in enumerate(marks):
+        color = "#d1495b" if what != "reset" else "#e0b4ba"
+        axes.axvline((at - began) / 1000, color=color, lw=1, ls="--" if what != "reset" else ":")
+        if what != "reset":
+            axes.text((at - began) / 1000 + 0.2, top * (0.02 + 0.06 * (number % 3)), what, color=color, fontsize=9)
+    axes.set_xlim(left=min(0.0, *times))
+    axes.set_xlabel("seconds", color=INK)
+    axes.set_ylabel("flights", color=INK)
+    axes.legend(frameon=False, loc="upper left", fontsize=9.5)
+    figure.suptitle("Whatever happens, every sequence is there whole or not at all", x=0.01, ha="left", fontsize=15,
+                    weight="bold", color=INK)  # fmt: skip
+    _plain(axes)
     figure.savefig(file)
 
 

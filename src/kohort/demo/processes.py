@@ -23,7 +23,7 @@ class MemberProcess:
     """One Spark application. What it says arrives in `events`, as (name, facts)."""
 
     def __init__(self, settings: MemberSettings, events: queue.Queue[tuple[str, dict[str, Any]]]) -> None:
-        self.name = settings.name
+        self.name, self.settings = settings.name, settings
         self.log = Path(settings.folder) / f"member-{settings.name}.log"
         self._events = events
         self._ending = False
@@ -32,9 +32,9 @@ class MemberProcess:
             "SPARK_LOCAL_IP": "127.0.0.1",
             "PYTHONWARNINGS": "ignore",
         }
-        with self.log.open("wb") as log:
+        with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "kohort.demo.member", settings.to_json()],
+                [sys.executable, "-m", settings.module, settings.to_json()],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -103,23 +104,23 @@ class Outcome:
             "seconds": round(self.seconds, 1),
         }
 
+    def show(self, console: Console) -> None:
+        """Print the tables."""
+        console.print(worst_table(self.worst, self.least))
+        console.print()
+        console.print(group_table(self.group, self.group_state, self.shares))
+        console.print()
+        console.print(_account(self))
+        for fault in (*self.account.faults, *self.mismatches, *self.faults):
+            console.print(f"[red]wrong:[/red] {fault}")
+        console.print()
+        console.print(f"picture: {self.picture}", soft_wrap=True, highlight=False)
 
-def show(outcome: Outcome, console: Console) -> None:
-    """Print the tables."""
-    console.print(_worst(outcome))
-    console.print()
-    console.print(_group(outcome))
-    console.print()
-    console.print(_account(outcome))
-    for fault in (*outcome.account.faults, *outcome.mismatches, *outcome.faults):
-        console.print(f"[red]wrong:[/red] {fault}")
-    console.print()
-    console.print(f"picture: {outcome.picture}", soft_wrap=True, highlight=False)
 
-
-def _worst(outcome: Outcome) -> Table:
+def worst_table(worst: Iterable[Connection], least: int) -> Table:
+    """The connections that leave latest."""
     table = Table(
-        title=f"The connections that leave latest (of those with {outcome.least} flights or more)",
+        title=f"The connections that leave latest (of those with {least} flights or more)",
         title_justify="left",
         title_style="bold",
         box=None,
@@ -129,7 +130,7 @@ def _worst(outcome: Outcome) -> Table:
         table.add_column(name)
     for name in ("flights", "leaves late by", "arrives late by", "worst hour"):
         table.add_column(name, justify="right")
-    for one in outcome.worst:
+    for one in worst:
         table.add_row(
             one.carrier,
             one.origin,
@@ -142,9 +143,10 @@ def _worst(outcome: Outcome) -> Table:
     return table
 
 
-def _group(outcome: Outcome) -> Table:
+def group_table(group: str, state: str, shares: Sequence[Share]) -> Table:
+    """Where the group is in each partition."""
     table = Table(
-        title=f"Group {outcome.group}: {outcome.group_state}, lag {outcome.lag}",
+        title=f"Group {group}: {state}, lag {sum(one.lag for one in shares)}",
         title_justify="left",
         title_style="bold",
         box=None,
@@ -152,7 +154,7 @@ def _group(outcome: Outcome) -> Table:
     )
     for name in ("partition", "committed", "log end", "lag", "owner"):
         table.add_column(name, justify="left" if name == "owner" else "right")
-    for one in outcome.shares:
+    for one in shares:
         table.add_row(str(one.partition), f"{one.committed:,}", f"{one.log_end:,}", str(one.lag), one.owner)
     return table
 

@@ -29,6 +29,7 @@ class DemoOptions:
         least: flights that a connection must have to be listed among the worst.
         json: print one JSON object at the end, and progress on standard error.
         keep: leave the broker running at the end, until interrupted.
+        region: the queries are of a consistent region, and what they write is exact.
     """
 
     bootstrap_server: str | None = None
@@ -39,6 +40,7 @@ class DemoOptions:
     least: int = 100
     json: bool = False
     keep: bool = False
+    region: bool = False
 
     def __post_init__(self) -> None:
         if self.rows is not None and not 1_000 <= self.rows <= ALL:

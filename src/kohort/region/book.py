@@ -222,6 +222,7 @@ class Pen:
         self._producer: Producer | None = None
         self._term = 0
         self._members: dict[int, tuple[str, ...]] = {}
+        self._waiting: set[tuple[str, int]] = set()  # contributions of sequences that are retired but for these
 
     def begin(self, host: str, port: int, token: bytes) -> Known:
         """A new term.
@@ -262,6 +263,12 @@ class Pen:
         if self._term and saved.term is not None and saved.term.term != self._term:
             raise OverError(f"term {saved.term.term} has begun")
         self._members = {sequence: one.members for sequence, one in saved.manifests.items()}
+        self._waiting = {
+            (name, sequence)
+            for sequence, given in saved.contributions.items()
+            if sequence not in saved.manifests
+            for name in given
+        }
         return saved
 
     def _drop_producer(self) -> None:
@@ -287,8 +294,12 @@ class Pen:
         records: list[tuple[bytes, bytes | None]] = [(key_of(one), value_of(one)) for one in contributions]
         records.append((key_of(manifest), value_of(manifest)))
         old = [sequence for sequence in self._members if sequence <= manifest.sequence - KEPT]
+        away = set(manifest.away.items())
         for sequence in old:
-            records += retired(self._region, sequence, self._members[sequence]).items()
+            here = [name for name in self._members[sequence] if (name, sequence) not in away]
+            records += retired(self._region, sequence, here).items()
+        for name, sequence in self._waiting - away:
+            records += retired(self._region, sequence, [name]).items()
         members = [(_metadata(one), _offsets(one.positions)) for one in offsets]
         names = {one.identity.member_id: one.member for one in offsets}
 
@@ -301,6 +312,7 @@ class Pen:
         if not refused:
             for sequence in old:
                 del self._members[sequence]
+            self._waiting = {(name, sequence) for name, sequence in away if sequence not in self._members}
             self._members[manifest.sequence] = manifest.members
         return refused
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from uuid import UUID
 
 from kohort.region.staged import StagedKey
@@ -115,6 +115,7 @@ class Contribution:
         member_id, generation, instance_id: its place in its group then.
         state: the operator's bytes, at most 512 KiB.
         sink: the place whose keys these are; empty: it has none, or an earlier release wrote this.
+        keeps: the state waits for the member while it is away; else it goes with it.
     """
 
     region: str
@@ -131,6 +132,7 @@ class Contribution:
     keys: tuple[StagedKey, ...]
     state: bytes
     sink: str = ""
+    keeps: bool = False
 
 
 def keys_by_place(contributions: Iterable[Contribution]) -> dict[str, tuple[StagedKey, ...]]:
@@ -154,6 +156,7 @@ class Manifest:
         empties: all goes back to the initial state: what sinks show is void, and the sequence is published when they
             are empty.
         places: all that the region has published to, this sequence too, since they were last emptied.
+        away: who did not contribute and has a state that waits, each with the sequence whose contribution has it.
     """
 
     region: str
@@ -167,6 +170,7 @@ class Manifest:
     positions: tuple[Position, ...]
     empties: bool = False
     places: tuple[str, ...] = ()
+    away: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

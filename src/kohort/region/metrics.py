@@ -6,16 +6,14 @@ What a control plane counts begins at 0 with its term. Source: spec 5.13.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from kohort.region.consuming.settings import Figures
 from kohort.region.messages import RegionSeen
 from kohort.region.states import RegionState
-
-if TYPE_CHECKING:
-    from kohort.region.consumer import RegionConsumer
 
 MEMBERS = (
     ("partitions", "Partitions that a member is assigned"),
@@ -34,6 +32,18 @@ PLANE = (
 )
 
 
+class Measured(Protocol):
+    """A member of any kind, as far as its figures go."""
+
+    @property
+    def name(self) -> str:
+        """In the region."""
+
+    @property
+    def figures(self) -> Figures:
+        """Its own."""
+
+
 class RegionExporter(Collector):
     """Asked at each scrape.
 
@@ -44,7 +54,7 @@ class RegionExporter(Collector):
     """
 
     def __init__(
-        self, region: str, members: Callable[[], Iterable[RegionConsumer]], plane: Callable[[], RegionSeen | None]
+        self, region: str, members: Callable[[], Iterable[Measured]], plane: Callable[[], RegionSeen | None]
     ) -> None:
         self._region, self._members, self._plane = region, members, plane
 

@@ -13,7 +13,7 @@ from uuid import UUID, uuid4
 from kohort.channel import Link
 from kohort.client.consumer.consumer import Consumer
 from kohort.client.setting_types import ConnectionSettings
-from kohort.client.settings import Servers
+from kohort.client.settings import ConnectionConfig, Servers, client_config
 from kohort.config import parse_listen
 from kohort.durations import duration_ms
 from kohort.errors import InvalidInputError, NotAuthorizedError, TimedOutError
@@ -28,6 +28,7 @@ from kohort.region.consuming.settings import MemberConfig, MemberSettings, split
 from kohort.region.consuming.staging import Stager
 from kohort.region.consuming.starts import start_of
 from kohort.region.member.machine import MemberMachine
+from kohort.region.member.state import Behaviour
 from kohort.region.plane.config import RegionConfig
 from kohort.region.serving import ControlPlane
 from kohort.region.sinks import Sink, place_of
@@ -36,6 +37,7 @@ from kohort.region.tenure import Tenure
 from kohort.region.topic import TOPIC
 
 if TYPE_CHECKING:
+    from kohort.region.metrics import Measured
     from kohort.scrapes import MetricsServer
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
@@ -87,6 +89,7 @@ class Region:
         """
         if not NAME.fullmatch(name):
             raise InvalidInputError(f"a region's name has 1 to 100 of A-Z, a-z, 0-9, '.', '_' and '-', not {name!r}")
+        client_config(ConnectionConfig, bootstrap_servers, settings)
         every_ms = None if checkpoint_every is None else duration_ms("checkpoint_every", checkpoint_every)
         self.name = name
         self.config = RegionConfig(checkpoint_every_ms=every_ms)
@@ -94,6 +97,7 @@ class Region:
         self._home = Home(name, bootstrap_servers, settings)
         self._tenure = Tenure(self._home, self.config, serves=serves, host=host)
         self._consumers: set[RegionConsumer] = set()
+        self._counted: set[Measured] = set()
         self._lock = threading.Lock()
         self._metrics = None if metrics_listen is None else self._serve_metrics(*parse_listen(metrics_listen))
 
@@ -101,11 +105,20 @@ class Region:
         from kohort.region.metrics import RegionExporter  # an HTTP server that few applications need
         from kohort.scrapes import MetricsServer
 
-        return MetricsServer(host, port, RegionExporter(self.name, self._members_now, self._plane_seen))
+        return MetricsServer(host, port, RegionExporter(self.name, self._measured_now, self._plane_seen))
 
     def _members_now(self) -> list[RegionConsumer]:
         with self._lock:
             return sorted(self._consumers, key=lambda one: one.name)
+
+    def _measured_now(self) -> list[Measured]:
+        with self._lock:
+            return sorted((*self._consumers, *self._counted), key=lambda one: one.name)
+
+    def count_in(self, member: Measured) -> None:
+        """Show a member's figures too, which is of another kind than `consumer`'s."""
+        with self._lock:
+            self._counted.add(member)
 
     def _plane_seen(self) -> told.RegionSeen | None:
         plane = self._tenure.plane()
@@ -160,7 +173,7 @@ class Region:
             consumer.close()
             raise
         machine = MemberMachine(
-            self.name, name, uuid4(), group_id, sink=place_of(sink), holds_back=own.on_rebalance == "checkpoint"
+            self.name, name, uuid4(), group_id, place_of(sink), Behaviour(holds_back=own.on_rebalance == "checkpoint")
         )
         most = consumer.config.max_poll_records
         flow = Flow(QUEUE_POLLS * most, AT_ONCE_POLLS * most)
@@ -201,6 +214,14 @@ class Region:
                 error.code,
             ) from error
         return region_id, sink
+
+    def state_of(self, member: str) -> bytes | None:
+        """What a member goes on from, as the region's topic has it now; None: from nothing.
+
+        Raises:
+            KafkaError: the topic can't be read.
+        """
+        return self._home.saved().states().get(member)
 
     def group_consumer(self, name: str, settings: Mapping[str, Any]) -> Consumer:
         """A consumer as a member of the region has one: it commits nothing and starts nowhere by itself.

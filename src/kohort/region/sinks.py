@@ -47,7 +47,8 @@ class Sink(Protocol):
     def place(self) -> str:
         """Names the place, before and after `bind`: the same text for all members that write there, another for no two.
 
-        Such as `parquet:/data/out`. What a sequence staged for a place is published by one of the members that say it.
+        Such as `parquet:/data/out`; people read it, so it holds no password. What a sequence staged for a place is
+        published by one of the members that say it.
         """
 
     def bind(self, region: str, region_id: UUID) -> Self:

@@ -122,6 +122,15 @@ class Saved:
             case Claim():
                 pass
 
+    def states(self) -> dict[str, bytes]:
+        """What members go on from: those of the last sequence, and those whose state waits for them."""
+        last = self.manifests.get(self.sequence)
+        if last is None:
+            return {}
+        at = {**last.away, **dict.fromkeys(last.members, last.sequence)}
+        given = {name: self.contributions.get(sequence, {}).get(name) for name, sequence in at.items()}
+        return {name: one.state for name, one in given.items() if one is not None}
+
     def known(self, region: str, term: int) -> Known:
         """What a control plane of this term begins with."""
         assert self.birth is not None
@@ -141,7 +150,9 @@ class Saved:
             positions=last.positions if last is not None else (),
             keys=keys_by_place(contributions),
             places=() if last is None else last.places,
-            states={one.member: one.state for one in contributions},
+            states=self.states(),
+            waiting={one.member: self.sequence for one in contributions if one.keeps}
+            | ({} if last is None else last.away),
             empties=last is not None and last.empties,
             stopped="" if self.stopped is None else self.stopped.cause,
         )

@@ -1,7 +1,9 @@
 """PySpark's side: `register(spark)` makes `format("kohort")` known to a session.
 
-A streaming query is a member of its consumer group. `source.py` is what Spark calls; `query.py` decides what a batch
-reads, `starting.py` where; `query_member.py` keeps the place in the group; `incarnations.py` knows its topics by ids;
+A streaming query is a member of its consumer group. `source.py` is what Spark calls; `query.py` decides how much a
+batch reads, and its place (`place.py`) of what, from where, and what follows: `group_place.py`, with `starting.py`, for
+a query that keeps its own offsets, as what `query_member.py` says; `region_place.py` for one whose region does, which
+asks `region/seats.py` in the application. `incarnations.py` knows its topics by ids;
 `reading.py` is all that runs in Spark's workers, and `workers.py` chooses the Python that they run. `listener.py`
 hears in the application when a batch is done; `channel.py` carries that to the source's process, where `hearing.py`
 takes it. `refused.py` says what a query is refused with, `sole.py` keeps two queries from one `load()`, and

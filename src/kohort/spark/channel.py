@@ -31,6 +31,9 @@ SOURCES_MAX = 256
 """Connections at once, a thread each: more queries than one driver runs."""
 AGAIN_S = 5.0
 """How long a source waits before it tries again to reach its application."""
+PIECE_S = 0.25
+"""A wait for an answer is made of such pieces, and each counts as no longer: time in which the machine itself stood
+still, or this process, is not the application's silence."""
 NAME_MAX = 256
 """Characters of a query's name: it is a UUID."""
 
@@ -149,6 +152,8 @@ class Switchboard:
                     self._take(link, query, message)
         except (OSError, ValueError) as error:
             log.debug("a connection ended: %s", error)
+        except Exception:
+            log.exception("what the source of query %s said was not dealt with; its connection ends", query)
         finally:
             if link is not None:
                 self._part(link, query)
@@ -242,8 +247,7 @@ class Line:
             ConnectionError: the application can't be reached, or was and is gone.
             TimeoutError: it did not answer in time.
         """
-        deadline = time.monotonic() + timeout_s
-        link = self._first_link(deadline)
+        link, left_s = self._first_link(timeout_s)
         with self._changed:
             self._number += 1
             number = self._number
@@ -255,21 +259,29 @@ class Line:
                 while (answer := self._answers[number]) is None:
                     if self._link is not link:
                         raise ConnectionError("the application is gone")
-                    if not self._changed.wait(max(0.0, deadline - time.monotonic())):
+                    if left_s <= 0:
                         raise TimeoutError(f"the application did not answer within {timeout_s:g} s")
+                    left_s = self._wait(left_s)
                 return answer
         finally:
             del self._answers[number]
 
-    def _first_link(self, deadline: float) -> Link:
-        """The connection; one that has ended is not waited for to come again."""
+    def _first_link(self, left_s: float) -> tuple[Link, float]:
+        """The connection, and what is left of the time; one that has ended is not waited for to come again."""
         with self._changed:
             while self._link is None or not self._query:
                 if self._links or self._ended.is_set():
                     raise ConnectionError("the application is gone")
-                if not self._changed.wait(max(0.0, deadline - time.monotonic())):
+                if left_s <= 0:
                     raise ConnectionError(f"the application can't be reached on port {self._contact.port}")
-            return self._link
+                left_s = self._wait(left_s)
+            return self._link, left_s
+
+    def _wait(self, left_s: float) -> float:
+        """Wait for a change, for a piece of the time that is left; gives what is left then."""
+        began = time.monotonic()
+        self._changed.wait(min(left_s, PIECE_S))
+        return left_s - min(time.monotonic() - began, PIECE_S)
 
     def _answered(self, message: Message) -> None:
         with self._changed:

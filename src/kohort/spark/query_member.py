@@ -1,4 +1,4 @@
-"""The query's place in its group: partitions are given up between batches, never inside one."""
+"""How a query stands in its group: partitions are given up between batches, never inside one."""
 
 from __future__ import annotations
 

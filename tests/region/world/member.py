@@ -14,6 +14,7 @@ from kohort.region.consuming.staging import Stager
 from kohort.region.facts import Position
 from kohort.region.member import events as member_events
 from kohort.region.member.machine import MemberMachine
+from kohort.region.member.state import Behaviour
 from kohort.region.messages import Cut, Identity, Order
 from kohort.region.parts import Part, part_of
 from kohort.region.sinks import Keep
@@ -34,10 +35,13 @@ CALLS = 60
 class Member:
     """A member's machine, and what carries its effects out."""
 
+    reads_on = False
+
     def __init__(self, world: World, name: str, disk: Disk, *, holds_back: bool) -> None:
         self.world, self.clock, self.name = world, world.clock, name
         self.incarnation = UUID(int=self.clock.chance.getrandbits(128))
-        self.machine = MemberMachine(REGION, name, self.incarnation, GROUP, sink=disk.place, holds_back=holds_back)
+        how = Behaviour(holds_back=holds_back, reads_on=self.reads_on)
+        self.machine = MemberMachine(REGION, name, self.incarnation, GROUP, disk.place, how)
         self.alive = True
         self.plane: Plane | None = None
         self.connection = self.term = -1
@@ -49,6 +53,7 @@ class Member:
         self.publishes = self.stages = False
         self.told_ms = self.dozes_until_ms = 0
         self.back: set[Part] = set()
+        self.unheard: list[tuple[int, Order]] = []
         self.ended = ""
 
     def start(self) -> None:
@@ -96,15 +101,28 @@ class Member:
             self.plane, self.connection = None, -1
 
     def hear(self, connection: int, order: Order) -> None:
-        if self.clock.now_ms < self.dozes_until_ms:
-            self.clock.after(self.dozes_until_ms - self.clock.now_ms, lambda: self.hear(connection, order))
-        elif self.alive and connection == self.connection:
+        """In the order in which it was said, also after a doze that was followed by another."""
+        self.unheard.append((connection, order))
+        self.listen()
+
+    def listen(self) -> None:
+        while self.unheard and self.clock.now_ms >= self.dozes_until_ms:
+            self.obey(*self.unheard.pop(0))
+        if self.unheard:
+            self.clock.after(self.dozes_until_ms - self.clock.now_ms, self.listen)
+
+    def obey(self, connection: int, order: Order) -> None:
+        if self.alive and connection == self.connection:
             before, acted = self.term, self.step(member_events.Ordered(order))
             self.term = max(before, order.term)
             if acted and order.term < before:
                 raise ViolatedError(f"{self.name} has heard of term {before}, and does what {order} says")
 
     # -- the group
+
+    def revoked(self, parts: tuple[Part, ...]) -> None:
+        """The group wants these back."""
+        self.step(member_events.Revoked(parts))
 
     def hear_of_eviction(self) -> None:
         if self.alive:
@@ -185,7 +203,7 @@ class Member:
                     self.stager.counted()
             case member_events.PublishKeys():
                 self.to_publish = effect
-                self.later(self.publish)
+                self.clock.after(self.clock.chance.randint(1, self.world.publish_ms), self.publish)
             case member_events.End():
                 self.ended = effect.cause or "closed"
                 self.die()

@@ -114,7 +114,7 @@ class Seat:
         if back:
             self.asked |= back
             self.member.back |= back
-            self.member.step(member_events.Revoked(tuple(sorted(back))))
+            self.member.revoked(tuple(sorted(back)))
         if not self.owned - self.target:
             self.owned |= self.target
         told = (self.epoch, frozenset(self.owned))

@@ -10,6 +10,7 @@ from kohort.region.member import events as member_events
 from kohort.region.parts import Part
 from kohort.region.plane.config import RegionConfig
 from kohort.region.states import RegionState
+from tests.region.world.batches import BatchMember
 from tests.region.world.clock import Clock, ViolatedError
 from tests.region.world.disk import Disk
 from tests.region.world.group import Group
@@ -26,6 +27,10 @@ TROUBLES = (
     *("start", "start", "kill", "cut", "close", "takeover", "sleep", "evict", "reset", "grow", "doze", "move"),
     *("plane dies", "power fails", "crash", "crash after", "fail", "hold", "hold", "back to the start"),
 )
+
+
+COMINGS = ("start", "start", "close")
+"""Of most troubles in a restless world: partitions move all the time."""
 
 
 class World:
@@ -48,6 +53,8 @@ class World:
         self.busy: dict[int, int] = {}
         self.seen: set[tuple[RegionState, RegionState]] = set()
         self.healed, self.well_ms = False, 10**9
+        self.publish_ms = self.clock.chance.choice((100, 100, 2_000))
+        self.restless = self.clock.chance.random() < 0.3
         self.clock.after(1, self._produce)
 
     def _produce(self) -> None:
@@ -68,9 +75,11 @@ class World:
             return
         mode = self.clock.chance.random() < 0.5
         disk = disk or self.clock.chance.choice(list(self.disks.values()))
-        self.members[name] = Member(self, name, disk, holds_back=mode)
+        kind = self.clock.chance.choice((Member, BatchMember))
+        self.members[name] = kind(self, name, disk, holds_back=mode)
         self.members[name].start()
-        self.clock.tell(f"{name} starts for {disk.place}, {'holds revocations' if mode else 'resets at revocations'}")
+        what = "holds revocations" if mode else "resets at revocations"
+        self.clock.tell(f"{name} starts for {disk.place}, a {kind.__name__} that {what}")
 
     def living(self) -> list[Member]:
         return [member for member in self.members.values() if member.alive]
@@ -89,9 +98,9 @@ class World:
         if self.healed:
             return
         chance = self.clock.chance
-        self.clock.after(chance.randint(1, 2_500), self._trouble)
+        self.clock.after(chance.randint(1, 2_500 if not self.restless else 800), self._trouble)
         living = self.living()
-        kind = chance.choice(TROUBLES)
+        kind = chance.choice(TROUBLES if not self.restless or chance.random() < 0.2 else COMINGS)
         self.clock.tell(f"-- {kind}")
         self._bring(kind, chance.choice(living) if living else None)
 

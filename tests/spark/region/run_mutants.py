@@ -8,7 +8,7 @@ from unittest import mock
 
 from kohort.region.member import events as happens
 from kohort.region.messages import Cut
-from kohort.spark.region import runs
+from kohort.spark.region import failures
 from kohort.spark.region.handing import HandingSeat
 from kohort.spark.region.query_thread import QueryThread
 from kohort.spark.region.runs import RegionQuery
@@ -71,7 +71,7 @@ MUTANTS: dict[str, tuple[Mutant, str]] = {
     ),
     "what is wanted back is given during a cut": (
         lambda: mock.patch.object(QueryThread, "_give_back_between_cuts", _gives_back_in_a_cut),
-        "test_what_is_wanted_back_during_a_cut_is_not_let_go_with_it",
+        "test_what_one_member_is_asked_for_during_a_cut_is_not_let_go_with_it",
     ),
     "what is wanted back is given during a batch": (
         lambda: mock.patch.object(QueryThread, "_keep_when_idle", _keeps_in_a_batch),
@@ -98,7 +98,7 @@ MUTANTS: dict[str, tuple[Mutant, str]] = {
         "test_members_of_one_query_contribute_the_same_batch",
     ),
     "a query fails for ever": (
-        lambda: mock.patch.object(runs, "FAILURES_MOST", 1_000),
+        lambda: mock.patch.object(failures, "IN_A_ROW_MAX", 1_000),
         "test_a_query_that_fails_goes_back_and_at_last_stops_the_region",
     ),
 }

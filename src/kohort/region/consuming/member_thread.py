@@ -104,6 +104,10 @@ class MemberThread(ABC):
         self._over = True
         self.wake()
 
+    def discard(self) -> None:
+        """End a member that was never started."""
+        self._consumer.close()
+
     def wake(self) -> None:
         """Have it look at what waits."""
         self._news.set()

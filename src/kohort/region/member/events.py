@@ -69,7 +69,8 @@ class StateSaved:
     """The operator's state is there, and all that was submitted is staged.
 
     Attributes:
-        ends: next offsets of all that the member was given to read.
+        ends: next offsets of all that the member was given to read; of what it has finished, if it reads on meanwhile.
+        keys: of what these ends cover, and the sequences before do not.
     """
 
     cut: Cut
@@ -177,7 +178,10 @@ class StopPolling:
 
 @dataclass(frozen=True, slots=True)
 class Quiesce:
-    """Stop polling, put the queue into the drain buffer, finish what is in flight, commit: then `Quiet`."""
+    """Stop polling, put the queue into the drain buffer, finish what is in flight, commit: then `Quiet`.
+
+    Who does not stop for a cut says so at once, and reads on.
+    """
 
     cut: Cut
 

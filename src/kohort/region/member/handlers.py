@@ -34,7 +34,7 @@ def connected(member: Member, event: happens.Connected) -> None:
             member.contributed,
             tuple(member.ends.values()),
             member.sink,
-            member.shares,
+            member.how.shares,
         )
     )
 
@@ -98,7 +98,7 @@ def revoked_unread(member: Member, event: happens.Revoked) -> None:
 def revoked(member: Member, event: happens.Revoked) -> None:
     if not any(part in member.begins for part in event.parts):
         member.let_go(event.parts)
-    elif member.holds_back:
+    elif member.how.holds_back:
         member.held |= dict.fromkeys(event.parts)
         member.say(told.Holding())
     else:
@@ -126,6 +126,11 @@ def fetched(member: Member, event: happens.Fetched) -> None:
     if member.state is RESET_COMPLETE:
         member.do(happens.Poll())
     member.be(RECORDS_FETCHED)
+
+
+def fetched_in_cut(member: Member, event: happens.Fetched) -> None:
+    del event
+    member.resting = RECORDS_FETCHED
 
 
 def starts(member: Member, order: told.Starts) -> None:
@@ -202,8 +207,9 @@ def state_saved(member: Member, event: happens.StateSaved) -> None:
         event.keys,
         event.state,
         member.sink,
+        member.how.keeps,
     )
-    member.contributed, member.ends = event.cut.sequence, ends
+    member.contributed, member.ends, member.covered = event.cut.sequence, ends, dict(member.held)
     member.state, member.given = CHECKPOINTED, given
     member.say(told.Contributed(event.cut, given))
 
@@ -233,8 +239,8 @@ def complete(member: Member, sequence: int, retired: int) -> bool:
         for part, end in member.ends.items():
             if part in member.begins:
                 member.begins[part] = end.offset
-        if member.held:
-            member.let_go(tuple(member.held))
+        if freed := tuple(part for part in member.held if part in member.covered or not member.how.reads_on):
+            member.let_go(freed)
     member.contributed, member.ends = 0, {}
     return True
 

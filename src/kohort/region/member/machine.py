@@ -42,7 +42,7 @@ def _everywhere(row: MemberRow, **others: MemberRow) -> Rows:
 
 
 _NOT_ASKED = "no cut is under way that it takes part in"
-_READS_NOTHING = "it reads nothing until the cut is over"
+_READS_ON = "who does not stop for a cut reads: so it will stand when the cut is over"
 _PENDING = "a reset comes"
 
 TABLE: dict[type, Rows] = {
@@ -79,8 +79,8 @@ TABLE: dict[type, Rows] = {
     happens.Fetched: {
         SUBSCRIBED: _row("it reads", handlers.fetched, RECORDS_FETCHED),
         RECORDS_FETCHED: _ignored("it reads already"),
-        DRAINED: _ignored(_READS_NOTHING),
-        CHECKPOINTED: _ignored(_READS_NOTHING),
+        DRAINED: _row(_READS_ON, handlers.fetched_in_cut),
+        CHECKPOINTED: _row(_READS_ON, handlers.fetched_in_cut),
         PENDING: _ignored("what came before the reset is thrown away"),
         RESET_COMPLETE: _row("it reads at full speed", handlers.fetched, RECORDS_FETCHED),
     },

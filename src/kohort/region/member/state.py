@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from uuid import UUID
 
 from kohort.region import messages as told
@@ -18,6 +19,28 @@ DRAINED, CHECKPOINTED = MemberState.DRAINED, MemberState.CHECKPOINTED
 PENDING, RESET_COMPLETE = MemberState.CR_RESET_PENDING, MemberState.RESET_COMPLETE
 
 
+@dataclass(frozen=True, slots=True)
+class Behaviour:
+    """How a member takes part.
+
+    Attributes:
+        holds_back: a revocation waits for a checkpoint, and does not have all go back.
+        reads_on: it does not stop for a cut, and contributes what it has finished. Who carries its effects out says
+            `Fetched` before a piece of work begins, answers `Quiesce` at once, and says `Revoked` between two pieces,
+            after which it begins none with these partitions.
+        shares: its state moves with partitions, or it has none; otherwise it must be alone in its group.
+        keeps: its state waits for it while it is away; else it begins anew when it comes back.
+    """
+
+    holds_back: bool = False
+    reads_on: bool = False
+    shares: bool = True
+    keeps: bool = False
+
+
+BEHAVIOUR = Behaviour()
+
+
 class Member:
     """One member.
 
@@ -25,6 +48,7 @@ class Member:
         begins: where the next contribution begins, of each partition that the control plane gave to read.
         assigned: what the group gave.
         held: what the group wants back, held until a sequence is complete.
+        covered: what of it was held already when it contributed: all that was read of it is in that sequence.
         names: all members of the region, as last told.
         cut: that the member drains for, is drained for or has contributed to.
         contributed: the sequence, `ends` the ends that it gave; until the outcome is known.
@@ -41,10 +65,8 @@ class Member:
         name: str,
         incarnation: UUID,
         group: str,
-        *,
         sink: str = "",
-        shares: bool = True,
-        holds_back: bool = False,
+        how: Behaviour = BEHAVIOUR,
     ) -> None:
         """A member.
 
@@ -54,11 +76,10 @@ class Member:
             incarnation: of this object.
             group: its group's id.
             sink: the place that it writes to; empty: none.
-            shares: its state moves with partitions, or it has none; False: it must be alone in its group.
-            holds_back: a revocation waits for a checkpoint, and does not have all go back.
+            how: it takes part.
         """
         self.region, self.name, self.incarnation, self.group = region, name, incarnation, group
-        self.sink, self.shares, self.holds_back = sink, shares, holds_back
+        self.sink, self.how = sink, how
         self.state = SUBSCRIBED
         self.resting = SUBSCRIBED  # where it stands when no cut is under way
         self.identity = Identity()
@@ -67,6 +88,7 @@ class Member:
         self.assigned: dict[Part, None] = {}
         self.begins: dict[Part, int] = {}
         self.held: dict[Part, None] = {}
+        self.covered: dict[Part, None] = {}
         self.cut: Cut | None = None
         self.contributed = 0
         self.ends: dict[Part, Position] = {}

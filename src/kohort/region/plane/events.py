@@ -87,6 +87,7 @@ Event = Heard | Disconnected | Saved | CommitEnded | GroupSeen | StopMember | Re
 class Level(IntEnum):
     """As in the standard library's logging."""
 
+    DEBUG = 10
     INFO = 20
     WARNING = 30
     ERROR = 40

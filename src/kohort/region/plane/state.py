@@ -146,7 +146,8 @@ class Known:
         floor: that of the last reset: what was staged in earlier ones is void.
         expected: members that hold something, as far as the topic tells: who does not register again is dead.
         keys: what the last sequence staged, published or not, by the place that it was staged for.
-        states: what the members' operators saved with it.
+        states: what the members' operators saved with it, and those that wait for members who are away.
+        waiting: whose state waits if they go away, or does, each with the sequence that has it.
         empties: the last sequence is one that is published by emptying the sinks.
         places: all that the region has published to.
     """
@@ -163,6 +164,7 @@ class Known:
     positions: tuple[Position, ...] = ()
     keys: dict[str, tuple[StagedKey, ...]] = field(default_factory=dict)
     states: dict[str, bytes] = field(default_factory=dict)
+    waiting: dict[str, int] = field(default_factory=dict)
     stopped: str = ""
     empties: bool = False
     places: tuple[str, ...] = ()
@@ -205,7 +207,7 @@ class Plane:
         }
         self.begun = set(self.initial)
         self.positions = {part_of(one): one for one in known.positions}
-        self.states = dict(known.states)
+        self.states, self.waiting = dict(known.states), dict(known.waiting)
         self.members: dict[str, Registered] = {}
         self.by_connection: dict[int, str] = {}
         self.expected = set(known.expected)

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from kohort.errors import InvalidInputError
-from kohort.spark.region.operators import has_watermark, refuse_unreplayable, stateful_operators
+from kohort.spark.region.operators import (
+    has_watermark,
+    refuse_mode,
+    refuse_unreplayable,
+    sources_of,
+    stateful_operators,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -21,7 +27,8 @@ BATCHES_KEPT_MIN = 10
 SEAT = "regionSeat"
 """The option by which a source knows where to ask."""
 KEPT = "spark.sql.streaming.minBatchesToRetain"
-ASYNC = "spark.sql.streaming.asyncProgressTrackingEnabled"
+NOBODY = "0" * 32
+"""A seat that nobody has: who starts a query of his own while one is built is refused by it."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +42,7 @@ class BuiltQuery:
         watermark: whether rows can be late.
         sources: the options of each, as text, for people and for the next program.
         batches_kept: of the checkpoint, by Spark.
+        beside: it reads from sources beside the region's.
     """
 
     spark: SparkSession
@@ -47,6 +55,7 @@ class BuiltQuery:
     watermark: bool
     sources: tuple[str, ...]
     batches_kept: int
+    beside: bool
 
     def run(self, sink: Callable[[DataFrame, int], None], checkpoint: str, seats: Sequence[str]) -> StreamingQuery:
         """Start it with a sink, from a checkpoint, its sources in these seats."""
@@ -69,9 +78,12 @@ def built(spark: SparkSession, build: Build, options: Sequence[Mapping[str, str]
         InvalidInputError: that is no streaming DataFrame.
     """
     from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.query import StreamingQuery
 
     frames = [spark.readStream.format("kohort").options(**one).load() for one in options]
     rows = build(*frames)
+    if isinstance(rows, StreamingQuery):
+        rows.stop()
     if not isinstance(rows, DataFrame) or not rows.isStreaming:
         found = "a DataFrame that does not stream" if isinstance(rows, DataFrame) else type(rows).__name__
         raise InvalidInputError(
@@ -95,14 +107,16 @@ def look(
 
     Raises:
         InvalidInputError: it can't be in a region.
+        AnalysisException: Spark can't run it.
     """
     from pyspark.sql.pandas.types import to_arrow_schema
 
-    kept = int(spark.conf.get(KEPT) or 100)
+    kept = int(spark.conf.get(KEPT) or "100")
     if kept < BATCHES_KEPT_MIN:
         raise InvalidInputError(f"{KEPT}={kept}: a region needs {BATCHES_KEPT_MIN} at least to go back to a sequence")
-    rows = built(spark, build, options)
+    rows = built(spark, build, [{**one, SEAT: NOBODY} for one in options])
     refuse_unreplayable(rows)
+    refuse_mode(rows, mode)
     return BuiltQuery(
         spark,
         build,
@@ -114,4 +128,5 @@ def look(
         has_watermark(rows),
         tuple(map(str, what)),
         kept,
+        sources_of(rows) > len(options),
     )

@@ -1,7 +1,7 @@
 """Which files of a Spark checkpoint belong to the time up to a batch, by the names of their kinds.
 
-What is of a kind that kohort does not know is refused by name: left out, it would be missing; taken over, it might be of
-a later time. Names that begin with a dot are checksums, which go with their files, or files on their way.
+What is of a kind that kohort does not know is refused by name: left out, it would be missing; taken over, it might be
+of a later time. Names that begin with a dot are checksums, which go with their files, or files on their way.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def numbers(names: Iterable[str]) -> set[int]:
 
 
 def last_batch(checkpoint: str, *, files: FileCalls = SYSTEM) -> int | None:
-    """The highest batch in `commits/` that Spark could go on after: its files are there and whole; None if there is none.
+    """The highest batch in `commits/` that Spark could go on after, with its files whole; None if there is none.
 
     It lists one folder and reads three small files, also while the query runs.
     """
@@ -46,12 +46,12 @@ def last_batch(checkpoint: str, *, files: FileCalls = SYSTEM) -> int | None:
 
 
 def last_planned(checkpoint: str, *, files: FileCalls = SYSTEM) -> int | None:
-    """The highest batch in `offsets/`: its sink may have seen rows of it."""
+    """The highest batch in `offsets/`, done or not; None if there is none."""
     return max(numbers(names_in(files, f"{checkpoint}/{OFFSETS}")), default=None)
 
 
 def is_whole(checkpoint: str, number: int, *, files: FileCalls = SYSTEM) -> bool:
-    """Whether the logs have all that Spark reads to go on after a batch: its offsets and commit, the offsets before it."""
+    """Whether the logs have what Spark reads to go on after a batch: its offsets, its commit, the offsets before."""
     try:
         commit_of(checkpoint, number, files=files)
         for each in range(max(number - 1, 0), number + 1):

@@ -6,7 +6,7 @@
     state/OPERATOR/PARTITION[/STORE]/           one store; `default` has no folder of its own
         7.delta, 7.snapshot                     HDFS-backed: version 7 from version 6, or whole
         7.changelog, 7.zip, SSTs/, logs/        RocksDB: the same; what the zips name
-        7_ID.changelog, 7_ID.zip                RocksDB with checkpoint format 2: the batch's commit says which ID counts
+        7_ID.changelog, 7_ID.zip                RocksDB with checkpoint format 2: which ID counts is in commits/
         _metadata/schema                        (versions 1 and 2)
 
 A store's version 7 is what batch 6 left. A file may have a checksum of Spark's own beside it, `7.changelog.crc`, and
@@ -191,7 +191,7 @@ def with_paths_below(path: str, text: str, new: str) -> tuple[str, list[str]]:
         moved = []
         for old in store.get(_PATHS, ()):
             inside = _SCHEMA_PATH.search(old)
-            scheme = re.match("file:(?=/)", old)
+            scheme = re.match("file:(?://)?(?=/)", old)
             if inside is None or (scheme is None and not old.startswith("/")):
                 raise InvalidInputError(
                     f"{path} names {old}, which is no schema of state in this checkpoint: kohort can't take the query "

@@ -17,6 +17,12 @@ from kohort.spark.region.built import Build, BuiltQuery
 SEAT = "regionSeat"
 ELSEWHERE = "say where a region begins with start="
 AS_A_WHOLE = "a region goes back as a whole"
+A_FOLDER = "each run of a query has a checkpoint folder of its own, under SparkRegion(folder=...)"
+ITS_LOGS = "a region goes back to batches by the checkpoint's logs, which must not come later than the batches"
+NO_TRIGGER = (
+    "batches follow each other, and a sequence is begun as SparkRegion(checkpoint_every=...) says; for a job that ends "
+    "when it has caught up, run(until='caught-up')"
+)
 REFUSED = {
     "region": "queries of a region are started by SparkRegion",
     SEAT.lower(): "SparkRegion sets it",
@@ -26,8 +32,19 @@ REFUSED = {
     "startingoffsetsbytimestamp": ELSEWHERE,
     "plannedranges": AS_A_WHOLE,
     "onrevocationtimeout": AS_A_WHOLE,
+    "checkpointlocation": A_FOLDER,
+    "asyncprogresstrackingenabled": ITS_LOGS,
 }
 """Options of a source that a region decides, in lower case, each with what to do instead."""
+NOT_TOLD = {
+    "trigger": NO_TRIGGER,
+    "available_now": NO_TRIGGER,
+    "once": NO_TRIGGER,
+    "processing_time": NO_TRIGGER,
+    "checkpoint_location": A_FOLDER,
+    "async_progress_tracking": ITS_LOGS,
+}
+"""What a Spark program may think of telling a query, with what to do instead."""
 PARTIAL, PINNED = "partial", "pinned"
 Source = Mapping[str, str]
 
@@ -105,9 +122,25 @@ def declare(
     check_member(name)
     unknown = sorted(told.keys() - QuerySettings.__annotations__.keys())
     if unknown:
-        raise InvalidInputError(f"query() knows no {', '.join(unknown)}: {', '.join(QuerySettings.__annotations__)}")
+        reasons = "".join(f"; {NOT_TOLD[one]}" for one in unknown if one in NOT_TOLD)
+        names = ", ".join(QuerySettings.__annotations__)
+        raise InvalidInputError(f"query() knows no {', '.join(unknown)}: it knows {names}{reasons}")
+    if not callable(build):
+        raise InvalidInputError(
+            f"the query {name!r} is built anew for each run: give a function that makes its DataFrame of its sources', "
+            f"not {type(build).__name__}"
+        )
+    if not hasattr(into, "bind"):
+        raise InvalidInputError(
+            f"into={into!r} is no sink of a region: give one of kohort.region, as ParquetFolder(path), or a class of "
+            "your own with the methods of kohort.region.sinks.Sink"
+        )
     if "#" in name:
         raise InvalidInputError(f"the query's name {name!r} holds '#', which names the sources of one query")
+    if "/" in name or name.startswith("."):
+        raise InvalidInputError(
+            f"the query's name {name!r} is its folder's too: without '/', and no '.' at its beginning"
+        )
     rebalance, mode = told.get("on_rebalance", "checkpoint"), told.get("output_mode", "append")
     if rebalance not in ("checkpoint", "reset"):
         raise InvalidInputError(f"on_rebalance={rebalance!r}: say 'checkpoint' or 'reset'")
@@ -163,6 +196,26 @@ def _addresses(servers: Servers) -> str:
     if servers is None:
         return "127.0.0.1:9092"
     return servers if isinstance(servers, str) else ",".join(map(str, servers))
+
+
+def check_sink(declared: Declared, built: BuiltQuery) -> None:
+    """See that the sink takes rows as the query gives them.
+
+    Raises:
+        InvalidInputError: it does not replace rows by their keys and the query gives rows anew, or a key is no column.
+    """
+    sink = declared.into
+    mode, keys = str(getattr(sink, "mode", "append")), tuple(getattr(sink, "keys", ()))
+    if declared.mode == "update" and (mode != "update" or not keys):
+        raise InvalidInputError(
+            f"output_mode='update' gives rows that replace earlier ones, and {sink!r} adds rows: give a sink with "
+            "mode='update' and keys=[...], the columns by which they do"
+        )
+    if missing := [key for key in keys if key not in built.schema.names]:
+        raise InvalidInputError(
+            f"{sink!r} replaces rows by {', '.join(keys)}, and the query {declared.name!r} gives no "
+            f"{', '.join(missing)}: it gives {', '.join(built.schema.names)}"
+        )
 
 
 def check_state(declared: Declared, built: BuiltQuery) -> bool:

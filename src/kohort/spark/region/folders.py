@@ -68,6 +68,7 @@ __all__ = [
 _EPOCH: Final = re.compile(r"e([0-9]+)(?:\.tmp)?")
 _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _NO_LINKS: Final = (errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
+_ON_ITS_WAY: Final = ".tmp"
 _PROBE: Final = ".probe-"
 
 
@@ -118,7 +119,7 @@ def derive(old: str, new: str, batch: int | None, *, files: FileCalls = SYSTEM) 
 
     Args:
         old: the checkpoint that has the batch; nobody looks at it when there is none.
-        new: an absolute path on the same file system, beside which `new.tmp` is made.
+        new: a path on the same file system, absolute like `old`; `new.tmp` is made beside it.
         batch: the last one that is to have happened; None: none, the query starts with an empty folder.
         files: the system's, or a test's.
 
@@ -130,7 +131,7 @@ def derive(old: str, new: str, batch: int | None, *, files: FileCalls = SYSTEM) 
     if _is_there(files, new, batch):
         sync_folder(files, os.path.dirname(new))
         return
-    on_its_way = f"{new}.tmp"
+    on_its_way = f"{new}{_ON_ITS_WAY}"
     _remove_tree(files, on_its_way)
     if batch is None:
         make_folder(files, on_its_way)
@@ -148,12 +149,21 @@ def derive(old: str, new: str, batch: int | None, *, files: FileCalls = SYSTEM) 
 
 
 def forget(query_folder: str, keep: Collection[int], *, files: FileCalls = SYSTEM) -> list[int]:
-    """Remove the folders of epochs before the oldest that is kept; gives the epochs whose folders there were."""
+    """Remove the folders of epochs before the oldest that is kept; gives those epochs.
+
+    One that a zombie is writing to at this moment is left to a later call.
+    """
     gone: set[int] = set()
     for name in names_in(files, query_folder):
         found = _EPOCH.fullmatch(name)
-        if found and keep and int(found[1]) < min(keep):
+        if not found or not keep or int(found[1]) >= min(keep):
+            continue
+        try:
             _remove_tree(files, f"{query_folder}/{name}")
+        except OSError as error:
+            if error.errno != errno.ENOTEMPTY:
+                raise
+        else:
             gone.add(int(found[1]))
     return sorted(gone)
 

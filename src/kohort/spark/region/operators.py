@@ -38,6 +38,23 @@ def has_watermark(frame: DataFrame) -> bool:
     return any(node.getClass().getSimpleName() == WATERMARK for node in _nodes(_plan(frame)))
 
 
+def sources_of(frame: DataFrame) -> int:
+    """How many streaming sources it reads."""
+    return sum(node.getClass().getSimpleName() in RELATIONS for node in _nodes(_plan(frame)))
+
+
+def refuse_mode(frame: DataFrame, mode: str) -> None:
+    """See that Spark can run the plan in this output mode, which it does itself no sooner than it starts.
+
+    Raises:
+        AnalysisException: it can't.
+    """
+    jvm: Any = frame.sparkSession._jvm
+    modes = jvm.org.apache.spark.sql.streaming.OutputMode
+    output = modes.Update() if mode == "update" else modes.Append()
+    jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker.checkForStreaming(_plan(frame), output)
+
+
 def refuse_unreplayable(frame: DataFrame) -> None:
     """All sources of a query go back with it.
 

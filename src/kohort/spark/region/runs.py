@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import queue
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid4
 
-from kohort.errors import InvalidInputError, TimedOutError
+from kohort.errors import InvalidInputError, KafkaError, TimedOutError
 from kohort.ids import TopicPartition
 from kohort.region.facts import Position
 from kohort.region.member import events as happens
@@ -28,6 +29,7 @@ from kohort.region.staged import StagedKey
 from kohort.spark.batch_offset import BatchOffset
 from kohort.spark.region.built import BuiltQuery
 from kohort.spark.region.checkpoint_logs import find_source, last_batch, last_planned, offsets_of
+from kohort.spark.region.failures import Failures, Where
 from kohort.spark.region.folders import derive, epoch_folder, forget
 from kohort.spark.region.query_thread import QueryThread
 from kohort.spark.region.saved import SavedQuery, refuse_other
@@ -45,12 +47,13 @@ STOP_S = 30.0
 """How long a run may take to end; then the application must."""
 LOOK_S = 0.2
 """How often a run is looked at: whether it has failed, and how far ahead it is."""
-FAILURES_MOST = 5
-"""A query that has failed so often, and in between no batch of it counted, stops the region: else it would have all
-others go back for ever."""
+RAISED = re.compile(r"[A-Za-z_][\w.]*(Error|Exception): ")
+"""How Python tells of an exception, at the end of its traceback."""
 SLOW, SLOW_MOST = "failed to connect back", 40
 """Spark's word for a Python process that was not up within its ten seconds, as happens on a busy machine; so often it
 is tried again."""
+UNPLANNED_MOST = 5
+"""So many runs in a row may end before they have planned a batch."""
 STOPPED = "the query {} was stopped: stop its region instead"
 ALONE_S = 2.0
 """A query goes back as a whole: whose other member does not in this time has all go back."""
@@ -142,8 +145,9 @@ class RegionQuery:
         self._given: _Given | None = None
         self._at_cut: _AtCut | None = None
         self._failed = False
-        self._failures = self._slow = 0  # since a batch of it counted
+        self._unplanned = self._slow = 0  # runs that ended before they had planned anything, since a batch counted
         self._gone: set[int] = set()
+        self._failures = Failures()
         self.error: BaseException | None = None
         self.over = threading.Event()
         self._thread = threading.Thread(target=self._turns, name=f"kohort-query-{name}", daemon=True)
@@ -187,6 +191,8 @@ class RegionQuery:
         """See `query_thread.Query`."""
 
         def end() -> None:
+            if error is not None and error.__cause__ is None:
+                error.__cause__ = self._failures.last
             self._gone.add(member)
             self.error = self.error or error
             for number, one in enumerate(self._members()):
@@ -261,7 +267,7 @@ class RegionQuery:
             given.run.staged.counted()
             before, self._saved, self._state = self._saved, given.saved, given.state
             if given.saved.batch != given.run.began:
-                self._failures = self._slow = 0
+                self._unplanned = self._slow = 0
             kept = {one.epoch for one in (before, given.saved, self._run) if one is not None}
         self._posted.put(partial(forget, self._folder, kept))
 
@@ -378,12 +384,9 @@ class RegionQuery:
     def _run_has_ended(self, run: _Run, error: BaseException) -> None:
         """One that has planned nothing is started again as it was, and nobody goes back for it."""
         slow = SLOW in str(error)
-        if last_planned(run.folder) != run.began or not (slow or self._failures < FAILURES_MOST - 1):
-            self._fail(error)
-            return
-        self._failures += not slow
-        self._slow += slow
-        if self._is_final(error) or self._slow > SLOW_MOST:
+        self._slow, self._unplanned = self._slow + slow, self._unplanned + (not slow)
+        too_often = self._slow > SLOW_MOST or self._unplanned >= UNPLANNED_MOST
+        if too_often or self._is_final(error) or last_planned(run.folder) != run.began:
             self._fail(error)
             return
         log.warning(
@@ -408,7 +411,12 @@ class RegionQuery:
     def _fail(self, error: BaseException) -> None:
         """Have all go back: from the last complete sequence it may go on. What can't be mended so ends the query."""
         self._failed = True
-        self._failures += 1
+        lead = self._members()[LEAD]
+        if isinstance(error, InvalidInputError) and self._run is None:
+            self.error = error  # nothing of it has run, and nobody has to go back
+            for member in self._members():
+                member.leave()
+            return
         if self._is_final(error):
             self.error = self.error or error
             for member in self._members():
@@ -416,12 +424,32 @@ class RegionQuery:
             self.over.set()
             return
         log.warning("query %s has failed: %s", self.name, error)
-        cause = f"{self.name} has failed: {_first_line(error)}"
-        if self._failures < FAILURES_MOST:
-            self._members()[LEAD].post(happens.ResetWanted(cause))
+        cause = f"{self.name} has failed: {_told_of(error)}"
+        if self._failures.another(error, self._where()):
+            remedy = f"mend it, then `kohort region resume {lead.machine.region} --execute`, and start the queries"
+            lead.post(happens.Failed(f"{cause}, {self._failures.in_a_row} times in a row", remedy))
         else:
-            cause = f"{cause}; {self._failures} times in a row, and nothing of it was complete in between"
-            self._members()[LEAD].post(happens.Failed(cause, "mend the query, or what it reads"))
+            lead.post(happens.ResetWanted(cause))
+
+    def _where(self) -> Where:
+        """What the batch reads that is planned and not done."""
+        run = self._run
+        found: set[tuple[int, str, int, int]] = set()
+        try:
+            planned = None if run is None else last_planned(run.folder)
+            if run is None or planned is None or planned == last_batch(run.folder):
+                return frozenset()
+            for member in self._members():
+                batch = self._batch_of(run, planned, member)
+                spans = {} if batch is None else batch.spans
+                found |= {
+                    (member.number, at.topic, at.partition, span.start)
+                    for at, span in spans.items()
+                    if span.end > span.start
+                }
+        except (KafkaError, OSError) as error:
+            log.info("%s: what has failed can't be told: %s", self.name, error)
+        return frozenset(found)
 
 
 def _stop_quietly(query: Any) -> None:
@@ -434,3 +462,9 @@ def _stop_quietly(query: Any) -> None:
 def _first_line(error: BaseException) -> str:
     text = str(error).strip() or type(error).__name__
     return text.splitlines()[0][:500]
+
+
+def _told_of(error: BaseException) -> str:
+    """What Python raised in a worker, which Spark puts last; else the first line."""
+    raised = [line for line in map(str.strip, str(error).splitlines()) if RAISED.match(line)]
+    return raised[-1][:500] if raised else _first_line(error)

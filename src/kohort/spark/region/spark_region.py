@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
@@ -12,20 +14,24 @@ from uuid import UUID, uuid4
 
 from kohort.client.setting_types import ConnectionSettings
 from kohort.client.settings import Servers
-from kohort.errors import InvalidInputError
+from kohort.errors import InvalidInputError, TimedOutError
 from kohort.region.consuming.publishing import Publisher
 from kohort.region.consuming.settings import MemberConfig
 from kohort.region.member.machine import MemberMachine
+from kohort.region.member.state import Behaviour
 from kohort.region.messages import RegionSeen
 from kohort.region.region import Region
 from kohort.region.sinks import Sink, place_of
 from kohort.spark.options import SourceOptions, client_settings
 from kohort.spark.region.built import Build, BuiltQuery, look
-from kohort.spark.region.declared import PINNED, Declared, QuerySettings, Source, check_state, declare
+from kohort.spark.region.caught_up import Ends, caught_up, present_ends
+from kohort.spark.region.declared import PINNED, Declared, QuerySettings, Source, check_sink, check_state, declare
 from kohort.spark.region.folders import check_place
 from kohort.spark.region.pinned import Pinned
 from kohort.spark.region.query_thread import QueryThread
 from kohort.spark.region.runs import LEAD, RegionQuery
+from kohort.spark.region.saved import SavedQuery, refuse_other
+from kohort.spark.region.signals import StopSignals
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,6 +41,8 @@ log = logging.getLogger("kohort.spark")
 CAUGHT_UP = "caught-up"
 LOOK_S = 0.2
 LEAVE_S = 60.0
+ASK_S = 1.0
+"""How often a sequence is asked for that is not due, when a job that is to catch up has nothing to read."""
 
 
 class SparkRegionSettings(ConnectionSettings, total=False):
@@ -96,11 +104,18 @@ class SparkRegion:
         self._folder = f"{check_place(str(folder))}/{name}"
         self._declared: dict[str, Declared] = {}
         self._running: dict[str, _Started] = {}
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
 
     @property
     def name(self) -> str:
         """The region's."""
         return self._region.name
+
+    @property
+    def metrics_address(self) -> str | None:
+        """HOST:PORT where Prometheus reads; None: nowhere."""
+        return self._region.metrics_address
 
     # -- queries
 
@@ -133,110 +148,174 @@ class SparkRegion:
     # -- running
 
     def start(self) -> None:
-        """Start the queries that were declared and do not run; returns when their members are on their way.
+        """Start the queries that were declared and do not run: all of them, or none.
+
+        It returns when their members are on their way; what ends one after that, `run` raises.
 
         Raises:
             InvalidInputError: what can't be, before the first batch.
+            AnalysisException: Spark can't run such a query.
             KafkaError: a group is another region's, or has members that are not of this region; no right to do this.
         """
+        with self._lock:
+            for one in self._ready():
+                self._begin(one)
+
+    def _ready(self) -> list[_Started]:
+        """Whatever does not run, looked through and known to the region; nobody of it is a member yet."""
         from kohort.spark import register
 
+        if self._closed.is_set():
+            raise InvalidInputError("the region is closed: make another one of its name")
         if not self._declared:
             raise InvalidInputError("the region has no query: declare one with query(...)")
         register(self._spark)
-        for declared in self._declared.values():
-            if declared.name not in self._running:
-                self._running[declared.name] = self._start(declared)
+        fresh = [one for name, one in self._declared.items() if name not in self._running]
+        looked = [(one, *self._look(one)) for one in fresh]
+        with ExitStack() as failing:
+            ready = []
+            for declared, built, shares in looked:
+                ready.append(self._admit(declared, built, shares))
+                failing.callback(ready[-1].end)
+            failing.pop_all()
+        return ready
 
-    def _start(self, declared: Declared) -> _Started:
+    def _look(self, declared: Declared) -> tuple[BuiltQuery, bool]:
+        """What can be told without a broker."""
         raw = [options for options, _ in declared.sources]
         built = look(self._spark, declared.build, raw, declared.mode, declared.what())
-        shares = check_state(declared, built)
-        started = _Started()
-        try:
-            self._begin(declared, built, started, shares)
-        except BaseException:
-            started.abandon()
-            raise
-        return started
+        check_sink(declared, built)
+        return built, check_state(declared, built)
 
-    def _begin(self, declared: Declared, built: BuiltQuery, started: _Started, shares: bool) -> None:
+    def _admit(self, declared: Declared, built: BuiltQuery, shares: bool) -> _Started:
         region_id, sink = UUID(int=0), declared.into
         for number, (_, options) in enumerate(declared.sources):
             region_id, bound = self._region.admit(str(options.group_id), declared.into if number == LEAD else None)
             sink = bound or sink
+        state = self._region.state_of(declared.name)
+        if state is not None:
+            now = SavedQuery(-1, None, built.output, built.operators, built.sources)
+            refuse_other(SavedQuery.from_bytes(state), now, declared.name)
         sink.check(built.schema)
-        query = RegionQuery(
-            declared.name, built, sink, region_id, f"{self._folder}/{declared.name}", lambda: started.members
+        keeps = bool(built.operators) or built.beside
+        started, folder = _Started(built.beside), f"{self._folder}/{declared.name}"
+        started.query = RegionQuery(declared.name, built, sink, region_id, folder, lambda: started.members)
+        with ExitStack() as failing:
+            failing.callback(started.end)
+            for number in range(len(declared.sources)):
+                machine = self._machine(declared, number, sink, shares=shares, keeps=keeps)
+                started.members.append(self._member(declared, number, sink, machine, started.query))
+            failing.pop_all()
+        return started
+
+    def _machine(self, declared: Declared, number: int, sink: Sink, *, shares: bool, keeps: bool) -> MemberMachine:
+        leads = number == LEAD
+        return MemberMachine(
+            self.name,
+            declared.name if leads else f"{declared.name}#{number + 1}",
+            uuid4(),
+            str(declared.sources[number][1].group_id),
+            place_of(sink) if leads else "",
+            Behaviour(holds_back=declared.holds_back, reads_on=True, shares=shares, keeps=keeps and leads),
         )
-        started.query = query
-        for number, (_, options) in enumerate(declared.sources):
-            name = declared.name if number == LEAD else f"{declared.name}#{number + 1}"
-            place = place_of(sink) if number == LEAD else ""
-            machine = MemberMachine(
-                self.name, name, uuid4(), str(options.group_id), sink=place, shares=shares,
-                holds_back=declared.holds_back,
-            )  # fmt: skip
-            publisher = Publisher(sink, name) if number == LEAD else None
-            consumer = self._region.group_consumer(name, _settings(declared, options))
-            config = MemberConfig(
-                options.subscribe or (), options.subscribe_pattern, declared.start, options.fail_on_data_loss
-            )
-            started.members.append(QueryThread(machine, consumer, publisher, config, query, number))
-        query.start()
+
+    def _member(
+        self, declared: Declared, number: int, sink: Sink, machine: MemberMachine, query: RegionQuery
+    ) -> QueryThread:
+        options = declared.sources[number][1]
+        publisher = Publisher(sink, machine.name) if number == LEAD else None
+        config = MemberConfig(
+            options.subscribe or (), options.subscribe_pattern, declared.start, options.fail_on_data_loss
+        )
+        consumer = self._region.group_consumer(machine.name, _settings(declared, options))
+        return QueryThread(machine, consumer, publisher, config, query, number)
+
+    def _begin(self, started: _Started) -> None:
+        assert started.query is not None
+        self._running[started.query.name] = started
+        started.query.start()
         for member in started.members:
+            self._region.count_in(member)
             member.start(self._region.reach)
 
     def run(self, until: Literal["caught-up"] | None = None) -> None:
         """Start what was declared, and stay until it is stopped, or until all that was there at the start is published.
 
+        SIGINT (Ctrl-C) and SIGTERM stop it with a last sequence, if this is the main thread; a second one does not wait
+        for that.
+
         Args:
-            until: 'caught-up': for jobs that are run now and then.
+            until: 'caught-up': for jobs that are run now and then. Whatever reads beside the Kafka sources of a query
+                is not waited for.
 
         Raises:
+            InvalidInputError: what can't be, before the first batch.
+            AnalysisException: Spark can't run such a query.
             RegionStoppedError: the region has stopped.
             Exception: what has ended a query for good.
         """
         if until not in (None, CAUGHT_UP):
             raise InvalidInputError(f"until={until!r}: say 'caught-up', or leave it out")
-        self.start()
-        targets = self._present_ends() if until == CAUGHT_UP else {}
-        try:
-            while not self._are_over():
-                if until == CAUGHT_UP and self._has_caught_up(targets):
-                    break
-                time.sleep(LOOK_S)
-        except BaseException:
-            self.close(gently=False)
-            raise
-        self.close()
+        with StopSignals() as stopping:
+            try:
+                self._run(stopping.is_set, until)
+            except BaseException:
+                self.close(gently=False)
+                raise
+            self.close()
+
+    def _run(self, is_stopped: Callable[[], bool], until: str | None) -> None:
+        with self._lock:
+            ready = self._ready()
+            try:
+                targets = self._targets() if until == CAUGHT_UP else {}
+                if until == CAUGHT_UP and not self._running and self._has_nothing_to_do(ready, targets):
+                    for one in ready:
+                        one.end()
+                    return
+            except BaseException:
+                for one in ready:
+                    one.end()
+                raise
+            for one in ready:
+                self._begin(one)
+        asked_s = time.monotonic()
+        while not (self._closed.is_set() or is_stopped() or self._are_over()):
+            if until == CAUGHT_UP:
+                if self._has_caught_up(targets):
+                    return
+                if time.monotonic() > asked_s + ASK_S and self._is_idle():
+                    asked_s = time.monotonic()
+                    self._region.checkpoint()
+            time.sleep(LOOK_S)
 
     def _are_over(self) -> bool:
-        over = [one for one in self._running.values() if one.query is not None and one.query.over.is_set()]
+        with self._lock:
+            running = [one.query for one in self._running.values() if one.query is not None]
+        over = [one for one in running if one.over.is_set()]
         for one in over:
-            if one.query is not None and one.query.error is not None:
-                raise one.query.error
-        return bool(self._running) and len(over) == len(self._running)
+            if one.error is not None:
+                raise one.error
+        return bool(running) and len(over) == len(running)
 
-    def _present_ends(self) -> dict[tuple[str, str, int], int]:
-        """Where the partitions that the queries read end now, by group."""
-        from kohort.spark.catalog import Catalog
+    def _is_idle(self) -> bool:
+        """Whether no batch runs here: what there is may have been read, long before a sequence is due."""
+        with self._lock:
+            members = [member for one in self._running.values() for member in one.members]
+        return all(member.seat.running() is None for member in members)
 
-        ends: dict[tuple[str, str, int], int] = {}
-        for declared in self._declared.values():
-            for _, options in declared.sources:
-                catalog = Catalog(options)
-                try:
-                    found = catalog.ends(catalog.partitions(known=None))
-                finally:
-                    catalog.close()
-                ends |= {(str(options.group_id), at.topic, at.partition): end for at, end in found.items()}
-        return ends
+    def _targets(self) -> Ends:
+        return present_ends(options for one in self._declared.values() for _, options in one.sources)
 
-    def _has_caught_up(self, targets: Mapping[tuple[str, str, int], int]) -> bool:
-        seen = self._region.describe()
-        at = {(one.group, one.topic, one.partition): one.offset for one in seen.positions}
-        return seen.published >= seen.sequence and all(at.get(part, 0) >= end for part, end in targets.items())
+    def _has_nothing_to_do(self, ready: Sequence[_Started], targets: Ends) -> bool:
+        return not any(one.beside for one in ready) and caught_up(self._region.describe(), targets)
+
+    def _has_caught_up(self, targets: Ends) -> bool:
+        try:
+            return caught_up(self._region.describe(), targets)
+        except TimedOutError as error:
+            log.info("region %s: %s", self.name, error)  # another application comes to be its control plane
+            return False
 
     # -- people
 
@@ -247,6 +326,14 @@ class SparkRegion:
     def checkpoint(self) -> None:
         """Have a sequence begun."""
         self._region.checkpoint()
+
+    def complete(self) -> int:
+        """The last sequence that all sinks of the region show: who reads several of them reads up to it; 0: none.
+
+        Raises:
+            TimedOutError: the control plane does not answer.
+        """
+        return self._region.complete()
 
     def reset(
         self, cause: str = "a person asked for it", *, to_initial: bool = False, empty_sinks: bool = False
@@ -263,13 +350,16 @@ class SparkRegion:
             gently: running batches are finished and published with a last sequence; else all of the region go back.
             timeout_s: for that.
         """
-        for one in self._running.values():
+        with self._lock:
+            self._closed.set()
+            running, self._running = list(self._running.values()), {}
+        for one in running:
             one.leave() if gently else one.abandon()
         until_s = time.monotonic() + timeout_s
-        for one in self._running.values():
-            one.join(until_s)
-        self._running.clear()
-        self._region.close()
+        with ExitStack() as closing:
+            closing.callback(self._region.close)
+            for one in running:
+                closing.callback(one.join, until_s)
 
     def __enter__(self) -> Self:
         return self
@@ -286,7 +376,8 @@ _OWN = SparkRegionSettings.__annotations__.keys() - ConnectionSettings.__annotat
 class _Started:
     """A query that runs, with its members."""
 
-    def __init__(self) -> None:
+    def __init__(self, beside: bool) -> None:
+        self.beside = beside
         self.members: list[QueryThread] = []
         self.query: RegionQuery | None = None
 
@@ -299,6 +390,11 @@ class _Started:
         """End without a word: to the region its members are dead."""
         for member in self.members:
             member.abandon()
+
+    def end(self) -> None:
+        """End what never began: nobody has heard of it."""
+        for member in self.members:
+            member.discard()
 
     def join(self, until_s: float) -> None:
         """Wait for the end; who is late is abandoned."""

@@ -1,0 +1,119 @@
+"""What a region writes down of itself, read as it comes: sequences, epochs with their causes, terms.
+
+The topic is compacted: what stands in it at the end is the last of each. A reader that follows from the start sees all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kohort.client.consumer.consumer import Consumer
+from kohort.client.settings import Servers
+from kohort.errors import CorruptDataError
+from kohort.ids import TopicPartition
+from kohort.region.facts import Contribution, Epoch, Manifest, Term
+from kohort.region.records import fact_of
+from kohort.region.topic import TOPIC, make_or_check, partition_of
+
+FIRST = 1
+"""The epoch with which a region begins: whatever was staged before is void as after a reset, and there was nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A complete sequence.
+
+    Attributes:
+        at_ms: since the epoch.
+    """
+
+    number: int
+    at_ms: int
+    contributions: tuple[Contribution, ...]
+
+    @property
+    def rows(self) -> int:
+        """Records that it covers."""
+        return sum(span.end - span.begin for one in self.contributions for span in one.spans)
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """All went back.
+
+    Attributes:
+        to: the sequence.
+        at_ms: since the epoch.
+    """
+
+    epoch: int
+    to: int
+    cause: str
+    at_ms: int
+
+
+@dataclass(slots=True)
+class History:
+    """The history of one region. One thread calls.
+
+    Attributes:
+        terms: of control planes, each a process that served.
+    """
+
+    region: str
+    servers: Servers
+    settings: Mapping[str, Any]
+    sequences: list[Step] = field(default_factory=list)
+    resets: list[Reset] = field(default_factory=list)
+    terms: list[Term] = field(default_factory=list)
+    _given: dict[tuple[int, str], Contribution] = field(default_factory=dict)
+    _consumer: Consumer | None = None
+
+    def follow(self) -> None:
+        """Read on, as far as there is something.
+
+        Raises:
+            KafkaError: the topic can't be read.
+        """
+        if self._consumer is None:
+            where = TopicPartition(TOPIC, partition_of(self.region, make_or_check(self.servers, self.settings)))
+            self._consumer = Consumer(
+                self.servers, **{**self.settings, "isolation_level": "read_committed", "auto_offset_reset": "earliest"}
+            )
+            self._consumer.assign([where])
+        while records := self._consumer.poll(20):
+            for record in records:
+                if record.key is not None and record.value is not None:
+                    self._take(record.key, record.value)
+
+    def _take(self, key: bytes, value: bytes) -> None:
+        try:
+            fact = fact_of(key, value)
+        except CorruptDataError:
+            return  # of a later release
+        if fact.region != self.region:
+            return
+        match fact:
+            case Contribution():
+                self._given[fact.sequence, fact.member] = fact
+            case Manifest():
+                given = tuple(self._given.pop((fact.sequence, name)) for name in fact.members)
+                self.sequences.append(Step(fact.sequence, fact.at_ms, given))
+            case Epoch() if fact.floor == fact.epoch > FIRST:
+                self.resets.append(Reset(fact.epoch, self.last, fact.cause, fact.at_ms))
+            case Term():
+                self.terms.append(fact)
+            case _:
+                pass
+
+    @property
+    def last(self) -> int:
+        """The last sequence; 0: none."""
+        return self.sequences[-1].number if self.sequences else 0
+
+    def close(self) -> None:
+        """End the reading."""
+        if self._consumer is not None:
+            self._consumer.close()

@@ -1,0 +1,1 @@
+"""Checkpoint folders of Spark queries that a region takes back."""

@@ -1,0 +1,60 @@
+"""Faults planted in the place of a region's query, which its tests must see."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from kohort.client.admin.admin import Admin
+from kohort.spark.batch_offset import BatchOffset
+from kohort.spark.place import Held
+from kohort.spark.region.seats import Handed
+from kohort.spark.region_place import RegionPlace
+
+
+def ignores_handings(self: RegionPlace, handed: Handed, at: Any) -> None:
+    known = self.__dict__.setdefault("_by_name", {})
+    known.update({(tp.topic, tp.partition): position for tp, position in at.items()})
+    self._reached = {one.handing: known.get((one.topic, one.partition), one.start) for one in handed.parts}
+
+
+def always_at_the_start(self: RegionPlace, handed: Handed, at: Any) -> None:
+    self._reached = {one.handing: one.start for one in handed.parts}
+
+
+def forgets_what_a_look_misses(self: RegionPlace, handed: Handed, at: Any) -> None:
+    reached = {one.handing: at[tp] for tp, one in self._parts.items() if tp in at}
+    self._reached = {one.handing: reached.get(one.handing, one.start) for one in handed.parts}
+
+
+def commits(self: RegionPlace, batch: BatchOffset, timeout_ms: float | None = None) -> None:
+    with Admin(self._options.bootstrap_servers) as admin:
+        admin.alter_consumer_group_offsets(str(self._options.group_id), batch.ends()).all()
+    FINISH(self, batch, timeout_ms)
+
+
+FINISH, HOLD = RegionPlace.finish, RegionPlace.hold
+
+
+def no_handings(self: RegionPlace, start: BatchOffset, at: Any, wait_ms: float) -> Held | None:
+    held = HOLD(self, start, at, wait_ms)
+    return held and replace(held, handings=dict.fromkeys(held.handings, 1))
+
+
+def no_epoch(self: RegionPlace, start: BatchOffset, at: Any, wait_ms: float) -> Held | None:
+    held = HOLD(self, start, at, wait_ms)
+    return held and replace(held, epoch=-1)
+
+
+FAULTS: list[tuple[str, Callable[..., Any]]] = [
+    ("_go_on", ignores_handings),
+    ("_go_on", always_at_the_start),
+    ("_go_on", forgets_what_a_look_misses),
+    ("begin", lambda self, held, batch: True),
+    ("finish", lambda self, batch, timeout_ms=None: None),
+    ("finish", commits),
+    ("hold", no_handings),
+    ("hold", no_epoch),
+]
+"""The method that each stands in for, and what it does."""

@@ -1,0 +1,256 @@
+"""What a source asks its application, over a real channel, without Spark."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from tests.spark.region.desk import Desk
+from tests.support.waiting import until
+
+from kohort.spark.channel import Line, Message, Switchboard
+from kohort.spark.region.seats import WAIT_MS_MAX, Handed, HandedPart, Lost, LostPart, Seats
+
+A = uuid.UUID(int=1)
+
+
+@pytest.fixture
+def closing() -> Iterator[Callable[[Any], Any]]:
+    """Closes what it is given, in the end."""
+    every: list[Any] = []
+
+    def keep(one: Any) -> Any:
+        every.append(one)
+        return one
+
+    yield keep
+    for one in reversed(every):
+        one.close()
+
+
+@pytest.fixture
+def answering(closing: Callable[[Any], Any]) -> Callable[..., Line]:
+    """A line to an application that answers by a function."""
+
+    def make(answer: Callable[[str, Message], Message], heard: Callable[[Message], None] = lambda _: None) -> Line:
+        board = closing(Switchboard(answers={"ask": answer}))
+        line: Line = closing(Line(board.contact, {"done": heard}))
+        line.board = board  # type: ignore[attr-defined]
+        line.drives("q1")
+        line.start()
+        return line
+
+    return make
+
+
+def test_a_question_gets_its_own_answer(answering: Callable[..., Line]) -> None:
+    line = answering(lambda query, message: {"query": query, "twice": 2 * message["what"]})
+    found: dict[int, Any] = {}
+    threads = [
+        threading.Thread(target=lambda n=n: found.update({n: line.ask({"kind": "ask", "what": n}, 60)["twice"]}))
+        for n in range(20)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert found == {n: 2 * n for n in range(20)}
+    assert line._answers == {}, "nothing is kept"
+
+
+def test_what_is_told_does_not_wait_for_an_answer_that_takes_its_time(answering: Callable[..., Line]) -> None:
+    go, heard = threading.Event(), queue.Queue[Message]()
+    line = answering(lambda query, message: {"late": go.wait(60)}, heard.put)
+    answers: list[Message] = []
+    asking = threading.Thread(target=lambda: answers.append(line.ask({"kind": "ask"}, 60)))
+    asking.start()
+    until(lambda: line._answers, "it is asked")
+    assert line.board.tell("q1", {"kind": "done", "end": "1"}) == 1  # type: ignore[attr-defined]
+    assert heard.get(timeout=60) == {"kind": "done", "end": "1"}
+    assert not answers
+    go.set()
+    asking.join(60)
+    assert [answer["late"] for answer in answers] == [True]
+
+
+def test_an_answer_that_comes_too_late_is_nobodys(answering: Callable[..., Line]) -> None:
+    go = threading.Event()
+    line = answering(lambda query, message: {"late": message["what"], "waited": message["what"] == 1 and go.wait(60)})
+    with pytest.raises(TimeoutError, match=r"did not answer within 0\.05 s"):
+        line.ask({"kind": "ask", "what": 1}, 0.05)
+    go.set()
+    assert line.ask({"kind": "ask", "what": 2}, 60)["late"] == 2
+
+
+PAUSED = """
+import sys
+from kohort.spark.channel import Contact, Line
+
+line = Line(Contact(int(sys.argv[1]), bytes.fromhex(sys.argv[2])), {})
+line.drives("q1")
+line.start()
+print(line.ask({"kind": "ask"}, 10)["first"], flush=True)
+print(line.ask({"kind": "ask"}, 1.0)["first"], flush=True)
+"""
+
+
+def test_time_in_which_the_source_itself_stood_still_is_not_its_applications_silence(
+    closing: Callable[[Any], Any],
+) -> None:
+    asked: list[float] = []
+    child: list[subprocess.Popen[str]] = []
+    there = threading.Event()
+
+    def answer(query: str, message: Message) -> Message:
+        asked.append(time.monotonic())
+        if len(asked) == 2:
+            there.wait(60)
+            os.kill(child[0].pid, signal.SIGSTOP)
+            time.sleep(2.0)  # a pause is a time
+            os.kill(child[0].pid, signal.SIGCONT)
+        return {"first": len(asked) == 1}
+
+    contact = closing(Switchboard(answers={"ask": answer})).contact
+    command = [sys.executable, "-c", PAUSED, str(contact.port), contact.token.hex()]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as source:
+        child.append(source)
+        there.set()
+        assert source.stdout is not None and source.stdout.read().split() == ["True", "False"]
+    assert source.returncode == 0
+
+
+@pytest.mark.parametrize("when", ["before", "while it waits"])
+def test_an_application_that_is_gone_is_known_at_once(answering: Callable[..., Line], when: str) -> None:
+    go = threading.Event()
+    line = answering(lambda query, message: {"late": message["what"] == 2 and go.wait(60)})
+    assert line.ask({"kind": "ask", "what": 1}, 60)["late"] is False
+    began = time.monotonic()
+    if when == "before":
+        line.board.close()  # type: ignore[attr-defined]
+        until(lambda: not line.connected, "it is known")
+    else:
+        ending = threading.Timer(0.1, line.board.close)  # type: ignore[attr-defined]
+        ending.start()
+    with pytest.raises(ConnectionError, match="the application is gone"):
+        line.ask({"kind": "ask", "what": 2}, 600)
+    assert time.monotonic() - began < 60
+    go.set()
+
+
+def test_the_first_connection_is_waited_for_and_one_that_never_comes_is_told(closing: Callable[[Any], Any]) -> None:
+    board = closing(Switchboard(answers={"ask": lambda query, message: {"query": query}}))
+    line = closing(Line(board.contact, {}))
+    with pytest.raises(ConnectionError, match="can't be reached on port"):
+        line.ask({"kind": "ask"}, 0.05)
+    later = threading.Timer(0.1, lambda: (line.start(), line.drives("q1")))
+    later.start()
+    assert line.ask({"kind": "ask"}, 60)["query"] == "q1"
+
+
+def test_what_is_handed_out_and_lost_survives_the_channel() -> None:
+    handed = Handed(7, 5, 3, (HandedPart("a", A, 0, 10, 1), HandedPart("b", A, 1, 0, 2)))
+    assert Handed.from_message(handed.to_message()) == handed
+    lost = Lost("gone", True, (LostPart("a", A, 0, 1, 10, -1),))
+    assert Lost.from_message(lost.to_message("s")) == lost
+    for wrong in ({}, {"hold": True}, {"version": 1, "epoch": 1, "generation": 1, "parts": [[1]]}):
+        with pytest.raises(ValueError, match=r"what is held|unpack"):
+            Handed.from_message(wrong)
+    with pytest.raises(ValueError, match="lost records"):
+        Lost.from_message({"kind": "lost"})
+
+
+def ask(seats: Seats, what: str, seat: object = "s", query: str = "q1", **facts: Any) -> Message:
+    return seats.answer(query, {"kind": "ask", "number": 1, "seat": seat, "what": what, **facts})
+
+
+def test_a_seat_answers_its_query_and_nobody_else() -> None:
+    seats, desk = Seats(), Desk("a", A)
+    unknown = {"refused": "the option regionSeat is set by SparkRegion alone, for the run that it starts: leave it out"}
+    assert ask(seats, "held", wait_ms=0) == unknown
+    seats.add("s", desk)
+    assert seats.query_at("s") is None
+    for other in ("t", None, 7, ["s"]):
+        assert ask(seats, "held", other, wait_ms=0) == unknown
+    desk.hand({0: 10})
+    assert ask(seats, "held", wait_ms=60_000)["parts"] == [["a", str(A), 0, 10, 1]]
+    assert seats.query_at("s") == "q1"
+    assert "another query reads this same load()" in ask(seats, "held", query="q2", wait_ms=0)["refused"]
+    assert desk.waits == [WAIT_MS_MAX], "no source has its application wait for longer"
+    assert ask(seats, "begin", version=0, batch=1) == {"ok": False}
+    assert ask(seats, "begin", version=1, batch=1) == {"ok": True}
+    assert ask(seats, "end", batch=1) == {"ok": True} and desk.ended == [1]
+    desk.hold(True)
+    assert ask(seats, "held", wait_ms=0) == {"hold": True}
+    desk.refusal = "the region has stopped"
+    assert ask(seats, "held", wait_ms=0) == {"refused": "the region has stopped"}
+    seats.add("s", Desk("a", A))
+    assert ask(seats, "held", query="q2", wait_ms=0)["parts"] == [], "another run, another query"
+    seats.remove("s")
+    assert ask(seats, "held", query="q2", wait_ms=0) == unknown and seats.query_at("s") is None
+
+
+@pytest.mark.parametrize(
+    ("what", "facts"),
+    [("held", {}), ("begin", {"version": 1}), ("end", {"batch": "1"}), ("held", {"wait_ms": -1}), ("more", {})],
+)
+def test_a_question_that_can_not_be_is_refused(what: str, facts: dict[str, Any]) -> None:
+    seats = Seats()
+    seats.add("s", Desk("a", A))
+    assert "use one version of" in ask(seats, what, **facts)["refused"]
+
+
+def test_lost_records_are_told_to_their_seat(caplog: pytest.LogCaptureFixture) -> None:
+    seats, desk = Seats(), Desk("a", A)
+    seats.add("s", desk)
+    lost = Lost("records are gone", False, (LostPart("a", A, 0, 1, 5, 7),))
+    seats.lost("q1", lost.to_message("s"))
+    assert desk.lost_parts == [lost]
+    seats.lost("q1", lost.to_message("t"))
+    assert desk.lost_parts == [lost] and caplog.messages == ["records are gone"] * 2
+
+
+def test_the_application_of_a_session_answers_for_the_seats_of_its_process(closing: Callable[[Any], Any]) -> None:
+    from kohort.spark.listener import Application
+    from kohort.spark.region.seats import SEATS
+
+    line = closing(Line(Application().contact, {}))
+    line.drives("q1")
+    line.start()
+    desk = Desk("a", A)
+    SEATS.add("of a test", desk)
+    try:
+        question = {"kind": "ask", "seat": "of a test", "what": "held", "wait_ms": 0}
+        assert line.ask(question, 60)["epoch"] == desk.epoch
+        assert line.send(Lost("gone", False, ()).to_message("of a test"))
+        until(lambda: desk.lost_parts, "it is told")
+    finally:
+        SEATS.remove("of a test")
+    assert "refused" in line.ask(question, 60)
+
+
+def test_an_error_of_the_application_is_no_answer_and_ends_the_connection(
+    closing: Callable[[Any], Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("of a test")
+
+    seats, desk = Seats(), Desk("a", A)
+    seats.add("s", desk)
+    desk.before_begin = fail
+    board = closing(Switchboard(answers={"ask": seats.answer}))
+    line = closing(Line(board.contact, {}))
+    line.drives("q1")
+    line.start()
+    with pytest.raises(ConnectionError):
+        line.ask({"kind": "ask", "seat": "s", "what": "begin", "version": 0, "batch": 1}, 60)
+    until(lambda: not board.queries(), "the connection has ended")
+    assert "what the source of query q1 said was not dealt with" in caplog.text and "of a test" in caplog.text
