@@ -16,13 +16,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
+from kohort.region.delta_table import DeltaTable
 from kohort.region.parquet_folder import ParquetFolder
+from kohort.region.sinks import Sink
+from kohort.region.sql_table import SqlTable
 from kohort.region.staged import StagedKey
 
 COLUMNS = ["partition", "offset", "CAST(value AS STRING) AS value"]
@@ -38,6 +41,7 @@ class Told:
         per_batch: records, at most.
         fails: how likely a task's staging fails, 0 to 1.
         batch_s: so long each task takes at least.
+        sinks: by query, `sqlite` or `delta`; else the folder `out`.
         dies_at: the step at which it kills itself, see `STEPS`; and the how manieth time that it comes by there.
     """
 
@@ -50,6 +54,7 @@ class Told:
     per_batch: int = 300
     fails: float = 0.0
     batch_s: float = 0.0
+    sinks: dict[str, str] = field(default_factory=dict)
     dies_at: str = ""
     dies_nth: int = 1
 
@@ -107,7 +112,25 @@ def _around(owner: Any, name: str, before: Callable[[], None] = _nothing, after:
     setattr(owner, name, wrapped)
 
 
-STEPS = ["half derived", "derived", "staged", "contributes", "contributed", "commits", "committed"]
+def _in_the_transaction(pen: Any, dies: Callable[[], None]) -> None:
+    """All of a sequence is sent, and the end of its transaction is not."""
+    commit, end = pen.commit, pen._commit
+
+    def committing(*given: Any) -> Any:
+        def ending(producer: Any) -> None:
+            dies()
+            end(producer)
+
+        pen._commit = staticmethod(ending)
+        try:
+            return commit(*given)
+        finally:
+            pen._commit = staticmethod(end)
+
+    pen.commit = committing
+
+
+STEPS = ["half derived", "derived", "staged", "contributes", "contributed", "commits", "committing", "committed"]
 STEPS += ["publishing", "published"]
 
 
@@ -134,6 +157,8 @@ def patch(step: str, nth: int) -> None:
             _around(runs.RegionQuery, "contribute", after=dies)
         case "commits":
             _around(Pen, "commit", before=dies)
+        case "committing":
+            _in_the_transaction(Pen, dies)
         case "committed":
             _around(Pen, "commit", after=dies)
         case "publishing":
@@ -142,6 +167,19 @@ def patch(step: str, nth: int) -> None:
             PUBLISHED = dies
         case _:
             raise ValueError(step)
+
+
+def sink_of(told: Told, query: str) -> Sink:
+    """Where a query writes to."""
+    match told.sinks.get(query):
+        case "sqlite":
+            return SqlTable(f"sqlite:///{told.folder}/rows.db", "rows")
+        case "delta":
+            return DeltaTable(f"{told.folder}/delta")
+        case _:
+            into = Folder(Path(told.folder) / "out")
+            into.fails, into.batch_s = told.fails, told.batch_s
+            return into
 
 
 def session() -> Any:
@@ -182,8 +220,7 @@ def main() -> None:
     if told.protocol == "classic":
         source |= {"kafka.session.timeout.ms": "6000", "kafka.heartbeat.interval.ms": "500"}
     for name in told.queries:
-        into = Folder(Path(told.folder) / "out")
-        into.fails, into.batch_s = told.fails, told.batch_s
+        into = sink_of(told, name)
         region.query(name, lambda rows: rows.selectExpr(*COLUMNS), source=source, into=into, start="beginning")
 
     region.start()

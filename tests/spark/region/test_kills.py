@@ -11,11 +11,13 @@ import contextlib
 import os
 import random
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -337,6 +339,47 @@ HAPPENINGS: list[Callable[..., None]] = [
     one_stops_cleanly,
     the_one_with_the_control_plane_sleeps,
 ]
+
+
+@pytest.mark.skipif(LONG is None, reason="a long one: make spark-region")
+def test_sinks_of_three_kinds_are_together_the_input(trial: Trial) -> None:
+    """A partition's rows are where its query wrote at the time; who dies takes nothing from any of them."""
+    first = trial.app("first", "a", "b", sinks={"b": "sqlite"})
+    second = trial.app("second", "c", sinks={"c": "delta"})
+    found: Counter[tuple[int, int, str]] = Counter()
+
+    def all_is_there() -> bool:
+        found.clear()
+        found.update(_rows_of_all_kinds(trial.folder))
+        return found.total() >= len(trial.sent)
+
+    for app in (first, second):
+        app.start()
+    trial.all_run()
+    for victim in (first, second):
+        trial.send()
+        time.sleep(2.0)
+        victim.kill()
+        victim.start()
+        trial.all_run()
+        trial.send()
+        until(all_is_there, "all is published somewhere", STILL_S, lambda: {"rows": found.total()})
+        assert found == Counter((*where, value) for where, value in trial.sent.items())
+    assert not any(app.stop() for app in (second, first))
+    assert not trial.watch.wrong, trial.watch.wrong
+
+
+def _rows_of_all_kinds(folder: Path) -> Iterator[tuple[int, int, str]]:
+    import deltalake
+
+    files = [str(file) for file in (folder / "out").glob("sequence=*/*.parquet")]
+    if (folder / "delta" / "_delta_log").exists():
+        files += deltalake.DeltaTable(folder / "delta").file_uris()
+    for file in files:
+        table: Any = pq.ParquetFile(file.removeprefix("file://")).read(["partition", "offset", "value"])
+        yield from zip(*(column.to_pylist() for column in table.columns), strict=True)
+    with contextlib.suppress(sqlite3.OperationalError), sqlite3.connect(folder / "rows.db") as database:
+        yield from database.execute('SELECT "partition", "offset", "value" FROM rows')
 
 
 @pytest.mark.skipif(LONG is None, reason="a long one: make spark-region")
