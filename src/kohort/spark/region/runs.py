@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("kohort.spark")
 
 LEAD = 0
+TOO_SLOW = "Python worker failed to connect back"
+"""What Spark says when a Python process that it has started for a source is not there after ten seconds."""
 STOP_S = 30.0
 """How long a run may take to end; then the application must."""
 LOOK_S = 0.2
@@ -67,6 +69,7 @@ class _Run:
     folder: str
     began: int | None
     staged: StagedBatches
+    sink: Callable[[DataFrame, int], None]
     query: StreamingQuery
     seats: tuple[str, ...]
 
@@ -315,10 +318,7 @@ class RegionQuery:
             refuse_other(saved, self._as_of(-1, None), self.name)
         new, began = epoch_folder(self._folder, epoch), None if saved is None else saved.batch
         derive(epoch_folder(self._folder, -1 if saved is None else saved.epoch), new, began)
-        seats = tuple(uuid4().hex for _ in self._members())
-        for id, member in zip(seats, self._members(), strict=True):
-            member.seat.start(epoch)
-            SEATS.add(id, member.seat)
+        seats = self._seated(epoch)
         staged = StagedBatches(began)
         task = StagingTask(self._sink, self._built.schema, self._region_id, epoch, self.name)
         stage = stage_batch(task)
@@ -334,10 +334,28 @@ class RegionQuery:
             raise
         with self._lock:
             self._saved = saved
-            self._run = _Run(epoch, new, began, staged, query, seats)
+            self._run = _Run(epoch, new, began, staged, sink, query, seats)
         for member in self._members():
             member.seat.let("not started")
         log.info("query %s runs in epoch %s, from %s", self.name, epoch, "its beginning" if began is None else began)
+
+    def _start_again(self, run: _Run) -> None:
+        """A run that has planned nothing, since a Python process was not there in time: nobody goes back for that."""
+        log.warning("query %s: Spark gives a Python process ten seconds to start, and it took longer: again", self.name)
+        seats = self._seated(run.epoch)
+        for id in run.seats:
+            SEATS.remove(id)
+        query = self._built.run(run.sink, run.folder, seats)
+        with self._lock:
+            run.query, run.seats = query, seats
+
+    def _seated(self, epoch: int) -> tuple[str, ...]:
+        """Seats for the sources of a run."""
+        seats = tuple(uuid4().hex for _ in self._members())
+        for id, member in zip(seats, self._members(), strict=True):
+            member.seat.start(epoch)
+            SEATS.add(id, member.seat)
+        return seats
 
     def _stop(self) -> None:
         """End the run: what it does after that is void."""
@@ -365,7 +383,11 @@ class RegionQuery:
         if self._failed:
             return
         if not run.query.isActive:
-            self._fail(run.query.exception() or InvalidInputError(STOPPED.format(self.name)))
+            error = run.query.exception() or InvalidInputError(STOPPED.format(self.name))
+            if TOO_SLOW in str(error) and last_planned(run.folder) == run.began:
+                self._start_again(run)
+            else:
+                self._fail(error)
             return
         ahead = run.staged.ahead(last_batch(run.folder))
         kept = self._built.batches_kept
