@@ -16,7 +16,7 @@ CHURN_ARGS ?=
 BENCH_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo demo test test-cluster check lint types layers sizes docs picture bench bench-against fuzz fuzz-listener simulate churn spark-histories spark-churn region spark-everywhere spark-taken-back suites lock format clean
+.PHONY: help setup setup-demo demo test test-cluster check lint types layers sizes docs picture bench bench-against fuzz fuzz-listener simulate churn spark-histories spark-churn region spark-region spark-everywhere spark-taken-back suites lock format clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -94,6 +94,10 @@ spark-churn: setup ## three Spark applications in a group, one killed, one pause
 region: setup ## long: both machines of a region in virtual time, and processes that are killed: make region SEEDS=20000 KILLS=20
 	@$(BIN)/python -m tests.region --seeds $(SEEDS) $(REGION_ARGS)
 	@KOHORT_REGION_KILLS=$(KILLS) $(BIN)/python -m pytest tests/region/test_kills.py $(PYTEST_ARGS)
+
+spark-region: setup ## long: Spark queries in a region: state and partitions, joins, resets, signals, PySpark 4.2
+	@sh tools/preflight.sh java
+	@KOHORT_SPARK_REGION=1 $(BIN)/python -m pytest tests/spark/region $(PYTEST_ARGS)
 
 spark-everywhere: setup ## one program in every place: local-cluster, standalone, Connect, TLS, PySpark 4.2 and 4.3
 	@sh tools/preflight.sh java

@@ -18,6 +18,7 @@ from kohort.region.consumer import RegionConsumer
 from kohort.region.region import Region
 from kohort.region.sinks import Keep
 from kohort.region.staged import StagedKey
+from tests.region.postgres import Server, programs, running
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +36,15 @@ def own_broker() -> Iterator[Broker]:
 def servers(request: pytest.FixtureRequest) -> str:
     fixture = "own_broker" if request.param == "own" else "apache_kafka"
     return str(request.getfixturevalue(fixture).bootstrap_servers)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Server]:
+    found = programs()
+    if not found:
+        pytest.skip("no PostgreSQL server is installed: apt-get install postgresql")
+    with running(found) as server:
+        yield server
 
 
 @pytest.fixture

@@ -6,13 +6,13 @@ may be given a start, what a member may come back with and contribute. `test_pla
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-from kohort.region import parquet_folder
+from kohort.region import marks, parquet_folder, staged_files
 from kohort.region.consuming.staging import Stager
 from kohort.region.member import handlers, state
 from kohort.region.member.machine import TABLE as MEMBER
@@ -158,6 +158,14 @@ def _lets_go_whatever_was_read(machine: Any, sequence: int, retired: int) -> boo
 _COMPLETE = handlers.complete
 
 
+@contextmanager
+def _no_syncs() -> Iterator[None]:
+    with ExitStack() as stack:
+        for module in (parquet_folder, marks, staged_files):
+            stack.enter_context(mock.patch.object(module, "sync_folder"))
+        yield
+
+
 MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "starts are handed out at any time": _instead(starts, "serve", _serve_always),
     "the next is committed before the last is published": _instead(cuts, "commit_if_whole", _commits_unpublished),
@@ -186,7 +194,7 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "who goes back stages in the epoch that it had": _instead(Stager, "begin", _stays_in_its_epoch),
     "what is void stays": _instead(ParquetFolder, "empty", lambda folder, sequence, floor: folder._mark(sequence)),
     "what was given counts twice": _instead(Stager, "counted", lambda stager: None),
-    "names are not synced": _instead(parquet_folder, "sync_folder", lambda files, path: None),
+    "names are not synced": _no_syncs,
     "the outcome is taken for complete": _in_table(
         TABLE, "commit_ended", lambda plane, event: cuts._complete(plane, plane.cutting) if plane.cutting else None
     ),

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -332,3 +333,27 @@ def test_parts_are_told_apart_by_their_topics_id() -> None:
 def test_a_regions_clients_are_not_those_of_a_region_with_a_longer_name() -> None:
     assert is_of("a", client_id_of("a", "b.m"))
     assert not is_of("a", client_id_of("a.b", "m")) and not is_of("a.b", client_id_of("a", "b.m"))
+
+
+def test_a_state_that_waits_is_kept_until_its_member_is_back(home: Home, name: str, closing: Closing) -> None:
+    pen, known = begin(home, closing)
+
+    def complete(pen: Pen, sequence: int, *members: str, **away: int) -> None:
+        offsets = [Offsets(member, name, Identity(), ()) for member in members]
+        contributions = tuple(
+            replace(given(name, known, sequence, one, f"{one.member}{sequence}".encode()), keeps=one.member == "b")
+            for one in offsets
+        )
+        closed = replace(manifest(name, known, sequence, *offsets), away=away)
+        assert pen.commit(closed, contributions, ()) == {}
+
+    complete(pen, 1, "a", "b")
+    for sequence in (2, 3, 4):
+        complete(pen, sequence, "a", b=1)
+    assert {number: sorted(one) for number, one in home.saved().contributions.items()} == {1: ["b"], 3: ["a"], 4: ["a"]}
+    pen, after = begin(home, closing)
+    assert after.states == {"a": b"a4", "b": b"b1"} and after.waiting == {"b": 1}
+    known = after
+    complete(pen, 5, "a", "b")
+    assert sorted(home.saved().contributions) == [4, 5], "what waited is not needed any more"
+    assert home.saved().states() == {"a": b"a5", "b": b"b5"}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kohort.errors import KafkaError
-from kohort.region import parquet_folder
+from kohort.region import claims, files, marks, parquet_folder, staged_files
 from kohort.region.files import Output, remove_folder
 from kohort.region.parquet_folder import ParquetFolder
 from kohort.region.sinks import Keep
@@ -40,7 +40,8 @@ def test_run(run: Callable[[], None]) -> None:
 
 
 def _no_folder_syncs(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(parquet_folder, "sync_folder", lambda files, path: None)
+    for module in (parquet_folder, marks, staged_files):
+        patch.setattr(module, "sync_folder", lambda files, path: None)
 
 
 def _no_file_syncs(patch: pytest.MonkeyPatch) -> None:
@@ -67,7 +68,9 @@ def _renamed_before_all_links(patch: pytest.MonkeyPatch) -> None:
         data = parquet_folder.msgspec.json.encode(said)
         parquet_folder.write_file(self._files, f"{self._folder(sequence)}/_sequence.json", data)
         for name in full:
-            self._show(f"{self.path}/_staging/{name}.staged", f"{self._folder(sequence)}/{name}.parquet")
+            staged_files.show(
+                self._files, f"{self.path}/_staging/{name}.staged", f"{self._folder(sequence)}/{name}.parquet"
+            )
 
     patch.setattr(ParquetFolder, "_rename", rename)
 
@@ -88,21 +91,21 @@ def _sweeps_the_present_epoch(patch: pytest.MonkeyPatch) -> None:
 
 def _a_late_one_takes_the_mark_back(patch: pytest.MonkeyPatch) -> None:
     def mark(self: ParquetFolder, sequence: int) -> None:
-        for old in self._marks():
-            parquet_folder.remove(self._files, f"{self.path}/_region/published-{old}")
-        self._files.close(self._files.open(f"{self.path}/_region/published-{sequence}", 0o101, 0o666))
-        parquet_folder.sync_folder(self._files, f"{self.path}/_region")
+        folder = f"{self.path}/_region"
+        for old in marks.marks(self._files, folder):
+            files.remove(self._files, f"{folder}/published-{old}")
+        self._files.close(self._files.open(f"{folder}/published-{sequence}", 0o101, 0o666))
+        files.sync_folder(self._files, folder)
 
     patch.setattr(ParquetFolder, "_mark", mark)
 
 
 def _the_first_owner_is_written_over(patch: pytest.MonkeyPatch) -> None:
     def first(self: ParquetFolder, schema: Any) -> None:
-        parquet_folder.make_folder(self._files, f"{self.path}/_region")
-        encoded = parquet_folder.base64.b64encode(schema.serialize()).decode()
-        owner = parquet_folder._Owner(1, self._region, self._bound(), encoded)
+        files.make_folder(self._files, f"{self.path}/_region")
+        owner = claims.Claim(1, self._region, self._bound(), claims.text_of(schema))
         temporary = f"{self.path}/_region/{self._bound().hex}.part"
-        parquet_folder.write_file(self._files, temporary, parquet_folder.msgspec.json.encode(owner))
+        files.write_file(self._files, temporary, claims.msgspec.json.encode(owner))
         self._files.rename(temporary, f"{self.path}/_region/region.json")
 
     patch.setattr(ParquetFolder, "_first", first)

@@ -617,6 +617,17 @@ def test_a_second_of_a_name_fences_the_first() -> None:
     assert driven.stands(RegionState.RESETTING), "what the first has read since the last sequence is lost"
 
 
+def test_who_has_slept_while_another_took_its_place_ends_and_not_the_other() -> None:
+    driven = two()
+    slept = driven.machine.plane.members["m1"].epoch
+    driven.join(3, "m1")
+    driven.say(2, told.WasReset(driven.orders(2, told.Reset)[-1].epoch))
+    driven.join(4, "m1", epoch=slept, incarnation=UUID(int=1))
+    assert driven.orders(4, told.Refused) and 4 in driven.closed
+    assert 3 not in driven.closed and driven.machine.plane.members["m1"].connection == 3
+    assert driven.stands(RegionState.RUNNING), "nobody goes back for it"
+
+
 def test_to_the_initial_state_everything_begins_where_it_was_begun() -> None:
     driven = two()
     driven.say(1, told.AskReset("a person", forced=True, initial=True))
@@ -699,3 +710,28 @@ def _contributed(driven: Driven) -> Cut:
     driven.say(2, told.Contributed(cut, driven.give("m2", span(P1, 71, 75))))
     assert driven.stands(RegionState.COMMITTING)
     return cut
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_state_waits_for_a_member_that_is_away_or_goes_with_it(keeps: bool) -> None:
+    driven = two()
+    driven.say(2, told.Leave())
+    cut = driven.cut()
+    for connection in (1, 2):
+        driven.say(connection, told.Drained(cut))
+    driven.say(1, told.Contributed(cut, driven.give("m1", span(P0, 70, 80), state=b"one", keeps=keeps)))
+    driven.say(2, told.Contributed(cut, driven.give("m2", span(P1, 71, 75), state=b"two", keeps=keeps)))
+    driven.do(happens.CommitEnded(cut))
+    for sequence in (9, 10):
+        driven.say(1, told.Published(driven.machine.plane.sequence))
+        cut = driven.cut()
+        assert cut.sequence == sequence
+        driven.say(1, told.Drained(cut))
+        begin = 80 if sequence == 9 else 81
+        driven.say(1, told.Contributed(cut, driven.give("m1", span(P0, begin, begin + 1), state=b"new", keeps=keeps)))
+        assert driven.commits[-1].manifest.away == ({"m2": 8} if keeps else {})
+        driven.do(happens.CommitEnded(cut))
+    driven.join(3, "m2")
+    assert [one.state for one in driven.orders(3, told.Welcome)] == [b"two" if keeps else None]
+    driven.say(1, told.AskReset("a person", forced=True, initial=True))
+    assert driven.machine.plane.waiting == {}

@@ -125,6 +125,15 @@ def copy_file(files: FileCalls, src: str, dst: str) -> None:
         files.close(fd)
 
 
+def sync_file(files: FileCalls, path: str) -> None:
+    """Make the bytes of a file that another has written survive a power loss."""
+    fd = files.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        files.fsync(fd)
+    finally:
+        files.close(fd)
+
+
 def sync_folder(files: FileCalls, path: str) -> None:
     """Make the names in a folder survive a power loss."""
     fd = files.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

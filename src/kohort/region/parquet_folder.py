@@ -23,26 +23,25 @@ who was about to publish it finds nothing, instead of a part.
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import errno
 import os
 import re
 import uuid
 from collections.abc import Iterable
-from typing import IO, Any, Final, Literal, Self, TypeAlias, cast, get_args
+from typing import Final, Self
 from uuid import UUID
 
 import msgspec
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from kohort.errors import CorruptDataError, InvalidInputError, NotAuthorizedError
+from kohort.region import claims, marks, staged_files
+from kohort.region.claims import Claim
 from kohort.region.files import (
     SYSTEM,
     FileCalls,
     Output,
-    copy_file,
     make_folder,
     names_in,
     read_file,
@@ -54,15 +53,10 @@ from kohort.region.files import (
 from kohort.region.parquet_schema import check_writable, conformed, misfits
 from kohort.region.sinks import Keep
 from kohort.region.staged import StagedKey
+from kohort.region.staged_files import Codec
 
-Codec: TypeAlias = Literal["snappy", "zstd", "lz4", "gzip", "brotli", "none"]
-MARKS_KEPT: Final = 8
-"""A listing of a folder that changes meanwhile may miss what is renewed: so many publications it may take."""
-_CODECS: Final = get_args(Codec)
 _ROWS: Final = ".staged"
 _EMPTY: Final = ".empty"
-_UNFINISHED: Final = ".part"
-_MARK: Final = "published-"
 _SHOWN: Final = re.compile("sequence=([0-9]+)")
 _GOING: Final = re.compile(r"publishing-([0-9]+)-[0-9a-f]+")
 _GONE: Final = "gone-"
@@ -70,15 +64,6 @@ _GIVEN_UP: Final = re.compile(_GONE + "[0-9a-f]{32}")
 _PROBE: Final = "_probe-"
 _PROBES: Final = 5
 """Another's probe may take this one's files for left-overs: so often in a row it does not."""
-
-
-class _Owner(msgspec.Struct, frozen=True):
-    """`region.json`."""
-
-    format: int
-    region: str
-    id: UUID
-    schema: str
 
 
 class _Sequence(msgspec.Struct, frozen=True):
@@ -107,10 +92,7 @@ class ParquetFolder:
     ) -> None:
         if not os.fspath(path):
             raise InvalidInputError("ParquetFolder needs a path")
-        if compression not in _CODECS:
-            raise InvalidInputError(f"compression is {compression!r}: choose one of {', '.join(_CODECS)}")
-        if row_group_size is not None and row_group_size < 1:
-            raise InvalidInputError(f"row_group_size is {row_group_size}: at least 1 row, or None")
+        staged_files.check_pages(compression, row_group_size)
         self.path = os.path.abspath(path)
         self.compression = compression
         self.row_group_size = row_group_size
@@ -182,19 +164,12 @@ class ParquetFolder:
                 "an empty folder, so that readers find nothing but its sequences"
             )
         make_folder(files, f"{self.path}/_region")
-        encoded = base64.b64encode(schema.remove_metadata().serialize()).decode()
-        owner = msgspec.json.encode(_Owner(1, self._region, self._bound(), encoded))
-        temporary = f"{self.path}/_region/{uuid.uuid4().hex}{_UNFINISHED}"
+        claim = Claim(1, self._region, self._bound(), claims.text_of(schema))
         try:
-            write_file(files, temporary, msgspec.json.format(owner, indent=1))
-            with contextlib.suppress(FileExistsError):
-                files.link(temporary, f"{self.path}/_region/region.json")
+            claims.write_claim(files, f"{self.path}/_region", claim)
         except OSError as error:
             self._explain(error)
             raise
-        finally:
-            with contextlib.suppress(OSError):
-                remove(files, temporary)
         self._owned()
 
     def _probe(self) -> None:
@@ -244,25 +219,11 @@ class ParquetFolder:
         """The schema of the folder, which is this region's."""
         mine = self._bound()
         if self._kept is None:
-            try:
-                data = read_file(self._files, f"{self.path}/_region/region.json")
-                owner = msgspec.json.decode(data, type=_Owner)
-                if owner.format != 1:
-                    raise InvalidInputError(f"{self.path} was written by a newer kohort, in format {owner.format}")
-                kept = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(owner.schema)))
-            except (msgspec.DecodeError, pa.ArrowException) as error:
-                raise CorruptDataError(f"{self.path}/_region/region.json can't be read: {error}") from error
-            if owner.id != mine:
-                other = f"region {owner.region!r}"
-                if owner.region == self._region:
-                    other = (
-                        f"another region of the name {owner.region!r}, one that was deleted or is on another cluster"
-                    )
-                raise InvalidInputError(
-                    f"{self.path} belongs to {other} ({owner.id}), not to region {self._region!r} ({mine}): "
-                    "give each region an empty folder of its own"
-                )
-            self._kept = kept
+            claim = claims.read_claim(self._files, f"{self.path}/_region")
+            if claim.id != mine:
+                remedy = "give each region an empty folder of its own"
+                raise claims.refusal(self.path, (claim.region, claim.id), (self._region, mine), remedy)
+            self._kept = claim.rows()
         return self._kept
 
     def _fitting(self, schema: pa.Schema) -> pa.Schema:
@@ -288,30 +249,14 @@ class ParquetFolder:
         nulls = [each.name for each in kept if not each.nullable and table.column(each.name).null_count]
         if nulls:
             raise InvalidInputError(f"Null in columns that may not be: {', '.join(nulls)}")
-        files, staging = self._files, f"{self.path}/_staging"
         name = key.text()
         ending, other = (_ROWS, _EMPTY) if table.num_rows else (_EMPTY, _ROWS)
-        temporary = f"{staging}/{name}.{uuid.uuid4().hex[:12]}{_UNFINISHED}"
-        try:
-            with contextlib.closing(Output(files, temporary)) as output:
-                if table.num_rows:
-                    self._write(table, output)
-                output.sync()
-            files.rename(temporary, f"{staging}/{name}{ending}")
-            remove(files, f"{staging}/{name}{other}")
-            sync_folder(files, staging)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                remove(files, temporary)
-            raise
 
-    def _write(self, table: pa.Table, output: Output) -> None:
-        try:
-            pq.write_table(
-                table, cast("IO[Any]", output), compression=self.compression, row_group_size=self.row_group_size
-            )
-        except pa.ArrowException as error:
-            raise InvalidInputError(f"Parquet does not take a table for {self.path}: {error}") from error
+        def write(output: Output) -> None:
+            if table.num_rows:
+                staged_files.write_parquet(table, output, self.path, self.compression, self.row_group_size)
+
+        staged_files.put(self._files, f"{self.path}/_staging", name + ending, write, instead_of=name + other)
 
     # -- publishing
 
@@ -377,7 +322,7 @@ class ParquetFolder:
         try:
             files.mkdir(temporary)
             for name in full:
-                self._show(f"{self.path}/_staging/{name}{_ROWS}", f"{temporary}/{name}.parquet")
+                staged_files.show(files, f"{self.path}/_staging/{name}{_ROWS}", f"{temporary}/{name}.parquet")
             said = _Sequence(self._region, self._bound(), sequence, [f"{name}.parquet" for name in full])
             write_file(files, f"{temporary}/_sequence.json", msgspec.json.encode(said))
             sync_folder(files, temporary)
@@ -386,12 +331,6 @@ class ParquetFolder:
             with contextlib.suppress(OSError):
                 self._discard(temporary)
             raise
-
-    def _show(self, staged: str, shown: str) -> None:
-        try:
-            self._files.link(staged, shown)
-        except PermissionError:  # Linux lets nobody link what another user may write alone (protected_hardlinks)
-            copy_file(self._files, staged, shown)
 
     def _stands(self, sequence: int) -> bool:
         """Whether the sequence has its folder; whatever else has that name is refused."""
@@ -430,26 +369,13 @@ class ParquetFolder:
             self._owned()
         except FileNotFoundError:
             return 0
-        last = max(self._marks(), default=0)
-        if last:
-            sync_folder(self._files, f"{self.path}/_region")
-        return last
-
-    def _marks(self) -> list[int]:
-        names = names_in(self._files, f"{self.path}/_region")
-        return [int(end) for name in names if name.startswith(_MARK) and (end := name.removeprefix(_MARK)).isdecimal()]
+        return marks.last_marked(self._files, f"{self.path}/_region")
 
     def _is_marked(self, sequence: int) -> bool:
-        return max(self._marks(), default=0) >= sequence
+        return marks.is_marked(self._files, f"{self.path}/_region", sequence)
 
     def _mark(self, sequence: int) -> None:
-        """Say durably that the sequence is done. Who is late can't take back what a newer one says."""
-        files, folder = self._files, f"{self.path}/_region"
-        if not self._is_marked(sequence):
-            files.close(files.open(f"{folder}/{_MARK}{sequence}", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666))
-        sync_folder(files, folder)
-        for old in sorted(self._marks())[:-MARKS_KEPT]:
-            remove(files, f"{folder}/{_MARK}{old}")
+        marks.mark(self._files, f"{self.path}/_region", sequence)
 
     # -- what is over
 
@@ -463,13 +389,11 @@ class ParquetFolder:
         self._tidy(names, self.published())
         kept = {key.text() for key in keep.keys}
         for name in names:
-            if self._is_void(name, keep.floor) and _stem_of(name) not in kept:
+            if self._is_void(name, keep.floor) and staged_files.stem_of(name) not in kept:
                 remove(self._files, f"{self.path}/_staging/{name}")
 
     def _is_void(self, name: str, floor: int) -> bool:
-        """Whether it was staged in an epoch before this one."""
-        key = StagedKey.parse(_stem_of(name))
-        return key is not None and key.region_id == self._id and key.epoch < floor
+        return staged_files.is_void(staged_files.stem_of(name), self._id, floor)
 
     def _names(self) -> list[str]:
         return names_in(self._files, f"{self.path}/_staging")
@@ -493,8 +417,3 @@ class ParquetFolder:
         gone = f"{self.path}/_staging/{_GONE}{uuid.uuid4().hex}"
         self._files.rename(folder, gone)
         return gone
-
-
-def _stem_of(name: str) -> str:
-    """The key's text in the name of a file in `_staging`, also of an unfinished one."""
-    return name.removesuffix(_UNFINISHED).rpartition(".")[0]

@@ -13,7 +13,7 @@ from uuid import UUID, uuid4
 from kohort.channel import Link
 from kohort.client.consumer.consumer import Consumer
 from kohort.client.setting_types import ConnectionSettings
-from kohort.client.settings import Servers
+from kohort.client.settings import ConnectionConfig, Servers, client_config
 from kohort.config import parse_listen
 from kohort.durations import duration_ms
 from kohort.errors import InvalidInputError, NotAuthorizedError, TimedOutError
@@ -89,6 +89,7 @@ class Region:
         """
         if not NAME.fullmatch(name):
             raise InvalidInputError(f"a region's name has 1 to 100 of A-Z, a-z, 0-9, '.', '_' and '-', not {name!r}")
+        client_config(ConnectionConfig, bootstrap_servers, settings)
         every_ms = None if checkpoint_every is None else duration_ms("checkpoint_every", checkpoint_every)
         self.name = name
         self.config = RegionConfig(checkpoint_every_ms=every_ms)

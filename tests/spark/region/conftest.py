@@ -10,16 +10,18 @@ from tests.spark.region.oracle import OPERATORS, Timeline
 from tests.spark.region.runs import STORES, Run, busy_maintenance, settings
 
 DIED_IN = 5
+_STREAMING = "spark.sql.streaming."
 
 
 @pytest.fixture(scope="package")
 def checkpoints(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """By operator: `transform` on RocksDB with a changelog, `join` on the HDFS-backed store; batch 4 is their last."""
+    """Of a join: on `rocksdb`, with schemas as transformWithState has them, and on `hdfs`; batch 4 is their last."""
     folder = tmp_path_factory.mktemp("checkpoints")
     made = {}
     with busy_maintenance(spark, partitions=2):
-        for name, store in (("transform", "rocksdb-changelog"), ("join", "hdfs")):
+        for name, store, form in (("rocksdb", "rocksdb-changelog", "3"), ("hdfs", "hdfs", "2")):
             made[name] = folder / name
-            with settings(spark, STORES[store] | {"spark.sql.streaming.stateStore.minDeltasForSnapshot": "2"}):
-                Run(spark, OPERATORS[name], Timeline(), made[name]).until_batch(DIED_IN)
+            more = {f"{_STREAMING}stateStore.minDeltasForSnapshot": "2", f"{_STREAMING}join.stateFormatVersion": form}
+            with settings(spark, STORES[store] | more):
+                Run(spark, OPERATORS["join"], Timeline(), made[name]).until_batch(DIED_IN)
     return made

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.spark.region.oracle import Operator, Output, Timeline, expected
-from tests.support.waiting import STILL_S, until
+from tests.support.waiting import ATTEMPTS, STILL_S, TOO_SLOW, until
 
 from kohort.spark.region import folders
 from kohort.spark.region.checkpoint_state import version_file
@@ -91,25 +91,30 @@ class Run:
                 until(ready, "what the batch waits for", STILL_S)
                 raise Ended
 
-        query = (
+        writer = (
             self.operator.build(lambda: self.timeline.rows(self.spark))
             .writeStream.outputMode(self.operator.mode)
             .foreachBatch(each)
             .option("checkpointLocation", str(self.checkpoint))
             .trigger(processingTime="0 seconds")
-            .start()
         )
-        try:
-            until(
-                lambda: not query.isActive,
-                f"the query dies in batch {last}",
-                STILL_S,
-                lambda: {"batches": len(self.rows)},
-            )
-        finally:
-            query.stop()
-        if last not in self.rows:
-            query.awaitTermination()
+        for _ in range(ATTEMPTS):
+            query = writer.start()
+            try:
+                self._until_ended(query, last)
+            finally:
+                query.stop()
+            if last in self.rows:
+                return
+            if TOO_SLOW not in str(query.exception()):
+                query.awaitTermination()
+        raise AssertionError(f"Spark's Python processes did not come up in {ATTEMPTS} attempts of ten seconds")
+
+    def _until_ended(self, query: Any, last: int) -> None:
+        def moves() -> dict[str, Any]:
+            return {"status": query.status["message"], "batches": len(self.rows)}
+
+        until(lambda: not query.isActive, f"the query dies in batch {last}", STILL_S, moves)
 
     def snapshots(self) -> set[int]:
         """Versions of the state that are there as a whole, in each store of the first operator."""

@@ -19,13 +19,14 @@ from unittest import mock
 import pytest
 from tests.region.volume import Calls, Node, Volume
 from tests.spark.region.disks import NEW, OLD, deaths, disk_with, files_at, node_at
+from tests.support.waiting import LAST_RESORT
 
 from kohort.errors import CorruptDataError, InvalidInputError
 from kohort.spark.region import folders
 from kohort.spark.region.checkpoint_state import Operator, StateKind, Store
 from kohort.spark.region.folders import check_place, derive, epoch_folder, forget, last_batch, operators, state_kinds
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, LAST_RESORT]
 BACK = 2
 """The batch that is gone back to; the queries died in batch 5."""
 SEEDS = range(3)
@@ -33,10 +34,10 @@ SEEDS = range(3)
 
 @pytest.fixture
 def query(checkpoints: dict[str, Path], tmp_path: Path) -> Path:
-    """A query's folder with the transforming query's checkpoint as e1."""
-    shutil.copytree(checkpoints["transform"], tmp_path / "e1")
+    """A query's folder with a checkpoint as e1, whose metadata name that place."""
+    shutil.copytree(checkpoints["rocksdb"], tmp_path / "e1")
     text = (tmp_path / "e1/state/0/_metadata/v2/0").read_text()
-    (tmp_path / "e1/state/0/_metadata/v2/0").write_text(text.replace(str(checkpoints["transform"]), f"{tmp_path}/e1"))
+    (tmp_path / "e1/state/0/_metadata/v2/0").write_text(text.replace(str(checkpoints["rocksdb"]), f"{tmp_path}/e1"))
     return tmp_path
 
 
@@ -147,13 +148,14 @@ def test_other_sources_logs_come_whole(query: Path) -> None:
 
 
 def test_state_and_operators_are_told(checkpoints: dict[str, Path]) -> None:
-    assert state_kinds(str(checkpoints["transform"])) == {StateKind("rocksdb", changelog=True, version=1)}
-    assert state_kinds(str(checkpoints["join"])) == {StateKind("hdfs", changelog=False, version=1)}
+    assert state_kinds(str(checkpoints["rocksdb"])) == {StateKind("rocksdb", changelog=True, version=1)}
+    assert state_kinds(str(checkpoints["hdfs"])) == {StateKind("hdfs", changelog=False, version=1)}
     sides = [f"{side}-{kind}" for side in ("left", "right") for kind in ("keyToNumValues", "keyWithIndexToValue")]
-    joined = operators(str(checkpoints["join"]))
+    joined = operators(str(checkpoints["hdfs"]))
     assert joined == [Operator(0, "symmetricHashJoin", tuple(Store(name, 2) for name in sides), "")]
-    (transforming,) = operators(str(checkpoints["transform"]))
-    assert transforming.name.startswith("transformWithState") and "ListState" in transforming.properties
+    (with_schemas,) = operators(str(checkpoints["rocksdb"]))
+    assert with_schemas.name == "symmetricHashJoin" and with_schemas.stores == (Store("default", 2),)
+    assert with_schemas.properties == '{"useVirtualColumnFamilies":true}'
 
 
 def test_nothing_is_told_of_a_query_without_state(tmp_path: Path) -> None:
@@ -286,7 +288,7 @@ def test_another_file_system_is_refused(query: Path) -> None:
 
 @pytest.fixture(scope="module")
 def disk(checkpoints: dict[str, Path]) -> Volume:
-    return disk_with(checkpoints["transform"])
+    return disk_with(checkpoints["rocksdb"])
 
 
 def _derive(calls: Calls) -> None:

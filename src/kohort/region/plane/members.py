@@ -27,13 +27,16 @@ _HERE = (RegionState.RUNNING, RegionState.DRAINING, RegionState.CHECKPOINTING, R
 
 
 def register(plane: Plane, event: Heard) -> None:
-    """A member comes, or comes back; a second of a name fences the earlier."""
+    """A member comes, or comes back; a second of a name fences the earlier, but not if it has only slept so long."""
     report = event.report
     assert isinstance(report, Register)
     known = plane.members.get(report.name)
     if known is not None and known.incarnation == report.incarnation:
         _come_back(plane, known, report, event.connection)
         offer_publish(plane)  # it may not have heard of it
+        return
+    if known is not None and 0 <= report.epoch < known.epoch:
+        _wake(plane, known, event.connection)
         return
     if known is not None:
         _fence(plane, known)
@@ -97,6 +100,13 @@ def _fence(plane: Plane, known: Registered) -> None:
     plane.say(known, Refused(plane.term, why))
     plane.close(known.connection)
     gone(plane, known, f"{known.name} was started again, or twice")
+
+
+def _wake(plane: Plane, known: Registered, connection: int) -> None:
+    """Who was taken for dead, and whose place another has taken since, ends: nothing of what it did counts."""
+    why = f"while it slept, another member of region {plane.region!r} has begun as {known.name!r}"
+    plane.say_to(connection, Refused(plane.term, why))
+    plane.close(connection)
 
 
 def _take_on(plane: Plane, member: Registered, report: Register) -> None:

@@ -137,6 +137,10 @@ def declare(
         )
     if "#" in name:
         raise InvalidInputError(f"the query's name {name!r} holds '#', which names the sources of one query")
+    if "/" in name or name.startswith("."):
+        raise InvalidInputError(
+            f"the query's name {name!r} is its folder's too: without '/', and no '.' at its beginning"
+        )
     rebalance, mode = told.get("on_rebalance", "checkpoint"), told.get("output_mode", "append")
     if rebalance not in ("checkpoint", "reset"):
         raise InvalidInputError(f"on_rebalance={rebalance!r}: say 'checkpoint' or 'reset'")

@@ -34,6 +34,7 @@ class HandingSeat:
         self._version = self._handing = 0
         self._epoch = self._generation = -1
         self._running: int | None = None
+        self._has_read = False
 
     # -- the source's thread
 
@@ -51,7 +52,7 @@ class HandingSeat:
             if self._holds or version != self._version:
                 return False
             self._begun()
-            self._running = batch
+            self._running, self._has_read = batch, True
         return True
 
     def end(self, batch: int) -> None:
@@ -103,7 +104,7 @@ class HandingSeat:
         with self._changed:
             self._parts.clear()
             self._kept.clear()
-            self._running = None
+            self._running, self._has_read = None, False
             self._changes()
 
     def hold(self, why: str) -> int | None:
@@ -122,6 +123,11 @@ class HandingSeat:
         """The number of the batch that runs."""
         with self._changed:
             return self._running
+
+    def has_read(self) -> bool:
+        """Whether a batch has begun since all was cleared."""
+        with self._changed:
+            return self._has_read
 
     def handed(self) -> dict[TopicPartition, HandedPart]:
         """All that is handed out, also what is not planned any more."""

@@ -133,9 +133,14 @@ class QueryThread(MemberThread):
             log.info("%s: whether its batch is done can't be seen, and is told by Spark: %s", self.name, error)
 
     def _hear_all(self) -> None:
-        """What is known, above all that a batch has begun: else the machine would think that nothing was read."""
+        """What is known, above all that a batch has begun: else the machine would think that nothing was read.
+
+        It is said again, for during a cut the machine may not note it.
+        """
         while not self._posted.empty():
             self._step(self._posted.get())
+        if self.seat.has_read():
+            self._step(happens.Fetched())
 
     def _poll(self, wait_ms: float) -> None:
         self._news.clear()

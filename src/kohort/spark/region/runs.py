@@ -43,14 +43,17 @@ if TYPE_CHECKING:
 log = logging.getLogger("kohort.spark")
 
 LEAD = 0
-TOO_SLOW = "Python worker failed to connect back"
-"""What Spark says when a Python process that it has started for a source is not there after ten seconds."""
 STOP_S = 30.0
 """How long a run may take to end; then the application must."""
 LOOK_S = 0.2
 """How often a run is looked at: whether it has failed, and how far ahead it is."""
 RAISED = re.compile(r"[A-Za-z_][\w.]*(Error|Exception): ")
 """How Python tells of an exception, at the end of its traceback."""
+SLOW, SLOW_MOST = "failed to connect back", 40
+"""Spark's word for a Python process that was not up within its ten seconds, as happens on a busy machine; so often it
+is tried again."""
+UNPLANNED_MOST = 5
+"""So many runs in a row may end before they have planned a batch."""
 STOPPED = "the query {} was stopped: stop its region instead"
 ALONE_S = 2.0
 """A query goes back as a whole: whose other member does not in this time has all go back."""
@@ -69,7 +72,6 @@ class _Run:
     folder: str
     began: int | None
     staged: StagedBatches
-    sink: Callable[[DataFrame, int], None]
     query: StreamingQuery
     seats: tuple[str, ...]
 
@@ -143,6 +145,7 @@ class RegionQuery:
         self._given: _Given | None = None
         self._at_cut: _AtCut | None = None
         self._failed = False
+        self._unplanned = self._slow = 0  # runs that ended before they had planned anything, since a batch counted
         self._gone: set[int] = set()
         self._failures = Failures()
         self.error: BaseException | None = None
@@ -262,6 +265,8 @@ class RegionQuery:
                 return
             given.run.staged.counted()
             before, self._saved, self._state = self._saved, given.saved, given.state
+            if given.saved.batch != given.run.began:
+                self._unplanned = self._slow = 0
             kept = {one.epoch for one in (before, given.saved, self._run) if one is not None}
         self._posted.put(partial(forget, self._folder, kept))
 
@@ -318,7 +323,10 @@ class RegionQuery:
             refuse_other(saved, self._as_of(-1, None), self.name)
         new, began = epoch_folder(self._folder, epoch), None if saved is None else saved.batch
         derive(epoch_folder(self._folder, -1 if saved is None else saved.epoch), new, began)
-        seats = self._seated(epoch)
+        seats = tuple(uuid4().hex for _ in self._members())
+        for id, member in zip(seats, self._members(), strict=True):
+            member.seat.start(epoch)
+            SEATS.add(id, member.seat)
         staged = StagedBatches(began)
         task = StagingTask(self._sink, self._built.schema, self._region_id, epoch, self.name)
         stage = stage_batch(task)
@@ -334,28 +342,10 @@ class RegionQuery:
             raise
         with self._lock:
             self._saved = saved
-            self._run = _Run(epoch, new, began, staged, sink, query, seats)
+            self._run = _Run(epoch, new, began, staged, query, seats)
         for member in self._members():
             member.seat.let("not started")
         log.info("query %s runs in epoch %s, from %s", self.name, epoch, "its beginning" if began is None else began)
-
-    def _start_again(self, run: _Run) -> None:
-        """A run that has planned nothing, since a Python process was not there in time: nobody goes back for that."""
-        log.warning("query %s: Spark gives a Python process ten seconds to start, and it took longer: again", self.name)
-        seats = self._seated(run.epoch)
-        for id in run.seats:
-            SEATS.remove(id)
-        query = self._built.run(run.sink, run.folder, seats)
-        with self._lock:
-            run.query, run.seats = query, seats
-
-    def _seated(self, epoch: int) -> tuple[str, ...]:
-        """Seats for the sources of a run."""
-        seats = tuple(uuid4().hex for _ in self._members())
-        for id, member in zip(seats, self._members(), strict=True):
-            member.seat.start(epoch)
-            SEATS.add(id, member.seat)
-        return seats
 
     def _stop(self) -> None:
         """End the run: what it does after that is void."""
@@ -383,16 +373,29 @@ class RegionQuery:
         if self._failed:
             return
         if not run.query.isActive:
-            error = run.query.exception() or InvalidInputError(STOPPED.format(self.name))
-            if TOO_SLOW in str(error) and last_planned(run.folder) == run.began:
-                self._start_again(run)
-            else:
-                self._fail(error)
+            self._run_has_ended(run, run.query.exception() or InvalidInputError(STOPPED.format(self.name)))
             return
         ahead = run.staged.ahead(last_batch(run.folder))
         kept = self._built.batches_kept
         for member in self._members():
             member.look_ahead(ahead, kept // 4, kept // 2)
+
+    def _run_has_ended(self, run: _Run, error: BaseException) -> None:
+        """One that has planned nothing is started again as it was, and nobody goes back for it."""
+        slow = SLOW in str(error)
+        self._slow, self._unplanned = self._slow + slow, self._unplanned + (not slow)
+        too_often = self._slow > SLOW_MOST or self._unplanned >= UNPLANNED_MOST
+        if too_often or self._is_final(error) or last_planned(run.folder) != run.began:
+            self._fail(error)
+            return
+        log.warning(
+            "query %s has failed before its first batch, and is started again: %s", self.name, _first_line(error)
+        )
+        self._stop()
+        self._start(run.epoch)
+
+    def _is_final(self, error: BaseException) -> bool:
+        return isinstance(error, InvalidInputError | TimedOutError) or self._built.is_over(error)
 
     def _look_for_lone(self) -> None:
         """Some members have gone back, and others don't know why they should."""
@@ -413,7 +416,7 @@ class RegionQuery:
             for member in self._members():
                 member.leave()
             return
-        if isinstance(error, InvalidInputError | TimedOutError) or self._built.is_over(error):
+        if self._is_final(error):
             self.error = self.error or error
             for member in self._members():
                 member.abandon()
@@ -461,7 +464,6 @@ def _first_line(error: BaseException) -> str:
 
 
 def _told_of(error: BaseException) -> str:
-    """The first line, and what Python raised in a worker, which Spark puts last."""
-    first, lines = _first_line(error), [line.strip() for line in str(error).splitlines()]
-    raised = [line for line in lines if RAISED.match(line)]
-    return f"{first} ({raised[-1][:300]})" if raised and raised[-1] not in first else first
+    """What Python raised in a worker, which Spark puts last; else the first line."""
+    raised = [line for line in map(str.strip, str(error).splitlines()) if RAISED.match(line)]
+    return raised[-1][:500] if raised else _first_line(error)

@@ -42,7 +42,7 @@ CAUGHT_UP = "caught-up"
 LOOK_S = 0.2
 LEAVE_S = 60.0
 ASK_S = 1.0
-"""How often a region without an interval is asked for a sequence, while a job waits to have caught up."""
+"""How often a sequence is asked for that is not due, when a job that is to catch up has nothing to read."""
 
 
 class SparkRegionSettings(ConnectionSettings, total=False):
@@ -284,7 +284,7 @@ class SparkRegion:
             if until == CAUGHT_UP:
                 if self._has_caught_up(targets):
                     return
-                if self._region.config.checkpoint_every_ms is None and time.monotonic() > asked_s + ASK_S:
+                if time.monotonic() > asked_s + ASK_S and self._is_idle():
                     asked_s = time.monotonic()
                     self._region.checkpoint()
             time.sleep(LOOK_S)
@@ -297,6 +297,12 @@ class SparkRegion:
             if one.error is not None:
                 raise one.error
         return bool(running) and len(over) == len(running)
+
+    def _is_idle(self) -> bool:
+        """Whether no batch runs here: what there is may have been read, long before a sequence is due."""
+        with self._lock:
+            members = [member for one in self._running.values() for member in one.members]
+        return all(member.seat.running() is None for member in members)
 
     def _targets(self) -> Ends:
         return present_ends(options for one in self._declared.values() for _, options in one.sources)

@@ -1,0 +1,102 @@
+"""Whose a place is, and what its rows are: one small file, written once."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import uuid
+from uuid import UUID
+
+import msgspec
+import pyarrow as pa
+
+from kohort.errors import CorruptDataError, InvalidInputError
+from kohort.region.files import FileCalls, read_file, remove, write_file
+
+CLAIM = "region.json"
+UNFINISHED = ".part"
+"""The ending of what is not written to its end."""
+
+
+class Claim(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`region.json`.
+
+    Attributes:
+        format: 1.
+        region: its name, for people.
+        id: what counts.
+        schema: of all the rows, as Arrow says it, in base64.
+        keys: the columns by which rows replace one another; empty: they don't.
+        partition_by: the columns by which the rows are parted.
+        alone: the place held no rows when the region came.
+    """
+
+    format: int
+    region: str
+    id: UUID
+    schema: str
+    keys: tuple[str, ...] = ()
+    partition_by: tuple[str, ...] = ()
+    alone: bool = False
+
+    def rows(self) -> pa.Schema:
+        """The schema of all the rows."""
+        return schema_of(self.schema)
+
+
+def text_of(schema: pa.Schema) -> str:
+    """A schema as text, without what it says about itself."""
+    return base64.b64encode(schema.remove_metadata().serialize()).decode()
+
+
+def schema_of(text: str) -> pa.Schema:
+    """The schema of a text.
+
+    Raises:
+        CorruptDataError: it is none.
+    """
+    try:
+        return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))
+    except (ValueError, pa.ArrowException) as error:
+        raise CorruptDataError(f"A schema can't be read: {error}") from error
+
+
+def read_claim(files: FileCalls, folder: str) -> Claim:
+    """What is written in a folder.
+
+    Raises:
+        FileNotFoundError: nothing yet.
+        InvalidInputError: it was written by a newer kohort.
+        CorruptDataError: it can't be read.
+    """
+    data = read_file(files, f"{folder}/{CLAIM}")
+    try:
+        claim = msgspec.json.decode(data, type=Claim)
+        if claim.format != 1:
+            raise InvalidInputError(f"{folder} was written by a newer kohort, in format {claim.format}")
+        claim.rows()
+    except (msgspec.DecodeError, CorruptDataError) as error:
+        raise CorruptDataError(f"{folder}/{CLAIM} can't be read: {error}") from error
+    return claim
+
+
+def write_claim(files: FileCalls, folder: str, claim: Claim) -> None:
+    """Write it, unless another was faster; its name does not survive a power loss yet."""
+    temporary = f"{folder}/{uuid.uuid4().hex}{UNFINISHED}"
+    try:
+        write_file(files, temporary, msgspec.json.format(msgspec.json.encode(claim), indent=1))
+        with contextlib.suppress(FileExistsError):
+            files.link(temporary, f"{folder}/{CLAIM}")
+    finally:
+        with contextlib.suppress(OSError):
+            remove(files, temporary)
+
+
+def refusal(place: str, owner: tuple[str, UUID], mine: tuple[str, UUID], remedy: str) -> InvalidInputError:
+    """What a region is told that comes to the place of another."""
+    other = f"region {owner[0]!r}"
+    if owner[0] == mine[0]:
+        other = f"another region of the name {owner[0]!r}, one that was deleted or is on another cluster"
+    return InvalidInputError(
+        f"{place} belongs to {other} ({owner[1]}), not to region {mine[0]!r} ({mine[1]}): {remedy}"
+    )

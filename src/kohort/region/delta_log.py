@@ -1,0 +1,164 @@
+"""A Delta table's log as a region writes to it: a sequence is in it once, whoever tries, and however often.
+
+A commit carries the region's uuid as the id of a transaction and the sequence as its version. It is tried for the very
+next version of the table that was read, and not again by itself: so whoever commits has read that the sequence is not
+there, and nobody was in between. Who comes second is refused by the log, reads again, and finds it there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+from urllib.parse import unquote
+from uuid import UUID
+
+import deltalake
+import pyarrow as pa
+from deltalake.exceptions import CommitFailedError, DeltaError, DeltaProtocolError, TableNotFoundError
+from deltalake.transaction import AddAction, RemoveAction
+
+from kohort.errors import InvalidInputError, RetriableError
+from kohort.region.files import FileCalls, read_file, sync_file, sync_folder
+
+
+class DeltaLog:
+    """The log of one table, for one region."""
+
+    def __init__(self, path: str, region_id: UUID, files: FileCalls) -> None:
+        self._path, self._app, self._files = path, str(region_id), files
+        self._folder = f"{path}/_delta_log"
+
+    def load(self) -> deltalake.DeltaTable:
+        """The table in its newest version.
+
+        Raises:
+            InvalidInputError: there is none.
+            RetriableError: it can't be read now.
+        """
+        try:
+            with _told(self._path):
+                return deltalake.DeltaTable(self._path)
+        except TableNotFoundError as error:
+            raise InvalidInputError(f"{self._path} is no Delta table: {str(error).splitlines()[0]}") from error
+
+    def create(self, schema: pa.Schema, partition_by: Sequence[str]) -> deltalake.DeltaTable:
+        """A new table, or the one that another has made meanwhile; durable."""
+        with contextlib.suppress(RetriableError), _told(self._path):
+            kept = deltalake.Schema.from_arrow(schema)
+            deltalake.DeltaTable.create(self._path, kept, mode="ignore", partition_by=list(partition_by))
+        table = self.load()
+        with contextlib.suppress(FileNotFoundError):
+            sync_file(self._files, f"{self._folder}/{0:020}.json")
+        sync_folder(self._files, self._folder)
+        sync_folder(self._files, self._path)
+        return table
+
+    def has(self, table: deltalake.DeltaTable, sequence: int) -> bool:
+        """Whether the sequence, or a later one, is in this version of the table."""
+        return (table.transaction_version(self._app) or 0) >= sequence
+
+    def counted(self, table: deltalake.DeltaTable) -> int:
+        """How many rows the region has added to this version of the table."""
+        return table.transaction_version(f"{self._app}:rows") or 0
+
+    def commit(
+        self, table: deltalake.DeltaTable, sequence: int, actions: list[AddAction | RemoveAction], rows: int
+    ) -> bool:
+        """Make the next version of the table; False: another has made one. `rows`: as `counted` says it from now on."""
+        with _told(self._path):
+            try:
+                table.create_write_transaction(
+                    actions, "append", table.schema(), table.metadata().partition_columns,
+                    commit_properties=self._properties(sequence, rows),
+                )  # fmt: skip
+            except CommitFailedError:
+                return False
+        return True
+
+    def merge(self, table: deltalake.DeltaTable, sequence: int, rows: pa.Table, keys: Sequence[str]) -> bool:
+        """Make the next version of the table, with these rows in place of those of their keys; as `commit`."""
+        same = " AND ".join(f"s.{_quoted(name)} = t.{_quoted(name)}" for name in keys)
+        with _told(self._path):
+            said = self._properties(sequence)
+            merger = table.merge(rows, same, source_alias="s", target_alias="t", commit_properties=said)
+            try:
+                merger.when_matched_update_all().when_not_matched_insert_all().execute()
+            except CommitFailedError:
+                return False
+        return True
+
+    def _properties(self, sequence: int, rows: int | None = None) -> deltalake.CommitProperties:
+        said = [deltalake.Transaction(self._app, sequence)]
+        if rows is not None:
+            said.append(deltalake.Transaction(f"{self._app}:rows", rows))
+        return deltalake.CommitProperties(max_commit_retries=0, app_transactions=said)
+
+    def settle(self, newest: int) -> None:
+        """Make the region's last commit up to this version survive a power loss: the library leaves that to us."""
+        files = self._files
+        for version in range(newest, -1, -1):
+            path = f"{self._folder}/{version:020}.json"
+            try:
+                said = [json.loads(line) for line in read_file(files, path).splitlines()]
+            except FileNotFoundError:  # it was cleaned away, long after it was written
+                break
+            sync_file(files, path)
+            if any(one.get("txn", {}).get("appId") == self._app for one in said):
+                self._settle_files([f"{self._path}/{unquote(one['add']['path'])}" for one in said if "add" in one])
+                break
+        sync_folder(files, self._path)
+        sync_folder(files, self._folder)
+
+    def _settle_files(self, added: list[str]) -> None:
+        for path in added:
+            with contextlib.suppress(FileNotFoundError):  # later commits took it out
+                sync_file(self._files, path)
+        for folder in sorted({os.path.dirname(path) for path in added} - {self._path}):
+            sync_folder(self._files, folder)
+
+
+@contextlib.contextmanager
+def _told(path: str) -> Iterator[None]:
+    """What the library says, in our words."""
+    try:
+        yield
+    except (CommitFailedError, TableNotFoundError):
+        raise
+    except DeltaProtocolError as error:
+        raise InvalidInputError(f"{path} is a Delta table that can't be written to: {error}") from error
+    except DeltaError as error:
+        raise RetriableError(f"The Delta table {path} does not answer: {error}") from error
+
+
+def schema_of(table: deltalake.DeltaTable) -> pa.Schema:
+    """Its columns in Arrow's types."""
+    return _arrow(table.schema())
+
+
+def arrow_of(schema: pa.Schema) -> pa.Schema:
+    """The types in which a table with these columns would be read; whatever the library says against them."""
+    return _arrow(deltalake.Schema.from_arrow(schema))
+
+
+def _arrow(schema: deltalake.Schema) -> pa.Schema:
+    said: Any = schema.to_arrow()
+    return pa.schema(said)
+
+
+def files_of(table: deltalake.DeltaTable) -> list[dict[str, Any]]:
+    """The files whose rows are the table's, as the log has them."""
+    return pa.table(table.get_add_actions(flatten=False)).to_pylist()
+
+
+def removal(file: Mapping[str, Any]) -> RemoveAction:
+    """What takes one of them out."""
+    parts = {name: None if value is None else str(value) for name, value in (file.get("partition") or {}).items()}
+    return RemoveAction(file["path"], True, int(time.time() * 1000), file["size_bytes"], parts)
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'

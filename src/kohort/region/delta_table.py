@@ -1,0 +1,452 @@
+"""A Delta table that is written to exactly once: a sequence is one commit in its log.
+
+    table/_delta_log/                         Delta's own
+    table/_kohort/REGION-ID/region.json       that this region writes here, and the schema of its rows
+    table/_kohort/REGION-ID/published-17      sequence 17 is done (an empty file; a few of the newest are kept)
+    table/_kohort/REGION-ID/staged/KEY.json   what a member staged: names of files, what the log is to say of them
+    table/_kohort/REGION-ID/staged/eEPOCH-REGION-ID-ATTEMPT-0.parquet  its rows, a file for each partition
+    table/eEPOCH-REGION-ID-ATTEMPT-0.parquet  the same file under a second name, once it is published
+
+Names of data files have letters, digits, `-` and `.` alone: the log keeps them as parts of a URL, and its readers do
+not agree on how the rest is written there. So the key, which may hold `~`, is not in them.
+Readers and VACUUM pass over names that begin with `_`. Other regions and other writers may write into the same table.
+
+The commit carries the region's uuid as the id of a transaction and the sequence as its version: see `delta_log`. A
+second transaction id counts the region's rows, by which `empty` sees whether others wrote files anew (OPTIMIZE).
+
+Durable before what: staged files and their names before `stage` returns; second names before the commit; the commit's
+file and what it names before `published-N` and before anything staged is removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import time
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, Self
+from uuid import UUID
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from kohort.errors import CorruptDataError, InvalidInputError, NotAuthorizedError, RetriableError
+from kohort.region import claims, marks, staged_files
+from kohort.region.claims import Claim
+from kohort.region.files import (
+    SYSTEM,
+    FileCalls,
+    Output,
+    make_folder,
+    names_in,
+    read_file,
+    remove,
+    sync_folder,
+)
+from kohort.region.rows import Mode, check_fits, check_keys, check_mode, check_names, in_order, last_of_each, shaped
+from kohort.region.sinks import Keep
+from kohort.region.staged import StagedKey
+from kohort.region.staged_files import Codec
+
+try:
+    import deltalake
+    from deltalake.transaction import AddAction, RemoveAction
+
+    from kohort.region import delta_schema
+    from kohort.region.delta_log import DeltaLog, files_of, removal, schema_of
+except ImportError as error:
+    raise InvalidInputError(f"DeltaTable needs the package deltalake: pip install 'kohort[delta]' ({error})") from error
+
+COMMITS_MAX: Final = 30
+"""Others may commit between reading and writing: so often in a row they don't."""
+_PIECE: Final = ".json"
+_PROBE: Final = "_probe-"
+_PROBES: Final = 5
+"""Another's probe may take this one's files for left-overs: so often in a row it does not."""
+_DATA: Final = re.compile(r"e([0-9]+)-([0-9a-f]{32})-[0-9a-f]{16}-[0-9]+\.parquet")
+
+
+class _File(msgspec.Struct, frozen=True):
+    """A staged file, as the log is to know it."""
+
+    name: str
+    size: int
+    rows: int
+    statistics: str
+    partition: dict[str, str | None]
+
+
+class _Piece(msgspec.Struct, frozen=True):
+    """`KEY.json`."""
+
+    files: tuple[_File, ...]
+
+
+class DeltaTable:
+    """A Delta table as a region's sink. Can be pickled; see `Sink` for what its methods promise.
+
+    The table lies in a folder that all members see, on a file system with hard links; it is made if it is not there.
+    Rows are added, and with `mode="update"` a row replaces the one of the same keys. Of two rows of one key in a
+    sequence the later counts: by epoch, unit and member of the staged keys, then by the order in the table.
+
+    Attributes:
+        path: absolute, by the working directory when it was made.
+        mode: append or update.
+        keys: the columns by which rows replace one another, for `update`.
+        partition_by: the columns by which the files are parted, if the table is made here.
+        compression: of Parquet's pages: snappy, zstd, lz4, gzip, brotli or none.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        mode: Mode = "append",
+        keys: Sequence[str] = (),
+        partition_by: Sequence[str] = (),
+        compression: Codec = "zstd",
+    ) -> None:
+        text = os.fspath(path).removeprefix("file://")
+        if not text or "://" in text:
+            raise InvalidInputError(
+                f"DeltaTable({os.fspath(path)!r}): give the path of a folder. A table in an object store can't be "
+                "written to: staged files become the table's by a second name"
+            )
+        if isinstance(partition_by, str):
+            raise InvalidInputError(f"partition_by is {partition_by!r}: give a list, partition_by=[{partition_by!r}]")
+        check_mode(mode, keys)
+        staged_files.check_pages(compression, None)
+        self.path = os.path.abspath(text)
+        self.mode, self.keys, self.partition_by = mode, tuple(keys), tuple(partition_by)
+        self.compression = compression
+        self._region = ""
+        self._id: UUID | None = None
+        self._kept: Claim | None = None
+        self._files: FileCalls = SYSTEM
+
+    def __repr__(self) -> str:
+        return f"DeltaTable({self.path!r})"
+
+    def __getstate__(self) -> dict[str, object]:
+        """All but the calls of this process."""
+        return {name: value for name, value in self.__dict__.items() if name != "_files"}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        """With the system's files."""
+        self.__dict__.update(state, _files=SYSTEM)
+
+    @property
+    def place(self) -> str:
+        """See `Sink`."""
+        return f"delta:{self.path}"
+
+    # -- before the first record
+
+    def bind(self, region: str, region_id: UUID) -> Self:
+        """See `Sink`."""
+        bound = type(self).__new__(type(self))
+        bound.__dict__.update(self.__dict__, _region=region, _id=region_id, _kept=None)
+        return bound
+
+    def check(self, schema: pa.Schema) -> None:
+        """See `Sink`."""
+        self._bound()
+        check_names(schema, self.partition_by, "partition_by")
+        given = delta_schema.delta_schema(schema)
+        check_keys(given, self.keys)
+        delta_schema.check_partitions(given, self.partition_by)
+        try:
+            self._make(given)
+            self._probe()
+        except PermissionError as error:
+            raise NotAuthorizedError(f"No right to write the Delta table {self.path}: {error}") from error
+        check_fits(self.path, self._claim().rows(), given)
+
+    def _make(self, schema: pa.Schema) -> None:
+        files = self._files
+        try:
+            make_folder(files, self.path)
+            files.listdir(self.path)
+            table = self._table(schema)
+            delta_schema.check_table(self.path, table, self.mode)
+            parts = tuple(table.metadata().partition_columns)
+            if self.partition_by and parts != self.partition_by:
+                raise InvalidInputError(f"{self.path} is parted by {list(parts)}, not by {list(self.partition_by)}")
+            check_fits(self.path, schema_of(table), schema)
+            make_folder(files, self._staging)
+            if not self._is_claimed():
+                text, alone = claims.text_of(schema), not table.file_uris()
+                mine = Claim(1, self._region, self._bound(), text, self.keys, parts, alone)
+                claims.write_claim(files, self._own, mine)
+            sync_folder(files, self._own)
+        except NotADirectoryError as error:
+            raise InvalidInputError(f"{self.path} can't be a folder: {error.filename} is a file") from error
+        if (kept := self._claim()).keys != self.keys:
+            raise InvalidInputError(
+                f"Region {self._region!r} writes {self.path} with keys={list(kept.keys)}, not {list(self.keys)}: "
+                "all members say the same"
+            )
+
+    def _table(self, schema: pa.Schema) -> deltalake.DeltaTable:
+        """The table, made if it is not there."""
+        try:
+            return self._log.load()
+        except InvalidInputError:
+            strangers = sorted(name for name in self._files.listdir(self.path) if not name.startswith(("_", ".")))
+            if strangers:
+                raise InvalidInputError(
+                    f"{self.path} holds {strangers[0]!r} and is no Delta table: give the region an empty folder"
+                ) from None
+        return self._log.create(schema, self.partition_by)
+
+    def _probe(self) -> None:
+        """See that a staged file can become the table's, and that the log can be written."""
+        folders = (self._staging, self.path, f"{self.path}/_delta_log")
+        for again in reversed(range(_PROBES)):
+            for folder in folders:
+                for name in self._files.listdir(folder):
+                    if name.startswith(_PROBE):
+                        remove(self._files, f"{folder}/{name}")
+            try:
+                self._try(folders)
+            except FileNotFoundError:
+                if not again:
+                    raise
+            else:
+                return
+
+    def _try(self, folders: Sequence[str]) -> None:
+        files = self._files
+        staged, *seconds = [f"{folder}/{_PROBE}{uuid.uuid4().hex}" for folder in folders]
+        try:
+            files.close(files.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
+            for second in seconds:
+                files.link(staged, second)
+        except OSError as error:
+            if error.errno in (errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
+                raise InvalidInputError(
+                    f"{self.path} can't be written exactly once: {error}. It must lie on one file system that has hard "
+                    "links"
+                ) from error
+            raise
+        finally:
+            for each in (staged, *seconds):
+                with contextlib.suppress(OSError):
+                    remove(files, each)
+
+    def _bound(self) -> UUID:
+        if self._id is None:
+            raise InvalidInputError(f"{self!r} is not bound to a region yet: use what bind(region, region_id) returns")
+        return self._id
+
+    @property
+    def _log(self) -> DeltaLog:
+        return DeltaLog(self.path, self._bound(), self._files)
+
+    @property
+    def _own(self) -> str:
+        return f"{self.path}/_kohort/{self._bound().hex}"
+
+    @property
+    def _staging(self) -> str:
+        return f"{self._own}/staged"
+
+    def _is_claimed(self) -> bool:
+        try:
+            self._kept = self._kept or claims.read_claim(self._files, self._own)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _claim(self) -> Claim:
+        if not self._is_claimed() or self._kept is None:
+            raise InvalidInputError(f"{self.path} is not known to region {self._region!r}: call check(schema) first")
+        return self._kept
+
+    # -- staging
+
+    def stage(self, key: StagedKey, table: pa.Table) -> None:
+        """See `Sink`."""
+        if key.region_id != self._bound():
+            raise InvalidInputError(f"{key.text()} is a key of another region than {self._region!r} ({self._id})")
+        claim = self._claim()
+        kept = claim.rows()
+        check_fits(self.path, kept, delta_schema.delta_schema(table.schema))
+        table = shaped(table, kept, self.keys)
+        for each in claim.partition_by:
+            must = each in self.keys or not kept.field(each).nullable
+            if must and pa.types.is_string(kept.field(each).type) and "" in table.column(each).unique().to_pylist():
+                raise InvalidInputError(f"An empty text in {each!r}: as a partition, Delta can't tell it from null")
+        files, staging, name = self._files, self._staging, key.text()
+        before = self._piece(name)
+        written: list[_File] = []
+        stem = f"e{key.epoch}-{key.region_id.hex}-{uuid.uuid4().hex[:16]}"
+        try:
+            for number, (values, part) in enumerate(delta_schema.parted(table, claim.partition_by)):
+                file = f"{stem}-{number}.parquet"
+                written.append(_File(file, 0, part.num_rows, delta_schema.statistics(part), values))
+                with contextlib.closing(Output(files, f"{staging}/{file}")) as output:
+                    staged_files.write_parquet(part, output, self.path, self.compression, None)
+                    output.sync()
+                    written[-1] = msgspec.structs.replace(written[-1], size=output.tell())
+            piece = msgspec.json.encode(_Piece(tuple(written)))
+            staged_files.put(files, staging, name + _PIECE, lambda output: output.write(piece))
+        except BaseException:
+            with contextlib.suppress(OSError):
+                for part_of in written:
+                    remove(files, f"{staging}/{part_of.name}")
+            raise
+        for old in before.files if before else ():
+            remove(files, f"{staging}/{old.name}")
+
+    def _piece(self, name: str) -> _Piece | None:
+        try:
+            return msgspec.json.decode(read_file(self._files, f"{self._staging}/{name}{_PIECE}"), type=_Piece)
+        except FileNotFoundError:
+            return None
+        except msgspec.DecodeError as error:
+            raise CorruptDataError(f"{self._staging}/{name}{_PIECE} can't be read: {error}") from error
+
+    # -- publishing
+
+    def publish(self, sequence: int, keys: Iterable[StagedKey]) -> None:
+        """See `Sink`."""
+        if sequence < 1:
+            raise InvalidInputError(f"Sequence {sequence} can't be published: the first is 1")
+        self._claim()
+        named = in_order(keys)
+        if not self._is_marked(sequence):
+            pieces = [self._piece(key.text()) for key in named]
+            lost = [key.text() for key, piece in zip(named, pieces, strict=True) if piece is None]
+            staged = [file for piece in pieces if piece is not None for file in piece.files]
+            if lost or staged:
+                gone = f"of {len(named)} staged pieces {len(lost)} are gone, {lost[0]} among them" if lost else ""
+                self._bring(sequence, staged, gone)
+        marks.mark(self._files, self._own, sequence)
+        for key in named:
+            self._forget(key.text())
+
+    def _bring(self, sequence: int, staged: list[_File], lost: str) -> None:
+        """Commit the sequence, unless somebody else has."""
+
+        def commit(table: deltalake.DeltaTable) -> bool:
+            nonlocal lost
+            if lost:
+                raise CorruptDataError(f"Sequence {sequence} can't be published into {self.path}: {lost}")
+            try:
+                write = self._merge if self.mode == "update" else self._add
+                return write(table, sequence, staged)
+            except FileNotFoundError as error:
+                lost = str(error)  # because another has published and swept it: the log says so
+                return False
+
+        self._until_there(sequence, commit)
+
+    def _until_there(self, sequence: int, commit: Callable[[deltalake.DeltaTable], bool]) -> None:
+        """Try until a commit of this sequence is in the log and durable, whoever made it."""
+        for _ in range(COMMITS_MAX):
+            table = self._log.load()
+            if self._log.has(table, sequence):
+                return self._log.settle(table.version())
+            before = table.version()  # a merge has the table itself move on
+            if commit(table):
+                return self._log.settle(before + 1)
+        raise RetriableError(f"{self.path} is written by others all the time: {COMMITS_MAX} commits were too late")
+
+    def _add(self, table: deltalake.DeltaTable, sequence: int, staged: list[_File]) -> bool:
+        for file in staged:
+            with contextlib.suppress(FileExistsError):
+                staged_files.show(self._files, f"{self._staging}/{file.name}", f"{self.path}/{file.name}")
+        sync_folder(self._files, self.path)
+        now = int(time.time() * 1000)
+        adds: list[AddAction | RemoveAction] = [
+            AddAction(file.name, file.size, file.partition, now, True, file.statistics) for file in staged
+        ]
+        rows = self._log.counted(table) + sum(file.rows for file in staged)
+        return self._log.commit(table, sequence, adds, rows)
+
+    def _merge(self, table: deltalake.DeltaTable, sequence: int, staged: list[_File]) -> bool:
+        claim = self._claim()
+        kept = claim.rows()
+        rows = pa.concat_tables([self._read(file, kept) for file in staged])
+        return self._log.merge(table, sequence, last_of_each(rows, claim.keys), claim.keys)
+
+    def _read(self, file: _File, kept: pa.Schema) -> pa.Table:
+        read = pq.read_table(pa.BufferReader(read_file(self._files, f"{self._staging}/{file.name}")))
+        columns = []
+        for field in kept:
+            if field.name in file.partition:
+                value = pa.scalar(file.partition[field.name], pa.string()).cast(field.type)
+                columns.append(pa.repeat(value, read.num_rows))
+            else:
+                columns.append(read.column(field.name))
+        return pa.Table.from_arrays(columns, schema=kept)
+
+    def empty(self, sequence: int, floor: int) -> None:
+        """See `Sink`. One commit takes the region's files out and says so under the sequence."""
+        if not self._is_claimed():
+            return
+        if not self._is_marked(sequence):
+            self._until_there(sequence, lambda table: self._log.commit(table, sequence, self._removals(table), 0))
+        marks.mark(self._files, self._own, sequence)
+        self.sweep(Keep(floor))
+
+    def _removals(self, table: deltalake.DeltaTable) -> list[AddAction | RemoveAction]:
+        """What takes this region's rows out, and no others."""
+        there = files_of(table)
+        if self.mode == "update":
+            ours = there
+            whole = self._claim().alone and len(names_in(self._files, f"{self.path}/_kohort")) == 1
+        else:
+            ours = [each for each in there if self._is_ours(each["path"])]
+            whole = sum(each["num_records"] or 0 for each in ours) == self._log.counted(table)
+        if there and not whole:
+            raise InvalidInputError(
+                f"The rows of region {self._region!r} can't be told from others in {self.path}: its files were written "
+                "anew (OPTIMIZE, DELETE, UPDATE), or there were others' rows before its own. Delete all rows of the "
+                "table by hand; the region goes on by itself"
+            )
+        return [removal(each) for each in ours]
+
+    def _is_ours(self, path: str) -> bool:
+        found = _DATA.fullmatch(path)
+        return found is not None and found[2] == self._bound().hex
+
+    # -- what is done, and what is over
+
+    def _is_marked(self, sequence: int) -> bool:
+        return marks.is_marked(self._files, self._own, sequence)
+
+    def published(self) -> int:
+        """See `Sink`."""
+        self._bound()
+        if not self._is_claimed():
+            return 0
+        return marks.last_marked(self._files, self._own)
+
+    def sweep(self, keep: Keep) -> None:
+        """See `Sink`. What is beside the log and in no commit is VACUUM's, as always with Delta."""
+        self._bound()
+        if not self._is_claimed():
+            return
+        kept = {key.text() for key in keep.keys}
+        for name in kept:
+            piece = self._piece(name)
+            kept = kept.union(file.name for file in piece.files) if piece else kept
+        for name in names_in(self._files, self._staging):
+            data = _DATA.fullmatch(name)
+            stem = name if data else staged_files.stem_of(name)
+            void = int(data[1]) < keep.floor if data else staged_files.is_void(stem, self._id, keep.floor)
+            if void and stem not in kept:
+                remove(self._files, f"{self._staging}/{name}")
+
+    def _forget(self, name: str) -> None:
+        """Remove a staged piece: its data first, so that who is killed here can be followed."""
+        piece = self._piece(name)
+        for file in piece.files if piece else ():
+            remove(self._files, f"{self._staging}/{file.name}")
+        remove(self._files, f"{self._staging}/{name}{_PIECE}")

@@ -1,0 +1,412 @@
+"""What databases say differently: SQLite by `sqlite3`, PostgreSQL by `psycopg`."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime, time
+from decimal import Decimal
+from typing import Any, Final, Protocol, TypeAlias
+
+import pyarrow as pa
+
+from kohort.errors import CorruptDataError, InvalidInputError, KafkaError, NotAuthorizedError, RetriableError
+
+Connect: TypeAlias = Callable[[], Any]
+"""Makes a connection, as Python's database API has it."""
+ROWS_AT_ONCE: Final = 10_000
+"""Rows that become Python values at the same time."""
+_SQLITE_WAIT_S: Final = 30.0
+"""For who holds the file, before the call fails and is tried again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A table that is there already.
+
+    Attributes:
+        columns: names, and whether null is refused.
+        unique: the columns of each rule that lets a value be there once only.
+        against: what may refuse rows later.
+        types: kinds of the columns, where the database tells them apart loosely.
+    """
+
+    columns: dict[str, bool]
+    unique: tuple[frozenset[str], ...]
+    against: tuple[str, ...]
+    types: dict[str, str]
+
+
+class Dialect(Protocol):
+    """One database's way."""
+
+    mark: str
+    """Stands for a value in a statement."""
+    begin: tuple[str, ...]
+    """Opens a transaction that may write."""
+    locked: str
+    """At the end of a query: its row stays as it is until the transaction ends."""
+    name_bytes_max: int
+
+    def prepare(self, connection: Any) -> None:
+        """Transactions are opened by us, and what is committed survives a power loss."""
+
+    def type_of(self, kind: pa.DataType) -> str:
+        """The type that keeps such values; empty: none does."""
+
+    def alone(self, cursor: Any, place: str) -> None:
+        """Until the transaction ends nobody else checks this place."""
+
+    def name(self, table: str) -> str:
+        """One form of all those that name the same table."""
+
+    def escaped(self, name: str) -> str:
+        """A quoted name in a statement that has values."""
+
+    def exists(self, cursor: Any, table: Sequence[str]) -> bool:
+        """Whether there is a table of this name."""
+
+    def found(self, cursor: Any, table: Sequence[str]) -> Found | None:
+        """The table of this name (with its schema's before it, or not), if there is one."""
+
+    def staging(self, target: str, staging: str) -> str:
+        """Makes a table of the same columns, whose types are as strict."""
+
+    def insert(self, cursor: Any, table: str, columns: Sequence[str], rows: Iterable[tuple[object, ...]]) -> None:
+        """Add rows, values as `value` has made them."""
+
+    def value(self, value: Any) -> object:
+        """As the driver takes it."""
+
+    def told(self, error: Exception) -> KafkaError | None:
+        """What an error of the driver says; None: it is none of the driver's."""
+
+
+def dialect_of(connection: Any) -> Dialect:
+    """The one that a connection speaks.
+
+    Raises:
+        InvalidInputError: none that is known here.
+    """
+    home = type(connection).__module__.partition(".")[0]
+    if isinstance(connection, sqlite3.Connection):
+        return SQLITE
+    if home == "psycopg":
+        return Postgres()
+    raise InvalidInputError(
+        f"SqlTable does not know connections of {home}: let connect() return one of sqlite3 or of psycopg (3)"
+    )
+
+
+def values(dialect: Dialect, table: pa.Table, *more: Callable[[int], object]) -> Iterator[tuple[object, ...]]:
+    """The rows of a table as the driver takes them, each with further values by its number."""
+    number = 0
+    for batch in table.to_batches(max_chunksize=ROWS_AT_ONCE):
+        columns = [[dialect.value(value) for value in column.to_pylist()] for column in batch.columns]
+        for row in zip(*columns, strict=True):
+            yield (*row, *(each(number) for each in more))
+            number += 1
+
+
+def quoted(*names: str) -> str:
+    """A name, with those before it, as both databases take any."""
+    return ".".join('"' + name.replace('"', '""') + '"' for name in names)
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names of columns in a statement."""
+    return ", ".join(quoted(name) for name in names)
+
+
+class Sqlite:
+    """SQLite: one writer at a time, in one file."""
+
+    mark = "?"
+    begin: tuple[str, ...] = ("BEGIN IMMEDIATE",)
+    locked = ""
+    name_bytes_max = 1000
+
+    def prepare(self, connection: Any) -> None:
+        """See `Dialect`."""
+        connection.isolation_level = None
+        connection.execute("PRAGMA synchronous = EXTRA")
+
+    def type_of(self, kind: pa.DataType) -> str:
+        """See `Dialect`. Times and decimals are texts: SQLite would round them."""
+        if pa.types.is_boolean(kind) or (pa.types.is_integer(kind) and kind != pa.uint64()):
+            return "INTEGER"
+        if pa.types.is_floating(kind):
+            return "REAL"
+        if pa.types.is_binary(kind) or pa.types.is_fixed_size_binary(kind):
+            return "BLOB"
+        if pa.types.is_timestamp(kind):
+            return "" if kind.unit == "ns" else "TEXT"
+        text = pa.types.is_string(kind) or pa.types.is_date(kind) or pa.types.is_time(kind) or pa.types.is_decimal(kind)
+        return "TEXT" if text else ""
+
+    def alone(self, cursor: Any, place: str) -> None:
+        """See `Dialect`. Who writes is alone."""
+
+    def name(self, table: str) -> str:
+        """See `Dialect`."""
+        return table.lower()
+
+    def escaped(self, name: str) -> str:
+        """See `Dialect`."""
+        return name
+
+    def exists(self, cursor: Any, table: Sequence[str]) -> bool:
+        """See `Dialect`."""
+        cursor.execute("SELECT 1 FROM sqlite_master WHERE name = ? COLLATE NOCASE", (table[-1],))
+        return cursor.fetchone() is not None
+
+    def found(self, cursor: Any, table: Sequence[str]) -> Found | None:
+        """See `Dialect`."""
+        name = table[-1]
+        cursor.execute("SELECT type, sql FROM sqlite_master WHERE name = ? COLLATE NOCASE", (name,))
+        row = cursor.fetchone()
+        if row is None:
+            return None
+        against = [] if row[0] == "table" else [f"is a {row[0]}"]
+        if re.search(r"\bCHECK\s*\(", row[1], re.IGNORECASE):
+            against.append("has a CHECK")
+        cursor.execute(f"PRAGMA table_xinfo({quoted(name)})")
+        info = cursor.fetchall()
+        against += [f"makes the values of {each[1]!r} itself" for each in info if each[6]]
+        unique = [frozenset(each[1] for each in info if each[5])]
+        cursor.execute(f"PRAGMA index_list({quoted(name)})")
+        for index in [each for each in cursor.fetchall() if each[2]]:
+            cursor.execute(f"PRAGMA index_info({quoted(index[1])})")
+            unique.append(frozenset(str(each[2]) for each in cursor.fetchall()))
+            against += [f"has the partial index {index[1]!r}"] if index[4] else []
+        cursor.execute(f"PRAGMA foreign_key_list({quoted(name)})")
+        against += [f"refers to {each[2]!r}" for each in cursor.fetchall()]
+        cursor.execute("SELECT name FROM sqlite_master WHERE type = 'trigger' AND tbl_name = ? COLLATE NOCASE", (name,))
+        against += [f"has the trigger {each[0]!r}" for each in cursor.fetchall()]
+        types = {each[1]: _affinity(each[2]) for each in info}
+        columns = {each[1]: bool(each[3]) for each in info}
+        return Found(columns, tuple(each for each in unique if each), tuple(against), types)
+
+    def staging(self, target: str, staging: str) -> str:
+        """See `Dialect`."""
+        return f"CREATE TABLE {staging} AS SELECT *, '' AS kohort_key, 0 AS kohort_row FROM {target} WHERE 0"
+
+    def insert(self, cursor: Any, table: str, columns: Sequence[str], rows: Iterable[tuple[object, ...]]) -> None:
+        """See `Dialect`."""
+        marks = ", ".join("?" for _ in columns)
+        cursor.executemany(f"INSERT INTO {table} ({listed(columns)}) VALUES ({marks})", rows)
+
+    def value(self, value: Any) -> object:
+        """See `Dialect`."""
+        if isinstance(value, datetime):
+            return value.isoformat(" ", "microseconds")
+        if isinstance(value, time):
+            return value.isoformat("microseconds")
+        if isinstance(value, date):
+            return value.isoformat()
+        return f"{value:f}" if isinstance(value, Decimal) else value
+
+    def told(self, error: Exception) -> KafkaError | None:
+        """See `Dialect`."""
+        if not isinstance(error, sqlite3.Error):
+            return None
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH):
+            return NotAuthorizedError(f"No right to write the database: {error}")
+        if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+            return CorruptDataError(f"The database is damaged: {error}")
+        if code in _SQLITE_AGAIN:
+            return RetriableError(f"The database does not take it now: {error}")
+        return InvalidInputError(f"The database refuses it: {error}")
+
+
+_SQLITE_AGAIN: Final = frozenset({
+    sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_INTERRUPT, sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_SCHEMA,
+})  # fmt: skip
+SQLITE: Final[Dialect] = Sqlite()
+
+
+def _affinity(declared: str) -> str:
+    """How SQLite keeps values of a column, by its rules for the type's name."""
+    name = declared.upper()
+    for parts, kind in ((("INT",), "INTEGER"), (("CHAR", "CLOB", "TEXT"), "TEXT"), (("REAL", "FLOA", "DOUB"), "REAL")):
+        if any(part in name for part in parts):
+            return kind
+    return "BLOB" if not name or "BLOB" in name else "NUMERIC"
+
+
+def sqlite_connect(path: str) -> sqlite3.Connection:
+    """A connection to a file."""
+    return sqlite3.connect(path, timeout=_SQLITE_WAIT_S, isolation_level=None, check_same_thread=False)
+
+
+class Postgres:
+    """PostgreSQL, by psycopg 3."""
+
+    mark = "%s"
+    begin: tuple[str, ...] = (
+        "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE",
+        "SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'",
+    )
+    locked = " FOR UPDATE"
+    name_bytes_max = 63
+
+    def prepare(self, connection: Any) -> None:
+        """See `Dialect`."""
+        connection.autocommit = True
+
+    def type_of(self, kind: pa.DataType) -> str:
+        """See `Dialect`."""
+        if pa.types.is_timestamp(kind):
+            return "" if kind.unit == "ns" else "timestamptz" if kind.tz else "timestamp"
+        if pa.types.is_decimal(kind):
+            return f"numeric({kind.precision}, {kind.scale})"
+        if pa.types.is_fixed_size_binary(kind):
+            return "bytea"
+        if pa.types.is_date(kind):
+            return "date"
+        if pa.types.is_time(kind):
+            return "" if kind == pa.time64("ns") else "time"
+        return _POSTGRES_TYPES.get(kind, "")
+
+    def alone(self, cursor: Any, place: str) -> None:
+        """See `Dialect`."""
+        cursor.execute("SELECT pg_advisory_xact_lock(hashtextextended('kohort_sequences', 0))")
+
+    def name(self, table: str) -> str:
+        """See `Dialect`."""
+        return table
+
+    def escaped(self, name: str) -> str:
+        """See `Dialect`."""
+        return name.replace("%", "%%")
+
+    def exists(self, cursor: Any, table: Sequence[str]) -> bool:
+        """See `Dialect`."""
+        cursor.execute("SELECT to_regclass(%s) IS NOT NULL", (quoted(*table),))
+        return bool(cursor.fetchone()[0])
+
+    def found(self, cursor: Any, table: Sequence[str]) -> Found | None:
+        """See `Dialect`."""
+        cursor.execute(
+            "SELECT oid, relkind::text, relrowsecurity, has_table_privilege(oid, 'SELECT') AND "
+            "has_table_privilege(oid, 'INSERT') AND has_table_privilege(oid, 'UPDATE') AND "
+            "has_table_privilege(oid, 'DELETE') FROM pg_class WHERE oid = to_regclass(%s)",
+            (quoted(*table),),
+        )
+        row = cursor.fetchone()
+        if row is None:
+            return None
+        oid, kind, secured, allowed = row
+        if not allowed:
+            raise NotAuthorizedError(f"No right to read, insert, update and delete in {'.'.join(table)}: grant them")
+        against = [] if kind in ("r", "p") else ["is no table"]
+        against += ["has row security"] if secured else []
+        for said, question in _POSTGRES_RULES.items():
+            cursor.execute(question, (oid,))
+            against += [f"{said} {each[0]!r}" for each in cursor.fetchall()]
+        cursor.execute(_POSTGRES_UNIQUE, (oid,))
+        unique = tuple(frozenset(each[0]) for each in cursor.fetchall())
+        cursor.execute(_POSTGRES_COLUMNS, (oid,))
+        return Found(dict(cursor.fetchall()), unique, tuple(against), {})
+
+    def staging(self, target: str, staging: str) -> str:
+        """See `Dialect`."""
+        return f"CREATE TABLE {staging} (LIKE {target}, kohort_key text NOT NULL, kohort_row bigint NOT NULL)"
+
+    def insert(self, cursor: Any, table: str, columns: Sequence[str], rows: Iterable[tuple[object, ...]]) -> None:
+        """See `Dialect`."""
+        with cursor.copy(f"COPY {table} ({listed(columns)}) FROM STDIN") as copy:
+            for row in rows:
+                copy.write_row(row)
+
+    def value(self, value: Any) -> object:
+        """See `Dialect`."""
+        return value
+
+    def told(self, error: Exception) -> KafkaError | None:
+        """See `Dialect`."""
+        import psycopg
+
+        if not isinstance(error, psycopg.Error):
+            return None
+        rights = (psycopg.errors.InsufficientPrivilege, psycopg.errors.InvalidAuthorizationSpecification)
+        if isinstance(error, rights) or "authentication failed" in str(error):
+            return NotAuthorizedError(f"The database does not allow it: {error}")
+        again = (psycopg.OperationalError, psycopg.InterfaceError, psycopg.errors.ReadOnlySqlTransaction)
+        if isinstance(error, again):
+            return RetriableError(f"The database does not take it now: {error}")
+        return InvalidInputError(f"The database refuses it: {error}")
+
+
+_POSTGRES_RULES: Final = {
+    "has the constraint": "SELECT conname FROM pg_constraint WHERE conrelid = %s AND contype IN ('c', 'f', 'x', 't')",
+    "has the trigger": "SELECT tgname FROM pg_trigger WHERE tgrelid = %s AND NOT tgisinternal",
+    "has the rule": "SELECT rulename FROM pg_rewrite WHERE ev_class = %s AND rulename <> '_RETURN'",
+    "makes by itself the column": (
+        "SELECT attname FROM pg_attribute WHERE attrelid = %s AND attnum > 0 "
+        "AND (attgenerated <> '' OR attidentity = 'a')"
+    ),
+    "has the index": (
+        "SELECT indexrelid::regclass::text FROM pg_index WHERE indrelid = %s AND indisunique "
+        "AND (indpred IS NOT NULL OR indexprs IS NOT NULL OR NOT indimmediate)"
+    ),
+}
+_POSTGRES_UNIQUE: Final = (
+    "SELECT array_agg(attname::text) FROM pg_index JOIN pg_attribute ON attrelid = indrelid "
+    "AND attnum = ANY((indkey::int2[])[0:indnkeyatts - 1]) WHERE indrelid = %s AND indisunique GROUP BY indexrelid"
+)
+_POSTGRES_COLUMNS: Final = (
+    "SELECT attname, attnotnull FROM pg_attribute WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped"
+)
+_POSTGRES_TYPES: Final[dict[pa.DataType, str]] = {
+    pa.bool_(): "boolean",
+    pa.int8(): "smallint",
+    pa.int16(): "smallint",
+    pa.int32(): "integer",
+    pa.int64(): "bigint",
+    pa.uint8(): "smallint",
+    pa.uint16(): "integer",
+    pa.uint32(): "bigint",
+    pa.uint64(): "numeric(20, 0)",
+    pa.float16(): "real",
+    pa.float32(): "real",
+    pa.float64(): "double precision",
+    pa.string(): "text",
+    pa.binary(): "bytea",
+}
+
+
+class PostgresUrl:
+    """Connects to PostgreSQL by a URL; can be pickled."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def __call__(self) -> Any:
+        """A connection.
+
+        Raises:
+            InvalidInputError: psycopg is not there.
+        """
+        try:
+            import psycopg
+        except ImportError as error:
+            raise InvalidInputError(
+                f"SqlTable needs psycopg for PostgreSQL: pip install 'kohort[postgres]' ({error})"
+            ) from error
+        return psycopg.connect(self.url, autocommit=True)
+
+
+class SqliteFile:
+    """Connects to a file of SQLite; can be pickled."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __call__(self) -> sqlite3.Connection:
+        """A connection."""
+        return sqlite_connect(self.path)

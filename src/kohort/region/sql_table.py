@@ -1,0 +1,441 @@
+"""A table in a database that is written to exactly once: a sequence is one transaction.
+
+    flights             the table: it is made if it is not there
+    flights__staged     its columns, the key under which the row is staged, and its number
+    kohort_staged       a row for each staged key, also of one without rows
+    kohort_sequences    a row for each table: whose it is, its schema, the last sequence that is published
+
+Publishing takes the table's row in `kohort_sequences` for itself, looks whether the sequence is there, moves the rows
+and writes the sequence down, all in one transaction: who comes second waits for it, and finds it done.
+
+What could refuse rows at that moment for good would hold up the region for ever. So the staging table has the columns'
+own types, and a table with rules of its own (checks, references, triggers, unique columns other than the keys) is
+refused before the first row.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final, Self
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from uuid import UUID
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kohort.errors import CorruptDataError, InvalidInputError, KafkaError
+from kohort.region.claims import refusal, schema_of, text_of
+from kohort.region.rows import Mode, check_fits, check_keys, check_mode, check_names, in_order, plain, shaped
+from kohort.region.sinks import Keep
+from kohort.region.sql_dialects import (
+    SQLITE,
+    Connect,
+    Dialect,
+    Found,
+    Postgres,
+    PostgresUrl,
+    SqliteFile,
+    dialect_of,
+    listed,
+    quoted,
+    values,
+)
+from kohort.region.staged import StagedKey
+
+_STAGED: Final = "__staged"
+_TABLES: Final = (
+    """CREATE TABLE IF NOT EXISTS {sequences} (target TEXT PRIMARY KEY, region TEXT NOT NULL, region_id TEXT NOT NULL,
+    sequence BIGINT NOT NULL, row_schema TEXT NOT NULL, row_keys TEXT NOT NULL)""",
+    """CREATE TABLE IF NOT EXISTS {keys} (target TEXT NOT NULL, staged_key TEXT NOT NULL, epoch BIGINT NOT NULL,
+    row_count BIGINT NOT NULL, PRIMARY KEY (target, staged_key))""",
+)
+
+
+class SqlTable:
+    """A table of SQLite or PostgreSQL as a region's sink. Can be pickled; see `Sink` for what its methods promise.
+
+    Rows are added, and with `mode="update"` a row replaces the one of the same keys. Of two rows of one key in a
+    sequence the later counts: by epoch, unit and member of the staged keys, then by the order in the table.
+
+    Attributes:
+        table: its name, or its schema's and its own with a dot between.
+        mode: append or update.
+        keys: the columns by which rows replace one another, for `update`.
+    """
+
+    def __init__(self, connect: str | Connect, table: str, *, mode: Mode = "append", keys: Sequence[str] = ()) -> None:
+        """Touches nothing.
+
+        Args:
+            connect: a URL (`sqlite:///file.db`, `sqlite:////absolute/file.db`, `postgresql://user@host/database`), or a
+                function at the top of a module that returns a connection of sqlite3 or psycopg, each time a new one.
+            table: its name, or its schema's and its own with a dot between.
+            mode: append or update.
+            keys: the columns by which rows replace one another, for `update`.
+
+        Raises:
+            InvalidInputError: it says what can be given.
+        """
+        check_mode(mode, keys)
+        parts = table.split(".")
+        if not all(parts) or len(parts) > 2:
+            raise InvalidInputError(f"table is {table!r}: give its name, or its schema's and its own: 'schema.table'")
+        self.table, self.mode, self.keys = table, mode, tuple(keys)
+        self._names = parts
+        self._connect, self._said = _connect(connect)
+        self._region = ""
+        self._id: UUID | None = None
+        self._kept: pa.Schema | None = None
+
+    def __repr__(self) -> str:
+        return f"SqlTable({self._said!r}, {self.table!r})"
+
+    @property
+    def place(self) -> str:
+        """See `Sink`. Without the password."""
+        return f"sql:{self._said}#{self.table}"
+
+    def bind(self, region: str, region_id: UUID) -> Self:
+        """See `Sink`."""
+        bound = type(self).__new__(type(self))
+        bound.__dict__.update(self.__dict__, _region=region, _id=region_id, _kept=None)
+        return bound
+
+    def _bound(self) -> UUID:
+        if self._id is None:
+            raise InvalidInputError(f"{self!r} is not bound to a region yet: use what bind(region, region_id) returns")
+        return self._id
+
+    # -- transactions
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[_Cursor]:
+        """One transaction on a connection of its own; errors are said in our words."""
+        dialect: Dialect = SQLITE
+        try:
+            connection = self._connect()
+            dialect = dialect_of(connection)
+            with contextlib.closing(connection):
+                dialect.prepare(connection)
+                with contextlib.closing(connection.cursor()) as cursor:
+                    for statement in dialect.begin:
+                        cursor.execute(statement)
+                    yield _Cursor(dialect, cursor, self._names)
+                    cursor.execute("COMMIT")  # any error before it: the connection ends, and the transaction with it
+        except (KafkaError, OSError):
+            raise
+        except Exception as error:
+            told = dialect.told(error) or _told_by_any(error)
+            if told is None:
+                raise
+            raise told from error
+
+    # -- before the first record
+
+    def check(self, schema: pa.Schema) -> None:
+        """See `Sink`."""
+        self._bound()
+        check_names(schema, self.keys, "keys=[…]")
+        given = plain(schema)
+        check_keys(given, self.keys)
+        if ours := [name for name in given.names if name.lower().startswith("kohort_")]:
+            raise InvalidInputError(f"Columns of the sink's own names: {', '.join(ours)}: rename them")
+        with self._transaction() as at:
+            types = at.types(given)
+            at.dialect.alone(at.cursor, self.table)
+            for statement in _TABLES:
+                at.run(statement)
+            found = at.dialect.found(at.cursor, self._names)
+            if found is not None:
+                self._fitting(found, given, types)
+            owned = self._owner(at, locked=True)
+            if owned is None:
+                self._first(at, found, given, types)
+            elif found is None:
+                raise InvalidInputError(
+                    f"Table {self.table} was taken away, and region {self._region!r} has published into it: bring it "
+                    "back"
+                )
+        self._kept = None
+        check_fits(f"table {self.table}", self._fixed(), given)
+
+    def _first(self, at: _Cursor, found: Found | None, schema: pa.Schema, types: dict[str, str]) -> None:
+        """Make the table this region's."""
+        if found is None:
+            must = {each.name for each in schema if not each.nullable or each.name in self.keys}
+            columns = [f"{quoted(n)} {kind}{' NOT NULL' if n in must else ''}" for n, kind in types.items()]
+            columns += [f"PRIMARY KEY ({listed(self.keys)})"] if self.keys else []
+            at.run(f"CREATE TABLE {{target}} ({', '.join(columns)})")
+        elif at.one("SELECT 1 FROM {target} LIMIT 1") is not None:
+            raise InvalidInputError(
+                f"Table {self.table} holds rows already, and they are of no region: give region {self._region!r} an "
+                "empty table"
+            )
+        beside = at.dialect.found(at.cursor, at.staging_names)
+        if beside is not None and "kohort_key" not in beside.columns:
+            raise InvalidInputError(f"Table {'.'.join(at.staging_names)} is in the way of staged rows: rename it")
+        at.run("DROP TABLE IF EXISTS {staging}")
+        at.run(at.dialect.staging(at.target, at.staging))
+        at.run(f"CREATE INDEX {quoted(at.staging_names[-1] + '_key')} ON {{staging}} (kohort_key)")
+        at.run("DELETE FROM {keys} WHERE target = ?", at.name)
+        said = (at.name, self._region, str(self._bound()), text_of(schema), json.dumps(self.keys))
+        at.run("INSERT INTO {sequences} VALUES (?, ?, ?, 0, ?, ?)", *said)
+
+    def _fitting(self, found: Found, schema: pa.Schema, types: dict[str, str]) -> None:
+        """See that a table which is there will take every row."""
+        wrong = list(found.against)
+        wrong += [f"has no column {name!r}" for name in schema.names if name not in found.columns]
+        wrong += [
+            f"has a column {name!r}, which the rows have not" for name in found.columns if name not in schema.names
+        ]
+        wrong += [f"takes no null in {each.name!r}, and the rows may have it" for each in schema
+                  if each.nullable and each.name not in self.keys and found.columns.get(each.name)]  # fmt: skip
+        wrong += [f"keeps {name!r} as {kind}, and the rows need {types[name]}" for name, kind in found.types.items()
+                  if name in types and kind != types[name]]  # fmt: skip
+        wanted = frozenset(self.keys)
+        others = [each for each in found.unique if each != wanted]
+        wrong += [f"takes each {', '.join(sorted(each))} once only" for each in others]
+        if wanted and wanted not in found.unique:
+            wrong.append(f"has no unique index on {', '.join(self.keys)}")
+        if wrong:
+            raise InvalidInputError(
+                f"Table {self.table} can't be written exactly once: it {'; it '.join(wrong)}. Change that, or let the "
+                "region make a table"
+            )
+
+    def _owner(self, at: _Cursor, *, locked: bool = False) -> tuple[int, pa.Schema] | None:
+        """The last sequence of the table, which is this region's, and its schema."""
+        question = "SELECT region, region_id, sequence, row_schema, row_keys FROM {sequences} WHERE target = ?"
+        row = at.one(question + (at.dialect.locked if locked else ""), at.name)
+        if row is None:
+            return None
+        mine = self._bound()
+        if row[1] != str(mine):
+            remedy = "give each region a table of its own"
+            raise refusal(f"Table {self.table}", (row[0], UUID(row[1])), (self._region, mine), remedy)
+        if (keys := tuple(json.loads(row[4]))) != self.keys:
+            raise InvalidInputError(
+                f"Region {self._region!r} writes table {self.table} with keys={list(keys)}, not {list(self.keys)}: all "
+                "members say the same"
+            )
+        return row[2], schema_of(row[3])
+
+    def _mine(self, at: _Cursor) -> int:
+        """The last sequence; nobody else publishes until the transaction ends."""
+        owned = self._owner(at, locked=True) if at.has_sequences() else None
+        if owned is None:
+            raise InvalidInputError(f"Table {self.table} is not known to region {self._region!r}: call check first")
+        return owned[0]
+
+    def _fixed(self) -> pa.Schema:
+        if self._kept is None:
+            with self._transaction() as at:
+                self._mine(at)
+                owned = self._owner(at)
+                assert owned is not None
+                self._kept = owned[1]
+        return self._kept
+
+    # -- staging
+
+    def stage(self, key: StagedKey, table: pa.Table) -> None:
+        """See `Sink`."""
+        if key.region_id != self._bound():
+            raise InvalidInputError(f"{key.text()} is a key of another region than {self._region!r} ({self._id})")
+        kept = self._fixed()
+        check_fits(f"table {self.table}", kept, plain(table.schema))
+        table = shaped(table, kept, self.keys)
+        name = key.text()
+        with self._transaction() as at:
+            if at.dialect is SQLITE:
+                _check_numbers(table)
+            at.run(
+                "INSERT INTO {keys} (target, staged_key, epoch, row_count) VALUES (?, ?, ?, ?) "
+                "ON CONFLICT (target, staged_key) DO UPDATE SET row_count = excluded.row_count",
+                at.name, name, key.epoch, table.num_rows,
+            )  # fmt: skip
+            at.run("DELETE FROM {staging} WHERE kohort_key = ?", name)
+            rows = values(at.dialect, table, lambda number: name, lambda number: number)
+            at.dialect.insert(at.cursor, at.staging, [*kept.names, "kohort_key", "kohort_row"], rows)
+
+    # -- publishing
+
+    def publish(self, sequence: int, keys: Iterable[StagedKey]) -> None:
+        """See `Sink`."""
+        if sequence < 1:
+            raise InvalidInputError(f"Sequence {sequence} can't be published: the first is 1")
+        names = [key.text() for key in in_order(keys)]
+        columns = self._fixed().names
+        with self._transaction() as at:
+            if self._mine(at) >= sequence:
+                return
+            at.run("SELECT staged_key FROM {keys} WHERE target = ?", at.name)
+            there = {row[0] for row in at.cursor.fetchall()}
+            if lost := [name for name in names if name not in there]:
+                raise CorruptDataError(
+                    f"Sequence {sequence} can't be published into {self.table}: of {len(names)} staged pieces "
+                    f"{len(lost)} are gone, {lost[0]} among them"
+                )
+            for name in names:
+                at.run(self._moving(columns), name)
+                at.run("DELETE FROM {staging} WHERE kohort_key = ?", name)
+                at.run("DELETE FROM {keys} WHERE target = ? AND staged_key = ?", at.name, name)
+            at.run("UPDATE {sequences} SET sequence = ? WHERE target = ?", sequence, at.name)
+
+    def _moving(self, columns: Sequence[str]) -> str:
+        """The statement that brings the rows of one staged key into the table."""
+        names = listed(columns)
+        if not self.keys:
+            moved = f"SELECT {names} FROM {{staging}} WHERE kohort_key = ? ORDER BY kohort_row"
+            return f"INSERT INTO {{target}} ({names}) {moved}"
+        last = f"row_number() OVER (PARTITION BY {listed(self.keys)} ORDER BY kohort_row DESC) AS kohort_last"
+        rest = [name for name in columns if name not in self.keys]
+        change = "UPDATE SET " + ", ".join(f"{quoted(name)} = excluded.{quoted(name)}" for name in rest)
+        return (
+            f"INSERT INTO {{target}} ({names}) SELECT {names} FROM (SELECT {names}, {last} FROM {{staging}} "
+            f"WHERE kohort_key = ?) AS kohort_rows WHERE kohort_last = 1 ON CONFLICT ({listed(self.keys)}) "
+            f"DO {change if rest else 'NOTHING'}"
+        )
+
+    def empty(self, sequence: int, floor: int) -> None:
+        """See `Sink`. All rows of the table go, and the sequence is written down, in one transaction."""
+        self._bound()
+        with self._transaction() as at:
+            owned = self._owner(at, locked=True) if at.has_sequences() else None
+            if owned is None or owned[0] >= sequence:
+                return
+            at.run("DELETE FROM {target}")
+            at.run("UPDATE {sequences} SET sequence = ? WHERE target = ?", sequence, at.name)
+            self._forget(at, floor, ())
+
+    # -- what is done, and what is over
+
+    def published(self) -> int:
+        """See `Sink`."""
+        self._bound()
+        with self._transaction() as at:
+            owned = self._owner(at) if at.has_sequences() else None
+            return 0 if owned is None else owned[0]
+
+    def sweep(self, keep: Keep) -> None:
+        """See `Sink`."""
+        self._bound()
+        with self._transaction() as at:
+            if at.has_sequences() and self._owner(at, locked=True) is not None:
+                self._forget(at, keep.floor, [key.text() for key in keep.keys])
+
+    def _forget(self, at: _Cursor, floor: int, kept: Iterable[str]) -> None:
+        at.run("SELECT staged_key FROM {keys} WHERE target = ? AND epoch < ?", at.name, floor)
+        for name in sorted({row[0] for row in at.cursor.fetchall()} - set(kept)):
+            at.run("DELETE FROM {staging} WHERE kohort_key = ?", name)
+            at.run("DELETE FROM {keys} WHERE target = ? AND staged_key = ?", at.name, name)
+
+
+class _Cursor:
+    """A cursor in a transaction, which knows the names of the sink's tables."""
+
+    def __init__(self, dialect: Dialect, cursor: Any, names: Sequence[str]) -> None:
+        self.dialect, self.cursor, self._names = dialect, cursor, names
+        before, name = names[:-1], names[-1]
+        if len((name + _STAGED + "_key").encode()) > dialect.name_bytes_max:
+            raise InvalidInputError(f"The table's name {name!r} is too long for a staging table beside it")
+        self.name = dialect.name(name)
+        self.staging_names = [*before, name + _STAGED]
+        self.target, self.staging = quoted(*names), quoted(*self.staging_names)
+        self._places = {
+            "target": self.target,
+            "staging": self.staging,
+            "sequences": quoted(*before, "kohort_sequences"),
+            "keys": quoted(*before, "kohort_staged"),
+        }
+
+    def run(self, statement: str, *given: object) -> None:
+        """Do it: `?` stands for a value, `{target}` and others for the sink's tables."""
+
+        def said(found: re.Match[str]) -> str:
+            if found[0] == "?":
+                return self.dialect.mark
+            name = self._places[found[1]] if found[1] else found[0]
+            return self.dialect.escaped(name) if given else name
+
+        text = _PLACE.sub(said, statement)
+        if given:
+            self.cursor.execute(text, given)
+        else:
+            self.cursor.execute(text)
+
+    def one(self, statement: str, *given: object) -> Any:
+        """The first row, or None."""
+        self.run(statement, *given)
+        return self.cursor.fetchone()
+
+    def has_sequences(self) -> bool:
+        """Whether a region has ever checked a table here."""
+        return self.dialect.exists(self.cursor, [*self._names[:-1], "kohort_sequences"])
+
+    def types(self, schema: pa.Schema) -> dict[str, str]:
+        """The columns' types.
+
+        Raises:
+            InvalidInputError: there is none for a column.
+        """
+        found = {each.name: self.dialect.type_of(each.type) for each in schema}
+        refused = [f"column {each.name!r} of type {each.type}" for each in schema if not found[each.name]]
+        if refused:
+            raise InvalidInputError(
+                f"The table can't keep {'; '.join(refused)}: cast these columns, nested ones to JSON text "
+                "(to_json in Spark)"
+            )
+        return found
+
+
+_PLACE: Final = re.compile(r'"(?:[^"]|"")*"|\?|\{(target|staging|sequences|keys)\}')
+
+
+def _connect(connect: str | Connect) -> tuple[Connect, str]:
+    """What connects, and how it is called where people read it."""
+    if not isinstance(connect, str):
+        home, name = getattr(connect, "__module__", ""), getattr(connect, "__qualname__", "")
+        if not callable(connect) or not name or "<" in name:
+            raise InvalidInputError(
+                f"connect is {connect!r}: give a URL, or a function at the top of a module, which other processes find "
+                "too"
+            )
+        return connect, f"{home}.{name}"
+    if connect.startswith("sqlite:///"):
+        path = connect.removeprefix("sqlite:///")
+        if not path or path == ":memory:":
+            raise InvalidInputError("A database in memory is seen by one process alone: give a file, sqlite:///file.db")
+        path = os.path.abspath(path)
+        return SqliteFile(path), f"sqlite:///{path}"
+    url = urlsplit(connect)
+    if url.scheme in ("postgresql", "postgres"):
+        user = f"{url.username}@" if url.username else ""
+        host = url.netloc.rpartition("@")[2]
+        said = urlencode([each for each in parse_qsl(url.query) if "pass" not in each[0]], safe="/=")
+        return PostgresUrl(connect), urlunsplit(("postgresql", user + host, url.path, said, ""))
+    raise InvalidInputError(
+        f"SqlTable does not know {url.scheme or connect!r}: give sqlite:///file.db, postgresql://user@host/database, "
+        "or a function that connects"
+    )
+
+
+def _told_by_any(error: Exception) -> KafkaError | None:
+    """What an error says that came before there was a connection, or from a value that the driver does not take."""
+    if type(error).__module__.partition(".")[0] == "psycopg":
+        return Postgres().told(error)
+    if isinstance(error, pa.ArrowException | OverflowError | ValueError):
+        return InvalidInputError(f"A value can't be written: {error}")
+    return None
+
+
+def _check_numbers(table: pa.Table) -> None:
+    """SQLite keeps what is no number as null: see that null may be there."""
+    for field in table.schema:
+        odd = pa.types.is_floating(field.type) and pc.any(pc.is_nan(table.column(field.name))).as_py()
+        if odd and not field.nullable:
+            raise InvalidInputError(f"{field.name!r} may not be null, and SQLite keeps NaN as null")

@@ -1,0 +1,82 @@
+"""Staged rows as Parquet files in a folder that readers pass over, each under the text of its key."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import uuid
+from collections.abc import Callable
+from typing import IO, Any, Final, Literal, TypeAlias, cast, get_args
+from uuid import UUID
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from kohort.errors import InvalidInputError
+from kohort.region.claims import UNFINISHED
+from kohort.region.files import FileCalls, Output, copy_file, remove, sync_folder
+from kohort.region.staged import StagedKey
+
+Codec: TypeAlias = Literal["snappy", "zstd", "lz4", "gzip", "brotli", "none"]
+_CODECS: Final = get_args(Codec)
+
+
+def check_pages(compression: str, row_group_size: int | None) -> None:
+    """See that Parquet knows how to write so.
+
+    Raises:
+        InvalidInputError: it does not.
+    """
+    if compression not in _CODECS:
+        raise InvalidInputError(f"compression is {compression!r}: choose one of {', '.join(_CODECS)}")
+    if row_group_size is not None and row_group_size < 1:
+        raise InvalidInputError(f"row_group_size is {row_group_size}: at least 1 row, or None")
+
+
+def write_parquet(table: pa.Table, output: Output, place: str, compression: Codec, row_group_size: int | None) -> None:
+    """Write a table to its end.
+
+    Raises:
+        InvalidInputError: Parquet does not take it.
+        OSError: the disk does not.
+    """
+    try:
+        pq.write_table(table, cast("IO[Any]", output), compression=compression, row_group_size=row_group_size)
+    except pa.ArrowException as error:
+        raise InvalidInputError(f"Parquet does not take a table for {place}: {error}") from error
+
+
+def put(files: FileCalls, folder: str, name: str, write: Callable[[Output], object], *, instead_of: str = "") -> None:
+    """A file that is there whole or not at all, durably, and `instead_of` is there no more."""
+    temporary = f"{folder}/{name.rpartition('.')[0]}.{uuid.uuid4().hex[:12]}{UNFINISHED}"
+    try:
+        with contextlib.closing(Output(files, temporary)) as output:
+            write(output)
+            output.sync()
+        files.rename(temporary, f"{folder}/{name}")
+        if instead_of:
+            remove(files, f"{folder}/{instead_of}")
+        sync_folder(files, folder)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            remove(files, temporary)
+        raise
+
+
+def show(files: FileCalls, staged: str, shown: str) -> None:
+    """A second name for a staged file, or a copy where the system lets nobody link it."""
+    try:
+        files.link(staged, shown)
+    except PermissionError:  # Linux lets nobody link what another user may write alone (protected_hardlinks)
+        copy_file(files, staged, shown)
+
+
+def stem_of(name: str) -> str:
+    """The key's text in the name of a staged file, also of an unfinished one."""
+    return os.path.basename(name).removesuffix(UNFINISHED).rpartition(".")[0]
+
+
+def is_void(stem: str, region_id: UUID | None, floor: int) -> bool:
+    """Whether it was staged by this region, in an epoch before this one."""
+    key = StagedKey.parse(stem)
+    return key is not None and key.region_id == region_id and key.epoch < floor

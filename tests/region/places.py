@@ -1,0 +1,284 @@
+"""Places of each kind that regions write to; processes of which every call can be held, fail or be the last."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import sqlite3
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+from uuid import UUID
+
+import deltalake
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from kohort.region.delta_log import DeltaLog
+from kohort.region.delta_table import DeltaTable
+from kohort.region.parquet_folder import ParquetFolder
+from kohort.region.sinks import Sink
+from kohort.region.sql_table import SqlTable
+from tests.region.volume import Died
+
+REGION = UUID(int=0xA11CE)
+SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
+Row = tuple[int, str]
+_FILE_CALLS = frozenset({"open", "write", "fsync", "listdir", "mkdir", "link", "rename", "unlink", "rmdir"})
+
+
+@dataclass
+class Calls:
+    """What one process asks of the system. `at(number, call)` is asked before each and may raise; `after` likewise."""
+
+    number: int = 0
+    dead: bool = False
+    at: Callable[[int, str], None] = lambda number, call: None
+    after: Callable[[int, str], None] = lambda number, call: None
+    trace: list[str] = field(default_factory=list)
+
+    def do(self, call: str, act: Callable[[], Any]) -> Any:
+        if self.dead:
+            raise Died
+        self.number += 1
+        number = self.number
+        self.trace.append(call)
+        self.at(number, call)
+        if self.dead:
+            raise Died
+        done = act()
+        self.after(number, call)
+        return done
+
+    def die(self) -> None:
+        self.dead = True
+        raise Died
+
+    def die_at(self, number: int, *, happened: bool, really: bool = False) -> None:
+        """Be killed at the so-manyth call, before it or after it; by SIGKILL, or by an error that nobody catches."""
+
+        def die(now: int, call: str) -> None:
+            if now == number:
+                if really:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                self.die()
+
+        if happened:
+            self.after = die
+        else:
+            self.at = die
+
+
+class HeldFiles:
+    """`os`, asked through `Calls`."""
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(os, name)
+        if name not in _FILE_CALLS:
+            return call
+        return lambda *args: self._calls.do(f"{name} {args[-1] if name in ('link', 'rename') else args[0]}",
+                                            lambda: call(*args))  # fmt: skip
+
+    def fsync(self, fd: int) -> None:
+        path = os.readlink(f"/proc/self/fd/{fd}")
+        self._calls.do(f"fsync {path}", lambda: os.fsync(fd))
+
+
+class HeldLog(DeltaLog):
+    """A log whose commits are asked through `Calls`."""
+
+    calls: Calls
+
+    def load(self) -> Any:
+        return self.calls.do("load", super().load)
+
+    def commit(self, *args: Any) -> bool:
+        return bool(self.calls.do("commit", lambda: DeltaLog.commit(self, *args)))
+
+    def merge(self, *args: Any) -> bool:
+        return bool(self.calls.do("merge", lambda: DeltaLog.merge(self, *args)))
+
+
+class HeldDelta(DeltaTable):
+    """A Delta table of such a log."""
+
+    @property
+    def _log(self) -> DeltaLog:
+        log = HeldLog(self.path, self._bound(), self._files)
+        log.calls = self._files._calls  # type: ignore[attr-defined]
+        return log
+
+
+class HeldCursor(sqlite3.Cursor):
+    """A cursor whose statements are asked through `Calls`."""
+
+    def execute(self, statement: str, *given: Any) -> Any:
+        calls: Calls = self.connection.calls  # type: ignore[attr-defined]
+        return calls.do(statement[:60], lambda: sqlite3.Cursor.execute(self, statement, *given))
+
+    def executemany(self, statement: str, rows: Any) -> Any:
+        calls: Calls = self.connection.calls  # type: ignore[attr-defined]
+        return calls.do(statement[:60], lambda: sqlite3.Cursor.executemany(self, statement, rows))
+
+
+class HeldConnection(sqlite3.Connection):
+    """A connection of such cursors."""
+
+    calls: Calls
+
+    def cursor(self, *args: Any) -> Any:
+        return super().cursor(HeldCursor)
+
+
+class Place(Protocol):
+    """A place of one kind, in a folder of its own."""
+
+    kind: str
+    replaces: bool
+    """A row replaces one of its id."""
+    shared: bool
+    """Several regions may write there."""
+
+    def at(self, root: Path) -> None:
+        """Be in this folder."""
+
+    def sink(self, calls: Calls | None = None, region: UUID = REGION) -> Sink:
+        """As a process has it, bound to a region."""
+
+    def rows(self) -> list[Row]:
+        """What any reader finds, sorted."""
+
+    def staged(self) -> list[str]:
+        """Names of what is staged, and of what was left."""
+
+
+class _Files:
+    """Places that are folders or files."""
+
+    kind = ""
+    replaces = False
+    shared = False
+    path = ""
+
+    def at(self, root: Path) -> None:
+        self.path = str(root / "out")
+
+
+class ParquetPlace(_Files):
+    kind = "parquet"
+
+    def sink(self, calls: Calls | None = None, region: UUID = REGION) -> Sink:
+        made = ParquetFolder(self.path)
+        made._files = HeldFiles(calls or Calls())  # type: ignore[assignment]
+        return made.bind(f"region-{region.int}", region)
+
+    def rows(self) -> list[Row]:
+        found: list[Row] = []
+        for file in Path(self.path).glob("sequence=*/*.parquet"):
+            found += [(row["id"], row["name"]) for row in pq.ParquetFile(file).read().to_pylist()]
+        return sorted(found)
+
+    def staged(self) -> list[str]:
+        return os.listdir(f"{self.path}/_staging")
+
+
+class DeltaPlace(_Files):
+    shared = True
+
+    def __init__(self, kind: str, **options: Any) -> None:
+        self.kind, self._options = kind, options
+        self.replaces = options.get("mode") == "update"
+
+    def sink(self, calls: Calls | None = None, region: UUID = REGION) -> Sink:
+        made = HeldDelta(self.path, **self._options)
+        made._files = HeldFiles(calls or Calls())  # type: ignore[assignment]
+        return made.bind(f"region-{region.int}", region)
+
+    def rows(self) -> list[Row]:
+        if not deltalake.DeltaTable.is_deltatable(self.path):
+            return []
+        table = deltalake.DeltaTable(self.path).to_pyarrow_table()
+        return sorted((row["id"], row["name"]) for row in table.to_pylist())
+
+    def staged(self) -> list[str]:
+        return os.listdir(f"{self.path}/_kohort/{REGION.hex}/staged")
+
+
+class SqlitePlace(_Files):
+    def __init__(self, kind: str, **options: Any) -> None:
+        self.kind, self._options = kind, options
+        self.replaces = bool(options)
+
+    def at(self, root: Path) -> None:
+        root.mkdir(parents=True, exist_ok=True)
+        self.path = str(root / "out.db")
+
+    def sink(self, calls: Calls | None = None, region: UUID = REGION) -> Sink:
+        made = SqlTable(f"sqlite:///{self.path}", "flights", **self._options)
+        path = self.path
+
+        def connect() -> HeldConnection:
+            connection = sqlite3.connect(path, timeout=0, isolation_level=None, factory=HeldConnection)
+            connection.calls = calls or Calls()
+            return connection
+
+        made._connect = connect
+        return made.bind(f"region-{region.int}", region)
+
+    def _ask(self, statement: str) -> list[Any]:
+        with contextlib.closing(sqlite3.connect(self.path)) as connection:
+            tables = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+            asked = statement.split(" FROM ")[1]
+            return connection.execute(statement).fetchall() if (asked,) in tables else []
+
+    def rows(self) -> list[Row]:
+        return sorted(self._ask("SELECT id, name FROM flights"))
+
+    def staged(self) -> list[str]:
+        rows = self._ask("SELECT kohort_key FROM flights__staged")
+        return [row[0] for row in rows + self._ask("SELECT staged_key FROM kohort_staged")]
+
+
+def kinds() -> list[Place]:
+    """One of each kind, nowhere yet."""
+    return [
+        ParquetPlace(),
+        DeltaPlace("delta"),
+        DeltaPlace("delta-parted", partition_by=["name"]),
+        DeltaPlace("delta-update", mode="update", keys=["id"]),
+        SqlitePlace("sqlite"),
+        SqlitePlace("sqlite-update", mode="update", keys=["id"]),
+    ]
+
+
+def copied(place: Place, to: Path) -> None:
+    """Have the place go on in a copy of its folder."""
+    here = Path(place.path)  # type: ignore[attr-defined]
+    to.mkdir(parents=True)
+    if here.is_dir():
+        shutil.copytree(here, to / here.name)
+    else:
+        for each in here.parent.glob(f"{here.name}*"):
+            shutil.copy2(each, to / each.name)
+    place.at(to)
+
+
+def table(rows: list[Row]) -> pa.Table:
+    return pa.table({"id": [row[0] for row in rows], "name": [row[1] for row in rows]}, schema=SCHEMA)
+
+
+def merged(place: Place, *sequences: list[Row]) -> list[Row]:
+    """What is to be seen of rows that came in this order."""
+    rows = [row for rows in sequences for row in rows]
+    return sorted(dict(rows).items()) if place.replaces else sorted(rows)
+
+
+def same(found: list[Row], wanted: list[Row]) -> bool:
+    return Counter(found) == Counter(wanted)

@@ -1,0 +1,405 @@
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import deltalake
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from kohort.errors import CorruptDataError, InvalidInputError, NotAuthorizedError, RetriableError
+from kohort.region import delta_table
+from kohort.region.delta_log import DeltaLog
+from kohort.region.delta_schema import COLUMNS_MAX, TEXT_MAX, delta_schema, parted, statistics
+from kohort.region.delta_table import DeltaTable
+from kohort.region.sinks import Keep, Sink
+from kohort.region.staged import StagedKey
+
+REGION = UUID(int=1)
+SCHEMA = pa.schema([("id", pa.int64()), ("day", pa.date32()), ("name", pa.string())])
+DAYS = [datetime.date(2026, 11, day) for day in (1, 2, 3)]
+
+
+def key(unit: int, epoch: int = 1) -> StagedKey:
+    return StagedKey(REGION, epoch, "größe/1", unit)
+
+
+def table(*ids: int, name: str | None = "x") -> pa.Table:
+    return pa.table(
+        {"id": list(ids), "day": [DAYS[each % 3] for each in ids], "name": [name] * len(ids)}, schema=SCHEMA
+    )
+
+
+def made(path: Path, **options: Any) -> DeltaTable:
+    sink = DeltaTable(path, **options).bind("flights", REGION)
+    sink.check(SCHEMA)
+    return sink
+
+
+def read(path: str | Path) -> list[dict[str, Any]]:
+    return sorted(deltalake.DeltaTable(path).to_pyarrow_table().to_pylist(), key=lambda row: row["id"])
+
+
+def test_it_is_a_sink(tmp_path: Path) -> None:
+    taken: Sink = made(tmp_path / "t")
+    assert taken.published() == 0
+    assert DeltaTable(f"file://{tmp_path}/t").place == f"delta:{tmp_path}/t"
+
+
+def test_published_files_are_the_staged_ones_under_a_second_name(tmp_path: Path) -> None:
+    sink = made(tmp_path / "t")
+    sink.stage(key(1), table(1, 2))
+    staged = [each for each in os.scandir(sink._staging) if each.name.endswith(".parquet")]
+    inode = staged[0].inode()
+    assert read(sink.path) == []
+    sink.publish(1, [key(1)])
+    assert [each.inode() for each in os.scandir(sink.path) if each.name.endswith(".parquet")] == [inode]
+    assert [row["id"] for row in read(sink.path)] == [1, 2]
+
+
+def test_vacuum_leaves_what_is_staged(tmp_path: Path) -> None:
+    sink = made(tmp_path / "t")
+    sink.stage(key(1), table(1, 2))
+    deltalake.DeltaTable(sink.path).vacuum(0, dry_run=False, enforce_retention_duration=False, full=True)
+    sink.publish(1, [key(1)])
+    deltalake.DeltaTable(sink.path).vacuum(0, dry_run=False, enforce_retention_duration=False, full=True)
+    assert [row["id"] for row in read(sink.path)] == [1, 2]
+    sink.check(SCHEMA)
+    assert sink.published() == 1
+
+
+def test_the_log_says_which_sequence_and_what_is_in_the_files(tmp_path: Path) -> None:
+    sink = made(tmp_path / "t", partition_by=["day"])
+    sink.stage(key(1), table(1, 4, 2))
+    sink.publish(7, [key(1)])
+    log = deltalake.DeltaTable(sink.path)
+    assert log.transaction_version(str(REGION)) == 7
+    files = {each["partition"]["day"]: each for each in pa.table(log.get_add_actions()).to_pylist()}
+    assert set(files) == set(DAYS[1:])
+    assert (files[DAYS[1]]["min"]["id"], files[DAYS[1]]["max"]["id"], files[DAYS[1]]["num_records"]) == (1, 4, 2)
+    assert [row["day"] for row in read(sink.path)] == [DAYS[1], DAYS[2], DAYS[1]]
+    pruned = log.to_pyarrow_table(filters=[("day", "=", DAYS[1]), ("id", "<", 4)])
+    assert pruned.column("id").to_pylist() == [1]
+
+
+def test_the_sequence_survives_a_checkpoint_of_the_log_and_its_cleaning(tmp_path: Path) -> None:
+    sink = made(tmp_path / "t")
+    for number in (1, 2):
+        sink.stage(key(number), table(number))
+        sink.publish(number, [key(number)])
+    log = deltalake.DeltaTable(sink.path)
+    log.alter.set_table_properties({"delta.logRetentionDuration": "interval 0 days"})
+    log = deltalake.DeltaTable(sink.path)
+    log.create_checkpoint()
+    log.cleanup_metadata()
+    for name in os.listdir(sink._own):
+        if name.startswith("published-"):
+            os.unlink(f"{sink._own}/{name}")
+    sink.publish(2, [key(1), key(2)])
+    assert [row["id"] for row in read(sink.path)] == [1, 2] and sink.published() == 2
+
+
+def test_a_table_that_was_there_before(tmp_path: Path) -> None:
+    deltalake.write_deltalake(tmp_path / "t", table(9, name="before"), partition_by=["day"])
+    sink = made(tmp_path / "t")
+    sink.stage(key(1), table(1))
+    sink.publish(1, [key(1)])
+    assert [row["id"] for row in read(sink.path)] == [1, 9]
+    with pytest.raises(InvalidInputError, match=r"is parted by \['day'\], not by \['name'\]"):
+        DeltaTable(sink.path, partition_by=["name"]).bind("flights", UUID(int=3)).check(SCHEMA)
+    with pytest.raises(InvalidInputError, match="'name' is missing"):
+        DeltaTable(sink.path).bind("flights", UUID(int=3)).check(SCHEMA.remove(2))
+
+
+def test_update_replaces_rows_of_whoever_wrote_them(tmp_path: Path) -> None:
+    deltalake.write_deltalake(tmp_path / "t", table(1, 9, name="before"))
+    sink = made(tmp_path / "t", mode="update", keys=["id"])
+    sink.stage(key(1), table(1, 2, name="first"))
+    sink.stage(key(2), table(2, name="second"))
+    sink.publish(1, [key(2), key(1)])
+    assert [(row["id"], row["name"]) for row in read(sink.path)] == [(1, "first"), (2, "second"), (9, "before")]
+    with pytest.raises(InvalidInputError, match="others' rows before its own"):
+        sink.empty(2, 9)
+    deltalake.DeltaTable(sink.path).delete()
+    sink.empty(2, 9)
+    assert sink.published() == 2
+
+
+def test_keys_of_two_columns_in_a_parted_table(tmp_path: Path) -> None:
+    sink = made(tmp_path / "t", mode="update", keys=["id", "day"], partition_by=["day"])
+    for number, name in ((1, "old"), (2, "new")):
+        sink.stage(key(number), table(1, 2, name=name).slice(number - 1))
+        sink.publish(number, [key(number)])
+    assert [(row["id"], row["name"]) for row in read(sink.path)] == [(1, "old"), (2, "new")]
+    with pytest.raises(InvalidInputError, match="Null in columns that may not be: id"):
+        sink.stage(
+            key(3), pa.table({"id": pa.array([None], pa.int64()), "day": DAYS[:1], "name": ["x"]}, schema=SCHEMA)
+        )
+
+
+def test_emptied_by_name_and_not_where_files_were_written_anew(tmp_path: Path) -> None:
+    sink = made(tmp_path / "t")
+    for number in (1, 2):
+        sink.stage(key(number), table(number))
+        sink.publish(number, [key(number)])
+    deltalake.write_deltalake(sink.path, table(9), mode="append")
+    deltalake.DeltaTable(sink.path).optimize.compact()
+    with pytest.raises(InvalidInputError, match="OPTIMIZE.*Delete all rows of the table by hand"):
+        sink.empty(3, 2)
+    assert [row["id"] for row in read(sink.path)] == [1, 2, 9] and sink.published() == 2
+    deltalake.DeltaTable(sink.path).delete()
+    sink.empty(3, 2)
+    sink.stage(key(3, epoch=2), table(5))
+    sink.publish(4, [key(3, epoch=2)])
+    sink.empty(5, 3)
+    assert read(sink.path) == [] and sink.published() == 5
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (
+            {"delta.columnMapping.mode": "name", "delta.minReaderVersion": "2", "delta.minWriterVersion": "5"},
+            "maps its",
+        ),
+        ({"delta.setTransactionRetentionDuration": "interval 1 day"}, "forgets which sequences"),
+    ],
+)
+def test_a_table_that_needs_more_is_refused(tmp_path: Path, settings: dict[str, str], said: str) -> None:
+    log = tmp_path / "t" / "_delta_log"
+    deltalake.DeltaTable.create(tmp_path / "t", deltalake.Schema.from_arrow(SCHEMA))
+    first = log / f"{0:020}.json"
+    lines = [json.loads(line) for line in first.read_text().splitlines()]
+    for line in lines:
+        if "metaData" in line:
+            line["metaData"]["configuration"] = settings
+    first.write_text("\n".join(json.dumps(line) for line in lines))
+    with pytest.raises(InvalidInputError, match=said):
+        DeltaTable(tmp_path / "t").bind("flights", REGION).check(SCHEMA)
+
+
+def test_a_table_with_a_constraint_is_refused(tmp_path: Path) -> None:
+    log = deltalake.DeltaTable.create(tmp_path / "t", deltalake.Schema.from_arrow(SCHEMA))
+    log.alter.add_constraint({"positive": "id > 0"})
+    with pytest.raises(InvalidInputError, match="has a constraint"):
+        DeltaTable(tmp_path / "t").bind("flights", REGION).check(SCHEMA)
+
+
+def test_append_only_tables_take_no_update(tmp_path: Path) -> None:
+    settings = {"delta.appendOnly": "true"}
+    deltalake.DeltaTable.create(tmp_path / "t", deltalake.Schema.from_arrow(SCHEMA), configuration=settings)
+    with pytest.raises(InvalidInputError, match="new rows only"):
+        made(tmp_path / "t", mode="update", keys=["id"])
+    made(tmp_path / "t")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"mode": "complete"}, "take 'update' with keys"),
+        ({"mode": "upsert"}, "choose one of append, update"),
+        ({"mode": "update"}, "needs keys"),
+        ({"keys": ["id"]}, "are for mode='update'"),
+        ({"mode": "update", "keys": "id"}, r"keys=\['id'\]"),
+        ({"mode": "update", "keys": ["id", "id"]}, "twice"),
+        ({"partition_by": "day"}, r"partition_by=\['day'\]"),
+        ({"compression": "zip"}, "choose one of"),
+    ],
+)
+def test_options_that_can_t_be(tmp_path: Path, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidInputError, match=said):
+        DeltaTable(tmp_path, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"mode": "update", "keys": ["nothing"]}, "keys.* names nothing, and the rows have only id, day, name"),
+        ({"partition_by": ["nothing"]}, "partition_by names nothing"),
+        ({"partition_by": ["id", "day", "name"]}, "one must be left"),
+    ],
+)
+def test_columns_that_are_not_there(tmp_path: Path, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidInputError, match=said):
+        made(tmp_path / "t", **options)
+    assert not (tmp_path / "t").exists()
+
+
+def test_places_that_can_t_be(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError, match="object store"):
+        DeltaTable("s3://bucket/table")
+    (tmp_path / "notes.csv").write_text("x")
+    with pytest.raises(InvalidInputError, match=r"notes\.csv.*no Delta table"):
+        made(tmp_path)
+    with pytest.raises(InvalidInputError, match="is a file"):
+        made(tmp_path / "notes.csv")
+    with pytest.raises(InvalidInputError, match="bind"):
+        DeltaTable(tmp_path / "t").check(SCHEMA)
+    sink = made(tmp_path / "t", mode="update", keys=["id"])
+    with pytest.raises(InvalidInputError, match=r"keys=\['id'\], not \['name'\]"):
+        made(Path(sink.path), mode="update", keys=["name"])
+
+
+ODD = [pa.uint8(), pa.timestamp("ns", "UTC"), pa.timestamp("us", "Europe/Berlin"), pa.null(), pa.time64("us"),
+       pa.decimal256(50, 3), pa.float16(), pa.duration("us")]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ODD, ids=str)
+def test_types_that_it_does_not_keep(tmp_path: Path, kind: pa.DataType) -> None:
+    with pytest.raises(InvalidInputError, match="column 'x' of type .*cast"):
+        DeltaTable(tmp_path / "t").bind("flights", REGION).check(pa.schema([("x", kind)]))
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        (pa.large_string(), pa.string()),
+        (pa.dictionary(pa.int8(), pa.string()), pa.string()),
+        (pa.timestamp("ms", "UTC"), pa.timestamp("us", "UTC")),
+        (pa.timestamp("us"), pa.timestamp("us")),
+        (pa.list_(pa.field("x", pa.large_binary(), nullable=False)), pa.list_(pa.field("element", pa.binary(), False))),
+        (pa.map_(pa.string(), pa.int32()), pa.map_(pa.string(), pa.int32())),
+    ],
+    ids=str,
+)
+def test_types_that_it_keeps_in_its_own_form(tmp_path: Path, given: pa.DataType, kept: pa.DataType) -> None:
+    schema = pa.schema([("x", given)])
+    assert delta_schema(schema).field("x").type == kept
+    sink = DeltaTable(tmp_path / "t").bind("flights", REGION)
+    sink.check(schema)
+    sink.stage(key(1), pa.table({"x": pa.nulls(2, given)}, schema=schema))
+    sink.publish(1, [key(1)])
+    assert deltalake.DeltaTable(sink.path).to_pyarrow_table().num_rows == 2
+    sink.check(schema)
+
+
+def test_statistics_leave_out_what_could_mislead() -> None:
+    rows = pa.table({
+        "n": [3, None, -1], "long": ["a" * (TEXT_MAX + 1), "b", "c"], "real": [float("nan"), 1.0, 2.0],
+        "at": pa.array([0, 1, None], pa.timestamp("us", "UTC")),
+        "far": pa.array([2**60, 0, 1], pa.timestamp("us", "UTC")),
+        "list": [[1], [], None],
+    })  # fmt: skip
+    said = json.loads(statistics(rows))
+    assert said["minValues"] == {"n": -1, "at": "1970-01-01T00:00:00.000000Z"}
+    assert said["maxValues"] == {"n": 3, "at": "1970-01-01T00:00:00.000001Z"}
+    assert said["numRecords"] == 3 and said["nullCount"]["n"] == 1 and "list" not in said["nullCount"]
+    wide = pa.table({f"c{n}": [n] for n in range(COLUMNS_MAX + 5)})
+    assert len(json.loads(statistics(wide))["minValues"]) == COLUMNS_MAX
+
+
+def test_an_empty_text_as_a_partition(tmp_path: Path) -> None:
+    schema = pa.schema([("id", pa.int64()), ("name", pa.string())])
+    rows = pa.table({"id": [1, 2], "name": ["", "a b/c=d"]}, schema=schema)
+    assert [values for values, _ in parted(rows, ["name"])] == [{"name": None}, {"name": "a b/c=d"}]
+    sink = DeltaTable(tmp_path / "t", partition_by=["name"]).bind("flights", REGION)
+    sink.check(schema)
+    sink.stage(key(1), rows)
+    sink.publish(1, [key(1)])
+    assert [row["name"] for row in read(sink.path)] == [None, "a b/c=d"]
+    strict = DeltaTable(tmp_path / "s", mode="update", keys=["id", "name"], partition_by=["name"]).bind("f", REGION)
+    strict.check(schema)
+    with pytest.raises(InvalidInputError, match="An empty text in 'name'"):
+        strict.stage(key(1), rows)
+
+
+def test_when_others_always_come_first_it_can_be_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = made(tmp_path / "t")
+    sink.stage(key(1), table(1))
+    monkeypatch.setattr(delta_table, "COMMITS_MAX", 3)
+    with monkeypatch.context() as patch:
+        patch.setattr(DeltaLog, "commit", lambda self, *args: False)
+        with pytest.raises(RetriableError, match="3 commits were too late"):
+            sink.publish(1, [key(1)])
+    sink.publish(1, [key(1)])
+    assert [row["id"] for row in read(sink.path)] == [1]
+
+
+def test_a_log_that_can_t_be_read(tmp_path: Path) -> None:
+    sink = made(tmp_path / "t")
+    sink.stage(key(1), table(1))
+    first = Path(sink.path, "_delta_log", f"{0:020}.json")
+    whole = first.read_bytes()
+    first.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(RetriableError, match="does not answer"):
+        sink.publish(1, [key(1)])
+    first.unlink()
+    with pytest.raises(InvalidInputError, match="is no Delta table"):
+        sink.publish(1, [key(1)])
+    first.write_bytes(whole)
+    sink.publish(1, [key(1)])
+    Path(sink._own, "region.json").write_bytes(b"{")
+    with pytest.raises(CorruptDataError, match=r"region\.json"):
+        made(Path(sink.path))
+
+
+def test_a_commit_that_a_power_loss_has_torn(tmp_path: Path) -> None:
+    """Its name was durable, its bytes were not, and nobody was told that it is done."""
+    for left in (0, 100):
+        sink = made(tmp_path / f"t{left}")
+        sink.stage(key(1), table(1))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(DeltaLog, "settle", _power_goes)
+            with pytest.raises(OSError, match="the power goes"):
+                sink.publish(1, [key(1)])
+        commit = Path(sink.path, "_delta_log", f"{1:020}.json")
+        os.truncate(commit, left)
+        if left:
+            with pytest.raises(RetriableError, match="does not answer"):
+                sink.publish(1, [key(1)])
+            commit.unlink()  # as the documentation says
+        sink.publish(1, [key(1)])
+        assert [row["id"] for row in read(sink.path)] == [1] and sink.published() == 1
+
+
+def _power_goes(self: DeltaLog, newest: int) -> None:
+    raise OSError("the power goes")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_right_that_is_missing_is_found_by_check(tmp_path: Path) -> None:
+    sink = made(tmp_path / "t")
+    os.chmod(sink.path, 0o500)
+    try:
+        with pytest.raises(NotAuthorizedError, match="No right"):
+            sink.check(SCHEMA)
+    finally:
+        os.chmod(sink.path, 0o700)
+
+
+def test_sweep_leaves_other_regions(tmp_path: Path) -> None:
+    sink, other = made(tmp_path / "t"), DeltaTable(tmp_path / "t").bind("trains", UUID(int=2))
+    other.check(SCHEMA)
+    theirs = StagedKey(UUID(int=2), 1, "a", 1)
+    other.stage(theirs, table(7))
+    sink.stage(key(1), table(1))
+    sink.sweep(Keep(9))
+    assert os.listdir(sink._staging) == []
+    other.publish(1, [theirs])
+    assert [row["id"] for row in read(sink.path)] == [7]
+
+
+def test_without_the_package_it_says_how_to_get_it() -> None:
+    code = (
+        "import sys; sys.modules['deltalake'] = None\n"
+        "import kohort.region\n"
+        "try: kohort.region.DeltaTable\n"
+        "except ValueError as error: print(error)"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert "pip install 'kohort[delta]'" in said
+
+
+def test_other_readers_find_plain_parquet(tmp_path: Path) -> None:
+    sink = made(tmp_path / "t", compression="snappy")
+    sink.stage(key(1), table(1))
+    sink.publish(1, [key(1)])
+    files = list(Path(sink.path).glob("*.parquet"))
+    assert pq.read_metadata(files[0]).row_group(0).column(0).compression == "SNAPPY"

@@ -1,0 +1,438 @@
+"""The same cases for every sink: each call at which a process can die, fail or be held; faults that must be found."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+import pickle
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pyarrow as pa
+import pytest
+
+from kohort.errors import CorruptDataError, InvalidInputError, KafkaError, RetriableError
+from kohort.region import delta_table, rows, sql_table
+from kohort.region.delta_log import DeltaLog
+from kohort.region.delta_table import DeltaTable
+from kohort.region.sinks import Keep, Sink
+from kohort.region.sql_table import SqlTable
+from kohort.region.staged import StagedKey
+from tests.region import place_runs as runs
+from tests.region.places import REGION, SCHEMA, Calls, Place, kinds, merged, same, table
+from tests.region.postgres import PostgresPlace, Server
+
+OTHER = UUID(int=0xB0B)
+KINDS = {each.kind: each for each in kinds()}
+POSTGRES = ("postgres", "postgres-update")
+
+
+@pytest.fixture
+def root() -> Iterator[Path]:
+    """A folder in memory, where there is one: nothing here loses power."""
+    memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
+    folder = tempfile.mkdtemp(prefix="kohort-places-", dir=memory)
+    yield Path(folder)
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(params=[*KINDS, *POSTGRES])
+def place(request: pytest.FixtureRequest, root: Path) -> Place:
+    if request.param in POSTGRES:
+        server: Server = request.getfixturevalue("postgres")
+        made: Place = PostgresPlace(request.param, server.fresh())
+    else:
+        made = copy.copy(KINDS[request.param])
+    made.at(root / "first")
+    return made
+
+
+@pytest.fixture
+def sink(place: Place) -> Sink:
+    made = place.sink()
+    made.check(SCHEMA)
+    return made
+
+
+def key(unit: int, member: str = "worker-1", epoch: int = 1) -> StagedKey:
+    return StagedKey(REGION, epoch, member, unit)
+
+
+def test_what_is_published_is_seen_and_nothing_else(place: Place, sink: Sink) -> None:
+    assert sink.published() == 0
+    sink.stage(key(1), table([(1, "a"), (2, "b")]))
+    sink.stage(key(1, "größe/2"), table([(3, "c")]))
+    sink.stage(key(2), table([(4, "d")]))
+    assert place.rows() == []
+    sink.publish(1, [key(1), key(1, "größe/2")])
+    assert place.rows() == [(1, "a"), (2, "b"), (3, "c")]
+    sink.publish(1, [key(1), key(1, "größe/2")])
+    assert place.rows() == [(1, "a"), (2, "b"), (3, "c")] and sink.published() == 1
+    sink.publish(2, [key(2)])
+    assert place.rows()[-1] == (4, "d") and sink.published() == 2
+    if place.kind != "parquet":
+        assert sink.place == place.sink(region=OTHER).place  # type: ignore[attr-defined]
+
+
+def test_a_sequence_without_rows_is_done(place: Place, sink: Sink) -> None:
+    sink.stage(key(1), table([]))
+    sink.publish(1, [key(1)])
+    sink.publish(2, [])
+    assert sink.published() == 2 and place.rows() == [] and place.staged() == []
+    sink.publish(1, [key(1)])
+    assert sink.published() == 2
+
+
+def test_a_key_that_nobody_staged_is_lost_output(place: Place, sink: Sink) -> None:
+    sink.stage(key(1), table([(1, "a")]))
+    with pytest.raises(CorruptDataError, match=r"(?s)Sequence 1.*are gone.*worker-1-e1-u2"):
+        sink.publish(1, [key(1), key(2)])
+    assert sink.published() == 0 and place.rows() == []
+
+
+def test_staged_again_the_last_counts(place: Place, sink: Sink) -> None:
+    sink.stage(key(1), table([(1, "a")]))
+    sink.stage(key(1), table([]))
+    sink.stage(key(1), table([(7, "g"), (8, "h")]))
+    sink.stage(key(1), table([(7, "G")]))
+    sink.publish(1, [key(1)])
+    assert place.rows() == [(7, "G")] and place.staged() == []
+
+
+def test_of_rows_of_one_key_the_later_unit_counts_then_the_later_row(place: Place, sink: Sink) -> None:
+    first, second = [(1, "a"), (1, "b")], [(1, "c"), (2, "d"), (2, "e")]
+    sink.stage(key(10, "a"), table(second))
+    sink.stage(key(9, "b"), table(first))
+    sink.publish(1, [key(10, "a"), key(9, "b")])
+    assert same(place.rows(), merged(place, first, second))
+    assert not place.replaces or place.rows() == [(1, "c"), (2, "e")]
+
+
+def test_a_schema_that_does_not_fit_is_refused_for_good(sink: Sink) -> None:
+    given = pa.schema([("id", pa.int32()), ("extra", pa.string())])
+    for act in (lambda: sink.check(given), lambda: sink.stage(key(1), given.empty_table())):
+        with pytest.raises(InvalidInputError, match="extra|no column 'name'|keys names|partition_by names"):
+            act()
+    sink.check(pa.schema([("name", pa.string()), ("id", pa.int64())], metadata={"a": "b"}))
+    sink.stage(key(1), table([(1, "a")]).select(["name", "id"]))
+
+
+def test_as_spark_delivers_it(place: Place) -> None:
+    schema = pa.schema([
+        ("id", pa.int64()), ("name", pa.large_string()), ("at", pa.timestamp("us", "UTC")), ("day", pa.date32()),
+        ("amount", pa.decimal128(38, 18)), ("raw", pa.large_binary()), ("flag", pa.bool_()), ("share", pa.float64()),
+        pa.field("small", pa.int8(), nullable=False),
+    ])  # fmt: skip
+    sink = place.sink()
+    if place.kind == "parquet":
+        schema = schema.set(1, pa.field("name", pa.string())).set(5, pa.field("raw", pa.binary()))
+    sink.check(schema)
+    values = {"id": [2**62], "name": ["x"], "at": [1], "day": [1], "amount": [None], "raw": [b"\0\xff"], "flag": [True],
+              "share": [0.5], "small": [-1]}  # fmt: skip
+    sink.stage(key(1), pa.table({each.name: pa.array(values[each.name], each.type) for each in schema}, schema=schema))
+    sink.publish(1, [key(1)])
+    assert place.rows() == [(2**62, "x")]
+
+
+def test_nested_types(place: Place) -> None:
+    nested = pa.struct([("x", pa.list_(pa.int32())), ("m", pa.map_(pa.string(), pa.float64()))])
+    schema = pa.schema([*SCHEMA, ("nested", nested)])
+    sink = place.sink()
+    if "delta" not in place.kind and place.kind != "parquet":
+        with pytest.raises(InvalidInputError, match="'nested'.*to_json"):
+            sink.check(schema)
+        return
+    sink.check(schema)
+    said = {"id": [1], "name": ["a"], "nested": [{"x": [1, None], "m": [("k", 0.5)]}]}
+    sink.stage(key(1), pa.table(said, schema=schema))
+    sink.publish(1, [key(1)])
+    assert place.rows() == [(1, "a")]
+
+
+def test_null_where_none_may_be(place: Place) -> None:
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False), ("name", pa.string())])
+    sink = place.sink()
+    sink.check(schema)
+    with pytest.raises(InvalidInputError, match="'id' may be null now|takes no null in 'id'"):
+        sink.check(SCHEMA)
+    with pytest.raises(InvalidInputError, match="Null in columns that may not be: id"):
+        sink.stage(key(1), pa.table({"id": pa.array([None], pa.int64()), "name": ["a"]}, schema=schema))
+
+
+def test_before_bind_and_check_it_says_what_to_do(place: Place) -> None:
+    sink = place.sink()
+    with pytest.raises(InvalidInputError, match="call check"):
+        sink.stage(key(1), table([(1, "a")]))
+    assert sink.published() == 0
+    sink.sweep(Keep(3))
+    sink.empty(1, 3)
+    sink.check(SCHEMA)
+    with pytest.raises(InvalidInputError, match="the first is 1"):
+        sink.publish(0, [])
+    with pytest.raises(InvalidInputError, match="key of another region"):
+        sink.stage(StagedKey(OTHER, 1, "a", 1), table([(1, "a")]))
+
+
+def test_another_region(place: Place, sink: Sink) -> None:
+    sink.stage(key(1), table([(1, "a")]))
+    sink.publish(1, [key(1)])
+    stranger, theirs = place.sink(region=OTHER), StagedKey(OTHER, 1, "worker-1", 1)
+    if not place.shared:
+        with pytest.raises(InvalidInputError, match=f"{REGION}.*{OTHER}"):
+            stranger.check(SCHEMA)
+        return
+    stranger.check(SCHEMA)
+    assert stranger.published() == 0
+    stranger.stage(theirs, table([(2, "b")]))
+    stranger.sweep(Keep(0))
+    stranger.publish(1, [theirs])
+    assert place.rows() == [(1, "a"), (2, "b")], "a region made anew loses nothing"
+    if not place.replaces:
+        sink.empty(2, 9)
+        assert place.rows() == [(2, "b")]
+
+
+def test_a_copy_by_pickle(place: Place, sink: Sink) -> None:
+    if place.kind.startswith("sqlite"):
+        sink = SqlTable(f"sqlite:///{place.path}", "flights", mode=sink.mode, keys=sink.keys).bind("r", REGION)  # type: ignore[attr-defined]
+    elif place.kind.startswith("delta"):
+        sink = DeltaTable(sink.path, mode=sink.mode, keys=sink.keys).bind("r", REGION)  # type: ignore[attr-defined]
+    pickle.loads(pickle.dumps(sink)).stage(key(1), table([(1, "a")]))
+    pickle.loads(pickle.dumps(sink)).publish(1, [key(1)])
+    assert place.rows() == [(1, "a")]
+
+
+def test_publishers_at_once_and_a_reader(place: Place) -> None:
+    """Three of them, each with all sequences; who reads sees only the first ones, each whole."""
+    first = place.sink()
+    first.check(SCHEMA)
+    wanted: list[list[tuple[int, str]]] = [[]]
+    for sequence in range(1, 9):
+        first.stage(key(sequence, "a"), table([(sequence * 10, "a"), (0, f"at {sequence}")]))
+        first.stage(key(sequence, "b"), table([(sequence * 10 + 1, "b")]))
+        wanted.append([*wanted[-1], (sequence * 10, "a"), (0, f"at {sequence}"), (sequence * 10 + 1, "b")])
+    failed: list[BaseException] = []
+
+    def publish() -> None:
+        sink = place.sink()
+        try:
+            for sequence in range(1, 9):
+                done = False
+                while not done:
+                    with contextlib.suppress(RetriableError):
+                        sink.publish(sequence, [key(sequence, "a"), key(sequence, "b")])
+                        sink.sweep(Keep(1))
+                        done = True
+        except BaseException as error:  # noqa: BLE001 - raised below
+            failed.append(error)
+
+    threads = [threading.Thread(target=publish) for _ in range(3)]
+    for each in threads:
+        each.start()
+    seen = []
+    while any(each.is_alive() for each in threads):
+        if place.kind != "parquet":  # two folders of it are two looks
+            seen.append(place.rows())
+    for each in threads:
+        each.join()
+    assert failed == []
+    allowed = [merged(place, rows) for rows in wanted]
+    assert all(any(same(rows, each) for each in allowed) for rows in seen)
+    assert same(place.rows(), allowed[-1]) and first.published() == 8 and place.staged() == []
+
+
+def test_what_is_said_is_durable(place: Place) -> None:
+    """Files and commits are synced before a sequence is marked as done, and it is marked before anything goes."""
+    if "delta" not in place.kind:
+        pytest.skip("Parquet folders lose power in their own tests, databases keep what they commit")
+    _commits_are_durable_before_they_are_marked(place)
+
+
+def _commits_are_durable_before_they_are_marked(place: Place) -> None:
+    calls = Calls()
+    sink = place.sink(calls)
+    sink.check(SCHEMA)
+    sink.stage(key(1), table([(1, "a")]))
+    staged = [each for each in calls.trace if each.startswith("fsync") and each.endswith((".parquet", ".part"))]
+    assert len(staged) == 3, "the rows, what is said of them, and whose the table is"
+    calls.trace.clear()
+    sink.publish(1, [key(1)])
+    trace = [each.replace(str(sink.path), "") for each in calls.trace]  # type: ignore[attr-defined]
+    committed = next(at for at, each in enumerate(trace) if each in ("commit", "merge"))
+    marked = next(at for at, each in enumerate(trace) if each.startswith("open ") and "published-1" in each)
+    removed = next(at for at, each in enumerate(trace) if each.startswith("unlink"))
+    assert f"fsync /_delta_log/{1:020}.json" in trace[committed:marked]
+    assert "fsync /_delta_log" in trace
+    assert committed < len(trace) - trace[::-1].index("fsync /_delta_log") - 1 < marked < removed
+    if committed and trace[committed] == "commit":
+        assert "fsync " in trace[:committed], "the second names, before the log says them"
+    else:
+        assert any(each.startswith("fsync /part-") for each in trace[committed:marked])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("run", runs.RUNS, ids=lambda run: run.__name__)
+def test_run(run: Callable[[Place, Path], None], kind: str, root: Path) -> None:
+    run(copy.copy(KINDS[kind]), root)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.startswith("delta")])
+@pytest.mark.parametrize("run", runs.SHARED_RUNS, ids=lambda run: run.__name__)
+def test_a_table_that_others_write_too(run: Callable[[Place, Path], None], kind: str, root: Path) -> None:
+    run(copy.copy(KINDS[kind]), root)
+
+
+Patch = pytest.MonkeyPatch
+
+
+def _does_not_look_into_the_log(patch: Patch) -> None:
+    patch.setattr(DeltaLog, "has", lambda self, table, sequence: False)
+
+
+def _refused_by_the_log_is_done(patch: Patch) -> None:
+    whole = DeltaLog.commit
+    patch.setattr(DeltaLog, "commit", lambda self, *args: whole(self, *args) or True)
+
+
+def _delta_marks_first(patch: Patch) -> None:
+    whole = DeltaTable._until_there
+
+    def until_there(self: DeltaTable, sequence: int, commit: Any) -> None:
+        delta_table.marks.mark(self._files, self._own, sequence)
+        whole(self, sequence, commit)
+
+    patch.setattr(DeltaTable, "_until_there", until_there)
+
+
+def _delta_removes_before_it_is_marked(patch: Patch) -> None:
+    whole = DeltaLog.settle
+
+    def settle(self: DeltaLog, newest: int) -> None:
+        whole(self, newest)
+        staged = f"{self._path}/_kohort/{REGION.hex}/staged"
+        for name in self._files.listdir(staged):
+            self._files.unlink(f"{staged}/{name}")
+
+    patch.setattr(DeltaLog, "settle", settle)
+
+
+def _transaction_by_name(patch: Patch) -> None:
+    whole = DeltaLog.__init__
+    patch.setattr(DeltaLog, "__init__", lambda self, path, region_id, files: whole(self, path, UUID(int=0), files))
+
+
+def _no_settling(patch: Patch) -> None:
+    patch.setattr(DeltaLog, "settle", lambda self, newest: None)
+
+
+def _nothing_to_take_out_is_not_said(patch: Patch) -> None:
+    whole = DeltaLog.commit
+    patch.setattr(DeltaLog, "commit", lambda self, at, sequence, actions, rows: (
+        whole(self, at, sequence, actions, rows) if actions else True
+    ))  # fmt: skip
+
+
+def _delta_sweeps_all(patch: Patch) -> None:
+    whole = DeltaTable.sweep
+    patch.setattr(DeltaTable, "sweep", lambda self, keep: whole(self, Keep(keep.floor)))
+
+
+def _first_staged_counts(patch: Patch) -> None:
+    def in_order(keys: Iterable[StagedKey]) -> list[StagedKey]:
+        return sorted(set(keys), key=lambda each: (each.member, each.unit))
+
+    patch.setattr(delta_table, "in_order", in_order)
+    patch.setattr(sql_table, "in_order", in_order)
+
+
+def _first_row_counts(patch: Patch) -> None:
+    patch.setattr(delta_table, "last_of_each", lambda given, keys: rows.last_of_each(given[::-1], keys))
+    whole = SqlTable._moving
+    patch.setattr(SqlTable, "_moving", lambda self, columns: whole(self, columns).replace("DESC", "ASC"))
+
+
+def _a_transaction_for_each_statement(patch: Patch) -> None:
+    whole = sql_table._Cursor.run
+
+    def run(self: Any, statement: str, *given: object) -> None:
+        whole(self, statement, *given)
+        if not statement.startswith("SELECT"):
+            self.cursor.execute("COMMIT")
+            self.cursor.execute("BEGIN IMMEDIATE")
+
+    patch.setattr(sql_table._Cursor, "run", run)
+
+
+def _sequence_is_not_asked(patch: Patch) -> None:
+    patch.setattr(SqlTable, "_mine", lambda self, at: 0)
+
+
+def _sql_sweeps_all(patch: Patch) -> None:
+    whole = SqlTable.sweep
+    patch.setattr(SqlTable, "sweep", lambda self, keep: whole(self, Keep(keep.floor)))
+
+
+def _sql_says_nothing_of_emptying(patch: Patch) -> None:
+    whole = sql_table._Cursor.run
+
+    def run(self: Any, statement: str, *given: object) -> None:
+        if not (statement.startswith("UPDATE {sequences}") and given[0] == 3):
+            whole(self, statement, *given)
+
+    patch.setattr(sql_table._Cursor, "run", run)
+
+
+def _made_anew(place: Place, root: Path) -> None:
+    place.at(root / "first")
+    place.sink().check(SCHEMA)
+    test_another_region(place, place.sink())
+
+
+def _ordered(place: Place, root: Path) -> None:
+    place.at(root / "first")
+    sink = place.sink()
+    sink.check(SCHEMA)
+    test_of_rows_of_one_key_the_later_unit_counts_then_the_later_row(place, sink)
+
+
+def _durable(place: Place, root: Path) -> None:
+    place.at(root / "first")
+    _commits_are_durable_before_they_are_marked(place)
+
+
+Mutant = tuple[Callable[[Patch], None], str, Callable[[Place, Path], None]]
+MUTANTS: tuple[Mutant, ...] = (
+    (_does_not_look_into_the_log, "delta", runs.compacted_meanwhile),
+    (_refused_by_the_log_is_done, "delta", runs.others_write_meanwhile),
+    (_delta_marks_first, "delta", runs.killed_publishers),
+    (_delta_removes_before_it_is_marked, "delta", _durable),
+    (_transaction_by_name, "delta", _made_anew),
+    (_no_settling, "delta", _durable),
+    (_no_settling, "delta-update", _durable),
+    (_nothing_to_take_out_is_not_said, "delta", runs.emptied_under_the_first_publisher),
+    (_delta_sweeps_all, "delta", runs.sweeps_at_each_moment),
+    (_first_staged_counts, "delta-update", _ordered),
+    (_first_row_counts, "delta-update", _ordered),
+    (_first_staged_counts, "sqlite-update", _ordered),
+    (_first_row_counts, "sqlite-update", _ordered),
+    (_a_transaction_for_each_statement, "sqlite", runs.killed_publishers),
+    (_sequence_is_not_asked, "sqlite", runs.killed_publishers),
+    (_sql_sweeps_all, "sqlite", runs.sweeps_at_each_moment),
+    (_sql_says_nothing_of_emptying, "sqlite", runs.killed_while_emptied),
+)
+
+
+@pytest.mark.parametrize(("mutant", "kind", "run"), MUTANTS, ids=lambda each: getattr(each, "__name__", each))
+def test_the_run_kills_the_mutant(
+    mutant: Callable[[Patch], None], kind: str, run: Callable[[Place, Path], None], root: Path, monkeypatch: Patch
+) -> None:
+    mutant(monkeypatch)
+    with pytest.raises((AssertionError, KafkaError)):
+        run(copy.copy(KINDS[kind]), root)

@@ -1,0 +1,200 @@
+"""An application with queries of a region in a process of its own, for tests that kill it.
+
+`python -m tests.spark.region.query_process JSON`, see `Told`. It says a line for each query that is there, and ends
+cleanly with SIGTERM. A sink that fails, a batch that takes long and a death at a certain step are patched in here.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from kohort.region.parquet_folder import ParquetFolder
+from kohort.region.staged import StagedKey
+
+COLUMNS = ["partition", "offset", "CAST(value AS STRING) AS value"]
+
+
+@dataclass(frozen=True)
+class Told:
+    """What the application does.
+
+    Attributes:
+        queries: their names.
+        folder: of all: `out`, `checkpoints`.
+        per_batch: records, at most.
+        fails: how likely a task's staging fails, 0 to 1.
+        batch_s: so long each task takes at least.
+        dies_at: the step at which it kills itself, see `STEPS`; and the how manieth time that it comes by there.
+    """
+
+    servers: str
+    region: str
+    topic: str
+    folder: str
+    queries: list[str]
+    protocol: str = "classic"
+    per_batch: int = 300
+    fails: float = 0.0
+    batch_s: float = 0.0
+    dies_at: str = ""
+    dies_nth: int = 1
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+
+class Folder(ParquetFolder):
+    """A folder that fails at random, or takes its time; in Spark's tasks."""
+
+    fails = batch_s = 0.0
+
+    def stage(self, key: StagedKey, table: pa.Table) -> None:
+        time.sleep(self.batch_s)
+        if random.random() < self.fails:
+            raise OSError("no space left on a device of this test")
+        super().stage(key, table)
+
+    def publish(self, sequence: int, keys: Iterable[StagedKey]) -> None:
+        PUBLISHING()
+        super().publish(sequence, keys)
+        PUBLISHED()
+
+
+def _nothing() -> None: ...
+
+
+PUBLISHING: Callable[[], None] = _nothing
+PUBLISHED: Callable[[], None] = _nothing
+
+
+def _dies(nth: int) -> Callable[[], None]:
+    """A step at which the process is gone the nth time."""
+    left = [nth]
+
+    def come_by() -> None:
+        left[0] -= 1
+        if left[0] == 0:
+            logging.getLogger("kohort.test").warning("dies here")
+            os.killpg(0, signal.SIGKILL)
+
+    return come_by
+
+
+def _around(owner: Any, name: str, before: Callable[[], None] = _nothing, after: Callable[[], None] = _nothing) -> None:
+    inner = getattr(owner, name)
+
+    @functools.wraps(inner)
+    def wrapped(*given: Any, **named: Any) -> Any:
+        before()
+        result = inner(*given, **named)
+        after()
+        return result
+
+    setattr(owner, name, wrapped)
+
+
+STEPS = ["half derived", "derived", "staged", "contributes", "contributed", "commits", "committed"]
+STEPS += ["publishing", "published"]
+
+
+def patch(step: str, nth: int) -> None:
+    """Have the process die at a step."""
+    from kohort.region.book import Pen
+    from kohort.spark.region import folders, runs
+    from kohort.spark.region.staging import StagedBatches
+
+    global PUBLISHING, PUBLISHED
+    dies = _dies(nth)
+    match step:
+        case "":
+            pass
+        case "half derived":
+            _around(folders, "_check_whole", before=dies)
+        case "derived":
+            _around(runs, "derive", after=dies)
+        case "staged":
+            _around(StagedBatches, "add", after=dies)
+        case "contributes":
+            _around(runs.RegionQuery, "contribute", before=dies)
+        case "contributed":
+            _around(runs.RegionQuery, "contribute", after=dies)
+        case "commits":
+            _around(Pen, "commit", before=dies)
+        case "committed":
+            _around(Pen, "commit", after=dies)
+        case "publishing":
+            PUBLISHING = dies
+        case "published":
+            PUBLISHED = dies
+        case _:
+            raise ValueError(step)
+
+
+def session() -> Any:
+    """A small Spark."""
+    from pyspark.sql import SparkSession
+
+    return (
+        SparkSession.builder.master("local[1]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.log.level", "ERROR")
+        .config("spark.driver.memory", "512m")
+        .config("spark.driver.extraJavaOptions", "-XX:+UseSerialGC -XX:TieredStopAtLevel=1")
+        .config("spark.sql.shuffle.partitions", "1")
+        .config("spark.sql.session.timeZone", "UTC")
+        .getOrCreate()
+    )
+
+
+def main() -> None:
+    """See the module's text."""
+    from kohort.spark.region.spark_region import SparkRegion
+
+    told = Told(**json.loads(sys.argv[1]))
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    logging.getLogger("py4j").setLevel(logging.WARNING)
+    ends = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: ends.set())
+    patch(told.dies_at, told.dies_nth)
+    region = SparkRegion(
+        session(), told.region, told.servers, folder=Path(told.folder) / "checkpoints", checkpoint_every="500ms"
+    )
+    source = {
+        "subscribe": told.topic,
+        "group.id": told.region,
+        "group.protocol": told.protocol,
+        "maxOffsetsPerTrigger": str(told.per_batch),
+    }
+    if told.protocol == "classic":
+        source |= {"kafka.session.timeout.ms": "6000", "kafka.heartbeat.interval.ms": "500"}
+    for name in told.queries:
+        into = Folder(Path(told.folder) / "out")
+        into.fails, into.batch_s = told.fails, told.batch_s
+        region.query(name, lambda rows: rows.selectExpr(*COLUMNS), source=source, into=into, start="beginning")
+
+    region.start()
+    print("ready", flush=True)
+    while not ends.wait(0.1) and not region._are_over():
+        pass
+    region.close()
+    print("ended", flush=True)
+
+
+if __name__ == "__main__":
+    from tests.spark.region import query_process  # under its name: what is pickled and patched is that module's
+
+    query_process.main()

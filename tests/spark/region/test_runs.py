@@ -1,0 +1,342 @@
+"""What a query contributes, gives up and goes back to, whoever of its threads is first."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.spark.region.driven import Driven, spans_of
+from tests.spark.region.run_mutants import MUTANTS
+from tests.support.waiting import until
+
+from kohort.errors import InvalidInputError
+from kohort.ids import TopicPartition
+from kohort.region import messages as told
+from kohort.region.messages import Cut
+from kohort.spark.region.failures import IN_A_ROW_MAX
+from kohort.spark.region.runs import SLOW
+from kohort.spark.region.saved import SavedQuery
+
+
+@pytest.fixture
+def query(tmp_path: Path) -> Iterator[Driven]:
+    driven = Driven(tmp_path)
+    yield driven
+    driven.close()
+
+
+@pytest.fixture
+def join(tmp_path: Path) -> Iterator[Driven]:
+    driven = Driven(tmp_path, "tu")
+    yield driven
+    driven.close()
+
+
+def reading(query: Driven) -> Driven:
+    """It runs in epoch 5, from 100 and 200 on, and a batch of ten rows each is done."""
+    query.begin()
+    query.give({0: 100, 1: 200})
+    query.run.batch()
+    query.turn()
+    return query
+
+
+def batch_of(state: bytes) -> int | None:
+    found = json.loads(state)["batch"]
+    assert found is None or isinstance(found, int)
+    return found
+
+
+def test_it_contributes_its_last_batch_that_is_done_and_reads_on(query: Driven) -> None:
+    reading(query)
+    query.run.begin()
+    given = query.contribute(Cut(8, 1))
+    assert spans_of(given) == {0: (100, 110), 1: (200, 210)} and batch_of(given.state) == 0
+    assert [key.unit for key in given.keys] == [0]
+    query.run.finish()
+    query.run.end()
+    query.order(told.Completed(3, 8, 0))
+    given = query.contribute(Cut(9, 1))
+    assert spans_of(given) == {0: (110, 120), 1: (210, 220)} and [key.unit for key in given.keys] == [1]
+
+
+def test_what_is_wanted_back_ends_where_a_batch_has_read_it_last(query: Driven) -> None:
+    """Batches after that don't name it, and their rows go with the same sequence."""
+    reading(query)
+    query.want(1)
+    assert query.said(told.Holding)
+    query.run.batch()
+    given = query.contribute(Cut(8, 1))
+    assert spans_of(given) == {0: (100, 120), 1: (200, 210)} and len(given.keys) == 2
+    query.order(told.Completed(3, 8, 0))
+    assert 1 not in {one.partition for one in query.groups[0].held}, "it is let go with the sequence"
+
+
+def test_what_is_wanted_back_during_a_batch_waits_for_it(query: Driven) -> None:
+    reading(query)
+    query.run.begin()
+    query.want(1)
+    assert not query.said(told.Holding)
+    query.run.finish()  # the source has not heard of it: the member looks itself
+    query.turn()
+    query.turn()
+    assert query.said(told.Holding)
+    assert query.sequence(Cut(8, 1)) == {0: (100, 120), 1: (200, 220)}
+
+
+def test_what_is_wanted_back_during_a_cut_is_not_let_go_with_it(query: Driven) -> None:
+    """The batch after the one that was contributed has read it."""
+    reading(query)
+    query.contribute(Cut(8, 1))
+    query.run.batch()
+    query.want(1)
+    query.order(told.Completed(3, 8, 0))
+    query.turn()
+    assert len(query.groups[0].held) == 2, "what the batch has read of it is in no sequence"
+    assert query.said(told.Holding)
+    assert query.sequence(Cut(9, 1)) == {0: (110, 120), 1: (210, 220)}
+    assert len(query.groups[0].held) == 1
+
+
+def test_the_first_batch_that_begins_during_a_cut_has_read(query: Driven) -> None:
+    query.begin()
+    query.give({0: 100, 1: 200})
+    query.contribute(Cut(8, 1))
+    query.run.batch()
+    query.turn()
+    query.order(told.Completed(3, 8, 0))
+    query.want(1)
+    query.turn()
+    assert len(query.groups[0].held) == 2, "it was let go as if nothing had been read"
+    assert query.sequence(Cut(9, 1)) == {0: (100, 110), 1: (200, 210)}
+
+
+def test_what_is_lost_just_as_a_batch_has_begun_has_all_go_back(query: Driven) -> None:
+    query.begin()
+    query.give({0: 100, 1: 200})
+    query.run.begin()
+    query.lose(1)
+    assert [one.forced for one in query.said(told.AskReset)] == [True]
+
+
+def test_what_is_lost_is_not_answered_for_once_it_has_come_back(query: Driven) -> None:
+    """It was wanted back, the batch took too long, the group gave it to others, and then here again."""
+    query.begin()
+    query.give({0: 100})
+    query.run.begin()
+    query.groups[0].held.add(TopicPartition("t", 1))
+    query.turn()
+    query.want(1)
+    query.groups[0].back.clear()
+    query.lose(1)
+    query.turn()
+    query.give({1: 200})
+    query.run.finish()
+    query.run.end()
+    query.turn()
+    assert query.sequence(Cut(8, 1)) == {0: (100, 110), 1: (200, 200)}
+    query.run.batch()
+    assert query.sequence(Cut(9, 1)) == {0: (110, 120), 1: (200, 210)}
+
+
+def test_a_new_handing_out_begins_where_it_was_told(query: Driven) -> None:
+    """An idle query's last batch names what it has given away since, and got back."""
+    reading(query)
+    query.want(1)
+    query.sequence(Cut(8, 1))
+    query.give({1: 500})
+    assert query.sequence(Cut(9, 1)) == {0: (110, 110), 1: (500, 500)}
+    query.run.batch()
+    assert query.sequence(Cut(10, 1)) == {0: (110, 120), 1: (500, 510)}
+
+
+def test_a_cut_before_the_query_has_begun_keeps_its_state(query: Driven) -> None:
+    state = SavedQuery(4, 17, "[]", (), ("t",)).to_bytes()
+    query.spark.may_start.clear()
+    query.begin(state)
+    query.give({0: 100})
+    given = query.contribute(Cut(8, 1))
+    assert given.state == state and given.keys == () and spans_of(given) == {0: (100, 100)}
+
+
+def test_a_cut_after_all_was_given_up_keeps_no_state(query: Driven) -> None:
+    reading(query)
+    query.sequence(Cut(8, 1))
+    query.spark.may_start.clear()
+    query.reset(6, None, 9)
+    query.goes_back()
+    query.give({0: 0, 1: 0})
+    assert batch_of(query.contribute(Cut(10, 1)).state) is None
+
+
+def test_what_a_batch_did_before_a_reset_is_void(query: Driven) -> None:
+    reading(query)
+    query.sequence(Cut(8, 1))
+    before = query.run
+    before.begin()
+    query.reset(6, query.said(told.Contributed)[-1].contribution.state, 8)
+    before.finish()
+    query.goes_back()
+    query.give({0: 110, 1: 210})
+    assert query.run is not before and query.run.epoch == 6
+    assert "refused" in before.ask("held", wait_ms=0)
+    query.run.batch(rows=3)
+    given = query.contribute(Cut(9, 1))
+    assert spans_of(given) == {0: (110, 113), 1: (210, 213)}
+    assert {key.epoch for key in given.keys} == {6}
+
+
+def test_of_two_resets_at_once_the_query_begins_for_the_last(query: Driven) -> None:
+    reading(query).run.may_stop.clear()
+    query.reset(6, None, 0)
+    query.reset(7, None, 0)
+    query.spark.runs[-1].may_stop.set()
+    query.goes_back()
+    until(lambda: len(query.spark.runs) == 2, "it runs again", 10)
+    assert query.run.epoch == 7
+    assert not (query.folder / "e6").exists()
+
+
+def test_another_control_plane_s_cut_of_the_same_number_is_another(query: Driven) -> None:
+    reading(query)
+    query.contribute(Cut(8, 1))
+    query.run.batch()
+    query.order(told.Welcome(4, 5, 7, ("q0",)))
+    assert spans_of(query.contribute(Cut(8, 1), term=4)) == {0: (100, 120), 1: (200, 220)}
+
+
+def test_what_was_counted_in_vain_is_given_again(query: Driven) -> None:
+    reading(query)
+    query.contribute(Cut(8, 1))
+    query.run.batch()
+    assert [key.unit for key in query.contribute(Cut(8, 2)).keys] == [0, 1]
+    query.order(told.Completed(3, 8, 0))
+    assert query.contribute(Cut(9, 1)).keys == ()
+
+
+def test_it_leaves_with_a_sequence_that_has_all_that_it_read(query: Driven) -> None:
+    reading(query)
+    query.run.begin()
+    query.contribute(Cut(8, 1))
+    query.threads[0].leave()
+    query.turn()
+    assert not query.said(told.Leave), "the batch that runs is not done"
+    query.run.finish()
+    query.run.end()
+    query.turn()
+    assert not query.said(told.Leave), "it would leave with the cut that is under way, which has not the last batch"
+    query.order(told.Completed(3, 8, 0))
+    query.turn()
+    assert query.said(told.Leave)
+    assert query.sequence(Cut(9, 1)) == {0: (110, 120), 1: (210, 220)}
+
+
+def test_members_of_one_query_go_back_together(join: Driven) -> None:
+    for member in (0, 1):
+        join.begin(epoch=5 + member, member=member)
+        join.give({0: 100}, member=member)
+    join.run.batch(0)
+    join.run.batch(1)
+    state = SavedQuery(-1, None, "[]", (), ("t",)).to_bytes()
+    for member in (0, 1):
+        join.reset(7, state, 7, member)
+    for member in (0, 1):
+        join.goes_back(member)
+    until(lambda: len(join.spark.runs) == 2, "it runs again", 10)
+    assert join.run.epoch == 7
+
+
+def test_members_of_one_query_contribute_the_same_batch(join: Driven) -> None:
+    for member in (0, 1):
+        join.begin(epoch=5 + member, member=member)
+        join.give({0: 100}, member=member)
+    join.run.batch(0)
+    join.run.batch(1)
+    assert batch_of(join.contribute(Cut(8, 1)).state) == 1
+    join.run.batch(1)
+    assert spans_of(join.contribute(Cut(8, 1), member=1)) == {0: (100, 110)}
+
+
+def test_a_state_that_counts_is_kept_also_when_the_run_has_ended_meanwhile(join: Driven) -> None:
+    """One member goes back alone between the contribution and the word that the sequence is complete."""
+    for member in (0, 1):
+        join.begin(epoch=5 + member, member=member)
+        join.give({0: 100}, member=member)
+    join.run.batch(0)
+    state = join.contribute(Cut(8, 1)).state
+    join.contribute(Cut(8, 1), member=1)
+    join.reset(9, None, 8, member=1)
+    join.goes_back(1)
+    join.order(told.Completed(3, 8, 0))
+    given = join.contribute(Cut(9, 1))
+    assert given.state == state and given.keys == ()
+
+
+def test_who_runs_ahead_asks_until_there_is_a_sequence_and_is_held(query: Driven) -> None:
+    query.spark.batches_kept = 12
+    reading(query)
+    for _ in range(5):
+        query.run.batch()
+    until(lambda: "too far ahead" in query.threads[0].seat._holds, "it is held", 10)
+
+    def asked() -> int:
+        query.turn()
+        return len(query.said(told.AskCheckpoint))
+
+    until(lambda: asked() > 1, "it asks again: the first word may be lost", 10)
+    query.sequence(Cut(8, 1))
+    until(lambda: not query.threads[0].seat._holds, "it goes on", 10)
+
+
+def test_a_query_that_fails_goes_back_and_at_last_stops_the_region(query: Driven) -> None:
+
+    def said() -> int:
+        return len(query.said(told.AskReset)) + len(query.said(told.CantGoOn))
+
+    query.begin()
+    query.give({0: 100})
+    for number in range(IN_A_ROW_MAX):
+        query.run.begin()
+        query.run.fail(ValueError("a record that nobody can read"))
+        until(lambda number=number: query.turn() or said() > number, "it is seen", 10)  # type: ignore[misc]
+        if number < IN_A_ROW_MAX - 1:
+            assert len(query.said(told.AskReset)) == number + 1 and not query.said(told.CantGoOn)
+            query.reset(6 + number, None, 0)
+            query.goes_back()
+            query.give({0: 100})
+            until(lambda number=number: len(query.spark.runs) == number + 2, "it runs again", 10)  # type: ignore[misc]
+    assert "a record that nobody can read" in query.said(told.CantGoOn)[0].cause
+
+
+def test_a_query_that_fails_before_it_has_planned_anything_begins_again_alone(query: Driven) -> None:
+    query.begin()
+    query.give({0: 100})
+    for number in range(IN_A_ROW_MAX + 2):
+        query.run.fail(OSError(f"Python worker {SLOW}"))
+        until(lambda number=number: len(query.spark.runs) == number + 2, "it runs again", 10)  # type: ignore[misc]
+    query.run.batch()
+    query.turn()
+    assert not query.said(told.AskReset)
+    assert query.sequence(Cut(8, 1)) == {0: (100, 110)}
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_a_query_that_can_not_be_started_any_more_ends_and_has_nobody_go_back(query: Driven, *, gone: bool) -> None:
+    reading(query)
+    query.spark.gone = gone
+    query.run.fail(OSError("the JVM is gone") if gone else InvalidInputError("another program's state"))
+    assert query.query.over.wait(10) and query.query.error is not None
+    assert not query.said(told.AskReset)
+
+
+@pytest.mark.parametrize("what", MUTANTS)
+def test_each_planted_fault_is_seen(tmp_path: Path, what: str) -> None:
+    plant, seen_by = MUTANTS[what]
+    driven = Driven(tmp_path, "tu" if "members" in seen_by else "t")
+    try:
+        with plant(), pytest.raises((AssertionError, LookupError)):
+            globals()[seen_by](driven)
+    finally:
+        driven.close()
