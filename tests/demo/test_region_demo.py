@@ -11,15 +11,15 @@ from tests.demo.test_demo import ROWS, run_demo
 from tests.support.waiting import LAST_RESORT
 
 from kohort.demo.history import History, Step
-from kohort.demo.places import Faltering, ParquetPlace, omen
+from kohort.demo.places import KINDS, Faltering, omen, summed
 from kohort.demo.region_account import counted_by_hour, settle_places
-from kohort.demo.watching import Look, parts_seen, summed
+from kohort.demo.watching import Look, parts_seen
 from kohort.region.facts import Contribution, Epoch, Manifest, Span, Term
 from kohort.region.records import key_of, value_of
 from kohort.region.staged import StagedKey
 
 ID = UUID(int=7)
-KINDS = {"a": "parquet", "b": "parquet"}
+KIND_OF = {"a": "parquet", "b": "parquet"}
 
 
 def rows(*where: tuple[int, int], late: int | None = 5) -> pa.Table:
@@ -57,7 +57,7 @@ def looks(*tables: pa.Table) -> list[Look]:
 
 
 def test_a_reader_may_see_nothing_and_whole_sequences() -> None:
-    assert list(parts_seen(looks(rows(), FIRST, BOTH), STEPS, KINDS)) == []
+    assert list(parts_seen(looks(rows(), FIRST, BOTH), STEPS, KIND_OF)) == []
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_a_reader_may_see_nothing_and_whole_sequences() -> None:
     ],
 )
 def test_a_part_of_a_sequence_another_row_and_less_than_before_are_seen(seen: tuple[pa.Table, ...], words: str) -> None:
-    assert words in " ".join(parts_seen(looks(*seen), STEPS, KINDS))
+    assert words in " ".join(parts_seen(looks(*seen), STEPS, KIND_OF))
 
 
 def test_rows_that_are_missing_twice_or_of_no_record_are_counted() -> None:
@@ -89,8 +89,10 @@ def test_flights_are_summed_by_connection_and_hour() -> None:
     assert (row["arr_known"], row["arr_minutes"]) == (0, 0)
 
 
-def test_a_sink_fails_once_for_each_sign_and_not_for_an_empty_table(tmp_path: Path) -> None:
-    place, sign = ParquetPlace(tmp_path), omen(tmp_path)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_sink_fails_once_for_each_sign_and_not_for_an_empty_table(tmp_path: Path, kind: str) -> None:
+    place, sign = KINDS[kind](tmp_path), omen(tmp_path)
+    assert place.sums() == frozenset() and place.rows().num_rows == 0
     sink = Faltering(place.sink(), sign).bind("r", ID)
     sink.check(FIRST.schema)
     sign.touch()
@@ -98,9 +100,10 @@ def test_a_sink_fails_once_for_each_sign_and_not_for_an_empty_table(tmp_path: Pa
     with pytest.raises(OSError, match="as the demo has it"):
         sink.stage(StagedKey(ID, 1, "a", 1), FIRST)
     sink.stage(StagedKey(ID, 1, "a", 1), FIRST)
-    assert place.offsets().num_rows == 0, "staged is not published"
+    assert place.sums() == frozenset() and place.rows().num_rows == 0, "staged is not published"
     sink.publish(1, [StagedKey(ID, 1, "a", 0), StagedKey(ID, 1, "a", 1)])
-    assert place.offsets().num_rows == place.rows().num_rows == 2
+    assert place.sums() == summed(FIRST) == {(0, 2, 1)}
+    assert place.rows().sort_by("offset").equals(FIRST.select(place.rows().column_names))
 
 
 def test_of_what_a_region_writes_down_sequences_and_resets_are_told() -> None:
