@@ -95,9 +95,9 @@ region: setup ## long: both machines of a region in virtual time, and processes 
 	@$(BIN)/python -m tests.region --seeds $(SEEDS) $(REGION_ARGS)
 	@KOHORT_REGION_KILLS=$(KILLS) $(BIN)/python -m pytest tests/region/test_kills.py $(PYTEST_ARGS)
 
-spark-region: setup ## long: Spark queries in a region: state and partitions, joins, resets, signals, PySpark 4.2
+spark-region: setup ## long: Spark queries in a region, killed, paused, joined, stopped: state, joins, signals, PySpark 4.2 (KILLS=14)
 	@sh tools/preflight.sh java
-	@KOHORT_SPARK_REGION=1 $(BIN)/python -m pytest tests/spark/region $(PYTEST_ARGS)
+	@KOHORT_SPARK_REGION=1 KOHORT_REGION_KILLS=$(KILLS) $(BIN)/python -m pytest tests/spark/region $(PYTEST_ARGS)
 
 spark-everywhere: setup ## one program in every place: local-cluster, standalone, Connect, TLS, PySpark 4.2 and 4.3
 	@sh tools/preflight.sh java

@@ -254,9 +254,12 @@ class ParquetFolder:
 
         def write(output: Output) -> None:
             if table.num_rows:
-                staged_files.write_parquet(table, output, self.path, self.compression, self.row_group_size)
+                self._write(table, output)
 
         staged_files.put(self._files, f"{self.path}/_staging", name + ending, write, instead_of=name + other)
+
+    def _write(self, table: pa.Table, output: Output) -> None:
+        staged_files.write_parquet(table, output, self.path, self.compression, self.row_group_size)
 
     # -- publishing
 

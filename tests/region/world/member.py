@@ -53,6 +53,7 @@ class Member:
         self.publishes = self.stages = False
         self.told_ms = self.dozes_until_ms = 0
         self.back: set[Part] = set()
+        self.unheard: list[tuple[int, Order]] = []
         self.ended = ""
 
     def start(self) -> None:
@@ -100,9 +101,18 @@ class Member:
             self.plane, self.connection = None, -1
 
     def hear(self, connection: int, order: Order) -> None:
-        if self.clock.now_ms < self.dozes_until_ms:
-            self.clock.after(self.dozes_until_ms - self.clock.now_ms, lambda: self.hear(connection, order))
-        elif self.alive and connection == self.connection:
+        """In the order in which it was said, also after a doze that was followed by another."""
+        self.unheard.append((connection, order))
+        self.listen()
+
+    def listen(self) -> None:
+        while self.unheard and self.clock.now_ms >= self.dozes_until_ms:
+            self.obey(*self.unheard.pop(0))
+        if self.unheard:
+            self.clock.after(self.dozes_until_ms - self.clock.now_ms, self.listen)
+
+    def obey(self, connection: int, order: Order) -> None:
+        if self.alive and connection == self.connection:
             before, acted = self.term, self.step(member_events.Ordered(order))
             self.term = max(before, order.term)
             if acted and order.term < before:

@@ -28,6 +28,7 @@ from kohort.region.consuming.starts import start_of
 from kohort.region.facts import Contribution, Position
 from kohort.region.member import events as happens
 from kohort.region.member.machine import MemberMachine
+from kohort.region.member.state import Behaviour
 from kohort.region.messages import Cut
 from kohort.region.sinks import Sink
 from kohort.region.staged import StagedKey
@@ -205,7 +206,12 @@ class Driven:
         self.planes = [Plane() for _ in topics]
         for number, topic in enumerate(topics):
             machine = MemberMachine(
-                "r", f"q{number}", UUID(int=9), f"g{number}", sink="s" * (not number), holds_back=True
+                "r",
+                f"q{number}",
+                UUID(int=9),
+                f"g{number}",
+                "s" * (not number),
+                Behaviour(holds_back=True, reads_on=True),
             )
             config = MemberConfig((topic,), None, start_of("beginning", "earliest"))
             consumer = cast(Consumer, self.groups[number])

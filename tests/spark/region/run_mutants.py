@@ -71,7 +71,7 @@ MUTANTS: dict[str, tuple[Mutant, str]] = {
     ),
     "what is wanted back is given during a cut": (
         lambda: mock.patch.object(QueryThread, "_give_back_between_cuts", _gives_back_in_a_cut),
-        "test_what_is_wanted_back_during_a_cut_is_not_let_go_with_it",
+        "test_what_one_member_is_asked_for_during_a_cut_is_not_let_go_with_it",
     ),
     "what is wanted back is given during a batch": (
         lambda: mock.patch.object(QueryThread, "_keep_when_idle", _keeps_in_a_batch),

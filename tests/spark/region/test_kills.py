@@ -298,9 +298,7 @@ def a_fourth_query_joins(trial: Trial, first: Application, second: Application, 
 
 
 def one_sleeps_beyond_its_session(trial: Trial, first: Application, second: Application, *_: Application) -> None:
-    second.signal(signal.SIGSTOP)
-    time.sleep(PAUSE_S)
-    second.signal(signal.SIGCONT)
+    _sleeps(trial, second)
 
 
 def partitions_are_added(trial: Trial, *_: Application) -> None:
@@ -318,9 +316,16 @@ def one_stops_cleanly(trial: Trial, first: Application, second: Application, thi
 
 
 def the_one_with_the_control_plane_sleeps(trial: Trial, first: Application, *_: Application) -> None:
-    first.signal(signal.SIGSTOP)
+    _sleeps(trial, first)
+
+
+def _sleeps(trial: Trial, app: Application) -> None:
+    """All others go back without it; when it wakes, it goes back too, and what it was about is void."""
+    app.signal(signal.SIGSTOP)
     time.sleep(PAUSE_S)
-    first.signal(signal.SIGCONT)
+    said = len(app.log.read_text())
+    app.signal(signal.SIGCONT)
+    trial.until(lambda: f"query {app.told.queries[0]} goes back" in app.log.read_text()[said:], "the sleeper goes back")
 
 
 HAPPENINGS: list[Callable[..., None]] = [

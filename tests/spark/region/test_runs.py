@@ -259,6 +259,27 @@ def test_members_of_one_query_contribute_the_same_batch(join: Driven) -> None:
     assert spans_of(join.contribute(Cut(8, 1), member=1)) == {0: (100, 110)}
 
 
+def test_what_one_member_is_asked_for_during_a_cut_is_not_let_go_with_it(join: Driven) -> None:
+    """The batch that counts was fixed by the other member, and a later one has read of what is wanted back."""
+    for member in (0, 1):
+        join.begin(epoch=5 + member, member=member)
+        join.give({0: 100}, member=member)
+    join.run.batch(0)
+    join.run.batch(1)
+    join.order(told.Drain(3, Cut(8, 1)), member=1)
+    join.contribute(Cut(8, 1))
+    join.run.batch(1)
+    join.want(0, member=1)
+    join.order(told.Checkpoint(3, Cut(8, 1), ("q0", "q1")), member=1)
+    assert spans_of(join.said(told.Contributed, 1)[-1].contribution) == {0: (100, 110)}
+    join.order(told.Completed(3, 8, 0), member=1)
+    join.turn(1)
+    assert len(join.groups[1].held) == 1, "what the later batch has read of it is in no sequence"
+    assert join.sequence(Cut(9, 1), member=1) == {0: (110, 120)}
+    join.turn(1)
+    assert not join.groups[1].held
+
+
 def test_a_state_that_counts_is_kept_also_when_the_run_has_ended_meanwhile(join: Driven) -> None:
     """One member goes back alone between the contribution and the word that the sequence is complete."""
     for member in (0, 1):
@@ -334,7 +355,7 @@ def test_a_query_that_can_not_be_started_any_more_ends_and_has_nobody_go_back(qu
 @pytest.mark.parametrize("what", MUTANTS)
 def test_each_planted_fault_is_seen(tmp_path: Path, what: str) -> None:
     plant, seen_by = MUTANTS[what]
-    driven = Driven(tmp_path, "tu" if "members" in seen_by else "t")
+    driven = Driven(tmp_path, "tu" if "member" in seen_by else "t")
     try:
         with plant(), pytest.raises((AssertionError, LookupError)):
             globals()[seen_by](driven)

@@ -173,6 +173,7 @@ class RegionQuery:
         self._is_told(member, state)
 
         def back() -> None:
+            log.info("query %s goes back, to begin in epoch %s", self.name, epoch)
             self._stop()
             self._failed = False
             self._wants(member, epoch)
