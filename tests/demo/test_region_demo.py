@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+from io import StringIO
 from pathlib import Path
 from uuid import UUID
 
 import pyarrow as pa
 import pytest
+from rich.console import Console
 from tests.demo.test_demo import ROWS, run_demo
 from tests.support.waiting import LAST_RESORT
 
+from kohort.demo.account import worst_connections
 from kohort.demo.history import History, Step
-from kohort.demo.places import Faltering, ParquetPlace, omen
+from kohort.demo.picture import draw, draw_sequences
+from kohort.demo.places import KINDS, Faltering, omen, summed
 from kohort.demo.region_account import counted_by_hour, settle_places
-from kohort.demo.watching import Look, parts_seen, summed
-from kohort.region.facts import Contribution, Epoch, Manifest, Span, Term
+from kohort.demo.region_report import RegionOutcome
+from kohort.demo.report import Share
+from kohort.demo.watching import Look, parts_seen
+from kohort.ids import TopicPartition
+from kohort.lag import PartitionLag
+from kohort.region.facts import Contribution, Epoch, Fact, Manifest, Span, Term
 from kohort.region.records import key_of, value_of
 from kohort.region.staged import StagedKey
 
 ID = UUID(int=7)
-KINDS = {"a": "parquet", "b": "parquet"}
+KIND_OF = {"a": "parquet", "b": "parquet"}
 
 
 def rows(*where: tuple[int, int], late: int | None = 5) -> pa.Table:
@@ -57,7 +65,7 @@ def looks(*tables: pa.Table) -> list[Look]:
 
 
 def test_a_reader_may_see_nothing_and_whole_sequences() -> None:
-    assert list(parts_seen(looks(rows(), FIRST, BOTH), STEPS, KINDS)) == []
+    assert list(parts_seen(looks(rows(), FIRST, BOTH), STEPS, KIND_OF)) == []
 
 
 @pytest.mark.parametrize(
@@ -70,7 +78,7 @@ def test_a_reader_may_see_nothing_and_whole_sequences() -> None:
     ],
 )
 def test_a_part_of_a_sequence_another_row_and_less_than_before_are_seen(seen: tuple[pa.Table, ...], words: str) -> None:
-    assert words in " ".join(parts_seen(looks(*seen), STEPS, KINDS))
+    assert words in " ".join(parts_seen(looks(*seen), STEPS, KIND_OF))
 
 
 def test_rows_that_are_missing_twice_or_of_no_record_are_counted() -> None:
@@ -89,8 +97,10 @@ def test_flights_are_summed_by_connection_and_hour() -> None:
     assert (row["arr_known"], row["arr_minutes"]) == (0, 0)
 
 
-def test_a_sink_fails_once_for_each_sign_and_not_for_an_empty_table(tmp_path: Path) -> None:
-    place, sign = ParquetPlace(tmp_path), omen(tmp_path)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_sink_fails_once_for_each_sign_and_not_for_an_empty_table(tmp_path: Path, kind: str) -> None:
+    place, sign = KINDS[kind](tmp_path), omen(tmp_path)
+    assert place.sums() == frozenset() and place.rows().num_rows == 0
     sink = Faltering(place.sink(), sign).bind("r", ID)
     sink.check(FIRST.schema)
     sign.touch()
@@ -98,14 +108,15 @@ def test_a_sink_fails_once_for_each_sign_and_not_for_an_empty_table(tmp_path: Pa
     with pytest.raises(OSError, match="as the demo has it"):
         sink.stage(StagedKey(ID, 1, "a", 1), FIRST)
     sink.stage(StagedKey(ID, 1, "a", 1), FIRST)
-    assert place.offsets().num_rows == 0, "staged is not published"
+    assert place.sums() == frozenset() and place.rows().num_rows == 0, "staged is not published"
     sink.publish(1, [StagedKey(ID, 1, "a", 0), StagedKey(ID, 1, "a", 1)])
-    assert place.offsets().num_rows == place.rows().num_rows == 2
+    assert place.sums() == summed(FIRST) == {(0, 2, 1)}
+    assert place.rows().sort_by("offset").equals(FIRST.select(place.rows().column_names))
 
 
 def test_of_what_a_region_writes_down_sequences_and_resets_are_told() -> None:
     history = History("r", "", {})
-    facts = [
+    facts: list[Fact] = [
         Term("r", 1, "127.0.0.1", 1, b"", 0),
         Epoch("r", 1, 1, 1, 0, "a has started", 10),
         given(1, "a", (0, 0, 2)),
@@ -120,6 +131,35 @@ def test_of_what_a_region_writes_down_sequences_and_resets_are_told() -> None:
     assert [(step.number, step.rows) for step in history.sequences] == [(1, 2)]
     assert [(reset.to, reset.epoch, reset.cause) for reset in history.resets] == [(1, 3, "a has failed")]
     assert len(history.terms) == 1
+
+
+def outcome(folder: Path, tables: dict[str, pa.Table], *faults: str) -> RegionOutcome:
+    """What came out of five flights of two partitions."""
+    history = History("r", "", {}, sequences=list(STEPS))
+    lags = [PartitionLag(TopicPartition("t", at), end, "", 0, end) for at, end in ((0, 3), (1, 2))]
+    shares = tuple(Share(lag, "a") for lag in lags)
+    account = settle_places(tables, {one.partition: one.log_end for one in shares})
+    counted = counted_by_hour(tables)
+    pictures = folder / "delay.png", folder / "sequences.png"
+    draw(counted, pictures[0], "as told")
+    draw_sequences(history.sequences, [(0, 0), (1_000, 5)], [(500, "reset"), (600, "SIGKILL")], pictures[1])
+    worst = tuple(worst_connections(counted, 1))
+    return RegionOutcome(
+        5, "r", "g", "Stable", shares, account, history, 9, 2, worst, 1, pictures, "b", 4, 1.5, 60.0, faults
+    )
+
+
+def test_the_outcome_is_shown_and_is_exact_only_if_every_flight_is_there_once(tmp_path: Path) -> None:
+    good = outcome(tmp_path, {"parquet": BOTH})
+    assert good.exact and good.to_json()["exact"]
+    assert all(one.read_bytes().startswith(b"\x89PNG") for one in good.pictures)
+    console = Console(file=StringIO(), width=120)
+    good.show(console)
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "every flight published once" in shown and "UA" in shown and "1.5 s" in shown
+    assert not outcome(tmp_path, {"parquet": BOTH, "other": rows((0, 0))}).exact, "one is there twice"
+    assert not outcome(tmp_path, {"parquet": rows((0, 0), (0, 1), (0, 2), (1, 0))}).exact, "one is missing"
+    assert not outcome(tmp_path, {"parquet": BOTH}, "a reader saw a part").exact
 
 
 @pytest.mark.spark

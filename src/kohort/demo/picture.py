@@ -93,11 +93,14 @@ def draw_sequences(
         times.append((step.at_ms - began) / 1000)
         rows.append(rows[-1] + step.rows)
     axes.step(times, rows, where="post", color=INK, lw=2.2, label="in a complete sequence")
-    top = max(rows[-1], 1)
+    top, label = max(rows[-1], 1), "all go back"
     for number, (at, what) in enumerate(marks):
-        color = "#d1495b" if what != "reset" else "#e0b4ba"
-        axes.axvline((at - began) / 1000, color=color, lw=1, ls="--" if what != "reset" else ":")
-        if what != "reset":
+        color = "#d1495b"
+        if what == "reset":
+            axes.axvline((at - began) / 1000, color=color, lw=1, ls=":", label=label)
+            label = ""
+        else:
+            axes.axvline((at - began) / 1000, color=color, lw=1, ls="--")
             axes.text((at - began) / 1000 + 0.2, top * (0.02 + 0.06 * (number % 3)), what, color=color, fontsize=9)
     axes.set_xlim(left=min(0.0, *times))
     axes.set_xlabel("seconds", color=INK)

@@ -25,8 +25,8 @@ from kohort.region.region import Region
 from kohort.spark.region.saved import SavedQuery
 
 QUERIES = {
-    "anna": {"anna-1": "parquet", "anna-2": "parquet"},
-    "bela": {"bela-1": "parquet"},
+    "anna": {"anna-1": "parquet", "anna-2": "delta"},
+    "bela": {"bela-1": "sqlite"},
 }
 """Each application's queries, all of one group, and the kind of place that each writes to."""
 KIND_OF = {query: kind for queries in QUERIES.values() for query, kind in queries.items()}

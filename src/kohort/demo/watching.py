@@ -7,10 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import pyarrow as pa
-
 from kohort.demo.history import Step
-from kohort.demo.places import Place
+from kohort.demo.places import Place, Sums
 
 LOOK_S = 0.5
 
@@ -20,22 +18,11 @@ class Look:
     """What was seen of a place at once: of each partition with rows, how many and the sum of their offsets."""
 
     place: str
-    seen: frozenset[tuple[int, int, int]]
+    seen: Sums
 
     @property
     def rows(self) -> int:
         return sum(rows for _, rows, _ in self.seen)
-
-
-def look_at(name: str, place: Place) -> Look:
-    """Look at a place once."""
-    return Look(name, summed(place.offsets()))
-
-
-def summed(offsets: pa.Table) -> frozenset[tuple[int, int, int]]:
-    """Of each partition with rows, how many and the sum of their offsets."""
-    found = offsets.group_by("partition").aggregate([("offset", "count"), ("offset", "sum")]).to_pylist()
-    return frozenset((row["partition"], row["offset_count"], row["offset_sum"]) for row in found)
 
 
 class Watcher:
@@ -64,7 +51,7 @@ class Watcher:
             while True:
                 last = self._ended.wait(LOOK_S)
                 for name, place in self._places.items():
-                    look = look_at(name, place)
+                    look = Look(name, place.sums())
                     self.count += 1
                     if look not in self.looks[-len(self._places) :]:
                         self.looks.append(look)
@@ -74,7 +61,7 @@ class Watcher:
             self.error = error
 
 
-def whole(steps: Sequence[Step], kinds: Mapping[str, str]) -> dict[str, list[frozenset[tuple[int, int, int]]]]:
+def whole(steps: Sequence[Step], kinds: Mapping[str, str]) -> dict[str, list[Sums]]:
     """What may be seen of each place: nothing, or all that was written to it up to some sequence.
 
     Args:
@@ -82,7 +69,7 @@ def whole(steps: Sequence[Step], kinds: Mapping[str, str]) -> dict[str, list[fro
         kinds: the place of each member.
     """
     so_far: dict[str, dict[int, tuple[int, int]]] = defaultdict(dict)
-    found: dict[str, list[frozenset[tuple[int, int, int]]]] = {name: [frozenset()] for name in kinds.values()}
+    found: dict[str, list[Sums]] = {name: [frozenset()] for name in kinds.values()}
     for step in steps:
         for given in step.contributions:
             sums = so_far[kinds[given.member]]

@@ -22,7 +22,7 @@ ALWAYS = {
     "TransformWithStateInPandas": "transformWithState",
     "GlobalLimit": "limit",
 }
-"""Spark's operators by the name of their class, with the name that users know. Source: PySpark 4.3, tried."""
+"""Spark's operators by the name of their class, with the name that users know. Tried with PySpark 4.3."""
 RELATIONS = ("StreamingRelation", "StreamingRelationV2", "StreamingExecutionRelation")
 UNREPLAYABLE = ("socket", "textsocket", "textsocketv2", "console")
 WATERMARK = "EventTimeWatermark"
