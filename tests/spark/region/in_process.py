@@ -73,6 +73,9 @@ class Application:
             for path in self.stage.folder.glob("regions/*/*/*/*")
             if path.exists()
         )
+        self.stage.signs["slow starts"] = lambda: [
+            one.query._slow for region in self.made for one in list(region._running.values()) if one.query is not None
+        ]
         self.stage.until(holds, what)
 
     def send(self, topic: str, *values: str, partition: int | None = None) -> None:
