@@ -4,46 +4,20 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tests.spark.conftest import SESSION_MS, Stage
+from tests.spark.region.gated import Gated
 from tests.support.waiting import LAST_RESORT
 
-from kohort.region.parquet_folder import ParquetFolder
-from kohort.region.staged import StagedKey
 from kohort.spark.region.checkpoint_logs import last_batch
 from kohort.spark.region.query_thread import AHEAD
 from kohort.spark.region.spark_region import SparkRegion
 
 pytestmark = [LAST_RESORT, pytest.mark.filterwarnings("ignore")]
-GATE_S = 600.0
-
-
-class Gated(ParquetFolder):
-    """Stages nothing while a file `closed` is there, publishes nothing while `full` is, fails once if `fails` is."""
-
-    gate = ""
-
-    def stage(self, key: StagedKey, table: pa.Table) -> None:
-        until_s = time.monotonic() + GATE_S
-        while Path(self.gate, "closed").exists() and time.monotonic() < until_s:
-            time.sleep(0.02)
-        try:
-            Path(self.gate, "fails").unlink()
-        except FileNotFoundError:
-            super().stage(key, table)
-        else:
-            raise OSError("no space left on this test's device")
-
-    def publish(self, sequence: int, keys: Iterable[StagedKey]) -> None:
-        if Path(self.gate, "full").exists():
-            raise OSError("the device is full")
-        super().publish(sequence, keys)
 
 
 class Applications:
