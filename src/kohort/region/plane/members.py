@@ -177,7 +177,7 @@ def _come_back(plane: Plane, member: Registered, report: Register, connection: i
         if member.epoch >= plane.floor:
             plane.say(member, going_back(plane, member))
         return
-    plane.say(member, welcome(plane, member))
+    plane.say(member, welcome(plane, member, fresh=report.epoch < 0))
     cutting = plane.cutting
     if cutting is not None and member.name in cutting.names:
         if plane.state is RegionState.DRAINING and member.phase is Phase.READING:
