@@ -311,7 +311,12 @@ def closing(member: Member, event: happens.Closing) -> None:
     member.closing = True
     if member.epoch < 0:
         member.do(happens.StopPolling(clear=True), happens.End())
-    else:
+        return
+    if member.begins:
         member.say(told.Leave())
-        if not member.begins:
-            member.do(happens.StopPolling(clear=True), happens.End())
+        return
+    if gone := tuple(member.assigned):  # starts may be on their way, of which it will read nothing
+        member.drop(gone)
+        member.say(told.Moved(member.identity, gone))
+    member.say(told.Leave())
+    member.do(happens.StopPolling(clear=True), happens.End())
