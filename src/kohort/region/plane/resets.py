@@ -12,8 +12,18 @@ from kohort.region.plane.events import Heard, Level, Resumed
 from kohort.region.plane.state import Pending, Phase, Plane, Why
 from kohort.region.states import RegionState
 
-_WAITS = (RegionState.FORMING, RegionState.COMMITTING)
-"""Where a reset waits: until it is known who is there, or how a commit ended."""
+
+def _waits(plane: Plane) -> bool:
+    """Whether a reset waits: until it is known who is there, or how a commit that is out ends."""
+    if plane.state is RegionState.COMMITTING:
+        return is_out(plane)
+    return plane.state is RegionState.FORMING
+
+
+def is_out(plane: Plane) -> bool:
+    """Whether a commit is out; none is while one that was refused waits for a generation."""
+    cutting = plane.cutting
+    return cutting is not None and cutting.manifest is not None and not cutting.unidentified
 
 
 def asked(plane: Plane, event: Heard) -> None:
@@ -31,7 +41,7 @@ def ask(plane: Plane, why: Why, cause: str, member: str = "", *, forced: bool = 
     wanted = Pending(why, cause, member, forced, initial)
     if plane.state is RegionState.STOPPED:
         return
-    if plane.state in _WAITS:
+    if _waits(plane):
         before = plane.pending
         if before is None or wanted.initial or not before.initial:
             plane.pending = wanted
