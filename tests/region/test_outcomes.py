@@ -7,8 +7,9 @@ import pytest
 from kohort.region import messages as told
 from kohort.region.messages import Cut, Identity
 from kohort.region.plane import events as happens
+from kohort.region.plane.config import RegionConfig
 from kohort.region.states import RegionState
-from tests.region.test_plane import P0, P1, Driven, at, span, two
+from tests.region.test_plane import P0, P1, Driven, span, two
 
 
 def committing() -> tuple[Driven, Cut]:
@@ -50,3 +51,24 @@ def test_a_reset_waits_again_once_the_commit_is_tried_again() -> None:
     assert driven.stands(RegionState.COMMITTING)
     driven.do(happens.CommitEnded(cut))
     assert driven.stands(RegionState.RESETTING) and driven.machine.plane.sequence == 8
+
+
+def test_a_commit_that_takes_long_is_waited_for() -> None:
+    """It may stand: whoever went back meanwhile would go on from the sequence before it."""
+    driven, cut = committing()
+    driven.tick(RegionConfig().drain_ms)
+    driven.tick(RegionConfig().drain_ms)
+    assert driven.stands(RegionState.COMMITTING)
+    assert driven.machine.due_ms() is None, "no clock that would have to be looked at again and again"
+    driven.do(happens.CommitEnded(cut))
+    assert driven.machine.plane.sequence == 8
+
+
+def test_who_does_not_tell_its_generation_in_time_has_all_go_back() -> None:
+    driven, cut = committing()
+    driven.tick(RegionConfig().drain_ms)
+    driven.do(happens.CommitEnded(cut, {"m1": "an old generation"}, frozenset()))
+    driven.tick(RegionConfig().drain_ms - 1)
+    assert driven.stands(RegionState.COMMITTING)
+    driven.tick(1)
+    assert driven.stands(RegionState.RESETTING)

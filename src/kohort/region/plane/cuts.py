@@ -232,7 +232,6 @@ def commit_if_whole(plane: Plane) -> None:
         away={name: sequence for name, sequence in plane.waiting.items() if name not in cutting.names},
     )
     plane.state = RegionState.COMMITTING
-    plane.due["cut"] = plane.now_ms + plane.config.drain_ms
     _commit(plane, cutting)
 
 
@@ -242,6 +241,7 @@ def _end_of(span: Span) -> Position:
 
 def _commit(plane: Plane, cutting: Cutting) -> None:
     assert cutting.manifest is not None
+    plane.due.pop("cut", None)  # it takes as long as it takes: what is out may stand
     given = tuple(cutting.contributions[name] for name in cutting.names)
     offsets = tuple(
         Offsets(
@@ -270,6 +270,7 @@ def commit_ended(plane: Plane, event: CommitEnded) -> None:
         return
     plane.tell(Level.INFO, f"region {plane.region}: the offsets of {cutting.cut} were refused: {reasons}")
     cutting.unidentified = frozenset(event.refused)
+    plane.due["cut"] = plane.now_ms + plane.config.drain_ms
     for name in event.refused:
         member, given = plane.members[name], cutting.contributions[name]
         if member.identity != Identity(given.member_id, given.generation, given.instance_id):
