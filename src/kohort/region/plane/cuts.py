@@ -279,6 +279,17 @@ def commit_ended(plane: Plane, event: CommitEnded) -> None:
             plane.say(member, Identify(plane.term, cutting.cut))
 
 
+def ended_when_stopped(plane: Plane, event: CommitEnded) -> None:
+    """It was out when the region stopped: where it goes on depends on the outcome."""
+    cutting = plane.cutting
+    if cutting is None or cutting.cut != event.cut:
+        return
+    plane.cutting = None
+    if not event.refused:
+        _stands(plane, cutting)
+    resets.go_on_if_settled(plane)
+
+
 def identified(plane: Plane, member: Registered) -> None:
     """Who was refused has said its generation: commit under it, if it still holds all that it contributed."""
     cutting = plane.cutting
@@ -299,7 +310,8 @@ def identified(plane: Plane, member: Registered) -> None:
         _commit(plane, cutting)
 
 
-def _complete(plane: Plane, cutting: Cutting) -> None:
+def _stands(plane: Plane, cutting: Cutting) -> None:
+    """The topic has it."""
     assert cutting.manifest is not None
     plane.sequence, plane.cutting, plane.consecutive = cutting.cut.sequence, None, 0
     plane.positions = {part_of(position): position for position in cutting.manifest.positions}
@@ -308,6 +320,11 @@ def _complete(plane: Plane, cutting: Cutting) -> None:
     plane.waiting = away | {name: plane.sequence for name, one in given.items() if one.keeps}
     plane.empties, plane.places = False, set(cutting.manifest.places)
     plane.owe(keys_by_place(cutting.contributions[name] for name in cutting.names))
+
+
+def _complete(plane: Plane, cutting: Cutting) -> None:
+    assert cutting.manifest is not None
+    _stands(plane, cutting)
     plane.due.pop("cut", None)
     plane.figures.cut_ended(plane.now_ms, complete=True)
     _tell(plane, cutting)

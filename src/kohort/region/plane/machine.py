@@ -203,7 +203,8 @@ TABLE: dict[type, Rows] = {
         CHECKPOINTING: _row("what waited for it goes on", _saved),
         COMMITTING: _row("what waited for it goes on", _saved),
         RESETTING: _row("the members hear of the epoch", _saved, RUNNING, DRAINING),
-        STOPPED: _row("noted", _saved),
+        STOPPED: _row("noted; its members are told to end, and a person who has it go on waits for that", _saved,
+                      FORMING),
     },
     happens.CommitEnded: {
         FORMING: _ignored(_NO_COMMIT),
@@ -213,7 +214,7 @@ TABLE: dict[type, Rows] = {
         COMMITTING: _row("complete; or refused: tried under the generation that holds now, cut again, or all go back",
                          cuts.commit_ended, RUNNING, DRAINING, *_BACK_OR_STOPPED),
         RESETTING: _ignored(_NO_COMMIT),
-        STOPPED: _ignored("the outcome is in the topic, and is read at the next start"),
+        STOPPED: _row("what stands is gone on from, when a person has it go on", cuts.ended_when_stopped, FORMING),
     },
     happens.GroupSeen: {
         state: _row("a group with others than members of the region stops it", cuts.group_seen, STOPPED)
@@ -232,7 +233,8 @@ TABLE: dict[type, Rows] = {
     },
     happens.Resumed: {
         state: _ignored("the region has not stopped") for state in RegionState if state is not STOPPED
-    } | {STOPPED: _row("members may register again", resets.resume, FORMING)},
+    } | {STOPPED: _row("members may register again, as soon as what was being written is in the topic",
+                          resets.resume, FORMING)},
     happens.Tick: {
         FORMING: _row("who has not registered in time is dead: all go back", _look_at_clock,
                       RUNNING, DRAINING, *_BACK_OR_STOPPED),

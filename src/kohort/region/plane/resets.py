@@ -59,6 +59,7 @@ def begin_pending(plane: Plane) -> None:
 def fail(plane: Plane, why: Why, cause: str) -> None:
     """A cut has failed, its outcome is known: nothing of it is there."""
     wanted, plane.pending = plane.pending, None
+    plane.cutting = None
     _begin(plane, wanted or Pending(why, cause))
 
 
@@ -170,14 +171,17 @@ def look_for_late(plane: Plane) -> None:
 def stop(plane: Plane, cause: str, member: str, remedy: str) -> None:
     """Nothing goes on without a person."""
     plane.tell(Level.ERROR, f"region {plane.region} has stopped: {cause}; {remedy}")
-    plane.stopped, plane.state = cause, RegionState.STOPPED
-    plane.cutting, plane.pending, plane.wanted = None, None, False
+    plane.cutting = plane.cutting if is_out(plane) else None
+    plane.stopped, plane.state, plane.stopping = cause, RegionState.STOPPED, True
+    plane.pending, plane.wanted = None, False
     plane.due.clear()
 
     def saved() -> None:
+        plane.stopping = False
         for each in list(plane.members.values()):
             plane.say(each, Stop(plane.term, cause, remedy))
             plane.drop(each)
+        go_on_if_settled(plane)
 
     plane.save([Stopped(plane.region, cause, member, remedy, plane.now_ms)], saved)
 
@@ -204,7 +208,15 @@ def refuse(plane: Plane, event: Heard) -> None:
 def resume(plane: Plane, event: Resumed) -> None:
     """A person lets it go on: as after a takeover, and nobody is missed."""
     del event
-    plane.stopped, plane.consecutive = "", 0
+    plane.resumes = True
+    go_on_if_settled(plane)
+
+
+def go_on_if_settled(plane: Plane) -> None:
+    """Not before it is known from which sequence, and those of before have been told to end."""
+    if not plane.resumes or plane.stopping or plane.cutting is not None:
+        return
+    plane.resumes, plane.stopped, plane.consecutive = False, "", 0
     plane.save([Stopped(plane.region, "", "", "", plane.now_ms)], lambda: None)
     plane.state = RegionState.FORMING
     plane.expected.clear()

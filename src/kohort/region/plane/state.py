@@ -184,6 +184,8 @@ class Plane:
         cutting: the cut under way; None: none.
         wanted: a cut is to begin as soon as it can.
         pending: a reset that waits.
+        stopping: it has stopped, and the topic has that not yet.
+        resumes: a person lets it go on, as soon as the topic has all that was on its way there when it stopped.
         saved_floor: the floor that the topic has. One that is not there yet may never be, if another has taken over:
             what others stage before it may still count.
         places: all that the region has published to since they were last emptied.
@@ -216,6 +218,7 @@ class Plane:
         self.attempts = 0
         self.wanted = False
         self.pending: Pending | None = None
+        self.stopping = self.resumes = False
         self.empties = known.empties
         self.places = set(known.places)
         self.published = known.sequence - 1
