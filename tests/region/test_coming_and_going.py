@@ -8,12 +8,13 @@ from uuid import UUID
 import pytest
 
 from kohort.region import messages as told
+from kohort.region.facts import Position
 from kohort.region.member import events as does
 from kohort.region.member.machine import MemberMachine
-from kohort.region.messages import Identity
+from kohort.region.messages import Cut, Identity
 from kohort.region.plane import events as happens
 from kohort.region.states import RegionState
-from tests.region.test_plane import KNOWN, P0, Driven, at, two
+from tests.region.test_plane import KNOWN, P0, P1, Driven, at, span, two
 
 
 def begun_by(order: told.Order) -> does.Begin:
@@ -62,3 +63,64 @@ def test_who_leaves_while_its_starts_are_on_their_way_is_not_taken_for_dead() ->
     driven.do(happens.Disconnected(3))
     driven.tick(10_000)
     assert driven.stands(RegionState.RUNNING), "nobody goes back"
+
+
+def contributed(cut: Cut, *positions: Position) -> MemberMachine:
+    """A member that reads P0 from 70 on, in epoch 5, and has contributed to sequence 8 under term 3."""
+    machine = MemberMachine("r", "q", UUID(int=1), "etl", "s")
+    orders: list[told.Order] = [told.Welcome(3, 5, 7, ("q",))]
+    machine.step(does.Connected())
+    machine.step(does.Ordered(orders[0]))
+    machine.step(does.Assigned(Identity("q", 1), (P0,)))
+    machine.step(does.Ordered(told.Starts(3, 1, (at(P0, 70),))))
+    machine.step(does.Fetched())
+    machine.step(does.Ordered(told.Drain(3, cut)))
+    machine.step(does.Quiet(cut))
+    machine.step(does.Ordered(told.Checkpoint(3, cut, ("q",))))
+    [given] = [
+        one for one in says(machine, does.StateSaved(cut, positions, (), b"s")) if isinstance(one, told.Contributed)
+    ]
+    assert given.contribution.epoch == 5
+    return machine
+
+
+@pytest.mark.parametrize("end", [70, 80])
+@pytest.mark.parametrize(
+    ("contributors", "counts"),
+    [({}, False), ({"q": 5}, True), ({"q": 6}, False), ({"a": 5}, False)],
+)
+def test_a_sequence_is_a_members_own_if_it_has_what_it_contributed(
+    contributors: dict[str, int], counts: bool, end: int
+) -> None:
+    """The control plane that it contributed to died; the next one may have completed 8 with others, or its successor."""
+    machine = contributed(Cut(8, 1), at(P0, end))
+    reached = end if counts else 70
+    known = replace(KNOWN, term=4, sequence=8, positions=(at(P0, reached), at(P1, 71)), contributors=contributors)
+    driven = Driven(known)
+    for report in says(machine, does.Connected()):
+        driven.say(1, report)
+    [welcome] = driven.orders(1, told.Welcome)
+    retired = [effect for effect in machine.step(does.Ordered(welcome)) if isinstance(effect, does.Retire)]
+    assert [one.counts for one in retired] == [counts]
+    assert machine.begins == {P0: reached} == driven.machine.plane.members["q"].handed
+
+
+def test_what_is_complete_without_a_member_is_not_its_own() -> None:
+    """Also where it hears of that while it waits to be welcomed, or to go back."""
+    machine = contributed(Cut(8, 1), at(P0, 70))
+    effects = machine.step(does.Ordered(told.Completed(4, 8, 6, counts=False)))
+    assert [one.counts for one in effects if isinstance(one, does.Retire)] == [False]
+
+
+def test_who_contributed_is_told_so_with_the_sequence() -> None:
+    driven = two()
+    cut = driven.cut()
+    driven.join(3, "m3")
+    for connection in (1, 2):
+        driven.say(connection, told.Drained(cut))
+    driven.say(1, told.Contributed(cut, driven.give("m1", span(P0, 70, 80))))
+    driven.say(2, told.Contributed(cut, driven.give("m2", span(P1, 71, 75))))
+    driven.do(happens.CommitEnded(cut))
+    assert [driven.orders(one, told.Completed)[-1].counts for one in (1, 2, 3)] == [True, True, False]
+    driven.join(4, "m1", incarnation=UUID(int=1), epoch=driven.machine.plane.members["m1"].epoch)
+    assert driven.orders(4, told.Welcome)[-1].counts, "and who comes back"

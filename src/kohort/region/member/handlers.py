@@ -45,7 +45,7 @@ def welcome(member: Member, order: told.Welcome) -> None:
         member.epoch, member.sequence = order.epoch, order.sequence
         member.do(happens.Begin(order.epoch, order.sequence, order.state), happens.Poll())
     else:
-        complete(member, order.sequence, 0)
+        complete(member, order.sequence, 0, counts=order.counts)
         if member.cut is not None and member.cut != order.cut:
             member.contributed, member.ends = 0, {}
             member.go_on()
@@ -225,17 +225,18 @@ def identify(member: Member, order: told.Identify) -> None:
 
 
 def completed(member: Member, order: told.Completed) -> None:
-    if complete(member, order.sequence, order.retired) and member.cut is not None:
+    if complete(member, order.sequence, order.retired, counts=order.counts) and member.cut is not None:
         member.go_on()
 
 
-def complete(member: Member, sequence: int, retired: int) -> bool:
+def complete(member: Member, sequence: int, retired: int, *, counts: bool) -> bool:
     """What it contributed counts, or not; gives whether the sequence is news."""
     if sequence <= member.sequence:
         return False
+    counts = counts and member.contributed == sequence
     member.sequence, member.went_back = sequence, False
-    member.do(happens.Retire(sequence, retired, counts=member.contributed == sequence))
-    if member.contributed == sequence:
+    member.do(happens.Retire(sequence, retired, counts=counts))
+    if counts:
         for part, end in member.ends.items():
             if part in member.begins:
                 member.begins[part] = end.offset

@@ -318,6 +318,7 @@ def _stands(plane: Plane, cutting: Cutting) -> None:
     given, away = cutting.contributions, cutting.manifest.away
     plane.states = {name: plane.states[name] for name in away} | {name: one.state for name, one in given.items()}
     plane.waiting = away | {name: plane.sequence for name, one in given.items() if one.keeps}
+    plane.contributors = {name: one.epoch for name, one in given.items()}
     plane.empties, plane.places = False, set(cutting.manifest.places)
     plane.owe(keys_by_place(cutting.contributions[name] for name in cutting.names))
 
@@ -333,7 +334,8 @@ def _complete(plane: Plane, cutting: Cutting) -> None:
         member.phase = Phase.READING if member.phase is not Phase.GOING_BACK else member.phase
         for part in member.handed:
             member.handed[part] = plane.positions[part].offset
-        plane.say(member, Completed(plane.term, plane.sequence, max(0, plane.sequence - KEPT)))
+        counts = plane.counts(member.name, member.epoch)
+        plane.say(member, Completed(plane.term, plane.sequence, max(0, plane.sequence - KEPT), counts))
     _let_leave(plane, [name for name in cutting.names if name not in cutting.manifest.stay])
     plane.wanted = plane.wanted or any(member.leaves and not member.left for member in plane.members.values())
     _look_for_lone(plane)

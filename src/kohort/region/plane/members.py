@@ -111,7 +111,8 @@ def _wake(plane: Plane, known: Registered, connection: int) -> None:
 
 def _take_on(plane: Plane, member: Registered, report: Register) -> None:
     """Who worked under an earlier control plane, with what it holds, or is sent back alone."""
-    begins = report.ends if report.contributed == plane.sequence else ()
+    counts = report.contributed == plane.sequence and plane.counts(report.name, report.epoch)
+    begins = report.ends if counts else ()
     held: dict[Part, int] = {part_of(one): one.offset for one in (*report.holds, *begins)}
     starts_now = {part: plane.start_of(part) for part in held}
     sound = all(start is not None and start.offset == held[part] for part, start in starts_now.items())
@@ -150,7 +151,8 @@ def welcome(plane: Plane, member: Registered, *, fresh: bool = False) -> Welcome
     state = plane.states.get(member.name) if fresh else None
     cutting = plane.cutting
     cut = cutting.cut if cutting is not None and member.name in cutting.names else None
-    return Welcome(plane.term, member.epoch, plane.sequence, plane.names(), state, cut)
+    counts = plane.counts(member.name, member.epoch)
+    return Welcome(plane.term, member.epoch, plane.sequence, plane.names(), state, cut, counts)
 
 
 def going_back(plane: Plane, member: Registered) -> Reset:

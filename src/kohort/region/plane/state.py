@@ -150,6 +150,7 @@ class Known:
         empties: the last sequence is one that is published by emptying the sinks.
         places: all that the region has published to.
         waiting: whose state waits if they go away, or does, each with the sequence that has it.
+        contributors: who contributed to the last sequence, each with the epoch that it worked in.
     """
 
     region: str
@@ -168,6 +169,7 @@ class Known:
     empties: bool = False
     places: tuple[str, ...] = ()
     waiting: dict[str, int] = field(default_factory=dict)
+    contributors: dict[str, int] = field(default_factory=dict)
 
 
 class Plane:
@@ -210,6 +212,7 @@ class Plane:
         self.begun = set(self.initial)
         self.positions = {part_of(one): one for one in known.positions}
         self.states, self.waiting = dict(known.states), dict(known.waiting)
+        self.contributors = dict(known.contributors)
         self.members: dict[str, Registered] = {}
         self.by_connection: dict[int, str] = {}
         self.expected = set(known.expected)
@@ -289,6 +292,10 @@ class Plane:
     def all_positions(self) -> dict[Part, Position]:
         """Of every partition that the region has read or begun."""
         return {**self.initial, **self.positions}
+
+    def counts(self, name: str, epoch: int) -> bool:
+        """Whether the last sequence has what a member contributed in this epoch, and not another of its name."""
+        return self.contributors.get(name) == epoch
 
     def cutters(self) -> tuple[str, ...]:
         """Who takes part in a cut that begins now."""
