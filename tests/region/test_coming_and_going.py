@@ -92,7 +92,7 @@ def contributed(cut: Cut, *positions: Position) -> MemberMachine:
 def test_a_sequence_is_a_members_own_if_it_has_what_it_contributed(
     contributors: dict[str, int], counts: bool, end: int
 ) -> None:
-    """The control plane that it contributed to died; the next one may have completed 8 with others, or its successor."""
+    """Its control plane died over that; the next one may have completed 8 with others, or with its successor."""
     machine = contributed(Cut(8, 1), at(P0, end))
     reached = end if counts else 70
     known = replace(KNOWN, term=4, sequence=8, positions=(at(P0, reached), at(P1, 71)), contributors=contributors)
@@ -124,3 +124,102 @@ def test_who_contributed_is_told_so_with_the_sequence() -> None:
     assert [driven.orders(one, told.Completed)[-1].counts for one in (1, 2, 3)] == [True, True, False]
     driven.join(4, "m1", incarnation=UUID(int=1), epoch=driven.machine.plane.members["m1"].epoch)
     assert driven.orders(4, told.Welcome)[-1].counts, "and who comes back"
+
+
+def owing() -> Driven:
+    """Sequence 8 is published in `s` and not in `other`, where m2 alone writes."""
+    driven = two("other")
+    cut = driven.cut()
+    for connection in (1, 2):
+        driven.say(connection, told.Drained(cut))
+    driven.say(1, told.Contributed(cut, driven.give("m1", span(P0, 70, 80))))
+    driven.say(2, told.Contributed(cut, driven.give("m2", span(P1, 71, 75))))
+    driven.do(happens.CommitEnded(cut))
+    driven.say(1, told.Published(8))
+    assert set(driven.machine.plane.owed) == {"other"}
+    return driven
+
+
+def test_who_alone_can_publish_what_is_owed_leaves_when_it_has_though_it_holds_nothing() -> None:
+    driven = owing()
+    driven.say(99, told.AskReset("a person asked for it", forced=True))
+    epoch = driven.machine.plane.epoch
+    driven.say(2, told.WasReset(epoch))
+    driven.say(2, told.Leave())
+    assert "m2" in driven.machine.plane.members and not driven.orders(2, told.Stop)
+    driven.say(1, told.WasReset(epoch))
+    assert driven.stands(RegionState.RUNNING)
+    driven.say(1, told.AskCheckpoint())
+    assert driven.orders(1, told.Drain)[-1].cut.sequence == 9 and len(driven.orders(2, told.Drain)) == 1
+    driven.say(2, told.Published(8))
+    assert driven.orders(2, told.Stop) and "m2" not in driven.machine.plane.members
+
+
+@pytest.mark.parametrize("drained", [False, True])
+def test_a_cut_goes_on_without_who_stays_to_publish_alone(drained: bool) -> None:
+    driven = owing()
+    driven.say(2, told.Moved(Identity("m2", 2), (P1,)))
+    cut = driven.cut()
+    if drained:
+        driven.say(1, told.Drained(cut))
+        driven.say(2, told.Drained(cut))
+    driven.say(2, told.Leave())
+    assert driven.machine.plane.members["m2"].left
+    again = driven.orders(1, told.Drain)[-1].cut
+    assert again != cut and driven.orders(2, told.Drain)[-1].cut == cut, "the other is asked no more"
+    driven.say(1, told.Drained(again))
+    driven.say(1, told.Contributed(again, driven.give("m1", span(P0, 80, 80))))
+    assert len(driven.commits) == 1, "the next waits until it has published"
+    driven.say(2, told.Published(8))
+    assert driven.commits[-1].manifest.members == ("m1",)
+
+
+def test_who_closes_while_it_publishes_ends_when_it_is_told_to() -> None:
+    """With nothing in its hands, too: it may be the only one who can."""
+    machine = MemberMachine("r", "q", UUID(int=1), "etl", "s")
+    machine.step(does.Connected())
+    machine.step(does.Ordered(told.Welcome(3, 5, 7, ("q",))))
+    machine.step(does.Ordered(told.Publish(3, 7, ())))
+    machine.step(does.PublishEnded(7, "the disk is full"))
+    assert not ends(machine, does.Closing())
+    assert not ends(machine, does.Ordered(told.Reset(3, 6, 7, None)), does.WentBack(6))
+    machine.step(does.PublishEnded(7, ""))
+    assert ends(machine, does.Ordered(told.Stop(3, "", "")))
+
+
+def test_who_has_published_or_was_overtaken_in_that_ends_at_once() -> None:
+    for after in (
+        does.PublishEnded(7, ""),
+        does.Ordered(told.Publish(3, 8, ())),
+        does.Ordered(told.Completed(3, 8, 6)),
+    ):
+        machine = MemberMachine("r", "q", UUID(int=1), "etl", "s")
+        machine.step(does.Connected())
+        machine.step(does.Ordered(told.Welcome(3, 5, 7, ("q",))))
+        machine.step(does.Ordered(told.Publish(3, 7, ())))
+        machine.step(after)
+        if isinstance(after, does.Ordered) and isinstance(after.order, told.Publish):
+            machine.step(does.PublishEnded(8, ""))
+        assert ends(machine, does.Closing())
+
+
+def ends(machine: MemberMachine, *events: does.Event) -> bool:
+    """Whether a member ends over events."""
+    return any(isinstance(effect, does.End) for event in events for effect in machine.step(event))
+
+
+def test_who_leaves_while_what_it_gave_is_committed_stays_until_that_is_published() -> None:
+    driven = two("other")
+    driven.say(2, told.Moved(Identity("m2", 2), (P1,)))
+    cut = driven.cut()
+    for connection in (1, 2):
+        driven.say(connection, told.Drained(cut))
+    driven.say(1, told.Contributed(cut, driven.give("m1", span(P0, 70, 80))))
+    driven.say(2, told.Contributed(cut, driven.give("m2")))
+    driven.say(2, told.Leave())
+    assert driven.stands(RegionState.COMMITTING)
+    driven.do(happens.CommitEnded(cut))
+    assert driven.orders(2, told.Publish)[-1].sequence == 8 and not driven.orders(2, told.Stop)
+    machine = contributed(Cut(8, 1), at(P0, 70))
+    machine.begins.clear()
+    assert not ends(machine, does.Closing()), "nor does it end by itself"

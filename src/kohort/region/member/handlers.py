@@ -235,6 +235,7 @@ def complete(member: Member, sequence: int, retired: int, *, counts: bool) -> bo
         return False
     counts = counts and member.contributed == sequence
     member.sequence, member.went_back = sequence, False
+    member.publishing = 0  # another has published what came before
     member.do(happens.Retire(sequence, retired, counts=counts))
     if counts:
         for part, end in member.ends.items():
@@ -257,6 +258,8 @@ def reset(member: Member, order: told.Reset) -> None:
         return
     member.cut, member.contributed, member.ends, member.failure = None, 0, {}, None
     member.epoch, member.sequence, member.wants_back = order.epoch, order.sequence, None
+    if member.publishing != order.sequence:
+        member.publishing = 0
     member.went_back = member.going_back = True
     member.begins.clear()
     member.do(happens.StopPolling(clear=True))
@@ -274,7 +277,8 @@ def went_back(member: Member, event: happens.WentBack) -> None:
     member.say(told.WasReset(event.epoch))
     if member.closing:
         member.say(told.Leave())
-        member.do(happens.End())
+        if not member.publishing:
+            member.do(happens.End())
         return
     member.do(happens.GoOn(), happens.Poll(slowly=True))
     member.ask_starts()
@@ -284,10 +288,13 @@ def went_back(member: Member, event: happens.WentBack) -> None:
 
 
 def publish(member: Member, order: told.Publish) -> None:
+    member.publishing = order.sequence
     member.do(happens.PublishKeys(order.sequence, order.keys, order.floor, order.empties))
 
 
 def publish_ended(member: Member, event: happens.PublishEnded) -> None:
+    if not event.cause and event.sequence == member.publishing:
+        member.publishing = 0
     failed = told.PublishFailed(event.sequence, event.cause)
     member.say(failed if event.cause else told.Published(event.sequence))
 
@@ -320,4 +327,5 @@ def closing(member: Member, event: happens.Closing) -> None:
         member.drop(gone)
         member.say(told.Moved(member.identity, gone))
     member.say(told.Leave())
-    member.do(happens.StopPolling(clear=True), happens.End())
+    if not member.contributed and not member.publishing:  # else it may be the only one who can publish that
+        member.do(happens.StopPolling(clear=True), happens.End())

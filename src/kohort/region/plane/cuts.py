@@ -90,7 +90,8 @@ def begin_again(plane: Plane, why: str) -> None:
     if plane.state not in (RegionState.DRAINING, RegionState.CHECKPOINTING) or cutting is None:
         return
     plane.tell(Level.INFO, f"region {plane.region}: {cutting.cut} begins again: {why}")
-    names = tuple(name for name in cutting.names if name in plane.members)
+    cutters = plane.cutters()
+    names = tuple(name for name in cutting.names if name in cutters)
     if names:
         _begin(plane, names)
     else:

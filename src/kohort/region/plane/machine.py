@@ -73,8 +73,9 @@ TABLE: dict[type, Rows] = {
         CHECKPOINTING: _row(
             "it goes after this cut; at once if it holds nothing", members.leave, RUNNING, DRAINING
         ),
-        COMMITTING: _row("it goes after the next cut; at once if it holds nothing", members.leave),
-        RESETTING: _row("it goes at once: it holds nothing", members.leave, RUNNING, DRAINING),
+        COMMITTING: _row("it goes after the next cut; at once if it holds and gave nothing", members.leave),
+        RESETTING: _row("it goes at once, for it holds nothing; or when it has published", members.leave,
+                        RUNNING, DRAINING),
         STOPPED: _ignored(_NONE_THERE),
     },
     told.Drained: {
@@ -227,8 +228,10 @@ TABLE: dict[type, Rows] = {
         CHECKPOINTING: _row(
             "it goes after this cut; at once if it holds nothing", members.stop_member, RUNNING, DRAINING
         ),
-        COMMITTING: _row("it goes after the next cut; at once if it holds nothing", members.stop_member),
-        RESETTING: _row("it goes at once: it holds nothing", members.stop_member, RUNNING, DRAINING),
+        COMMITTING: _row("it goes after the next cut; at once if it holds and gave nothing",
+                         members.stop_member),
+        RESETTING: _row("it goes at once, for it holds nothing; or when it has published", members.stop_member,
+                        RUNNING, DRAINING),
         STOPPED: _ignored(_NONE_THERE),
     },
     happens.Resumed: {

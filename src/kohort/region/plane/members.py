@@ -255,13 +255,26 @@ def stop_member(plane: Plane, event: StopMember) -> None:
 def _goes(plane: Plane, member: Registered) -> None:
     member.leaves = True
     cutting = plane.cutting
-    if not member.handed:
+    is_cut = cutting is not None and member.name in cutting.names
+    if member.handed or (is_cut and plane.state is RegionState.COMMITTING):
+        if plane.state in _HERE:
+            cuts.want(plane)
+        return
+    member.left = _alone_can_publish(plane, member)
+    if not member.left:
         let_leave(plane, member)
-        if cutting is not None and member.name in cutting.names:
-            cuts.begin_again(plane, f"{member.name} has left")
-        go_on(plane)
-    elif plane.state in _HERE:
-        cuts.want(plane)
+    if is_cut:
+        cuts.begin_again(plane, f"{member.name} has left")
+    go_on(plane)
+
+
+def _alone_can_publish(plane: Plane, member: Registered) -> bool:
+    """Whether the last sequence would stay unpublished in its sink if it went now."""
+    if member.sink not in plane.owed or member.lost_ms is not None:
+        return False
+    return not any(
+        one.sink == member.sink and one.lost_ms is None for one in plane.members.values() if one is not member
+    )
 
 
 def let_leave(plane: Plane, member: Registered) -> None:
