@@ -223,3 +223,16 @@ def test_who_leaves_while_what_it_gave_is_committed_stays_until_that_is_publishe
     machine = contributed(Cut(8, 1), at(P0, 70))
     machine.begins.clear()
     assert not ends(machine, does.Closing()), "nor does it end by itself"
+
+
+def test_what_left_a_members_hands_is_not_among_the_ends_that_it_registers_with() -> None:
+    """A control plane that took over believed that it held it, and gave it to nobody."""
+    machine = contributed(Cut(8, 1), at(P0, 80))
+    machine.step(does.Assigned(Identity("q", 2), ()))
+    known = replace(KNOWN, term=4, sequence=8, positions=(at(P0, 80), at(P1, 71)), contributors={"q": 5})
+    driven = Driven(known)
+    for report in says(machine, does.Connected()):
+        driven.say(1, report)
+    assert driven.machine.plane.holder_of(P0) is None
+    driven.join(2, "m2")
+    assert driven.ask(2, P0) == (at(P0, 80),)

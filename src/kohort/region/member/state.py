@@ -131,6 +131,7 @@ class Member:
             self.assigned.pop(part, None)
             self.begins.pop(part, None)
             self.held.pop(part, None)
+            self.ends.pop(part, None)
 
     def let_go(self, parts: Iterable[Part]) -> None:
         """Give partitions up, and say so."""
