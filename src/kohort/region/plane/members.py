@@ -67,21 +67,27 @@ def _inherit(plane: Plane, member: Registered) -> None:
 def _is_refused(plane: Plane, member: Registered) -> bool:
     """Whether it begins anew in a group that it can't share, because its state, or a member's there, does not move.
 
+    That member may be away: what is read in its group meanwhile would be missing in the state that waits for it.
     Who was there before and comes back with what it holds is never refused.
     """
     if member.epoch >= 0 and member.phase is Phase.READING:
         return False
     there = [one for one in plane.members.values() if one is not member and one.group == member.group and not one.left]
     alone = [one for one in (member, *there) if not one.shares]
-    if not there or not alone:
+    absent = [name for name, group in plane.alone.items() if group == member.group and name not in plane.members]
+    if there and alone:
+        name = alone[0].name
+        why = f"group {member.group!r} is read by {', '.join(one.name for one in there)}, and the state of {name}"
+        remedy = f"give {name} a group of its own, or end the other first"
+    elif absent:
+        name = absent[0]
+        why = f"group {member.group!r} waits for {name}, and its state"
+        remedy = f"give {member.name} a group of its own, or start {name} again"
+    else:
         return False
-    others = ", ".join(one.name for one in there)
-    why = (
-        f"group {member.group!r} is read by {others}, and the state of {alone[0].name} does not move when a partition "
-        "does: its results would be wrong"
-    )
+    why += " does not move when a partition does: its results would be wrong"
     plane.tell(Level.WARNING, f"region {plane.region}: {member.name} is refused: {why}")
-    plane.say(member, Refused(plane.term, why, f"give {alone[0].name} a group of its own, or end the other first"))
+    plane.say(member, Refused(plane.term, why, remedy))
     plane.close(member.connection)
     plane.drop(member)
     return True
@@ -111,7 +117,8 @@ def _wake(plane: Plane, known: Registered, connection: int) -> None:
 
 def _take_on(plane: Plane, member: Registered, report: Register) -> None:
     """Who worked under an earlier control plane, with what it holds, or is sent back alone."""
-    begins = report.ends if report.contributed == plane.sequence else ()
+    counts = report.contributed == plane.sequence and plane.counts(report.name, report.epoch)
+    begins = report.ends if counts else ()
     held: dict[Part, int] = {part_of(one): one.offset for one in (*report.holds, *begins)}
     starts_now = {part: plane.start_of(part) for part in held}
     sound = all(start is not None and start.offset == held[part] for part, start in starts_now.items())
@@ -150,7 +157,8 @@ def welcome(plane: Plane, member: Registered, *, fresh: bool = False) -> Welcome
     state = plane.states.get(member.name) if fresh else None
     cutting = plane.cutting
     cut = cutting.cut if cutting is not None and member.name in cutting.names else None
-    return Welcome(plane.term, member.epoch, plane.sequence, plane.names(), state, cut)
+    counts = plane.counts(member.name, member.epoch)
+    return Welcome(plane.term, member.epoch, plane.sequence, plane.names(), state, cut, counts)
 
 
 def going_back(plane: Plane, member: Registered) -> Reset:
@@ -177,7 +185,7 @@ def _come_back(plane: Plane, member: Registered, report: Register, connection: i
         if member.epoch >= plane.floor:
             plane.say(member, going_back(plane, member))
         return
-    plane.say(member, welcome(plane, member))
+    plane.say(member, welcome(plane, member, fresh=report.epoch < 0))
     cutting = plane.cutting
     if cutting is not None and member.name in cutting.names:
         if plane.state is RegionState.DRAINING and member.phase is Phase.READING:
@@ -253,13 +261,26 @@ def stop_member(plane: Plane, event: StopMember) -> None:
 def _goes(plane: Plane, member: Registered) -> None:
     member.leaves = True
     cutting = plane.cutting
-    if not member.handed:
+    is_cut = cutting is not None and member.name in cutting.names
+    if member.handed or (is_cut and plane.state is RegionState.COMMITTING):
+        if plane.state in _HERE:
+            cuts.want(plane)
+        return
+    member.left = _alone_can_publish(plane, member)
+    if not member.left:
         let_leave(plane, member)
-        if cutting is not None and member.name in cutting.names:
-            cuts.begin_again(plane, f"{member.name} has left")
-        go_on(plane)
-    elif plane.state in _HERE:
-        cuts.want(plane)
+    if is_cut:
+        cuts.begin_again(plane, f"{member.name} has left")
+    go_on(plane)
+
+
+def _alone_can_publish(plane: Plane, member: Registered) -> bool:
+    """Whether the last sequence would stay unpublished in its sink if it went now."""
+    if member.sink not in plane.owed or member.lost_ms is not None:
+        return False
+    return not any(
+        one.sink == member.sink and one.lost_ms is None for one in plane.members.values() if one is not member
+    )
 
 
 def let_leave(plane: Plane, member: Registered) -> None:
