@@ -35,6 +35,8 @@ def connected(member: Member, event: happens.Connected) -> None:
             tuple(member.ends.values()),
             member.sink,
             member.how.shares,
+            member.how.of,
+            member.how.sources,
         )
     )
 
@@ -273,8 +275,9 @@ def went_back(member: Member, event: happens.WentBack) -> None:
     member.say(told.WasReset(event.epoch))
     if member.closing:
         member.say(told.Leave())
-        member.do(happens.End())
-        return
+        if not member.how.of:  # siblings end together, when they are told
+            member.do(happens.End())
+            return
     member.do(happens.GoOn(), happens.Poll(slowly=True))
     member.ask_starts()
 
@@ -313,5 +316,5 @@ def closing(member: Member, event: happens.Closing) -> None:
         member.do(happens.StopPolling(clear=True), happens.End())
     else:
         member.say(told.Leave())
-        if not member.begins:
+        if not member.begins and not member.how.of:
             member.do(happens.StopPolling(clear=True), happens.End())

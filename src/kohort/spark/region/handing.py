@@ -65,6 +65,12 @@ class HandingSeat:
 
     # -- the member's thread
 
+    def stop(self) -> None:
+        """The run has ended, and whatever batch it was in."""
+        with self._changed:
+            self._running = None
+        self._done()
+
     def start(self, epoch: int) -> None:
         """A run of the query begins: no batch of an earlier one counts."""
         with self._changed:

@@ -96,11 +96,13 @@ class _AtCut:
         cut: with its control plane's term: another one counts its cuts anew.
         run: whose; None: none runs, and nothing has happened since the last sequence.
         last: the last batch that counts.
+        ends: by member. All are told at once: the run may be stopped before the next member contributes.
     """
 
     cut: tuple[int, Cut]
     run: _Run | None
     last: int | None
+    ends: tuple[dict[TopicPartition, Position], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,16 +210,16 @@ class RegionQuery:
         """See `query_thread.Query`."""
         return all(one.seat.running() is None for one in self._members())
 
-    def contribute(self, member: int, cut: Cut) -> tuple[dict[TopicPartition, Position], tuple[StagedKey, ...], bytes]:
+    def contribute(
+        self, member: int, cut: Cut, names: tuple[str, ...]
+    ) -> tuple[dict[TopicPartition, Position], tuple[StagedKey, ...], bytes]:
         """See `query_thread.Query`."""
         own = self._members()[member]
         with self._lock:
             key = own.machine.term, cut
             if self._at_cut is None or self._at_cut.cut != key:
-                run = self._run
-                self._at_cut = _AtCut(key, run, None if run is None else last_batch(run.folder))
-            run, last = self._at_cut.run, self._at_cut.last
-            ends = {} if run is None else self._ends(run, own, last)
+                self._at_cut = self._settle(key, names)
+            run, last, ends = self._at_cut.run, self._at_cut.last, self._at_cut.ends[member]
             if member != LEAD:
                 return ends, (), b""
             self._given = None
@@ -226,6 +228,13 @@ class RegionQuery:
             saved, keys = self._as_of(run.epoch, last), run.staged.give(last)
             self._given = _Given(saved, saved.to_bytes(), run)
             return ends, keys, self._given.state
+
+    def _settle(self, cut: tuple[int, Cut], names: tuple[str, ...]) -> _AtCut:
+        those, run = self._members(), self._run
+        if run is None or not {one.machine.name for one in those} <= set(names):
+            return _AtCut(cut, None, None, tuple({} for _ in those))
+        last = last_batch(run.folder)
+        return _AtCut(cut, run, last, tuple(self._ends(run, one, last) for one in those))
 
     def _as_of(self, epoch: int, last: int | None) -> SavedQuery:
         """The query as it is, with a batch of its checkpoint of an epoch."""
@@ -365,6 +374,8 @@ class RegionQuery:
             raise TimedOutError(
                 f"the query {self.name} has not ended {STOP_S:g} s after it was stopped: end the program"
             )
+        for member in self._members():
+            member.seat.stop()
 
     def _look(self) -> None:
         run = self._run
