@@ -31,6 +31,7 @@ from kohort.spark.region.built import BuiltQuery
 from kohort.spark.region.checkpoint_logs import find_source, last_batch, last_planned, offsets_of
 from kohort.spark.region.failures import Failures, Where
 from kohort.spark.region.folders import derive, epoch_folder, forget
+from kohort.spark.region.handing import RunSeat
 from kohort.spark.region.query_thread import QueryThread
 from kohort.spark.region.saved import SavedQuery, refuse_other
 from kohort.spark.region.seats import SEATS
@@ -65,7 +66,7 @@ class _Run:
 
     Attributes:
         began: the last batch that its folder began with; None: it began anew.
-        seats: ids of its sources' seats; who asks under an earlier run's is refused.
+        seats: its sources' seats by their ids; who asks under an earlier run's is refused.
     """
 
     epoch: int
@@ -73,7 +74,7 @@ class _Run:
     began: int | None
     staged: StagedBatches
     query: StreamingQuery
-    seats: tuple[str, ...]
+    seats: dict[str, RunSeat]
 
 
 @dataclass(slots=True)
@@ -261,7 +262,7 @@ class RegionQuery:
 
     def _batch_of(self, run: _Run, last: int, member: QueryThread) -> BatchOffset | None:
         """What a member's source has read with a batch; it is found by its identity."""
-        identity = SEATS.query_at(run.seats[member.number])
+        identity = SEATS.query_at(tuple(run.seats)[member.number])
         found = None if identity is None else find_source(offsets_of(run.folder, last), identity)
         return None if found is None else BatchOffset.from_json(found)
 
@@ -282,14 +283,13 @@ class RegionQuery:
 
     def settled(self, member: int) -> None:
         """See `query_thread.Query`."""
-        run, seat = self._run, self._members()[member].seat
-        batch = seat.running()
+        run, batch = self._run, self._members()[member].seat.running()
         if run is None or batch is None:
             return
         last = last_batch(run.folder)
         found = None if last is None else self._batch_of(run, last, self._members()[member])
         if found is not None and found.batch == batch and found.epoch == run.epoch:
-            seat.end(batch)
+            tuple(run.seats.values())[member].end(batch)
 
     # -- the thread
 
@@ -333,10 +333,9 @@ class RegionQuery:
             refuse_other(saved, self._as_of(-1, None), self.name)
         new, began = epoch_folder(self._folder, epoch), None if saved is None else saved.batch
         derive(epoch_folder(self._folder, -1 if saved is None else saved.epoch), new, began)
-        seats = tuple(uuid4().hex for _ in self._members())
-        for id, member in zip(seats, self._members(), strict=True):
-            member.seat.start(epoch)
-            SEATS.add(id, member.seat)
+        seats = {uuid4().hex: member.seat.start(epoch) for member in self._members()}
+        for id, seat in seats.items():
+            SEATS.add(id, seat)
         staged = StagedBatches(began)
         task = StagingTask(self._sink, self._built.schema, self._region_id, epoch, self.name)
         stage = stage_batch(task)
@@ -345,7 +344,7 @@ class RegionQuery:
             staged.add(batch, stage(rows))
 
         try:
-            query = self._built.run(sink, new, seats)
+            query = self._built.run(sink, new, tuple(seats))
         except BaseException:
             for id in seats:
                 SEATS.remove(id)
