@@ -22,7 +22,9 @@ from kohort.region.plane import events as plane_events
 from kohort.region.plane.state import Plane, Why
 from kohort.spark.region import runs
 from kohort.spark.region.handing import HandingSeat
+from kohort.spark.region.query_thread import QueryThread
 from kohort.spark.region.runs import RegionQuery
+from kohort.spark.region.spark_region import _Started
 
 
 @pytest.fixture
@@ -202,6 +204,30 @@ def test_a_batch_of_a_run_that_was_stopped_is_waited_for_no_more(both: Both) -> 
     assert not both.query.query.is_idle()
     both.query.query.ended(0, None)
     until(both.query.query.is_idle, "nothing runs", 5)
+
+
+def test_when_a_query_is_closed_no_source_begins_a_batch_between(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lead is idle and says that it leaves, before the other is told to."""
+    both.reads()
+    lead, second = both.query.threads
+    held = both.query.run.held(1)
+    began: list[object] = []
+
+    def leave() -> None:
+        QueryThread.leave(lead)
+        both.query.turn(0)
+        began.append(both.query.run.ask("begin", 1, version=held.version, batch=2))
+
+    monkeypatch.setattr(lead, "leave", leave)
+    closing = _Started(beside=False)
+    closing.members = [lead, second]
+    closing.leave()
+    both.query.turn(1)
+    assert began == [{"ok": False}]
+    assert lead.machine.closing
+    assert second.machine.closing
+    both.pump()
+    assert (both.ends(), both.batches()) == ((110, 110), [0])
 
 
 def test_who_is_started_again_ends_the_earlier_one_s_siblings(both: Both) -> None:
