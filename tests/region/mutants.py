@@ -150,9 +150,9 @@ def _ends_of_what_runs(member: BatchMember) -> dict[Part, int]:
 _ENDS = BatchMember.ends
 
 
-def _lets_go_whatever_was_read(machine: Any, sequence: int, retired: int) -> bool:
+def _lets_go_whatever_was_read(machine: Any, sequence: int, retired: int, *, counts: bool) -> bool:
     machine.covered = dict(machine.held)
-    return _COMPLETE(machine, sequence, retired)
+    return _COMPLETE(machine, sequence, retired, counts=counts)
 
 
 _COMPLETE = handlers.complete

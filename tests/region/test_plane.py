@@ -272,7 +272,7 @@ def test_who_comes_back_with_what_can_not_be_goes_back_alone(holds: tuple[Positi
 
 
 def test_who_comes_back_with_what_it_holds_goes_on() -> None:
-    driven = Driven(replace(KNOWN, expected=frozenset({"m1"})))
+    driven = Driven(replace(KNOWN, expected=frozenset({"m1"}), contributors={"m1": 5}))
     driven.join(1, "m1", holds=(at(P0, 70),), epoch=5)
     assert driven.stands(RegionState.RUNNING)
     assert driven.orders(1, told.Welcome) == [told.Welcome(3, 5, 7, ("m1",))]

@@ -49,6 +49,8 @@ class Welcome:
         names: all that are registered, this one too.
         state: for who has just started: what a member of its name saved with that sequence; None: nothing.
         cut: that under way: who is drained for it stays so.
+        counts: what the member contributed to that sequence, if it did, is in it; a control plane of an earlier release
+            does not say.
     """
 
     term: int
@@ -57,6 +59,7 @@ class Welcome:
     names: tuple[str, ...]
     state: bytes | None = None
     cut: Cut | None = None
+    counts: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +114,13 @@ class Completed:
 
     Attributes:
         retired: those up to this one are given up.
+        counts: what the member contributed to it, if it did, is in it.
     """
 
     term: int
     sequence: int
     retired: int
+    counts: bool = True
 
 
 @dataclass(frozen=True, slots=True)

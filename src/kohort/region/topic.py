@@ -153,6 +153,7 @@ class Saved:
             states=self.states(),
             waiting={one.member: self.sequence for one in contributions if one.keeps}
             | ({} if last is None else last.away),
+            contributors={one.member: one.epoch for one in contributions},
             empties=last is not None and last.empties,
             stopped="" if self.stopped is None else self.stopped.cause,
         )

@@ -57,6 +57,7 @@ class Stored:
             stopped=self.stopped,
             empties=self.empties,
             places=tuple(sorted(self.places)),
+            contributors={one.member: one.epoch for one in self.contributions},
         )
 
     def go_back(self, manifest: Manifest) -> None:

@@ -47,7 +47,7 @@ def welcome(member: Member, order: told.Welcome) -> None:
         member.epoch, member.sequence = order.epoch, order.sequence
         member.do(happens.Begin(order.epoch, order.sequence, order.state), happens.Poll())
     else:
-        complete(member, order.sequence, 0)
+        complete(member, order.sequence, 0, counts=order.counts)
         if member.cut is not None and member.cut != order.cut:
             member.contributed, member.ends = 0, {}
             member.go_on()
@@ -227,17 +227,19 @@ def identify(member: Member, order: told.Identify) -> None:
 
 
 def completed(member: Member, order: told.Completed) -> None:
-    if complete(member, order.sequence, order.retired) and member.cut is not None:
+    if complete(member, order.sequence, order.retired, counts=order.counts) and member.cut is not None:
         member.go_on()
 
 
-def complete(member: Member, sequence: int, retired: int) -> bool:
+def complete(member: Member, sequence: int, retired: int, *, counts: bool) -> bool:
     """What it contributed counts, or not; gives whether the sequence is news."""
     if sequence <= member.sequence:
         return False
+    counts = counts and member.contributed == sequence
     member.sequence, member.went_back = sequence, False
-    member.do(happens.Retire(sequence, retired, counts=member.contributed == sequence))
-    if member.contributed == sequence:
+    member.publishing = 0  # another has published what came before
+    member.do(happens.Retire(sequence, retired, counts=counts))
+    if counts:
         for part, end in member.ends.items():
             if part in member.begins:
                 member.begins[part] = end.offset
@@ -258,6 +260,8 @@ def reset(member: Member, order: told.Reset) -> None:
         return
     member.cut, member.contributed, member.ends, member.failure = None, 0, {}, None
     member.epoch, member.sequence, member.wants_back = order.epoch, order.sequence, None
+    if member.publishing != order.sequence:
+        member.publishing = 0
     member.went_back = member.going_back = True
     member.begins.clear()
     member.do(happens.StopPolling(clear=True))
@@ -275,9 +279,9 @@ def went_back(member: Member, event: happens.WentBack) -> None:
     member.say(told.WasReset(event.epoch))
     if member.closing:
         member.say(told.Leave())
-        if not member.how.of:  # siblings end together, when they are told
+        if not member.publishing and not member.how.of:  # siblings end together, when they are told
             member.do(happens.End())
-            return
+        return
     member.do(happens.GoOn(), happens.Poll(slowly=True))
     member.ask_starts()
 
@@ -286,10 +290,13 @@ def went_back(member: Member, event: happens.WentBack) -> None:
 
 
 def publish(member: Member, order: told.Publish) -> None:
+    member.publishing = order.sequence
     member.do(happens.PublishKeys(order.sequence, order.keys, order.floor, order.empties))
 
 
 def publish_ended(member: Member, event: happens.PublishEnded) -> None:
+    if not event.cause and event.sequence == member.publishing:
+        member.publishing = 0
     failed = told.PublishFailed(event.sequence, event.cause)
     member.say(failed if event.cause else told.Published(event.sequence))
 
@@ -314,7 +321,14 @@ def closing(member: Member, event: happens.Closing) -> None:
     member.closing = True
     if member.epoch < 0:
         member.do(happens.StopPolling(clear=True), happens.End())
-    else:
+        return
+    if member.begins:
         member.say(told.Leave())
-        if not member.begins and not member.how.of:
-            member.do(happens.StopPolling(clear=True), happens.End())
+        return
+    if gone := tuple(member.assigned):  # starts may be on their way, of which it will read nothing
+        member.drop(gone)
+        member.say(told.Moved(member.identity, gone))
+    member.say(told.Leave())
+    waits = member.contributed or member.publishing  # it may be the only one who can publish that
+    if not waits and not member.how.of:
+        member.do(happens.StopPolling(clear=True), happens.End())

@@ -56,6 +56,7 @@ class Member:
         names: all members of the region, as last told.
         cut: that the member drains for, is drained for or has contributed to.
         contributed: the sequence, `ends` the ends that it gave; until the outcome is known.
+        publishing: the sequence that it was told to publish and has not; 0: none.
         failure: why it can't go on: said to each control plane, for the first may have died over it.
         wants_back: what it asked for, until it is told to go back: it takes part in no cut meanwhile, for what it had
             fetched may be thrown away already.
@@ -94,7 +95,7 @@ class Member:
         self.held: dict[Part, None] = {}
         self.covered: dict[Part, None] = {}
         self.cut: Cut | None = None
-        self.contributed = 0
+        self.contributed = self.publishing = 0
         self.ends: dict[Part, Position] = {}
         self.given: Contribution | None = None
         self.failure: told.CantGoOn | None = None
@@ -134,6 +135,7 @@ class Member:
             self.assigned.pop(part, None)
             self.begins.pop(part, None)
             self.held.pop(part, None)
+            self.ends.pop(part, None)
 
     def let_go(self, parts: Iterable[Part]) -> None:
         """Give partitions up, and say so."""

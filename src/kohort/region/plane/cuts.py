@@ -92,7 +92,8 @@ def begin_again(plane: Plane, why: str) -> None:
     if plane.state not in (RegionState.DRAINING, RegionState.CHECKPOINTING) or cutting is None:
         return
     plane.tell(Level.INFO, f"region {plane.region}: {cutting.cut} begins again: {why}")
-    names = tuple(name for name in cutting.names if name in plane.members)
+    cutters = plane.cutters()
+    names = tuple(name for name in cutting.names if name in cutters)
     if names:
         _begin(plane, names)
     else:
@@ -234,7 +235,6 @@ def commit_if_whole(plane: Plane) -> None:
         away={name: sequence for name, sequence in plane.waiting.items() if name not in cutting.names},
     )
     plane.state = RegionState.COMMITTING
-    plane.due["cut"] = plane.now_ms + plane.config.drain_ms
     _commit(plane, cutting)
 
 
@@ -244,6 +244,7 @@ def _end_of(span: Span) -> Position:
 
 def _commit(plane: Plane, cutting: Cutting) -> None:
     assert cutting.manifest is not None
+    plane.due.pop("cut", None)  # it takes as long as it takes: what is out may stand
     given = tuple(cutting.contributions[name] for name in cutting.names)
     offsets = tuple(
         Offsets(
@@ -272,12 +273,24 @@ def commit_ended(plane: Plane, event: CommitEnded) -> None:
         return
     plane.tell(Level.INFO, f"region {plane.region}: the offsets of {cutting.cut} were refused: {reasons}")
     cutting.unidentified = frozenset(event.refused)
+    plane.due["cut"] = plane.now_ms + plane.config.drain_ms
     for name in event.refused:
         member, given = plane.members[name], cutting.contributions[name]
         if member.identity != Identity(given.member_id, given.generation, given.instance_id):
             identified(plane, member)  # it has told its new generation meanwhile
         else:
             plane.say(member, Identify(plane.term, cutting.cut))
+
+
+def ended_when_stopped(plane: Plane, event: CommitEnded) -> None:
+    """It was out when the region stopped: where it goes on depends on the outcome."""
+    cutting = plane.cutting
+    if cutting is None or cutting.cut != event.cut:
+        return
+    plane.cutting = None
+    if not event.refused:
+        _stands(plane, cutting)
+    resets.go_on_if_settled(plane)
 
 
 def identified(plane: Plane, member: Registered) -> None:
@@ -300,15 +313,22 @@ def identified(plane: Plane, member: Registered) -> None:
         _commit(plane, cutting)
 
 
-def _complete(plane: Plane, cutting: Cutting) -> None:
+def _stands(plane: Plane, cutting: Cutting) -> None:
+    """The topic has it."""
     assert cutting.manifest is not None
     plane.sequence, plane.cutting, plane.consecutive = cutting.cut.sequence, None, 0
     plane.positions = {part_of(position): position for position in cutting.manifest.positions}
     given, away = cutting.contributions, cutting.manifest.away
     plane.states = {name: plane.states[name] for name in away} | {name: one.state for name, one in given.items()}
     plane.waiting = away | {name: plane.sequence for name, one in given.items() if one.keeps}
+    plane.contributors = {name: one.epoch for name, one in given.items()}
     plane.empties, plane.places = False, set(cutting.manifest.places)
     plane.owe(keys_by_place(cutting.contributions[name] for name in cutting.names))
+
+
+def _complete(plane: Plane, cutting: Cutting) -> None:
+    assert cutting.manifest is not None
+    _stands(plane, cutting)
     plane.due.pop("cut", None)
     plane.figures.cut_ended(plane.now_ms, complete=True)
     _tell(plane, cutting)
@@ -317,7 +337,8 @@ def _complete(plane: Plane, cutting: Cutting) -> None:
         member.phase = Phase.READING if member.phase is not Phase.GOING_BACK else member.phase
         for part in member.handed:
             member.handed[part] = plane.positions[part].offset
-        plane.say(member, Completed(plane.term, plane.sequence, max(0, plane.sequence - KEPT)))
+        counts = plane.counts(member.name, member.epoch)
+        plane.say(member, Completed(plane.term, plane.sequence, max(0, plane.sequence - KEPT), counts))
     _let_leave(plane, [name for name in cutting.names if name not in cutting.manifest.stay])
     plane.wanted = plane.wanted or any(member.leaves and not member.left for member in plane.members.values())
     _look_for_lone(plane)

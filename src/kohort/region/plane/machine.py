@@ -62,7 +62,8 @@ TABLE: dict[type, Rows] = {
                       DRAINING, *_BACK_OR_STOPPED),
         DRAINING: _row("it takes part in the next cut", members.register, RUNNING, *_BACK_OR_STOPPED),
         CHECKPOINTING: _row("it takes part in the next cut", members.register, RUNNING, DRAINING, *_BACK_OR_STOPPED),
-        COMMITTING: _row("it takes part in the next cut", members.register),
+        COMMITTING: _row("it takes part in the next cut; of another's name: that one is fenced", members.register,
+                         *_BACK_OR_STOPPED),
         RESETTING: _row("it is told the epoch that all go back to", members.register, RUNNING, STOPPED),
         STOPPED: _row("it is told why, and its connection ends", resets.refuse),
     },
@@ -73,8 +74,9 @@ TABLE: dict[type, Rows] = {
         CHECKPOINTING: _row(
             "it goes after this cut; at once if it holds nothing", members.leave, RUNNING, DRAINING
         ),
-        COMMITTING: _row("it goes after the next cut; at once if it holds nothing", members.leave),
-        RESETTING: _row("it goes at once: it holds nothing", members.leave, RUNNING, DRAINING),
+        COMMITTING: _row("it goes after the next cut; at once if it holds and gave nothing", members.leave),
+        RESETTING: _row("it goes at once, for it holds nothing; or when it has published", members.leave,
+                        RUNNING, DRAINING),
         STOPPED: _ignored(_NONE_THERE),
     },
     told.Drained: {
@@ -157,7 +159,8 @@ TABLE: dict[type, Rows] = {
         RUNNING: _row("all go back", resets.asked, *_BACK_OR_STOPPED),
         DRAINING: _row("the cut is given up, all go back", resets.asked, *_BACK_OR_STOPPED),
         CHECKPOINTING: _row("the cut is given up, all go back", resets.asked, *_BACK_OR_STOPPED),
-        COMMITTING: _row("it begins when the outcome is known", resets.asked),
+        COMMITTING: _row("it begins when the outcome is known; at once while a generation is asked for", resets.asked,
+                         *_BACK_OR_STOPPED),
         RESETTING: _row("the next attempt begins", resets.asked, STOPPED),
         STOPPED: _ignored(_NONE_THERE),
     },
@@ -202,7 +205,8 @@ TABLE: dict[type, Rows] = {
         CHECKPOINTING: _row("what waited for it goes on", _saved),
         COMMITTING: _row("what waited for it goes on", _saved),
         RESETTING: _row("the members hear of the epoch", _saved, RUNNING, DRAINING),
-        STOPPED: _row("noted", _saved),
+        STOPPED: _row("noted; its members are told to end, and a person who has it go on waits for that", _saved,
+                      FORMING),
     },
     happens.CommitEnded: {
         FORMING: _ignored(_NO_COMMIT),
@@ -212,7 +216,7 @@ TABLE: dict[type, Rows] = {
         COMMITTING: _row("complete; or refused: tried under the generation that holds now, cut again, or all go back",
                          cuts.commit_ended, RUNNING, DRAINING, *_BACK_OR_STOPPED),
         RESETTING: _ignored(_NO_COMMIT),
-        STOPPED: _ignored("the outcome is in the topic, and is read at the next start"),
+        STOPPED: _row("what stands is gone on from, when a person has it go on", cuts.ended_when_stopped, FORMING),
     },
     happens.GroupSeen: {
         state: _row("a group with others than members of the region stops it", cuts.group_seen, STOPPED)
@@ -225,13 +229,16 @@ TABLE: dict[type, Rows] = {
         CHECKPOINTING: _row(
             "it goes after this cut; at once if it holds nothing", members.stop_member, RUNNING, DRAINING
         ),
-        COMMITTING: _row("it goes after the next cut; at once if it holds nothing", members.stop_member),
-        RESETTING: _row("it goes at once: it holds nothing", members.stop_member, RUNNING, DRAINING),
+        COMMITTING: _row("it goes after the next cut; at once if it holds and gave nothing",
+                         members.stop_member),
+        RESETTING: _row("it goes at once, for it holds nothing; or when it has published", members.stop_member,
+                        RUNNING, DRAINING),
         STOPPED: _ignored(_NONE_THERE),
     },
     happens.Resumed: {
         state: _ignored("the region has not stopped") for state in RegionState if state is not STOPPED
-    } | {STOPPED: _row("members may register again", resets.resume, FORMING)},
+    } | {STOPPED: _row("members may register again, as soon as what was being written is in the topic",
+                          resets.resume, FORMING)},
     happens.Tick: {
         FORMING: _row("who has not registered in time is dead: all go back", _look_at_clock,
                       RUNNING, DRAINING, *_BACK_OR_STOPPED),
@@ -240,8 +247,8 @@ TABLE: dict[type, Rows] = {
         DRAINING: _row("who is late or dead has all go back", _look_at_clock, RUNNING, *_BACK_OR_STOPPED),
         CHECKPOINTING: _row("who is late or dead has all go back", _look_at_clock,
                             RUNNING, DRAINING, *_BACK_OR_STOPPED),
-        COMMITTING: _row("who is dead has all go back when the outcome is known; who does not tell its generation, "
-                         "at once", _look_at_clock, *_BACK_OR_STOPPED),
+        COMMITTING: _row("who is dead has all go back when the outcome is known; at once while a generation is asked "
+                         "for, or who does not tell its own", _look_at_clock, *_BACK_OR_STOPPED),
         RESETTING: _row("who is late has all begin again; who is dead is not waited for", _look_at_clock,
                         RUNNING, DRAINING, STOPPED),
         STOPPED: _ignored("nothing is due"),

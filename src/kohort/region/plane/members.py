@@ -118,7 +118,8 @@ def _wake(plane: Plane, known: Registered, connection: int) -> None:
 
 def _take_on(plane: Plane, member: Registered, report: Register) -> None:
     """Who worked under an earlier control plane, with what it holds, or is sent back alone."""
-    begins = report.ends if report.contributed == plane.sequence else ()
+    counts = report.contributed == plane.sequence and plane.counts(report.name, report.epoch)
+    begins = report.ends if counts else ()
     held: dict[Part, int] = {part_of(one): one.offset for one in (*report.holds, *begins)}
     starts_now = {part: plane.start_of(part) for part in held}
     sound = all(start is not None and start.offset == held[part] for part, start in starts_now.items())
@@ -157,7 +158,8 @@ def welcome(plane: Plane, member: Registered, *, fresh: bool = False) -> Welcome
     state = plane.states.get(member.name) if fresh else None
     cutting = plane.cutting
     cut = cutting.cut if cutting is not None and member.name in cutting.names else None
-    return Welcome(plane.term, member.epoch, plane.sequence, plane.names(), state, cut)
+    counts = plane.counts(member.name, member.epoch)
+    return Welcome(plane.term, member.epoch, plane.sequence, plane.names(), state, cut, counts)
 
 
 def going_back(plane: Plane, member: Registered) -> Reset:
@@ -184,7 +186,7 @@ def _come_back(plane: Plane, member: Registered, report: Register, connection: i
         if member.epoch >= plane.floor:
             plane.say(member, going_back(plane, member))
         return
-    plane.say(member, welcome(plane, member))
+    plane.say(member, welcome(plane, member, fresh=report.epoch < 0))
     cutting = plane.cutting
     if cutting is not None and member.name in cutting.names:
         if plane.state is RegionState.DRAINING and member.phase is Phase.READING:
@@ -263,14 +265,34 @@ def _goes(plane: Plane, member: Registered) -> None:
     for one in those:
         one.leaves = True
     plane.miss_siblings(member)
-    if plane.is_whole(member) and not any(one.handed for one in those):
-        for one in those:
+    is_cut = cutting is not None and any(one.name in cutting.names for one in those)
+    holds = any(one.handed for one in those) or not plane.is_whole(member)
+    if holds or (is_cut and plane.state is RegionState.COMMITTING):
+        if plane.state in _HERE:
+            cuts.want(plane)
+        return
+    _let_all_leave(plane, those)
+    if is_cut:
+        cuts.begin_again(plane, f"{member.name} has left")
+    go_on(plane)
+
+
+def _let_all_leave(plane: Plane, those: list[Registered]) -> None:
+    left = any(_alone_can_publish(plane, one) for one in those)
+    for one in those:
+        one.left = left
+        one.handed.clear()
+        if not left:
             let_leave(plane, one)
-        if cutting is not None and any(one.name in cutting.names for one in those):
-            cuts.begin_again(plane, f"{member.name} has left")
-        go_on(plane)
-    elif plane.state in _HERE:
-        cuts.want(plane)
+
+
+def _alone_can_publish(plane: Plane, member: Registered) -> bool:
+    """Whether the last sequence would stay unpublished in its sink if it went now."""
+    if not member.sink or member.sink not in plane.owed or member.lost_ms is not None:
+        return False
+    return not any(
+        one.sink == member.sink and one.lost_ms is None for one in plane.members.values() if one is not member
+    )
 
 
 def let_leave(plane: Plane, member: Registered) -> None:
@@ -322,8 +344,7 @@ def look_for_siblings(plane: Plane) -> None:
         if plane.members.get(member.name) is not member:
             continue  # it is gone with another
         if all(one.leaves for one in those):
-            for one in those:
-                let_leave(plane, one)
+            _let_all_leave(plane, those)
             go_on(plane)
         elif any(one.handed for one in those):
             gone(plane, member, f"{member.name} reads with {member.sources - 1} more, and not all have registered")

@@ -12,8 +12,18 @@ from kohort.region.plane.events import Heard, Level, Resumed
 from kohort.region.plane.state import Pending, Phase, Plane, Why
 from kohort.region.states import RegionState
 
-_WAITS = (RegionState.FORMING, RegionState.COMMITTING)
-"""Where a reset waits: until it is known who is there, or how a commit ended."""
+
+def _waits(plane: Plane) -> bool:
+    """Whether a reset waits: until it is known who is there, or how a commit that is out ends."""
+    if plane.state is RegionState.COMMITTING:
+        return is_out(plane)
+    return plane.state is RegionState.FORMING
+
+
+def is_out(plane: Plane) -> bool:
+    """Whether a commit is out; none is while one that was refused waits for a generation."""
+    cutting = plane.cutting
+    return cutting is not None and cutting.manifest is not None and not cutting.unidentified
 
 
 def asked(plane: Plane, event: Heard) -> None:
@@ -31,7 +41,7 @@ def ask(plane: Plane, why: Why, cause: str, member: str = "", *, forced: bool = 
     wanted = Pending(why, cause, member, forced, initial)
     if plane.state is RegionState.STOPPED:
         return
-    if plane.state in _WAITS:
+    if _waits(plane):
         before = plane.pending
         if before is None or wanted.initial or not before.initial:
             plane.pending = wanted
@@ -49,6 +59,7 @@ def begin_pending(plane: Plane) -> None:
 def fail(plane: Plane, why: Why, cause: str) -> None:
     """A cut has failed, its outcome is known: nothing of it is there."""
     wanted, plane.pending = plane.pending, None
+    plane.cutting = None
     _begin(plane, wanted or Pending(why, cause))
 
 
@@ -115,7 +126,7 @@ def _to_initial(plane: Plane) -> Manifest:
 def _is_initial(plane: Plane, manifest: Manifest) -> None:
     """The topic has it: the sinks are emptied from now on, and not before."""
     plane.sequence, plane.empties = manifest.sequence, manifest.empties
-    plane.positions, plane.states, plane.waiting = {}, {}, {}
+    plane.positions, plane.states, plane.waiting, plane.contributors = {}, {}, {}, {}
     plane.places = set(manifest.places)
     plane.owe(dict.fromkeys(manifest.places, ()))
     members.offer_publish(plane)
@@ -160,14 +171,17 @@ def look_for_late(plane: Plane) -> None:
 def stop(plane: Plane, cause: str, member: str, remedy: str) -> None:
     """Nothing goes on without a person."""
     plane.tell(Level.ERROR, f"region {plane.region} has stopped: {cause}; {remedy}")
-    plane.stopped, plane.state = cause, RegionState.STOPPED
-    plane.cutting, plane.pending, plane.wanted = None, None, False
+    plane.cutting = plane.cutting if is_out(plane) else None
+    plane.stopped, plane.state, plane.stopping = cause, RegionState.STOPPED, True
+    plane.pending, plane.wanted = None, False
     plane.due.clear()
 
     def saved() -> None:
+        plane.stopping = False
         for each in list(plane.members.values()):
             plane.say(each, Stop(plane.term, cause, remedy))
             plane.drop(each)
+        go_on_if_settled(plane)
 
     plane.save([Stopped(plane.region, cause, member, remedy, plane.now_ms)], saved)
 
@@ -194,7 +208,15 @@ def refuse(plane: Plane, event: Heard) -> None:
 def resume(plane: Plane, event: Resumed) -> None:
     """A person lets it go on: as after a takeover, and nobody is missed."""
     del event
-    plane.stopped, plane.consecutive = "", 0
+    plane.resumes = True
+    go_on_if_settled(plane)
+
+
+def go_on_if_settled(plane: Plane) -> None:
+    """Not before it is known from which sequence, and those of before have been told to end."""
+    if not plane.resumes or plane.stopping or plane.cutting is not None:
+        return
+    plane.resumes, plane.stopped, plane.consecutive = False, "", 0
     plane.save([Stopped(plane.region, "", "", "", plane.now_ms)], lambda: None)
     plane.state = RegionState.FORMING
     plane.expected.clear()

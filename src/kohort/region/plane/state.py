@@ -154,6 +154,7 @@ class Known:
         empties: the last sequence is one that is published by emptying the sinks.
         places: all that the region has published to.
         waiting: whose state waits if they go away, or does, each with the sequence that has it.
+        contributors: who contributed to the last sequence, each with the epoch that it worked in.
     """
 
     region: str
@@ -172,6 +173,7 @@ class Known:
     empties: bool = False
     places: tuple[str, ...] = ()
     waiting: dict[str, int] = field(default_factory=dict)
+    contributors: dict[str, int] = field(default_factory=dict)
 
 
 class Plane:
@@ -188,6 +190,8 @@ class Plane:
         cutting: the cut under way; None: none.
         wanted: a cut is to begin as soon as it can.
         pending: a reset that waits.
+        stopping: it has stopped, and the topic has that not yet.
+        resumes: a person lets it go on, as soon as the topic has all that was on its way there when it stopped.
         saved_floor: the floor that the topic has. One that is not there yet may never be, if another has taken over:
             what others stage before it may still count.
         places: all that the region has published to since they were last emptied.
@@ -212,6 +216,7 @@ class Plane:
         self.begun = set(self.initial)
         self.positions = {part_of(one): one for one in known.positions}
         self.states, self.waiting = dict(known.states), dict(known.waiting)
+        self.contributors = dict(known.contributors)
         self.members: dict[str, Registered] = {}
         self.by_connection: dict[int, str] = {}
         self.expected = set(known.expected)
@@ -220,6 +225,7 @@ class Plane:
         self.attempts = 0
         self.wanted = False
         self.pending: Pending | None = None
+        self.stopping = self.resumes = False
         self.empties = known.empties
         self.places = set(known.places)
         self.published = known.sequence - 1
@@ -290,6 +296,10 @@ class Plane:
     def all_positions(self) -> dict[Part, Position]:
         """Of every partition that the region has read or begun."""
         return {**self.initial, **self.positions}
+
+    def counts(self, name: str, epoch: int) -> bool:
+        """Whether the last sequence has what a member contributed in this epoch, and not another of its name."""
+        return self.contributors.get(name) == epoch
 
     def cutters(self) -> tuple[str, ...]:
         """Who takes part in a cut that begins now: not who was given nothing, and waits for its siblings."""

@@ -1,0 +1,137 @@
+"""How a commit that is out ends, and what waits for that."""
+
+from __future__ import annotations
+
+import pytest
+
+from kohort.region import messages as told
+from kohort.region.facts import Stopped
+from kohort.region.messages import Cut, Identity
+from kohort.region.plane import events as happens
+from kohort.region.plane.config import RegionConfig
+from kohort.region.states import RegionState
+from tests.region.test_plane import P0, P1, Driven, at, span, two
+
+
+def committing() -> tuple[Driven, Cut]:
+    """Sequence 8, to which all have contributed, is being committed."""
+    driven = two()
+    cut = driven.cut()
+    for connection in (1, 2):
+        driven.say(connection, told.Drained(cut))
+    driven.say(1, told.Contributed(cut, driven.give("m1", span(P0, 70, 80))))
+    driven.say(2, told.Contributed(cut, driven.give("m2", span(P1, 71, 75))))
+    assert driven.stands(RegionState.COMMITTING)
+    return driven, cut
+
+
+@pytest.mark.parametrize("why", ["it is dead", "another of its name", "it asks"])
+def test_no_reset_waits_while_a_generation_is_asked_for(why: str) -> None:
+    """The commit was refused: its outcome is known, and none is out that a reset would have to wait for."""
+    driven, cut = committing()
+    driven.do(happens.CommitEnded(cut, {"m1": "an old generation"}, frozenset()))
+    assert driven.orders(1, told.Identify)
+    if why == "it is dead":
+        driven.do(happens.Disconnected(1))
+        driven.tick(10_000)
+    elif why == "another of its name":
+        driven.join(3, "m1")
+    else:
+        driven.say(2, told.AskReset("the disk is full"))
+    assert driven.stands(RegionState.RESETTING)
+    driven.say(1, told.Moved(Identity("m1", 2)))
+    assert len(driven.commits) == 1, "nothing of the cut goes on"
+
+
+def test_a_reset_waits_again_once_the_commit_is_tried_again() -> None:
+    driven, cut = committing()
+    driven.do(happens.CommitEnded(cut, {"m1": "an old generation"}, frozenset()))
+    driven.say(1, told.Moved(Identity("m1", 2)))
+    assert len(driven.commits) == 2
+    driven.say(2, told.AskReset("the disk is full"))
+    assert driven.stands(RegionState.COMMITTING)
+    driven.do(happens.CommitEnded(cut))
+    assert driven.stands(RegionState.RESETTING) and driven.machine.plane.sequence == 8
+
+
+def test_a_commit_that_takes_long_is_waited_for() -> None:
+    """It may stand: whoever went back meanwhile would go on from the sequence before it."""
+    driven, cut = committing()
+    driven.tick(RegionConfig().drain_ms)
+    driven.tick(RegionConfig().drain_ms)
+    assert driven.stands(RegionState.COMMITTING)
+    assert driven.machine.due_ms() is None, "no clock that would have to be looked at again and again"
+    driven.do(happens.CommitEnded(cut))
+    assert driven.machine.plane.sequence == 8
+
+
+def test_who_does_not_tell_its_generation_in_time_has_all_go_back() -> None:
+    driven, cut = committing()
+    driven.tick(RegionConfig().drain_ms)
+    driven.do(happens.CommitEnded(cut, {"m1": "an old generation"}, frozenset()))
+    driven.tick(RegionConfig().drain_ms - 1)
+    assert driven.stands(RegionState.COMMITTING)
+    driven.tick(1)
+    assert driven.stands(RegionState.RESETTING)
+
+
+def stopped() -> tuple[Driven, Cut]:
+    """The region has stopped while sequence 8 is being committed."""
+    driven, cut = committing()
+    driven.say(2, told.CantGoOn("what no reset mends", "mend it"))
+    assert driven.stands(RegionState.STOPPED)
+    return driven, cut
+
+
+@pytest.mark.parametrize("first", ["the outcome", "the person"])
+def test_who_is_resumed_goes_on_from_the_sequence_whose_commit_was_out_when_it_stopped(first: str) -> None:
+    driven, cut = stopped()
+    if first == "the person":
+        driven.do(happens.Resumed())
+        assert driven.stands(RegionState.STOPPED), "it is not known yet from where it goes on"
+        driven.do(happens.CommitEnded(cut))
+    else:
+        driven.do(happens.CommitEnded(cut))
+        assert driven.stands(RegionState.STOPPED)
+        driven.do(happens.Resumed())
+    assert driven.stands(RegionState.FORMING) and driven.machine.plane.sequence == 8
+    driven.join(3, "m1")
+    assert driven.ask(3, P0) == (at(P0, 80),)
+    assert [one.sequence for one in driven.orders(3, told.Publish)][-1] == 8, "and it is still to be published"
+
+
+@pytest.mark.parametrize("first", ["the outcome", "the person"])
+def test_of_a_commit_that_was_refused_when_it_had_stopped_nothing_is_there(first: str) -> None:
+    driven, cut = stopped()
+    refused = happens.CommitEnded(cut, {"m1": "an old generation"}, frozenset())
+    events = [refused, happens.Resumed()] if first == "the outcome" else [happens.Resumed(), refused]
+    for event in events:
+        driven.do(event)
+    assert driven.stands(RegionState.FORMING) and driven.machine.plane.sequence == 7
+    driven.join(3, "m1")
+    assert driven.ask(3, P0) == (at(P0, 70),)
+
+
+def test_a_region_that_stops_while_a_generation_is_asked_for_waits_for_no_outcome() -> None:
+    driven, cut = committing()
+    driven.do(happens.CommitEnded(cut, {"m1": "an old generation"}, frozenset()))
+    driven.say(2, told.CantGoOn("what no reset mends", "mend it"))
+    driven.do(happens.Resumed())
+    assert driven.stands(RegionState.FORMING)
+
+
+def test_who_resumes_before_the_topic_has_it_that_it_stopped_waits_for_that() -> None:
+    """Who registered between would have been stopped with those of before."""
+    driven = two()
+    driven.saves = False
+    driven.say(2, told.CantGoOn("what no reset mends", "mend it"))
+    driven.do(happens.Resumed())
+    driven.join(3, "m3")
+    assert driven.stands(RegionState.STOPPED) and driven.orders(3, told.Stop) and 3 in driven.closed
+    driven.saves = True
+    driven.do(happens.Saved(driven.machine.plane._tokens))
+    assert driven.orders(1, told.Stop) and driven.orders(2, told.Stop)
+    assert driven.stands(RegionState.FORMING)
+    assert [fact.cause for fact in driven.facts if isinstance(fact, Stopped)] == ["m2: what no reset mends", ""]
+    driven.join(4, "m4")
+    assert driven.orders(4, told.Welcome) and not driven.orders(4, told.Stop)
