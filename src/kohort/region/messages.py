@@ -203,6 +203,8 @@ class Register:
         ends: the ends that it has contributed then: where the next one begins if that sequence is complete.
         sink: the place that it writes to, the same for all who write there; empty: none.
         shares: its state moves with partitions, or it has none; False: it must be alone in its group.
+        of: the same for all members of one query, its siblings, and for no other; empty: it is one of its own.
+        sources: how many they are.
     """
 
     name: str
@@ -215,11 +217,13 @@ class Register:
     ends: tuple[Position, ...] = ()
     sink: str = ""
     shares: bool = True
+    of: str = ""
+    sources: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """The member wants to go: with the next complete sequence, or at once if it holds nothing."""
+    """The member wants to go: with the next complete sequence, or at once if it and its siblings hold nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -211,7 +211,7 @@ class Driven:
                 UUID(int=9),
                 f"g{number}",
                 "s" * (not number),
-                Behaviour(holds_back=True, reads_on=True),
+                Behaviour(True, True, of="q" * (len(topics) > 1), sources=len(topics)),
             )
             config = MemberConfig((topic,), None, start_of("beginning", "earliest"))
             consumer = cast(Consumer, self.groups[number])
@@ -272,7 +272,8 @@ class Driven:
         self.threads[member]._follow_group()
 
     def contribute(self, cut: Cut, member: int = 0, term: int = TERM) -> Contribution:
-        self.order(told.Drain(term, cut), told.Checkpoint(term, cut, ("q0",)), member=member)
+        names = tuple(f"q{number}" for number in range(len(self.threads)))
+        self.order(told.Drain(term, cut), told.Checkpoint(term, cut, names), member=member)
         given = self.said(told.Contributed, member)[-1]
         assert given.cut == cut
         return given.contribution

@@ -55,9 +55,9 @@ def _leaves_in_a_cut(self: QueryThread) -> None:
         self._step(happens.Closing())
 
 
-def _contributes_what_it_finds(self: RegionQuery, member: int, cut: Cut) -> Any:
+def _contributes_what_it_finds(self: RegionQuery, member: int, cut: Cut, names: tuple[str, ...]) -> Any:
     self._at_cut = None
-    return _CONTRIBUTE(self, member, cut)
+    return _CONTRIBUTE(self, member, cut, names)
 
 
 MUTANTS: dict[str, tuple[Mutant, str]] = {

@@ -25,7 +25,7 @@ class Seated:
         self.told: list[str] = []
         self.gone: list[Lost] = []
         self.seat = HandingSeat(lambda: self.told.append("begun"), lambda: self.told.append("done"), self.gone.append)
-        self.seat.start(3)
+        self.run = self.seat.start(3)
         self.seat.let("not started")
         self.seat.give(position(0, 10))
         self.seat.give(position(1, 20))
@@ -95,9 +95,9 @@ def test_a_batch_is_told_when_it_begins_and_when_it_is_done() -> None:
     held = seated.seat.held(0)
     assert held is not None
     seated.seat.begin(held.version, 4)
-    seated.seat.end(3)
+    seated.run.end(3)
     assert seated.seat.running() == 4, "another batch's end"
-    seated.seat.end(4)
+    seated.run.end(4)
     assert seated.seat.running() is None
     assert seated.told == ["begun", "done"]
 
@@ -138,3 +138,14 @@ def test_who_finds_that_nothing_runs_was_told_of_all_that_ran() -> None:
     holding.join(10)
     beginning.join(10)
     assert found == [1]
+
+
+def test_the_end_of_an_earlier_run_s_batch_is_none_of_this_one_s() -> None:
+    seated = Seated()
+    later = seated.seat.start(5)
+    held = seated.seat.held(0)
+    assert held is not None and seated.seat.begin(held.version, 1)
+    seated.run.end(1)
+    assert seated.seat.running() == 1
+    later.end(1)
+    assert seated.seat.running() is None

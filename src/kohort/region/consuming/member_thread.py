@@ -247,7 +247,7 @@ class MemberThread(ABC):
     def _carry_out(self, effect: Effect) -> None:
         match effect:
             case happens.Say(report):
-                if self._link is not None:
+                if self._link is not None and not self._over:
                     self._link.say(report)
             case happens.Seek(positions, commit):
                 self._seek(positions, commit=commit)

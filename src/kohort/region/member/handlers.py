@@ -35,6 +35,8 @@ def connected(member: Member, event: happens.Connected) -> None:
             tuple(member.ends.values()),
             member.sink,
             member.how.shares,
+            member.how.of,
+            member.how.sources,
         )
     )
 
@@ -278,7 +280,7 @@ def went_back(member: Member, event: happens.WentBack) -> None:
     member.say(told.WasReset(event.epoch))
     if member.closing:
         member.say(told.Leave())
-        if not member.publishing:
+        if not member.publishing and not member.how.of:  # siblings end together, when they are told
             member.do(happens.End())
         return
     member.do(happens.GoOn(), happens.Poll(slowly=True))
@@ -328,5 +330,6 @@ def closing(member: Member, event: happens.Closing) -> None:
         member.drop(gone)
         member.say(told.Moved(member.identity, gone))
     member.say(told.Leave())
-    if not member.contributed and not member.publishing:  # else it may be the only one who can publish that
+    waits = member.contributed or member.publishing  # it may be the only one who can publish that
+    if not waits and not member.how.of:
         member.do(happens.StopPolling(clear=True), happens.End())

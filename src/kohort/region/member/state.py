@@ -30,12 +30,16 @@ class Behaviour:
             after which it begins none with these partitions.
         shares: its state moves with partitions, or it has none; otherwise it must be alone in its group.
         keeps: its state waits for it while it is away; else it begins anew when it comes back.
+        of: the same for all members of one query, its siblings, and for no other; empty: it is one of its own.
+        sources: how many they are.
     """
 
     holds_back: bool = False
     reads_on: bool = False
     shares: bool = True
     keeps: bool = False
+    of: str = ""
+    sources: int = 1
 
 
 BEHAVIOUR = Behaviour()

@@ -66,7 +66,9 @@ def begin_if_due(plane: Plane) -> None:
     """Begin the cut that is wanted, if everyone is there and reads."""
     names = plane.cutters()
     those = [plane.members[name] for name in names]
-    ready = all(one.phase is Phase.READING and one.lost_ms is None and one.epoch >= 0 for one in those)
+    ready = all(
+        one.phase is Phase.READING and one.lost_ms is None and one.epoch >= 0 and plane.is_whole(one) for one in those
+    )
     if plane.state is RegionState.RUNNING and plane.wanted and names and ready:
         plane.wanted = False
         plane.due.pop("checkpoint", None)
@@ -364,13 +366,13 @@ def _tell(plane: Plane, cutting: Cutting) -> None:
 
 
 def _let_leave(plane: Plane, names: Iterable[str]) -> None:
-    """Who wanted to leave with the sequence goes; one who alone can publish it in its sink, when it has."""
+    """Who wanted to leave with the sequence goes; who alone can publish it, when it has, and its siblings with it."""
     going = [plane.members[name] for name in names if name in plane.members and plane.members[name].leaves]
     here = [one for one in plane.members.values() if one.lost_ms is None]
     stay = {one.sink for one in here if one not in going}
     last = {one.sink: one for one in reversed(going) if one in here and one.sink in plane.owed and one.sink not in stay}
     for member in going:
-        if last.get(member.sink) is member:
+        if any(last.get(one.sink) is one for one in plane.siblings(member)):
             member.left = True
             member.handed.clear()
         else:
@@ -387,7 +389,8 @@ def published(plane: Plane, event: Heard) -> None:
     if member is None or not member.sink or report.sequence != plane.sequence:
         return
     plane.paid(member.sink)
-    for one in [one for one in plane.members.values() if one.left and one.sink not in plane.owed]:
+    staying = {one.of or one.name for one in plane.members.values() if one.left and one.sink in plane.owed}
+    for one in [one for one in plane.members.values() if one.left and (one.of or one.name) not in staying]:
         members.let_leave(plane, one)
     commit_if_whole(plane)
 

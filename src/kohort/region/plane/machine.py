@@ -36,6 +36,7 @@ def _look_at_clock(plane: Plane, event: happens.Tick) -> None:
     del event
     members.look_for_missing(plane)
     members.look_for_lost(plane)
+    members.look_for_siblings(plane)
     cuts.look_at_time(plane)
     cuts.look_for_late(plane)
     resets.look_for_late(plane)

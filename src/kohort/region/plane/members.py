@@ -41,19 +41,26 @@ def register(plane: Plane, event: Heard) -> None:
     if known is not None:
         _fence(plane, known)
     member = Registered(
-        report.name, report.incarnation, report.group, report.identity, event.connection, report.sink, report.shares
-    )
+        report.name, report.incarnation, report.group, report.identity, event.connection, report.sink, report.shares,
+        report.of, report.sources,
+    )  # fmt: skip
     plane.members[member.name] = member
     plane.by_connection[event.connection] = member.name
     _inherit(plane, member)
     if report.epoch >= 0:
         _take_on(plane, member, report)
+    for one in plane.siblings(member):
+        member.leaves, member.stop = member.leaves or one.leaves, member.stop or one.stop
+    plane.miss_siblings(member)
     plane.expected.discard(member.name)
     plane.say_all(Members(plane.term, plane.names()))
     if plane.state is RegionState.FORMING:
         form(plane)
     elif not _is_refused(plane, member):
         admit(plane, member)
+        if member.of:  # its siblings may have waited for it
+            starts.serve(plane)
+            cuts.begin_if_due(plane)
     offer_publish(plane)
 
 
@@ -103,8 +110,8 @@ def _refuse_who_can_not_share(plane: Plane) -> None:
 
 def _fence(plane: Plane, known: Registered) -> None:
     why = f"another member of region {plane.region!r} has registered as {known.name!r}"
-    plane.say(known, Refused(plane.term, why))
-    plane.close(known.connection)
+    for one in plane.siblings(known):
+        plane.say(one, Refused(plane.term, why))
     gone(plane, known, f"{known.name} was started again, or twice")
 
 
@@ -254,29 +261,40 @@ def stop_member(plane: Plane, event: StopMember) -> None:
     if member is None:
         plane.tell(Level.WARNING, f"region {plane.region}: there is no member {event.name!r} to stop")
         return
-    member.stop = True
+    for one in plane.siblings(member):
+        one.stop = True
     _goes(plane, member)
 
 
 def _goes(plane: Plane, member: Registered) -> None:
-    member.leaves = True
-    cutting = plane.cutting
-    is_cut = cutting is not None and member.name in cutting.names
-    if member.handed or (is_cut and plane.state is RegionState.COMMITTING):
+    those, cutting = plane.siblings(member), plane.cutting
+    for one in those:
+        one.leaves = True
+    plane.miss_siblings(member)
+    is_cut = cutting is not None and any(one.name in cutting.names for one in those)
+    holds = any(one.handed for one in those) or not plane.is_whole(member)
+    if holds or (is_cut and plane.state is RegionState.COMMITTING):
         if plane.state in _HERE:
             cuts.want(plane)
         return
-    member.left = _alone_can_publish(plane, member)
-    if not member.left:
-        let_leave(plane, member)
+    _let_all_leave(plane, those)
     if is_cut:
         cuts.begin_again(plane, f"{member.name} has left")
     go_on(plane)
 
 
+def _let_all_leave(plane: Plane, those: list[Registered]) -> None:
+    left = any(_alone_can_publish(plane, one) for one in those)
+    for one in those:
+        one.left = left
+        one.handed.clear()
+        if not left:
+            let_leave(plane, one)
+
+
 def _alone_can_publish(plane: Plane, member: Registered) -> bool:
     """Whether the last sequence would stay unpublished in its sink if it went now."""
-    if member.sink not in plane.owed or member.lost_ms is not None:
+    if not member.sink or member.sink not in plane.owed or member.lost_ms is not None:
         return False
     return not any(
         one.sink == member.sink and one.lost_ms is None for one in plane.members.values() if one is not member
@@ -306,7 +324,8 @@ def disconnected(plane: Plane, event: Disconnected) -> None:
 def look_for_lost(plane: Plane) -> None:
     """Who has not come back in time is dead."""
     for member in list(plane.members.values()):
-        if member.lost_ms is not None and plane.now_ms >= member.lost_ms + plane.config.register_ms:
+        there = plane.members.get(member.name) is member  # it may be gone with a sibling
+        if there and member.lost_ms is not None and plane.now_ms >= member.lost_ms + plane.config.register_ms:
             gone(plane, member, f"{member.name} did not come back after its connection ended")
 
 
@@ -320,13 +339,34 @@ def look_for_missing(plane: Plane) -> None:
         form(plane)
 
 
+def look_for_siblings(plane: Plane) -> None:
+    """A query of which a member has not registered in time is dead, if it was given anything."""
+    late = [
+        one for one in plane.members.values() if plane.now_ms >= plane.due.get(f"siblings {one.of}", plane.now_ms + 1)
+    ]
+    for member in late:
+        those = plane.siblings(member)
+        plane.due.pop(f"siblings {member.of}", None)
+        if plane.members.get(member.name) is not member:
+            continue  # it is gone with another
+        if all(one.leaves for one in those):
+            _let_all_leave(plane, those)
+            go_on(plane)
+        elif any(one.handed for one in those):
+            gone(plane, member, f"{member.name} reads with {member.sources - 1} more, and not all have registered")
+
+
 def gone(plane: Plane, member: Registered, cause: str) -> None:
-    """It is dead: what it did since the last sequence is lost with it."""
-    held, cutting = bool(member.handed), plane.cutting
-    plane.drop(member)
+    """It is dead, and its siblings with it: what they did since the last sequence is lost with it."""
+    those, cutting = plane.siblings(member), plane.cutting
+    held = any(one.handed for one in those)
+    for one in those:
+        plane.drop(one)
+        if one.connection != NOWHERE:
+            plane.close(one.connection)  # who is alive comes back, and is sent back with the others
     offer_publish(plane)
     if plane.state is RegionState.RESETTING or not held:
-        if cutting is not None and member.name in cutting.names:
+        if cutting is not None and any(one.name in cutting.names for one in those):
             cuts.begin_again(plane, cause)
         go_on(plane)
     else:

@@ -42,7 +42,7 @@ def serve(plane: Plane) -> None:
         return
     for asked in plane.asked:
         member = plane.members[asked.member]
-        if member.phase is Phase.GOING_BACK or member.epoch < 0 or member.left:
+        if member.phase is Phase.GOING_BACK or member.epoch < 0 or member.left or not plane.is_whole(member):
             continue
         free = [part for part in asked.parts if part not in asked.looking and _is_free(plane, member, part)]
         if free:

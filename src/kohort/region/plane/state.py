@@ -77,6 +77,8 @@ class Registered:
         left: it has gone with the last sequence, and stays to publish it, since nobody else can.
         sink: the place that it writes to; empty: none.
         shares: False: it must be alone in its group.
+        of: the same for all members of one query; empty: it is one of its own.
+        sources: how many they are.
     """
 
     name: str
@@ -86,6 +88,8 @@ class Registered:
     connection: int
     sink: str = ""
     shares: bool = True
+    of: str = ""
+    sources: int = 1
     epoch: int = -1
     phase: Phase = Phase.READING
     handed: dict[Part, int] = field(default_factory=dict)
@@ -300,8 +304,24 @@ class Plane:
         return self.contributors.get(name) == epoch
 
     def cutters(self) -> tuple[str, ...]:
-        """Who takes part in a cut that begins now."""
-        return tuple(name for name in self.names() if not self.members[name].left)
+        """Who takes part in a cut that begins now: not who was given nothing, and waits for its siblings."""
+        able = ((name, self.members[name]) for name in self.names())
+        return tuple(name for name, one in able if not one.left and (one.handed or self.is_whole(one)))
+
+    def siblings(self, member: Registered) -> list[Registered]:
+        """The members of its query that are registered: they are cut, leave and die together."""
+        return [one for one in self.members.values() if one is member or (one.of and one.of == member.of)]
+
+    def is_whole(self, member: Registered) -> bool:
+        """Whether all of its query are registered."""
+        return not member.of or len(self.siblings(member)) >= member.sources
+
+    def miss_siblings(self, member: Registered) -> None:
+        """Who is there of its query waits so long for the others."""
+        if self.is_whole(member) or not self.siblings(member):
+            self.due.pop(f"siblings {member.of}", None)
+        else:
+            self.due.setdefault(f"siblings {member.of}", self.now_ms + self.config.register_ms)
 
     def publisher(self, place: str) -> Registered | None:
         """Who publishes for all that write to a place: the first by name that is there."""
@@ -328,4 +348,5 @@ class Plane:
         self.by_connection.pop(member.connection, None)
         self.asked = [one for one in self.asked if one.member != member.name]
         self.due.pop(f"lost {member.name}", None)
+        self.miss_siblings(member)
         self.say_all(Members(self.term, self.names()))

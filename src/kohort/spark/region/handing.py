@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from kohort.ids import TopicPartition
 from kohort.region.facts import Position
@@ -31,7 +32,7 @@ class HandingSeat:
         self._parts: dict[TopicPartition, HandedPart] = {}
         self._kept: set[TopicPartition] = set()  # wanted back: not planned any more
         self._holds: set[str] = {"not started"}
-        self._version = self._handing = 0
+        self._version = self._handing = self._run = 0
         self._epoch = self._generation = -1
         self._running: int | None = None
         self._has_read = False
@@ -55,21 +56,29 @@ class HandingSeat:
             self._running, self._has_read = batch, True
         return True
 
-    def end(self, batch: int) -> None:
-        """A batch is done: its sink, and the checkpoint's log."""
+    def end(self, batch: int, run: int) -> None:
+        """A batch is done: its sink, and the checkpoint's log. Runs count their batches alike."""
         with self._changed:
-            if self._running != batch:
+            if (self._run, self._running) != (run, batch):
                 return
             self._running = None
         self._done()
 
     # -- the member's thread
 
-    def start(self, epoch: int) -> None:
-        """A run of the query begins: no batch of an earlier one counts."""
+    def stop(self) -> None:
+        """The run has ended, and whatever batch it was in."""
+        with self._changed:
+            self._running = None
+        self._done()
+
+    def start(self, epoch: int) -> RunSeat:
+        """A run of the query begins: no batch of an earlier one counts, and no word of its end."""
         with self._changed:
             self._epoch, self._running = epoch, None
+            self._run += 1
             self._changes()
+            return RunSeat(self, self._run)
 
     def in_generation(self, generation: int) -> None:
         """The group's, for what the source shows of itself."""
@@ -137,3 +146,23 @@ class HandingSeat:
     def _changes(self) -> None:
         self._version += 1
         self._changed.notify_all()
+
+
+@dataclass(frozen=True, slots=True)
+class RunSeat:
+    """The seat as one run of the query has it: what is told late of an earlier run is about no batch of the present."""
+
+    seat: HandingSeat
+    run: int
+
+    def held(self, wait_ms: int) -> Handed | None:
+        return self.seat.held(wait_ms)
+
+    def begin(self, version: int, batch: int) -> bool:
+        return self.seat.begin(version, batch)  # another run's versions are others
+
+    def end(self, batch: int) -> None:
+        self.seat.end(batch, self.run)
+
+    def lost(self, lost: Lost) -> None:
+        self.seat.lost(lost)

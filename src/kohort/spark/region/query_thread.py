@@ -49,8 +49,15 @@ class Query(Protocol):
     def go_back(self, member: int, epoch: int, state: bytes | None) -> None:
         """Stop, and start anew from this state when all members go back; each is told by `WentBack` that it has."""
 
-    def contribute(self, member: int, cut: Cut) -> tuple[dict[TopicPartition, Position], tuple[StagedKey, ...], bytes]:
+    def contribute(
+        self, member: int, cut: Cut, names: tuple[str, ...]
+    ) -> tuple[dict[TopicPartition, Position], tuple[StagedKey, ...], bytes]:
         """What counts up to the last batch that is done: where partitions end, what it staged, and the query's state.
+
+        Args:
+            member: who contributes.
+            cut: to which.
+            names: who else does: without all of the query's members, nothing counts.
 
         Raises:
             KafkaError: it can't be told.
@@ -214,8 +221,8 @@ class QueryThread(MemberThread):
                     self.seat.clear()
             case happens.Quiesce(cut):
                 self._step(happens.Quiet(cut))  # it reads on
-            case happens.SaveState(cut, _):
-                self._save_state(cut)
+            case happens.SaveState(cut, names):
+                self._save_state(cut, names)
             case happens.GoBack(epoch, _, state):
                 self.figures.resets += 1
                 self._later.look_up.clear()
@@ -229,10 +236,10 @@ class QueryThread(MemberThread):
             case _:
                 pass  # `GoOn`: it never stopped
 
-    def _save_state(self, cut: Cut) -> None:
+    def _save_state(self, cut: Cut, names: tuple[str, ...]) -> None:
         self._go_on_committing()  # else offsets of the sequence before could come after those of this one
         try:
-            ends, keys, state = self._query.contribute(self.number, cut)
+            ends, keys, state = self._query.contribute(self.number, cut, names)
         except (KafkaError, OSError) as error:
             log.warning("%s: %s can't be contributed to: %s", self.name, cut, error)
             self._step(happens.NotQuiet(cut, str(error)))

@@ -31,6 +31,7 @@ from kohort.spark.region.built import BuiltQuery
 from kohort.spark.region.checkpoint_logs import find_source, last_batch, last_planned, offsets_of
 from kohort.spark.region.failures import Failures, Where
 from kohort.spark.region.folders import derive, epoch_folder, forget
+from kohort.spark.region.handing import RunSeat
 from kohort.spark.region.query_thread import QueryThread
 from kohort.spark.region.saved import SavedQuery, refuse_other
 from kohort.spark.region.seats import SEATS
@@ -65,7 +66,7 @@ class _Run:
 
     Attributes:
         began: the last batch that its folder began with; None: it began anew.
-        seats: ids of its sources' seats; who asks under an earlier run's is refused.
+        seats: its sources' seats by their ids; who asks under an earlier run's is refused.
     """
 
     epoch: int
@@ -73,7 +74,7 @@ class _Run:
     began: int | None
     staged: StagedBatches
     query: StreamingQuery
-    seats: tuple[str, ...]
+    seats: dict[str, RunSeat]
 
 
 @dataclass(slots=True)
@@ -96,11 +97,13 @@ class _AtCut:
         cut: with its control plane's term: another one counts its cuts anew.
         run: whose; None: none runs, and nothing has happened since the last sequence.
         last: the last batch that counts.
+        ends: by member. All are told at once: the run may be stopped before the next member contributes.
     """
 
     cut: tuple[int, Cut]
     run: _Run | None
     last: int | None
+    ends: tuple[dict[TopicPartition, Position], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,16 +211,16 @@ class RegionQuery:
         """See `query_thread.Query`."""
         return all(one.seat.running() is None for one in self._members())
 
-    def contribute(self, member: int, cut: Cut) -> tuple[dict[TopicPartition, Position], tuple[StagedKey, ...], bytes]:
+    def contribute(
+        self, member: int, cut: Cut, names: tuple[str, ...]
+    ) -> tuple[dict[TopicPartition, Position], tuple[StagedKey, ...], bytes]:
         """See `query_thread.Query`."""
         own = self._members()[member]
         with self._lock:
             key = own.machine.term, cut
             if self._at_cut is None or self._at_cut.cut != key:
-                run = self._run
-                self._at_cut = _AtCut(key, run, None if run is None else last_batch(run.folder))
-            run, last = self._at_cut.run, self._at_cut.last
-            ends = {} if run is None else self._ends(run, own, last)
+                self._at_cut = self._settle(key, names)
+            run, last, ends = self._at_cut.run, self._at_cut.last, self._at_cut.ends[member]
             if member != LEAD:
                 return ends, (), b""
             self._given = None
@@ -226,6 +229,13 @@ class RegionQuery:
             saved, keys = self._as_of(run.epoch, last), run.staged.give(last)
             self._given = _Given(saved, saved.to_bytes(), run)
             return ends, keys, self._given.state
+
+    def _settle(self, cut: tuple[int, Cut], names: tuple[str, ...]) -> _AtCut:
+        those, run = self._members(), self._run
+        if run is None or not {one.machine.name for one in those} <= set(names):
+            return _AtCut(cut, None, None, tuple({} for _ in those))
+        last = last_batch(run.folder)
+        return _AtCut(cut, run, last, tuple(self._ends(run, one, last) for one in those))
 
     def _as_of(self, epoch: int, last: int | None) -> SavedQuery:
         """The query as it is, with a batch of its checkpoint of an epoch."""
@@ -252,7 +262,7 @@ class RegionQuery:
 
     def _batch_of(self, run: _Run, last: int, member: QueryThread) -> BatchOffset | None:
         """What a member's source has read with a batch; it is found by its identity."""
-        identity = SEATS.query_at(run.seats[member.number])
+        identity = SEATS.query_at(tuple(run.seats)[member.number])
         found = None if identity is None else find_source(offsets_of(run.folder, last), identity)
         return None if found is None else BatchOffset.from_json(found)
 
@@ -273,14 +283,13 @@ class RegionQuery:
 
     def settled(self, member: int) -> None:
         """See `query_thread.Query`."""
-        run, seat = self._run, self._members()[member].seat
-        batch = seat.running()
+        run, batch = self._run, self._members()[member].seat.running()
         if run is None or batch is None:
             return
         last = last_batch(run.folder)
         found = None if last is None else self._batch_of(run, last, self._members()[member])
         if found is not None and found.batch == batch and found.epoch == run.epoch:
-            seat.end(batch)
+            tuple(run.seats.values())[member].end(batch)
 
     # -- the thread
 
@@ -324,10 +333,9 @@ class RegionQuery:
             refuse_other(saved, self._as_of(-1, None), self.name)
         new, began = epoch_folder(self._folder, epoch), None if saved is None else saved.batch
         derive(epoch_folder(self._folder, -1 if saved is None else saved.epoch), new, began)
-        seats = tuple(uuid4().hex for _ in self._members())
-        for id, member in zip(seats, self._members(), strict=True):
-            member.seat.start(epoch)
-            SEATS.add(id, member.seat)
+        seats = {uuid4().hex: member.seat.start(epoch) for member in self._members()}
+        for id, seat in seats.items():
+            SEATS.add(id, seat)
         staged = StagedBatches(began)
         task = StagingTask(self._sink, self._built.schema, self._region_id, epoch, self.name)
         stage = stage_batch(task)
@@ -336,7 +344,7 @@ class RegionQuery:
             staged.add(batch, stage(rows))
 
         try:
-            query = self._built.run(sink, new, seats)
+            query = self._built.run(sink, new, tuple(seats))
         except BaseException:
             for id in seats:
                 SEATS.remove(id)
@@ -365,6 +373,8 @@ class RegionQuery:
             raise TimedOutError(
                 f"the query {self.name} has not ended {STOP_S:g} s after it was stopped: end the program"
             )
+        for member in self._members():
+            member.seat.stop()
 
     def _look(self) -> None:
         run = self._run

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
@@ -28,7 +29,7 @@ from kohort.spark.region.caught_up import Ends, caught_up, present_ends
 from kohort.spark.region.declared import PINNED, Declared, QuerySettings, Source, check_sink, check_state, declare
 from kohort.spark.region.folders import check_place
 from kohort.spark.region.pinned import Pinned
-from kohort.spark.region.query_thread import QueryThread
+from kohort.spark.region.query_thread import CLOSING, QueryThread
 from kohort.spark.region.runs import LEAD, RegionQuery
 from kohort.spark.region.saved import SavedQuery, refuse_other
 from kohort.spark.region.signals import StopSignals
@@ -198,17 +199,19 @@ class SparkRegion:
             refuse_other(SavedQuery.from_bytes(state), now, declared.name)
         sink.check(built.schema)
         keeps = bool(built.operators) or built.beside
-        started, folder = _Started(built.beside), f"{self._folder}/{declared.name}"
+        started, folder, run = _Started(built.beside), f"{self._folder}/{declared.name}", uuid4().hex
+        sources = len(declared.sources)
+        how = Behaviour(declared.holds_back, True, shares, keeps, run if sources > 1 else "", sources)
         started.query = RegionQuery(declared.name, built, sink, region_id, folder, lambda: started.members)
         with ExitStack() as failing:
             failing.callback(started.end)
-            for number in range(len(declared.sources)):
-                machine = self._machine(declared, number, sink, shares=shares, keeps=keeps)
+            for number in range(sources):
+                machine = self._machine(declared, number, sink, how)
                 started.members.append(self._member(declared, number, sink, machine, started.query))
             failing.pop_all()
         return started
 
-    def _machine(self, declared: Declared, number: int, sink: Sink, *, shares: bool, keeps: bool) -> MemberMachine:
+    def _machine(self, declared: Declared, number: int, sink: Sink, how: Behaviour) -> MemberMachine:
         leads = number == LEAD
         return MemberMachine(
             self.name,
@@ -216,7 +219,7 @@ class SparkRegion:
             uuid4(),
             str(declared.sources[number][1].group_id),
             place_of(sink) if leads else "",
-            Behaviour(holds_back=declared.holds_back, reads_on=True, shares=shares, keeps=keeps and leads),
+            how if leads else replace(how, keeps=False),
         )
 
     def _member(
@@ -383,6 +386,8 @@ class _Started:
 
     def leave(self) -> None:
         """Leave with the next complete sequence."""
+        for member in self.members:
+            member.seat.hold(CLOSING)  # else a batch of one may begin when another has said that it leaves
         for member in self.members:
             member.leave()
 
