@@ -198,6 +198,7 @@ class Register:
         ends: the ends that it has contributed then: where the next one begins if that sequence is complete.
         sink: the place that it writes to, the same for all who write there; empty: none.
         shares: its state moves with partitions, or it has none; False: it must be alone in its group.
+        pinned: all queries of the group, where each partition is one of theirs for ever; empty: it is not so.
     """
 
     name: str
@@ -210,6 +211,7 @@ class Register:
     ends: tuple[Position, ...] = ()
     sink: str = ""
     shares: bool = True
+    pinned: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ def connected(member: Member, event: happens.Connected) -> None:
             tuple(member.ends.values()),
             member.sink,
             member.how.shares,
+            member.how.pinned,
         )
     )
 

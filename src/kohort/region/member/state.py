@@ -30,12 +30,14 @@ class Behaviour:
             after which it begins none with these partitions.
         shares: its state moves with partitions, or it has none; otherwise it must be alone in its group.
         keeps: its state waits for it while it is away; else it begins anew when it comes back.
+        pinned: all queries of its group, where each partition is one of theirs for ever; empty: it is not so.
     """
 
     holds_back: bool = False
     reads_on: bool = False
     shares: bool = True
     keeps: bool = False
+    pinned: tuple[str, ...] = ()
 
 
 BEHAVIOUR = Behaviour()

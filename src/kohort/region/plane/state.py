@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from uuid import UUID
 
-from kohort.region.facts import Contribution, Epoch, Fact, Initial, Manifest, Position
+from kohort.region.facts import Contribution, Epoch, Fact, Initial, Manifest, Position, Reserved
 from kohort.region.messages import Cut, Identity, Members, Order
 from kohort.region.parts import Part, part_of
 from kohort.region.plane.config import RegionConfig
@@ -77,6 +77,7 @@ class Registered:
         left: it has gone with the last sequence, and stays to publish it, since nobody else can.
         sink: the place that it writes to; empty: none.
         shares: False: it must be alone in its group.
+        pinned: all queries of its group, where each partition is one of theirs for ever.
     """
 
     name: str
@@ -86,6 +87,7 @@ class Registered:
     connection: int
     sink: str = ""
     shares: bool = True
+    pinned: tuple[str, ...] = ()
     epoch: int = -1
     phase: Phase = Phase.READING
     handed: dict[Part, int] = field(default_factory=dict)
@@ -150,6 +152,7 @@ class Known:
         empties: the last sequence is one that is published by emptying the sinks.
         places: all that the region has published to.
         waiting: whose state waits if they go away, or does, each with the sequence that has it.
+        reserved: of those, the ones whose group nobody else may read meanwhile.
     """
 
     region: str
@@ -168,6 +171,7 @@ class Known:
     empties: bool = False
     places: tuple[str, ...] = ()
     waiting: dict[str, int] = field(default_factory=dict)
+    reserved: dict[str, Reserved] = field(default_factory=dict)
 
 
 class Plane:
@@ -208,6 +212,7 @@ class Plane:
         self.begun = set(self.initial)
         self.positions = {part_of(one): one for one in known.positions}
         self.states, self.waiting = dict(known.states), dict(known.waiting)
+        self.reserved = dict(known.reserved)
         self.members: dict[str, Registered] = {}
         self.by_connection: dict[int, str] = {}
         self.expected = set(known.expected)

@@ -216,7 +216,7 @@ class SparkRegion:
             uuid4(),
             str(declared.sources[number][1].group_id),
             place_of(sink) if leads else "",
-            Behaviour(holds_back=declared.holds_back, reads_on=True, shares=shares, keeps=keeps and leads),
+            Behaviour(declared.holds_back, reads_on=True, shares=shares, keeps=keeps, pinned=declared.queries),
         )
 
     def _member(
