@@ -99,7 +99,7 @@ class QueryThread(MemberThread):
     def look_ahead(self, ahead: int, asks_at: int, holds_at: int) -> None:
         """A query that runs too far ahead of the last complete sequence asks for one, and is held."""
         if ahead >= holds_at:
-            self.seat.hold(AHEAD)
+            self.seat.hold(AHEAD, stays=True)  # its timers alone would carry it past what Spark keeps
         else:
             self.seat.let(AHEAD)
         if ahead < asks_at:
