@@ -305,7 +305,7 @@ class SparkRegion:
         return all(member.seat.running() is None for member in members)
 
     def _targets(self) -> Ends:
-        return present_ends(options for one in self._declared.values() for _, options in one.sources)
+        return present_ends(self._declared.values())
 
     def _has_nothing_to_do(self, ready: Sequence[_Started], targets: Ends) -> bool:
         return not any(one.beside for one in ready) and caught_up(self._region.describe(), targets)
