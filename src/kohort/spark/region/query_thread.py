@@ -88,6 +88,7 @@ class QueryThread(MemberThread):
         self._asked_back: deque[happens.Revoked] = deque()  # until no batch reads of it
         self._kept: deque[happens.Revoked] = deque()  # no batch reads of it; until no cut is under way
         self._leaves = False
+        self._saves: Cut | None = None  # that its state is to be saved for
         self._ask_again_s = 0.0
 
     def leave(self) -> None:
@@ -117,6 +118,7 @@ class QueryThread(MemberThread):
     # -- the turns
 
     def _work(self) -> None:
+        self._go_on_saving()
         self._keep_when_idle()
         self._give_back_between_cuts()
         self._leave_when_idle()
@@ -215,7 +217,8 @@ class QueryThread(MemberThread):
             case happens.Quiesce(cut):
                 self._step(happens.Quiet(cut))  # it reads on
             case happens.SaveState(cut, _):
-                self._save_state(cut)
+                self._saves = cut
+                self._go_on_saving()
             case happens.GoBack(epoch, _, state):
                 self.figures.resets += 1
                 self._later.look_up.clear()
@@ -229,8 +232,23 @@ class QueryThread(MemberThread):
             case _:
                 pass  # `GoOn`: it never stopped
 
+    def _go_on_saving(self) -> None:
+        """Contribute when no commit is under way: else offsets of the sequence before could come after those of this.
+
+        One that was not answered is sent once more, behind it: when that is answered, both are over.
+        """
+        cut, waiting = self._saves, self._later
+        if cut is None or cut != self.machine.cut:
+            self._saves = None
+            return
+        waiting.commit, waiting.unanswered = waiting.unanswered | waiting.commit, {}
+        self._go_on_committing()
+        if waiting.unanswered:
+            return
+        self._saves = None
+        self._save_state(cut)
+
     def _save_state(self, cut: Cut) -> None:
-        self._go_on_committing()  # else offsets of the sequence before could come after those of this one
         try:
             ends, keys, state = self._query.contribute(self.number, cut)
         except (KafkaError, OSError) as error:
