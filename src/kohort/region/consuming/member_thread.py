@@ -310,7 +310,7 @@ class MemberThread(ABC):
         who = machine.identity
         return Contribution(
             machine.region, cut.sequence, machine.term, machine.epoch, machine.name, machine.names, machine.group,
-            who.member_id, who.generation, who.instance_id, spans, keys, state, machine.sink,
+            who.member_id, who.generation, who.instance_id, spans, keys, state, machine.sink, pinned=machine.how.pinned,
         )  # fmt: skip
 
 
