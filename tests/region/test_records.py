@@ -30,6 +30,7 @@ GIVEN = Contribution(
     "r", 4, 1, 3, "m/ü", ("m/ü", "n"), "etl", "id", 5, "static",
     (Span("etl", "t", T, 0, 1, 17, 2), Span("etl", "t", T, 1, 0, 0), Span("etl", "u", U, 0, 5, 6)),
     (StagedKey(REGION_ID, 3, "m/ü", 0), StagedKey(REGION_ID, 3, "m/ü", 1)), b"\0\xff", "parquet:/out",
+    keeps=True, shares=False, pinned=("m/ü", "n"),
 )  # fmt: skip
 CLOSED = Manifest("r", REGION_ID, 4, 1, 2, 9, ("m", "n"), ("m",), (Position("etl", "t", T, 0, 17, 2),), True,
                   ("parquet:/out", "sql:sqlite:///x#t"))  # fmt: skip

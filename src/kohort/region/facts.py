@@ -116,6 +116,7 @@ class Contribution:
         state: the operator's bytes, at most 512 KiB.
         sink: the place whose keys these are; empty: it has none, or an earlier release wrote this.
         keeps: the state waits for the member while it is away; else it goes with it.
+        shares, pinned: as the member has registered; the control plane notes them.
     """
 
     region: str
@@ -133,6 +134,30 @@ class Contribution:
     state: bytes
     sink: str = ""
     keeps: bool = False
+    shares: bool = True
+    pinned: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """A group of which nobody may read while a state waits: what is read there meanwhile is not in it.
+
+    Attributes:
+        pinned: but these queries, since a partition is read by its own alone; empty: nobody.
+    """
+
+    group: str
+    pinned: tuple[str, ...] = ()
+
+
+def reserved_by(contributions: Iterable[Contribution]) -> dict[str, Reserved]:
+    """By whose state waits when they go away, the groups that are theirs then."""
+    return {one.member: Reserved(one.group, one.pinned) for one in contributions if one.keeps and _is_whole(one)}
+
+
+def _is_whole(given: Contribution) -> bool:
+    """Whether the state must be of all that was read in its group, or of all of some partitions."""
+    return bool(given.pinned) or not given.shares
 
 
 def keys_by_place(contributions: Iterable[Contribution]) -> dict[str, tuple[StagedKey, ...]]:

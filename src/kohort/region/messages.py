@@ -205,6 +205,7 @@ class Register:
         shares: its state moves with partitions, or it has none; False: it must be alone in its group.
         of: the same for all members of one query, its siblings, and for no other; empty: it is one of its own.
         sources: how many they are.
+        pinned: all queries of the group, where each partition is one of theirs for ever; empty: it is not so.
     """
 
     name: str
@@ -219,6 +220,7 @@ class Register:
     shares: bool = True
     of: str = ""
     sources: int = 1
+    pinned: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,19 @@ from kohort.client.consumer.consumer import Consumer
 from kohort.client.settings import Servers
 from kohort.errors import CorruptDataError, ErrorCode, InvalidInputError, KafkaError, NotAuthorizedError, TimedOutError
 from kohort.ids import TopicPartition
-from kohort.region.facts import Birth, Claim, Contribution, Epoch, Fact, Initial, Manifest, Stopped, Term, keys_by_place
+from kohort.region.facts import (
+    Birth,
+    Claim,
+    Contribution,
+    Epoch,
+    Fact,
+    Initial,
+    Manifest,
+    Stopped,
+    Term,
+    keys_by_place,
+    reserved_by,
+)
 from kohort.region.parts import Part, part_of
 from kohort.region.plane.state import Known
 from kohort.region.records import fact_of, key_of
@@ -137,6 +149,9 @@ class Saved:
         last = self.manifests.get(self.sequence)
         given = self.contributions.get(self.sequence, {})
         contributions = [given[name] for name in (last.members if last is not None else ()) if name in given]
+        away = {} if last is None else last.away
+        waiting = {one.member: self.sequence for one in contributions if one.keeps} | away
+        waited_for = [self.contributions.get(sequence, {}).get(name) for name, sequence in waiting.items()]
         return Known(
             region,
             self.birth.region_id,
@@ -151,9 +166,9 @@ class Saved:
             keys=keys_by_place(contributions),
             places=() if last is None else last.places,
             states=self.states(),
-            waiting={one.member: self.sequence for one in contributions if one.keeps}
-            | ({} if last is None else last.away),
             contributors={one.member: one.epoch for one in contributions},
+            waiting=waiting,
+            reserved=reserved_by(one for one in waited_for if one is not None),
             empties=last is not None and last.empties,
             stopped="" if self.stopped is None else self.stopped.cause,
         )

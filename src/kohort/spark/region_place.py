@@ -70,9 +70,16 @@ class RegionPlace:
         """Nothing is taken over: what the checkpoint names is another run's, and the seat knows where to start."""
 
     def hold(self, start: BatchOffset, at: Mapping[TopicPartition, int], wait_ms: float) -> Held | None:
-        """What the seat hands out, of topics that are there; None while nothing may be planned."""
+        """What the seat hands out, of topics that are there; None while nothing may be planned.
+
+        A query that is too far ahead of its region waits here, however long: told that there is nothing to read, Spark
+        would go on with batches without records, if the query has timers. Each question is a second at most, so that a
+        run that is stopped is refused with the next one; SIGTERM and the application's end are heard at once.
+        """
         del start
         answer = self._ask("held", wait_ms=round(min(wait_ms, WAIT_MS_MAX)))
+        while answer.get("stay"):
+            answer = self._ask("held", wait_ms=WAIT_MS_MAX)
         if answer.get("hold"):
             return None
         handed = Handed.from_message(answer)

@@ -29,6 +29,7 @@ class Desk:
 
     Attributes:
         holds: nothing may be planned now.
+        keeps: and Spark is not to be told so.
         silent: cleared, no question is answered before it is set.
         refusal: what a question is refused with; empty: not at all.
         begun: the batches that were let begin.
@@ -39,7 +40,7 @@ class Desk:
 
     def __init__(self, topic: str, topic_id: TopicId) -> None:
         self.topic, self.topic_id, self.epoch = topic, topic_id, EPOCH
-        self.holds, self.refusal = False, ""
+        self.holds, self.keeps, self.refusal = False, False, ""
         self.silent = threading.Event()
         self.silent.set()
         self.begun: list[int] = []
@@ -85,6 +86,9 @@ class Desk:
             if not self._changed.wait_for(lambda: not self.holds, wait_ms / 1000):
                 return None
             return Handed(self._version, self.epoch, GENERATION, tuple(self._parts.values()))
+
+    def stays(self) -> bool:
+        return self.keeps
 
     def begin(self, version: int, batch: int) -> bool:
         self._heed()

@@ -11,9 +11,11 @@ from tests.spark.region.driven import Driven, spans_of
 from tests.spark.region.run_mutants import MUTANTS
 from tests.support.waiting import until
 
-from kohort.errors import InvalidInputError
+from kohort.client.offset_values import OffsetAndMetadata
+from kohort.errors import InvalidInputError, KafkaError, TimedOutError
 from kohort.ids import TopicPartition
 from kohort.region import messages as told
+from kohort.region.member import events as happens
 from kohort.region.messages import Cut
 from kohort.spark.region.failures import IN_A_ROW_MAX
 from kohort.spark.region.runs import SLOW
@@ -361,3 +363,62 @@ def test_each_planted_fault_is_seen(tmp_path: Path, what: str) -> None:
             globals()[seen_by](driven)
     finally:
         driven.close()
+
+
+def test_nothing_is_contributed_while_a_commit_has_no_answer(query: Driven) -> None:
+    """It may still come, after what the sequence commits: the group would be back at the sequence before."""
+    query.begin()
+    query.give({0: 100})
+    query.reset(6, None, 7)
+    query.goes_back()
+    committed: list[dict[TopicPartition, OffsetAndMetadata]] = []
+    answers: list[KafkaError | None] = [TimedOutError("no answer"), TimedOutError("no answer"), None]
+
+    def commit(offsets: dict[TopicPartition, OffsetAndMetadata], timeout_ms: float) -> None:
+        committed.append(dict(offsets))
+        error = answers.pop(0)
+        if error is not None:
+            raise error
+
+    query.groups[0].commit = commit  # type: ignore[method-assign,assignment]
+    query.give({0: 100})
+    query.turn()
+    query.order(told.Drain(3, Cut(8, 1)))
+    assert len(committed) == 1 and query.said(told.Drained)
+    query.threads[0].post(happens.Ordered(told.Checkpoint(3, Cut(8, 1), ("q0",))))
+    query.threads[0]._step(query.threads[0]._posted.get())
+    assert len(committed) == 2 and not query.said(told.Contributed)
+    query.turn()
+    assert [one.contribution.spans[0].begin for one in query.said(told.Contributed)] == [100]
+    assert committed == [{TopicPartition("t", 0): OffsetAndMetadata(100)}] * 3
+    query.turn()
+    assert len(committed) == 3 and len(query.said(told.Contributed)) == 1
+
+
+@pytest.mark.parametrize("goes", ["its partition", "the cut"])
+def test_a_commit_without_an_answer_is_not_sent_again_for_what_is_gone(query: Driven, goes: str) -> None:
+    query.begin()
+    query.give({0: 100, 1: 200})
+    committed: list[set[int]] = []
+
+    def commit(offsets: dict[TopicPartition, OffsetAndMetadata], timeout_ms: float) -> None:
+        committed.append({one.partition for one in offsets})
+        raise TimedOutError("no answer")
+
+    query.groups[0].commit = commit  # type: ignore[method-assign,assignment]
+    thread = query.threads[0]
+    thread._later.commit = {TopicPartition("t", number): OffsetAndMetadata(100) for number in (0, 1)}
+    query.turn()
+    query.order(told.Drain(3, Cut(8, 1)))
+    query.order(told.Checkpoint(3, Cut(8, 1), ("q0",)))
+    assert committed[-1] == {0, 1} and not query.said(told.Contributed)
+    if goes == "the cut":
+        query.reset(6, None, 7)
+        before = len(committed)
+        query.turn()
+        assert len(committed) == before and thread._saves is None
+        return
+    query.groups[0].held.discard(TopicPartition("t", 1))
+    query.turn()
+    query.turn()
+    assert committed[-1] == {0}

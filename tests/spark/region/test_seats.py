@@ -189,7 +189,9 @@ def test_a_seat_answers_its_query_and_nobody_else() -> None:
     assert ask(seats, "begin", version=1, batch=1) == {"ok": True}
     assert ask(seats, "end", batch=1) == {"ok": True} and desk.ended == [1]
     desk.hold(True)
-    assert ask(seats, "held", wait_ms=0) == {"hold": True}
+    assert ask(seats, "held", wait_ms=0) == {"hold": True, "stay": False}
+    desk.keeps = True
+    assert ask(seats, "held", wait_ms=0) == {"hold": True, "stay": True}
     desk.refusal = "the region has stopped"
     assert ask(seats, "held", wait_ms=0) == {"refused": "the region has stopped"}
     seats.add("s", Desk("a", A))

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from kohort.channel import Link
 from kohort.client.consumer.consumer import Consumer
 from kohort.client.offset_values import OffsetAndMetadata
-from kohort.errors import InvalidInputError, KafkaError, NotAuthorizedError, OffsetError
+from kohort.errors import InvalidInputError, KafkaError, NotAuthorizedError, OffsetError, TimedOutError
 from kohort.ids import NO_TOPIC_ID, TopicPartition
 from kohort.region.consuming.link import PlaneLink
 from kohort.region.consuming.listening import Listener
@@ -48,11 +48,16 @@ class RegionStoppedError(KafkaError):
 
 @dataclass(slots=True)
 class _Later:
-    """What is looked at again in every turn."""
+    """What is looked at again in every turn.
+
+    Attributes:
+        unanswered: what was to be committed, and may be yet: it was not answered in time.
+    """
 
     look_up: list[happens.LookUp] = field(default_factory=list)
     look_again_s: float = 0.0
     commit: dict[TopicPartition, OffsetAndMetadata] = field(default_factory=dict)
+    unanswered: dict[TopicPartition, OffsetAndMetadata] = field(default_factory=dict)
 
 
 class MemberThread(ABC):
@@ -240,6 +245,8 @@ class MemberThread(ABC):
                 self._consumer.commit(offsets, timeout_ms=COMMIT_MS)
         except KafkaError as error:
             log.info("%s: the group's offsets could not be set back: %s", self.name, error)
+            if isinstance(error, TimedOutError):
+                waiting.unanswered |= offsets
         waiting.commit.clear()  # the next cut commits them
 
     # -- what the machine wants
@@ -303,7 +310,7 @@ class MemberThread(ABC):
         who = machine.identity
         return Contribution(
             machine.region, cut.sequence, machine.term, machine.epoch, machine.name, machine.names, machine.group,
-            who.member_id, who.generation, who.instance_id, spans, keys, state, machine.sink,
+            who.member_id, who.generation, who.instance_id, spans, keys, state, machine.sink, pinned=machine.how.pinned,
         )  # fmt: skip
 
 

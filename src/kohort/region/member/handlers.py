@@ -37,6 +37,7 @@ def connected(member: Member, event: happens.Connected) -> None:
             member.how.shares,
             member.how.of,
             member.how.sources,
+            member.how.pinned,
         )
     )
 

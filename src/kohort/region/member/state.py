@@ -32,6 +32,7 @@ class Behaviour:
         keeps: its state waits for it while it is away; else it begins anew when it comes back.
         of: the same for all members of one query, its siblings, and for no other; empty: it is one of its own.
         sources: how many they are.
+        pinned: all queries of its group, where each partition is one of theirs for ever; empty: it is not so.
     """
 
     holds_back: bool = False
@@ -40,6 +41,7 @@ class Behaviour:
     keeps: bool = False
     of: str = ""
     sources: int = 1
+    pinned: tuple[str, ...] = ()
 
 
 BEHAVIOUR = Behaviour()

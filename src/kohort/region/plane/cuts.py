@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from kohort.region.facts import Contribution, Manifest, Position, Span, keys_by_place
+from kohort.region.facts import Contribution, Manifest, Position, Span, keys_by_place, reserved_by
 from kohort.region.messages import (
     AskCheckpoint,
     Checkpoint,
@@ -160,7 +160,7 @@ def contributed(plane: Plane, event: Heard) -> None:
         resets.ask(plane, Why.CONTRIBUTION, f"{member.name} contributed {wrong}", member.name)
         return
     member.phase = Phase.CONTRIBUTED
-    cutting.contributions[member.name] = report.contribution
+    cutting.contributions[member.name] = replace(report.contribution, shares=member.shares, pinned=member.pinned)
     commit_if_whole(plane)
 
 
@@ -322,6 +322,8 @@ def _stands(plane: Plane, cutting: Cutting) -> None:
     plane.states = {name: plane.states[name] for name in away} | {name: one.state for name, one in given.items()}
     plane.waiting = away | {name: plane.sequence for name, one in given.items() if one.keeps}
     plane.contributors = {name: one.epoch for name, one in given.items()}
+    kept = {name: one for name, one in plane.reserved.items() if name in away}
+    plane.reserved = kept | reserved_by(given.values())
     plane.empties, plane.places = False, set(cutting.manifest.places)
     plane.owe(keys_by_place(cutting.contributions[name] for name in cutting.names))
 

@@ -42,7 +42,7 @@ def register(plane: Plane, event: Heard) -> None:
         _fence(plane, known)
     member = Registered(
         report.name, report.incarnation, report.group, report.identity, event.connection, report.sink, report.shares,
-        report.of, report.sources,
+        report.of, report.sources, report.pinned,
     )  # fmt: skip
     plane.members[member.name] = member
     plane.by_connection[event.connection] = member.name
@@ -72,33 +72,60 @@ def _inherit(plane: Plane, member: Registered) -> None:
 
 
 def _is_refused(plane: Plane, member: Registered) -> bool:
-    """Whether it begins anew in a group that it can't share, because its state, or a member's there, does not move.
+    """Whether it begins anew in a group that it can't share: its state, or another's there, does not move.
 
-    Who was there before and comes back with what it holds is never refused.
+    That other may be away, and its state waits. Who was there before and comes back with what it holds is never
+    refused.
     """
     if member.epoch >= 0 and member.phase is Phase.READING:
         return False
     there = [one for one in plane.members.values() if one is not member and one.group == member.group and not one.left]
     alone = [one for one in (member, *there) if not one.shares]
-    if not there or not alone:
+    owners = _whose_state_would_miss_it(plane, member)
+    if there and alone:
+        others = ", ".join(one.name for one in there)
+        why = (
+            f"group {member.group!r} is read by {others}, and the state of {alone[0].name} does not move when a "
+            "partition does: its results would be wrong"
+        )
+        remedy = f"give {alone[0].name} a group of its own, or end the other first"
+    elif owners:
+        why = (
+            f"what {member.name} would read in group {member.group!r} would be missing in the state of {owners}, which "
+            "is kept also while it is away: its results would be wrong"
+        )
+        remedy = (
+            f"start {owners} instead, or give {member.name} a group of its own; to forget that state, have all begin "
+            f"anew: `kohort region reset {plane.region} --to-initial --empty-sinks --execute`"
+        )
+    else:
         return False
-    others = ", ".join(one.name for one in there)
-    why = (
-        f"group {member.group!r} is read by {others}, and the state of {alone[0].name} does not move when a partition "
-        "does: its results would be wrong"
-    )
     plane.tell(Level.WARNING, f"region {plane.region}: {member.name} is refused: {why}")
-    plane.say(member, Refused(plane.term, why, f"give {alone[0].name} a group of its own, or end the other first"))
+    plane.say(member, Refused(plane.term, why, remedy))
     plane.close(member.connection)
     plane.drop(member)
     return True
 
 
+def _whose_state_would_miss_it(plane: Plane, member: Registered) -> str:
+    """Whose the group of a member is: who is away, and of pinned queries also who is there."""
+    return ", ".join(
+        sorted(
+            name
+            for name, one in plane.reserved.items()
+            if name != member.name
+            and (one.pinned or name not in plane.members or plane.members[name].left)
+            and one.group == member.group
+            and (not one.pinned or one.pinned != member.pinned)
+        )
+    )
+
+
 def _refuse_who_can_not_share(plane: Plane) -> None:
-    """Who was there before the takeover comes first, then who was first to register."""
+    """Who was there before the takeover comes first, then whose state waits for it, then who registered first."""
     newcomers = [one for one in plane.members.values() if one.epoch < 0 or one.phase is Phase.GOING_BACK]
     newcomers.reverse()
-    for member in sorted(newcomers, key=lambda one: one.epoch):
+    for member in sorted(newcomers, key=lambda one: (one.epoch, one.name in plane.reserved)):
         _is_refused(plane, member)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from uuid import UUID
 
-from kohort.region.facts import Contribution, Epoch, Fact, Initial, Manifest, Position
+from kohort.region.facts import Contribution, Epoch, Fact, Initial, Manifest, Position, Reserved
 from kohort.region.messages import Cut, Identity, Members, Order
 from kohort.region.parts import Part, part_of
 from kohort.region.plane.config import RegionConfig
@@ -79,6 +79,7 @@ class Registered:
         shares: False: it must be alone in its group.
         of: the same for all members of one query; empty: it is one of its own.
         sources: how many they are.
+        pinned: all queries of its group, where each partition is one of theirs for ever.
     """
 
     name: str
@@ -90,6 +91,7 @@ class Registered:
     shares: bool = True
     of: str = ""
     sources: int = 1
+    pinned: tuple[str, ...] = ()
     epoch: int = -1
     phase: Phase = Phase.READING
     handed: dict[Part, int] = field(default_factory=dict)
@@ -155,6 +157,7 @@ class Known:
         places: all that the region has published to.
         waiting: whose state waits if they go away, or does, each with the sequence that has it.
         contributors: who contributed to the last sequence, each with the epoch that it worked in.
+        reserved: of those, the ones whose group nobody else may read meanwhile.
     """
 
     region: str
@@ -174,6 +177,7 @@ class Known:
     places: tuple[str, ...] = ()
     waiting: dict[str, int] = field(default_factory=dict)
     contributors: dict[str, int] = field(default_factory=dict)
+    reserved: dict[str, Reserved] = field(default_factory=dict)
 
 
 class Plane:
@@ -217,6 +221,7 @@ class Plane:
         self.positions = {part_of(one): one for one in known.positions}
         self.states, self.waiting = dict(known.states), dict(known.waiting)
         self.contributors = dict(known.contributors)
+        self.reserved = dict(known.reserved)
         self.members: dict[str, Registered] = {}
         self.by_connection: dict[int, str] = {}
         self.expected = set(known.expected)

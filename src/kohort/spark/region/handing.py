@@ -31,7 +31,7 @@ class HandingSeat:
         self._changed = threading.Condition()
         self._parts: dict[TopicPartition, HandedPart] = {}
         self._kept: set[TopicPartition] = set()  # wanted back: not planned any more
-        self._holds: set[str] = {"not started"}
+        self._holds = {"not started": False}  # by reason, whether Spark's trigger stays until it is over
         self._version = self._handing = self._run = 0
         self._epoch = self._generation = -1
         self._running: int | None = None
@@ -46,6 +46,11 @@ class HandingSeat:
                 return None
             parts = tuple(part for at, part in sorted(self._parts.items()) if at not in self._kept)
             return Handed(self._version, self._epoch, self._generation, parts)
+
+    def stays(self) -> bool:
+        """Whether Spark may not even be told that there is nothing to read now."""
+        with self._changed:
+            return any(self._holds.values())
 
     def begin(self, version: int, batch: int) -> bool:
         """A batch begins, of what was handed out under this version; False: that has changed."""
@@ -116,16 +121,21 @@ class HandingSeat:
             self._running, self._has_read = None, False
             self._changes()
 
-    def hold(self, why: str) -> int | None:
-        """No batch begins any more, until `let` with the same reason; gives the number of the one that runs."""
+    def hold(self, why: str, *, stays: bool = False) -> int | None:
+        """No batch begins any more, until `let` with the same reason; gives the number of the one that runs.
+
+        Args:
+            why: the reason.
+            stays: none without records either: Spark's trigger does not end before that.
+        """
         with self._changed:
-            self._holds.add(why)
+            self._holds[why] = stays
             return self._running
 
     def let(self, why: str) -> None:
         """A reason to hold is over."""
         with self._changed:
-            self._holds.discard(why)
+            self._holds.pop(why, None)
             self._changed.notify_all()
 
     def running(self) -> int | None:
@@ -157,6 +167,9 @@ class RunSeat:
 
     def held(self, wait_ms: int) -> Handed | None:
         return self.seat.held(wait_ms)
+
+    def stays(self) -> bool:
+        return self.seat.stays()
 
     def begin(self, version: int, batch: int) -> bool:
         return self.seat.begin(version, batch)  # another run's versions are others

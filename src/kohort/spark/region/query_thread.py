@@ -95,6 +95,7 @@ class QueryThread(MemberThread):
         self._asked_back: deque[happens.Revoked] = deque()  # until no batch reads of it
         self._kept: deque[happens.Revoked] = deque()  # no batch reads of it; until no cut is under way
         self._leaves = False
+        self._saves: tuple[Cut, tuple[str, ...]] | None = None  # the cut that its state is to be saved for, and of whom
         self._ask_again_s = 0.0
 
     def leave(self) -> None:
@@ -106,7 +107,7 @@ class QueryThread(MemberThread):
     def look_ahead(self, ahead: int, asks_at: int, holds_at: int) -> None:
         """A query that runs too far ahead of the last complete sequence asks for one, and is held."""
         if ahead >= holds_at:
-            self.seat.hold(AHEAD)
+            self.seat.hold(AHEAD, stays=True)  # its timers alone would carry it past what Spark keeps
         else:
             self.seat.let(AHEAD)
         if ahead < asks_at:
@@ -124,6 +125,7 @@ class QueryThread(MemberThread):
     # -- the turns
 
     def _work(self) -> None:
+        self._go_on_saving()
         self._keep_when_idle()
         self._give_back_between_cuts()
         self._leave_when_idle()
@@ -222,7 +224,8 @@ class QueryThread(MemberThread):
             case happens.Quiesce(cut):
                 self._step(happens.Quiet(cut))  # it reads on
             case happens.SaveState(cut, names):
-                self._save_state(cut, names)
+                self._saves = cut, names
+                self._go_on_saving()
             case happens.GoBack(epoch, _, state):
                 self.figures.resets += 1
                 self._later.look_up.clear()
@@ -236,8 +239,24 @@ class QueryThread(MemberThread):
             case _:
                 pass  # `GoOn`: it never stopped
 
+    def _go_on_saving(self) -> None:
+        """Contribute when no commit is under way: else offsets of the sequence before could come after those of this.
+
+        One that was not answered is sent once more, behind it: when that is answered, both are over.
+        """
+        if self._saves is None or self._saves[0] != self.machine.cut:
+            self._saves = None
+            return
+        cut, names = self._saves
+        waiting = self._later
+        waiting.commit, waiting.unanswered = waiting.unanswered | waiting.commit, {}
+        self._go_on_committing()
+        if waiting.unanswered:
+            return
+        self._saves = None
+        self._save_state(cut, names)
+
     def _save_state(self, cut: Cut, names: tuple[str, ...]) -> None:
-        self._go_on_committing()  # else offsets of the sequence before could come after those of this one
         try:
             ends, keys, state = self._query.contribute(self.number, cut, names)
         except (KafkaError, OSError) as error:

@@ -294,12 +294,12 @@ class RegionQuery:
     # -- the thread
 
     def _turns(self) -> None:
-        closed = False
+        closed, look_s = False, time.monotonic() + LOOK_S
         while not closed:
-            try:
-                do = self._posted.get(timeout=LOOK_S)
+            try:  # a look is due also where something comes all the time
+                do = self._posted.get(timeout=max(0.0, look_s - time.monotonic()))
             except queue.Empty:
-                do = self._look
+                do, look_s = self._look, time.monotonic() + LOOK_S
             closed = do is None
             try:
                 if do is None:

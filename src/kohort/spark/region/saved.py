@@ -81,8 +81,8 @@ def refuse_other(before: SavedQuery, now: SavedQuery, query: str) -> None:
         if old != new:
             raise InvalidInputError(
                 f"the query {query!r} keeps state and has changed: {what} were {_words(old)}, and are {_words(new)} "
-                "now; its state can't be carried over: give the changed query a name of its own, or go on with the "
-                "earlier program"
+                "now; its state can't be carried over: give the changed query a name and a group of its own, or go on "
+                "with the earlier program"
             )
 
 

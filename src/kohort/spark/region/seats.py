@@ -148,6 +148,13 @@ class Seat(Protocol):
     def held(self, wait_ms: int) -> Handed | None:
         """What the query may read now; None while nothing may be planned. May take up to `wait_ms` to say so."""
 
+    def stays(self) -> bool:
+        """Of a query that may plan nothing: whether its source asks on, and Spark's trigger does not end meanwhile.
+
+        Told that there is nothing to read now, Spark runs a batch without records if the query has timers, and another
+        after that.
+        """
+
     def begin(self, version: int, batch: int) -> bool:
         """A batch begins: from now on nothing is given up until it ends. False: what was handed out is another by now.
 
@@ -223,7 +230,7 @@ class Seats:
         what = message.get("what")
         if what == "held":
             handed = seat.held(_number(message, "wait_ms", WAIT_MS_MAX))
-            return {"hold": True} if handed is None else handed.to_message()
+            return {"hold": True, "stay": seat.stays()} if handed is None else handed.to_message()
         if what == "begin":
             return {"ok": seat.begin(_number(message, "version"), _number(message, "batch"))}
         if what == "end":

@@ -201,7 +201,8 @@ class SparkRegion:
         keeps = bool(built.operators) or built.beside
         started, folder, run = _Started(built.beside), f"{self._folder}/{declared.name}", uuid4().hex
         sources = len(declared.sources)
-        how = Behaviour(declared.holds_back, True, shares, keeps, run if sources > 1 else "", sources)
+        of = run if sources > 1 else ""
+        how = Behaviour(declared.holds_back, True, shares, keeps, of, sources, declared.queries)
         started.query = RegionQuery(declared.name, built, sink, region_id, folder, lambda: started.members)
         with ExitStack() as failing:
             failing.callback(started.end)
@@ -308,7 +309,7 @@ class SparkRegion:
         return all(member.seat.running() is None for member in members)
 
     def _targets(self) -> Ends:
-        return present_ends(options for one in self._declared.values() for _, options in one.sources)
+        return present_ends(self._declared.values())
 
     def _has_nothing_to_do(self, ready: Sequence[_Started], targets: Ends) -> bool:
         return not any(one.beside for one in ready) and caught_up(self._region.describe(), targets)

@@ -1,0 +1,70 @@
+"""When a job that runs now and then is done."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any, cast
+from uuid import UUID
+
+import pytest
+
+from kohort.ids import TopicPartition
+from kohort.region.facts import Position
+from kohort.region.messages import RegionSeen
+from kohort.region.sinks import Sink
+from kohort.spark.region import caught_up as module
+from kohort.spark.region.caught_up import caught_up, present_ends
+from kohort.spark.region.declared import Declared, declare
+from kohort.spark.region.pinned import query_of
+
+PARTITIONS, END = 6, 10
+
+
+class Topic:
+    """As `Catalog`: a topic of six partitions of ten records each."""
+
+    def __init__(self, options: object) -> None: ...
+
+    def partitions(self, known: None) -> list[TopicPartition]:
+        return [TopicPartition("t", number) for number in range(PARTITIONS)]
+
+    def ends(self, parts: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        return dict.fromkeys(parts, END)
+
+    def close(self) -> None: ...
+
+
+def query(name: str, **how: Any) -> Declared:
+    sink = cast(Sink, SimpleNamespace(bind=None))
+    source = {"subscribe": "t", "group.id": "g", "group.protocol": "classic"}
+    return declare(name, lambda frame: frame, source, sink, cast(Any, how), ("127.0.0.1:1", {}))
+
+
+def at(numbers: Iterable[int]) -> RegionSeen:
+    """A region that has published all of these partitions, and nothing of the others."""
+    positions = [Position("g", "t", UUID(int=1), number, END) for number in numbers]
+    return cast(RegionSeen, SimpleNamespace(published=9, sequence=9, positions=positions))
+
+
+@pytest.fixture(autouse=True)
+def topic(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "Catalog", Topic)
+
+
+def own(name: str) -> set[int]:
+    return {number for number in range(PARTITIONS) if query_of("t", number, ("a", "b")) == name}
+
+
+def test_a_pinned_query_is_done_with_its_own_partitions_while_another_is_away() -> None:
+    a, b = (query(name, state="pinned", queries=["b", "a"]) for name in ("a", "b"))
+    assert own("a") and own("b")
+    assert caught_up(at(own("a")), present_ends([a]))
+    assert not caught_up(at(own("b")), present_ends([a]))
+    assert not caught_up(at(own("a")), present_ends([a, b])), "both are this job's"
+    assert caught_up(at(own("a") | own("b")), present_ends([a, b]))
+
+
+def test_any_other_query_is_done_with_all_partitions_of_its_topics() -> None:
+    assert not caught_up(at(own("a")), present_ends([query("a")]))
+    assert caught_up(at(range(PARTITIONS)), present_ends([query("a")]))

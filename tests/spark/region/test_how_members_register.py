@@ -1,0 +1,31 @@
+"""What the members of a query say of its state: by it the region keeps others out of their groups."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from kohort.region import messages as told
+from kohort.region.member import events as happens
+from kohort.region.sinks import Sink
+from kohort.spark import SparkRegion
+from kohort.spark.region.declared import declare
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+def test_each_source_of_a_query_with_state_keeps_it_in_its_group(pinned: bool) -> None:
+    sink = cast(Sink, SimpleNamespace(bind=None, place="s"))
+    sources = [{"subscribe": "t", "group.id": group, "group.protocol": "classic"} for group in ("g", "h")]
+    how: dict[str, Any] = {"state": "pinned", "queries": ["b", "a"]} if pinned else {}
+    declared = declare("a", lambda *frames: frames, sources, sink, cast(Any, how), ("127.0.0.1:1", {}))
+    region = SparkRegion.__new__(SparkRegion)
+    region._region = cast(Any, SimpleNamespace(name="r"))
+    for number, name in enumerate(("a", "a#2")):
+        machine = region._machine(declared, number, sink, shares=pinned, keeps=True)
+        [said] = [one.report for one in machine.step(happens.Connected()) if isinstance(one, happens.Say)]
+        assert isinstance(said, told.Register)
+        assert (said.name, said.group, said.shares) == (name, "gh"[number], pinned)
+        assert said.pinned == (("a", "b") if pinned else ())
+        assert machine.how.keeps, "also the second's: while the query is away, its group is its own"
