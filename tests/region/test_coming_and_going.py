@@ -8,12 +8,14 @@ from uuid import UUID
 import pytest
 
 from kohort.region import messages as told
-from kohort.region.facts import Position
+from kohort.region.facts import Birth, Manifest, Position
 from kohort.region.member import events as does
 from kohort.region.member.machine import MemberMachine
+from kohort.region.member.state import Behaviour
 from kohort.region.messages import Cut, Identity
 from kohort.region.plane import events as happens
 from kohort.region.states import RegionState
+from kohort.region.topic import Saved
 from tests.region.test_plane import KNOWN, P0, P1, Driven, at, span, two
 
 
@@ -236,3 +238,65 @@ def test_what_left_a_members_hands_is_not_among_the_ends_that_it_registers_with(
     assert driven.machine.plane.holder_of(P0) is None
     driven.join(2, "m2")
     assert driven.ask(2, P0) == (at(P0, 80),)
+
+
+def waits(*, shares: bool) -> Driven:
+    """Q has left with sequence 8, and its state of then waits for it."""
+    driven = Driven()
+    driven.join(1, "q", shares=shares)
+    driven.ask(1, P0)
+    driven.say(1, told.Leave())
+    cut = driven.orders(1, told.Drain)[-1].cut
+    driven.say(1, told.Drained(cut))
+    given = driven.give("q", span(P0, 70, 80), state=b"sum up to 80", keeps=True, shares=shares)
+    driven.say(1, told.Contributed(cut, given))
+    driven.do(happens.CommitEnded(cut))
+    driven.say(1, told.Published(8))
+    assert driven.machine.plane.names() == ()
+    return driven
+
+
+@pytest.mark.parametrize("new", [False, True])
+def test_the_group_of_a_state_that_waits_and_does_not_move_is_read_by_nobody_else(new: bool) -> None:
+    """What another read there meanwhile would be in no sum of its own. That holds under the next control plane too."""
+    driven = waits(shares=False)
+    if new:
+        known = replace(KNOWN, term=4, sequence=8, positions=(at(P0, 80), at(P1, 71)), states={"q": b"sum up to 80"})
+        driven = Driven(replace(known, waiting={"q": 8}, alone={"q": "etl"}))
+    for connection, shares in ((2, False), (3, True)):
+        driven.join(connection, f"q-new{connection}", shares=shares)
+        [order] = driven.orders(connection, told.Refused)
+        assert "q" in order.why and order.remedy and connection in driven.closed
+    driven.join(4, "q-new", shares=False, group="other")
+    assert driven.orders(4, told.Welcome), "other groups are not touched"
+    driven.join(5, "q", shares=False)
+    assert driven.orders(5, told.Welcome)[-1].state == b"sum up to 80"
+    driven.say(5, told.AskReset("a person", forced=True, initial=True))
+    assert driven.machine.plane.alone == {}
+
+
+def test_a_state_that_moves_with_partitions_keeps_nobody_from_its_group() -> None:
+    driven = waits(shares=True)
+    driven.join(2, "q2")
+    assert driven.orders(2, told.Welcome)
+
+
+def test_who_reads_alone_says_so_with_what_it_gives() -> None:
+    """So the topic has it for as long as its state waits."""
+    machine = MemberMachine("r", "q", UUID(int=1), "etl", "s", Behaviour(shares=False, keeps=True))
+    machine.step(does.Connected())
+    machine.step(does.Ordered(told.Welcome(3, 5, 7, ("q",))))
+    machine.step(does.Ordered(told.Drain(3, Cut(8, 1))))
+    machine.step(does.Quiet(Cut(8, 1)))
+    machine.step(does.Ordered(told.Checkpoint(3, Cut(8, 1), ("q",))))
+    [said] = says(machine, does.StateSaved(Cut(8, 1), (), (), b"s"))
+    assert isinstance(said, told.Contributed)
+    given = said.contribution
+    assert not given.shares
+    manifest = Manifest("r", UUID(int=7), 8, 3, 4, 0, ("q",), (), ())
+    saved = Saved(birth=Birth("r", UUID(int=7), 0), manifests={8: manifest}, contributions={8: {"q": given}})
+    assert saved.known("r", 4).alone == {"q": "etl"}
+    later = replace(manifest, sequence=9, members=(), away={"q": 8})
+    saved.manifests[9] = later
+    known = saved.known("r", 4)
+    assert (known.alone, known.waiting, known.contributors) == ({"q": "etl"}, {"q": 8}, {})

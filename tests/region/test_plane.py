@@ -109,8 +109,9 @@ class Driven:
         sequence = self.machine.plane.sequence + 1
         key = StagedKey(REGION_ID, member.epoch, name, 0)
         given = Contribution(
-            "r", sequence, 3, member.epoch, name, (), "etl", name, 1, None, spans, (key,), b"", member.sink
-        )
+            "r", sequence, 3, member.epoch, name, (), "etl", name, 1, None, spans, (key,), b"", member.sink,
+            shares=member.shares,
+        )  # fmt: skip
         return replace(given, **other)  # type: ignore[arg-type]
 
 

@@ -116,6 +116,7 @@ class Contribution:
         state: the operator's bytes, at most 512 KiB.
         sink: the place whose keys these are; empty: it has none, or an earlier release wrote this.
         keeps: the state waits for the member while it is away; else it goes with it.
+        shares: False: the state does not move with partitions: nobody else may read in the group, also while it waits.
     """
 
     region: str
@@ -133,6 +134,7 @@ class Contribution:
     state: bytes
     sink: str = ""
     keeps: bool = False
+    shares: bool = True
 
 
 def keys_by_place(contributions: Iterable[Contribution]) -> dict[str, tuple[StagedKey, ...]]:

@@ -137,6 +137,8 @@ class Saved:
         last = self.manifests.get(self.sequence)
         given = self.contributions.get(self.sequence, {})
         contributions = [given[name] for name in (last.members if last is not None else ()) if name in given]
+        away = {} if last is None else last.away
+        absent = [one for name, at in away.items() if (one := self.contributions.get(at, {}).get(name)) is not None]
         return Known(
             region,
             self.birth.region_id,
@@ -151,9 +153,9 @@ class Saved:
             keys=keys_by_place(contributions),
             places=() if last is None else last.places,
             states=self.states(),
-            waiting={one.member: self.sequence for one in contributions if one.keeps}
-            | ({} if last is None else last.away),
+            waiting={one.member: self.sequence for one in contributions if one.keeps} | away,
             contributors={one.member: one.epoch for one in contributions},
+            alone={one.member: one.group for one in (*contributions, *absent) if one.keeps and not one.shares},
             empties=last is not None and last.empties,
             stopped="" if self.stopped is None else self.stopped.cause,
         )

@@ -210,6 +210,7 @@ def state_saved(member: Member, event: happens.StateSaved) -> None:
         event.state,
         member.sink,
         member.how.keeps,
+        member.how.shares,
     )
     member.contributed, member.ends, member.covered = event.cut.sequence, ends, dict(member.held)
     member.state, member.given = CHECKPOINTED, given

@@ -321,6 +321,9 @@ def _stands(plane: Plane, cutting: Cutting) -> None:
     given, away = cutting.contributions, cutting.manifest.away
     plane.states = {name: plane.states[name] for name in away} | {name: one.state for name, one in given.items()}
     plane.waiting = away | {name: plane.sequence for name, one in given.items() if one.keeps}
+    plane.alone = {name: group for name, group in plane.alone.items() if name in away} | {
+        name: one.group for name, one in given.items() if one.keeps and not one.shares
+    }
     plane.contributors = {name: one.epoch for name, one in given.items()}
     plane.empties, plane.places = False, set(cutting.manifest.places)
     plane.owe(keys_by_place(cutting.contributions[name] for name in cutting.names))

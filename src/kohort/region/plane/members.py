@@ -74,21 +74,27 @@ def _inherit(plane: Plane, member: Registered) -> None:
 def _is_refused(plane: Plane, member: Registered) -> bool:
     """Whether it begins anew in a group that it can't share, because its state, or a member's there, does not move.
 
+    That member may be away: what is read in its group meanwhile would be missing in the state that waits for it.
     Who was there before and comes back with what it holds is never refused.
     """
     if member.epoch >= 0 and member.phase is Phase.READING:
         return False
     there = [one for one in plane.members.values() if one is not member and one.group == member.group and not one.left]
     alone = [one for one in (member, *there) if not one.shares]
-    if not there or not alone:
+    absent = [name for name, group in plane.alone.items() if group == member.group and name not in plane.members]
+    if there and alone:
+        name = alone[0].name
+        why = f"group {member.group!r} is read by {', '.join(one.name for one in there)}, and the state of {name}"
+        remedy = f"give {name} a group of its own, or end the other first"
+    elif absent:
+        name = absent[0]
+        why = f"group {member.group!r} waits for {name}, and its state"
+        remedy = f"give {member.name} a group of its own, or start {name} again"
+    else:
         return False
-    others = ", ".join(one.name for one in there)
-    why = (
-        f"group {member.group!r} is read by {others}, and the state of {alone[0].name} does not move when a partition "
-        "does: its results would be wrong"
-    )
+    why += " does not move when a partition does: its results would be wrong"
     plane.tell(Level.WARNING, f"region {plane.region}: {member.name} is refused: {why}")
-    plane.say(member, Refused(plane.term, why, f"give {alone[0].name} a group of its own, or end the other first"))
+    plane.say(member, Refused(plane.term, why, remedy))
     plane.close(member.connection)
     plane.drop(member)
     return True

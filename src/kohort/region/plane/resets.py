@@ -126,7 +126,8 @@ def _to_initial(plane: Plane) -> Manifest:
 def _is_initial(plane: Plane, manifest: Manifest) -> None:
     """The topic has it: the sinks are emptied from now on, and not before."""
     plane.sequence, plane.empties = manifest.sequence, manifest.empties
-    plane.positions, plane.states, plane.waiting, plane.contributors = {}, {}, {}, {}
+    plane.positions, plane.states, plane.waiting = {}, {}, {}
+    plane.contributors, plane.alone = {}, {}
     plane.places = set(manifest.places)
     plane.owe(dict.fromkeys(manifest.places, ()))
     members.offer_publish(plane)

@@ -155,6 +155,7 @@ class Known:
         places: all that the region has published to.
         waiting: whose state waits if they go away, or does, each with the sequence that has it.
         contributors: who contributed to the last sequence, each with the epoch that it worked in.
+        alone: of `waiting` those whose state does not move with partitions, each with its group.
     """
 
     region: str
@@ -174,6 +175,7 @@ class Known:
     places: tuple[str, ...] = ()
     waiting: dict[str, int] = field(default_factory=dict)
     contributors: dict[str, int] = field(default_factory=dict)
+    alone: dict[str, str] = field(default_factory=dict)
 
 
 class Plane:
@@ -216,7 +218,7 @@ class Plane:
         self.begun = set(self.initial)
         self.positions = {part_of(one): one for one in known.positions}
         self.states, self.waiting = dict(known.states), dict(known.waiting)
-        self.contributors = dict(known.contributors)
+        self.contributors, self.alone = dict(known.contributors), dict(known.alone)
         self.members: dict[str, Registered] = {}
         self.by_connection: dict[int, str] = {}
         self.expected = set(known.expected)
