@@ -12,6 +12,7 @@ from kohort.region.member import events as happens
 from kohort.region.sinks import Sink
 from kohort.spark import SparkRegion
 from kohort.spark.region.declared import declare
+from kohort.spark.region.spark_region import behaviour
 
 
 @pytest.mark.parametrize("pinned", [False, True])
@@ -22,10 +23,12 @@ def test_each_source_of_a_query_with_state_keeps_it_in_its_group(pinned: bool) -
     declared = declare("a", lambda *frames: frames, sources, sink, cast(Any, how), ("127.0.0.1:1", {}))
     region = SparkRegion.__new__(SparkRegion)
     region._region = cast(Any, SimpleNamespace(name="r"))
+    takes_part = behaviour(declared, shares=pinned, keeps=True)
     for number, name in enumerate(("a", "a#2")):
-        machine = region._machine(declared, number, sink, shares=pinned, keeps=True)
+        machine = region._machine(declared, number, sink, takes_part)
         [said] = [one.report for one in machine.step(happens.Connected()) if isinstance(one, happens.Say)]
         assert isinstance(said, told.Register)
         assert (said.name, said.group, said.shares) == (name, "gh"[number], pinned)
+        assert said.of and said.sources == 2
         assert said.pinned == (("a", "b") if pinned else ())
         assert machine.how.keeps, "also the second's: while the query is away, its group is its own"

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
@@ -199,14 +198,12 @@ class SparkRegion:
             refuse_other(SavedQuery.from_bytes(state), now, declared.name)
         sink.check(built.schema)
         keeps = bool(built.operators) or built.beside
-        started, folder, run = _Started(built.beside), f"{self._folder}/{declared.name}", uuid4().hex
-        sources = len(declared.sources)
-        of = run if sources > 1 else ""
-        how = Behaviour(declared.holds_back, True, shares, keeps, of, sources, declared.queries)
+        started, folder = _Started(built.beside), f"{self._folder}/{declared.name}"
+        how = behaviour(declared, shares=shares, keeps=keeps)
         started.query = RegionQuery(declared.name, built, sink, region_id, folder, lambda: started.members)
         with ExitStack() as failing:
             failing.callback(started.end)
-            for number in range(sources):
+            for number in range(len(declared.sources)):
                 machine = self._machine(declared, number, sink, how)
                 started.members.append(self._member(declared, number, sink, machine, started.query))
             failing.pop_all()
@@ -220,7 +217,7 @@ class SparkRegion:
             uuid4(),
             str(declared.sources[number][1].group_id),
             place_of(sink) if leads else "",
-            how if leads else replace(how, keeps=False),
+            how,
         )
 
     def _member(
@@ -413,6 +410,19 @@ class _Started:
                 member.thread.join()
         if self.query is not None:
             self.query.close()
+
+
+def behaviour(declared: Declared, *, shares: bool, keeps: bool) -> Behaviour:
+    """How the members of a query take part, the same for all of its sources: they are one in everything.
+
+    Args:
+        declared: the query.
+        shares: its state moves with partitions, or it has none.
+        keeps: its state waits for it while it is away; so does each of its groups.
+    """
+    sources = len(declared.sources)
+    of = uuid4().hex if sources > 1 else ""
+    return Behaviour(declared.holds_back, True, shares, keeps, of, sources, declared.queries)
 
 
 def write_region(region: SparkRegion, name: str, build: Build, into: Sink, source: Source | Sequence[Source]) -> None:
