@@ -97,7 +97,7 @@ def _links() -> Sample:
     with tempfile.TemporaryDirectory(prefix="kohort-bench-") as name:
         folder = Path(name)
         _staged(folder)
-        staged = sorted((folder / "out" / "_staging").glob("*.parquet"))
+        staged = sorted((folder / "out" / "_staging").glob("*.staged"))
         (folder / "way").mkdir()
         began_s = time.perf_counter()
         for number, path in enumerate(staged):

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import typing
+import uuid
 from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
@@ -229,7 +230,9 @@ consumer.assign([("t", 0)])  # wrong
 @pytest.mark.slow
 def test_mypy_refuses_what_is_misspelt(tmp_path: Path) -> None:
     pytest.importorskip("mypy")
-    file = tmp_path / "snippet.py"
+    file = (
+        tmp_path / f"snippet_{uuid.uuid4().hex}.py"
+    )  # of a name that mypy has not seen: its cache knows earlier paths
     file.write_text(SNIPPET)
     done = subprocess.run(
         [sys.executable, "-m", "mypy", "--strict", "--hide-error-context", "--no-error-summary", str(file)],
