@@ -232,7 +232,7 @@ def test_mypy_refuses_what_is_misspelt(tmp_path: Path) -> None:
     pytest.importorskip("mypy")
     file = (
         tmp_path / f"snippet_{uuid.uuid4().hex}.py"
-    )  # of a name that mypy has not seen: its cache knows earlier paths
+    )  # a new name: mypy keeps paths of earlier ones
     file.write_text(SNIPPET)
     done = subprocess.run(
         [sys.executable, "-m", "mypy", "--strict", "--hide-error-context", "--no-error-summary", str(file)],
