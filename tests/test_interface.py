@@ -230,9 +230,7 @@ consumer.assign([("t", 0)])  # wrong
 @pytest.mark.slow
 def test_mypy_refuses_what_is_misspelt(tmp_path: Path) -> None:
     pytest.importorskip("mypy")
-    file = (
-        tmp_path / f"snippet_{uuid.uuid4().hex}.py"
-    )  # a new name: mypy keeps paths of earlier ones
+    file = tmp_path / f"snippet_{uuid.uuid4().hex}.py"  # a new name: mypy keeps paths of earlier ones
     file.write_text(SNIPPET)
     done = subprocess.run(
         [sys.executable, "-m", "mypy", "--strict", "--hide-error-context", "--no-error-summary", str(file)],
