@@ -117,7 +117,7 @@ class Stage:
 
 def throughput(how: str, servers: str, topic: str, count: int, jars: str, folder: Path) -> dict[str, float]:
     """Rows a second."""
-    stage = Stage(servers, topic, folder, jars, None if how == "never" else "5s" if how == "beside" else how)
+    stage = Stage(servers, topic, folder, jars, {"never": None, "spark": None, "beside": "5s"}.get(how, how))
     if how == "spark":
         frame = stage.spark.readStream.format("kafka").option("kafka.bootstrap.servers", servers)
         frame = frame.option("subscribe", topic).option("startingOffsets", "earliest")
