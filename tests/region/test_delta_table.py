@@ -415,3 +415,9 @@ def test_other_readers_find_plain_parquet(tmp_path: Path) -> None:
     sink.publish(1, [key(1)])
     files = list(Path(sink.path).glob("*.parquet"))
     assert pq.read_metadata(files[0]).row_group(0).column(0).compression == "SNAPPY"
+
+
+def test_a_table_reached_by_a_link_is_the_same_place(tmp_path: Path) -> None:
+    (tmp_path / "table").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "table")
+    assert DeltaTable(tmp_path / "link").place == DeltaTable(tmp_path / "table").place

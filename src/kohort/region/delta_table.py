@@ -143,8 +143,8 @@ class DeltaTable:
 
     @property
     def place(self) -> str:
-        """See `Sink`."""
-        return f"delta:{self.path}"
+        """See `Sink`: the folder, wherever links lead."""
+        return f"delta:{os.path.realpath(self.path)}"
 
     # -- before the first record
 
