@@ -15,13 +15,16 @@ import pytest
 from kohort import Consumer, Producer, TopicPartition
 from kohort.client.group.member import GroupMember
 from kohort.errors import InvalidInputError, KafkaError, TimedOutError
+from kohort.region import serving
 from kohort.region.book import Home, Pen, client_id_of, is_of
 from kohort.region.facts import Contribution, Epoch, Initial, Manifest, Position, Span, Stopped
 from kohort.region.messages import Identity
 from kohort.region.parts import Part
+from kohort.region.plane.config import RegionConfig
 from kohort.region.plane.events import Offsets
 from kohort.region.plane.state import Known
 from kohort.region.serving import OverError, UnknownOutcomeError
+from kohort.region.tenure import Tenure
 from kohort.region.topic import TOPIC, partition_of
 from tests.region.conftest import make_topic
 
@@ -152,11 +155,23 @@ def test_who_was_replaced_can_write_nothing(
     ours = members.offsets(members.first, "a", 5)
     begin(home, closing)
     with pytest.raises(OverError):
+        first.look()
+    with pytest.raises(OverError):
         commit(first, name, known, 1, ours)
     with pytest.raises(OverError):
         first.save([Epoch(name, 1, 1, 1, 0, "why", 7)])
     assert home.saved().sequence == 0 and home.saved().epoch is None
     assert committed(servers, name) == {None}
+
+
+def test_who_was_replaced_and_has_nothing_to_write_ends(
+    home: Home, closing: Closing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving, "LOOK_S", 0.2)
+    first, second = (closing.add(Tenure(home, RegionConfig())) for _ in range(2))
+    replaced, plane = first.serve(), second.serve()
+    assert replaced.over.wait(60)
+    assert second.plane() is plane, "who is in office looks too, and stays"
 
 
 def test_a_sequence_and_its_offsets_are_there_together(

@@ -213,7 +213,7 @@ def regions(servers: Servers, settings: Mapping[str, Any]) -> dict[str, tuple[Sa
 
 
 class Pen:
-    """A control plane's: one thread uses it at a time, but for `outsiders`."""
+    """A control plane's: one thread uses it at a time, but for `outsiders` and `look`."""
 
     def __init__(self, region: str, servers: Servers, settings: Mapping[str, Any], partition: int) -> None:
         self._region, self._servers, self._settings, self._partition = region, servers, dict(settings), partition
@@ -259,9 +259,7 @@ class Pen:
             producer.close(timeout_ms=0)
             raise
         self._producer = producer
-        saved = saved_of(self._region, self._reader.follow())
-        if self._term and saved.term is not None and saved.term.term != self._term:
-            raise OverError(f"term {saved.term.term} has begun")
+        saved = self._followed()
         self._members = {sequence: one.members for sequence, one in saved.manifests.items()}
         self._waiting = {
             (name, sequence)
@@ -270,6 +268,17 @@ class Pen:
             for name in given
         }
         return saved
+
+    def _followed(self) -> Saved:
+        """What stands, if no later term has begun."""
+        saved = saved_of(self._region, self._reader.follow())
+        if self._term and saved.term is not None and saved.term.term != self._term:
+            raise OverError(f"term {saved.term.term} has begun")
+        return saved
+
+    def look(self) -> None:
+        """See `Book`."""
+        self._followed()
 
     def _drop_producer(self) -> None:
         producer, self._producer = self._producer, None

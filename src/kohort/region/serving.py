@@ -42,6 +42,9 @@ ALIVE_S = 1.0
 SILENCE_S = 5.0
 """Each end says something every second; one that is silent for so long is taken for gone."""
 DESCRIBE_S = 5.0
+LOOK_S = 5.0
+"""Who has written nothing for so long looks whether another has taken over: nothing else would say so, and members that
+are connected here would wait for ever, as for a sequence whose publisher is connected there."""
 AGAIN_S = (0.1, 0.2, 0.5, 1.0)
 """How long to wait before what failed is written again."""
 
@@ -84,6 +87,9 @@ class Book(Protocol):
     def settle(self) -> int:
         """After an answer was lost: the last sequence that is complete."""
 
+    def look(self) -> None:
+        """Whether this is still the newest term, from any thread."""
+
     def outsiders(self, group: str, parts: tuple[Part, ...], members: frozenset[str]) -> tuple[Outsider, ...] | None:
         """Who holds these partitions in a group and is not of the region; None: the group is not stable."""
 
@@ -111,6 +117,7 @@ class ControlPlane:
         self._writing: asyncio.Queue[Callable[[], Event]] = asyncio.Queue()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._end: asyncio.Event = asyncio.Event()
+        self._wrote_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._pool = ThreadPoolExecutor(2, f"kohort-region-{self.region}")
         self._thread = threading.Thread(target=self._run, name=f"kohort-plane-{self.region}", daemon=True)
@@ -159,6 +166,7 @@ class ControlPlane:
         log.info("control plane of region %s, term %s", self.region, self.term)
         self._spawn(self._write())
         self._spawn(self._keep_alive())
+        self._spawn(self._keep_looking())
         self._plan_tick()
         try:
             await self._end.wait()
@@ -275,15 +283,35 @@ class ControlPlane:
 
     # -- the topic
 
+    async def _keep_looking(self) -> None:
+        """End if another has taken over; a write would say so too."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(LOOK_S)
+            if loop.time() - self._wrote_s < LOOK_S:
+                continue
+            try:
+                await loop.run_in_executor(self._pool, self._book.look)
+            except OverError as error:
+                self._is_over(error)
+                return
+            except KafkaError as error:
+                log.info("region %s: whether another has taken over is not known: %s", self.region, error)
+
+    def _is_over(self, error: OverError) -> None:
+        log.warning("region %s: term %s is over: %s", self.region, self.term, error)
+        self._end.set()
+
     async def _write(self) -> None:
+        loop = asyncio.get_running_loop()
         while True:
             write = await self._writing.get()
             try:
-                event = await asyncio.get_running_loop().run_in_executor(self._pool, write)
+                event = await loop.run_in_executor(self._pool, write)
             except OverError as error:
-                log.warning("region %s: term %s is over: %s", self.region, self.term, error)
-                self._end.set()
+                self._is_over(error)
                 return
+            self._wrote_s = loop.time()
             self._step(event)
 
     def _save(self, effect: happens.Save) -> Event:

@@ -11,6 +11,7 @@ from kohort.region.messages import AskReset, Report
 from kohort.region.parts import part_of
 from kohort.region.plane import events as plane_events
 from kohort.region.plane.machine import RegionMachine
+from kohort.region.serving import LOOK_S
 from kohort.region.states import RegionState
 from tests.region.world.clock import ViolatedError
 from tests.region.world.group import wrong_offsets
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 NOTICE_MS = 800
 """So late an ended connection is noticed at the most."""
+LOOK_MS = int(LOOK_S * 1000)
 
 
 class Plane:
@@ -36,7 +38,9 @@ class Plane:
         self.clock.tell(f"control plane of term {self.term} begins at sequence {world.stored.sequence}")
         self.machine = RegionMachine(world.stored.known(), world.config, self.clock.now_ms)
         self._writes: list[Callable[[], None]] = []
+        self._wrote_ms = self.clock.now_ms
         self._tick()
+        self.clock.after(LOOK_MS, self._look)
 
     def accept(self, member: Member) -> int:
         self.world.connections += 1
@@ -51,6 +55,20 @@ class Plane:
         if due is not None and due <= self.clock.now_ms and self.clock.now_ms >= self.sleeps_until_ms:
             self.step(plane_events.Tick())
         self.clock.after(50, self._tick)
+
+    def _look(self) -> None:
+        """Who has written nothing for long looks whether another has taken over."""
+        if not self.alive:
+            return
+        awake = self.clock.now_ms >= self.sleeps_until_ms
+        if awake and self.clock.now_ms - self._wrote_ms >= LOOK_MS and self.term != self.world.stored.term:
+            self._is_over()
+        else:
+            self.clock.after(LOOK_MS, self._look)
+
+    def _is_over(self) -> None:
+        self.clock.tell(f"term {self.term}: is over")
+        self.die()
 
     def _check_cut(self) -> None:
         """No cut waits longer for its members than it may."""
@@ -143,9 +161,9 @@ class Plane:
         if not self.alive:
             return
         if self.term != self.world.stored.term:
-            self.clock.tell(f"term {self.term}: is over")
-            self.die()
+            self._is_over()
             return
+        self._wrote_ms = self.clock.now_ms
         self._writes[0]()
 
     def _answer(self, event: plane_events.Event) -> None:
