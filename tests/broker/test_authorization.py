@@ -81,7 +81,7 @@ def test_a_request_that_is_not_allowed_reaches_no_handler(tmp_path: Path) -> Non
     async def run() -> tuple[int, int, str]:
         loop = asyncio.get_running_loop()
         broker = RunningBroker(loop, tmp_path, "127.0.0.1:0", {})
-        broker._server.on_frame = Dispatcher(broker.node, ROUTES, unknown_api_versions, keeper).dispatch
+        broker.serving.server.on_frame = Dispatcher(broker.node, ROUTES, unknown_api_versions, keeper).dispatch
         broker.listen()
         try:
             return await asyncio.to_thread(ask, broker.address)

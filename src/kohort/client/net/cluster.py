@@ -32,7 +32,7 @@ from uuid import UUID
 
 from kohort.client.net.coordinators import Coordinators
 from kohort.client.net.links import Address, ConnectionFailed, Link, Links
-from kohort.client.net.metadata import Broker, Metadata, TopicInfo
+from kohort.client.net.metadata import Metadata, TopicInfo
 from kohort.client.net.notices import FailureLog
 from kohort.client.net.reaching import unreachable
 from kohort.client.net.runtime import Promise, Runtime, Task
