@@ -126,6 +126,7 @@ class Cluster:
         *,
         timeout_ms: float | None = None,
         lane: str = "main",
+        leaving: Callable[[], None] | None = None,
     ) -> R:
         """Send one request at the highest version both sides know, and return the decoded answer.
 
@@ -137,6 +138,7 @@ class Cluster:
             timeout_ms: For connecting and answering each; None: `request_timeout_ms`. A request that the broker may
                 hold (JoinGroup, Fetch) needs its own.
             lane: Requests of different lanes use different connections and can't hold each other up.
+            leaving: Called when the connection stands and the request is about to leave; what it raises keeps it here.
 
         Raises:
             ConnectionFailed: The broker could not be reached or the connection ended. Retriable.
@@ -150,6 +152,8 @@ class Cluster:
         if link.coordinator_id >= 0 and isinstance(to, AnyNode) and wanted.message.API_KEY not in link.versions:
             link = await self._broker_link(lane, limit)
         body, version = fitting(link, wanted)
+        if leaving is not None:
+            leaving()
         return await self.links.request(link, body, version, limit)
 
     async def post(self, message: Request[R] | Between[R], to: Target, *, lane: str = "main") -> None:
