@@ -1,0 +1,1 @@
+"""Several coordinators over one Apache Kafka cluster: who serves what, and what stands in Kafka."""
