@@ -17,7 +17,7 @@ from kohort.broker.shards import GroupShards
 from kohort.client.net.asyncio_driver import AsyncClient
 from kohort.client.net.cluster import Between, Cluster, Node
 from kohort.cluster.told_topics import KafkaTopic, Told, ToldTopics
-from kohort.errors import ErrorCode, KafkaError, error_for
+from kohort.errors import ErrorCode, KafkaError, TimedOutError, error_for
 from kohort.groups.events import TopicImage, TopicsChanged, TopicsDeleted
 from kohort.groups.outcome import LookForTopics
 from kohort.ids import NO_TOPIC_ID
@@ -153,7 +153,7 @@ class KafkaTopics:
         """All topics, as the next broker that answers knows them."""
         cluster = self._client.cluster
         if not cluster.metadata.brokers:
-            await cluster.ask_for_brokers()
+            await self._find_brokers()
         nodes = sorted(cluster.metadata.brokers)
         later = [node for node in nodes if node > self._last_node]
         failure: KafkaError | None = None
@@ -172,9 +172,17 @@ class KafkaTopics:
                 raise error_for(ErrorCode.UNSUPPORTED_VERSION, text)
             self._last_node = node
             return node, answer
-        await cluster.ask_for_brokers()  # others may have taken their place
+        await self._find_brokers()  # others may have taken their place
         assert failure is not None
         raise failure
+
+    async def _find_brokers(self) -> None:
+        """Ask any broker that can be reached, those that the client was given too, which brokers there are."""
+        cluster = self._client.cluster
+        try:
+            await cluster.runtime.within(cluster.ask_for_brokers(), ANSWER_MS, "brokers")
+        except TimedOutError as error:
+            raise TimedOutError(f"Kafka does not answer: {cluster.unreachable() or error}") from error
 
     async def _ask(self, node: int, names: Sequence[str] | None) -> MetadataResponse:
         """Ask one broker, which makes no topic for it."""
