@@ -264,10 +264,16 @@ class Topic:
 
 @dataclass(frozen=True, slots=True)
 class TopicImage:
-    """All topics at one moment. `version` grows with each change."""
+    """All topics at one moment. `version` grows with each change.
+
+    Attributes:
+        sure: what is not in it is not there, and no topic is made again unseen. Where topics are kept elsewhere it is
+            not: positions keep the ids of their topics, and what is missing is looked for (`LookForTopics`).
+    """
 
     version: int = 0
     topics: Mapping[str, Topic] = field(default_factory=dict)
+    sure: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,7 +285,10 @@ class TopicsChanged:
 
 @dataclass(frozen=True, slots=True)
 class TopicsDeleted:
-    """These topics are gone, and their offsets go with them."""
+    """These topics are gone, and their offsets go with them.
+
+    Where the image is not `sure`, one may be there again under its name: offsets that name its id stay.
+    """
 
     topics: tuple[str, ...]
 

@@ -301,7 +301,22 @@ class ResolveRegexes:
     topics: tuple[str, ...]
 
 
-Work: TypeAlias = ComputeAssignment | ResolveRegexes
+@dataclass(frozen=True, slots=True)
+class LookForTopics:
+    """Find out which of these topics are gone, where the image can't tell. `TopicsDeleted` names them, some time later.
+
+    Attributes:
+        topics: names that the image lacks, or has under another id, with the ids that positions have of them.
+    """
+
+    topics: Mapping[str, frozenset[TopicId]]
+
+
+Computation: TypeAlias = ComputeAssignment | ResolveRegexes
+"""Work that takes nothing but time."""
+Question: TypeAlias = LookForTopics
+"""Work that asks whoever keeps the topics."""
+Work: TypeAlias = Computation | Question
 
 
 class Meter(enum.StrEnum):
