@@ -33,7 +33,7 @@ def test_even_and_moving_little(first: set[int], earlier: list[tuple[set[int], i
         return
     counts = Counter(after.owners)
     assert set(counts) <= first
-    had = {one: 0 for one in first} | Counter(
+    had = dict.fromkeys(first, 0) | Counter(
         owner for owner in (before.owners[:shards] if before else ()) if owner in first
     )
     loads = [counts[one] for one in first]
