@@ -58,6 +58,12 @@ async def polled_until(topics: KafkaTopics, ready: Callable[[], bool]) -> None:
             await topics.poll()
 
 
+async def until(ready: Callable[[], bool]) -> None:
+    """Let others run until it is so."""
+    while not ready():  # noqa: ASYNC110  # what is waited for has no event
+        await asyncio.sleep(0.01)
+
+
 def test_topics_are_made_grow_and_are_made_again(servers: str) -> None:
     name = f"told-{uuid.uuid4().hex[:8]}"
 
@@ -149,14 +155,10 @@ def test_watching_goes_on_when_the_cluster_comes_back(tmp_path: Path, caplog: py
         async with topics_of(f"127.0.0.1:{port}", **config) as (topics, _):
             watching = asyncio.create_task(topics.watch())
             async with asyncio.timeout(WAIT_S):
-                while "topics are as Kafka told them last" not in caplog.text:
-                    await asyncio.sleep(0.01)
+                await until(lambda: "topics are as Kafka told them last" in caplog.text)
                 with Broker(tmp_path, listen=f"127.0.0.1:{port}"):
-                    while not topics.polls:
-                        topics.poll_soon()
-                        await asyncio.sleep(0.01)
-                    while "Kafka tells of its topics again" not in caplog.text:
-                        await asyncio.sleep(0.01)
+                    await until(lambda: topics.poll_soon() or topics.polls > 0)
+                    await until(lambda: "Kafka tells of its topics again" in caplog.text)
                     watching.cancel()
                     with contextlib.suppress(asyncio.CancelledError):
                         await watching

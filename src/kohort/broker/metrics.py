@@ -25,6 +25,7 @@ RATE_WINDOW_S = 30.0
 """A rate is over the last one to two of these, as Kafka's are with its defaults."""
 GROUPS_MAX = 1_000
 """Groups whose rebalances are told apart: those that rebalanced last. Bounds memory and the size of a scrape."""
+HELD_METERS = (Meter.HELD_TOLD, Meter.HELD_DISCONNECTS, Meter.HELD_LATE)
 KAFKA_METERS = (Meter.OFFSET_COMMITS, Meter.OFFSET_EXPIRATIONS, Meter.OFFSET_DELETIONS, Meter.COMPLETED_REBALANCES)
 GROUP_METRICS: Final = "group-coordinator-metrics"
 """Kafka's name for the group of its four meters."""
@@ -258,7 +259,7 @@ class Metrics:
             "step": self.step.summary(),
             "journal-append": self.append.summary(),
             "events": self.events,
-            "held": {meter.value: rate.count for meter, rate in self.meters.items() if meter not in KAFKA_METERS},
+            "held": {meter.value: self.meters[meter].count for meter in HELD_METERS},
             "connections": connections,
             "requests": {APIS[key].name: api.requests for key, api in self.apis.items() if api.requests},
             "latency": {APIS[key].name: api.latency.summary() for key, api in self.apis.items() if api.requests},

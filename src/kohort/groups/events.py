@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
+from kohort.errors import ErrorCode
 from kohort.groups.records import ClassicProtocol, TopicPartitions
 from kohort.ids import NO_TOPIC_ID, TopicId, TopicPartition
 
@@ -334,6 +335,24 @@ class RegexesResolved:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupImported:
+    """An `ImportGroup` is done; ignored when another was asked since.
+
+    Attributes:
+        offsets: what the earlier coordinator has committed for the group, which has no members there; none: there is
+            nothing to import.
+        error: NONE; COORDINATOR_LOAD_IN_PROGRESS: there was no answer; else what refuses the group.
+        text: why, and what to do.
+    """
+
+    group_id: str
+    ticket: int
+    offsets: tuple[OffsetToCommit, ...] = ()
+    error: ErrorCode = ErrorCode.NONE
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class GroupSettings:
     """A group's own settings (KIP-848 group configs); None: the broker's."""
 
@@ -400,6 +419,7 @@ Event: TypeAlias = (
     | TransactionEnded
     | AssignmentComputed
     | RegexesResolved
+    | GroupImported
     | GroupSettingsChanged
     | ConnectionLost
     | ReleaseHeld

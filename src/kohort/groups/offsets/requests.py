@@ -12,7 +12,7 @@ from operator import itemgetter
 from typing import Any, Final
 
 from kohort.errors import ErrorCode
-from kohort.groups import sizes
+from kohort.groups import imports, sizes
 from kohort.groups.context import Context
 from kohort.groups.events import (
     OffsetCommit,
@@ -95,6 +95,9 @@ def make_group(context: Context, event: OffsetCommit) -> ErrorCode:
         return ErrorCode.INVALID_GROUP_ID
     if event.generation >= 0:
         return ErrorCode.GROUP_ID_NOT_FOUND if event.knows_stale_epoch else ErrorCode.ILLEGAL_GENERATION
+    refused = imports.admit(context, event.group_id).error
+    if refused is not ErrorCode.NONE:
+        return refused
     return ErrorCode.POLICY_VIOLATION if context.create(event.group_id) is None else ErrorCode.NONE
 
 
@@ -109,7 +112,9 @@ def commit_transactional(context: Context, event: TxnOffsetCommit) -> None:
     elif group is None and event.generation >= 0:
         error = ErrorCode.ILLEGAL_GENERATION
     elif group is None:
-        error = ErrorCode.NONE if context.create(event.group_id) else ErrorCode.POLICY_VIOLATION
+        error = imports.admit(context, event.group_id).error
+        if error is ErrorCode.NONE and context.create(event.group_id) is None:
+            error = ErrorCode.POLICY_VIOLATION
     else:
         error = context.protocol(group).may_commit_in_transaction(context, group.membership, event)
     if error is not ErrorCode.NONE:
@@ -153,6 +158,9 @@ def fetch(context: Context, event: OffsetFetch) -> None:
     """What is committed. A group or a partition without any is no error."""
     group = context.find(event.group_id)
     wanted: tuple[Partition, ...]
+    if group is None and (refused := imports.admit(context, event.group_id).error) is not ErrorCode.NONE:
+        context.reply(event.request, OffsetFetchReply(refused))
+        return
     if group is None:
         wanted = event.partitions or ()
         found = tuple(FetchedOffset(topic, partition) for topic, partition in wanted)
