@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from kohort.client.net.asyncio_driver import AsyncClient
+from kohort.client.net.cluster import TRANSACTION, Coordinator
 from kohort.client.settings import ConnectionConfig, client_config
 from kohort.cluster.journal_place import JournalSettings, JournalTopic
 from kohort.cluster.journal_topic import journal_topic
@@ -115,6 +117,14 @@ class Cluster:
         link = await self.client()
         found = topic or await link.call(journal_topic(link.cluster, chosen))
         return Holder(KafkaJournal(link, found, index, chosen))
+
+    async def stranger(self, index: int = 0, settings: JournalSettings | None = None) -> Holder:
+        """One whom Kafka gives another producer id, as when it has forgotten the transactional id."""
+        holder = await self.holder(index, settings)
+        place = holder.journal._place
+        place.transactional_id = f"{uuid.uuid4().hex}-{index}"
+        place.to_coordinator = Coordinator(place.transactional_id, TRANSACTION)
+        return holder
 
     async def close(self) -> None:
         for made in self._clients:

@@ -1,1 +1,1 @@
-"""Our coordinators over an existing Apache Kafka cluster: several processes, which keep no data of their own."""
+"""Several coordinators over an existing Apache Kafka cluster, which keeps their data and says who may write it."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kohort.client.net.cluster import TRANSACTION, Cluster, Coordinator, Node
+from kohort.client.net.metadata import NO_TOPIC_ID
 from kohort.errors import ErrorCode, FencedError, KafkaError, NotAuthorizedError, RetriableError
 from kohort.ids import TopicPartition
 
@@ -100,6 +101,12 @@ class JournalPlace:
         self.repeats += 1
         self.cluster.request_metadata().will_hear()
         await self.cluster.runtime.sleep(self.cluster.links.backoff_ms(failures, FIRST_WAIT_MS, WAIT_MAX_MS))
+
+    def check_id(self) -> None:
+        """Raises JournalUnavailable where the topic is known to have another id by now: nothing is written there."""
+        known = self.cluster.metadata.topic_id(self.topic.name)
+        if known not in (NO_TOPIC_ID, self.topic.id):
+            raise JournalUnavailable(f"{self}: the topic was deleted and made again")
 
     async def check_topic(self) -> None:
         """Hold the topic as it is now against what it was when the process began.

@@ -170,6 +170,7 @@ class JournalWriter:
                 last = error
             failures += 1
             await place.wait(failures)
+            place.check_id()
 
     def _check(self, last: KafkaError | None = None) -> None:
         """Whether a batch may leave now, perhaps again.
