@@ -18,11 +18,10 @@ from kohort.cluster.kafka_topics import KafkaTopics
 from kohort.cluster.placement import Candidate
 from kohort.cluster.places import ClusterPlaces
 from kohort.cluster.tenures import Tenures
-from kohort.coordinator.driver import ShardMetrics
 from kohort.coordinator.shard import Shard
 from kohort.groups.config import GroupConfig
 from kohort.groups.events import Event
-from kohort.groups.outcome import Question
+from kohort.groups.outcome import LookForTopics, Question
 from kohort.wire.cluster import ApiVersionsResponse
 
 log = logging.getLogger("kohort.cluster")
@@ -52,8 +51,7 @@ class CoordinatorHost(GroupHost):
         self.door = door
         self._client = client
         self._journal: tuple[JournalTopic, JournalSettings] | None = None
-        places = ClusterPlaces(lambda: self.me, door, lambda: self.topics, lambda group: self.groups.index_of(group))
-        super().__init__(loop, config, self._make_topics, places, self._shard_journal, keys)
+        super().__init__(loop, config, self._make_topics, ClusterPlaces(self), self._shard_journal, keys)
         self.features = {}
         self.tenures = Tenures(loop, self.groups, door, self._open)
 
@@ -91,7 +89,8 @@ class CoordinatorHost(GroupHost):
 
     def ask_outside(self, question: Question, done: Callable[[Event], None]) -> None:
         """Ask Kafka."""
-        self.topics.look_for(question)
+        if isinstance(question, LookForTopics):
+            self.topics.look_for(question)
 
     def stop_waiting(self) -> None:
         """Answer everyone who waits, and end all shards: the process ends."""
@@ -112,8 +111,8 @@ class _Both:
         self._here.observe(seconds)
 
 
-class _OfShard(ShardMetrics):
-    """Where one shard's times go: to those of all, its appends to its own too."""
+class _OfShard:
+    """Where one shard's times go: to those of all, its appends to its own too. See `ShardMetrics`."""
 
     def __init__(self, everywhere: Metrics, append: Histogram) -> None:
         self._everywhere = everywhere
@@ -122,7 +121,7 @@ class _OfShard(ShardMetrics):
         self.append = _Both(everywhere.append, append)
 
     @property
-    def events(self) -> int:  # type: ignore[override]
+    def events(self) -> int:
         """Stepped by all shards."""
         return self._everywhere.events
 
