@@ -25,6 +25,8 @@ FETCH_BYTES: Final = 8 << 20
 PATIENCE_MS: Final = 60_000
 """A new leader shows what is committed once its followers have told it how far they are: seconds."""
 _WAIT_MS: Final = 500
+_PAUSE_MS: Final = 20
+"""Between questions to a broker that does not wait although it has nothing."""
 _HANDED_MAX: Final = 2
 """Answers that wait to be decoded: the next one comes meanwhile, and no more lie in memory."""
 _LIST_BYTES: Final = 256 << 10
@@ -77,6 +79,23 @@ class JournalReading:
         self.offset = following
         self.read_bytes += end
         return view[:end]
+
+    async def up_to(self, end: int) -> memoryview:
+        """The whole batches of the next answer, where what lies at `end` is known to be written.
+
+        Raises:
+            JournalUnavailable: the leader does not show it in time.
+        """
+        place = self._place
+        until_ms = place.elapsed_ms() + PATIENCE_MS
+        while (view := await self.fetch()) is None:
+            if place.elapsed_ms() > until_ms:
+                raise JournalUnavailable(
+                    f"{place}: its leader shows nothing behind offset {self.offset - 1}, where {end} is known to be "
+                    "written"
+                )
+            await place.cluster.runtime.sleep(_PAUSE_MS)
+        return view
 
     async def _persistently(self, ask: Callable[[], Awaitable[T]], what: str) -> T:
         place, failures = self._place, 0

@@ -21,7 +21,7 @@ from kohort.cluster.journal_place import (
     JournalRefused,
     JournalUnavailable,
 )
-from kohort.cluster.journal_reading import PATIENCE_MS, Handover, JournalDecoding, JournalReading
+from kohort.cluster.journal_reading import Handover, JournalDecoding, JournalReading
 from kohort.cluster.journal_writing import APPEND_EVERY_MS, Identity, JournalWriter, new_epoch
 from kohort.errors import CorruptDataError, FencedError, KafkaError
 from kohort.groups.records import Record
@@ -188,21 +188,9 @@ class JournalTerm:
 
     async def _read(self, reading: JournalReading, end: int) -> None:
         """Hand out what lies up to an offset, and wait until it is taken."""
-        idle_until_ms: float | None = None
-        runtime = self._place.cluster.runtime
         while reading.offset <= end:
-            view = await reading.fetch()
-            if view is not None:
-                idle_until_ms = None
-                await self._handover.put(view)
-                self._owner.more()
-                continue
-            idle_until_ms = idle_until_ms or runtime.now_ms + PATIENCE_MS
-            if runtime.now_ms > idle_until_ms:
-                raise JournalUnavailable(
-                    f"{self._place}: its leader shows nothing behind offset {reading.offset - 1}, where {end} is known "
-                    "to be written"
-                )
+            await self._handover.put(await reading.up_to(end))
+            self._owner.more()
         await self._handover.drained()
 
     async def _survey(self, end: int) -> frozenset[Author]:
@@ -210,9 +198,7 @@ class JournalTerm:
         reading, seen = JournalReading(self._place, _SURVEY_BYTES), JournalDecoding(self._place)
         await reading.begin()
         while reading.offset <= end:
-            view = await reading.fetch()
-            if view is not None:
-                seen.survey(view)
+            seen.survey(await reading.up_to(end))
         return frozenset(seen.authors.foreign())
 
     def _check_authors(self, own: Identity) -> None:
