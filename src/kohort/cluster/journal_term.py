@@ -172,7 +172,6 @@ class JournalTerm:
         if place.settings.foreign_records == SKIP:
             self._decoding.left_out = await self._survey(end)
         reading = JournalReading(place)
-        await reading.begin()
         await self._read(reading, end)
         for fence in authors.unfinished(own):
             last = Identity(fence.producer_id, EPOCH_LAST, place.elapsed_ms())
@@ -196,7 +195,6 @@ class JournalTerm:
     async def _survey(self, end: int) -> frozenset[Author]:
         """Who wrote up to an offset without a fence."""
         reading, seen = JournalReading(self._place, _SURVEY_BYTES), JournalDecoding(self._place)
-        await reading.begin()
         while reading.offset <= end:
             seen.survey(await reading.up_to(end))
         return frozenset(seen.authors.foreign())
@@ -251,7 +249,6 @@ class JournalTerm:
         zero = JournalPlace(here.cluster, here.topic, 0, here.settings)
         zero.lane = here.lane
         reading, seen = JournalReading(zero, _GLANCE_BYTES), JournalDecoding(zero)
-        await reading.begin()
         view = await reading.fetch()
         if view is not None:
             seen.survey(view)
