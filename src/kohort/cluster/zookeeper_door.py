@@ -175,7 +175,7 @@ class ZooKeeperDoor:
         self.in_office = await self._elect(session, mine)
         await self._read_map()
         if self.in_office:
-            await self._place(session, mine)
+            await self._place(mine)
         self.placement = self._map
         self._tell()
         guard = Change(EPOCH, version=self._epoch.version) if self.in_office and self._epoch is not None else None
@@ -212,7 +212,10 @@ class ZooKeeperDoor:
                 await self._stand(session, mine.candidate.id)
             elif is_of(node, session):
                 self._epoch = await self._session.read(EPOCH)
-                return self._epoch is not None and Office.from_bytes(self._epoch.data).session == session
+                if self._epoch is not None and Office.from_bytes(self._epoch.data).session == session:
+                    return True
+                if await self._session.read(COORDINATOR) == node:  # nobody else was elected meanwhile
+                    await self._session.change(Change(COORDINATOR, version=node.version, delete=True))
             elif node.data == str(mine.candidate.id).encode():  # an earlier session's, of this id, which is ours
                 await self._session.change(Change(COORDINATOR, version=node.version, delete=True))
             else:
@@ -240,7 +243,7 @@ class ZooKeeperDoor:
             except CorruptDataError as error:
                 log.warning("placement: %s can't be read and is made anew: %s", PLACEMENT, error)
 
-    async def _place(self, session: int, mine: Registration) -> None:
+    async def _place(self, mine: Registration) -> None:
         """Writes the map that fits who is there."""
         after = placed(self._map, await self._alive(), mine.candidate.id, self._shards)
         if after is self._map or self._epoch is None:
