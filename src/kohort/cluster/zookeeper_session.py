@@ -17,11 +17,14 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from kazoo import exceptions
-from kazoo.client import KazooClient, TransactionRequest
-from kazoo.retry import KazooRetry
-
 from kohort.errors import InvalidInputError, KafkaError, NotAuthorizedError, RetriableError, TimedOutError
+
+try:
+    from kazoo import exceptions
+    from kazoo.client import KazooClient, TransactionRequest
+    from kazoo.retry import KazooRetry
+except ImportError as error:
+    raise InvalidInputError(f"ZooKeeper needs the package kazoo: pip install 'kohort[zookeeper]' ({error})") from error
 
 log = logging.getLogger("kohort.cluster")
 _KAZOO_LOG = logging.getLogger("kohort.cluster.kazoo")
