@@ -123,6 +123,7 @@ class Cluster:
         *,
         timeout_ms: float | None = None,
         lane: str = "main",
+        leaving: Callable[[], None] | None = None,
     ) -> R:
         """Send one request at the highest version both sides know, and return the decoded answer.
 
@@ -134,6 +135,7 @@ class Cluster:
             timeout_ms: For connecting and answering each; None: `request_timeout_ms`. A request that the broker may
                 hold (JoinGroup, Fetch) needs its own.
             lane: Requests of different lanes use different connections and can't hold each other up.
+            leaving: Called when the connection stands and the request is about to leave; what it raises keeps it here.
 
         Raises:
             ConnectionFailed: The broker could not be reached or the connection ended. Retriable.
@@ -144,6 +146,8 @@ class Cluster:
         limit = self.config.request_timeout_ms if timeout_ms is None else timeout_ms
         link = await self._link(to, lane, limit)
         body, version = self._fitting(link, message if isinstance(message, Between) else Between(message))
+        if leaving is not None:
+            leaving()
         return await self.links.request(link, body, version, limit)
 
     async def post(self, message: Request[R] | Between[R], to: Target, *, lane: str = "main") -> None:
