@@ -77,6 +77,9 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         task.add_done_callback(self._tasks.discard)
         return task
 
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """Nothing is counted."""
+
     def get_debug(self) -> bool:
         """Never."""
         return False
