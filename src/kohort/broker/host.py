@@ -92,9 +92,11 @@ class GroupHost:
     Attributes:
         api_keys: what ApiVersions names.
         features: its features, with their lowest and highest levels.
+        coordinator_id: what our own clients are told of where it has groups apart from the brokers, -1: it has not.
     """
 
     features: Mapping[str, tuple[int, int]] = FEATURES
+    coordinator_id = -1
 
     def __init__(
         self,
