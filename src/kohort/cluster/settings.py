@@ -37,7 +37,9 @@ ID_MIN = 1_000
 class CoordinatorConfig:
     """What only coordinators over Kafka have."""
 
-    journal_topic: str = knob("journal.topic", TOPIC, why="the topic of Kafka that groups and their offsets are kept in")
+    journal_topic: str = knob(
+        "journal.topic", TOPIC, why="the topic of Kafka that groups and their offsets are kept in"
+    )
     journal_partitions: int = knob(
         "journal.partitions",
         50,
@@ -133,7 +135,9 @@ def coordinator_id(chosen: int | None, address: str, brokers: Collection[int]) -
     """
     if chosen is not None:
         if chosen in brokers:
-            raise InvalidInputError(f"--id {chosen} is the id of one of Kafka's brokers: clients could not tell the two")
+            raise InvalidInputError(
+                f"--id {chosen} is the id of one of Kafka's brokers: clients could not tell the two"
+            )
         if not 0 <= chosen <= CANDIDATE_ID_MAX:
             raise InvalidInputError(f"--id {chosen}: give a number from 0 to {CANDIDATE_ID_MAX}")
         return chosen
