@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from kohort.broker.driver import LoopDriver
 from kohort.broker.host import GroupHost
@@ -12,6 +12,7 @@ from kohort.broker.metrics import Histogram, Metrics
 from kohort.broker.shards import GroupShards
 from kohort.client.net.asyncio_driver import AsyncClient
 from kohort.cluster.door import Door
+from kohort.cluster.imports import KafkaGroups
 from kohort.cluster.journal_place import JournalSettings, JournalTopic
 from kohort.cluster.kafka_journal import KafkaJournal
 from kohort.cluster.kafka_topics import KafkaTopics
@@ -34,6 +35,7 @@ class CoordinatorHost(GroupHost):
         me: this process among the coordinators; there once it has begun.
         door: where they find each other.
         tenures: the shards that are here.
+        imports: what Kafka's own coordinator has of groups.
     """
 
     topics: KafkaTopics
@@ -45,15 +47,23 @@ class CoordinatorHost(GroupHost):
         config: GroupConfig,
         client: AsyncClient,
         door: Door,
+        reserved: Collection[str],
         keys: Sequence[ApiVersionsResponse.ApiVersion],
     ) -> None:
-        """`client`: at Kafka's brokers. `keys`: what ApiVersions names."""
+        """Args say what it stands on.
+
+        Args:
+            client: at Kafka's brokers.
+            reserved: groups that are no clients'.
+            keys: what ApiVersions names.
+        """
         self.door = door
         self._client = client
         self._journal: tuple[JournalTopic, JournalSettings] | None = None
         super().__init__(loop, config, self._make_topics, ClusterPlaces(self), self._shard_journal, keys)
         self.features = {}
         self.tenures = Tenures(loop, self.groups, door, self._open)
+        self.imports = KafkaGroups(client, reserved)
 
     def begin(self, me: Candidate, topic: JournalTopic, settings: JournalSettings) -> None:
         """Say who this is and where the groups are. Shards begin with `tenures.begin`."""
@@ -91,6 +101,8 @@ class CoordinatorHost(GroupHost):
         """Ask Kafka."""
         if isinstance(question, LookForTopics):
             self.topics.look_for(question)
+        else:
+            self.imports.ask(question, done)
 
     def stop_waiting(self) -> None:
         """Answer everyone who waits, and end all shards: the process ends."""
