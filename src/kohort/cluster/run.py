@@ -19,7 +19,7 @@ import sys
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from kohort.broker.api.cluster import unknown_api_versions
 from kohort.broker.descriptors import open_file_limit, shares
@@ -39,10 +39,14 @@ from kohort.cluster.peers import Peers
 from kohort.cluster.placement import Candidate
 from kohort.cluster.routes import COORDINATOR_ROUTES
 from kohort.cluster.settings import Configured, advertised, coordinator_id
+from kohort.cluster.status import own_shards
 from kohort.cluster.zookeeper_door import ZooKeeperDoor
 from kohort.cluster.zookeeper_nodes import MirroredTopic
 from kohort.config import parse_listen
 from kohort.errors import InvalidInputError, KafkaError, RetriableError
+
+if TYPE_CHECKING:
+    from prometheus_client.registry import Collector
 
 T = TypeVar("T")
 log = logging.getLogger("kohort.cluster")
@@ -77,6 +81,22 @@ class Options:
     id: int | None = None
 
 
+class CoordinatorServing(Serving):
+    """A coordinator's socket, whose figures have those of its shards."""
+
+    _groups: CoordinatorHost
+
+    def _exporter(self) -> Collector:
+        from kohort.cluster.prometheus import CoordinatorExporter  # an HTTP server that few need
+
+        host = self._groups
+        return CoordinatorExporter(
+            lambda: self.from_outside(self.metrics),
+            lambda: host.coordinator_id,
+            lambda: self.from_outside(lambda: [*own_shards(host)]),
+        )
+
+
 class RunningCoordinator:
     """A coordinator on a running loop."""
 
@@ -99,7 +119,7 @@ class RunningCoordinator:
                 api_keys(COORDINATOR_ROUTES),
             )
             dispatcher = Dispatcher(self.host, COORDINATOR_ROUTES, unknown_api_versions)
-            self.serving = Serving(self.host, sock, config.socket, room, dispatcher.dispatch)
+            self.serving = CoordinatorServing(self.host, sock, config.socket, room, dispatcher.dispatch)
         except BaseException:
             sock.close()
             raise
