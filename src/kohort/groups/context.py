@@ -30,6 +30,7 @@ class Context:
         connections: by connection, the (group, member id) last heard on it, or to be told their id on it.
         held: the replies that are held.
         settings: groups' own settings.
+        sessions_from_ms: an earlier owner may have heard members until then, and no session ends as if it had not.
         expiring: groups whose offsets the expiration under way has still to look at.
     """
 
@@ -45,6 +46,7 @@ class Context:
         self.connections: dict[int, dict[tuple[str, str], None]] = {}
         self.held = HeldReplies()
         self.settings: dict[str, GroupSettings] = {}
+        self.sessions_from_ms = 0
         self.expiring: list[str] = []
         self.expiry = Timer(Deadline.EXPIRY)
 
