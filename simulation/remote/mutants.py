@@ -39,7 +39,6 @@ class ReadsBeforeItFences(DiskMutant):
                 writer = JournalWriter(place, await new_epoch(place))
                 figures.producer_id, figures.epoch = writer.identity.producer_id, writer.identity.epoch
                 reading = JournalReading(place)
-                await reading.begin()
                 while (view := await reading.fetch()) is not None:
                     await term._handover.put(view)
                     term._owner.more()
