@@ -45,6 +45,7 @@ RECORDS: list[r.Record] = [
         ),
     ),
     r.GenerationStarted("g", 4),
+    r.OffsetsImported("g", 1_700_000_000_000, 3),
     r.MemberSaved("h", "m", None, "r", "c", "/x", ("a", "b"), None, 5, "uniform"),
     r.MemberSaved("h", "m", "i", None, "c", "/x", (), "x.*", 5, None, 600, (r.ClassicProtocol("range", b"x"),)),
     r.EpochBumped("h", 3, -77),

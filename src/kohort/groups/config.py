@@ -83,6 +83,13 @@ class GroupConfig:
         "offsets.retention.check.interval.ms", 600_000, low=1, unit="ms", why="how often expired offsets are looked for"
     )
 
+    group_import: str = knob(
+        "group.import",
+        "off",
+        choices=("off", "auto"),
+        why="auto: a coordinator over a Kafka cluster takes over, when a group is first named, the offsets of it that "
+        "Kafka's own coordinator has; a broker by itself has no earlier coordinator to ask",
+    )
     rebalance_protocols: tuple[str, ...] = knob(
         "group.coordinator.rebalance.protocols",
         ("classic", "consumer"),
