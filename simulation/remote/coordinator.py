@@ -10,7 +10,6 @@ from kohort.cluster.journal_place import JournalSettings
 from kohort.cluster.kafka_journal import KafkaJournal
 from kohort.cluster.placement import Candidate
 from kohort.cluster.zookeeper_door import SESSION_MS, ZooKeeperDoor
-from kohort.coordinator.appends import READING
 from kohort.coordinator.shard import Phase, Shard
 from kohort.errors import ErrorCode, KafkaError
 from kohort.groups.config import GroupConfig
@@ -231,6 +230,7 @@ class Coordinator(Server):
 
     def _on_loaded(self, machine: GroupMachine, on_loaded: Callable[[], Outcome]) -> Outcome:
         if self.overtaken_ms is None:
+            self.checkers.on_journal(self.kafka.partition.records)
             return super()._on_loaded(machine, on_loaded)
         self._machine = machine
         return on_loaded()
@@ -287,6 +287,3 @@ class Coordinator(Server):
         """It hears of topics when it polls next."""
         self.life.turn(partial(super().change_topics, image, deleted))
         self.image = image
-
-
-READS = READING

@@ -12,12 +12,13 @@ from simulation.network import Weather
 from simulation.offset_checkers import TransactionChecker
 from simulation.plan import CLASSIC, MODERN, Draft, Plan, Step
 from simulation.property import Checker, Holder
-from simulation.remote.checker import OvertakenChecker
+from simulation.remote.checkers import DoorChecker, OvertakenChecker, WholeAppendChecker
 from simulation.remote.fleet import COORDINATORS, Fleet, Routes
 from simulation.run import SHORTEST_MS, Result, Run
 from simulation.world import Chance
 
-REMOTE: tuple[type[Checker], ...] = (*(kind for kind in ALL if kind is not TransactionChecker), OvertakenChecker)
+OWN: tuple[type[Checker], ...] = (OvertakenChecker, WholeAppendChecker, DoorChecker)
+REMOTE: tuple[type[Checker], ...] = (*(kind for kind in ALL if kind is not TransactionChecker), *OWN)
 """No transactions: their offsets are refused here."""
 ELSEWHERE = {"coordinator", "reload", "create", "delete", "transact", "clock"}
 """Steps of a single server's, or of what is not taken here."""
@@ -33,6 +34,7 @@ TROUBLE = {
     "door_down": 3,
 }
 EVERY_MS = 6_000
+LOOK_MS = 500
 PAUSES_MS = (300, 1_500, 4_000, 8_000, 20_000)
 CUTS_MS = (500, 3_000, 8_000, 15_000)
 
@@ -154,6 +156,15 @@ class RemoteRun(Run):
         """Another network between members and coordinators."""
         del disk_fails, disk_tears, disk_late_ms
         self.network.weather = weather
+
+    def _play(self) -> None:
+        self._look_at_doors()
+        super()._play()
+        self.checkers.on_doors(self.fleet.coordinators, self.fleet.zookeeper, at_end=True)
+
+    def _look_at_doors(self) -> None:
+        self.world.after(LOOK_MS, self._look_at_doors)
+        self.checkers.on_doors(self.fleet.coordinators, self.fleet.zookeeper, at_end=False)
 
     def _heal(self) -> None:
         super()._heal()

@@ -141,7 +141,11 @@ class ZooKeeper:
 
 
 class VirtualSession:
-    """A client's session, as the door uses it: it connects again, and begins another when the last has expired."""
+    """A client's session, as the door uses it: it connects again, and begins another when the last has expired.
+
+    Attributes:
+        since_ms: its state stands.
+    """
 
     def __init__(
         self, zookeeper: ZooKeeper, client: str, life: Life, loop: VirtualLoop, on_state: Callable[[SessionState], None]
@@ -150,6 +154,7 @@ class VirtualSession:
         self.state = SessionState.LOST
         self.connections = 0
         self.session_ms = 6_000
+        self.since_ms = 0
         self._zookeeper = zookeeper
         self._world = zookeeper.world
         self._chance: Chance = zookeeper.world.stream(f"zookeeper of {client}")
@@ -188,11 +193,11 @@ class VirtualSession:
 
     async def read(self, path: str, watch: Watch | None = None) -> Node | None:
         """See the real one."""
-        return await self._ask(lambda session: self._zookeeper.read(session, path, self._handed(watch)))  # type: ignore[no-any-return]
+        return await self._ask(lambda session: self._zookeeper.read(session, path, self._handed(watch, path)))  # type: ignore[no-any-return]
 
     async def children(self, path: str, watch: Watch | None = None) -> list[str]:
         """See the real one."""
-        return await self._ask(lambda session: self._zookeeper.children(session, path, self._handed(watch)))  # type: ignore[no-any-return]
+        return await self._ask(lambda session: self._zookeeper.children(session, path, self._handed(watch, path)))  # type: ignore[no-any-return]
 
     async def make_path(self, path: str) -> None:
         """See the real one."""
@@ -202,8 +207,9 @@ class VirtualSession:
         """See the real one."""
         return await self._ask(lambda session: self._zookeeper.change(session, changes))  # type: ignore[no-any-return]
 
-    def _handed(self, watch: Watch | None) -> Watch | None:
+    def _handed(self, watch: Watch | None, path: str) -> Watch | None:
         """A watch as the server has it: it fires over the connection that it was set on."""
+        del path
         if watch is None:
             return None
         connection = self._connection
@@ -295,6 +301,7 @@ class VirtualSession:
     def _be(self, state: SessionState) -> None:
         if state is not self.state:
             self.state = state
+            self.since_ms = self._world.now_ms
             if self._world.tells:
                 self._world.tell(f"{self._client}: zookeeper {state.value}")
             self._on_state(state)
