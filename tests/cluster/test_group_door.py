@@ -8,10 +8,15 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from kohort import Broker
 from kohort.client.settings import ConnectionConfig
+from kohort.cluster import group_door
 from kohort.cluster.group_door import GroupDoor
 from kohort.cluster.placement import Candidate
-from kohort.errors import ErrorCode, KafkaError
+from kohort.errors import ErrorCode, KafkaError, TimedOutError
+from kohort.zookeeper import free_port
+from tests.support.apache_kafka import ApacheKafka
+from tests.support.maven import MavenUnavailable
 
 SHARDS = 10
 _GROUPS = itertools.count()
@@ -188,3 +193,69 @@ def test_group_of_something_else(our_broker: object) -> None:
             assert raised.value.code is ErrorCode.INCONSISTENT_GROUP_PROTOCOL
 
     run(servers, story)
+
+
+def test_group_that_kafka_forgot() -> None:
+    """Its generations begin at 1 again: the lower version is what counts, and no shard moves."""
+    address = f"127.0.0.1:{free_port()}"
+    config = {"group.initial.rebalance.delay.ms": 0}
+    broker = Broker(listen=address, config=config)
+
+    async def story(doors: Doors) -> None:
+        nonlocal broker
+        for number in (1, 2, 3):
+            await doors.enter(candidate(number))
+        await doors.agreed(1, 2, 3)
+        before = doors.open[1].placement
+        assert before is not None
+        await asyncio.to_thread(broker.close)
+        assert [door.placement for door in doors.open.values()] == [before] * 3
+        broker = await asyncio.to_thread(Broker, listen=address, config=config)
+        await until(lambda: doors.open[1].placement != before, "another map")
+        await doors.agreed(1, 2, 3)
+        after = doors.open[1].placement
+        assert after is not None
+        assert after.version < before.version
+        assert after.owners == before.owners
+
+    try:
+        run(address, story)
+    finally:
+        broker.close()
+
+
+@pytest.mark.kafka
+def test_kafka_goes_and_comes() -> None:
+    """While it is away all go on with the map they have; then it says the same again, and members come and go."""
+    try:
+        kafka = ApacheKafka()
+    except MavenUnavailable as error:
+        pytest.skip(f"Apache Kafka can't run here: {error}")
+
+    async def story(doors: Doors) -> None:
+        for number in (1, 2):
+            await doors.enter(candidate(number))
+        await doors.agreed(1, 2)
+        before = doors.open[1].placement
+        await asyncio.to_thread(kafka.kill)
+        assert doors.open[1].placement == before == doors.open[2].placement
+        kafka.start()  # it ends with the thread that starts it
+        await doors.enter(candidate(3))
+        await doors.agreed(1, 2, 3)
+
+    with kafka:
+        run(kafka.bootstrap_servers, story)
+
+
+def test_open_when_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Says who did not, and may be tried again."""
+    monkeypatch.setattr(group_door, "_OPEN_MS", 300)
+    address = f"127.0.0.1:{free_port()}"
+
+    async def story(doors: Doors) -> None:
+        door = GroupDoor(doors.config, doors.group)
+        for _ in range(2):
+            with pytest.raises(TimedOutError, match=address):
+                await door.open(candidate(1), SHARDS)
+
+    run(address, story)

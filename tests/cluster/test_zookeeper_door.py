@@ -9,6 +9,7 @@ from uuid import UUID
 
 import pytest
 from kazoo.client import KazooClient
+from kazoo.security import make_acl
 
 from kohort.cluster import zookeeper_door
 from kohort.cluster.zookeeper_door import ZooKeeperDoor
@@ -23,7 +24,7 @@ from kohort.cluster.zookeeper_nodes import (
     Registration,
 )
 from kohort.cluster.zookeeper_session import Node
-from kohort.errors import InvalidInputError, KafkaError, TimedOutError
+from kohort.errors import InvalidInputError, KafkaError, NotAuthorizedError, TimedOutError
 from kohort.zookeeper import ZooKeeper, free_port
 from tests.cluster.doors import SESSION_MS, SHARDS, Doors, candidate, run, until
 
@@ -374,3 +375,27 @@ def test_addresses_that_are_none(address: str) -> None:
     """Says what is wanted."""
     with pytest.raises(InvalidInputError, match="HOST:PORT"):
         ZooKeeperDoor(address)
+
+
+def test_path_that_may_not_be_written(zookeeper: ZooKeeper) -> None:
+    """Says at once that a right is missing."""
+
+    async def story(doors: Doors) -> None:
+        doors.look.ensure_path(doors.root.rpartition("/")[0])
+        doors.look.create(doors.root, acl=[make_acl("world", "anyone", read=True)])
+        with pytest.raises(NotAuthorizedError, match="may not change what is there"):
+            await doors.enter(candidate(1))
+
+    run(zookeeper.address, story)
+
+
+def test_map_that_may_not_be_written(zookeeper: ZooKeeper) -> None:
+    """The same where only a node is another's."""
+
+    async def story(doors: Doors) -> None:
+        doors.look.ensure_path(doors.root + PLACEMENT.rpartition("/")[0])
+        doors.look.create(doors.root + PLACEMENT, acl=[make_acl("world", "anyone", read=True)])
+        with pytest.raises(NotAuthorizedError, match="may not change what is there"):
+            await doors.enter(candidate(1))
+
+    run(zookeeper.address, story)
