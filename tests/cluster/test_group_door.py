@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import pytest
 
-from kohort import Broker
+from kohort import Admin, Broker
+from kohort.client.admin.values import Acl, AclOperation, AclResource
 from kohort.client.settings import ConnectionConfig
 from kohort.cluster import group_door
 from kohort.cluster.group_door import GroupDoor
 from kohort.cluster.placement import Candidate
-from kohort.errors import ErrorCode, KafkaError, TimedOutError
+from kohort.errors import ErrorCode, KafkaError, NotAuthorizedError, TimedOutError
 from kohort.zookeeper import free_port
 from tests.support.apache_kafka import ApacheKafka
 from tests.support.maven import MavenUnavailable
+from tests.support.secured_kafka import SecuredKafka
 
 SHARDS = 10
 _GROUPS = itertools.count()
@@ -259,3 +262,38 @@ def test_open_when_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
                 await door.open(candidate(1), SHARDS)
 
     run(address, story)
+
+
+@pytest.mark.kafka
+def test_rights_on_the_group(secured: SecuredKafka) -> None:
+    """Who may not read and describe the group is told so; with these two rights alone it works, over SASL."""
+    servers = f"127.0.0.1:{secured.ports['SASL']}"
+
+    async def story(doors: Doors) -> None:
+        doors.config = replace(
+            doors.config, security_protocol="SASL_PLAINTEXT", sasl_username="bob", sasl_password="secret"
+        )
+        with pytest.raises(NotAuthorizedError, match=f"{doors.group}.*needs the rights to describe and to read it"):
+            await doors.enter(candidate(1))
+        with Admin(secured.bootstrap_servers) as admin:
+            rights = [
+                Acl("User:bob", operation, AclResource.GROUP, doors.group)
+                for operation in (AclOperation.DESCRIBE, AclOperation.READ)
+            ]
+            await asyncio.to_thread(lambda: admin.create_acls(rights).all())
+        door = await _with_patience(lambda: doors.enter(candidate(1)))
+        await doors.enter(candidate(2))
+        await doors.agreed(1, 2)
+        assert door.placement is not None
+
+    run(servers, story)
+
+
+async def _with_patience(enter: Callable[[], Awaitable[GroupDoor]]) -> GroupDoor:
+    """A broker knows of a right a moment after it was given."""
+    for _ in range(100):
+        try:
+            return await enter()
+        except NotAuthorizedError:
+            await asyncio.sleep(0.1)
+    return await enter()
