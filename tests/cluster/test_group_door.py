@@ -14,6 +14,7 @@ from kohort.client.admin.values import Acl, AclOperation, AclResource
 from kohort.client.settings import ConnectionConfig
 from kohort.cluster import group_door
 from kohort.cluster.group_door import GroupDoor
+from kohort.cluster.group_round import Given, Told
 from kohort.cluster.placement import Candidate
 from kohort.errors import ErrorCode, KafkaError, NotAuthorizedError, TimedOutError
 from kohort.zookeeper import free_port
@@ -198,8 +199,7 @@ def test_group_of_something_else(our_broker: object) -> None:
     run(servers, story)
 
 
-def test_group_that_kafka_forgot() -> None:
-    """Its generations begin at 1 again: the lower version is what counts, and no shard moves."""
+def _forgotten_story() -> None:
     address = f"127.0.0.1:{free_port()}"
     config = {"group.initial.rebalance.delay.ms": 0}
     broker = Broker(listen=address, config=config)
@@ -214,17 +214,37 @@ def test_group_that_kafka_forgot() -> None:
         await asyncio.to_thread(broker.close)
         assert [door.placement for door in doors.open.values()] == [before] * 3
         broker = await asyncio.to_thread(Broker, listen=address, config=config)
-        await until(lambda: doors.open[1].placement != before, "another map")
+        await until(lambda: doors.open[1]._generation < before.version, "another generation")
         await doors.agreed(1, 2, 3)
         after = doors.open[1].placement
         assert after is not None
-        assert after.version < before.version
+        assert after.version < before.version, "a map that is gone counts for more than the one that is there"
         assert after.owners == before.owners
 
     try:
         run(address, story)
     finally:
         broker.close()
+
+
+def test_group_that_kafka_forgot() -> None:
+    """Its generations begin at 1 again: the lower version is what counts, and no shard moves."""
+    _forgotten_story()
+
+
+def test_planted_fault_higher_version_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who keeps the map with the higher version is seen."""
+    take = GroupDoor._take
+
+    def keeping(self: GroupDoor, gift: Given, told: Told, leads: bool) -> None:
+        kept = self.placement
+        take(self, gift, told, leads)
+        if kept is not None and self.placement is not None and kept.version > self.placement.version:
+            self.placement = replace(kept, elected=self.placement.elected)
+
+    monkeypatch.setattr(GroupDoor, "_take", keeping)
+    with pytest.raises(AssertionError, match="counts for more"):
+        _forgotten_story()
 
 
 @pytest.mark.kafka

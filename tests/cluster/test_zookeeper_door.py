@@ -23,7 +23,7 @@ from kohort.cluster.zookeeper_nodes import (
     Office,
     Registration,
 )
-from kohort.cluster.zookeeper_session import Node
+from kohort.cluster.zookeeper_session import Change, Node, ZooKeeperSession
 from kohort.errors import InvalidInputError, KafkaError, NotAuthorizedError, TimedOutError
 from kohort.zookeeper import ZooKeeper, free_port
 from tests.cluster.doors import SESSION_MS, SHARDS, Doors, candidate, run, until
@@ -217,9 +217,7 @@ def test_path_of_a_kafka(zookeeper: ZooKeeper, path: str) -> None:
     run(zookeeper.address, story)
 
 
-def test_deposed_writes_nothing(zookeeper: ZooKeeper) -> None:
-    """The epoch that another raised refuses the map of the one before."""
-
+def _deposed_story(zookeeper: ZooKeeper) -> None:
     async def story(doors: Doors) -> None:
         door = await doors.enter(candidate(1))
         await doors.agreed(1)
@@ -233,13 +231,30 @@ def test_deposed_writes_nothing(zookeeper: ZooKeeper) -> None:
         before = doors.data(PLACEMENT)
         door._shards = SHARDS + 1
         await door._place(mine)
-        assert doors.data(PLACEMENT) == before
+        assert doors.data(PLACEMENT) == before, "one that was deposed has written the map"
         doors.look.set(doors.root + EPOCH, Office(10, 1, session).to_bytes())
         await door._elect(session, mine)
         await door._place(mine)
         assert doors.data(PLACEMENT) != before
 
     run(zookeeper.address, story)
+
+
+def test_deposed_writes_nothing(zookeeper: ZooKeeper) -> None:
+    """The epoch that another raised refuses the map of the one before."""
+    _deposed_story(zookeeper)
+
+
+def test_planted_fault_no_guard(zookeeper: ZooKeeper, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who writes without looking at the epoch is seen."""
+    change = ZooKeeperSession.change
+
+    async def unguarded(self: ZooKeeperSession, *changes: Change) -> bool:
+        return await change(self, *(one for one in changes if one.data is not None or one.delete))
+
+    monkeypatch.setattr(ZooKeeperSession, "change", unguarded)
+    with pytest.raises(AssertionError, match="has written the map"):
+        _deposed_story(zookeeper)
 
 
 def test_map_that_cannot_be_read(zookeeper: ZooKeeper) -> None:
@@ -286,8 +301,6 @@ def test_topics_are_mirrored(zookeeper: ZooKeeper) -> None:
 
 def test_planted_fault_watch_not_set_again(zookeeper: ZooKeeper, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who sets each watch once only hears of the first change, and that is seen."""
-    from kohort.cluster.zookeeper_session import ZooKeeperSession
-
     seen: set[tuple[object, str]] = set()
     read, names = ZooKeeperSession.read, ZooKeeperSession.children
 
