@@ -14,6 +14,7 @@ from kohort.groups.config import GroupConfig
 from kohort.groups.machine import GroupMachine
 from kohort.groups.outcome import Outcome
 from kohort.groups.records import Record
+from simulation.eviction_checker import EvictionChecker
 from simulation.property import Checker, Holder, Waiting
 from simulation.world import World
 
@@ -34,7 +35,18 @@ class OvertakenChecker(Checker):
         if late_ms > KafkaJournal.proof_ms:
             self.fail(f"overtaken {late_ms} ms ago, and answers {event} with {value}")
         if type(event) in READING and came_ms > since_ms:
-            self.fail(f"overtaken {late_ms} ms ago, and reads {event} as {value}, which came {came_ms - since_ms} ms after")
+            self.fail(
+                f"overtaken {late_ms} ms ago, and reads {event} as {value}, which came {came_ms - since_ms} ms after"
+            )
+
+
+class KeptAliveChecker(EvictionChecker):
+    """Nobody is evicted whom an earlier coordinator may have answered so late that its session is not over."""
+
+    def on_loaded(self, machine: GroupMachine, outcome: Outcome) -> None:
+        super().on_loaded(machine, outcome)
+        for kept in self._kept.values():
+            kept.heard_ms += KafkaJournal.proof_ms
 
 
 class WholeAppendChecker(Checker):

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from kohort.cluster import kafka_journal, zookeeper_door
+from kohort.cluster.journal_place import JournalPlace, JournalUnavailable
 from kohort.cluster.journal_reading import JournalReading
 from kohort.cluster.journal_term import JournalTerm
 from kohort.cluster.journal_writing import JournalWriter, Written, new_epoch
@@ -15,11 +16,13 @@ from kohort.coordinator import appends
 from kohort.coordinator.appends import Appends
 from kohort.errors import FencedError, KafkaError
 from kohort.groups.liveness import sessions
-from simulation.checkers import OwnershipChecker
+from kohort.journal.sealing import packed
+from kohort.wire.data import ListOffsetsRequest
 from simulation.disk_mutants import DiskMutant
 from simulation.offset_checkers import DurabilityChecker
 from simulation.property import Checker
-from simulation.remote.checkers import DoorChecker, OvertakenChecker, WholeAppendChecker
+from simulation.remote.checkers import DoorChecker, KeptAliveChecker, OvertakenChecker, WholeAppendChecker
+from simulation.remote.kafka import LATEST
 from simulation.remote.zookeeper import VirtualSession, Watch
 from simulation.swapped import swapped
 
@@ -36,13 +39,16 @@ class ReadsBeforeItFences(DiskMutant):
         async def run(term: JournalTerm) -> None:
             place, figures = term._place, term._figures
             try:
+                end, reading = await latest(place), JournalReading(place)
+                await reading.begin()
+                while reading.offset < end:
+                    view = await reading.fetch()
+                    if view is not None:
+                        await term._handover.put(view)
+                        term._owner.more()
+                await term._handover.drained()
                 writer = JournalWriter(place, await new_epoch(place))
                 figures.producer_id, figures.epoch = writer.identity.producer_id, writer.identity.epoch
-                reading = JournalReading(place)
-                while (view := await reading.fetch()) is not None:
-                    await term._handover.put(view)
-                    term._owner.more()
-                await term._handover.drained()
                 figures.fence_offset = await term._write_fence(writer, writer.identity.producer_id)
                 writer.expected = figures.fence_offset + 1
                 term.loaded = True
@@ -52,6 +58,18 @@ class ReadsBeforeItFences(DiskMutant):
                 term._over(error)
 
         return run
+
+
+async def latest(place: JournalPlace) -> int:
+    """The end of the journal now."""
+    part = ListOffsetsRequest.ListOffsetsPartition(partition_index=place.index, timestamp=LATEST)
+    topic = ListOffsetsRequest.ListOffsetsTopic(name=place.topic.name, partitions=[part])
+    request = ListOffsetsRequest(replica_id=-1, topics=[topic], timeout_ms=1_000)
+    answer = await place.cluster.send(request, await place.leader(1_000), timeout_ms=1_000, lane=place.lane)
+    (found,) = answer.topics[0].partitions
+    if found.error_code:
+        raise JournalUnavailable("no leader")
+    return found.offset
 
 
 class TakesTimeoutsForSuccess(DiskMutant):
@@ -81,7 +99,7 @@ class WritesHalves(DiskMutant):
     @contextmanager
     def planted(cls) -> Iterator[None]:
         """The second half travels beside the first."""
-        packed, write = kafka_journal.packed, JournalWriter.write
+        write = JournalWriter.write
         rest: dict[int, tuple[bytes, int]] = {}
 
         def halved(records: Any) -> tuple[bytes, int]:
@@ -194,8 +212,7 @@ REMOTE_MUTANTS: dict[type[DiskMutant], type[Checker]] = {
     HeartbeatsWithoutProof: OvertakenChecker,
     ReadsWithoutProof: OvertakenChecker,
     TakesLateAnswersForProof: OvertakenChecker,
-    EndsSessionsEarly: OwnershipChecker,
+    EndsSessionsEarly: KeptAliveChecker,
     TakesEarlierNodesForItsOwn: DoorChecker,
     SetsWatchesOnce: DoorChecker,
 }
-
