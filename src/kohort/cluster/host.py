@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from kohort.broker.driver import LoopDriver
 from kohort.broker.host import GroupHost
@@ -12,6 +12,7 @@ from kohort.broker.metrics import Histogram, Metrics
 from kohort.broker.shards import GroupShards
 from kohort.client.net.asyncio_driver import AsyncClient
 from kohort.cluster.door import Door
+from kohort.cluster.imports import KafkaGroups
 from kohort.cluster.journal_place import JournalSettings, JournalTopic
 from kohort.cluster.kafka_journal import KafkaJournal
 from kohort.cluster.kafka_topics import KafkaTopics
@@ -22,7 +23,7 @@ from kohort.coordinator.driver import ShardMetrics
 from kohort.coordinator.shard import Shard
 from kohort.groups.config import GroupConfig
 from kohort.groups.events import Event
-from kohort.groups.outcome import Question
+from kohort.groups.outcome import LookForTopics, Question
 from kohort.wire.cluster import ApiVersionsResponse
 
 log = logging.getLogger("kohort.cluster")
@@ -34,6 +35,7 @@ class CoordinatorHost(GroupHost):
     Attributes:
         me: this process among the coordinators; there once it has begun.
         door: where they find each other.
+        earlier: what Kafka's own coordinator has of groups.
         tenures: the shards that are here.
     """
 
@@ -47,9 +49,11 @@ class CoordinatorHost(GroupHost):
         client: AsyncClient,
         door: Door,
         keys: Sequence[ApiVersionsResponse.ApiVersion],
+        reserved: Collection[str] = (),
     ) -> None:
-        """`client`: at Kafka's brokers. `keys`: what ApiVersions names."""
+        """`client`: at Kafka's brokers. `keys`: what ApiVersions names. `reserved`: groups that are the coordinators'."""
         self.door = door
+        self.earlier = KafkaGroups(client, reserved)
         self._client = client
         self._journal: tuple[JournalTopic, JournalSettings] | None = None
         places = ClusterPlaces(lambda: self.me, door, lambda: self.topics, lambda group: self.groups.index_of(group))
@@ -91,7 +95,10 @@ class CoordinatorHost(GroupHost):
 
     def ask_outside(self, question: Question, done: Callable[[Event], None]) -> None:
         """Ask Kafka."""
-        self.topics.look_for(question)
+        if isinstance(question, LookForTopics):
+            self.topics.look_for(question)
+        else:
+            self.earlier.ask(question, done)
 
     def stop_waiting(self) -> None:
         """Answer everyone who waits, and end all shards: the process ends."""

@@ -84,7 +84,8 @@ class RunningCoordinator:
             room = shares(open_file_limit()).connections
             self._client = AsyncClient(options.kafka)
             self._door = _door(options)
-            self.host = CoordinatorHost(loop, config.groups, self._client, self._door, api_keys(COORDINATOR_ROUTES))
+            keys, reserved = api_keys(COORDINATOR_ROUTES), {config.own.placement_group}
+            self.host = CoordinatorHost(loop, config.groups, self._client, self._door, keys, reserved)
             dispatcher = Dispatcher(self.host, COORDINATOR_ROUTES, unknown_api_versions)
             self.serving = Serving(self.host, sock, config.socket, room, dispatcher.dispatch)
         except BaseException:
@@ -127,6 +128,8 @@ class RunningCoordinator:
         )
         self.host.begin(me, topic, settings)
         self._tasks.append(self._loop.create_task(topics.watch(), name="topics of Kafka"))
+        looking = self.host.earlier.watch(self.host.groups, self.host.note)
+        self._tasks.append(self._loop.create_task(looking, name="members at Kafka"))
         self.serving.listen()
         await _patiently("a place among the coordinators", lambda: self._door.open(me, topic.partitions))
         self._has_place = True
@@ -155,6 +158,7 @@ class RunningCoordinator:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.serving.close()
+        await self.host.earlier.close()
         await self._door.close()
         await self._client.close()
 
