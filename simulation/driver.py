@@ -81,6 +81,10 @@ class VirtualDriver:
         self._looks += 1
         return self._world.now_ms / 1000 + self._looks * LOOK_S
 
+    def elapsed_ms(self) -> int:
+        """The process's monotonic clock: no machine sleeps here."""
+        return self._world.now_ms
+
     def soon(self, action: Action) -> None:
         """In order, at the same time or a little later."""
         self._next_ms = max(self._next_ms, self._world.now_ms + self._chance.upto(TURN_MS))
@@ -107,6 +111,9 @@ class VirtualDriver:
     def shard_loaded(self, index: int) -> None:
         """Nothing of earlier topics is in the journal any more."""
         self._host.unseen.clear()
+
+    def shard_ended(self, index: int, error: Exception) -> None:
+        """The server looks at the phase after each turn."""
 
     def own_settings(self, index: int) -> dict[str, GroupSettings]:
         """Groups have none of their own here."""

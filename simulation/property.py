@@ -96,6 +96,9 @@ class Checker:
     def on_released(self, event: Any, value: Any) -> None:
         """A reply goes out."""
 
+    def on_overtaken(self, event: Any, value: Any, came_ms: int, since_ms: int) -> None:
+        """A reply goes out to a request that came then, from a coordinator that was overtaken at a time before."""
+
     def on_refused(self, event: Any, code: ErrorCode, phase: Phase) -> None:
         """A request is refused as a whole: by a shard in this phase, or one that is full."""
 

@@ -167,6 +167,9 @@ class GroupHost:
     def shard_loaded(self, index: int) -> None:
         """A shard has loaded."""
 
+    def shard_ended(self, index: int, error: Exception) -> None:
+        """A shard was taken over, or can't be read: nothing follows in a process that has all of them."""
+
     def own_settings(self, index: int) -> Mapping[str, GroupSettings]:
         """What groups of a shard have set for themselves."""
         return {}

@@ -7,9 +7,8 @@ from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 
-from kohort.cli.app import DONE, UsageError
+from kohort.cli.app import UsageError
 from kohort.cli.common import Common, assignments
-from kohort.cli.output import show, show_json
 
 app = App(name="coordinator", help="Serve consumer groups over an existing Apache Kafka cluster.")
 

@@ -19,7 +19,6 @@ from kohort.cluster.kafka_topics import KafkaTopics
 from kohort.cluster.placement import Candidate
 from kohort.cluster.places import ClusterPlaces
 from kohort.cluster.tenures import Tenures
-from kohort.coordinator.driver import ShardMetrics
 from kohort.coordinator.shard import Shard
 from kohort.groups.config import GroupConfig
 from kohort.groups.events import Event
@@ -51,13 +50,12 @@ class CoordinatorHost(GroupHost):
         keys: Sequence[ApiVersionsResponse.ApiVersion],
         reserved: Collection[str] = (),
     ) -> None:
-        """`client`: at Kafka's brokers. `keys`: what ApiVersions names. `reserved`: groups that are the coordinators'."""
+        """`client`: at Kafka's brokers. `keys`: what ApiVersions names. `reserved`: groups of the coordinators."""
         self.door = door
         self.earlier = KafkaGroups(client, reserved)
         self._client = client
         self._journal: tuple[JournalTopic, JournalSettings] | None = None
-        places = ClusterPlaces(lambda: self.me, door, lambda: self.topics, lambda group: self.groups.index_of(group))
-        super().__init__(loop, config, self._make_topics, places, self._shard_journal, keys)
+        super().__init__(loop, config, self._make_topics, ClusterPlaces(self), self._shard_journal, keys)
         self.features = {}
         self.tenures = Tenures(loop, self.groups, door, self._open)
 
@@ -119,8 +117,8 @@ class _Both:
         self._here.observe(seconds)
 
 
-class _OfShard(ShardMetrics):
-    """Where one shard's times go: to those of all, its appends to its own too."""
+class _OfShard:
+    """Where one shard's times go: to those of all, its appends to its own too. See `ShardMetrics`."""
 
     def __init__(self, everywhere: Metrics, append: Histogram) -> None:
         self._everywhere = everywhere
@@ -129,7 +127,7 @@ class _OfShard(ShardMetrics):
         self.append = _Both(everywhere.append, append)
 
     @property
-    def events(self) -> int:  # type: ignore[override]
+    def events(self) -> int:
         """Stepped by all shards."""
         return self._everywhere.events
 

@@ -21,7 +21,7 @@ from kohort.cluster.journal_place import (
     JournalRefused,
     JournalUnavailable,
 )
-from kohort.cluster.journal_reading import PATIENCE_MS, Handover, JournalDecoding, JournalReading
+from kohort.cluster.journal_reading import Handover, JournalDecoding, JournalReading
 from kohort.cluster.journal_writing import APPEND_EVERY_MS, Identity, JournalWriter, new_epoch
 from kohort.errors import CorruptDataError, FencedError, KafkaError
 from kohort.groups.records import Record
@@ -172,7 +172,6 @@ class JournalTerm:
         if place.settings.foreign_records == SKIP:
             self._decoding.left_out = await self._survey(end)
         reading = JournalReading(place)
-        await reading.begin()
         await self._read(reading, end)
         for fence in authors.unfinished(own):
             last = Identity(fence.producer_id, EPOCH_LAST, place.elapsed_ms())
@@ -188,31 +187,16 @@ class JournalTerm:
 
     async def _read(self, reading: JournalReading, end: int) -> None:
         """Hand out what lies up to an offset, and wait until it is taken."""
-        idle_until_ms: float | None = None
-        runtime = self._place.cluster.runtime
         while reading.offset <= end:
-            view = await reading.fetch()
-            if view is not None:
-                idle_until_ms = None
-                await self._handover.put(view)
-                self._owner.more()
-                continue
-            idle_until_ms = idle_until_ms or runtime.now_ms + PATIENCE_MS
-            if runtime.now_ms > idle_until_ms:
-                raise JournalUnavailable(
-                    f"{self._place}: its leader shows nothing behind offset {reading.offset - 1}, where {end} is known "
-                    "to be written"
-                )
+            await self._handover.put(await reading.up_to(end))
+            self._owner.more()
         await self._handover.drained()
 
     async def _survey(self, end: int) -> frozenset[Author]:
         """Who wrote up to an offset without a fence."""
         reading, seen = JournalReading(self._place, _SURVEY_BYTES), JournalDecoding(self._place)
-        await reading.begin()
         while reading.offset <= end:
-            view = await reading.fetch()
-            if view is not None:
-                seen.survey(view)
+            seen.survey(await reading.up_to(end))
         return frozenset(seen.authors.foreign())
 
     def _check_authors(self, own: Identity) -> None:
@@ -265,7 +249,6 @@ class JournalTerm:
         zero = JournalPlace(here.cluster, here.topic, 0, here.settings)
         zero.lane = here.lane
         reading, seen = JournalReading(zero, _GLANCE_BYTES), JournalDecoding(zero)
-        await reading.begin()
         view = await reading.fetch()
         if view is not None:
             seen.survey(view)

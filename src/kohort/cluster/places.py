@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Protocol
 
 from kohort.broker.net.connection import Connection
 from kohort.broker.places import Coordinated, Leader, Place
+from kohort.broker.shards import GroupShards
 from kohort.cluster.door import Door
 from kohort.cluster.kafka_topics import KafkaTopics
 from kohort.cluster.placement import Candidate
@@ -29,47 +31,50 @@ TOLD_AGAIN_S = 60.0
 """A client that is refused asks again and again; the log says so this often."""
 
 
+class Here(Protocol):
+    """What is needed of the host."""
+
+    me: Candidate
+    door: Door
+    topics: KafkaTopics
+    groups: GroupShards
+
+
 class ClusterPlaces:
     """See the module's text, and `broker.places.Places`."""
 
-    def __init__(
-        self, me: Callable[[], Candidate], door: Door, topics: Callable[[], KafkaTopics], shard_of: Callable[[str], int]
-    ) -> None:
-        """`shard_of`: the shard of a group. The others are asked for when they are needed."""
-        self._me = me
-        self._door = door
-        self._topics = topics
-        self._shard_of = shard_of
+    def __init__(self, here: Here) -> None:
+        self._here = here
         self._told_at = float("-inf")
 
     @property
     def cluster_id(self) -> str:
         """Kafka's."""
-        return self._topics().cluster_id
+        return self._here.topics.cluster_id
 
     @property
     def controller_id(self) -> int:
         """Kafka's: what it alone may change is asked there."""
-        return self._topics().controller_id
+        return self._here.topics.controller_id
 
     def nodes(self, connection: Connection) -> Sequence[Place]:
         """Kafka's brokers; for clients that are not kohort's, this coordinator alone."""
-        return self._topics().brokers if connection.client.is_own else (_place(self._me()),)
+        return self._here.topics.brokers if connection.client.is_own else (_place(self._here.me),)
 
     def coordinator(self, kind: Coordinated, key: str, connection: Connection) -> Place | ErrorCode:
         """Whom the map gives a group's shard."""
         if not connection.client.is_own:
             self._tell_of(connection)
             return ErrorCode.INVALID_REQUEST
-        placement = self._door.placement
+        placement = self._here.door.placement
         if kind is not Coordinated.GROUP or placement is None:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
-        owner = placement.candidate(placement.owners[self._shard_of(key)])
+        owner = placement.candidate(placement.owners[self._here.groups.index_of(key)])
         return ErrorCode.COORDINATOR_NOT_AVAILABLE if owner is None else _place(owner)
 
     def leaders(self, topic: str, partitions: range) -> Sequence[Leader]:
         """Kafka's."""
-        return self._topics().leaders(topic, partitions)
+        return self._here.topics.leaders(topic, partitions)
 
     def _tell_of(self, connection: Connection) -> None:
         now = time.monotonic()

@@ -13,12 +13,12 @@ What is out of reach is tried again for as long as the process lives; what only 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import sys
 import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from kohort.broker.api.cluster import unknown_api_versions
 from kohort.broker.descriptors import open_file_limit, shares
@@ -31,7 +31,7 @@ from kohort.client.settings import ConnectionConfig
 from kohort.cluster.door import Door
 from kohort.cluster.group_door import GroupDoor
 from kohort.cluster.host import CoordinatorHost
-from kohort.cluster.journal_place import JournalSettings, JournalTopic
+from kohort.cluster.journal_place import JournalSettings
 from kohort.cluster.journal_topic import journal_topic
 from kohort.cluster.placement import Candidate
 from kohort.cluster.routes import COORDINATOR_ROUTES
@@ -39,6 +39,7 @@ from kohort.cluster.settings import Configured, advertised, coordinator_id
 from kohort.config import parse_listen
 from kohort.errors import InvalidInputError, KafkaError, RetriableError
 
+T = TypeVar("T")
 log = logging.getLogger("kohort.cluster")
 
 REACH_MS = 4_000
@@ -123,7 +124,7 @@ class RunningCoordinator:
             foreign_records=own.journal_foreign_records,
             answer_ms=own.journal_answer_ms,
         )
-        topic: JournalTopic = await _patiently(
+        topic = await _patiently(
             f"topic {own.journal_topic}", lambda: self._client.call(journal_topic(cluster, settings))
         )
         self.host.begin(me, topic, settings)
@@ -168,7 +169,7 @@ def _door(options: Options) -> Door:
     return GroupDoor(options.kafka, own.placement_group, session_ms=own.placement_session_ms)
 
 
-async def _patiently(what: str, attempt: Callable[[], Awaitable[object]]) -> object:
+async def _patiently(what: str, attempt: Callable[[], Awaitable[T]]) -> T:
     """Try again for as long as only time is needed.
 
     Raises:

@@ -26,9 +26,9 @@ OF_THE_SOCKET = (
     "socket.send.buffer.bytes",
 )  # fmt: skip
 """A broker's settings that mean the same for a coordinator."""
-OWN_DEFAULTS = {"group.import": "auto"}
+OWN_DEFAULTS: Mapping[str, str] = {"group.import": "auto"}
 """Where a coordinator over Kafka starts from something else than a broker."""
-EVERYWHERE = ("", "0.0.0.0", "::")  # noqa: S104 - told apart, not listened on
+EVERYWHERE = ("", "0.0.0.0", "::")
 ID_MIN = 1_000
 """Ids that are made up begin here: Kafka's brokers are mostly numbered from 0."""
 
@@ -37,9 +37,7 @@ ID_MIN = 1_000
 class CoordinatorConfig:
     """What only coordinators over Kafka have."""
 
-    journal_topic: str = knob(
-        "journal.topic", TOPIC, why="the topic of Kafka that groups and their offsets are kept in"
-    )
+    journal_topic: str = knob("journal.topic", TOPIC, why="the topic of Kafka that keeps groups and their offsets")
     journal_partitions: int = knob(
         "journal.partitions",
         50,
@@ -135,9 +133,7 @@ def coordinator_id(chosen: int | None, address: str, brokers: Collection[int]) -
     """
     if chosen is not None:
         if chosen in brokers:
-            raise InvalidInputError(
-                f"--id {chosen} is the id of one of Kafka's brokers: clients could not tell the two"
-            )
+            raise InvalidInputError(f"--id {chosen} is one of Kafka's brokers: clients could not tell the two apart")
         if not 0 <= chosen <= CANDIDATE_ID_MAX:
             raise InvalidInputError(f"--id {chosen}: give a number from 0 to {CANDIDATE_ID_MAX}")
         return chosen

@@ -32,6 +32,7 @@ class Context:
         held: the replies that are held.
         imports: groups that are being asked for at their earlier coordinator.
         settings: groups' own settings.
+        sessions_from_ms: an earlier owner may have heard members until then, and no session ends as if it had not.
         expiring: groups whose offsets the expiration under way has still to look at.
     """
 
@@ -48,6 +49,7 @@ class Context:
         self.held = HeldReplies()
         self.imports = Imports()
         self.settings: dict[str, GroupSettings] = {}
+        self.sessions_from_ms = 0
         self.expiring: list[str] = []
         self.expiry = Timer(Deadline.EXPIRY)
 
