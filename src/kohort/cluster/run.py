@@ -160,6 +160,7 @@ class RunningCoordinator:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.serving.close()
         await self.host.earlier.close()
+        await self.host.topics.close()
         await self._door.close()
         await self._client.close()
 
