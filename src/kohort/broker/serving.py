@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from kohort.scrapes import MetricsServer
 
+T = TypeVar("T")
 log = logging.getLogger("kohort.broker")
 
 IDLE_CHECK_S = 5.0
@@ -71,12 +72,12 @@ class Serving:
     def _serve_metrics(self, host: str, port: int) -> None:
         from kohort.scrapes import MetricsServer  # an HTTP server that few need
 
-        self._metrics = MetricsServer(host, port, self._collector())
+        self._metrics = MetricsServer(host, port, self._exporter())
 
-    def _collector(self) -> Collector:
+    def _exporter(self) -> Collector:
         from kohort.broker.prometheus import Exporter
 
-        return Exporter(self._metrics_from_outside)
+        return Exporter(lambda: self.from_outside(self.metrics))
 
     def metrics(self) -> Snapshot:
         """All figures as plain values; to be called on the loop. `listen` is where Prometheus reads them, or None."""
@@ -84,11 +85,13 @@ class Serving:
         listen = None if self._metrics is None else self._metrics.address
         return self._groups.metrics.snapshot(states, len(self.server), listen)
 
-    def _metrics_from_outside(self) -> Snapshot:
-        async def look() -> Snapshot:
-            return self.metrics()
+    def from_outside(self, look: Callable[[], T]) -> T:
+        """What `look` gives on the loop; for the thread of a scrape."""
 
-        return asyncio.run_coroutine_threadsafe(look(), self._loop).result(METRICS_WAIT_S)
+        async def on_loop() -> T:
+            return look()
+
+        return asyncio.run_coroutine_threadsafe(on_loop(), self._loop).result(METRICS_WAIT_S)
 
     @property
     def address(self) -> str:

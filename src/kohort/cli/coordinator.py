@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
-from kohort.cli.app import UsageError
-from kohort.cli.common import Common, assignments
+from kohort.cli.app import DONE, UsageError
+from kohort.cli.common import REACH_MS, Common, assignments
+from kohort.cli.output import show, show_json
+
+if TYPE_CHECKING:  # the client is imported by the command that needs it
+    from kohort.client.admin.coordinators import ShardSeen
 
 app = App(name="coordinator", help="Serve consumer groups over an existing Apache Kafka cluster.")
 
 _COMMON = Common()
 LISTEN_DEFAULT = "127.0.0.1:9192"
+OF_COORDINATOR = ("id", "address", "rack", "elected", "shards", "map_version", "trouble")
+OF_SHARD = (
+    "shard", "coordinator", "phase", "term", "proof_age_ms", "load_ms", "appends", "append_p50_ms", "append_p99_ms",
+    "fences", "groups",
+)  # fmt: skip
 
 
 @app.default
@@ -60,3 +70,53 @@ def coordinator(
     except InvalidInputError as error:
         raise UsageError(error.message) from error
     return run_coordinator(options)
+
+
+@app.command
+def status(*, common: Common = _COMMON) -> int:
+    """Show the coordinators, which of them is elected, and each shard with its coordinator, term and age of proof.
+
+    Any of them says who they are; each is asked for its own shards. One that does not answer keeps its row.
+    """
+    from kohort.client.admin.coordinators import describe_coordinators
+    from kohort.client.net.thread_driver import ThreadClient
+    from kohort.client.settings import ConnectionConfig, client_config
+    from kohort.errors import InvalidInputError
+
+    servers, given = common.client_settings(ConnectionConfig)
+    try:
+        client = ThreadClient(client_config(ConnectionConfig, servers, given))
+    except InvalidInputError as error:
+        raise UsageError(error.message) from error
+    try:
+        coordinators, shards = client.call(describe_coordinators(client.cluster, common.timeout or REACH_MS))
+    finally:
+        client.close()
+    rows = [asdict(each) for each in coordinators], [_shard_row(each) for each in shards]
+    if common.json:
+        show_json({"coordinators": rows[0], "shards": rows[1]})
+        return DONE
+    show(rows[0], OF_COORDINATOR, as_json=False, empty="no coordinators")
+    show(rows[1], OF_SHARD, as_json=False, empty="no shards")
+    return DONE
+
+
+def _shard_row(shard: ShardSeen) -> dict[str, Any]:
+    figures = shard.figures
+    return {
+        "shard": shard.index,
+        "coordinator": shard.coordinator,
+        "phase": shard.phase or "not known",
+        "term": _known(figures.term),
+        "proof_age_ms": _known(figures.proof_age_ms),
+        "load_ms": _known(figures.load_ms),
+        "appends": figures.appends,
+        "append_p50_ms": None if figures.append_p50_us < 0 else figures.append_p50_us / 1000,
+        "append_p99_ms": None if figures.append_p99_us < 0 else figures.append_p99_us / 1000,
+        "fences": figures.fences,
+        "groups": figures.groups,
+    }
+
+
+def _known(value: int) -> int | None:
+    return None if value < 0 else value

@@ -35,8 +35,8 @@ class CoordinatorHost(GroupHost):
     Attributes:
         me: this process among the coordinators; there once it has begun.
         door: where they find each other.
-        earlier: what Kafka's own coordinator has of groups.
         tenures: the shards that are here.
+        imports: what Kafka's own coordinator has of groups.
     """
 
     topics: KafkaTopics
@@ -48,17 +48,23 @@ class CoordinatorHost(GroupHost):
         config: GroupConfig,
         client: AsyncClient,
         door: Door,
+        reserved: Collection[str],
         keys: Sequence[ApiVersionsResponse.ApiVersion],
-        reserved: Collection[str] = (),
     ) -> None:
-        """`client`: at Kafka's brokers. `keys`: what ApiVersions names. `reserved`: groups of the coordinators."""
+        """Args say what it stands on.
+
+        Args:
+            client: at Kafka's brokers.
+            reserved: groups that are no clients'.
+            keys: what ApiVersions names.
+        """
         self.door = door
-        self.earlier = KafkaGroups(client, reserved)
         self._client = client
         self._journal: tuple[JournalTopic, JournalSettings] | None = None
         super().__init__(loop, config, self._make_topics, ClusterPlaces(self), self._shard_journal, keys)
         self.features = {}
         self.tenures = Tenures(loop, self.groups, door, self._open)
+        self.imports = KafkaGroups(client, reserved)
 
     def begin(self, me: Candidate, topic: JournalTopic, settings: JournalSettings) -> None:
         """Say who this is and where the groups are. Shards begin with `tenures.begin`."""
@@ -101,7 +107,7 @@ class CoordinatorHost(GroupHost):
         if isinstance(question, LookForTopics):
             self.topics.look_for(question)
         else:
-            self.earlier.ask(question, done)
+            self.imports.ask(question, done)
 
     def stop_waiting(self) -> None:
         """Answer everyone who waits, and end all shards: the process ends."""

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import sys
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from kohort.broker.api.cluster import unknown_api_versions
 from kohort.broker.descriptors import open_file_limit, shares
@@ -33,11 +34,19 @@ from kohort.cluster.group_door import GroupDoor
 from kohort.cluster.host import CoordinatorHost
 from kohort.cluster.journal_place import JournalSettings
 from kohort.cluster.journal_topic import journal_topic
+from kohort.cluster.kafka_topics import POLL_S, KafkaTopics
+from kohort.cluster.peers import Peers
 from kohort.cluster.placement import Candidate
 from kohort.cluster.routes import COORDINATOR_ROUTES
 from kohort.cluster.settings import Configured, advertised, coordinator_id
+from kohort.cluster.status import own_shards
+from kohort.cluster.zookeeper_door import ZooKeeperDoor
+from kohort.cluster.zookeeper_nodes import MirroredTopic
 from kohort.config import parse_listen
 from kohort.errors import InvalidInputError, KafkaError, RetriableError
+
+if TYPE_CHECKING:
+    from prometheus_client.registry import Collector
 
 T = TypeVar("T")
 log = logging.getLogger("kohort.cluster")
@@ -72,6 +81,22 @@ class Options:
     id: int | None = None
 
 
+class CoordinatorServing(Serving):
+    """A coordinator's socket, whose figures have those of its shards."""
+
+    _groups: CoordinatorHost
+
+    def _exporter(self) -> Collector:
+        from kohort.cluster.prometheus import CoordinatorExporter  # an HTTP server that few need
+
+        host = self._groups
+        return CoordinatorExporter(
+            lambda: self.from_outside(self.metrics),
+            lambda: host.coordinator_id,
+            lambda: self.from_outside(lambda: [*own_shards(host)]),
+        )
+
+
 class RunningCoordinator:
     """A coordinator on a running loop."""
 
@@ -85,15 +110,21 @@ class RunningCoordinator:
             room = shares(open_file_limit()).connections
             self._client = AsyncClient(options.kafka)
             self._door = _door(options)
-            keys, reserved = api_keys(COORDINATOR_ROUTES), {config.own.placement_group}
-            self.host = CoordinatorHost(loop, config.groups, self._client, self._door, keys, reserved)
+            self.host = CoordinatorHost(
+                loop,
+                config.groups,
+                self._client,
+                self._door,
+                (config.own.placement_group,),
+                api_keys(COORDINATOR_ROUTES),
+            )
             dispatcher = Dispatcher(self.host, COORDINATOR_ROUTES, unknown_api_versions)
-            self.serving = Serving(self.host, sock, config.socket, room, dispatcher.dispatch)
+            self.serving = CoordinatorServing(self.host, sock, config.socket, room, dispatcher.dispatch)
         except BaseException:
             sock.close()
             raise
         self._tasks: list[asyncio.Task[None]] = []
-        self._has_place = False
+        self._peers: Peers | None = None
 
     @property
     def address(self) -> str:
@@ -128,16 +159,37 @@ class RunningCoordinator:
             f"topic {own.journal_topic}", lambda: self._client.call(journal_topic(cluster, settings))
         )
         self.host.begin(me, topic, settings)
-        self._tasks.append(self._loop.create_task(topics.watch(), name="topics of Kafka"))
-        looking = self.host.earlier.watch(self.host.groups, self.host.note)
-        self._tasks.append(self._loop.create_task(looking, name="members at Kafka"))
+        self._beside(topics.watch(), "topics of Kafka")
         self.serving.listen()
         await _patiently("a place among the coordinators", lambda: self._door.open(me, topic.partitions))
-        self._has_place = True
-        self._tasks.append(self._loop.create_task(self._show_life(), name="life of the loop"))
         log.info("coordinator %d at %s, incarnation %s", me.id, me.address, me.incarnation)
+        self._peers = Peers(self._door, me)
+        self._door.listen(self._follow)
+        self._beside(self._show_life(), "life of the loop")
+        self._beside(self.host.imports.watch(self.host.groups, self.host.note), "groups at Kafka")
+        if isinstance(self._door, ZooKeeperDoor):
+            self._door.listen_topics(topics.poll_soon)
+            self._beside(_mirror(self._door, topics), "mirror of topics")
         self.host.tenures.begin(me)
+        self._follow()
         await self.host.tenures.settled()
+
+    def _beside(self, work: Coroutine[None, None, None], name: str) -> None:
+        """Run something until the end; a fault in it ends the process with its traceback."""
+        task = self._loop.create_task(work, name=name)
+        task.add_done_callback(self._look_for_fault)
+        self._tasks.append(task)
+
+    def _look_for_fault(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (fault := task.exception()) is not None:
+            log.error("a fault (%s): this coordinator ends", task.get_name(), exc_info=fault)
+            signal.raise_signal(signal.SIGTERM)
+
+    def _follow(self) -> None:
+        """The map may have changed."""
+        self.host.tenures.follow()
+        if self._peers is not None:
+            self._peers.follow()
 
     def _candidate(self, brokers: set[int]) -> Candidate:
         number = coordinator_id(self._options.id, f"{self._host}:{self._port}", brokers)
@@ -150,7 +202,8 @@ class RunningCoordinator:
 
     async def close(self) -> None:
         """Hand over, let nobody in, answer who waits, and leave."""
-        if self._has_place:
+        if self._peers is not None:
+            await self._peers.close()
             try:
                 await asyncio.wait_for(self._door.retire(), RETIRE_S)
             except (TimeoutError, KafkaError) as error:
@@ -158,16 +211,35 @@ class RunningCoordinator:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self.serving.close()
-        await self.host.earlier.close()
+        await self.host.imports.close()
         await self.host.topics.close()
+        await self.serving.close()
         await self._door.close()
         await self._client.close()
 
 
 def _door(options: Options) -> Door:
     own = options.configured.own
+    if options.zookeeper is not None:
+        return ZooKeeperDoor(options.zookeeper, own.placement_session_ms)
     return GroupDoor(options.kafka, own.placement_group, session_ms=own.placement_session_ms)
+
+
+async def _mirror(door: ZooKeeperDoor, topics: KafkaTopics) -> None:
+    """Have ZooKeeper say which topics there are, as long as this one is in office."""
+    shown = None
+    while True:
+        if not door.in_office:
+            shown = None
+        elif topics.image() is not shown:
+            shown = topics.image()
+            door.mirror_topics(
+                {
+                    name: MirroredTopic(topic.id, tuple(tuple(leader[2]) for leader in topic.leaders))
+                    for name, topic in topics.by_name.items()
+                }
+            )
+        await asyncio.sleep(POLL_S)
 
 
 async def _patiently(what: str, attempt: Callable[[], Awaitable[T]]) -> T:

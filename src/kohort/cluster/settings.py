@@ -26,7 +26,7 @@ OF_THE_SOCKET = (
     "socket.send.buffer.bytes",
 )  # fmt: skip
 """A broker's settings that mean the same for a coordinator."""
-OWN_DEFAULTS: Mapping[str, str] = {"group.import": "auto"}
+OWN_DEFAULTS = {"group.import": "auto"}
 """Where a coordinator over Kafka starts from something else than a broker."""
 EVERYWHERE = ("", "0.0.0.0", "::")
 ID_MIN = 1_000
@@ -101,7 +101,7 @@ def configured(properties: Mapping[str, Any]) -> Configured:
     for key in properties:
         if key not in known:
             raise unknown_key(key, known)
-    given = {**{key: value for key, value in OWN_DEFAULTS.items() if key in known}, **properties}
+    given = {**OWN_DEFAULTS, **properties}
     return Configured(*from_properties_many((BrokerConfig, GroupConfig, CoordinatorConfig), given))
 
 

@@ -86,7 +86,6 @@ class Tenures:
     def begin(self, me: Candidate) -> None:
         """Go by the map from now on."""
         self._me = me
-        self._door.listen(self.follow)
         self.follow()
 
     def mine(self) -> frozenset[int]:
@@ -99,7 +98,7 @@ class Tenures:
         return placement.of(me.id) if same else frozenset()
 
     def follow(self) -> None:
-        """Begin and end shards as the map says."""
+        """Begin and end shards as the map says; to be called whenever it may have changed."""
         mine = self.mine()
         gone = sorted(self.held.keys() - mine)
         new = sorted(mine - self.held.keys())
