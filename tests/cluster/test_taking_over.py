@@ -18,16 +18,23 @@ WAIT_MS = 60_000
 RECORDS = 20
 
 
+def own_place() -> list[str]:
+    """A journal and a group of coordinators of a test's own, as settings."""
+    name = uuid.uuid4().hex[:8]
+    settings = {
+        "journal.topic": f"__kohort_{name}",
+        "placement.group": f"coordinators-{name}",
+        "journal.partitions": "2",
+        "journal.replication.factor": "1",
+        "group.initial.rebalance.delay.ms": "0",
+    }
+    return [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+
+
 @pytest.fixture
 def coordinator(apache_kafka: ApacheKafka) -> Iterator[CoordinatorProcess]:
-    """A coordinator with a journal of its own."""
-    name = uuid.uuid4().hex[:8]
-    with CoordinatorProcess(
-        apache_kafka.bootstrap_servers,
-        *("--set", f"journal.topic=__kohort_{name}", "--set", f"placement.group=coordinators-{name}"),
-        *("--set", "journal.partitions=2", "--set", "group.initial.rebalance.delay.ms=0"),
-        *("--set", "journal.replication.factor=1"),
-    ) as process:
+    """A coordinator over the whole run's Kafka."""
+    with CoordinatorProcess(apache_kafka.bootstrap_servers, *own_place()) as process:
         yield process
 
 
@@ -130,3 +137,23 @@ def test_a_topic_that_is_made_again_has_no_offsets_of_the_earlier_one(
             pass
         here.alter_consumer_group_offsets(group, {at: 1}).all()
         assert here.list_consumer_group_offsets(group).result(at).offset == 1
+
+
+def test_a_topic_that_is_made_again_while_no_coordinator_runs_has_no_offsets_either(apache_kafka: ApacheKafka) -> None:
+    first, again, kept = (f"{what}-{uuid.uuid4().hex[:8]}" for what in ("first", "again", "kept"))
+    group, settings = f"g-{uuid.uuid4().hex[:8]}", own_place()
+    at = {name: TopicPartition(name, 0) for name in (first, again, kept)}
+    with Admin(apache_kafka.bootstrap_servers) as there:
+        there.create_topics([NewTopic(name, 1) for name in at]).all()
+        with CoordinatorProcess(apache_kafka.bootstrap_servers, *settings) as process:
+            with Admin(process.address) as here:
+                here.alter_consumer_group_offsets(group, dict.fromkeys(at.values(), 7)).all()
+            process.kill()
+        there.delete_topics([first, again]).all()
+        there.create_topics([NewTopic(again, 1)]).all()
+        with CoordinatorProcess(apache_kafka.bootstrap_servers, *settings) as process, Admin(process.address) as here:
+            found = here.list_consumer_group_offsets(group)
+            while found.errors or found.values.keys() != {at[kept]}:  # an earlier topic's is held back, then it goes
+                assert again not in {each.topic for each in found.values}
+                found = here.list_consumer_group_offsets(group)
+            assert found.result(at[kept]).offset == 7
