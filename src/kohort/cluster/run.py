@@ -212,6 +212,7 @@ class RunningCoordinator:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.host.imports.close()
+        await self.host.topics.close()
         await self.serving.close()
         await self._door.close()
         await self._client.close()
