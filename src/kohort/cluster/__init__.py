@@ -1,0 +1,1 @@
+"""Several coordinators over an existing Apache Kafka cluster, which keeps their data and says who may write it."""

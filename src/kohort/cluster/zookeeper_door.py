@@ -1,0 +1,366 @@
+"""Coordinators that find each other in ZooKeeper.
+
+Each candidate has an ephemeral node under `/brokers/ids`. Who makes the ephemeral `/consumers/coordinator`, which holds
+its id, is in office: it writes the map, guarded by the version of `/consumers/coordinator_epoch`, which its election
+raised, so that one that was deposed writes nothing any more. All read the map.
+
+One coroutine brings about what is to be there (`_settle`): it reads, with a watch on all that it reads, and changes
+what is not as it should be. Each watch, each new connection and each new session has it look again, from the start:
+nothing that was true of an earlier session is taken for granted.
+
+Source: spec 4.2 (elector, `handleNewSession`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+from kohort.cluster.placement import Candidate, Placement, placed
+from kohort.cluster.placement_codec import from_bytes, placement_fields, read_placement, to_bytes
+from kohort.cluster.topic_mirror import TopicMirror
+from kohort.cluster.zookeeper_nodes import (
+    COORDINATOR,
+    EPOCH,
+    FOREIGN,
+    IDS,
+    PLACEMENT,
+    TOPICS,
+    MirroredTopic,
+    Office,
+    Registration,
+)
+from kohort.cluster.zookeeper_session import Change, Node, SessionState, ZooKeeperSession
+from kohort.errors import CorruptDataError, ErrorCode, KafkaError, NotAuthorizedError, TimedOutError
+
+log = logging.getLogger("kohort.cluster")
+SESSION_MS = 6_000
+_REACH_MS = 15_000
+_OPEN_MS = 30_000
+_AGAIN_S = 0.5
+"""After a failure that no watch tells the end of."""
+_TRIES = 10
+"""Each time a node changed between reading and changing it; after so many the rest waits for the next look."""
+
+
+class ZooKeeperDoor:
+    """See the module's text, and `Door`."""
+
+    def __init__(self, address: str, session_ms: int = SESSION_MS) -> None:
+        """Does nothing yet.
+
+        Args:
+            address: HOST:PORT[,HOST:PORT…][/PATH]; all nodes are under the path.
+            session_ms: A candidate silent for so long has lost its place.
+
+        Raises:
+            InvalidInputError: no such address.
+        """
+        self.placement: Placement | None = None
+        self.in_office = False
+        self._session = ZooKeeperSession(address, session_ms, self._session_changed)
+        self._session_ms = session_ms
+        self._mine: Registration | None = None
+        self._shards = 0
+        self._map: Placement | None = None
+        self._map_node: Node | None = None
+        self._epoch: Node | None = None
+        self._taken_by: Candidate | None = None
+        self._told: tuple[Placement | None, bool] = (None, False)
+        self._trouble: KafkaError | None = None
+        self._on_change: Callable[[], None] = lambda: None
+        self._look = asyncio.Event()
+        self._mirror = TopicMirror(self._session, self._look.set)
+        self._settled = asyncio.Event()
+        self._keeper: asyncio.Task[None] | None = None
+        self._asides: set[asyncio.Task[None]] = set()
+
+    # Door.
+
+    def listen(self, on_change: Callable[[], None]) -> None:
+        """See `Door`."""
+        self._on_change = on_change
+
+    async def open(self, me: Candidate, shards: int) -> None:
+        """See `Door`."""
+        self._mine, self._shards, self._taken_by, self._trouble = Registration(me), shards, None, None
+        await self._session.open(_REACH_MS)
+        try:
+            await self._check_root()
+            for path in ("/consumers", EPOCH, IDS, TOPICS):
+                await self._session.make_path(path)
+            self._keeper = asyncio.get_running_loop().create_task(self._keep())
+            self._look.set()
+            await self._wait(lambda: self.placement is not None, _OPEN_MS, self._session_ms + 2_000)
+        except BaseException:
+            await self.close()
+            raise
+
+    def suspect(self, candidate: Candidate) -> None:
+        """Deletes the nodes of that process, if it lives it makes them again."""
+        self._aside(self._depose(candidate))
+
+    async def retire(self) -> None:
+        """See `Door`."""
+        if self._mine is not None and self._keeper is not None and self.placement is not None:
+            number = self._mine.candidate.id
+            self._mine = Registration(self._mine.candidate, retiring=True)
+            self._look.set()
+            with contextlib.suppress(KafkaError):  # nobody is there to take them
+                await self._wait(lambda: self.placement is None or not self.placement.of(number), self._session_ms)
+        await self.close()
+
+    def alive(self) -> None:
+        """See `Door`."""
+        self._session.alive()
+
+    async def close(self) -> None:
+        """See `Door`."""
+        tasks = [task for task in (self._keeper, *self._asides) if task is not None]
+        self._keeper, self.in_office = None, False
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        await self._session.close()
+
+    # Topics.
+
+    def mirror_topics(self, topics: Mapping[str, MirroredTopic]) -> None:
+        """Has `/brokers/topics` say this, as long as this one is in office."""
+        self._mirror.wanted = dict(topics)
+        self._look.set()
+
+    def listen_topics(self, on_change: Callable[[], None]) -> None:
+        """Has `on_change` called on the loop when the mirror changed, whoever changed it."""
+        self._mirror.on_change = on_change
+        self._look.set()
+
+    # What is to be there.
+
+    async def _keep(self) -> None:
+        while True:
+            await self._look.wait()
+            self._look.clear()
+            if self._session.state is not SessionState.CONNECTED:
+                continue  # the next connection has it look again
+            try:
+                await self._settle()
+                self._trouble = None
+            except KafkaError as error:
+                self._failed(error)
+            except Exception as error:
+                log.exception("placement: a fault")
+                self._failed(KafkaError(f"a fault: {error!r}"))
+            self._tell()
+
+    def _failed(self, error: KafkaError) -> None:
+        if self._trouble is None or self._trouble.message != error.message:
+            log.warning("placement: not settled yet: %s", error)
+        self._trouble = error
+        asyncio.get_running_loop().call_later(_AGAIN_S, self._look.set)
+
+    async def _settle(self) -> None:
+        session, mine = self._session.id, self._require_mine()
+        if session is None:
+            return
+        self._taken_by = await self._register(session, mine)
+        if self._taken_by is not None:
+            self.in_office, self.placement = False, None
+            return
+        self.in_office = await self._elect(session, mine)
+        await self._read_map()
+        if self.in_office:
+            await self._place(mine)
+        self.placement = self._map
+        self._tell()
+        guard = Change(EPOCH, version=self._epoch.version) if self.in_office and self._epoch is not None else None
+        await self._mirror.settle(guard)
+
+    async def _register(self, session: int, mine: Registration) -> Candidate | None:
+        """Has this candidate's node be there, of this session and no earlier one.
+
+        Returns: who has the id, where it is another's.
+        """
+        path = f"{IDS}/{mine.candidate.id}"
+        for _ in range(_TRIES):
+            node = await self._session.read(path, self._look.set)
+            if node is None:
+                await self._session.change(Change(path, mine.to_bytes(), version=None, ephemeral=True))
+            elif is_of(node, session):
+                if node.data == mine.to_bytes():
+                    return None
+                await self._session.change(Change(path, mine.to_bytes(), node.version))
+            else:
+                holder = _read_registration(str(mine.candidate.id), node)
+                if holder is not None and _is_other(holder.candidate, mine.candidate):
+                    return holder.candidate
+                await self._session.change(Change(path, version=node.version, delete=True))
+        raise KafkaError(f"{path} does not stay as it was made")
+
+    async def _elect(self, session: int, mine: Registration) -> bool:
+        """Whether this one is in office; it stands for it where nobody is, unless it is about to stop."""
+        for _ in range(_TRIES):
+            node = await self._session.read(COORDINATOR, self._look.set)
+            if node is None:
+                if mine.retiring:
+                    return False
+                await self._stand(session, mine.candidate.id)
+            elif is_of(node, session):
+                self._epoch = await self._session.read(EPOCH)
+                if self._epoch is not None and Office.from_bytes(self._epoch.data).session == session:
+                    return True
+                if await self._session.read(COORDINATOR) == node:  # nobody else was elected meanwhile
+                    await self._session.change(Change(COORDINATOR, version=node.version, delete=True))
+            elif node.data == str(mine.candidate.id).encode():  # an earlier session's, of this id, which is ours
+                await self._session.change(Change(COORDINATOR, version=node.version, delete=True))
+            else:
+                return False
+        raise KafkaError(f"{COORDINATOR} does not stay as it was made")
+
+    async def _stand(self, session: int, number: int) -> None:
+        epoch = await self._session.read(EPOCH)
+        if epoch is None:
+            await self._session.make_path(EPOCH)
+            return
+        office = Office(Office.from_bytes(epoch.data).epoch + 1, number, session)
+        if await self._session.change(
+            Change(EPOCH, office.to_bytes(), epoch.version),
+            Change(COORDINATOR, str(number).encode(), version=None, ephemeral=True),
+        ):
+            log.info("placement: in office, epoch %d", office.epoch)
+
+    async def _read_map(self) -> None:
+        self._map_node = await self._session.read(PLACEMENT, self._look.set)
+        self._map = None
+        if self._map_node is not None:
+            try:
+                self._map = read_placement(from_bytes(self._map_node.data))
+            except CorruptDataError as error:
+                log.warning("placement: %s can't be read and is made anew: %s", PLACEMENT, error)
+
+    async def _place(self, mine: Registration) -> None:
+        """Writes the map that fits who is there."""
+        after = placed(self._map, await self._alive(), mine.candidate.id, self._shards)
+        if after is self._map or self._epoch is None:
+            return
+        data = to_bytes(placement_fields(after))
+        version = None if self._map_node is None else self._map_node.version
+        if await self._session.change(Change(EPOCH, version=self._epoch.version), Change(PLACEMENT, data, version)):
+            await self._read_map()
+        else:
+            self._look.set()  # another was elected, or wrote
+
+    async def _alive(self) -> list[Candidate]:
+        names = [name for name in await self._session.children(IDS, self._look.set) if name.isdecimal()]
+        nodes = await asyncio.gather(*(self._session.read(f"{IDS}/{name}", self._look.set) for name in names))
+        found = []
+        for name, node in zip(names, nodes, strict=True):
+            registration = None if node is None else _read_registration(name, node)
+            if registration is not None and not registration.retiring:
+                found.append(registration.candidate)
+        return found
+
+    async def _depose(self, candidate: Candidate) -> None:
+        path = f"{IDS}/{candidate.id}"
+        node = await self._session.read(path)
+        registration = None if node is None else _read_registration(str(candidate.id), node)
+        if node is None or registration is None or registration.candidate.incarnation != candidate.incarnation:
+            return
+        changes = [Change(path, version=node.version, delete=True)]
+        office = await self._session.read(COORDINATOR)
+        if office is not None and is_of(office, node.owner):
+            changes.append(Change(COORDINATOR, version=office.version, delete=True))
+        if await self._session.change(*changes):
+            log.info("placement: the coordinator %d at %s is taken for ended", candidate.id, candidate.address)
+
+    # Round about.
+
+    def _session_changed(self, state: SessionState) -> None:
+        if state is SessionState.LOST:
+            log.warning("placement: the session with ZooKeeper is over, a new one is begun")
+            self.in_office = False
+            self._tell()
+        elif state is SessionState.SUSPENDED:
+            log.warning("placement: no connection to ZooKeeper; the map that stands is gone by")
+        else:
+            self._look.set()
+
+    def _tell(self) -> None:
+        now = (self.placement, self.in_office)
+        if now != self._told:
+            self._told = now
+            self._on_change()
+        self._settled.set()
+
+    async def _wait(self, ready: Callable[[], bool], timeout_ms: float, taken_ms: float | None = None) -> None:
+        """Until it is ready, counting as a turn of the loop.
+
+        Raises:
+            TimedOutError: not within the time.
+            KafkaError: the id was another's for `taken_ms`; ZooKeeper refuses.
+        """
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        while not ready():
+            self._session.alive()
+            passed_ms = (loop.time() - began) * 1000
+            if self._taken_by is not None and taken_ms is not None and passed_ms > taken_ms:
+                text = f"the id {self._taken_by.id} is taken by the coordinator at {self._taken_by.address}"
+                raise KafkaError(f"{text}; give this one another with --id", ErrorCode.DUPLICATE_BROKER_REGISTRATION)
+            if isinstance(self._trouble, NotAuthorizedError):
+                raise self._trouble
+            if passed_ms > timeout_ms:
+                why = self._trouble or "nobody wrote the map"
+                raise TimedOutError(f"no place among the coordinators within {timeout_ms:.0f} ms: {why}")
+            self._settled.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._settled.wait(), 0.2)
+
+    async def _check_root(self) -> None:
+        """Raises KafkaError where the nodes of a Kafka of the ZooKeeper age are."""
+        for path in FOREIGN:
+            if await self._session.read(path) is not None:
+                text = f"ZooKeeper at {self._session.address}: {path} is there, so a Kafka keeps its topics here"
+                advice = "they would be written over; name a path of the coordinators' own, as HOST:PORT/kohort"
+                raise KafkaError(f"{text}; {advice}", ErrorCode.INVALID_CONFIG)
+
+    def _aside(self, work: Coroutine[Any, Any, None]) -> None:
+        async def guarded() -> None:
+            try:
+                await work
+            except KafkaError as error:
+                log.warning("placement: a suspicion could not be told: %s", error)
+
+        task = asyncio.get_running_loop().create_task(guarded())
+        self._asides.add(task)
+        task.add_done_callback(self._asides.discard)
+
+    def _require_mine(self) -> Registration:
+        if self._mine is None:
+            raise RuntimeError("the door is not open")
+        return self._mine
+
+
+def is_of(node: Node, session: int) -> bool:
+    """Whether a node is of this session; what it holds says nothing, an earlier session's holds the same."""
+    return node.owner == session
+
+
+def _is_other(holder: Candidate, me: Candidate) -> bool:
+    """Whether a node is another process's that may live.
+
+    An address belongs to one process at a time, so who was at ours before has ended.
+    """
+    return holder.incarnation != me.incarnation and holder.address != me.address
+
+
+def _read_registration(name: str, node: Node) -> Registration | None:
+    try:
+        return Registration.from_bytes(name, node.data)
+    except CorruptDataError as error:
+        log.warning("placement: the node of broker %s is no coordinator's: %s", name, error)
+        return None

@@ -1,0 +1,414 @@
+"""Coordinators in a real ZooKeeper: one map, sessions that end, nodes that outlive them, watches."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from uuid import UUID
+
+import pytest
+from kazoo.client import KazooClient
+from kazoo.security import make_acl
+
+from kohort.cluster import zookeeper_door
+from kohort.cluster.zookeeper_door import ZooKeeperDoor
+from kohort.cluster.zookeeper_nodes import (
+    COORDINATOR,
+    EPOCH,
+    IDS,
+    PLACEMENT,
+    TOPICS,
+    MirroredTopic,
+    Office,
+    Registration,
+)
+from kohort.cluster.zookeeper_session import Change, Node, ZooKeeperSession
+from kohort.errors import InvalidInputError, KafkaError, NotAuthorizedError, TimedOutError
+from kohort.zookeeper import ZooKeeper, free_port
+from tests.cluster.doors import SESSION_MS, SHARDS, Doors, candidate, run, until
+
+
+def test_enter_suspect_retire(zookeeper: ZooKeeper) -> None:
+    """Three share the shards; a suspected one is out without its session, one that retires before it has left."""
+
+    async def story(doors: Doors) -> None:
+        for number in (1, 2, 3):
+            await doors.enter(candidate(number))
+        await doors.agreed(1, 2, 3)
+        assert doors.data(COORDINATOR) == b"1"
+        assert doors.owner(COORDINATOR) == doors.owner(f"{IDS}/1") != 0
+        assert Office.from_bytes(doors.data(EPOCH)).epoch == 1
+        before = doors.open[2].placement
+        assert before is not None
+        one = before.candidate(1)
+        assert one is not None
+        await doors.end_without_leaving(1)
+        doors.open[3].suspect(one)
+        await doors.agreed(2, 3)
+        after = doors.open[2].placement
+        assert after is not None
+        assert after.of(2) >= before.of(2)
+        assert after.of(3) >= before.of(3)
+        assert after.version > before.version
+        assert Office.from_bytes(doors.data(EPOCH)).epoch == 2
+        retiring = doors.open.pop(after.elected)
+        (left,) = doors.open
+        there: list[bool] = []
+
+        def look() -> None:
+            if retiring.placement is not None and not retiring.placement.of(after.elected):
+                there.append(doors.owner(f"{IDS}/{after.elected}") is not None)
+
+        retiring.listen(look)
+        await retiring.retire()
+        await doors.agreed(left)
+        assert retiring.placement is not None
+        assert retiring.placement.of(left) == frozenset(range(SHARDS))
+        assert there[0], "its shards were given while it was there still"
+
+    run(zookeeper.address, story)
+
+
+def test_wrongly_suspected_comes_back(zookeeper: ZooKeeper) -> None:
+    """Who lives watches its own nodes and makes them again, the elected one too."""
+
+    async def story(doors: Doors) -> None:
+        one, two = candidate(1), candidate(2)
+        await doors.enter(one)
+        await doors.enter(two)
+        await doors.agreed(1, 2)
+        for other, suspected in ((2, one), (1, two)):
+            created = doors.look.exists(f"{doors.root}{IDS}/{suspected.id}").czxid
+            doors.open[other].suspect(suspected)
+            await until(
+                lambda created=created, suspected=suspected: (
+                    (stat := doors.look.exists(f"{doors.root}{IDS}/{suspected.id}")) and stat.czxid > created
+                ),
+                "the node is there again",
+            )
+            await doors.agreed(1, 2)
+
+    run(zookeeper.address, story)
+
+
+def _owned_story(zookeeper: ZooKeeper) -> None:
+    """Nodes of an earlier session hold just what ours would: they are made anew, before that session's end."""
+
+    async def story(doors: Doors) -> None:
+        me = candidate(1)
+        earlier = KazooClient(zookeeper.address, timeout=20)
+        await asyncio.to_thread(earlier.start)
+        try:
+            for path, data in ((f"{IDS}/1", Registration(me).to_bytes()), (COORDINATOR, b"1")):
+                earlier.create(doors.root + path, data, ephemeral=True, makepath=True)
+            await doors.enter(me)
+            await doors.agreed(1)
+            session = doors.open[1]._session.id
+            assert doors.owner(f"{IDS}/1") == session, "an earlier session's node was taken for its own"
+            assert doors.owner(COORDINATOR) == session, "an earlier session's office was taken for its own"
+        finally:
+            await asyncio.to_thread(earlier.stop)
+            await asyncio.to_thread(earlier.close)
+
+    run(zookeeper.address, story)
+
+
+def test_nodes_of_an_earlier_session(zookeeper: ZooKeeper) -> None:
+    """See the story."""
+    _owned_story(zookeeper)
+
+
+def test_planted_fault_earlier_session(zookeeper: ZooKeeper, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who goes by what a node holds, and not by its owner, is seen."""
+
+    def by_content(node: Node, session: int) -> bool:
+        return node.owner == session or node.data.startswith(b"{")
+
+    monkeypatch.setattr(zookeeper_door, "is_of", by_content)
+    with pytest.raises(AssertionError, match="earlier session"):
+        _owned_story(zookeeper)
+
+
+def test_session_that_expires(zookeeper: ZooKeeper) -> None:
+    """A new session registers and stands again, while the map goes on to say what it said."""
+
+    async def story(doors: Doors) -> None:
+        await doors.enter(candidate(1))
+        await doors.enter(candidate(2))
+        await doors.agreed(1, 2)
+        before, session = doors.open[1].placement, doors.owner(f"{IDS}/1")
+        kazoo = doors.open[1]._session._client
+        kept = kazoo.client_id
+        # Another client takes the session and closes it: for the door's own it is over, as after an expiry.
+        thief = KazooClient(zookeeper.address, client_id=kept)
+        await asyncio.to_thread(thief.start)
+        await asyncio.to_thread(thief.stop)
+        await asyncio.to_thread(thief.close)
+        await until(lambda: doors.owner(f"{IDS}/1") not in (None, session), "registered in another session")
+        await doors.agreed(1, 2)
+        after = doors.open[1].placement
+        assert before is not None
+        assert after is not None
+        assert after.candidate(1) == before.candidate(1)
+
+    run(zookeeper.address, story)
+
+
+def test_loop_that_hangs(zookeeper: ZooKeeper) -> None:
+    """Its place is lost though kazoo's threads live, and taken again when it turns."""
+
+    async def story(doors: Doors) -> None:
+        await doors.enter(candidate(1))
+        session = doors.owner(f"{IDS}/1")
+        deadline = time.monotonic() + 30
+        while doors.owner(f"{IDS}/1") == session and time.monotonic() < deadline:
+            time.sleep(0.05)  # noqa: ASYNC251 - the loop hangs here
+        assert doors.owner(f"{IDS}/1") is None
+        await until(lambda: doors.owner(f"{IDS}/1") is not None, "registered again")
+        await doors.agreed(1)
+
+    run(zookeeper.address, story)
+
+
+def test_restarted_process_takes_its_place_at_once(zookeeper: ZooKeeper) -> None:
+    """At its address nobody else can be: the session of the one before is not waited for."""
+
+    async def story(doors: Doors) -> None:
+        await doors.enter(candidate(1))
+        await doors.enter(candidate(2))
+        await doors.agreed(1, 2)
+        before = doors.open[1].placement
+        await doors.end_without_leaving(2)
+        again = candidate(2)
+        await doors.enter(again)
+        await until(lambda: again in getattr(doors.open[1].placement, "candidates", ()), "a map with the new process")
+        await doors.agreed(1, 2)
+        after = doors.open[1].placement
+        assert before is not None
+        assert after is not None
+        assert after.owners == before.owners
+
+    run(zookeeper.address, story)
+
+
+def test_id_of_another(zookeeper: ZooKeeper) -> None:
+    """Who lives under the id keeps it, and the other one is told what to do."""
+
+    async def story(doors: Doors) -> None:
+        await doors.enter(candidate(1))
+        with pytest.raises(KafkaError, match=r"the id 1 is taken by the coordinator at 127.0.0.1:9001; .* --id"):
+            await doors.enter(candidate(1, port=9777))
+        await doors.agreed(1)
+
+    run(zookeeper.address, story)
+
+
+@pytest.mark.parametrize("path", ["/controller", "/cluster/id"])
+def test_path_of_a_kafka(zookeeper: ZooKeeper, path: str) -> None:
+    """The topics there are a Kafka's: nothing is written."""
+
+    async def story(doors: Doors) -> None:
+        doors.look.create(doors.root + path, b"{}", makepath=True)
+        with pytest.raises(KafkaError, match=r"so a Kafka keeps its topics here.*/kohort"):
+            await doors.enter(candidate(1))
+        assert doors.owner(IDS) is None
+
+    run(zookeeper.address, story)
+
+
+def _deposed_story(zookeeper: ZooKeeper) -> None:
+    async def story(doors: Doors) -> None:
+        door = await doors.enter(candidate(1))
+        await doors.agreed(1)
+        session, mine, keeper = door._session.id, door._mine, door._keeper
+        assert session is not None
+        assert mine is not None
+        assert keeper is not None
+        keeper.cancel()
+        await asyncio.wait([keeper])
+        doors.look.set(doors.root + EPOCH, Office(9, 7, 1).to_bytes())
+        before = doors.data(PLACEMENT)
+        door._shards = SHARDS + 1
+        await door._place(mine)
+        assert doors.data(PLACEMENT) == before, "one that was deposed has written the map"
+        doors.look.set(doors.root + EPOCH, Office(10, 1, session).to_bytes())
+        await door._elect(session, mine)
+        await door._place(mine)
+        assert doors.data(PLACEMENT) != before
+
+    run(zookeeper.address, story)
+
+
+def test_deposed_writes_nothing(zookeeper: ZooKeeper) -> None:
+    """The epoch that another raised refuses the map of the one before."""
+    _deposed_story(zookeeper)
+
+
+def test_planted_fault_no_guard(zookeeper: ZooKeeper, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who writes without looking at the epoch is seen."""
+    change = ZooKeeperSession.change
+
+    async def unguarded(self: ZooKeeperSession, *changes: Change) -> bool:
+        return await change(self, *(one for one in changes if one.data is not None or one.delete))
+
+    monkeypatch.setattr(ZooKeeperSession, "change", unguarded)
+    with pytest.raises(AssertionError, match="has written the map"):
+        _deposed_story(zookeeper)
+
+
+def test_map_that_cannot_be_read(zookeeper: ZooKeeper) -> None:
+    """Who is in office makes it anew."""
+
+    async def story(doors: Doors) -> None:
+        await doors.enter(candidate(1))
+        await doors.agreed(1)
+        doors.look.set(doors.root + PLACEMENT, b"what?")
+        await until(lambda: doors.data(PLACEMENT) != b"what?", "another map")
+        await doors.agreed(1)
+
+    run(zookeeper.address, story)
+
+
+def topic(number: int, partitions: int = 1) -> MirroredTopic:
+    return MirroredTopic(UUID(int=number), tuple((1, 2) for _ in range(partitions)))
+
+
+def _mirror_story(zookeeper: ZooKeeper) -> None:
+    """What the elected one writes, the others hear of: a new topic, one that grows, twice, one that goes."""
+
+    async def story(doors: Doors) -> None:
+        await doors.enter(candidate(1))
+        await doors.enter(candidate(2))
+        heard: list[int] = []
+        doors.open[2].listen_topics(lambda: heard.append(1))
+        doors.open[2].mirror_topics({"of-a-stranger": topic(9)})
+        steps = [{"a": topic(1)}, {"a": topic(1, 2)}, {"a": topic(1, 3), "b": topic(2)}, {"b": topic(2)}, {}]
+        for wanted in steps:
+            before = len(heard)
+            doors.open[1].mirror_topics(wanted)
+            await until(lambda before=before: len(heard) > before, f"a watch that tells of {wanted}")
+            there = {name: doors.data(f"{TOPICS}/{name}") for name in doors.look.get_children(doors.root + TOPICS)}
+            assert there == {name: one.to_bytes() for name, one in wanted.items()}
+
+    run(zookeeper.address, story)
+
+
+def test_topics_are_mirrored(zookeeper: ZooKeeper) -> None:
+    """See the story."""
+    _mirror_story(zookeeper)
+
+
+def test_planted_fault_watch_not_set_again(zookeeper: ZooKeeper, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who sets each watch once only hears of the first change, and that is seen."""
+    seen: set[tuple[object, str]] = set()
+    read, names = ZooKeeperSession.read, ZooKeeperSession.children
+
+    async def once(self: ZooKeeperSession, path: str, watch: Callable[[], None] | None = None) -> Node | None:
+        again = (self, path) in seen
+        seen.add((self, path))
+        return await read(self, path, None if again else watch)
+
+    async def names_once(self: ZooKeeperSession, path: str, watch: Callable[[], None] | None = None) -> list[str]:
+        again = (self, path) in seen
+        seen.add((self, path))
+        return await names(self, path, None if again else watch)
+
+    monkeypatch.setattr(ZooKeeperSession, "read", once)
+    monkeypatch.setattr(ZooKeeperSession, "children", names_once)
+    monkeypatch.setattr("tests.cluster.test_zookeeper_door.until", _until_soon)
+    with pytest.raises(AssertionError, match="a watch that tells of"):
+        _mirror_story(zookeeper)
+
+
+async def _until_soon(condition: Callable[[], object], what: str) -> None:
+    for _ in range(150):
+        if condition():
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError(f"did not happen: {what}")
+
+
+def test_many_topics_are_written_in_pieces(zookeeper: ZooKeeper) -> None:
+    """More than one frame of ZooKeeper holds."""
+
+    async def story(doors: Doors) -> None:
+        await doors.enter(candidate(1))
+        wanted = {f"topic-{number:04}-{'x' * 100}": topic(number, 60) for number in range(1500)}
+        assert sum(len(one.to_bytes()) for one in wanted.values()) > 1024 * 1024
+        doors.open[1].mirror_topics(wanted)
+        await until(lambda: len(doors.look.get_children(doors.root + TOPICS)) == len(wanted), "all topics")
+
+    run(zookeeper.address, story)
+
+
+def test_zookeeper_goes_and_comes(tmp_path: object) -> None:
+    """The map stays while it is away; then all is as it was, and watches work again."""
+    port = free_port()
+    folder = tmp_path / "zookeeper"  # type: ignore[operator]
+    server = ZooKeeper(port=port, data_dir=folder)
+
+    async def story(doors: Doors) -> None:
+        nonlocal server
+        await doors.enter(candidate(1))
+        await doors.enter(candidate(2))
+        await doors.agreed(1, 2)
+        before = doors.open[2].placement
+        await asyncio.to_thread(server.kill)
+        await until(lambda: all(door._session.state.value != "connected" for door in doors.open.values()), "it is away")
+        assert doors.open[2].placement == before
+        server = await asyncio.to_thread(ZooKeeper, "127.0.0.1", port, folder)
+        await until(lambda: all(door._session.state.value == "connected" for door in doors.open.values()), "it is back")
+        await doors.enter(candidate(3))
+        await doors.agreed(1, 2, 3)
+
+    try:
+        run(f"127.0.0.1:{port}", story)
+    finally:
+        server.close()
+
+
+def test_nobody_there() -> None:
+    """Says where it looked."""
+
+    async def play() -> None:
+        door = ZooKeeperDoor(f"127.0.0.1:{free_port()}/x", SESSION_MS)
+        with pytest.raises(TimedOutError, match="did not answer within"):
+            await door.open(candidate(1), SHARDS)
+        with pytest.raises(TimedOutError):  # it may be tried again
+            await door.open(candidate(1), SHARDS)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(zookeeper_door, "_REACH_MS", 500)
+        asyncio.run(play())
+
+
+@pytest.mark.parametrize("address", ["", "host", "host:0", "host:1,", "host:1//a", "/path", "host:1,:2"])
+def test_addresses_that_are_none(address: str) -> None:
+    """Says what is wanted."""
+    with pytest.raises(InvalidInputError, match="HOST:PORT"):
+        ZooKeeperDoor(address)
+
+
+def test_path_that_may_not_be_written(zookeeper: ZooKeeper) -> None:
+    """Says at once that a right is missing."""
+
+    async def story(doors: Doors) -> None:
+        doors.look.ensure_path(doors.root.rpartition("/")[0])
+        doors.look.create(doors.root, acl=[make_acl("world", "anyone", read=True)])
+        with pytest.raises(NotAuthorizedError, match="may not change what is there"):
+            await doors.enter(candidate(1))
+
+    run(zookeeper.address, story)
+
+
+def test_map_that_may_not_be_written(zookeeper: ZooKeeper) -> None:
+    """The same where only a node is another's."""
+
+    async def story(doors: Doors) -> None:
+        doors.look.ensure_path(doors.root + PLACEMENT.rpartition("/")[0])
+        doors.look.create(doors.root + PLACEMENT, acl=[make_acl("world", "anyone", read=True)])
+        with pytest.raises(NotAuthorizedError, match="may not change what is there"):
+            await doors.enter(candidate(1))
+
+    run(zookeeper.address, story)
