@@ -36,7 +36,7 @@ _GLANCE_BYTES: Final = 64 << 10
 _NO_TIME: Final = -1
 """The topic stamps what is written with its own time."""
 
-log = logging.getLogger("kohort.coordinator")
+log = logging.getLogger("kohort.cluster")
 
 
 @dataclass(slots=True)
