@@ -145,7 +145,8 @@ class JournalTerm:
 
     def _over(self, error: Exception) -> None:
         self.error = error
-        self._owner.lost(error)
+        if self.loaded:
+            self._owner.lost(error)
         self._owner.more()
 
     async def _fence(self) -> JournalWriter:
