@@ -100,7 +100,7 @@ def test_faults_are_shown_by_their_property(stage: Stage) -> None:
 
 
 def test_every_fault_can_be_planted() -> None:
-    """One that can't ends each run before it begins, and such histories show nothing. In a process that is thrown away."""
+    """One that can't ends each run before it begins: such histories show nothing. In a process of its own."""
     child = "from tests.spark.histories.mutants import MUTANTS, plant\nfor one in MUTANTS: plant(one.__name__)"
     planted = subprocess.run([sys.executable, "-c", child], capture_output=True, text=True, check=False)
     assert planted.returncode == 0, planted.stderr

@@ -27,7 +27,7 @@ RELATIONS = ("StreamingRelation", "StreamingRelationV2", "StreamingExecutionRela
 UNREPLAYABLE = ("socket", "textsocket", "textsocketv2", "console")
 WATERMARK = "EventTimeWatermark"
 CLEANS, KEEPS = "cleansource", "off"
-"""The option by which a source of files moves away or deletes what it has read, in lower case; the value that does not."""
+"""The option by which a source of files deletes or moves what it has read, in lower case; the value that does not."""
 
 
 def stateful_operators(frame: DataFrame) -> tuple[str, ...]:
