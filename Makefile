@@ -55,8 +55,8 @@ sizes: setup
 	@$(BIN)/python tools/sizes.py
 	@$(BIN)/python tools/hygiene.py
 
-picture: setup-demo ## run the demo and draw docs/demo.svg from what it prints
-	@$(BIN)/python tools/demo_picture.py
+picture: setup-demo ## run the demo and draw docs/demo.svg from what it prints (PICTURE_ARGS=--region: docs/demo-region.svg)
+	@$(BIN)/python tools/demo_picture.py $(PICTURE_ARGS)
 
 docs: setup ## rewrite docs/commands.md, docs/states.md, the table of docs/protocol-coverage.md, and the settings' types from the code
 	@$(BIN)/python tools/command_docs.py
