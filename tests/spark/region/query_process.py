@@ -221,6 +221,7 @@ def main() -> None:
         "group.id": told.region,
         "group.protocol": told.protocol,
         "maxOffsetsPerTrigger": str(told.per_batch),
+        "kafka.metadata.max.age.ms": "5000",  # so soon partitions that are added are seen
     }
     if told.protocol == "classic":
         source |= {"kafka.session.timeout.ms": "6000", "kafka.heartbeat.interval.ms": "500"}
