@@ -16,7 +16,7 @@ CHURN_ARGS ?=
 BENCH_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo demo test test-cluster check lint types layers sizes docs picture bench bench-against fuzz fuzz-listener simulate churn spark-histories spark-churn region spark-region spark-everywhere spark-taken-back suites lock format clean
+.PHONY: help setup setup-demo demo test test-cluster check lint types layers sizes docs picture bench bench-against fuzz fuzz-listener simulate churn spark-histories spark-churn region spark-region spark-region-story spark-everywhere spark-taken-back suites lock format clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -55,8 +55,8 @@ sizes: setup
 	@$(BIN)/python tools/sizes.py
 	@$(BIN)/python tools/hygiene.py
 
-picture: setup-demo ## run the demo and draw docs/demo.svg from what it prints
-	@$(BIN)/python tools/demo_picture.py
+picture: setup-demo ## run the demo and draw docs/demo.svg from what it prints (PICTURE_ARGS=--region: docs/demo-region.svg)
+	@$(BIN)/python tools/demo_picture.py $(PICTURE_ARGS)
 
 docs: setup ## rewrite docs/commands.md, docs/states.md, the table of docs/protocol-coverage.md, and the settings' types from the code
 	@$(BIN)/python tools/command_docs.py
@@ -98,6 +98,10 @@ region: setup ## long: both machines of a region in virtual time, and processes 
 spark-region: setup ## long: Spark queries in a region, killed, paused, joined, stopped: state, joins, signals, PySpark 4.2 (KILLS=14)
 	@sh tools/preflight.sh java
 	@KOHORT_SPARK_REGION=1 KOHORT_REGION_KILLS=$(KILLS) $(BIN)/python -m pytest tests/spark/region $(PYTEST_ARGS)
+
+spark-region-story: setup ## long: all that can befall Spark queries in a region, in one run: killed, asleep for a minute, joined
+	@sh tools/preflight.sh java
+	@KOHORT_REGION_STORY=1 $(BIN)/python -m pytest -s tests/spark/region/test_story.py $(PYTEST_ARGS)
 
 spark-everywhere: setup ## one program in every place: local-cluster, standalone, Connect, TLS, PySpark 4.2 and 4.3
 	@sh tools/preflight.sh java

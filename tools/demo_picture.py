@@ -1,6 +1,6 @@
-"""Draws docs/demo.svg from what a run of `kohort demo` prints.
+"""Draws docs/demo.svg from what a run of `kohort demo` prints, or docs/demo-region.svg of `kohort demo --region`.
 
-`python tools/demo_picture.py [FILE]` takes a saved output.
+`python tools/demo_picture.py [--region] [FILE]` takes a saved output.
 
 The terminal in the picture has a dark background of its own, so that it can be read on a light page and on a dark one.
 No font or style is fetched from anywhere.
@@ -19,7 +19,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-PICTURE = Path(__file__).resolve().parent.parent / "docs" / "demo.svg"
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+REGION = "--region"
 COLUMNS = 104
 _NOTE = re.compile(r"^ *\d+\.\d s  ")
 _PROGRESS = re.compile(r"^ *\d+\.\d s  [a-zA-Z ]+: [\d,]+ of [\d,]+ flights")
@@ -28,13 +29,17 @@ _COMMENT = re.compile(r"<!--.*?-->\s*", re.DOTALL)
 _FONT = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
 
 
-def run_demo() -> str:
+def run_demo(*options: str) -> str:
     """What the demo prints where it is no terminal."""
     with tempfile.TemporaryDirectory() as folder:
         kohort = Path(sys.executable).with_name("kohort")
         environment = {**os.environ, "COLUMNS": str(COLUMNS), "NO_COLOR": "1"}
         done = subprocess.run(
-            [kohort, "demo", "--output", folder], env=environment, stdout=subprocess.PIPE, text=True, check=True
+            [kohort, "demo", *options, "--output", folder],
+            env=environment,
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
         )
     return done.stdout
 
@@ -47,25 +52,29 @@ def lines(printed: str) -> list[str]:
     return kept
 
 
-def draw(shown: list[str]) -> str:
+def draw(shown: list[str], *options: str) -> str:
     """The picture as SVG."""
+    command = " ".join(("kohort demo", *options))
     console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True)
-    console.print(Text("$ kohort demo", style="bold"))
+    console.print(Text(f"$ {command}", style="bold"))
     for line in shown:
         text = Text(line, style="dim" if _NOTE.match(line) else "")
         text.highlight_regex(r"SIGKILL to \w+", "bold red")
-        text.highlight_regex(r"every flight counted once|counts partitions [\d, ]+now", "bold green")
-        text.highlight_regex(r"^(The connections.*|Group .*|Account:)", "bold")
+        text.highlight_regex(r"every flight (counted|published) once|counts partitions [\d, ]+now", "bold green")
+        text.highlight_regex(r"^(The connections.*|Group .*|Region .*|Resets:.*|Account:)", "bold")
         console.print(text, soft_wrap=False)
-    svg = _COMMENT.sub("", _FONT.sub("", console.export_svg(title="kohort demo", unique_id="demo")))
+    svg = _COMMENT.sub("", _FONT.sub("", console.export_svg(title=command, unique_id="demo")))
     svg = re.sub(r"font-family: ?Fira Code", "font-family: ui-monospace, Menlo, Consolas", svg)
     return re.sub(r"[ \t]+$", "", svg, flags=re.MULTILINE)
 
 
 def main() -> int:
     """Writes the picture."""
-    printed = Path(sys.argv[1]).read_text(encoding="utf-8") if sys.argv[1:] else run_demo()
-    PICTURE.write_text(draw(lines(printed)), encoding="utf-8")
+    options = [REGION] if REGION in sys.argv[1:] else []
+    saved = [one for one in sys.argv[1:] if one != REGION]
+    printed = Path(saved[0]).read_text(encoding="utf-8") if saved else run_demo(*options)
+    picture = DOCS / ("demo-region.svg" if options else "demo.svg")
+    picture.write_text(draw(lines(printed), *options), encoding="utf-8")
     return 0
 
 

@@ -495,6 +495,24 @@ def test_each_sink_is_published_by_one_of_its_members_and_the_next_commit_waits_
     assert len(driven.orders(1, told.Publish)) == 2 and len(driven.orders(2, told.Publish)) == 1, "it staged nothing"
 
 
+def test_a_cut_that_waited_for_a_publish_and_begins_again_waits_for_its_members_only_so_long() -> None:
+    driven = two(t="t")
+    driven.do(happens.CommitEnded(_contributed(driven)))
+    cut = driven.cut()
+    for connection in (1, 2):
+        driven.say(connection, told.Drained(cut))
+    driven.say(1, told.Contributed(cut, driven.give("m1", span(P0, 80, 81))))
+    driven.say(2, told.Contributed(cut, driven.give("m2", span(P1, 75, 76))))
+    driven.tick(2 * RegionConfig().drain_ms)
+    assert driven.stands(RegionState.CHECKPOINTING), "it is not the members who are late"
+    driven.say(1, told.Moved(Identity("m1", 2), (P0,)))
+    assert driven.orders(1, told.Drain)[-1].cut != cut and driven.stands(RegionState.DRAINING)
+    driven.tick(RegionConfig().drain_ms - 1)
+    assert driven.stands(RegionState.DRAINING)
+    driven.tick(1)
+    assert driven.stands(RegionState.RESETTING), "a member that is there and silent would be waited for without end"
+
+
 def test_a_sink_that_nobody_writes_to_any_more_is_said() -> None:
     driven = two(t="t")
     driven.do(happens.CommitEnded(_contributed(driven)))

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from kohort import Admin, Consumer, TopicPartition
+from kohort import Admin, Broker, Consumer, TopicPartition
+from kohort.broker import Fault
 from kohort.client.admin.values import NewTopic
 from kohort.errors import CommitFailedError, ErrorCode, InvalidInputError, KafkaError
 from kohort.region.consuming.member_thread import RegionStoppedError
@@ -106,6 +107,37 @@ def test_what_was_not_in_a_sequence_comes_again_after_a_reset(
     worker.close()
     assert state["count"] == 1, "with the third sequence, of the close, nothing goes back to the first"
     assert committed(own_servers, name) == {TopicPartition(name, part): 300 for part in range(4)}
+
+
+def test_offsets_that_are_the_sequences_are_not_committed_after_a_reset(
+    own_broker: Broker, name: str, regions: list[Region]
+) -> None:
+    """Whoever is late with such a commit would set the group back behind a later sequence; what is not sent is not."""
+    servers = own_broker.bootstrap_servers
+    make_topic(servers, name)
+    fill(servers, name, range(100))
+    sink, region = Collected(), Region(name, servers, checkpoint_every=None)
+    regions.append(region)
+    worker = Worker(region, "m1", sink, name)
+    until(lambda: worker.consumer._flow.submitted == 100, "it has read all")
+    worker.consumer.checkpoint()
+    until(lambda: all_once(sink, range(100)), "a sequence is published")
+    late = own_broker.faults.add(Fault("OffsetCommit", "hold", group=name, times=None))
+    try:
+        region.reset("a person")
+        until(lambda: worker.consumer.figures.resets == 1, "it goes back")
+        fill(servers, name, range(100, 200))
+        until(lambda: worker.consumer._flow.submitted == 200 or late.hits, "it has read on")
+        assert late.hits == 0
+    finally:
+        late.remove()
+    worker.consumer.checkpoint()
+    until(lambda: all_once(sink, range(200)), "the next sequence is published")
+    assert committed(servers, name) == {TopicPartition(name, part): 50 for part in range(4)}
+    region.reset("a person", to_initial=True, empty_sinks=True)
+    beginnings = {TopicPartition(name, part): 0 for part in range(4)}
+    until(lambda: committed(servers, name) == beginnings, "those that differ are set back")
+    worker.close()
 
 
 def test_an_application_that_fails_takes_nothing_with_it(

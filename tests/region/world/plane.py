@@ -73,7 +73,7 @@ class Plane:
     def _check_cut(self) -> None:
         """No cut waits longer for its members than it may."""
         asleep = self.clock.now_ms < self.sleeps_until_ms + 500
-        unpublished = bool(self.machine.plane.owed)
+        unpublished = bool(self.machine.plane.owed) and self.machine.state is RegionState.CHECKPOINTING
         if self.machine.state not in (RegionState.DRAINING, RegionState.CHECKPOINTING) or asleep or unpublished:
             self.cutting_since_ms = self.clock.now_ms
         elif self.clock.now_ms > self.cutting_since_ms + self.world.config.drain_ms + 500:

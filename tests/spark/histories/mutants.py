@@ -6,7 +6,7 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
 
 import kohort.spark.group_place as place_module
-import kohort.spark.source as source_module
+import kohort.spark.readers as readers_module
 from kohort.ids import TopicPartition
 from kohort.spark.batch_offset import BatchOffset, Committed, Reached, Span
 from kohort.spark.bounds import Bound
@@ -152,13 +152,13 @@ def commits_nothing() -> None:
 
 def loses_the_last_task() -> None:
     """A batch of several tasks is read without its last."""
-    cut = source_module.cut
+    cut = readers_module.cut
 
     def shorter(*arguments: Any, **named: Any) -> list[ReadTask]:
         tasks = cut(*arguments, **named)
         return tasks[:-1] if len(tasks) > 1 else tasks
 
-    source_module.cut = shorter
+    readers_module.cut = shorter
 
 
 def reads_a_record_too_far() -> None:
@@ -194,7 +194,12 @@ MUTANTS: dict[Callable[[], None], tuple[str, ...]] = {
 
 
 def plant(name: str) -> None:
-    """Plants the fault of this name in this process; none for the empty name."""
-    for mutant in MUTANTS:
-        if mutant.__name__ == name:
-            mutant()
+    """Plants the fault of this name in this process; none for the empty name.
+
+    Raises:
+        ValueError: there is none of this name.
+    """
+    if not name:
+        return
+    [mutant] = [one for one in MUTANTS if one.__name__ == name]
+    mutant()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +29,7 @@ AT_ONCE = 8
 PATIENCE = 60
 SEEN_AT = {
     "resumes_at_the_checkpoint": 5,
-    "releases_inside_a_batch": 8,
+    "releases_inside_a_batch": 27,
     "raises_by_a_batch_that_was_left": 11,
     "raises_by_anyones_checkpoint": 11,
     "drops_a_partition_of_a_repeated_batch": 7,
@@ -36,7 +38,8 @@ SEEN_AT = {
     "repeats_what_others_read": 5,
     "loses_the_last_task": 5,
 }
-"""Seeds whose plan shows a fault: looked at first, then the others."""
+"""Seeds whose plan shows a fault, though not each time: looked at first, then the others."""
+TRIES = 6
 
 
 QUICKLY_SEEN = (
@@ -77,7 +80,7 @@ def survives(stage: Stage, mutant: str, properties: tuple[str, ...]) -> str:
     """Nothing when one of the properties shows the fault; else what was seen."""
     first = SEEN_AT.get(mutant, 0)
     seen: set[str] = set()
-    for seed in chain((first, first), range(PATIENCE)):
+    for seed in chain((first,) * TRIES, range(PATIENCE)):
         found = {text.partition(":")[0] for text in stage.play(seed, mutant).violations}
         if found & set(properties):
             return ""
@@ -94,6 +97,13 @@ def test_faults_are_shown_by_their_property(stage: Stage) -> None:
         if every or mutant in QUICKLY_SEEN
     ]
     assert [survived for hunt in hunts if (survived := hunt.result())] == []
+
+
+def test_every_fault_can_be_planted() -> None:
+    """One that can't ends each run before it begins: such histories show nothing. In a process of its own."""
+    child = "from tests.spark.histories.mutants import MUTANTS, plant\nfor one in MUTANTS: plant(one.__name__)"
+    planted = subprocess.run([sys.executable, "-c", child], capture_output=True, text=True, check=False)
+    assert planted.returncode == 0, planted.stderr
 
 
 def test_every_property_of_a_mutant_is_one_that_is_checked() -> None:

@@ -15,6 +15,7 @@ from tests.spark.conftest import Stage
 
 from kohort import Producer
 from kohort.region.parquet_folder import ParquetFolder
+from kohort.region.sinks import Sink
 from kohort.spark import SparkRegion
 
 
@@ -51,7 +52,7 @@ class Application:
         return source | {"kafka.session.timeout.ms": "60000"} | more
 
     def query(
-        self, region: SparkRegion, name: str, build: Callable[..., DataFrame], into: str | ParquetFolder, **told: Any
+        self, region: SparkRegion, name: str, build: Callable[..., DataFrame], into: str | Sink, **told: Any
     ) -> None:
         told = {"source": self.source(), "start": "beginning"} | told
         sink = ParquetFolder(self.stage.folder / into) if isinstance(into, str) else into

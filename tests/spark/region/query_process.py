@@ -37,11 +37,11 @@ class Told:
 
     Attributes:
         queries: their names.
-        folder: of all: `out`, `checkpoints`.
+        folder: of all: `parquet`, `delta`, `flights.db`, `checkpoints`.
         per_batch: records, at most.
         fails: how likely a task's staging fails, 0 to 1.
         batch_s: so long each task takes at least.
-        sinks: by query, `sqlite` or `delta`; else the folder `out`.
+        sinks: by query, `sqlite` or `delta`; else the folder `parquet`.
         dies_at: the step at which it kills itself, see `STEPS`; and the how manieth time that it comes by there.
     """
 
@@ -57,6 +57,7 @@ class Told:
     sinks: dict[str, str] = field(default_factory=dict)
     dies_at: str = ""
     dies_nth: int = 1
+    checkpoint_every: str = "500ms"
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -173,11 +174,11 @@ def sink_of(told: Told, query: str) -> Sink:
     """Where a query writes to."""
     match told.sinks.get(query):
         case "sqlite":
-            return SqlTable(f"sqlite:///{told.folder}/rows.db", "rows")
+            return SqlTable(f"sqlite:///{told.folder}/flights.db", "flights")
         case "delta":
             return DeltaTable(f"{told.folder}/delta")
         case _:
-            into = Folder(Path(told.folder) / "out")
+            into = Folder(Path(told.folder) / "parquet")
             into.fails, into.batch_s = told.fails, told.batch_s
             return into
 
@@ -209,13 +210,18 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: ends.set())
     patch(told.dies_at, told.dies_nth)
     region = SparkRegion(
-        session(), told.region, told.servers, folder=Path(told.folder) / "checkpoints", checkpoint_every="500ms"
+        session(),
+        told.region,
+        told.servers,
+        folder=Path(told.folder) / "checkpoints",
+        checkpoint_every=told.checkpoint_every,
     )
     source = {
         "subscribe": told.topic,
         "group.id": told.region,
         "group.protocol": told.protocol,
         "maxOffsetsPerTrigger": str(told.per_batch),
+        "kafka.metadata.max.age.ms": "5000",  # so soon partitions that are added are seen
     }
     if told.protocol == "classic":
         source |= {"kafka.session.timeout.ms": "6000", "kafka.heartbeat.interval.ms": "500"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 import urllib.request
 from collections import Counter
 from typing import Any
@@ -15,6 +17,7 @@ from tests.support.waiting import LAST_RESORT
 from kohort.errors import InvalidInputError
 from kohort.region.consuming.member_thread import RegionStoppedError
 from kohort.region.region import Region
+from kohort.region.sql_table import SqlTable
 
 __all__ = ["application"]
 pytestmark = LAST_RESORT
@@ -50,6 +53,24 @@ def test_a_job_that_runs_now_and_then(application: Application) -> None:
     with pytest.raises(InvalidInputError, match="more"):
         changed.run()
     assert app.lines("out") == once(range(200))
+
+
+def test_a_query_without_state_may_give_other_columns_where_its_sink_takes_them(application: Application) -> None:
+    """A folder of Parquet files takes none, see above; a table takes rows without a column that may be null."""
+    app, stage = application, application.stage
+
+    def run(build: Any) -> None:
+        region = app.region()
+        app.query(region, "q", build, SqlTable(f"sqlite:///{stage.folder}/rows.db", "rows"))
+        region.run(until="caught-up")
+
+    stage.produce(20)
+    run(lines)
+    app.send(stage.topic, *(str(number) for number in range(20, 40)))
+    run(lambda frame: lines(frame).drop("partition"))
+    with contextlib.closing(sqlite3.connect(stage.folder / "rows.db")) as database:
+        rows = database.execute('SELECT line, "partition" IS NULL FROM rows').fetchall()
+    assert Counter(rows) == Counter([(str(number), int(number >= 20)) for number in range(40)])
 
 
 def test_a_record_that_the_program_can_not_read(application: Application) -> None:

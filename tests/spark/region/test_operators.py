@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
@@ -68,3 +69,10 @@ def test_a_source_that_cant_go_back_is_refused(spark: SparkSession) -> None:
     text = spark.readStream.format("socket").option("host", "127.0.0.1").option("port", 9).load()
     with pytest.raises(InvalidInputError, match="can't go back"):
         refuse_unreplayable(rates.join(text, rates.value == text.value))
+
+
+def test_files_that_stay_are_a_source_that_can_go_back(spark: SparkSession, tmp_path: Path) -> None:
+    for told in ({}, {"cleanSource": "OFF"}):
+        refuse_unreplayable(spark.readStream.options(**told).text(str(tmp_path)))
+    with pytest.raises(InvalidInputError, match="cleanSource=delete"):
+        refuse_unreplayable(spark.readStream.option("cleanSource", "delete").text(str(tmp_path)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -131,6 +132,15 @@ def of_a_socket(frame: DataFrame) -> DataFrame:
     return lines(frame).union(text)
 
 
+def of_files_that_go(how: str) -> Callable[[DataFrame], DataFrame]:
+    def build(frame: DataFrame) -> DataFrame:
+        with tempfile.TemporaryDirectory() as folder:
+            files = frame.sparkSession.readStream.option("CLEANsource", how).option("sourceArchiveDir", "/archive")
+            return lines(frame).union(files.text(folder))
+
+    return build
+
+
 def replacing(folder: Path, *keys: str) -> ParquetFolder:
     """A sink that says that it replaces rows."""
     sink: Any = ParquetFolder(folder)
@@ -146,6 +156,8 @@ LOOKED_AT: dict[str, tuple[Callable[[DataFrame], Any], dict[str, Any], type[Exce
     "a column that is not there": (lambda frame: frame.select("valeu"), {}, AnalysisException, "valeu"),
     "an aggregation in append mode": (counted, {}, AnalysisException, "[Aa]ppend"),
     "a source that can't go back": (of_a_socket, {}, InvalidInputError, "can't go back"),
+    "files that are deleted": (of_files_that_go("delete"), {}, InvalidInputError, "cleanSource=delete"),
+    "files that are moved": (of_files_that_go("Archive"), {}, InvalidInputError, "leave cleanSource out"),
     "update mode into a sink that adds": (counted, {"output_mode": "update"}, InvalidInputError, "keys="),
     "parts that can't be added up": (without_repeats, {"state": "partial"}, InvalidInputError, "dropDuplicates"),
 }

@@ -13,8 +13,9 @@ import queue
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from kohort.channel import Link
 from kohort.client.consumer.consumer import Consumer
@@ -40,6 +41,7 @@ log = logging.getLogger("kohort.region")
 STATE_BYTES_MAX = 512 * 1024
 AGAIN_S = 0.2
 COMMIT_MS = 5_000
+NONE: Mapping[TopicPartition, OffsetAndMetadata] = MappingProxyType({})
 
 
 class RegionStoppedError(KafkaError):
@@ -233,21 +235,29 @@ class MemberThread(ABC):
         waiting.look_up.pop(0)
         self._step(happens.LookedUp(asked.number, found))
 
-    def _go_on_committing(self) -> None:
-        """After a reset the group's offsets are the merged ones: as soon as the group takes them."""
-        waiting = self._later
-        if not waiting.commit:
+    def _go_on_committing(self, again: Mapping[TopicPartition, OffsetAndMetadata] = NONE) -> None:
+        """After a reset the group's offsets are the merged ones: as soon as the group takes them.
+
+        What is so already is not committed: that could come late, behind a later sequence's, and set those back.
+
+        Args:
+            again: committed whatever the group has, for an earlier commit of it may be under way still.
+        """
+        waiting, held = self._later, self._consumer.assignment()
+        wanted = {part: at for part, at in {**again, **waiting.commit}.items() if part in held}
+        waiting.commit.clear()  # what is not committed now is by the next cut
+        if not wanted:
             return
-        held = self._consumer.assignment()
-        offsets = {part: offset for part, offset in waiting.commit.items() if part in held}
+        sent = {part: at for part, at in wanted.items() if part in again}
         try:
-            if offsets:
-                self._consumer.commit(offsets, timeout_ms=COMMIT_MS)
+            found = self._consumer.committed(list(wanted), timeout_ms=COMMIT_MS)
+            sent |= {part: at for part, at in wanted.items() if _differs(found.get(part), at)}
+            if sent:
+                self._consumer.commit(sent, timeout_ms=COMMIT_MS)
         except KafkaError as error:
             log.info("%s: the group's offsets could not be set back: %s", self.name, error)
             if isinstance(error, TimedOutError):
-                waiting.unanswered |= offsets
-        waiting.commit.clear()  # the next cut commits them
+                waiting.unanswered |= sent
 
     # -- what the machine wants
 
@@ -312,6 +322,10 @@ class MemberThread(ABC):
             machine.region, cut.sequence, machine.term, machine.epoch, machine.name, machine.names, machine.group,
             who.member_id, who.generation, who.instance_id, spans, keys, state, machine.sink, pinned=machine.how.pinned,
         )  # fmt: skip
+
+
+def _differs(found: OffsetAndMetadata | None, wanted: OffsetAndMetadata) -> bool:
+    return found is None or found.offset != wanted.offset
 
 
 def partition_of(part: Part) -> TopicPartition:

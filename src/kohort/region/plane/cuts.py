@@ -72,13 +72,13 @@ def begin_if_due(plane: Plane) -> None:
     if plane.state is RegionState.RUNNING and plane.wanted and names and ready:
         plane.wanted = False
         plane.due.pop("checkpoint", None)
-        plane.due["cut"] = plane.now_ms + plane.config.drain_ms
         _begin(plane, names)
 
 
 def _begin(plane: Plane, names: tuple[str, ...]) -> None:
     plane.attempts += 1
     plane.figures.cut_began(plane.now_ms)
+    plane.due.setdefault("cut", plane.now_ms + plane.config.drain_ms)  # one that begins again has no longer
     plane.state = RegionState.DRAINING
     plane.cutting = Cutting(Cut(plane.sequence + 1, plane.attempts), names)
     for name in names:

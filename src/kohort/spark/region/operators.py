@@ -26,6 +26,8 @@ ALWAYS = {
 RELATIONS = ("StreamingRelation", "StreamingRelationV2", "StreamingExecutionRelation")
 UNREPLAYABLE = ("socket", "textsocket", "textsocketv2", "console")
 WATERMARK = "EventTimeWatermark"
+CLEANS, KEEPS = "cleansource", "off"
+"""The option by which a source of files deletes or moves what it has read, in lower case; the value that does not."""
 
 
 def stateful_operators(frame: DataFrame) -> tuple[str, ...]:
@@ -62,11 +64,30 @@ def refuse_unreplayable(frame: DataFrame) -> None:
         InvalidInputError: one can't.
     """
     for node in _nodes(_plan(frame)):
-        if node.getClass().getSimpleName() in RELATIONS and node.sourceName().lower() in UNREPLAYABLE:
+        if node.getClass().getSimpleName() not in RELATIONS:
+            continue
+        if node.sourceName().lower() in UNREPLAYABLE:
             raise InvalidInputError(
                 f"the query reads from a {node.sourceName()} source, which can't go back: what it gave is gone; bring "
                 "its records into a topic"
             )
+        cleans = _options_of(node).get(CLEANS, KEEPS)
+        if cleans.lower() != KEEPS:
+            raise InvalidInputError(
+                f"the query reads from {node.sourceName()} with cleanSource={cleans}: files would be gone that a reset "
+                "has it read again; leave cleanSource out, and remove files when no sequence needs them any more"
+            )
+
+
+def _options_of(relation: Any) -> dict[str, str]:
+    """Of a source of Spark's first kind, as files are, by their names in lower case."""
+    found: dict[str, str] = {}
+    if relation.getClass().getSimpleName() == "StreamingRelation":
+        options = relation.dataSource().options().iterator()
+        while options.hasNext():
+            option = options.next()
+            found[option._1().lower()] = option._2()
+    return found
 
 
 def _plan(frame: DataFrame) -> Any:

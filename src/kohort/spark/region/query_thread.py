@@ -249,8 +249,8 @@ class QueryThread(MemberThread):
             return
         cut, names = self._saves
         waiting = self._later
-        waiting.commit, waiting.unanswered = waiting.unanswered | waiting.commit, {}
-        self._go_on_committing()
+        unanswered, waiting.unanswered = waiting.unanswered, {}
+        self._go_on_committing(unanswered)
         if waiting.unanswered:
             return
         self._saves = None
