@@ -15,6 +15,8 @@ import socket
 import threading
 from collections.abc import Iterator
 
+from kohort.processes import told_name
+
 TOKEN_BYTES = NONCE_BYTES = PROOF_BYTES = 32
 FRAME_BYTES_MAX = 16 * 1024 * 1024
 """What is said of a partition takes about 60 bytes: this is more than a quarter of a million of them."""
@@ -73,6 +75,10 @@ class Link:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = sock
         self._sending = threading.Lock()
+
+    def told_name(self) -> str:
+        """What the other end may be told of this process, to look whether it has ended: see `kohort.processes`."""
+        return told_name(self._socket)
 
     def send(self, body: bytes) -> bool:
         """Send a body; False: the other end is gone, or reads nothing, and the connection is over.

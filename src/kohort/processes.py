@@ -10,9 +10,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from socket import socket
 
 NAME_MAX_LENGTH = 120
+ENDING_LOOKS_S = (0.001, 0.005, 0.02, 0.1)
+"""Pauses between looks at a process after its connection ended: it closes its sockets before it is gone."""
 _PROC = Path("/proc")
 _STATE, _STARTED = 0, 19
 """Places in /proc/PID/stat behind the program's name. Source: proc_pid_stat(5), fields 3 and 22."""
@@ -35,6 +40,15 @@ def own_name() -> str:
     if _own[0] != pid:
         _own = pid, name_of(pid)
     return _own[1]
+
+
+def told_name(sock: socket) -> str:
+    """What the other end of a connection is told of this process: its name if both are on one machine, else ""."""
+    try:
+        here = sock.getpeername()[0] == sock.getsockname()[0]
+    except OSError:
+        return ""
+    return own_name() if here else ""
 
 
 def name_of(pid: int) -> str:

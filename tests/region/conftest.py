@@ -6,7 +6,7 @@ import threading
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 from uuid import UUID
 
 import pyarrow as pa
@@ -132,6 +132,8 @@ def _values(table: pa.Table) -> list[bytes]:
 class Worker:
     """A member in a thread of its own, which submits all that it reads."""
 
+    columns: ClassVar[list[str]] = ["value"]
+
     def __init__(self, region: Region, name: str, sink: Any, topic: str, **options: Any) -> None:
         self.name, self.tables = name, 0
         self.error: BaseException | None = None
@@ -149,7 +151,7 @@ class Worker:
                     self.tables += 1
                     if self.fail_at is not None and self.tables >= self.fail_at:
                         raise ValueError("the application has a fault")
-                    self.consumer.submit(table.select(["value"]))
+                    self.consumer.submit(table.select(self.columns))
         except BaseException as error:  # noqa: BLE001 - the test looks at it
             self.error = error
 

@@ -31,13 +31,11 @@ from kohort.groups.events import Event, GroupSettings, TopicImage
 from kohort.groups.outcome import Computation, Counted, Push, Question, Rebalanced, Work
 from kohort.ids import TopicPartition
 from kohort.journal.protocol import Journal
-from kohort.processes import has_ended
+from kohort.processes import ENDING_LOOKS_S, has_ended
 from kohort.wire.cluster import ApiVersionsResponse
 
 log = logging.getLogger("kohort.broker")
 
-ENDING_LOOKS_S = (0.001, 0.005, 0.02, 0.1)
-"""Pauses between looks at a client's process after its connection ended: it closes its sockets before it is gone."""
 FEATURES = {"group.version": (0, 1), "metadata.version": (7, 30), "transaction.version": (0, 2)}
 """Features with their lowest and highest levels, the highest being in effect, as of Apache Kafka 4.3."""
 WORKERS = 2

@@ -116,7 +116,7 @@ class Contribution:
         state: the operator's bytes, at most 512 KiB.
         sink: the place whose keys these are; empty: it has none, or an earlier release wrote this.
         keeps: the state waits for the member while it is away; else it goes with it.
-        shares, pinned: as the member has registered; the control plane notes them.
+        shares, pinned, process: as the member has registered; the control plane notes them.
     """
 
     region: str
@@ -136,6 +136,7 @@ class Contribution:
     keeps: bool = False
     shares: bool = True
     pinned: tuple[str, ...] = ()
+    process: str = ""
 
 
 @dataclass(frozen=True, slots=True)

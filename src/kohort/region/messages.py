@@ -206,6 +206,7 @@ class Register:
         of: the same for all members of one query, its siblings, and for no other; empty: it is one of its own.
         sources: how many they are.
         pinned: all queries of the group, where each partition is one of theirs for ever; empty: it is not so.
+        process: its name, by which the control plane can see that it has ended; empty: it is on another machine.
     """
 
     name: str
@@ -221,6 +222,7 @@ class Register:
     of: str = ""
     sources: int = 1
     pinned: tuple[str, ...] = ()
+    process: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ def _refusal(field: pa.Field[pa.DataType]) -> str:
     schema = pa.schema([field])
     try:
         sink = pa.BufferOutputStream()
-        pq.write_table(schema.empty_table(), sink)
+        pq.write_table(pa.Table.from_batches([], schema), sink)  # not `empty_table`, which imports pandas
         back = pq.read_schema(pa.BufferReader(sink.getvalue())).field(0)
     except (pa.ArrowException, NotImplementedError) as error:
         return f"column {field.name!r} of type {field.type} ({error})"

@@ -19,6 +19,7 @@ from typing import Any, Protocol, TypeVar
 
 from kohort.channel import Frames, await_caller, frame
 from kohort.errors import KafkaError, RetriableError
+from kohort.processes import ENDING_LOOKS_S, has_ended
 from kohort.region import messages as told
 from kohort.region.codec import decode_said, encode
 from kohort.region.facts import Contribution, Fact, Manifest
@@ -167,6 +168,8 @@ class ControlPlane:
         self._spawn(self._write())
         self._spawn(self._keep_alive())
         self._spawn(self._keep_looking())
+        for process in sorted(set(self._machine.plane.expected.values()) - {""}):
+            self._spawn(self._look_at_process(process))
         self._plan_tick()
         try:
             await self._end.wait()
@@ -278,6 +281,8 @@ class ControlPlane:
                 self._writing.put_nowait(lambda: self._commit(effect))
             case happens.LookAt():
                 self._spawn(self._look(effect))
+            case happens.LookAtProcess(process):
+                self._spawn(self._look_at_process(process))
             case happens.Told(level, text):
                 log.log(level, "%s", text)
 
@@ -362,6 +367,13 @@ class ControlPlane:
             return
         if found is not None:
             self._step(happens.GroupSeen(effect.group, found))
+
+    async def _look_at_process(self, process: str) -> None:
+        for pause_s in (*ENDING_LOOKS_S, 0.0):
+            if has_ended(process):
+                self._step(happens.ProcessEnded(process))
+                return
+            await asyncio.sleep(pause_s)
 
 
 def _now_ms() -> int:

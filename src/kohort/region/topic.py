@@ -180,6 +180,7 @@ class Saved:
             sequence=self.sequence,
             consecutive=0 if self.epoch is None else self.epoch.consecutive,
             expected=frozenset(last.stay) if last is not None else frozenset(),
+            processes={one.member: one.process for one in contributions if one.process},
             initial=tuple(self.initial.values()),
             positions=last.positions if last is not None else (),
             keys=keys_by_place(contributions),

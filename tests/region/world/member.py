@@ -42,6 +42,7 @@ class Member:
         self.incarnation = UUID(int=self.clock.chance.getrandbits(128))
         how = Behaviour(holds_back=holds_back, reads_on=self.reads_on)
         self.machine = MemberMachine(REGION, name, self.incarnation, GROUP, disk.place, how)
+        self.process = self.clock.chance.choice(("", "", self.incarnation.hex))  # of its own; it has a name or none
         self.alive = True
         self.plane: Plane | None = None
         self.connection = self.term = -1
@@ -80,7 +81,7 @@ class Member:
         if self.plane is None and plane is not None and plane.term == self.world.stored.term:
             self.plane = self._perhaps_an_older(plane)
             self.connection = self.plane.accept(self)
-            self.step(member_events.Connected())
+            self.step(member_events.Connected(self.process))
         self.clock.after(200, self.look_for_plane)
 
     def _perhaps_an_older(self, plane: Plane) -> Plane:

@@ -39,6 +39,8 @@ class Plane:
         self.machine = RegionMachine(world.stored.known(), world.config, self.clock.now_ms)
         self._writes: list[Callable[[], None]] = []
         self._wrote_ms = self.clock.now_ms
+        for process in sorted(set(self.machine.plane.expected.values()) - {""}):
+            self.carry_out(plane_events.LookAtProcess(process))
         self._tick()
         self.clock.after(LOOK_MS, self._look)
 
@@ -150,6 +152,15 @@ class Plane:
                 self.clock.tell(f"term {self.term}: {text}")
             case plane_events.LookAt(group):
                 self.clock.after(20, lambda: self.step(plane_events.GroupSeen(group, ())) if self.alive else None)
+            case plane_events.LookAtProcess(process):
+                self.clock.after(self.clock.chance.randint(1, 150), lambda: self._look_at_process(process))
+
+    def _look_at_process(self, process: str) -> None:
+        """A process that has ended stays so: what is seen of it may be told late."""
+        if self.alive and self.clock.now_ms < self.sleeps_until_ms:
+            self.clock.after(self.sleeps_until_ms - self.clock.now_ms, lambda: self._look_at_process(process))
+        elif self.alive and process not in {one.process for one in self.world.living()}:
+            self.step(plane_events.ProcessEnded(process))
 
     def _write(self, do: Callable[[], None]) -> None:
         """One transaction after the other."""

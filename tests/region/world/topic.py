@@ -58,6 +58,7 @@ class Stored:
             empties=self.empties,
             places=tuple(sorted(self.places)),
             contributors={one.member: one.epoch for one in self.contributions},
+            processes={one.member: one.process for one in self.contributions if one.process},
         )
 
     def go_back(self, manifest: Manifest) -> None:

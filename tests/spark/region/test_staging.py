@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
+import subprocess
+import sys
 from pathlib import Path
 from uuid import UUID
 
@@ -78,3 +81,23 @@ def test_a_task_stages_its_rows_in_units_under_its_attempts_keys(tmp_path: Path)
 
 def test_a_task_without_rows_stages_nothing(tmp_path: Path) -> None:
     assert list(task(tmp_path / "out").keys_of(iter([rows()]), attempt=2)) == []
+
+
+STAGES = """
+import pickle, sys
+import pyarrow as pa
+task, batch = pickle.load(sys.stdin.buffer)
+print(*(text for one in task.keys_of(iter([batch]), 2) for text in one.column("key").to_pylist()))
+print("pandas" in sys.modules)
+"""
+
+
+def test_a_new_worker_stages_without_pandas(tmp_path: Path) -> None:
+    """Arrow imports it where it is installed to look at what it is given, which takes a worker a second of CPU time."""
+    given = pickle.dumps((task(tmp_path / "out"), rows(1, 2)))
+    told = subprocess.run([sys.executable, "-c", STAGES], input=given, capture_output=True, check=True).stdout.decode()
+    assert told.split() == [key_text(2 << 20), "False"], "where pandas is installed"
+
+
+def key_text(unit: int) -> str:
+    return StagedKey(REGION, 4, "q", unit).text()

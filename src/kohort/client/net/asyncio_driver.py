@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from kohort.client.net.buffers import BufferPool, FrameReader
-from kohort.client.net.channel import describe, told_process
+from kohort.client.net.channel import describe
 from kohort.client.net.cluster import Cluster
 from kohort.client.net.links import CloseLink, Command, OpenLink, SendFrame
 from kohort.client.net.runtime import Cancelled, Promise, Work
@@ -16,6 +16,7 @@ from kohort.client.net.security import fetched_mechanism, tls_context
 from kohort.client.net.thread_driver import ClientClosed, elapsed_ms
 from kohort.client.settings import ConnectionConfig
 from kohort.errors import KafkaError
+from kohort.processes import told_name
 from kohort.wire.schema import Buffer
 
 T = TypeVar("T")
@@ -192,7 +193,7 @@ class AsyncClient:
         except Exception as error:  # noqa: BLE001 - names that can't be encoded and the like are no OSError
             self.cluster.links.closed(command.link, describe(error))
         else:
-            process = told_process(transport.get_extra_info("socket"))
+            process = told_name(transport.get_extra_info("socket"))
             if not self.cluster.links.opened(command.link, mechanism, process) and command.link in self._channels:
                 self._channels.pop(command.link).close()
         finally:

@@ -17,7 +17,6 @@ from collections.abc import Iterator, Sequence
 from kohort.client.net.buffers import FrameReader
 from kohort.client.net.links import Address
 from kohort.client.settings import ConnectionConfig
-from kohort.processes import own_name
 from kohort.wire.schema import Buffer
 
 _LARGE_WAIT_US = 20_000
@@ -132,18 +131,6 @@ def connect(address: Address, config: ConnectionConfig, tls: ssl.SSLContext | No
         sock.close()
         raise
     return sock
-
-
-def told_process(sock: socket.socket) -> str:
-    """What the broker behind a connected socket is told of this process.
-
-    Its name if it is on this machine, else nothing.
-    """
-    try:
-        here = sock.getpeername()[0] == sock.getsockname()[0]
-    except OSError:
-        return ""
-    return own_name() if here else ""
 
 
 def describe(error: BaseException) -> str:

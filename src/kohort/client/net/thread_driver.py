@@ -17,13 +17,14 @@ from concurrent.futures import Future, InvalidStateError
 from typing import Any, NoReturn, TypeAlias, TypeVar
 
 from kohort.client.net.buffers import BufferPool, FrameReader
-from kohort.client.net.channel import Channel, connect, describe, told_process
+from kohort.client.net.channel import Channel, connect, describe
 from kohort.client.net.cluster import Cluster
 from kohort.client.net.links import Address, CloseLink, Command, OpenLink, SendFrame
 from kohort.client.net.runtime import Cancelled, Promise, Steppable, Work
 from kohort.client.net.security import SaslMechanism, fetched_mechanism, tls_context
 from kohort.client.settings import ConnectionConfig
 from kohort.errors import InvalidInputError, KafkaError
+from kohort.processes import told_name
 
 T = TypeVar("T")
 log = logging.getLogger("kohort.client")
@@ -404,7 +405,7 @@ class _IoThread:
             self._selector.register(sock, selectors.EVENT_READ, channel)
             channel.selector = self._selector
             mechanism = told if isinstance(told, SaslMechanism) else None
-            if not self._cluster.links.opened(link, mechanism, told_process(sock)):
+            if not self._cluster.links.opened(link, mechanism, told_name(sock)):
                 self._drop(channel)
 
     def _serve(self, channel: Channel, mask: int) -> None:

@@ -22,7 +22,7 @@ class PlaneLink:
     def __init__(
         self,
         reach: Callable[[], Link],
-        connected: Callable[[], None],
+        connected: Callable[[str], None],
         heard: Callable[[told.Order], None],
         name: str,
     ) -> None:
@@ -30,7 +30,8 @@ class PlaneLink:
 
         Args:
             reach: connects to whoever is the control plane now; OSError or KafkaError when there is none.
-            connected: there is a new connection; called by the link's thread, as `heard` is.
+            connected: there is a new connection, over which this may be told of this process; called by the link's
+                thread, as `heard` is.
             heard: the control plane said something.
             name: of the member.
         """
@@ -76,7 +77,7 @@ class PlaneLink:
         try:
             if self._ended.is_set():
                 return
-            self._connected()
+            self._connected(link.told_name())
             for body in link.bodies(SILENCE_S):
                 message = decode_heard(body)
                 if isinstance(message, told.Alive):

@@ -22,6 +22,7 @@ from kohort.client.consumer.consumer import Consumer
 from kohort.client.offset_values import OffsetAndMetadata
 from kohort.errors import InvalidInputError, KafkaError, NotAuthorizedError, OffsetError, TimedOutError
 from kohort.ids import NO_TOPIC_ID, TopicPartition
+from kohort.processes import own_name
 from kohort.region.consuming.link import PlaneLink
 from kohort.region.consuming.listening import Listener
 from kohort.region.consuming.publishing import Publisher
@@ -92,7 +93,10 @@ class MemberThread(ABC):
         if self._publisher is not None:
             self._publisher.start(self._published)
         self._link = PlaneLink(
-            reach, lambda: self.post(happens.Connected()), lambda order: self.post(happens.Ordered(order)), self.name
+            reach,
+            lambda process: self.post(happens.Connected(process)),
+            lambda order: self.post(happens.Ordered(order)),
+            self.name,
         )
         self.thread.start()
         self._link.start()
@@ -321,6 +325,7 @@ class MemberThread(ABC):
         return Contribution(
             machine.region, cut.sequence, machine.term, machine.epoch, machine.name, machine.names, machine.group,
             who.member_id, who.generation, who.instance_id, spans, keys, state, machine.sink, pinned=machine.how.pinned,
+            process=own_name(),
         )  # fmt: skip
 
 

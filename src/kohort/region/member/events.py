@@ -12,7 +12,13 @@ from kohort.region.staged import StagedKey
 
 @dataclass(frozen=True, slots=True)
 class Connected:
-    """There is a connection to a control plane; the one before has ended."""
+    """There is a connection to a control plane; the one before has ended.
+
+    Attributes:
+        process: this one's name, if the control plane can see whether it has ended; else empty.
+    """
+
+    process: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,6 @@ from kohort.region.parts import Part, part_of
 
 
 def connected(member: Member, event: happens.Connected) -> None:
-    del event
     member.say(
         told.Register(
             member.name,
@@ -38,6 +37,7 @@ def connected(member: Member, event: happens.Connected) -> None:
             member.how.of,
             member.how.sources,
             member.how.pinned,
+            event.process,
         )
     )
 

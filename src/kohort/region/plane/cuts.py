@@ -160,7 +160,9 @@ def contributed(plane: Plane, event: Heard) -> None:
         resets.ask(plane, Why.CONTRIBUTION, f"{member.name} contributed {wrong}", member.name)
         return
     member.phase = Phase.CONTRIBUTED
-    cutting.contributions[member.name] = replace(report.contribution, shares=member.shares, pinned=member.pinned)
+    cutting.contributions[member.name] = replace(
+        report.contribution, shares=member.shares, pinned=member.pinned, process=member.process
+    )
     commit_if_whole(plane)
 
 

@@ -26,6 +26,13 @@ class Disconnected:
 
 
 @dataclass(frozen=True, slots=True)
+class ProcessEnded:
+    """A process is gone, for certain, and whatever members were in it."""
+
+    process: str
+
+
+@dataclass(frozen=True, slots=True)
 class Saved:
     """Facts that were to be saved are committed."""
 
@@ -81,7 +88,7 @@ class Tick:
     """Time has passed."""
 
 
-Event = Heard | Disconnected | Saved | CommitEnded | GroupSeen | StopMember | Resumed | Tick
+Event = Heard | Disconnected | ProcessEnded | Saved | CommitEnded | GroupSeen | StopMember | Resumed | Tick
 
 
 class Level(IntEnum):
@@ -145,6 +152,13 @@ class LookAt:
 
 
 @dataclass(frozen=True, slots=True)
+class LookAtProcess:
+    """A member's connection has ended: `ProcessEnded` if its process has ended too, and else nothing."""
+
+    process: str
+
+
+@dataclass(frozen=True, slots=True)
 class Told:
     """For the log."""
 
@@ -152,4 +166,4 @@ class Told:
     text: str
 
 
-Effect = Say | Close | Save | Commit | LookAt | Told
+Effect = Say | Close | Save | Commit | LookAt | LookAtProcess | Told

@@ -198,6 +198,18 @@ TABLE: dict[type, Rows] = {
         RESETTING: _row("it may come back", members.disconnected),
         STOPPED: _ignored(_NONE_THERE),
     },
+    happens.ProcessEnded: {
+        FORMING: _row("who was in it is dead, and not waited for: all go back when the others are there",
+                      members.process_ended, RUNNING, DRAINING, *_BACK_OR_STOPPED),
+        RUNNING: _row("who was in it is dead: all go back", members.process_ended, DRAINING, *_BACK_OR_STOPPED),
+        DRAINING: _row("who was in it is dead: all go back", members.process_ended, RUNNING, *_BACK_OR_STOPPED),
+        CHECKPOINTING: _row("who was in it is dead: all go back", members.process_ended,
+                            RUNNING, DRAINING, *_BACK_OR_STOPPED),
+        COMMITTING: _row("who was in it is dead: all go back when the outcome is known; at once while a generation is "
+                         "asked for", members.process_ended, *_BACK_OR_STOPPED),
+        RESETTING: _row("who was in it is not waited for", members.process_ended, RUNNING, DRAINING),
+        STOPPED: _ignored(_NONE_THERE),
+    },
     happens.Saved: {
         FORMING: _row("noted", _saved),
         RUNNING: _row("what waited for it goes on", _saved, DRAINING),

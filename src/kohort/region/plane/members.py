@@ -19,7 +19,7 @@ from kohort.region.messages import (
 )
 from kohort.region.parts import Part, part_of
 from kohort.region.plane import cuts, resets, starts
-from kohort.region.plane.events import Disconnected, Heard, Level, StopMember
+from kohort.region.plane.events import Disconnected, Heard, Level, LookAtProcess, ProcessEnded, StopMember
 from kohort.region.plane.state import NOWHERE, SOMEWHERE, Phase, Plane, Registered, Why
 from kohort.region.states import RegionState
 
@@ -42,7 +42,7 @@ def register(plane: Plane, event: Heard) -> None:
         _fence(plane, known)
     member = Registered(
         report.name, report.incarnation, report.group, report.identity, event.connection, report.sink, report.shares,
-        report.of, report.sources, report.pinned,
+        report.of, report.sources, report.pinned, report.process,
     )  # fmt: skip
     plane.members[member.name] = member
     plane.by_connection[event.connection] = member.name
@@ -52,7 +52,7 @@ def register(plane: Plane, event: Heard) -> None:
     for one in plane.siblings(member):
         member.leaves, member.stop = member.leaves or one.leaves, member.stop or one.stop
     plane.miss_siblings(member)
-    plane.expected.discard(member.name)
+    plane.expected.pop(member.name, None)
     plane.say_all(Members(plane.term, plane.names()))
     if plane.state is RegionState.FORMING:
         form(plane)
@@ -203,7 +203,7 @@ def _come_back(plane: Plane, member: Registered, report: Register, connection: i
     plane.by_connection[connection] = member.name
     plane.due.pop(f"lost {member.name}", None)
     plane.asked = [one for one in plane.asked if one.member != member.name]
-    member.identity = report.identity
+    member.identity, member.process = report.identity, report.process
     held = {part_of(one) for one in report.holds}
     cuts.let_go(plane, member, [part for part in member.handed if part not in held])
     member.handed = {part: begin for part, begin in member.handed.items() if part in held}
@@ -226,7 +226,8 @@ def _come_back(plane: Plane, member: Registered, report: Register, connection: i
 
 
 def form(plane: Plane) -> None:
-    """Everyone that is expected has registered, or is taken for dead: begin."""
+    """Everyone that is expected has registered, or is dead: begin."""
+    _miss_who_has_ended(plane)
     if plane.expected or not plane.members:
         return
     plane.due.pop("forming", None)
@@ -243,6 +244,17 @@ def form(plane: Plane) -> None:
     cuts.schedule(plane)
     starts.serve(plane)
     cuts.begin_if_due(plane)
+
+
+def _miss_who_has_ended(plane: Plane) -> None:
+    """Nobody waits for those whose process has ended, if there are others who work.
+
+    If nobody does, nothing is lost when all of them are waited for: whoever starts them again starts them together.
+    """
+    dead = sorted(name for name, process in plane.expected.items() if process in plane.ended)
+    if dead and len(dead) == len(plane.expected) and any(one.epoch >= 0 for one in plane.members.values()):
+        plane.expected.clear()
+        resets.ask(plane, Why.DEAD, f"{', '.join(dead)}: the process has ended")
 
 
 def offer_publish(plane: Plane) -> None:
@@ -332,14 +344,27 @@ def let_leave(plane: Plane, member: Registered) -> None:
 
 
 def disconnected(plane: Plane, event: Disconnected) -> None:
-    """It has so long to come back as after a takeover."""
+    """It has so long to come back as after a takeover, unless its process is seen to have ended."""
     member = plane.member_on(event.connection)
     if member is None:
         return
     plane.by_connection.pop(event.connection, None)
     member.connection, member.lost_ms = NOWHERE, plane.now_ms
     plane.due[f"lost {member.name}"] = plane.now_ms + plane.config.register_ms
+    if member.process:
+        plane.effects.append(LookAtProcess(member.process))
     offer_publish(plane)
+
+
+def process_ended(plane: Plane, event: ProcessEnded) -> None:
+    """Who was in it can't come back. What one of them has said last may still be on its way: it is told of later."""
+    for member in list(plane.members.values()):
+        there = plane.members.get(member.name) is member  # it may be gone with a sibling
+        if there and member.lost_ms is not None and member.process == event.process:
+            gone(plane, member, f"{member.name}: its process has ended")
+    if event.process in plane.expected.values():
+        plane.ended.add(event.process)
+        form(plane)
 
 
 def look_for_lost(plane: Plane) -> None:
@@ -353,7 +378,7 @@ def look_for_lost(plane: Plane) -> None:
 def look_for_missing(plane: Plane) -> None:
     """Who has not registered with a new control plane in time is dead."""
     if plane.now_ms >= plane.due.get("forming", plane.now_ms + 1):
-        names = ", ".join(sorted(plane.expected))
+        names = ", ".join(plane.expected)
         plane.expected.clear()
         plane.due.pop("forming")
         resets.ask(plane, Why.DEAD, f"{names} did not register with the new control plane")

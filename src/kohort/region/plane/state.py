@@ -80,6 +80,7 @@ class Registered:
         of: the same for all members of one query; empty: it is one of its own.
         sources: how many they are.
         pinned: all queries of its group, where each partition is one of theirs for ever.
+        process: its process's name; empty: whether that has ended can't be seen from here.
     """
 
     name: str
@@ -92,6 +93,7 @@ class Registered:
     of: str = ""
     sources: int = 1
     pinned: tuple[str, ...] = ()
+    process: str = ""
     epoch: int = -1
     phase: Phase = Phase.READING
     handed: dict[Part, int] = field(default_factory=dict)
@@ -158,6 +160,7 @@ class Known:
         waiting: whose state waits if they go away, or does, each with the sequence that has it.
         contributors: who contributed to the last sequence, each with the epoch that it worked in.
         reserved: of those, the ones whose group nobody else may read meanwhile.
+        processes: where those were who contributed to the last sequence, as far as that can be seen from somewhere.
     """
 
     region: str
@@ -178,6 +181,7 @@ class Known:
     waiting: dict[str, int] = field(default_factory=dict)
     contributors: dict[str, int] = field(default_factory=dict)
     reserved: dict[str, Reserved] = field(default_factory=dict)
+    processes: dict[str, str] = field(default_factory=dict)
 
 
 class Plane:
@@ -189,7 +193,8 @@ class Plane:
         initial: where partitions were begun, for a reset to the initial state.
         begun: those whose beginning is saved, or about to be: it is saved once.
         members: registered, by name.
-        expected: who has not registered since the takeover.
+        expected: who has not registered since the takeover, each with its process's name; empty: nobody knows it.
+        ended: of their processes, those that are gone.
         asked: members that wait for starts, in order.
         cutting: the cut under way; None: none.
         wanted: a cut is to begin as soon as it can.
@@ -224,7 +229,8 @@ class Plane:
         self.reserved = dict(known.reserved)
         self.members: dict[str, Registered] = {}
         self.by_connection: dict[int, str] = {}
-        self.expected = set(known.expected)
+        self.expected = {name: known.processes.get(name, "") for name in sorted(known.expected)}
+        self.ended: set[str] = set()
         self.asked: list[Asked] = []
         self.cutting: Cutting | None = None
         self.attempts = 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import pyarrow as pa
@@ -58,7 +58,14 @@ class StagingTask:
     def _stage(self, unit: int, batches: list[pa.RecordBatch]) -> pa.RecordBatch:
         key = StagedKey(self.region_id, self.epoch, self.member, unit)
         self.sink.stage(key, pa.Table.from_batches(batches).cast(self.schema))
-        return pa.record_batch({"key": [key.text()]})
+        return pa.RecordBatch.from_arrays([_column(key.text())], names=["key"])
+
+
+def _column(text: str) -> pa.Array[Any]:
+    """One row. Not `pa.array`, which imports pandas where it is installed: a second in each worker that is new."""
+    data = text.encode()
+    ends = (0).to_bytes(4, "little") + len(data).to_bytes(4, "little")
+    return pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(ends), pa.py_buffer(data)])
 
 
 class StagedBatches:
