@@ -44,7 +44,7 @@ class Hearing(GroupShards):
 @asynccontextmanager
 async def topics_of(servers: str, **settings: int) -> AsyncIterator[tuple[KafkaTopics, Hearing]]:
     """Topics of a cluster, with what shards are told of them."""
-    client = await AsyncClient.open(ConnectionConfig(bootstrap_servers=(servers,), **settings))
+    client = await AsyncClient.open(ConnectionConfig(bootstrap_servers=tuple(servers.split(",")), **settings))
     groups = Hearing()
     try:
         yield KafkaTopics(client, groups), groups
