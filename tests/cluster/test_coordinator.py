@@ -284,3 +284,30 @@ def test_an_unknown_setting_names_the_nearest() -> None:
     )
     assert done.returncode == 2
     assert "did you mean journal.partitions?" in done.stderr
+
+
+def test_the_commands_of_groups_work_at_coordinators(place: Place) -> None:
+    place.produce(400)
+
+    def kohort(*args: str) -> str:
+        done = subprocess.run(
+            [*KOHORT, *args, "--bootstrap-server", address], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    with two(place) as both:
+        address = both[0].address
+        member = Committing(address, place, "consumer")
+        member.start()
+        member.more(20)
+        member.end()
+        assert place.group in kohort("groups", "list")
+        assert place.topic in kohort("groups", "lag", place.group)
+        moved = ("groups", "reset-offsets", place.group, "--all-topics", "--to-earliest", "--execute")
+        kohort(*moved)
+        with Admin(both[1].address) as admin:
+            offsets = admin.list_consumer_group_offsets(place.group).values
+        assert {found.offset for found in offsets.values() if found} == {0}
+        kohort("groups", "delete", place.group, "--execute")
+        assert place.group not in kohort("groups", "list")
