@@ -82,9 +82,9 @@ class Connection:
         if (weather.breaks and chance.random() < weather.breaks) or self._is_cut_off():
             self.break_()
             return
-        if network_deaf := self._network.deaf:
-            if world.now_ms < network_deaf.get(self.client, 0):
-                return
+        deaf = self._network.deaf
+        if deaf and world.now_ms < deaf.get(self.client, 0):
+            return
         due = max(world.now_ms + chance.upto(weather.delay_ms), self._arrives_down)
         self._arrives_down = due
 

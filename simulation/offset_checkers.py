@@ -131,7 +131,9 @@ class DurabilityChecker(Checker):
         if getattr(event, "request", -1) in self._decided:
             self.on_released(event, value)
         elif isinstance(event, OffsetCommit) and ErrorCode.NONE in value.errors:
-            self.fail(f"{event.group_id}: a commit was taken {self.world.now_ms - since_ms} ms after that was impossible")
+            self.fail(
+                f"{event.group_id}: a commit was taken {self.world.now_ms - since_ms} ms after that was impossible"
+            )
 
     def _raise_floor(self, slot: Slot, order: int) -> None:
         deleted = max(self._deleting.get(slot[1], 0), self._gone.get(slot[1], 0))

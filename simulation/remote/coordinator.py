@@ -10,8 +10,7 @@ from kohort.cluster.journal_place import JournalSettings
 from kohort.cluster.kafka_journal import KafkaJournal
 from kohort.cluster.placement import Candidate
 from kohort.cluster.zookeeper_door import SESSION_MS, ZooKeeperDoor
-from kohort.coordinator.appends import READING
-from kohort.coordinator.shard import Phase, Shard
+from kohort.coordinator.shard import Phase
 from kohort.errors import ErrorCode, KafkaError
 from kohort.groups.config import GroupConfig
 from kohort.groups.events import TopicImage
@@ -107,7 +106,7 @@ class Coordinator(Server):
         self.world.tell(f"{self.name}: up, incarnation {self.incarnation}")
         life = self.life = Life(self.world, self._turned)
         self._driver = LifeDriver(self.world, self.chance, self, life)
-        self._loop = loop = VirtualLoop(self.world, life)
+        self._loop = loop = VirtualLoop(self.world, life)  # type: ignore[abstract]  # what it lacks is not called
         self._client = client = KafkaClient(self.world, self.chance, self.kafka, life, self.name)
         me = self.candidate
         settings = JournalSettings(
@@ -124,7 +123,7 @@ class Coordinator(Server):
             session = VirtualSession(self.zookeeper, self.name, life, loop, door._session_changed)
             door._session = session  # type: ignore[assignment]  # it stands for one
             door._mirror._session = session  # type: ignore[assignment]
-            door.listen(lambda: life.after(0, self._look_at_map))
+            door.listen(partial(self._changed, life))
             self.door, self.session = door, session
             try:
                 await door.open(self.candidate, 1)
@@ -132,6 +131,9 @@ class Coordinator(Server):
                 self.world.tell(f"{self.name}: no place: {error.message}")
             else:
                 return
+
+    def _changed(self, life: Life) -> None:
+        life.after(0, self._look_at_map)
 
     def pause(self, duration_ms: int) -> None:
         """Stop the process for a while."""
@@ -180,7 +182,11 @@ class Coordinator(Server):
     def _look_at_map(self) -> None:
         """Begin or end the shard, as the map says now."""
         placement = None if self.door is None else self.door.placement
-        if placement is None or self.number not in {one.id for one in placement.candidates} or not placement.of(self.number):
+        if (
+            placement is None
+            or self.number not in {one.id for one in placement.candidates}
+            or not placement.of(self.number)
+        ):
             if self.shard is not None:
                 self.world.tell(f"{self.name}: gives the shard up")
                 shard, self.shard = self.shard, None
@@ -231,6 +237,7 @@ class Coordinator(Server):
 
     def _on_loaded(self, machine: GroupMachine, on_loaded: Callable[[], Outcome]) -> Outcome:
         if self.overtaken_ms is None:
+            self.checkers.on_journal(self.kafka.partition.records)
             return super()._on_loaded(machine, on_loaded)
         self._machine = machine
         return on_loaded()
@@ -258,10 +265,12 @@ class Coordinator(Server):
         if self._loop is not None and self._loop.faults:
             raise self._loop.faults[0]
         shard = self.shard
-        if shard is not None and self._stepped and self.machine is not None and shard.settled:
-            if self.overtaken_ms is None and shard.phase is Phase.SERVING:
-                self._stepped = False
-                self.checkers.on_durable(self.machine, self.kafka.partition.records, self.waiting)
+        machine = self.machine
+        if shard is None or machine is None or not self._stepped or shard.phase is not Phase.SERVING:
+            return
+        if shard.settled and self.overtaken_ms is None:
+            self._stepped = False
+            self.checkers.on_durable(machine, self.kafka.partition.records, self.waiting)
 
     # -- requests
 
@@ -287,6 +296,3 @@ class Coordinator(Server):
         """It hears of topics when it polls next."""
         self.life.turn(partial(super().change_topics, image, deleted))
         self.image = image
-
-
-READS = READING

@@ -70,9 +70,7 @@ class Fleet:
         coordinators: by number.
     """
 
-    def __init__(
-        self, world: World, network: Routes, config: GroupConfig, checkers: Checkers, mutant: Any
-    ) -> None:
+    def __init__(self, world: World, network: Routes, config: GroupConfig, checkers: Checkers, mutant: Any) -> None:
         self.world = world
         self.config = config
         self.chance = world.stream("fleet")

@@ -35,8 +35,12 @@ NODES = (1, 2, 3)
 FIRST_PORT = 9_100
 TOPIC = JournalTopic("__kohort_groups", UUID(int=0x17), 1)
 KEYS = frozenset((0, 1, 2, 3, 10, 18, 22))
+FETCH_BYTES = (1, 600, 1 << 20, 1 << 20)
+"""About so many bytes a node answers a fetch with; at least a batch."""
 EPOCH_LAST = 32_766
 """After it Kafka gives another producer id."""
+LATEST = -1
+"""The timestamp that asks for the end."""
 REFUSED, UNSURE, LOST, DROPPED = "refused", "unsure", "lost", "dropped"
 FAULTS = (REFUSED, UNSURE, LOST, DROPPED)
 """What goes wrong with an append: not taken and said so; taken, and not known to be; taken, and no answer; neither."""
@@ -154,15 +158,15 @@ class Kafka:
             keys = [make(api_key=api.key, min_version=api.min_version, max_version=api.max_version) for api in apis]
             reply(ApiVersionsResponse(api_keys=keys))
 
-    def _produce(self, node: int, connection: Connection, message: ProduceRequest, reply: Callable[[Any], None]) -> None:
+    def _produce(
+        self, node: int, connection: Connection, message: ProduceRequest, reply: Callable[[Any], None]
+    ) -> None:
         (topic,) = message.topic_data
         (part,) = topic.partition_data
         answer_type = ProduceResponse.TopicProduceResponse
 
         def told(code: ErrorCode, offset: int = -1) -> None:
-            found = ProduceResponse.PartitionProduceResponse(
-                index=part.index, error_code=int(code), base_offset=offset
-            )
+            found = ProduceResponse.PartitionProduceResponse(index=part.index, error_code=int(code), base_offset=offset)
             reply(
                 ProduceResponse(
                     responses=[answer_type(name=topic.name, topic_id=topic.topic_id, partition_responses=[found])]
@@ -219,9 +223,9 @@ class Kafka:
         elif at > self.partition.end:
             code = ErrorCode.OFFSET_OUT_OF_RANGE
         else:
-            size = 0
+            size, most = 0, self.chance.choice(FETCH_BYTES)
             for batch in self.partition.batches:
-                if batch.end > at and batch.end <= self.partition.shown and size < self.chance.choice((1, 600, 1 << 20)):
+                if batch.end > at and batch.end <= self.partition.shown and size < most:
                     data += batch.data
                     size += len(batch.data)
                 elif size:
@@ -237,7 +241,9 @@ class Kafka:
 
     def _start(self, node: int, message: ListOffsetsRequest) -> ListOffsetsResponse:
         code = ErrorCode.NONE if node == self.leader else ErrorCode.NOT_LEADER_OR_FOLLOWER
-        found = ListOffsetsResponse.ListOffsetsPartitionResponse(partition_index=0, error_code=int(code), offset=0)
+        is_end = message.topics[0].partitions[0].timestamp == LATEST
+        offset = self.partition.shown if is_end else 0
+        found = ListOffsetsResponse.ListOffsetsPartitionResponse(partition_index=0, error_code=int(code), offset=offset)
         one = ListOffsetsResponse.ListOffsetsTopicResponse(name=message.topics[0].name, partitions=[found])
         return ListOffsetsResponse(topics=[one])
 

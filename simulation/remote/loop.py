@@ -93,7 +93,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def die(self) -> None:
         """Its process has ended: what is under way is dropped."""
         for task in list(self._tasks):
-            task._log_destroy_pending = False  # type: ignore[attr-defined]
+            task._log_destroy_pending = False
             with_loop(self, task.get_coro().close)  # type: ignore[union-attr]
         self._tasks.clear()
 

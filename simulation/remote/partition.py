@@ -137,9 +137,7 @@ class Partition:
             for batch in self.batches
             if batch.end > until or any(newest[key] == batch.offset for key in batch.keys)
         ]
-        self.records = [
-            record for batch in self.batches if batch.end <= self.committed for record in decoded(batch)
-        ]
+        self.records = [record for batch in self.batches if batch.end <= self.committed for record in decoded(batch)]
 
     def overtaken_ms(self, author: Author) -> int | None:
         """When a later epoch of its producer id was committed, None as long as none is."""

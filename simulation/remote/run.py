@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 from simulation.checkers import ALL, Checkers
+from simulation.eviction_checker import EvictionChecker
 from simulation.network import Weather
 from simulation.offset_checkers import TransactionChecker
 from simulation.plan import CLASSIC, MODERN, Draft, Plan, Step
 from simulation.property import Checker, Holder
-from simulation.remote.checker import OvertakenChecker
+from simulation.remote.checkers import DoorChecker, KeptAliveChecker, OvertakenChecker, WholeAppendChecker
 from simulation.remote.fleet import COORDINATORS, Fleet, Routes
-from simulation.run import SHORTEST_MS, Result, Run
+from simulation.run import SHORTEST_MS, Run
 from simulation.world import Chance
 
-REMOTE: tuple[type[Checker], ...] = (*(kind for kind in ALL if kind is not TransactionChecker), OvertakenChecker)
-"""No transactions: their offsets are refused here."""
+OWN: tuple[type[Checker], ...] = (OvertakenChecker, KeptAliveChecker, WholeAppendChecker, DoorChecker)
+REMOTE: tuple[type[Checker], ...] = (
+    *(kind for kind in ALL if kind not in (TransactionChecker, EvictionChecker)),
+    *OWN,
+)
+"""No transactions: their offsets are refused here. `KeptAliveChecker` is the stricter of its kind."""
 ELSEWHERE = {"coordinator", "reload", "create", "delete", "transact", "clock"}
 """Steps of a single server's, or of what is not taken here."""
 TROUBLE = {
@@ -33,6 +37,7 @@ TROUBLE = {
     "door_down": 3,
 }
 EVERY_MS = 6_000
+LOOK_MS = 500
 PAUSES_MS = (300, 1_500, 4_000, 8_000, 20_000)
 CUTS_MS = (500, 3_000, 8_000, 15_000)
 
@@ -70,7 +75,10 @@ def trouble(chance: Chance) -> tuple[str, dict[str, Any]]:
         "elect": {"away_ms": chance.choice((0, 300, 3_000)), "kills": chance.likely(0.5)},
         "kafka_weather": {
             "weather": Weather(
-                chance.choice((2, 20, 300)), chance.choice((0.0, 0.01)), chance.choice((10, 500)), chance.choice((0.0, 0.5))
+                delay_ms=chance.choice((2, 20, 300)),
+                breaks=chance.choice((0.0, 0.01)),
+                linger_ms=chance.choice((10, 500)),
+                late=chance.choice((0.0, 0.5)),
             ),
             "fails": chance.choice((0.0, 0.02, 0.1)),
             "late_ms": chance.choice((2, 50, 600)),
@@ -155,6 +163,15 @@ class RemoteRun(Run):
         del disk_fails, disk_tears, disk_late_ms
         self.network.weather = weather
 
+    def _play(self) -> None:
+        self._look_at_doors()
+        super()._play()
+        self.checkers.on_doors(self.fleet.coordinators, self.fleet.zookeeper, at_end=True)
+
+    def _look_at_doors(self) -> None:
+        self.world.after(LOOK_MS, self._look_at_doors)
+        self.checkers.on_doors(self.fleet.coordinators, self.fleet.zookeeper, at_end=False)
+
     def _heal(self) -> None:
         super()._heal()
         fleet = self.fleet
@@ -164,11 +181,3 @@ class RemoteRun(Run):
         fleet.kafka.heal()
         for one in fleet.coordinators:
             one.wake()
-
-
-def play(seed: int, mutant: Any = None, *, tells: bool = False) -> Result:
-    """One seed."""
-    return RemoteRun(seed, mutant, tells=tells).play()
-
-
-__all__ = ["REMOTE", "Counter", "RemoteRun", "play", "remote_plan"]

@@ -105,7 +105,8 @@ class ZooKeeper:
         if watch is not None:
             session.watches.setdefault(("children", path), []).append(watch)
         head = path.rstrip("/") + "/"
-        return sorted(name[len(head) :] for name in self.nodes if name.startswith(head) and "/" not in name[len(head) :])
+        below = (name.removeprefix(head) for name in self.nodes if name.startswith(head))
+        return sorted(name for name in below if name and "/" not in name)
 
     def make_path(self, session: ServerSession, path: str) -> None:
         """Persistent nodes."""
@@ -141,7 +142,11 @@ class ZooKeeper:
 
 
 class VirtualSession:
-    """A client's session, as the door uses it: it connects again, and begins another when the last has expired."""
+    """A client's session, as the door uses it: it connects again, and begins another when the last has expired.
+
+    Attributes:
+        since_ms: its state stands.
+    """
 
     def __init__(
         self, zookeeper: ZooKeeper, client: str, life: Life, loop: VirtualLoop, on_state: Callable[[SessionState], None]
@@ -150,6 +155,7 @@ class VirtualSession:
         self.state = SessionState.LOST
         self.connections = 0
         self.session_ms = 6_000
+        self.since_ms = 0
         self._zookeeper = zookeeper
         self._world = zookeeper.world
         self._chance: Chance = zookeeper.world.stream(f"zookeeper of {client}")
@@ -164,6 +170,8 @@ class VirtualSession:
         self._asks = 0
         self._up_ms = self._down_ms = 0
         self._closed = False
+        self._lacks = False  # something got lost on the way
+        self._stands = asyncio.Event()
 
     @property
     def id(self) -> int | None:
@@ -174,8 +182,7 @@ class VirtualSession:
         """Begin; patiently, since nobody waits for the process."""
         del timeout_ms
         self._loop.call_soon(self._connect)
-        while self.state is not SessionState.CONNECTED:
-            await asyncio.sleep(0.05)
+        await self._stands.wait()
 
     def alive(self) -> None:
         """The loop turns; here nothing but a stopped process keeps it from that."""
@@ -188,11 +195,11 @@ class VirtualSession:
 
     async def read(self, path: str, watch: Watch | None = None) -> Node | None:
         """See the real one."""
-        return await self._ask(lambda session: self._zookeeper.read(session, path, self._handed(watch)))  # type: ignore[no-any-return]
+        return await self._ask(lambda session: self._zookeeper.read(session, path, self._handed(watch, path)))  # type: ignore[no-any-return]
 
     async def children(self, path: str, watch: Watch | None = None) -> list[str]:
         """See the real one."""
-        return await self._ask(lambda session: self._zookeeper.children(session, path, self._handed(watch)))  # type: ignore[no-any-return]
+        return await self._ask(lambda session: self._zookeeper.children(session, path, self._handed(watch, path)))  # type: ignore[no-any-return]
 
     async def make_path(self, path: str) -> None:
         """See the real one."""
@@ -202,15 +209,20 @@ class VirtualSession:
         """See the real one."""
         return await self._ask(lambda session: self._zookeeper.change(session, changes))  # type: ignore[no-any-return]
 
-    def _handed(self, watch: Watch | None) -> Watch | None:
+    def _handed(self, watch: Watch | None, path: str) -> Watch | None:
         """A watch as the server has it: it fires over the connection that it was set on."""
+        del path
         if watch is None:
             return None
         connection = self._connection
 
         def fired() -> None:
-            if connection == self._connection and self._zookeeper.reaches(self._client):
+            if connection != self._connection:
+                return
+            if self._zookeeper.reaches(self._client):
                 self._down(lambda: watch() if connection == self._connection else None)
+            else:
+                self._lacks = True
 
         return fired
 
@@ -231,11 +243,11 @@ class VirtualSession:
 
         def arrive() -> None:
             if not self._zookeeper.reaches(self._client) or session.id not in self._zookeeper.sessions:
+                self._lacks = True
                 return
             session.heard_ms = self._world.now_ms
             value = carry_out(session)
-            if self._zookeeper.reaches(self._client):
-                self._down(partial(self._answered, number, connection, value))
+            self._down(partial(self._answered, number, connection, value))
 
         self._world.after(self._up_ms - self._world.now_ms, arrive)
         return await future
@@ -256,7 +268,7 @@ class VirtualSession:
             self._lose()
             return
         if self._zookeeper.reaches(self._client):
-            if session.id not in self._zookeeper.sessions:
+            if self._lacks or session.id not in self._zookeeper.sessions:
                 self._lose()
                 return
             session.heard_ms = self._world.now_ms
@@ -282,6 +294,7 @@ class VirtualSession:
             return
         self._connection += 1
         self._heard_ms = self._world.now_ms
+        self._lacks = False
         if self._session is None or self._session.id not in self._zookeeper.sessions:
             if self._session is not None:
                 self._be(SessionState.LOST)
@@ -295,6 +308,9 @@ class VirtualSession:
     def _be(self, state: SessionState) -> None:
         if state is not self.state:
             self.state = state
+            self.since_ms = self._world.now_ms
+            if state is SessionState.CONNECTED:
+                self._stands.set()
             if self._world.tells:
                 self._world.tell(f"{self._client}: zookeeper {state.value}")
             self._on_state(state)

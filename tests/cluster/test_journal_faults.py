@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kohort.cluster import journal_term, journal_writing
+from kohort.cluster import journal_term, journal_writing, kafka_journal
 from kohort.cluster.fences import Authors
 from kohort.cluster.journal_place import JournalPlace, JournalUnavailable
 from kohort.cluster.journal_term import JournalTerm
@@ -19,7 +19,9 @@ from kohort.cluster.journal_writing import (
     JournalWriter,
     new_epoch,
 )
-from kohort.errors import ErrorCode, FencedError, TimedOutError
+from kohort.errors import ErrorCode, FencedError, InvalidInputError, TimedOutError
+from kohort.groups.config import GroupConfig
+from kohort.groups.records import Kind, Record, Tombstone
 from kohort.wire.batch import parse_header
 from tests.client.virtual import DROP
 from tests.cluster.fake_partition import FakePartition, VirtualHolder
@@ -190,6 +192,29 @@ def test_any_other_error_ends_the_term(
         raise holder.reasons[0]
     holder.load()
     holder.append(committed(1))
+
+
+def test_only_what_is_taken_away_may_be_several_batches(
+    partition: FakePartition, holder: VirtualHolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kafka_journal, "BATCH_BYTES_MAX", 1_000)
+    gone: list[Record] = [Tombstone((Kind.OFFSET, "g", "t", number)) for number in range(200)]
+    before = len(partition.log)
+    holder.append(*gone)
+    assert len(partition.log) - before == 8
+    with pytest.raises(InvalidInputError, match="the limit is 1000") as refused:
+        holder.send(*gone, committed(1))
+    assert refused.value.code is ErrorCode.RECORD_LIST_TOO_LARGE
+    holder.append(committed(2))
+    assert VirtualHolder(partition).load() == [*gone, committed(2)]
+
+
+def test_groups_may_not_write_more_than_fits() -> None:
+    config = kafka_journal.fitting(GroupConfig(group_record_bytes_max=200 << 20))
+    assert (config.group_record_bytes_max, config.commit_bytes_max) == (16 << 20, 16 << 20)
+    assert config.commit_bytes_max + kafka_journal.GATHERED_BYTES_MAX < kafka_journal.BATCH_BYTES_MAX
+    small = GroupConfig(group_record_bytes_max=1024, commit_bytes_max=2 << 20)
+    assert kafka_journal.fitting(small) == small
 
 
 def test_nobody_is_told_of_a_term_that_was_closed(partition: FakePartition, holder: VirtualHolder) -> None:

@@ -121,8 +121,10 @@ class GroupDoor:
                 raise self._no_place(client.cluster)
             if self._failure is not None:
                 raise self._failure
-        except BaseException:
+        except BaseException as error:
             await self.close()
+            if isinstance(error, KafkaError):
+                raise self._advised(error) from error.__cause__
             raise
         self._opened = True
 
@@ -225,7 +227,7 @@ class GroupDoor:
                 )
 
     def _trouble(self, error: KafkaError) -> None:
-        self._last_trouble = error
+        error = self._last_trouble = self._advised(error)
         if not self._opened and not isinstance(error, RetriableError):
             self._failure = error
         elif self._opened and self._sparingly.due("trouble"):
@@ -337,13 +339,19 @@ class GroupDoor:
             raise _Again
         if known in LOST_COORDINATOR:
             cluster.forget_coordinator(self._coordinator)
+        raise self._advised(error_for(code, known.text))
+
+    def _advised(self, error: KafkaError) -> KafkaError:
+        """The same error with what to do about it, where that is known."""
         advice = {
             ErrorCode.INCONSISTENT_GROUP_PROTOCOL: "it is used by something else; give the coordinators another group",
-            ErrorCode.GROUP_AUTHORIZATION_FAILED: "grant this user Read and Describe on it",
+            ErrorCode.GROUP_AUTHORIZATION_FAILED: "this user needs the rights to describe and to read it",
             ErrorCode.INVALID_SESSION_TIMEOUT: f"Kafka does not grant a session of {self._session_ms} ms "
             "(group.min.session.timeout.ms, group.max.session.timeout.ms)",
-        }.get(known, known.text)
-        raise error_for(code, f"the coordinators' group {self._group!r} on Kafka: {advice}")
+        }.get(error.code)
+        if advice is None:
+            return error
+        return error_for(error.code, f"the coordinators' group {self._group!r} on Kafka: {advice}")
 
     # Words.
 

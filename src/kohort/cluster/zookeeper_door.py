@@ -33,8 +33,8 @@ from kohort.cluster.zookeeper_nodes import (
     Office,
     Registration,
 )
-from kohort.cluster.zookeeper_session import Change, Node, SessionState, ZooKeeperAway, ZooKeeperSession
-from kohort.errors import CorruptDataError, ErrorCode, KafkaError, TimedOutError
+from kohort.cluster.zookeeper_session import Change, Node, SessionState, ZooKeeperSession
+from kohort.errors import CorruptDataError, ErrorCode, KafkaError, NotAuthorizedError, TimedOutError
 
 log = logging.getLogger("kohort.cluster")
 SESSION_MS = 6_000
@@ -70,7 +70,7 @@ class ZooKeeperDoor:
         self._epoch: Node | None = None
         self._taken_by: Candidate | None = None
         self._told: tuple[Placement | None, bool] = (None, False)
-        self._trouble = ""
+        self._trouble: KafkaError | None = None
         self._on_change: Callable[[], None] = lambda: None
         self._look = asyncio.Event()
         self._mirror = TopicMirror(self._session, self._look.set)
@@ -86,7 +86,7 @@ class ZooKeeperDoor:
 
     async def open(self, me: Candidate, shards: int) -> None:
         """See `Door`."""
-        self._mine, self._shards, self._taken_by = Registration(me), shards, None
+        self._mine, self._shards, self._taken_by, self._trouble = Registration(me), shards, None, None
         await self._session.open(_REACH_MS)
         try:
             await self._check_root()
@@ -149,20 +149,18 @@ class ZooKeeperDoor:
                 continue  # the next connection has it look again
             try:
                 await self._settle()
-                self._trouble = ""
-            except ZooKeeperAway as error:
-                self._failed(str(error))
+                self._trouble = None
             except KafkaError as error:
-                self._failed(str(error))
+                self._failed(error)
             except Exception as error:
                 log.exception("placement: a fault")
-                self._failed(repr(error))
+                self._failed(KafkaError(f"a fault: {error!r}"))
             self._tell()
 
-    def _failed(self, why: str) -> None:
-        if why != self._trouble:
-            log.warning("placement: not settled yet: %s", why)
-        self._trouble = why
+    def _failed(self, error: KafkaError) -> None:
+        if self._trouble is None or self._trouble.message != error.message:
+            log.warning("placement: not settled yet: %s", error)
+        self._trouble = error
         asyncio.get_running_loop().call_later(_AGAIN_S, self._look.set)
 
     async def _settle(self) -> None:
@@ -303,7 +301,7 @@ class ZooKeeperDoor:
 
         Raises:
             TimedOutError: not within the time.
-            KafkaError: the id was another's for `taken_ms`.
+            KafkaError: the id was another's for `taken_ms`; ZooKeeper refuses.
         """
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -313,6 +311,8 @@ class ZooKeeperDoor:
             if self._taken_by is not None and taken_ms is not None and passed_ms > taken_ms:
                 text = f"the id {self._taken_by.id} is taken by the coordinator at {self._taken_by.address}"
                 raise KafkaError(f"{text}; give this one another with --id", ErrorCode.DUPLICATE_BROKER_REGISTRATION)
+            if isinstance(self._trouble, NotAuthorizedError):
+                raise self._trouble
             if passed_ms > timeout_ms:
                 why = self._trouble or "nobody wrote the map"
                 raise TimedOutError(f"no place among the coordinators within {timeout_ms:.0f} ms: {why}")

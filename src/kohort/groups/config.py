@@ -48,6 +48,15 @@ class GroupConfig:
         why="a classic group is one record, as is a consumer group's member; a join that could outgrow it is refused "
         "(Kafka: message.max.bytes, found at sync)",
     )
+    commit_bytes_max: int = knob(
+        "offset.commit.max.bytes",
+        128 * MIB,
+        low=MIB,
+        high=256 * MIB,
+        unit="bytes",
+        why="all records of one commit are one append; each holds the names of its group and topic, so a small request "
+        "can ask for many bytes (Kafka: message.max.bytes)",
+    )
     groups_max: int = knob(
         "group.coordinator.max.groups",
         100_000,

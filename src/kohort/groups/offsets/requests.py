@@ -46,7 +46,7 @@ def commit(context: Context, event: OffsetCommit) -> None:
     """Positions of a member, or of someone who assigns partitions to itself."""
     group = context.ledger.groups.get(event.group_id)
     error = ErrorCode.NONE
-    if not sizes.commit_fits(event.group_id, event.offsets):
+    if not sizes.commit_fits(context.config, event.group_id, event.offsets):
         error = ErrorCode.INVALID_COMMIT_OFFSET_SIZE
     elif group is None:
         error = make_group(context, event)
@@ -105,7 +105,7 @@ def commit_transactional(context: Context, event: TxnOffsetCommit) -> None:
     """Positions that count when the producer's transaction commits."""
     group = context.find(event.group_id)
     error = ErrorCode.NONE
-    if not sizes.commit_fits(event.group_id, event.offsets):
+    if not sizes.commit_fits(context.config, event.group_id, event.offsets):
         error = ErrorCode.INVALID_COMMIT_OFFSET_SIZE
     elif group is None and not sizes.fits(event.group_id):
         error = ErrorCode.INVALID_GROUP_ID
