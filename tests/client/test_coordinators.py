@@ -142,3 +142,25 @@ def test_a_coordinator_that_stands_still_is_left_for_another() -> None:
     assert world.runtime.now_ms < 10_000
     assert world.call(world.cluster.coordinator(Coordinator("g"))) == IDS[SECOND]
     assert world.ports("FindCoordinator")[-1] != stuck[0]
+
+
+def test_coordinators_are_reached_in_plain_where_brokers_want_a_login() -> None:
+    login = {"security_protocol": "SASL_PLAINTEXT", "sasl_username": "a", "sasl_password": "b"}
+    settings = {**login, "coordinators_security_protocol": "PLAINTEXT", "request_timeout_ms": 2000}
+    world = Apart(topics={"a": 1}, settings=settings)
+    world.call(world.cluster.coordinator(Coordinator("g")))
+    world.runtime.spawn(world.cluster.send(HeartbeatRequest(group_id="g"), Coordinator("g")))
+    world.run()
+    assert world.ports("Heartbeat") == [SECOND]
+    assert not world.sent("SaslHandshake")
+    world.runtime.spawn(world.cluster.send(DescribeClusterRequest(), ANY)).will_hear()
+    world.run()
+    assert world.ports("SaslHandshake") == [BROKER]
+    assert {each.address.port for each in world.opened if each.plain} == {FIRST, SECOND}
+
+
+def test_a_broker_among_plain_coordinators_is_told() -> None:
+    settings = {"bootstrap_servers": f"127.0.0.1:{BROKER}", "coordinators_security_protocol": "PLAINTEXT"}
+    world = Apart(settings={**settings, "request_timeout_ms": 2000})
+    with pytest.raises(KafkaError, match="127.0.0.1:9092 is a broker"):
+        world.call(world.cluster.send(DescribeClusterRequest(), ANY))

@@ -147,7 +147,7 @@ class Tenures:
         tenure.fences += 1
         tenure.pauses += 1
         self.fences[index] = self.fences.get(index, 0) + 1
-        log.warning("shard %d: it begins again in %.1f s if the map gives it here then", index, pause_s)
+        log.warning("shard %d: it begins again in %.2f s if the map gives it here then", index, pause_s)
         tenure.again = self._loop.call_later(pause_s, self._again, tenure)
 
     def close(self) -> None:
