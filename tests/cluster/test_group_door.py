@@ -209,6 +209,10 @@ def _forgotten_story() -> None:
         for number in (1, 2, 3):
             await doors.enter(candidate(number))
         await doors.agreed(1, 2, 3)
+        for _ in range(3):  # generations that the group made again will not reach at once
+            await doors.enter(candidate(4))
+            await doors.open.pop(4).retire()
+            await doors.agreed(1, 2, 3)
         before = doors.open[1].placement
         assert before is not None
         await asyncio.to_thread(broker.close)

@@ -86,7 +86,8 @@ class ZooKeeperDoor:
 
     async def open(self, me: Candidate, shards: int) -> None:
         """See `Door`."""
-        self._mine, self._shards, self._taken_by, self._trouble = Registration(me), shards, None, None
+        self._mine, self._shards = Registration(me), shards
+        self.placement = self._taken_by = self._trouble = None
         await self._session.open(_REACH_MS)
         try:
             await self._check_root()
@@ -94,7 +95,7 @@ class ZooKeeperDoor:
                 await self._session.make_path(path)
             self._keeper = asyncio.get_running_loop().create_task(self._keep())
             self._look.set()
-            await self._wait(lambda: self.placement is not None, _OPEN_MS, self._session_ms + 2_000)
+            await self._wait(self._has_place, _OPEN_MS, self._session_ms + 2_000)
         except BaseException:
             await self.close()
             raise
@@ -168,10 +169,11 @@ class ZooKeeperDoor:
         if session is None:
             return
         self._taken_by = await self._register(session, mine)
-        if self._taken_by is not None:
-            self.in_office, self.placement = False, None
-            return
-        self.in_office = await self._elect(session, mine)
+        if self._taken_by is None:
+            self.in_office = await self._elect(session, mine)
+        else:
+            self.in_office = False
+            await self._resign(session)
         await self._read_map()
         if self.in_office:
             await self._place(mine)
@@ -220,6 +222,12 @@ class ZooKeeperDoor:
             else:
                 return False
         raise KafkaError(f"{COORDINATOR} does not stay as it was made")
+
+    async def _resign(self, session: int) -> None:
+        """One without a place makes no map."""
+        node = await self._session.read(COORDINATOR)
+        if node is not None and is_of(node, session):
+            await self._session.change(Change(COORDINATOR, version=node.version, delete=True))
 
     async def _stand(self, session: int, number: int) -> None:
         epoch = await self._session.read(EPOCH)
@@ -278,6 +286,9 @@ class ZooKeeperDoor:
             log.info("placement: the coordinator %d at %s is taken for ended", candidate.id, candidate.address)
 
     # Round about.
+
+    def _has_place(self) -> bool:
+        return self.placement is not None and self._taken_by is None
 
     def _session_changed(self, state: SessionState) -> None:
         if state is SessionState.LOST:
