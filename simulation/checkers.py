@@ -373,7 +373,7 @@ class Checkers:
     HOOKS = tuple(
         f"on_{what}" for what in ("hold", "stepped", "released", "refused", "durable", "replayed", "loaded", "worked")
     )
-    HOOKS = (*HOOKS, "on_deleted", "at_end")
+    HOOKS = (*HOOKS, "on_overtaken", "on_journal", "on_doors", "on_deleted", "at_end")
 
     def __init__(
         self, world: World, members: list[Holder], config: GroupConfig, kinds: Iterable[type[Checker]] = ALL
@@ -420,6 +420,21 @@ class Checkers:
         """As `Checker.on_released`."""
         for hook in self._hooks["on_released"]:
             hook(event, value)
+
+    def on_overtaken(self, event: Any, value: Any, came_ms: int, since_ms: int) -> None:
+        """As `Checker.on_overtaken`."""
+        for hook in self._hooks["on_overtaken"]:
+            hook(event, value, came_ms, since_ms)
+
+    def on_journal(self, records: list[Record]) -> None:
+        """As `Checker.on_journal`."""
+        for hook in self._hooks["on_journal"]:
+            hook(records)
+
+    def on_doors(self, coordinators: Any, zookeeper: Any, *, at_end: bool) -> None:
+        """As `Checker.on_doors`."""
+        for hook in self._hooks["on_doors"]:
+            hook(coordinators, zookeeper, at_end=at_end)
 
     def on_refused(self, event: Any, code: ErrorCode, phase: Phase) -> None:
         """As `Checker.on_refused`."""

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from kohort.coordinator.driver import Action
 from kohort.groups.consumer import targets
 from kohort.groups.events import GroupSettings, TopicImage
-from kohort.groups.outcome import Counted, Now, Push, Rebalanced, ResolveRegexes, Told, Work
+from kohort.groups.outcome import Computation, Counted, Now, Push, Rebalanced, ResolveRegexes, Told, Work
 from simulation.world import Chance, Happening, World
 
 TURN_MS = 2
@@ -81,6 +81,10 @@ class VirtualDriver:
         self._looks += 1
         return self._world.now_ms / 1000 + self._looks * LOOK_S
 
+    def elapsed_ms(self) -> int:
+        """The process's monotonic clock: no machine sleeps here."""
+        return self._world.now_ms
+
     def soon(self, action: Action) -> None:
         """In order, at the same time or a little later."""
         self._next_ms = max(self._next_ms, self._world.now_ms + self._chance.upto(TURN_MS))
@@ -108,12 +112,17 @@ class VirtualDriver:
         """Nothing of earlier topics is in the journal any more."""
         self._host.unseen.clear()
 
+    def shard_ended(self, index: int, error: Exception) -> None:
+        """The server looks at the phase after each turn."""
+
     def own_settings(self, index: int) -> dict[str, GroupSettings]:
         """Groups have none of their own here."""
         return {}
 
     def run_work(self, work: Work, done: Callable[[Any], None]) -> None:
         """It comes back later, perhaps to another machine than asked for it."""
+        if not isinstance(work, Computation):
+            raise AssertionError(work)  # this world's topics and groups are all its own
         event = targets.resolve(work, match) if isinstance(work, ResolveRegexes) else targets.compute(work)
         self._host.worked(work, event)
         longest_ms = SLOW_WORK_MS if self._chance.likely(self._slow) else WORK_MS

@@ -38,6 +38,7 @@ class Connection:
         client: its client's name.
         process: its client's process by name, "" on another machine.
         ended: that process has ended.
+        node: which of several servers it leads to.
     """
 
     def __init__(self, network: Network, on_closed: Callable[[], None], chance: Chance) -> None:
@@ -49,6 +50,7 @@ class Connection:
         self.client = ""
         self.process = ""
         self.ended = False
+        self.node = 0
         self._network = network
         self._chance = chance
         self._on_closed = on_closed
@@ -79,6 +81,9 @@ class Connection:
         weather, world, chance = self._network.weather, self._network.world, self._chance
         if (weather.breaks and chance.random() < weather.breaks) or self._is_cut_off():
             self.break_()
+            return
+        deaf = self._network.deaf
+        if deaf and world.now_ms < deaf.get(self.client, 0):
             return
         due = max(world.now_ms + chance.upto(weather.delay_ms), self._arrives_down)
         self._arrives_down = due
@@ -117,12 +122,14 @@ class Network:
         receive: the coordinator's door: connection, request without token, answer.
         server_sees_close: told when the coordinator's end notices.
         cut_off: clients of which nothing gets through, nor to them, until a time.
+        deaf: clients to which nothing gets through until a time, while what they send arrives.
     """
 
     def __init__(self, world: World) -> None:
         self.world = world
         self.weather = Weather()
         self.cut_off: dict[str, int] = {}
+        self.deaf: dict[str, int] = {}
         self.count = 0
         self.receive: Callable[[Connection, Any, Callable[[Any], None]], None]
         self.server_sees_close: Callable[[int], None]

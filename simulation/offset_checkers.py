@@ -126,6 +126,15 @@ class DurabilityChecker(Checker):
                     self._check_lost(slot, found.offset)
                     self._raise_floor(slot, decided[found.offset])
 
+    def on_overtaken(self, event: Any, value: Any, came_ms: int, since_ms: int) -> None:
+        """What was written before counts as ever; nothing that was taken in later can have been written."""
+        if getattr(event, "request", -1) in self._decided:
+            self.on_released(event, value)
+        elif isinstance(event, OffsetCommit) and ErrorCode.NONE in value.errors:
+            self.fail(
+                f"{event.group_id}: a commit was taken {self.world.now_ms - since_ms} ms after that was impossible"
+            )
+
     def _raise_floor(self, slot: Slot, order: int) -> None:
         deleted = max(self._deleting.get(slot[1], 0), self._gone.get(slot[1], 0))
         if order >= max(deleted, self._cleared.get(slot[0], 0), self._cleared.get(slot, 0)):

@@ -96,6 +96,15 @@ class Checker:
     def on_released(self, event: Any, value: Any) -> None:
         """A reply goes out."""
 
+    def on_overtaken(self, event: Any, value: Any, came_ms: int, since_ms: int) -> None:
+        """A reply goes out to a request that came then, from a coordinator that was overtaken at a time before."""
+
+    def on_journal(self, records: list[Record]) -> None:
+        """A coordinator of several has loaded: so much is in its journal for good."""
+
+    def on_doors(self, coordinators: Any, zookeeper: Any, *, at_end: bool) -> None:
+        """Now and then, and at the end: several coordinators, and where they find each other."""
+
     def on_refused(self, event: Any, code: ErrorCode, phase: Phase) -> None:
         """A request is refused as a whole: by a shard in this phase, or one that is full."""
 

@@ -135,9 +135,10 @@ class Server:
         step, on_loaded = machine.step, machine.on_loaded
 
         def loaded(
-            now: Now, image: TopicImage, settings: Mapping[str, GroupSettings] = MappingProxyType({})
+            now: Now, image: TopicImage, settings: Mapping[str, GroupSettings] = MappingProxyType({}), proof_ms: int = 0
         ) -> Outcome:
-            return self._seen(None, lambda: self._on_loaded(machine, partial(on_loaded, now, image, settings)))
+            load = partial(on_loaded, now, image, settings, proof_ms)
+            return self._seen(None, lambda: self._on_loaded(machine, load))
 
         def stepped(event: Any, now: Now) -> Outcome:
             return self._seen(event, lambda: step(event, now))

@@ -19,7 +19,7 @@ from uuid import UUID
 
 from kohort.broker.driver import LoopDriver
 from kohort.broker.metrics import Metrics
-from kohort.coordinator.shard import Shard
+from kohort.coordinator.shard import Phase, Shard
 from kohort.errors import ErrorCode, InvalidInputError
 from kohort.groups.config import GroupConfig
 from kohort.groups.events import Event, GroupSettings, OffsetCommit, OffsetFetch, OffsetToCommit, Topic, TopicImage
@@ -40,20 +40,24 @@ LONG_S = 60.0
 
 
 class Turns:
-    """A loop whose turns are given by hand, and whose time passes when it is told to."""
+    """A loop whose turns are given by hand, and whose time passes when it is told to.
+
+    Attributes:
+        now_s: its time.
+    """
 
     def __init__(self) -> None:
         self._soon: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
         self._later: list[tuple[float, int, Timer]] = []
         self._count = itertools.count()
-        self._time = 0.0
+        self.now_s = 0.0
 
     def call_soon(self, call: Callable[..., Any], *args: Any) -> None:
         self._soon.append((call, args))
 
     def call_later(self, delay_s: float, call: Callable[..., Any], *args: Any) -> Timer:
         timer = Timer(call, args)
-        heapq.heappush(self._later, (self._time + delay_s, next(self._count), timer))
+        heapq.heappush(self._later, (self.now_s + delay_s, next(self._count), timer))
         return timer
 
     def turn(self) -> None:
@@ -69,14 +73,14 @@ class Turns:
 
     def pass_time(self, seconds: float) -> None:
         """Let time pass with all that becomes due in it."""
-        end = self._time + seconds
+        end = self.now_s + seconds
         self.settle()
         while self._later and self._later[0][0] <= end:
-            self._time, _, timer = heapq.heappop(self._later)
+            self.now_s, _, timer = heapq.heappop(self._later)
             if not timer.cancelled:
                 self._soon.append((timer.call, timer.args))
             self.settle()
-        self._time = end
+        self.now_s = end
 
 
 class Timer:
@@ -152,6 +156,7 @@ class FailingJournal:
 
     holds_transactions = True
     append_bytes_max: int | None = None
+    proof_ms: int | None = None
 
     def __init__(self, folder: Path) -> None:
         self.log = PartitionLog.open(folder / "__consumer_offsets-0", small(), OpenOptions())
@@ -240,6 +245,7 @@ class Driven:
         self.unseen: list[str] = []
         self.not_noted: list[OSError] = []
         self.settings_asked = 0
+        self.ended: list[tuple[int, Phase, Exception]] = []
         self.notes: list[Any] = []
         self._numbers = itertools.count(1)
         self.metrics = Metrics()
@@ -267,6 +273,9 @@ class Driven:
     def own_settings(self, index: int) -> dict[str, GroupSettings]:
         self.settings_asked += 1
         return {}
+
+    def shard_ended(self, index: int, error: Exception) -> None:
+        self.ended.append((index, self.shard.phase, error))
 
     def run_work(self, work: Work, done: Callable[[Event], None]) -> None:
         raise AssertionError("no work in these tests")

@@ -6,13 +6,15 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from kohort.coordinator.driver import Action, ShardMetrics
 from kohort.groups.events import Event, GroupSettings, TopicImage
 from kohort.groups.outcome import Counted, Now, Push, Rebalanced, Told, Work
 
 log = logging.getLogger("kohort.groups")
+
+_PROOF_CLOCK: Final[int] = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class ShardHost(Protocol):
@@ -30,6 +32,9 @@ class ShardHost(Protocol):
 
     def shard_loaded(self, index: int) -> None:
         """Note that what a shard's journal held of earlier topics is gone."""
+
+    def shard_ended(self, index: int, error: Exception) -> None:
+        """A shard was taken over, or can't be read: it will not serve again."""
 
     def own_settings(self, index: int) -> Mapping[str, GroupSettings]:
         """What groups of a shard have set for themselves."""
@@ -49,12 +54,13 @@ class LoopDriver:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, host: ShardHost) -> None:
         self._loop = loop
-        self.metrics = host.metrics
+        self.metrics: ShardMetrics = host.metrics
         self.clock = time.perf_counter
         self.soon = loop.call_soon
         self.topic_image = host.topic_image
         self.unseen_topics = host.unseen_topics
         self.shard_loaded = host.shard_loaded
+        self.shard_ended = host.shard_ended
         self.own_settings = host.own_settings
         self.run_work = host.run_work
         self.push = host.push
@@ -63,6 +69,10 @@ class LoopDriver:
     def now(self) -> Now:
         """The clocks of this machine."""
         return Now(time.monotonic_ns() // 1_000_000, time.time_ns() // 1_000_000)
+
+    def elapsed_ms(self) -> int:
+        """By a clock that counts the machine's sleep, where there is one."""
+        return time.clock_gettime_ns(_PROOF_CLOCK) // 1_000_000
 
     def at(self, mono_ms: int, action: Action) -> asyncio.TimerHandle:
         """Call it on the loop."""

@@ -1,4 +1,11 @@
-"""What became of events, on its way to the journal: it is let out when it is durable, and in order."""
+"""What became of events, on its way to the journal: it is let out when it is durable, and in order.
+
+Where the journal does not tell its owner at once that another has begun a term (`Journal.proof_ms`), nothing is
+answered without proof either: a deposed owner could keep members working whose sessions its successor ends, or answer
+with what the successor has changed. Proof is an append that is acknowledged, counted from when it was sent. An answer
+leaves while the newest is young enough, that of a read when one is that was sent after the read came. If nothing else
+is to be written, an append without records is sent, on which all stand that came before it.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +15,15 @@ from typing import TypeAlias
 
 from kohort.coordinator.driver import Action, Driver
 from kohort.errors import FencedError, KafkaError
-from kohort.groups.events import Event
+from kohort.groups.events import (
+    ConsumerGroupDescribe,
+    DeleteGroups,
+    DescribeGroups,
+    Event,
+    ListGroups,
+    OffsetDelete,
+    OffsetFetch,
+)
 from kohort.groups.outcome import Now, Outcome
 from kohort.groups.records import Record
 from kohort.groups.sizes import record_bytes
@@ -27,6 +42,12 @@ WAITING_STEPS = 100_000
 
 This bounds the memory of their replies.
 """
+
+
+READING = frozenset(
+    (OffsetFetch, DescribeGroups, ListGroups, ConsumerGroupDescribe, DeleteGroups, OffsetDelete),
+)
+"""Events whose answers say what there is, or what there was not to be deleted: nobody may have changed it since."""
 
 
 class Gathered:
@@ -57,6 +78,7 @@ class Appends:
         ended: the load is over.
         wrote: an append was durable.
         proven_ms: when the newest append that was answered later and is durable was sent: so long this was the owner.
+        proof_ms: how old the proof may be for which answers leave, as the journal says; None: they need none.
     """
 
     def __init__(
@@ -82,6 +104,11 @@ class Appends:
         self._release = release
         self._lost = lost
         self.bytes_max = journal.append_bytes_max
+        self.proof_ms = journal.proof_ms
+        self._elapsed_ms = driver.elapsed_ms
+        self._proof_at: int | None = None
+        self._sending_at = 0
+        self._unproven: list[Step] = []
         self.waiting = 0
         self._token: int | None = None
         self._sent: list[Step] = []
@@ -113,12 +140,12 @@ class Appends:
         """Take what became of events `now`; it is let out at once if nothing has to be waited for."""
         if self._token is None:
             self._send(steps, now)
-            if self._behind:
+            if self._behind or self._unproven:
                 self._go_on()
             return
         self.waiting += len(steps)
         records = [record for _, outcome in steps for record in outcome.records]
-        if not records and not self._behind:
+        if not records and not self._behind and not (self.proof_ms is not None and _reads(steps)):
             self._sent += steps
             return
         if not self._behind or self._behind[-1].alone:
@@ -131,7 +158,7 @@ class Appends:
 
     def has(self, kind: type) -> bool:
         """Whether what became of such an event is not durable yet."""
-        waiting = (self._sent, *(gathered.steps for gathered in self._behind))
+        waiting = (self._unproven, self._sent, *(gathered.steps for gathered in self._behind))
         return any(type(event) is kind for steps in waiting for event, _ in steps)
 
     def when_out(self, action: Action) -> None:
@@ -143,7 +170,7 @@ class Appends:
         """The load has ended: what waits is forgotten, what the journal still says of it is ignored."""
         self.ended = True
         self._token, self._last, self._reading = None, None, None
-        self._sent, self.waiting = [], 0
+        self._sent, self._unproven, self.waiting = [], [], 0
         self._behind.clear()
 
     # -- what the journal says
@@ -153,10 +180,12 @@ class Appends:
         if self.ended or token != self._token:
             return
         steps, self._token, self._sent = self._sent, None, []
-        self.waiting -= len(steps)
         self.proven_ms = sent_ms
         self._took(self._clock() - self._sent_at)
         self.wrote = True
+        if self.proof_ms is not None:
+            steps = self._proved(steps)
+        self.waiting -= len(steps)
         self._release(steps)
         self._go_on()
 
@@ -182,8 +211,10 @@ class Appends:
         for _, outcome in steps:
             if outcome.records:
                 records += outcome.records
-        if records:
+        if records or (self.proof_ms is not None and self._needs_proof(steps)):
             began = self._clock()
+            if self.proof_ms is not None:
+                self._sending_at = self._elapsed_ms()
             try:
                 token = self._journal.append(self._term, records, now.wall_ms)
             except Exception as error:  # noqa: BLE001  # told to the shard, which looks at it
@@ -192,7 +223,7 @@ class Appends:
                     self._behind.extendleft(Gathered([step], alone=True) for step in reversed(steps))
                     self.waiting += len(steps)
                 else:
-                    self._fail(error, steps[0] if refused else None)
+                    self._fail(error, steps[0] if refused and steps else None)
                 return
             if token is not None:
                 self._token, self._sent, self._sent_at = token, steps, began
@@ -200,18 +231,52 @@ class Appends:
                 return
             self._took(self._clock() - began)
             self.wrote = True
+            if self.proof_ms is not None:
+                self.waiting += len(steps)
+                steps = self._proved(steps)
+                self.waiting -= len(steps)
         self._release(steps)
 
     def _go_on(self) -> None:
         """Append what was gathered, as far as the journal answers at once."""
-        while self._token is None and self._behind:
-            steps = self._behind.popleft().steps
+        while self._token is None and (self._behind or self._unproven):
+            steps = self._behind.popleft().steps if self._behind else []
             self.waiting -= len(steps)
             self._send(steps, self._driver.now())
         if self._token is None and self._last is not None:
             last, self._last = self._last, None
             last()
 
+    # -- proof
+
+    def _needs_proof(self, steps: list[Step]) -> bool:
+        """Whether steps without records wait for an append all the same."""
+        if self._unproven or _reads(steps):
+            return True
+        return not self._is_proven() and any(outcome.replies or outcome.pushes for _, outcome in steps)
+
+    def _is_proven(self) -> bool:
+        """Whether an answer may leave now."""
+        assert self.proof_ms is not None
+        return self._proof_at is not None and self._elapsed_ms() - self._proof_at <= self.proof_ms
+
+    def _proved(self, steps: list[Step]) -> list[Step]:
+        """What may leave now that an append is durable: all, or nothing where that took so long that it proves nothing.
+
+        Then they wait for the next append, which is sent at once.
+        """
+        self._proof_at = self._sending_at
+        steps, self._unproven = self._unproven + steps, []
+        if self._is_proven():
+            return steps
+        self._unproven = steps
+        return []
+
     def _fail(self, error: Exception, refused: Step | None) -> None:
         self.end()
         self._lost(error, refused)
+
+
+def _reads(steps: list[Step]) -> bool:
+    """Whether an answer among these is only as good as an append that is sent from now on."""
+    return any(type(event) in READING for event, _ in steps)

@@ -60,6 +60,9 @@ class Driver(Protocol):
     def clock(self) -> float:
         """Seconds since some moment, for durations."""
 
+    def elapsed_ms(self) -> int:
+        """The age of proofs: passes also while the machine sleeps, where a system has such a clock."""
+
     def soon(self, action: Action) -> object:
         """Call it in a later turn; what is asked for first is called first.
 
@@ -80,6 +83,12 @@ class Driver(Protocol):
 
     def shard_loaded(self, index: int) -> None:
         """A shard has loaded, without positions of topics that are gone: note that. Raises OSError."""
+
+    def shard_ended(self, index: int, error: Exception) -> None:
+        """A shard has ended by itself, in a turn of its own: it serves no longer, and loads no more.
+
+        The error is a FencedError, and another coordinator has its journal; or a KafkaError, and it can't be read.
+        """
 
     def own_settings(self, index: int) -> Mapping[str, GroupSettings]:
         """What groups of a shard have set for themselves, now, by group: it is not in the journal."""

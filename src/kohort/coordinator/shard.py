@@ -127,6 +127,10 @@ class Shard:
         """Protocol and state of every group; none while it loads."""
         return iter(()) if self._machine is None else self._machine.group_states()
 
+    def knows(self, group_id: str) -> bool:
+        """Whether there is such a group; not while it loads."""
+        return self._machine is not None and self._machine.knows(group_id)
+
     @property
     def settled(self) -> bool:
         """Whether nothing waits: no event in the queue, no step for the journal."""
@@ -169,7 +173,8 @@ class Shard:
                     self._driver.soon(partial(self._replay, appends, machine, batches))
                     return
             time_now, driver = self._driver.now(), self._driver
-            loaded = machine.on_loaded(time_now, driver.topic_image(), driver.own_settings(self.index))
+            settings, proof_ms = driver.own_settings(self.index), self._journal.proof_ms or 0
+            loaded = machine.on_loaded(time_now, driver.topic_image(), settings, proof_ms)
             steps: list[Step] = [(None, loaded)]
             if unseen := driver.unseen_topics(self.index):
                 event = TopicsDeleted(tuple(unseen))
@@ -180,7 +185,7 @@ class Shard:
             self._failed(f"the journal can't be loaded ({error})")
         except KafkaError as error:
             self._driver.error(f"shard {self.index}: its groups are not served: {error.message}")
-            self._unload(Phase.DAMAGED, REFUSED[Phase.DAMAGED])
+            self._ended(Phase.DAMAGED, error)
         except Exception as fault:  # noqa: BLE001  # a fault of ours, which is logged
             self._failed("a fault while it loads", fault)
         else:
@@ -356,7 +361,12 @@ class Shard:
             else f"; its own last append was sent {self._driver.now().mono_ms - proven_ms} ms before"
         )
         self._driver.error(f"shard {self.index}: another coordinator has taken over: {error}{since}")
-        self._unload(Phase.FENCED, ErrorCode.NOT_COORDINATOR)
+        self._ended(Phase.FENCED, error)
+
+    def _ended(self, phase: Phase, error: Exception) -> None:
+        """The end that comes by itself; who placed the shard here hears of it."""
+        self._unload(phase, REFUSED[phase])
+        self._driver.soon(partial(self._driver.shard_ended, self.index, error))
 
     def close(self) -> None:
         """Stop; whoever waits is sent to find the coordinator again."""

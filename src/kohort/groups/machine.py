@@ -2,7 +2,7 @@
 
     machine = GroupMachine(config)
     for record in journal: machine.apply(record)
-    outcome = machine.on_loaded(now, image, settings)
+    outcome = machine.on_loaded(now, image, settings, proof_ms)
     outcome = machine.step(event, now)
 
 `step` applies the records it returns before it returns them; the shell appends them and only then releases the
@@ -26,6 +26,7 @@ from kohort.groups.events import (
     DeleteGroups,
     DescribeGroups,
     Event,
+    GroupImported,
     GroupSettings,
     GroupSettingsChanged,
     Heartbeat,
@@ -46,10 +47,10 @@ from kohort.groups.events import (
     TxnOffsetCommit,
 )
 from kohort.groups.group import Group
-from kohort.groups.liveness import lost
+from kohort.groups.liveness import lost, sessions
 from kohort.groups.liveness.deadlines import Deadline, Timer
 from kohort.groups.migration import arrivals
-from kohort.groups.offsets import expiry
+from kohort.groups.offsets import expiry, imported
 from kohort.groups.offsets import requests as offset_requests
 from kohort.groups.outcome import GroupState, Now, Outcome
 from kohort.groups.protocol import Row
@@ -107,6 +108,7 @@ HANDLERS: dict[type, Handler] = {
     ConsumerGroupHeartbeat: arrivals.consumer_heartbeat,
     ConsumerGroupDescribe: admin.describe_consumer_groups,
     AssignmentComputed: on_result,
+    GroupImported: imported.on_imported,
     RegexesResolved: on_result,
     GroupSettingsChanged: on_settings,
     ReleaseHeld: on_release,
@@ -127,7 +129,11 @@ class GroupMachine:
         self.context.ledger.apply(record)
 
     def on_loaded(
-        self, now: Now, image: TopicImage, settings: Mapping[str, GroupSettings] = MappingProxyType({})
+        self,
+        now: Now,
+        image: TopicImage,
+        settings: Mapping[str, GroupSettings] = MappingProxyType({}),
+        proof_ms: int = 0,
     ) -> Outcome:
         """Build the soft state after a replay: sessions start anew, unfinished rounds are over.
 
@@ -137,11 +143,13 @@ class GroupMachine:
             now: the clocks.
             image: all topics.
             settings: groups' own, by group; no record holds them, and sessions that start here have their lengths.
+            proof_ms: how long an earlier owner may go on answering: until then members may have been heard by it.
         """
         context = self.context
         context.begin(now)
         context.image = image
         context.settings = dict(settings)
+        context.sessions_from_ms = now.mono_ms + proof_ms
         offset_requests.on_loaded(context)
         for group in list(context.ledger.groups.values()):
             context.protocol(group).load(context, group.membership)
@@ -164,6 +172,10 @@ class GroupMachine:
         for group in self.context.ledger.groups.values():
             yield self.context.protocol(group).name, group.state()
 
+    def knows(self, group_id: str) -> bool:
+        """Whether there is such a group."""
+        return group_id in self.context.ledger.groups
+
     def snapshot(self) -> Iterator[Record]:
         """Every record of the hard state, in an order that replays: what compaction keeps."""
         return self.context.ledger.snapshot()
@@ -183,6 +195,8 @@ class GroupMachine:
     def _due(self, group: Group, timer: Timer) -> None:
         if timer.kind is Deadline.HELD:
             self.context.held.on_end(self.context, group.membership, timer.subject)
+            return
+        if timer.kind is Deadline.SESSION and sessions.goes_on(self.context, group.membership, timer):
             return
         due = self.context.protocol(group).due.get(timer.kind)
         if due is not None:

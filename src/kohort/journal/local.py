@@ -45,6 +45,7 @@ class LogJournal:
 
     holds_transactions: Final = True
     append_bytes_max: Final = None
+    proof_ms: Final = None
 
     def __init__(self, log: PartitionLog, *, older_values: bool = False) -> None:
         """Stand on a partition's log.

@@ -42,6 +42,15 @@ class Journal(Protocol):
     def append_bytes_max(self) -> int | None:
         """No further step should go into an append of so many bytes; None: never so many that it need be counted."""
 
+    @property
+    def proof_ms(self) -> int | None:
+        """How old the proof may be, in ms, on which an owner's answers stand.
+
+        None: who has begun a term is told at once when another begins. Otherwise an owner learns it from its next
+        append only, and what it answers stands while an append that was sent at most so long ago is known to be
+        durable.
+        """
+
     def begin(self, term: int, owner: Owner) -> Iterator[Sequence[Record] | None]:
         """Begin a term: every append of an earlier one is refused from now on, and what it wrote is read.
 
@@ -60,6 +69,8 @@ class Journal(Protocol):
 
     def append(self, term: int, records: Sequence[Record], now_ms: int) -> int | None:
         """Append all records or none. Not called again before the append on its way is durable.
+
+        Without records, where there is a `proof_ms`, it is proof that the term is not over, and nothing else.
 
         Returns:
             None when they are durable; else a token, larger than those before, that `owner.durable` will name.

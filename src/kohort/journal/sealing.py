@@ -8,12 +8,14 @@ give the same bytes.
 from __future__ import annotations
 
 import struct
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import chain, groupby, repeat
 from operator import itemgetter
 from typing import Any, Final, cast
 
+from kohort.errors import InvalidInputError
 from kohort.groups.records import OffsetCommitted, Record, TransactionMarked
 from kohort.journal.codec import SharedBytes, append_started, encode, shared_bytes
 from kohort.log.markers import Marker, build_marker
@@ -45,31 +47,41 @@ def sealed(records: Iterable[Record], now_ms: int) -> list[bytes | bytearray]:
     Offsets that wait for a transaction are in batches of its producer, its end is a marker, much is cut into several
     batches; where there are several, a record before them says how many offsets they span.
     """
-    building = _Batches(now_ms)
-    for kind, run in groupby(records, type):
-        if kind is OffsetCommitted:
-            for _, offsets in groupby(cast("Iterator[OffsetCommitted]", run), _GROUP):
-                building.add_offsets(list(offsets))
-        elif kind is TransactionMarked:
-            building.add_markers(run)
-        else:
-            building.be({})
-            for record in run:
-                building.add(*encode(record))
+    building = _Batches(now_ms, BATCH_BYTES_MAX)
+    building.add_all(records)
     batches = building.finish()
     if len(batches) > 1:
         span = sum(parse_header(batch).last_offset_delta + 1 for batch in batches)
-        first = _Batches(now_ms)
+        first = _Batches(now_ms, BATCH_BYTES_MAX)
         first.add(*append_started(span))
         batches[:0] = first.finish()
     return batches
 
 
+def packed(records: Iterable[Record]) -> tuple[bytes, int]:
+    """The records of one append as those of one batch, however large, and how many they are.
+
+    Raises:
+        InvalidInputError: some belong to a transaction, and so into batches of its producer.
+    """
+    building = _Batches(0, sys.maxsize)
+    building.add_all(records)
+    return building.open()
+
+
+def packed_pair(key: bytes, value: bytes | None) -> tuple[bytes, int]:
+    """One record that is no group's, likewise."""
+    building = _Batches(0, BATCH_BYTES_MAX)
+    building.add(key, value)
+    return building.open()
+
+
 class _Batches:
     """Batches being made; the last one is open."""
 
-    def __init__(self, now_ms: int) -> None:
+    def __init__(self, now_ms: int, bytes_max: int) -> None:
         self._now_ms = now_ms
+        self._bytes_max = bytes_max
         self._done: list[bytes | bytearray] = []
         self._facts: BatchFacts = {}
         self._parts: list[bytes] = []
@@ -93,11 +105,30 @@ class _Batches:
         self._seal()
         return self._done
 
+    def open(self) -> tuple[bytes, int]:
+        """What is in the one batch that there is: its records, and how many."""
+        if self._done or self._facts:
+            raise InvalidInputError("records of a transaction can't be in one batch with others")
+        return b"".join(self._parts), self._count
+
+    def add_all(self, records: Iterable[Record]) -> None:
+        """Records of any kind, in their order."""
+        for kind, run in groupby(records, type):
+            if kind is OffsetCommitted:
+                for _, offsets in groupby(cast("Iterator[OffsetCommitted]", run), _GROUP):
+                    self.add_offsets(list(offsets))
+            elif kind is TransactionMarked:
+                self.add_markers(run)
+            else:
+                self.be({})
+                for record in run:
+                    self.add(*encode(record))
+
     def add(self, key: bytes, value: bytes | None) -> None:
         """One record."""
         key_size = len(key)
         value_size = len(value) if value is not None else 0
-        if self._size + key_size + value_size > BATCH_BYTES_MAX:
+        if self._size + key_size + value_size > self._bytes_max:
             self._seal()
         delta, key_length = _varint(self._count), _varint(key_size)
         size = 3 + len(delta) + len(key_length) + key_size
@@ -150,9 +181,9 @@ class _Batches:
         each = fixed + _RECORD_BYTES
         done, total = 0, len(partitions)
         while done < total:
-            if self._size + each > BATCH_BYTES_MAX:
+            if self._size + each > self._bytes_max:
                 self._seal()
-            stop = min(total, done + max(1, (BATCH_BYTES_MAX - self._size) // each), done + _TABLE)
+            stop = min(total, done + max(1, (self._bytes_max - self._size) // each), done + _TABLE)
             deltas = _deltas(self._count, self._count + stop - done)
             chosen = slice(done, stop)
             packed = map(pack, partitions[chosen], repeat(before), offsets[chosen], epochs[chosen], repeat(after))

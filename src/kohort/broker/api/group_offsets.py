@@ -48,8 +48,14 @@ class CommitPlan(Generic[T]):
     Whole columns where nothing is refused: a commit may name hundreds of partitions.
     """
 
-    def __init__(self, topics: Iterable[tuple[T, KnownTopic | None]], by_id: bool) -> None:
-        """`topics`: of the request, each with what there is of it. `by_id`: they are named by their ids."""
+    def __init__(self, topics: Iterable[tuple[T, KnownTopic | None]], by_id: bool, keep_ids: bool = False) -> None:
+        """Args are the request's.
+
+        Args:
+            topics: each with what there is of it.
+            by_id: they are named by their ids.
+            keep_ids: their positions keep the ids also where they are named by their names.
+        """
         self.offsets: list[events.OffsetToCommit] = []
         self._topics: list[tuple[T, list[int], dict[int, ErrorCode]]] = []
         for topic, known in topics:
@@ -73,7 +79,7 @@ class CommitPlan(Generic[T]):
                     [part.committed_offset for part in parts],
                     [part.committed_leader_epoch for part in parts],
                     [part.committed_metadata or "" for part in parts],
-                    repeat(known.id if by_id else NO_TOPIC_ID),
+                    repeat(known.id if by_id or keep_ids else NO_TOPIC_ID),
                 )
                 self.offsets += map(NEW_OFFSET, zip(*columns, strict=False))
             self._topics.append((topic, indexes, refused))
@@ -103,6 +109,18 @@ def commit_answer(
 
 def offset_commit(host: GroupHost, request: Request[OffsetCommitRequest]) -> None:
     """Commit positions; answered when they are durable."""
+    if not host.topics.sure:
+        topics, by_id = request.message.topics, request.version >= 10
+        names = [] if by_id else [each.name for each in topics if each.name not in host.topics.by_name]
+        ids = [each.topic_id for each in topics if each.topic_id not in host.topics.by_id] if by_id else []
+        if names or ids:
+            host.find_topics(names, ids, partial(commit_known, host, request))
+            return
+    commit_known(host, request)
+
+
+def commit_known(host: GroupHost, request: Request[OffsetCommitRequest]) -> None:
+    """Commit positions of the topics that are known."""
     message, version = request.message, request.version
     by_id = version >= 10
     if by_id:
@@ -110,7 +128,7 @@ def offset_commit(host: GroupHost, request: Request[OffsetCommitRequest]) -> Non
         plan = CommitPlan([(each, known_by_id.get(each.topic_id)) for each in message.topics], by_id)
     else:
         known = host.topics.by_name
-        plan = CommitPlan([(each, known.get(each.name)) for each in message.topics], by_id)
+        plan = CommitPlan([(each, known.get(each.name)) for each in message.topics], by_id, not host.topics.sure)
 
     def answer(value: OffsetCommitReply | ErrorCode | None) -> None:
         make_topic = OffsetCommitResponse.OffsetCommitResponseTopic
@@ -142,6 +160,17 @@ def offset_commit(host: GroupHost, request: Request[OffsetCommitRequest]) -> Non
 
 def offset_fetch(host: GroupHost, request: Request[OffsetFetchRequest]) -> None:
     """The committed positions of one group, or (version 8 and up) of several."""
+    if request.version >= 10 and not host.topics.sure:
+        named = (topic.topic_id for group in request.message.groups for topic in group.topics or ())
+        ids = [topic_id for topic_id in named if topic_id not in host.topics.by_id]
+        if ids:
+            host.find_topics((), ids, partial(fetch_known, host, request))
+            return
+    fetch_known(host, request)
+
+
+def fetch_known(host: GroupHost, request: Request[OffsetFetchRequest]) -> None:
+    """The positions in the topics that are known."""
     message, version = request.message, request.version
     if version < 8:
         _fetch_one(host, request)

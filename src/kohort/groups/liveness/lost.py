@@ -37,7 +37,7 @@ def grace_end_ms(context: Context, event: ConnectionLost, heard_ms: int | None, 
     """When a member's grace ends: its lease runs since it was heard, and time to connect again is left in any case."""
     now_ms = context.now.mono_ms
     if event.lease_ms:
-        lease_end_ms = (now_ms if heard_ms is None else heard_ms) + event.lease_ms
+        lease_end_ms = max(now_ms if heard_ms is None else heard_ms, context.sessions_from_ms) + event.lease_ms
         return max(lease_end_ms, now_ms + LEAST_INTERVAL_MS + ADDED_MS)
     return now_ms + max(interval_ms, LEAST_INTERVAL_MS) * 5 // 4 + ADDED_MS
 

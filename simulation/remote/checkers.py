@@ -1,0 +1,103 @@
+"""What a coordinator may still say that was overtaken."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from kohort.cluster.kafka_journal import KafkaJournal
+from kohort.cluster.placement_codec import from_bytes, read_placement
+from kohort.cluster.zookeeper_nodes import IDS, PLACEMENT
+from kohort.coordinator.appends import READING
+from kohort.groups.config import GroupConfig
+from kohort.groups.machine import GroupMachine
+from kohort.groups.outcome import Outcome
+from kohort.groups.records import Record
+from simulation.eviction_checker import EvictionChecker
+from simulation.property import Checker, Holder, Waiting
+from simulation.world import World
+
+if TYPE_CHECKING:
+    from simulation.remote.coordinator import Coordinator
+    from simulation.remote.zookeeper import ZooKeeper
+
+
+class OvertakenChecker(Checker):
+    """A coordinator that was overtaken answers nothing that the other has changed.
+
+    What came after that and is read, it does not answer; anything else only as long as the successor's sessions are
+    longer for it.
+    """
+
+    def on_overtaken(self, event: Any, value: Any, came_ms: int, since_ms: int) -> None:
+        late_ms = self.world.now_ms - since_ms
+        if late_ms > KafkaJournal.proof_ms:
+            self.fail(f"overtaken {late_ms} ms ago, and answers {event} with {value}")
+        if type(event) in READING and came_ms > since_ms:
+            self.fail(
+                f"overtaken {late_ms} ms ago, and reads {event} as {value}, which came {came_ms - since_ms} ms after"
+            )
+
+
+class KeptAliveChecker(EvictionChecker):
+    """Nobody is evicted whom an earlier coordinator may have answered so late that its session is not over."""
+
+    def on_loaded(self, machine: GroupMachine, outcome: Outcome) -> None:
+        super().on_loaded(machine, outcome)
+        for kept in self._kept.values():
+            kept.heard_ms += KafkaJournal.proof_ms
+
+
+class WholeAppendChecker(Checker):
+    """What a coordinator loads ends with all that one event brought about, or with nothing of it."""
+
+    REMEMBERED = 500
+    """Steps, the newest: the end of a journal is from one of them."""
+
+    def __init__(self, world: World, members: list[Holder], config: GroupConfig) -> None:
+        super().__init__(world, members, config)
+        self._steps: deque[list[Record]] = deque(maxlen=self.REMEMBERED)
+
+    def on_stepped(self, event: Any, outcome: Outcome, waiting: Waiting) -> None:
+        if outcome.records:
+            self._steps.append(list(outcome.records))
+
+    def on_loaded(self, machine: GroupMachine, outcome: Outcome) -> None:
+        if outcome.records:
+            self._steps.append(list(outcome.records))
+
+    def on_journal(self, records: list[Record]) -> None:
+        if not records:
+            return
+        last = records[-1]
+        having = [step for step in self._steps if last in step]
+        if having and not any(step[-1] == last for step in having):
+            self.fail(f"the journal ends within what belongs together: {last} of {having[-1]}")
+
+
+class DoorChecker(Checker):
+    """Who has a place holds it under its own session, and in the end all know the same map, with all of them in it."""
+
+    SETTLED_MS = 2_000
+    """Who has stood connected for so long has done what there was to do."""
+
+    def on_doors(self, coordinators: Sequence[Coordinator], zookeeper: ZooKeeper, *, at_end: bool) -> None:
+        if at_end:
+            self._at_end(coordinators, zookeeper)
+        for one in coordinators:
+            session = one.session
+            if session is None or one.life.paused or self.world.now_ms - session.since_ms < self.SETTLED_MS:
+                continue
+            node = zookeeper.nodes.get(f"{IDS}/{one.number}")
+            if node is not None and session.id in zookeeper.sessions and node.owner != session.id:
+                self.fail(f"{one.name} has a place of session {node.owner:#x}, and is in session {session.id:#x}")
+
+    def _at_end(self, coordinators: Sequence[Coordinator], zookeeper: ZooKeeper) -> None:
+        there = read_placement(from_bytes(zookeeper.nodes[PLACEMENT].data))
+        missing = {one.candidate for one in coordinators} - set(there.candidates)
+        if missing:
+            self.fail(f"{missing} have no place in {there}")
+        for one in coordinators:
+            if one.door is None or one.door.placement != there:
+                self.fail(f"{one.name} goes by {one.door and one.door.placement}, the map is {there}")

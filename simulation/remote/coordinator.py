@@ -1,0 +1,298 @@
+"""One of several coordinators: the shard, the journal and the door that ship, in a process that stops and dies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from kohort.cluster.journal_place import JournalSettings
+from kohort.cluster.kafka_journal import KafkaJournal
+from kohort.cluster.placement import Candidate
+from kohort.cluster.zookeeper_door import SESSION_MS, ZooKeeperDoor
+from kohort.coordinator.shard import Phase
+from kohort.errors import ErrorCode, KafkaError
+from kohort.groups.config import GroupConfig
+from kohort.groups.events import TopicImage
+from kohort.groups.machine import GroupMachine
+from kohort.groups.outcome import Outcome
+from simulation.checkers import Checkers
+from simulation.driver import VirtualDriver
+from simulation.network import Connection, Network
+from simulation.remote.kafka import TOPIC, Kafka
+from simulation.remote.kafka_client import KafkaClient
+from simulation.remote.life import Life
+from simulation.remote.loop import VirtualLoop, with_loop
+from simulation.remote.partition import Author
+from simulation.remote.zookeeper import VirtualSession, ZooKeeper
+from simulation.server import Answer, Server
+from simulation.world import Chance, World
+
+TOKENS = 10_000_000
+"""So many requests of one coordinator have numbers of their own."""
+BACKOFF_MS = 200
+BACKOFF_MAX_MS = 10_000
+LASTED_MS = 20_000
+"""Who has served for so long without being fenced begins with the shortest wait again."""
+SUSPECTED_MS = 300
+"""Coordinators notice within this time that another's process refuses connections."""
+
+
+class LifeDriver(VirtualDriver):
+    """The `Driver` of a process that may be stopped."""
+
+    def __init__(self, world: World, chance: Chance, host: Coordinator, life: Life) -> None:
+        super().__init__(world, chance, host, lambda: None)
+        self._life = life
+        self._coordinator = host
+
+    def turn(self, action: Callable[[], object]) -> None:
+        """One turn."""
+        self._life.turn(action)
+
+    def shard_ended(self, index: int, error: Exception) -> None:
+        """The coordinator looks at the map before it begins another term."""
+        self._coordinator.ended(error)
+
+
+class Coordinator(Server):
+    """One candidate's process, with the only shard when the map says so.
+
+    Attributes:
+        number: its id.
+        life: the process's.
+        door: as it knows it.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        world: World,
+        network: Network,
+        places: tuple[Kafka, ZooKeeper],
+        config: GroupConfig,
+        checkers: Checkers,
+        mutant: Any,
+    ) -> None:
+        """`places`: where its journal and its door are."""
+        super().__init__(world, network, None, config, checkers, mutant)  # type: ignore[arg-type]  # it has no disk
+        self.number = number
+        self.name = f"k{number}"
+        self.chance = world.stream(self.name)
+        self.kafka, self.zookeeper = places
+        self.life = Life(world, self._turned)
+        self.life.alive = False
+        self.door: ZooKeeperDoor | None = None
+        self.session: VirtualSession | None = None
+        self._token = number * TOKENS
+        self._client: KafkaClient | None = None
+        self._kafka_journal: KafkaJournal | None = None
+        self._loop: VirtualLoop | None = None
+        self._term = 0
+        self._fences = 0
+        self._took_ms = 0
+        self._barred_ms = 0
+
+    @property
+    def candidate(self) -> Candidate:
+        """As the others know it."""
+        return Candidate(self.number, f"{self.number}-{self.incarnation}", f"10.0.1.{self.number}", 9_092)
+
+    # -- the process
+
+    def start(self) -> None:
+        """Come up."""
+        self.incarnation += 1
+        self.world.tell(f"{self.name}: up, incarnation {self.incarnation}")
+        life = self.life = Life(self.world, self._turned)
+        self._driver = LifeDriver(self.world, self.chance, self, life)
+        self._loop = loop = VirtualLoop(self.world, life)  # type: ignore[abstract]  # what it lacks is not called
+        self._client = client = KafkaClient(self.world, self.chance, self.kafka, life, self.name)
+        me = self.candidate
+        settings = JournalSettings(
+            coordinator=me.id, incarnation=me.incarnation, host=me.host, port=me.port, topic=TOPIC.name, partitions=1
+        )
+        self._kafka_journal = KafkaJournal(client, TOPIC, 0, settings)
+        self._term = self._fences = 0
+        self._barred_ms = 0
+        with_loop(loop, lambda: loop.create_task(self._enter(loop, life)))
+
+    async def _enter(self, loop: VirtualLoop, life: Life) -> None:
+        while True:
+            door = ZooKeeperDoor("zookeeper:2181", SESSION_MS)
+            session = VirtualSession(self.zookeeper, self.name, life, loop, door._session_changed)
+            door._session = session  # type: ignore[assignment]  # it stands for one
+            door._mirror._session = session  # type: ignore[assignment]
+            door.listen(partial(self._changed, life))
+            self.door, self.session = door, session
+            try:
+                await door.open(self.candidate, 1)
+            except KafkaError as error:
+                self.world.tell(f"{self.name}: no place: {error.message}")
+            else:
+                return
+
+    def _changed(self, life: Life) -> None:
+        life.after(0, self._look_at_map)
+
+    def pause(self, duration_ms: int) -> None:
+        """Stop the process for a while."""
+        if self.life.alive and not self.life.paused:
+            self.world.tell(f"{self.name}: stopped for {duration_ms} ms")
+            self.life.pause()
+            self.world.after(duration_ms, partial(self.wake, self.life))
+
+    def wake(self, life: Life | None = None) -> None:
+        """Go on."""
+        if life is None or life is self.life:
+            if self.life.paused:
+                self.world.tell(f"{self.name}: wakes")
+            self.life.wake()
+
+    def crash(self, down_ms: int) -> None:
+        """Die, and be back."""
+        if not self.life.alive:
+            return
+        self.world.tell(f"{self.name}: crashed, down for {down_ms} ms")
+        self.life.die()
+        assert self._client is not None
+        assert self._loop is not None
+        self._client.die()
+        self._loop.die()
+        self.door = self.session = self.shard = self._kafka_journal = None
+        self.waiting.clear()
+        self._holding.clear()
+        for connection in list(self._connections.values()):
+            connection.break_()
+        self._connections.clear()
+        self.world.after(down_ms, self.start)
+
+    def suspect(self, other: Coordinator) -> None:
+        """The other's process refuses connections."""
+        candidate, door, loop = other.candidate, self.door, self._loop
+
+        def tell() -> None:
+            if door is not None and loop is not None and door is self.door and door.placement is not None:
+                with_loop(loop, lambda: door.suspect(candidate))
+
+        self.life.after(self.chance.upto(SUSPECTED_MS), tell)
+
+    # -- the shard
+
+    def _look_at_map(self) -> None:
+        """Begin or end the shard, as the map says now."""
+        placement = None if self.door is None else self.door.placement
+        if (
+            placement is None
+            or self.number not in {one.id for one in placement.candidates}
+            or not placement.of(self.number)
+        ):
+            if self.shard is not None:
+                self.world.tell(f"{self.name}: gives the shard up")
+                shard, self.shard = self.shard, None
+                shard.close()
+                assert self._kafka_journal is not None
+                self._kafka_journal.close()
+        elif self.shard is None or self.shard.phase.ended:
+            if self.world.now_ms >= self._barred_ms:
+                self._take_office()
+            else:
+                self.life.after(self._barred_ms - self.world.now_ms, self._look_at_map)
+
+    def _take_office(self) -> None:
+        assert self._driver is not None
+        assert self._kafka_journal is not None
+        self._term += 1
+        self._took_ms = self.world.now_ms
+        self.world.tell(f"{self.name}: takes the shard over")
+        self.shard = self.make_shard(0, self._kafka_journal, self._term, self.config, self._driver, self._watched)
+        self.shard.load()
+
+    def ended(self, error: Exception) -> None:
+        """The shard has ended by itself."""
+        self.world.tell(f"{self.name}: the shard has ended: {error}")
+        self._fences = 0 if self.world.now_ms - self._took_ms > LASTED_MS else self._fences + 1
+        wait_ms = min(BACKOFF_MAX_MS, BACKOFF_MS << min(self._fences, 10))
+        self._barred_ms = self.world.now_ms + wait_ms
+        self.life.after(wait_ms, self._look_at_map)
+
+    @property
+    def author(self) -> Author:
+        """Under whom it writes."""
+        assert self._kafka_journal is not None
+        figures = self._kafka_journal.figures
+        return Author(figures.producer_id, figures.epoch)
+
+    @property
+    def overtaken_ms(self) -> int | None:
+        """Since when another has its journal, as nobody in there knows; None: nobody has."""
+        return None if self._kafka_journal is None else self.kafka.partition.overtaken_ms(self.author)
+
+    # -- what the checkers see: what one does that was overtaken, and can't be durable, counts for nothing
+
+    def _seen(self, event: Any, do: Callable[[], Outcome]) -> Outcome:
+        if self.overtaken_ms is None:
+            return super()._seen(event, do)
+        return do()
+
+    def _on_loaded(self, machine: GroupMachine, on_loaded: Callable[[], Outcome]) -> Outcome:
+        if self.overtaken_ms is None:
+            self.checkers.on_journal(self.kafka.partition.records)
+            return super()._on_loaded(machine, on_loaded)
+        self._machine = machine
+        return on_loaded()
+
+    def _answered(self, token: int, value: Any) -> None:
+        overtaken_ms = self.overtaken_ms
+        if overtaken_ms is None or isinstance(value, ErrorCode):
+            super()._answered(token, value)
+            return
+        known = self.waiting.pop(token, None)
+        self._holding.pop(token, None)
+        if known is None:
+            return
+        event, answer, came_ms = known
+        try:
+            self.checkers.on_overtaken(event, value, came_ms, overtaken_ms)
+        except Exception as fault:
+            self._fault = self._fault or fault
+            raise
+        answer(value)
+
+    def _turned(self) -> None:
+        if self._fault is not None:
+            raise self._fault
+        if self._loop is not None and self._loop.faults:
+            raise self._loop.faults[0]
+        shard = self.shard
+        machine = self.machine
+        if shard is None or machine is None or not self._stepped or shard.phase is not Phase.SERVING:
+            return
+        if shard.settled and self.overtaken_ms is None:
+            self._stepped = False
+            self.checkers.on_durable(machine, self.kafka.partition.records, self.waiting)
+
+    # -- requests
+
+    def receive(self, connection: Connection, event: Any, answer: Answer) -> None:
+        """A request arrives; the process may be stopped."""
+        if not self.life.alive:
+            connection.break_()
+            return
+        self.life.turn(partial(self._take, connection, event, answer))
+
+    def _take(self, connection: Connection, event: Any, answer: Answer) -> None:
+        if self.shard is None:
+            answer(ErrorCode.NOT_COORDINATOR)
+        else:
+            super().receive(connection, event, answer)
+
+    def on_closed(self, connection_id: int) -> None:
+        """Its end of a connection ends, when it looks."""
+        if self.life.alive:
+            self.life.turn(partial(super().on_closed, connection_id))
+
+    def change_topics(self, image: TopicImage, deleted: str | None = None) -> None:
+        """It hears of topics when it polls next."""
+        self.life.turn(partial(super().change_topics, image, deleted))
+        self.image = image

@@ -1,0 +1,120 @@
+"""All coordinators together, where the run has one server; and members' way to whichever has their group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from kohort.coordinator.shard import Shard
+from kohort.errors import ErrorCode
+from kohort.groups.config import GroupConfig
+from kohort.groups.events import TopicImage
+from simulation.checkers import Checkers
+from simulation.network import Connection, Network
+from simulation.remote.coordinator import Coordinator
+from simulation.remote.kafka import Kafka
+from simulation.remote.zookeeper import ZooKeeper
+from simulation.world import Chance, World
+
+COORDINATORS = 3
+ASTRAY = 0.1
+"""So often a client asks one that does not know better."""
+NOWHERE = (ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+
+
+class Routes(Network):
+    """The members' network: a new connection goes where some coordinator says that the group is."""
+
+    coordinators: list[Coordinator]
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self._targets: dict[int, Coordinator] = {}
+
+    def connect(self, client: str, on_closed: Callable[[], None], chance: Chance, process: str) -> Connection:
+        """A new connection."""
+        connection = super().connect(client, on_closed, chance, process)
+        self._targets[connection.id] = self._found(chance)
+        return connection
+
+    def _found(self, chance: Chance) -> Coordinator:
+        asked = chance.choice(self.coordinators)
+        if asked.door is None or asked.door.placement is None or chance.likely(ASTRAY):
+            return asked
+        owner = asked.door.placement.owners[0]
+        return self.coordinators[owner] if owner >= 0 else asked
+
+    def ask(self, connection: Connection, event: Any, on_reply: Callable[[Any], None]) -> None:
+        """Send a request; who is told that its coordinator is elsewhere connects anew."""
+        target = self._targets[connection.id]
+
+        def answer(value: Any) -> None:
+            def arrived() -> None:
+                on_reply(value)
+                if value in NOWHERE:
+                    connection.break_()
+
+            connection.send_down(arrived)
+
+        connection.send_up(lambda: target.receive(connection, event, answer))
+
+    def closed(self, connection_id: int) -> None:
+        """A server's end notices."""
+        self._targets[connection_id].on_closed(connection_id)
+
+
+class Fleet:
+    """What the run has in the place of its server.
+
+    Attributes:
+        coordinators: by number.
+    """
+
+    def __init__(self, world: World, network: Routes, config: GroupConfig, checkers: Checkers, mutant: Any) -> None:
+        self.world = world
+        self.config = config
+        self.chance = world.stream("fleet")
+        self.kafka = Kafka(world)
+        self.zookeeper = ZooKeeper(world)
+        places = self.kafka, self.zookeeper
+        self.coordinators = [
+            Coordinator(number, world, network, places, config, checkers, mutant) for number in range(COORDINATORS)
+        ]
+        network.coordinators = self.coordinators
+        network.server_sees_close = network.closed
+        self.image = TopicImage()
+
+    @property
+    def waiting(self) -> dict[int, tuple[Any, Any, int]]:
+        """Requests without an answer, anywhere."""
+        return {token: asked for one in self.coordinators for token, asked in one.waiting.items()}
+
+    @property
+    def shard(self) -> Shard | None:
+        """Any that is here."""
+        return next((one.shard for one in self.coordinators if one.shard is not None), None)
+
+    def start(self) -> None:
+        """Come up, one after the other."""
+        for one in self.coordinators:
+            self.world.after(self.chance.upto(500), one.start)
+
+    def crash(self, down_ms: int) -> None:
+        """One of them dies: most often the one that serves; the others notice that it refuses connections."""
+        serving = [one for one in self.coordinators if one.shard is not None and one.life.alive]
+        one = self.chance.choice(serving if serving and self.chance.likely(0.7) else self.coordinators)
+        one.crash(down_ms)
+        for other in self.coordinators:
+            if other is not one and other.life.alive:
+                other.suspect(one)
+
+    def reload(self, away_ms: int) -> None:
+        """The journal's connection of one is lost: its term is over when that lasts."""
+        one = self.chance.choice(self.coordinators)
+        self.kafka.network.cut_off[one.name] = self.world.now_ms + away_ms
+
+    def change_topics(self, image: TopicImage, deleted: str | None = None) -> None:
+        """All hear of it."""
+        self.image = image
+        for one in self.coordinators:
+            one.change_topics(image, deleted)

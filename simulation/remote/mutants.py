@@ -1,0 +1,218 @@
+"""Faults of coordinators over Kafka, one each, to show that the checker named beside it sees that fault in a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from kohort.cluster import kafka_journal, zookeeper_door
+from kohort.cluster.journal_place import JournalPlace, JournalUnavailable
+from kohort.cluster.journal_reading import JournalReading
+from kohort.cluster.journal_term import JournalTerm
+from kohort.cluster.journal_writing import JournalWriter, Written, new_epoch
+from kohort.cluster.zookeeper_session import Node
+from kohort.coordinator import appends
+from kohort.coordinator.appends import Appends
+from kohort.errors import FencedError, KafkaError
+from kohort.groups.liveness import sessions
+from kohort.journal.sealing import packed
+from kohort.wire.data import ListOffsetsRequest
+from simulation.disk_mutants import DiskMutant
+from simulation.offset_checkers import DurabilityChecker
+from simulation.property import Checker
+from simulation.remote.checkers import DoorChecker, KeptAliveChecker, OvertakenChecker, WholeAppendChecker
+from simulation.remote.kafka import LATEST
+from simulation.remote.zookeeper import VirtualSession, Watch
+from simulation.swapped import swapped
+
+
+class ReadsBeforeItFences(DiskMutant):
+    """Takes office by reading all that is there, and then writes its fence."""
+
+    where, name = JournalTerm, "run"
+
+    @staticmethod
+    def swap(real: Callable[..., Any]) -> Callable[..., Any]:
+        """In that order."""
+
+        async def run(term: JournalTerm) -> None:
+            place, figures = term._place, term._figures
+            try:
+                end, reading = await latest(place), JournalReading(place)
+                await reading.begin()
+                while reading.offset < end:
+                    view = await reading.fetch()
+                    if view is not None:
+                        await term._handover.put(view)
+                        term._owner.more()
+                await term._handover.drained()
+                writer = JournalWriter(place, await new_epoch(place))
+                figures.producer_id, figures.epoch = writer.identity.producer_id, writer.identity.epoch
+                figures.fence_offset = await term._write_fence(writer, writer.identity.producer_id)
+                writer.expected = figures.fence_offset + 1
+                term.loaded = True
+                term._owner.more()
+                await term._serve(writer)
+            except (KafkaError, OSError) as error:
+                term._over(error)
+
+        return run
+
+
+async def latest(place: JournalPlace) -> int:
+    """The end of the journal now."""
+    part = ListOffsetsRequest.ListOffsetsPartition(partition_index=place.index, timestamp=LATEST)
+    topic = ListOffsetsRequest.ListOffsetsTopic(name=place.topic.name, partitions=[part])
+    request = ListOffsetsRequest(replica_id=-1, topics=[topic], timeout_ms=1_000)
+    answer = await place.cluster.send(request, await place.leader(1_000), timeout_ms=1_000, lane=place.lane)
+    (found,) = answer.topics[0].partitions
+    if found.error_code:
+        raise JournalUnavailable("no leader")
+    return found.offset
+
+
+class TakesTimeoutsForSuccess(DiskMutant):
+    """Takes an append that is not known to be written for one that is."""
+
+    where, name = JournalWriter, "_ask"
+
+    @staticmethod
+    def swap(real: Callable[..., Any]) -> Callable[..., Any]:
+        """It gives the offset that is expected."""
+
+        async def ask(writer: JournalWriter, batch: bytes) -> int:
+            try:
+                return int(await real(writer, batch))
+            except KafkaError as error:
+                if isinstance(error, FencedError) or writer.expected is None:
+                    raise
+                return writer.expected
+
+        return ask
+
+
+class WritesHalves(DiskMutant):
+    """Writes what belongs together as two batches, one after the other."""
+
+    @classmethod
+    @contextmanager
+    def planted(cls) -> Iterator[None]:
+        """The second half travels beside the first."""
+        write = JournalWriter.write
+        rest: dict[int, tuple[bytes, int]] = {}
+
+        def halved(records: Any) -> tuple[bytes, int]:
+            half = len(records) // 2
+            if not half:
+                return packed(records)
+            payload, count = packed(records[:half])
+            payload = bytes(bytearray(payload))
+            rest.clear()
+            rest[id(payload)] = packed(records[half:])
+            return payload, count
+
+        async def both(writer: JournalWriter, payload: bytes, count: int, now_ms: int) -> Written:
+            behind = rest.pop(id(payload), None)
+            written = await write(writer, payload, count, now_ms)
+            return written if behind is None else await write(writer, *behind, now_ms)
+
+        with swapped(kafka_journal, "packed", halved), swapped(JournalWriter, "write", both):
+            yield
+
+
+class HeartbeatsWithoutProof(DiskMutant):
+    """Answers what writes nothing without looking at its proof."""
+
+    where, name = Appends, "_needs_proof"
+
+    @staticmethod
+    def swap(real: Callable[..., Any]) -> Callable[..., Any]:
+        """Only reads wait."""
+        return lambda self, steps: bool(self._unproven) or appends._reads(steps)
+
+
+class ReadsWithoutProof(DiskMutant):
+    """Answers reads as it answers heartbeats."""
+
+    where, name = appends, "_reads"
+
+    @staticmethod
+    def swap(real: Callable[..., Any]) -> Callable[..., Any]:
+        """Nothing is a read."""
+        return lambda steps: False
+
+
+class TakesLateAnswersForProof(DiskMutant):
+    """Takes an acknowledgement for proof, whenever the append was sent."""
+
+    where, name = Appends, "_proved"
+
+    @staticmethod
+    def swap(real: Callable[..., Any]) -> Callable[..., Any]:
+        """As if it had been sent now."""
+
+        def proved(self: Appends, steps: Any) -> Any:
+            self._sending_at = self._elapsed_ms()
+            return real(self, steps)
+
+        return proved
+
+
+class EndsSessionsEarly(DiskMutant):
+    """Ends sessions after a take-over as if nobody else could have answered the members."""
+
+    where, name = sessions, "goes_on"
+
+    @staticmethod
+    def swap(real: Callable[..., Any]) -> Callable[..., Any]:
+        """None goes on."""
+        return lambda context, membership, session: False
+
+
+class TakesEarlierNodesForItsOwn(DiskMutant):
+    """Takes the node of an earlier session for its own."""
+
+    where, name = zookeeper_door, "is_of"
+
+    @staticmethod
+    def swap(real: Callable[..., Any]) -> Callable[..., Any]:
+        """As it says the same."""
+
+        def is_of(node: Node, session: int) -> bool:
+            return bool(real(node, session)) or b"endpoints" in node.data
+
+        return is_of
+
+
+class SetsWatchesOnce(DiskMutant):
+    """Sets the watch on a node when it reads it first."""
+
+    where, name = VirtualSession, "_handed"
+
+    @staticmethod
+    def swap(real: Callable[..., Any]) -> Callable[..., Any]:
+        """And not again on that connection."""
+
+        def handed(session: VirtualSession, watch: Watch | None, path: str) -> Watch | None:
+            seen = session.__dict__.setdefault("seen", set())
+            if (session._connection, path) in seen:
+                return None
+            if watch is not None:
+                seen.add((session._connection, path))
+            return real(session, watch, path)  # type: ignore[no-any-return]
+
+        return handed
+
+
+REMOTE_MUTANTS: dict[type[DiskMutant], type[Checker]] = {
+    ReadsBeforeItFences: DurabilityChecker,
+    TakesTimeoutsForSuccess: DurabilityChecker,
+    WritesHalves: WholeAppendChecker,
+    HeartbeatsWithoutProof: OvertakenChecker,
+    ReadsWithoutProof: OvertakenChecker,
+    TakesLateAnswersForProof: OvertakenChecker,
+    EndsSessionsEarly: KeptAliveChecker,
+    TakesEarlierNodesForItsOwn: DoorChecker,
+    SetsWatchesOnce: DoorChecker,
+}

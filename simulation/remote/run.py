@@ -1,0 +1,183 @@
+"""One plan, one run, with several coordinators over a simulated Kafka: `simulation.run` with other servers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from simulation.checkers import ALL, Checkers
+from simulation.eviction_checker import EvictionChecker
+from simulation.network import Weather
+from simulation.offset_checkers import TransactionChecker
+from simulation.plan import CLASSIC, MODERN, Draft, Plan, Step
+from simulation.property import Checker, Holder
+from simulation.remote.checkers import DoorChecker, KeptAliveChecker, OvertakenChecker, WholeAppendChecker
+from simulation.remote.fleet import COORDINATORS, Fleet, Routes
+from simulation.run import SHORTEST_MS, Run
+from simulation.world import Chance
+
+OWN: tuple[type[Checker], ...] = (OvertakenChecker, KeptAliveChecker, WholeAppendChecker, DoorChecker)
+REMOTE: tuple[type[Checker], ...] = (
+    *(kind for kind in ALL if kind not in (TransactionChecker, EvictionChecker)),
+    *OWN,
+)
+"""No transactions: their offsets are refused here. `KeptAliveChecker` is the stricter of its kind."""
+ELSEWHERE = {"coordinator", "reload", "create", "delete", "transact", "clock"}
+"""Steps of a single server's, or of what is not taken here."""
+TROUBLE = {
+    "kill": 20,
+    "stop": 25,
+    "cut_from_kafka": 15,
+    "deafen": 10,
+    "cut_from_door": 15,
+    "elect": 15,
+    "kafka_weather": 15,
+    "forget": 4,
+    "door_down": 3,
+}
+EVERY_MS = 6_000
+LOOK_MS = 500
+PAUSES_MS = (300, 1_500, 4_000, 8_000, 20_000)
+CUTS_MS = (500, 3_000, 8_000, 15_000)
+
+
+def remote_plan(seed: int) -> Plan:
+    """What a seed stands for here: the members' troubles of the same seed, and others' of the coordinators."""
+    plan = Draft(seed).plan()
+    steps = [placed_here(step) for step in plan.steps if step.what not in ELSEWHERE]
+    chance, at_ms = Chance(f"{seed}/remote"), 3_000.0
+    every_ms = chance.choice((EVERY_MS, EVERY_MS // 2, 3 * EVERY_MS))
+    while (at_ms := at_ms + chance.expovariate(1 / every_ms)) < plan.heal_ms:
+        number = 10_000 + len(steps)
+        steps.append(Step(number, int(at_ms), *trouble(chance)))
+    return replace(plan, steps=tuple(sorted(steps, key=lambda step: (step.at_ms, step.number))))
+
+
+def placed_here(step: Step) -> Step:
+    """A step of the members' as it is played here: none is our own client in bytes."""
+    kind = step.details.get("kind")
+    if kind is None:
+        return step
+    return replace(step, details={**step.details, "kind": MODERN if kind.endswith(MODERN) else CLASSIC})
+
+
+def trouble(chance: Chance) -> tuple[str, dict[str, Any]]:
+    """One thing that goes wrong."""
+    what = chance.choices(list(TROUBLE), list(TROUBLE.values()))[0]
+    which = chance.upto(COORDINATORS)
+    details: dict[str, dict[str, Any]] = {
+        "kill": {"down_ms": chance.choice((0, 500, 3_000, 10_000))},
+        "stop": {"which": which, "duration_ms": chance.choice(PAUSES_MS)},
+        "cut_from_kafka": {"which": which, "duration_ms": chance.choice(CUTS_MS)},
+        "deafen": {"which": which, "duration_ms": chance.choice(CUTS_MS)},
+        "cut_from_door": {"which": which, "duration_ms": chance.choice(CUTS_MS)},
+        "elect": {"away_ms": chance.choice((0, 300, 3_000)), "kills": chance.likely(0.5)},
+        "kafka_weather": {
+            "weather": Weather(
+                delay_ms=chance.choice((2, 20, 300)),
+                breaks=chance.choice((0.0, 0.01)),
+                linger_ms=chance.choice((10, 500)),
+                late=chance.choice((0.0, 0.5)),
+            ),
+            "fails": chance.choice((0.0, 0.02, 0.1)),
+            "late_ms": chance.choice((2, 50, 600)),
+        },
+        "forget": {},
+        "door_down": {"duration_ms": chance.choice(CUTS_MS)},
+    }
+    return what, details[what]
+
+
+class RemoteRun(Run):
+    """The world of one plan, with several coordinators."""
+
+    fleet: Fleet
+
+    def __init__(
+        self,
+        plan: Plan | int,
+        mutant: Any = None,
+        kinds: Iterable[type[Checker]] = REMOTE,
+        *,
+        tells: bool = False,
+        shortest_ms: int = SHORTEST_MS,
+    ) -> None:
+        plan = plan if isinstance(plan, Plan) else remote_plan(plan)
+        super().__init__(plan, mutant, (), tells=tells, shortest_ms=shortest_ms)
+        self.network = routes = Routes(self.world)
+        holders: list[Holder] = self.members  # type: ignore[assignment]
+        self.checkers = Checkers(self.world, holders, self.plan.config, kinds)
+        machine = None if self._planted else mutant
+        self.server = self.fleet = Fleet(self.world, routes, self.plan.config, self.checkers, machine)  # type: ignore[assignment]
+        self._administrator.network = routes
+
+    def _chosen(self, which: int) -> Any:
+        """One by its number; one number more stands for whoever serves."""
+        serving = [one for one in self.fleet.coordinators if one.shard is not None]
+        return self.fleet.coordinators[which] if which < COORDINATORS else (serving or self.fleet.coordinators)[0]
+
+    def do_kill(self, down_ms: int) -> None:
+        """A coordinator dies and comes back."""
+        self.fleet.crash(down_ms)
+
+    def do_stop(self, which: int, duration_ms: int) -> None:
+        """A coordinator is stopped and wakes (SIGSTOP, SIGCONT)."""
+        self._chosen(which).pause(duration_ms)
+
+    def do_cut_from_kafka(self, which: int, duration_ms: int) -> None:
+        """Nothing passes between a coordinator and Kafka."""
+        self.fleet.kafka.network.cut_off[self._chosen(which).name] = self.world.now_ms + duration_ms
+
+    def do_deafen(self, which: int, duration_ms: int) -> None:
+        """What a coordinator sends reaches Kafka, and nothing comes back."""
+        self.fleet.kafka.network.deaf[self._chosen(which).name] = self.world.now_ms + duration_ms
+
+    def do_cut_from_door(self, which: int, duration_ms: int) -> None:
+        """Nothing passes between a coordinator and ZooKeeper."""
+        self.fleet.zookeeper.cut_off[self._chosen(which).name] = self.world.now_ms + duration_ms
+
+    def do_door_down(self, duration_ms: int) -> None:
+        """ZooKeeper is away."""
+        self.fleet.zookeeper.cut_off[""] = self.world.now_ms + duration_ms
+
+    def do_elect(self, away_ms: int, kills: bool) -> None:
+        """The journal's partition gets another leader."""
+        self.fleet.kafka.elect(away_ms, kills=kills)
+
+    def do_kafka_weather(self, weather: Weather, fails: float, late_ms: int) -> None:
+        """Another network to Kafka, and a slower or failing one."""
+        kafka = self.fleet.kafka
+        kafka.network.weather, kafka.fails, kafka.late_ms = weather, fails, late_ms
+
+    def do_forget(self) -> None:
+        """Kafka forgets the transactional ids."""
+        self.fleet.kafka.forget()
+
+    def do_compact(self, share: float) -> None:
+        """The journal is compacted."""
+        self.fleet.kafka.partition.compact(share)
+
+    def do_weather(self, weather: Weather, disk_fails: float, disk_tears: float, disk_late_ms: int = 0) -> None:
+        """Another network between members and coordinators."""
+        del disk_fails, disk_tears, disk_late_ms
+        self.network.weather = weather
+
+    def _play(self) -> None:
+        self._look_at_doors()
+        super()._play()
+        self.checkers.on_doors(self.fleet.coordinators, self.fleet.zookeeper, at_end=True)
+
+    def _look_at_doors(self) -> None:
+        self.world.after(LOOK_MS, self._look_at_doors)
+        self.checkers.on_doors(self.fleet.coordinators, self.fleet.zookeeper, at_end=False)
+
+    def _heal(self) -> None:
+        super()._heal()
+        fleet = self.fleet
+        fleet.kafka.network.weather = Weather()
+        for cut in (fleet.kafka.network.cut_off, fleet.kafka.network.deaf, fleet.zookeeper.cut_off):
+            cut.clear()
+        fleet.kafka.heal()
+        for one in fleet.coordinators:
+            one.wake()

@@ -1,0 +1,316 @@
+"""ZooKeeper: sessions that expire, ephemeral nodes that outlive their owners, watches that fire once.
+
+`VirtualSession` stands where `kohort.cluster.zookeeper_session` stands: the door that ships works with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from kohort.cluster.zookeeper_session import Change, Node, SessionState, ZooKeeperAway
+from simulation.remote.life import Life
+from simulation.remote.loop import VirtualLoop
+from simulation.world import Chance, World
+
+DELAY_MS = 5
+TICK_MS = 200
+"""The server looks for sessions that have ended so often."""
+Watch = Callable[[], None]
+
+
+@dataclass
+class ServerSession:
+    """A session as the server knows it.
+
+    Attributes:
+        heard_ms: when its client was heard last.
+        watches: set on its connection: node or its children, by path.
+    """
+
+    id: int
+    timeout_ms: int
+    heard_ms: int
+    watches: dict[tuple[str, str], list[Watch]] = field(default_factory=dict)
+
+
+class ZooKeeper:
+    """The ensemble, as one.
+
+    Attributes:
+        nodes: by path; version and owner as `Node` has them.
+        cut_off: clients that nothing gets to or from, until a time.
+        delay_ms: up to so long a message is under way.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.nodes: dict[str, Node] = {"/": Node(b"", 0)}
+        self.sessions: dict[int, ServerSession] = {}
+        self.cut_off: dict[str, int] = {}
+        self.delay_ms = DELAY_MS
+        self._next_id = 0x100
+        world.after(TICK_MS, self._tick)
+
+    def reaches(self, client: str) -> bool:
+        """Whether anything gets through."""
+        now_ms = self.world.now_ms
+        return now_ms >= self.cut_off.get(client, 0) and now_ms >= self.cut_off.get("", 0)
+
+    def _tick(self) -> None:
+        self.world.after(TICK_MS, self._tick)
+        if not self.reaches(""):  # no leader: nobody's time is counted
+            for session in self.sessions.values():
+                session.heard_ms = self.world.now_ms
+        for session in [*self.sessions.values()]:
+            if self.world.now_ms - session.heard_ms > session.timeout_ms:
+                self.world.tell(f"zookeeper: session {session.id:#x} has expired")
+                self.end(session.id)
+
+    def begin(self, timeout_ms: int) -> ServerSession:
+        """A new session."""
+        self._next_id += 1
+        session = self.sessions[self._next_id] = ServerSession(self._next_id, timeout_ms, self.world.now_ms)
+        return session
+
+    def end(self, session_id: int) -> None:
+        """A session is over, and its ephemeral nodes are gone."""
+        if self.sessions.pop(session_id, None) is not None:
+            for path in [path for path, node in self.nodes.items() if node.owner == session_id]:
+                self._delete(path)
+
+    def _delete(self, path: str) -> None:
+        del self.nodes[path]
+        self._fire(path)
+
+    def _fire(self, path: str, *, children: bool = True) -> None:
+        parent = path.rpartition("/")[0] or "/"
+        for session in [*self.sessions.values()]:
+            keys = [("node", path), ("children", parent)] if children else [("node", path)]
+            for key in keys:
+                for watch in session.watches.pop(key, []):
+                    watch()
+
+    def read(self, session: ServerSession, path: str, watch: Watch | None) -> Node | None:
+        """A node, and a watch on it."""
+        if watch is not None:
+            session.watches.setdefault(("node", path), []).append(watch)
+        return self.nodes.get(path)
+
+    def children(self, session: ServerSession, path: str, watch: Watch | None) -> list[str]:
+        """Names below a node."""
+        if watch is not None:
+            session.watches.setdefault(("children", path), []).append(watch)
+        head = path.rstrip("/") + "/"
+        below = (name.removeprefix(head) for name in self.nodes if name.startswith(head))
+        return sorted(name for name in below if name and "/" not in name)
+
+    def make_path(self, session: ServerSession, path: str) -> None:
+        """Persistent nodes."""
+        del session
+        parts = path.strip("/").split("/")
+        for count in range(1, len(parts) + 1):
+            name = "/" + "/".join(parts[:count])
+            if name not in self.nodes:
+                self.nodes[name] = Node(b"", 0)
+                self._fire(name)
+
+    def change(self, session: ServerSession, changes: tuple[Change, ...]) -> bool:
+        """All or none."""
+        for one in changes:
+            node = self.nodes.get(one.path)
+            if (node is None) != (one.version is None):
+                return False
+            if node is not None and one.version not in (-1, node.version):
+                return False
+        for one in changes:
+            node = self.nodes.get(one.path)
+            if one.delete:
+                self._delete(one.path)
+            elif one.data is None:
+                continue
+            elif node is None:
+                self.nodes[one.path] = Node(one.data, 0, session.id if one.ephemeral else 0)
+                self._fire(one.path)
+            else:
+                self.nodes[one.path] = Node(one.data, node.version + 1, node.owner)
+                self._fire(one.path, children=False)
+        return True
+
+
+class VirtualSession:
+    """A client's session, as the door uses it: it connects again, and begins another when the last has expired.
+
+    Attributes:
+        since_ms: its state stands.
+    """
+
+    def __init__(
+        self, zookeeper: ZooKeeper, client: str, life: Life, loop: VirtualLoop, on_state: Callable[[SessionState], None]
+    ) -> None:
+        self.address = "zookeeper:2181"
+        self.state = SessionState.LOST
+        self.connections = 0
+        self.session_ms = 6_000
+        self.since_ms = 0
+        self._zookeeper = zookeeper
+        self._world = zookeeper.world
+        self._chance: Chance = zookeeper.world.stream(f"zookeeper of {client}")
+        self._client = client
+        self._life = life
+        self._loop = loop
+        self._on_state = on_state
+        self._session: ServerSession | None = None
+        self._connection = 0
+        self._heard_ms = 0
+        self._asked: dict[int, asyncio.Future[Any]] = {}
+        self._asks = 0
+        self._up_ms = self._down_ms = 0
+        self._closed = False
+        self._lacks = False  # something got lost on the way
+        self._stands = asyncio.Event()
+
+    @property
+    def id(self) -> int | None:
+        """The session's, None while there is none."""
+        return None if self._session is None or self.state is SessionState.LOST else self._session.id
+
+    async def open(self, timeout_ms: float) -> None:
+        """Begin; patiently, since nobody waits for the process."""
+        del timeout_ms
+        self._loop.call_soon(self._connect)
+        await self._stands.wait()
+
+    def alive(self) -> None:
+        """The loop turns; here nothing but a stopped process keeps it from that."""
+
+    async def close(self) -> None:
+        """End the session, if the server hears of it."""
+        self._closed = True
+        if self._session is not None and self._zookeeper.reaches(self._client):
+            self._zookeeper.end(self._session.id)
+
+    async def read(self, path: str, watch: Watch | None = None) -> Node | None:
+        """See the real one."""
+        return await self._ask(lambda session: self._zookeeper.read(session, path, self._handed(watch, path)))  # type: ignore[no-any-return]
+
+    async def children(self, path: str, watch: Watch | None = None) -> list[str]:
+        """See the real one."""
+        return await self._ask(lambda session: self._zookeeper.children(session, path, self._handed(watch, path)))  # type: ignore[no-any-return]
+
+    async def make_path(self, path: str) -> None:
+        """See the real one."""
+        await self._ask(lambda session: self._zookeeper.make_path(session, path))
+
+    async def change(self, *changes: Change) -> bool:
+        """See the real one."""
+        return await self._ask(lambda session: self._zookeeper.change(session, changes))  # type: ignore[no-any-return]
+
+    def _handed(self, watch: Watch | None, path: str) -> Watch | None:
+        """A watch as the server has it: it fires over the connection that it was set on."""
+        del path
+        if watch is None:
+            return None
+        connection = self._connection
+
+        def fired() -> None:
+            if connection != self._connection:
+                return
+            if self._zookeeper.reaches(self._client):
+                self._down(lambda: watch() if connection == self._connection else None)
+            else:
+                self._lacks = True
+
+        return fired
+
+    # -- the connection
+
+    def _down(self, action: Callable[[], object]) -> None:
+        """Let something arrive at the client, in order."""
+        self._down_ms = max(self._world.now_ms + self._chance.upto(self._zookeeper.delay_ms), self._down_ms)
+        self._life.after(self._down_ms - self._world.now_ms, action)
+
+    async def _ask(self, carry_out: Callable[[ServerSession], Any]) -> Any:
+        if self.state is not SessionState.CONNECTED or self._session is None:
+            raise ZooKeeperAway("there is no connection")
+        self._asks += 1
+        number, connection, session = self._asks, self._connection, self._session
+        future = self._asked[number] = self._loop.create_future()
+        self._up_ms = max(self._world.now_ms + self._chance.upto(self._zookeeper.delay_ms), self._up_ms)
+
+        def arrive() -> None:
+            if not self._zookeeper.reaches(self._client) or session.id not in self._zookeeper.sessions:
+                self._lacks = True
+                return
+            session.heard_ms = self._world.now_ms
+            value = carry_out(session)
+            self._down(partial(self._answered, number, connection, value))
+
+        self._world.after(self._up_ms - self._world.now_ms, arrive)
+        return await future
+
+    def _answered(self, number: int, connection: int, value: Any) -> None:
+        future = self._asked.pop(number, None)
+        if connection == self._connection:
+            self._heard_ms = self._world.now_ms
+            if future is not None and not future.done():
+                future.set_result(value)
+
+    def _ping(self, connection: int) -> None:
+        """A ping now and then; a client that hears nothing for two thirds of its session gives its connection up."""
+        if self._closed or connection != self._connection or self._session is None:
+            return
+        session = self._session
+        if self._world.now_ms - self._heard_ms > session.timeout_ms * 2 // 3:
+            self._lose()
+            return
+        if self._zookeeper.reaches(self._client):
+            if self._lacks or session.id not in self._zookeeper.sessions:
+                self._lose()
+                return
+            session.heard_ms = self._world.now_ms
+            self._down(lambda: setattr(self, "_heard_ms", self._world.now_ms))
+        self._life.after(session.timeout_ms // 4, partial(self._ping, connection))
+
+    def _lose(self) -> None:
+        self._connection += 1
+        asked, self._asked = self._asked, {}
+        for future in asked.values():
+            if not future.done():
+                future.set_exception(ZooKeeperAway("the connection ended"))
+        if self._session is not None:
+            self._session.watches.clear()
+        self._be(SessionState.SUSPENDED)
+        self._life.after(self._chance.upto(1_000), self._connect)
+
+    def _connect(self) -> None:
+        if self._closed:
+            return
+        if not self._zookeeper.reaches(self._client):
+            self._life.after(500, self._connect)
+            return
+        self._connection += 1
+        self._heard_ms = self._world.now_ms
+        self._lacks = False
+        if self._session is None or self._session.id not in self._zookeeper.sessions:
+            if self._session is not None:
+                self._be(SessionState.LOST)
+            self._session = self._zookeeper.begin(self.session_ms)
+        self._session.heard_ms = self._world.now_ms
+        self._session.watches.clear()
+        self.connections += 1
+        self._be(SessionState.CONNECTED)
+        self._life.after(self._session.timeout_ms // 4, partial(self._ping, self._connection))
+
+    def _be(self, state: SessionState) -> None:
+        if state is not self.state:
+            self.state = state
+            self.since_ms = self._world.now_ms
+            if state is SessionState.CONNECTED:
+                self._stands.set()
+            if self._world.tells:
+                self._world.tell(f"{self._client}: zookeeper {state.value}")
+            self._on_state(state)

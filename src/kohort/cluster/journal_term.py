@@ -1,0 +1,323 @@
+"""One term of a journal on Kafka: it fences, then reads up to its fence, then appends, until something ends it.
+
+Why that order: the partition's log is one order. What an earlier owner wrote lies before the fence, and is read; behind
+it Kafka refuses that owner's epoch. It acknowledges what was answered without an error only, so all of that lies before
+the fence. Whoever reads first, or asks for the end first and then fences, misses what comes between.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from kohort.client.net.runtime import Promise
+from kohort.cluster.fences import EPOCH_LAST, FIRST, Author, Fence, fence_of
+from kohort.cluster.journal_place import (
+    FOREIGN_RECORDS,
+    SKIP,
+    JournalPlace,
+    JournalRefused,
+    JournalUnavailable,
+)
+from kohort.cluster.journal_reading import Handover, JournalDecoding, JournalReading
+from kohort.cluster.journal_writing import APPEND_EVERY_MS, Identity, JournalWriter, new_epoch
+from kohort.errors import CorruptDataError, FencedError, KafkaError
+from kohort.groups.records import Record
+from kohort.journal.protocol import Owner
+from kohort.journal.sealing import packed_pair
+
+NEW_EPOCH_EVERY_MS: Final = 86_400_000
+"""Plain batches do not keep a transactional id: Kafka would give the next owner another producer id after a week."""
+_SURVEY_BYTES: Final = 1 << 20
+"""Read in one go where nothing else may run between."""
+_GLANCE_BYTES: Final = 64 << 10
+_NO_TIME: Final = -1
+"""The topic stamps what is written with its own time."""
+
+log = logging.getLogger("kohort.coordinator")
+
+
+@dataclass(slots=True)
+class JournalFigures:
+    """What a journal counts.
+
+    Attributes:
+        producer_id, epoch: of the newest term.
+        fence_offset: where its fence lies.
+        end_offset: behind what was written or read last.
+        fences: terms begun here.
+        appends: acknowledged, empty ones too.
+        repeats: requests that were sent again.
+        load_ms, load_bytes: what the last load took.
+        acknowledged_ms: when the newest acknowledged append was sent, by the monotonic clock.
+        append_ms: how long it took.
+    """
+
+    producer_id: int = -1
+    epoch: int = -1
+    fence_offset: int = -1
+    end_offset: int = 0
+    fences: int = 0
+    appends: int = 0
+    repeats: int = 0
+    load_ms: float = 0.0
+    load_bytes: int = 0
+    acknowledged_ms: int = 0
+    append_ms: float = 0.0
+
+
+Body: TypeAlias = tuple[bytes, int]
+"""The encoded records of one batch, and how many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """What an owner wants written, batch after batch; none: proof only."""
+
+    token: int
+    bodies: Sequence[Body]
+    now_ms: int
+
+
+class JournalTerm:
+    """What `KafkaJournal` has one of at a time. `run` is a task of the client's core; all else is called by the owner.
+
+    Attributes:
+        error: why it has ended, or None.
+        loaded: all records have been handed out.
+    """
+
+    def __init__(self, place: JournalPlace, owner: Owner, figures: JournalFigures) -> None:
+        self._place = place
+        self._owner = owner
+        self._figures = figures
+        self._handover = Handover(place.cluster.runtime)
+        self._decoding = JournalDecoding(place)
+        self._wanted: Append | None = None
+        self._news: Promise[None] = Promise()
+        self._renewed: Identity | Exception | None = None
+        self._renewing = False
+        self._now_ms = _NO_TIME
+        self.error: Exception | None = None
+        self.loaded = False
+
+    # -- the owner's side
+
+    def records(self) -> Iterator[Sequence[Record] | None]:
+        """See `Journal.begin`."""
+        while True:
+            if self.error is not None:
+                raise self.error
+            view = self._handover.first
+            if view is not None:
+                yield from self._decoding.records(view)
+                self._handover.decoded()
+            elif self.loaded:
+                return
+            else:
+                yield None
+
+    def append(self, append: Append) -> None:
+        """Have it written; the owner is told."""
+        if self.error is not None:
+            raise self.error
+        assert self._wanted is None, "an append is on its way"
+        self._wanted = append
+        self._news.resolve(None)
+
+    # -- the term
+
+    async def run(self) -> None:
+        """From the producer epoch to the end."""
+        place = self._place
+        try:
+            writer = await self._fence()
+            await self._load(writer)
+            await self._serve(writer)
+        except (FencedError, JournalRefused, CorruptDataError, JournalUnavailable) as error:
+            self._over(error)
+        except KafkaError as error:
+            self._over(place.lost(error, "the cluster does not answer as it should"))
+        except Exception as fault:  # noqa: BLE001 - a fault of ours, which the owner logs
+            self._over(fault)
+
+    def _over(self, error: Exception) -> None:
+        self.error = error
+        self._owner.lost(error)
+        self._owner.more()
+
+    async def _fence(self) -> JournalWriter:
+        """Depose whoever owned the journal."""
+        place, figures = self._place, self._figures
+        await place.check_topic()
+        writer = JournalWriter(place, await new_epoch(place))
+        identity = writer.identity
+        figures.producer_id, figures.epoch = identity.producer_id, identity.epoch
+        figures.fence_offset = await self._write_fence(writer, identity.producer_id)
+        figures.fences += 1
+        return writer
+
+    async def _write_fence(self, writer: JournalWriter, producer_id: int) -> int:
+        """Write a fence under the writer's identity; gives its offset."""
+        fence = fence_of(self._place, producer_id, writer.identity.epoch)
+        payload, count = packed_pair(*fence.pair())
+        return (await writer.write(payload, count, self._now_ms)).offset
+
+    # -- loading
+
+    async def _load(self, writer: JournalWriter) -> None:
+        """Hand out all that lies before the fence, and know that nobody else can write behind it."""
+        place, figures, authors = self._place, self._figures, self._decoding.authors
+        began_ms = place.cluster.runtime.now_ms
+        own, end = writer.identity.producer_id, figures.fence_offset
+        if place.settings.foreign_records == SKIP:
+            self._decoding.left_out = await self._survey(end)
+        reading = JournalReading(place)
+        await self._read(reading, end)
+        for fence in authors.unfinished(own):
+            last = Identity(fence.producer_id, EPOCH_LAST, place.elapsed_ms())
+            end = max(end, await self._write_fence(JournalWriter(place, last), fence.producer_id))
+        await self._read(reading, end)
+        self._check_authors(writer.identity)
+        writer.expected = reading.offset
+        await self._keep_first(writer)
+        figures.end_offset = writer.expected
+        figures.load_ms, figures.load_bytes = place.cluster.runtime.now_ms - began_ms, reading.read_bytes
+        self.loaded = True
+        self._owner.more()
+
+    async def _read(self, reading: JournalReading, end: int) -> None:
+        """Hand out what lies up to an offset, and wait until it is taken."""
+        while reading.offset <= end:
+            await self._handover.put(await reading.up_to(end))
+            self._owner.more()
+        await self._handover.drained()
+
+    async def _survey(self, end: int) -> frozenset[Author]:
+        """Who wrote up to an offset without a fence."""
+        reading, seen = JournalReading(self._place, _SURVEY_BYTES), JournalDecoding(self._place)
+        while reading.offset <= end:
+            seen.survey(await reading.up_to(end))
+        return frozenset(seen.authors.foreign())
+
+    def _check_authors(self, own: Identity) -> None:
+        """Serve nothing that somebody else wrote.
+
+        Raises:
+            JournalRefused: there are foreign records.
+            FencedError: another coordinator's fence lies behind this one's.
+        """
+        place, authors = self._place, self._decoding.authors
+        self._decoding.check()
+        newest = authors.fences.get(own.producer_id)
+        if newest is None or newest.epoch < own.epoch:
+            raise JournalUnavailable(f"{place}: the own fence is not where it was written")
+        if newest.epoch > own.epoch:
+            raise FencedError(f"{place}: coordinator {newest.coordinator} at {newest.host}:{newest.port} has begun")
+        foreign = {author: at for author, at in authors.foreign().items() if author not in self._decoding.left_out}
+        if foreign:
+            ids = ", ".join(f"{author[0]} (offset {at})" for author, at in sorted(foreign.items())[:10])
+            raise JournalRefused(
+                f"{place}: no coordinator wrote the batches of producer id {ids}. What they say is not served, and "
+                "they may have replaced records of groups. Let the coordinators' user alone WRITE to topic "
+                f"{place.topic.name}, then start with --set {FOREIGN_RECORDS}={SKIP}, which serves what is there "
+                "without them"
+            )
+
+    async def _keep_first(self, writer: JournalWriter) -> None:
+        """Hold the topic against the first fence, or write that."""
+        place = self._place
+        first = self._decoding.authors.fences.get(FIRST)
+        if first is None and place.index != 0:
+            first = await self._first_of_all()
+            known = False
+        else:
+            known = first is not None
+        if first is not None:
+            if first.topic_id != place.topic.id:
+                raise JournalRefused(
+                    f"{place}: these records were written in a topic with the id {first.topic_id}, this one's is "
+                    f"{place.topic.id}: groups may have gone on elsewhere since. Name another topic with "
+                    "--set journal.topic=…, and bring the groups' offsets there"
+                )
+            place.check_partitions(first.partitions)
+        if not known:
+            await self._write_fence(writer, FIRST)
+
+    async def _first_of_all(self) -> Fence | None:
+        """What partition 0 keeps, near its start: a partition that was added knows nothing of before."""
+        here = self._place
+        zero = JournalPlace(here.cluster, here.topic, 0, here.settings)
+        zero.lane = here.lane
+        reading, seen = JournalReading(zero, _GLANCE_BYTES), JournalDecoding(zero)
+        view = await reading.fetch()
+        if view is not None:
+            seen.survey(view)
+        return seen.authors.fences.get(FIRST)
+
+    # -- serving
+
+    async def _serve(self, writer: JournalWriter) -> None:
+        """Write what the owner wants, one after the other, and something now and then."""
+        place, figures = self._place, self._figures
+        runtime = place.cluster.runtime
+        append_at_ms = place.elapsed_ms() + APPEND_EVERY_MS
+        while True:
+            await self._wait_until(append_at_ms, writer.identity)
+            if self._renewed is not None:
+                await self._go_on_under(self._renewed, writer)
+            wanted = self._wanted
+            began_ms = runtime.now_ms
+            now_ms = self._now_ms if wanted is None else wanted.now_ms
+            first, *others = (wanted.bodies if wanted is not None else ()) or [self._proof(writer.identity)]
+            written = await writer.write(*first, now_ms)
+            for body in others:
+                await writer.write(*body, now_ms)
+            append_at_ms = place.elapsed_ms() + APPEND_EVERY_MS
+            figures.appends += 1
+            figures.acknowledged_ms, figures.append_ms = written.sent_ms, runtime.now_ms - began_ms
+            figures.end_offset = writer.expected or 0
+            if wanted is not None:
+                self._wanted, self._now_ms = None, wanted.now_ms
+                self._owner.durable(wanted.token, written.sent_ms)
+
+    def _proof(self, identity: Identity) -> Body:
+        """What an append without records is: the fence once more, so that compaction keeps one of them."""
+        return packed_pair(*fence_of(self._place, identity.producer_id, identity.epoch).pair())
+
+    async def _wait_until(self, append_at_ms: float, identity: Identity) -> None:
+        """Wait for something to write, at most until something has to be written."""
+        place = self._place
+        renew_at_ms = identity.asked_ms + NEW_EPOCH_EVERY_MS
+        while self._wanted is None and self._renewed is None:
+            now_ms = place.elapsed_ms()
+            if now_ms >= renew_at_ms and not self._renewing:
+                self._renewing = True
+                place.cluster.runtime.spawn(self._renew(identity), f"new epoch of {place.transactional_id}")
+            if now_ms >= append_at_ms:
+                return
+            self._news = Promise()
+            await place.cluster.runtime.first(self._news, timeout_ms=append_at_ms - now_ms)
+
+    async def _renew(self, identity: Identity) -> None:
+        """Have the next epoch of the own producer id. Appends go on meanwhile."""
+        try:
+            self._renewed = await new_epoch(self._place, identity)
+        except FencedError as error:
+            self._renewed = error
+        except JournalUnavailable as error:
+            log.warning("%s; it is tried again", error)
+        self._renewing = False
+        self._news.resolve(None)
+
+    async def _go_on_under(self, renewed: Identity | Exception, writer: JournalWriter) -> None:
+        self._renewed = None
+        if isinstance(renewed, Exception):
+            raise renewed
+        if renewed.producer_id != writer.identity.producer_id:
+            raise JournalUnavailable(f"{self._place}: Kafka has given another producer id, which needs a new term")
+        writer.become(renewed)
+        self._figures.fence_offset = await self._write_fence(writer, renewed.producer_id)
+        self._figures.epoch = renewed.epoch

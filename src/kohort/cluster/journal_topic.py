@@ -1,0 +1,200 @@
+"""The journal's topic: made where it is not there, and held against what groups need where it is.
+
+A setting that is weaker than that is refused, with what to change: a journal that loses or forgets records does so in
+silence, and long after the start.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Final, TypeAlias
+
+from kohort.client.admin.configs import describe_configs
+from kohort.client.admin.topics import create_topics
+from kohort.client.admin.values import ConfigEntry, ConfigResource, NewTopic, ResourceType
+from kohort.client.net.cluster import Cluster
+from kohort.client.net.metadata import TopicInfo
+from kohort.cluster.journal_place import JournalRefused, JournalSettings, JournalTopic
+from kohort.errors import ErrorCode, InvalidInputError, KafkaError, NotAuthorizedError, error_for
+
+BATCH_BYTES_MAX: Final = 32 << 20
+"""One append is one batch, since several are not atomic; a group's record takes 16 MiB at most, and others go with it.
+
+Segments are of this size too, although smaller ones would have less read at a load: Kafka refuses a batch larger than a
+segment.
+"""
+PRODUCER_EXPIRATION_MS_MIN: Final = 3_600_000
+"""A leader must not forget a producer that appends every five minutes, nor while a process stands still for a while."""
+TRANSACTIONAL_ID_EXPIRATION_MS_MIN: Final = 2 * 86_400_000
+"""Epochs are renewed daily, by which the transactional id lives."""
+_SEEN_MS: Final = 30_000
+"""A topic that was made is known to all brokers by then."""
+
+_Check: TypeAlias = tuple[str, str, Callable[[str], bool], str]
+"""A property, what it is set to, whether a value will do, and why not."""
+
+log = logging.getLogger("kohort.coordinator")
+
+
+def _at_least(limit: int) -> Callable[[str], bool]:
+    return lambda value: int(value) >= limit
+
+
+def _needed(replicas: int) -> list[_Check]:
+    """What the topic's properties must be."""
+    in_sync = 2 if replicas >= 3 else 1
+    return [
+        ("cleanup.policy", "compact", lambda value: value == "compact", "offsets would be deleted by their age"),
+        (
+            "min.insync.replicas",
+            str(in_sync),
+            _at_least(in_sync),
+            "what is acknowledged would be lost with one broker",
+        ),
+        (
+            "unclean.leader.election.enable",
+            "false",
+            lambda value: value == "false",
+            "a leader that lags would take acknowledged offsets back",
+        ),
+        (
+            "message.timestamp.type",
+            "LogAppendTime",
+            lambda value: value == "LogAppendTime",
+            "leaders count a producer's silence by its batches' times, and would forget one whose clock is late",
+        ),
+        ("max.message.bytes", str(BATCH_BYTES_MAX), _at_least(BATCH_BYTES_MAX), "large groups could not be written"),
+        ("segment.bytes", str(BATCH_BYTES_MAX), _at_least(BATCH_BYTES_MAX), "large groups could not be written"),
+    ]
+
+
+_MADE_WITH: Final = {"min.cleanable.dirty.ratio": "0.1"}
+"""Beside what is needed: compacted early, since a shard reads its whole log when it begins."""
+
+
+async def journal_topic(cluster: Cluster, settings: JournalSettings) -> JournalTopic:
+    """Have the topic there, fit for the journal. A coroutine of the client's core.
+
+    Raises:
+        JournalRefused: it is there and is not fit, or the brokers are not; says which setting to change.
+        NotAuthorizedError: no right to see it, to make it, or to see what it is set to; says which.
+        KafkaError: the cluster does not answer.
+    """
+    name = settings.topic
+    info = await _seen(cluster, name)
+    if info is None:
+        await _make(cluster, settings)
+        info = await _made(cluster, name)
+    brokers = len(cluster.metadata.brokers)
+    replicas = min((len(part.replicas) for part in info.partitions.values()), default=0)
+    wanted = min(settings.replication_factor, brokers)
+    if replicas < wanted:
+        raise JournalRefused(
+            f"topic {name} has {replicas} replicas of a partition, {wanted} are needed: raise it with Kafka's "
+            "kafka-reassign-partitions"
+        )
+    if replicas < settings.replication_factor:
+        log.warning(
+            "topic %s has %d replicas, the cluster has %d brokers: %s. Three brokers are what it is made for",
+            name,
+            replicas,
+            brokers,
+            "groups are lost with it" if replicas == 1 else "an acknowledged commit may be lost with one of them",
+        )
+    await _check_topic(cluster, name, replicas)
+    await _check_brokers(cluster)
+    return JournalTopic(name, info.topic_id, len(info.partitions))
+
+
+async def _seen(cluster: Cluster, name: str) -> TopicInfo | None:
+    info = (await cluster.describe_topics([name])).get(name)
+    if info is None or info.error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+        return None
+    if info.error and not info.partitions:
+        error = error_for(info.error, f"topic {name}: {info.error.text}")
+        raise _right(error, f"DESCRIBE on topic {name}")
+    return info
+
+
+async def _make(cluster: Cluster, settings: JournalSettings) -> None:
+    replicas = max(1, min(settings.replication_factor, len(cluster.metadata.brokers)))
+    configs = {check[0]: check[1] for check in _needed(replicas)} | _MADE_WITH
+    topic = NewTopic(settings.topic, settings.partitions, replicas, configs)
+    made = await create_topics(cluster, [topic])
+    error = made.errors.get(settings.topic)
+    if error is not None and error.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
+        raise _right(error, f"CREATE on topic {settings.topic}, or the topic made for them")
+
+
+async def _made(cluster: Cluster, name: str) -> TopicInfo:
+    """The topic once all of its partitions have leaders."""
+
+    async def attempt() -> TopicInfo:
+        info = await _seen(cluster, name)
+        if info is None or not info.partitions or any(part.leader < 0 for part in info.partitions.values()):
+            raise error_for(ErrorCode.LEADER_NOT_AVAILABLE, f"topic {name} was made, and is not seen by all brokers")
+        return info
+
+    return await cluster.retrying(attempt, f"topic {name}", _SEEN_MS)
+
+
+async def _check_topic(cluster: Cluster, name: str, replicas: int) -> None:
+    resource = ConfigResource(ResourceType.TOPIC, name)
+    entries = await _described(cluster, resource, f"DESCRIBE_CONFIGS on topic {name}")
+    wrong = [
+        f"{key}={value} must be {good} ({why})"
+        for key, good, fits, why in _needed(replicas)
+        if (value := _value(entries, key)) is not None and not fits(value)
+    ]
+    if wrong:
+        change = ",".join(f"{key}={good}" for key, good, fits, _ in _needed(replicas) if not _fits(entries, key, fits))
+        raise JournalRefused(
+            f"topic {name} does not keep what groups commit: {'; '.join(wrong)}. Change it: kafka-configs --alter "
+            f"--topic {name} --add-config {change}"
+        )
+
+
+async def _check_brokers(cluster: Cluster) -> None:
+    """Raises JournalRefused if a broker forgets producers, or transactional ids, too early."""
+    limits = {
+        "producer.id.expiration.ms": PRODUCER_EXPIRATION_MS_MIN,
+        "transactional.id.expiration.ms": TRANSACTIONAL_ID_EXPIRATION_MS_MIN,
+    }
+    for broker in sorted(cluster.metadata.brokers):
+        resource = ConfigResource(ResourceType.BROKER, str(broker))
+        entries = await _described(cluster, resource, "DESCRIBE_CONFIGS on the cluster")
+        for key, limit in limits.items():
+            value = _value(entries, key)
+            if value is not None and int(value) < limit:
+                raise JournalRefused(
+                    f"broker {broker} has {key}={value}, and would let a coordinator that was deposed write again: it "
+                    f"must be {limit} or more, on every broker"
+                )
+
+
+async def _described(cluster: Cluster, resource: ConfigResource, right: str) -> dict[str, ConfigEntry]:
+    found = await describe_configs(cluster, [resource])
+    error = found.errors.get(resource)
+    if error is not None:
+        raise _right(error, right)
+    return found.result(resource)
+
+
+def _value(entries: Mapping[str, ConfigEntry], key: str) -> str | None:
+    entry = entries.get(key)
+    return None if entry is None else entry.value
+
+
+def _fits(entries: Mapping[str, ConfigEntry], key: str, fits: Callable[[str], bool]) -> bool:
+    value = _value(entries, key)
+    return value is None or fits(value)
+
+
+def _right(error: KafkaError, right: str) -> KafkaError:
+    """The error, with the right that is missing where that is why."""
+    if isinstance(error, NotAuthorizedError):
+        return NotAuthorizedError(f"{error.message}. The coordinators' user needs {right}", error.code)
+    if isinstance(error, InvalidInputError):
+        return JournalRefused(error.message, error.code)
+    return error

@@ -1,0 +1,145 @@
+"""The group coordinator's records in a topic of an Apache Kafka cluster: `Journal`, over the client's core.
+
+A term is a producer epoch of the shard's transactional id, and no transaction is ever begun: an append is one batch of
+an idempotent producer with acks=all, which Kafka takes from the newest epoch only, once that has written. See
+`journal_term` for a term's course, `journal_writing` for an append's, `fences` for what keeps others out.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Final, Protocol
+
+from kohort.client.net.cluster import Cluster
+from kohort.client.net.runtime import Task
+from kohort.cluster.journal_place import JournalPlace, JournalSettings, JournalTopic, JournalUnavailable
+from kohort.cluster.journal_term import Append, Body, JournalFigures, JournalTerm
+from kohort.cluster.journal_topic import BATCH_BYTES_MAX
+from kohort.errors import ErrorCode, FencedError, InvalidInputError
+from kohort.groups.config import GroupConfig
+from kohort.groups.records import Record, Tombstone
+from kohort.journal.protocol import Owner
+from kohort.journal.sealing import packed
+from kohort.wire.batch import HEADER_SIZE
+
+GATHERED_BYTES_MAX: Final = 8 << 20
+"""No further step goes into an append of so many bytes: what comes last may take 16 MiB more, and must fit in."""
+
+
+RECORD_BYTES_MAX: Final = 16 << 20
+"""Of one group, or of one commit: what is gathered goes with it into one batch."""
+
+
+def fitting(config: GroupConfig) -> GroupConfig:
+    """The settings of groups, as far as this journal can take what they let pass."""
+    return replace(
+        config,
+        group_record_bytes_max=min(config.group_record_bytes_max, RECORD_BYTES_MAX),
+        commit_bytes_max=min(config.commit_bytes_max, RECORD_BYTES_MAX),
+    )
+
+
+class ClusterLink(Protocol):
+    """The client's core and who steps it: an `AsyncClient`."""
+
+    @property
+    def cluster(self) -> Cluster:
+        """The core."""
+
+    def wake(self) -> None:
+        """Have the core stepped soon."""
+
+
+class KafkaJournal:
+    """One shard's journal. Shards may share a client: each has connections of its own.
+
+    Attributes:
+        proof_ms: what an answer says stands on an append that was sent at most so long ago: a deposed owner is told
+            only when it writes.
+        figures: what is counted.
+    """
+
+    holds_transactions: Final = False
+    append_bytes_max: Final = GATHERED_BYTES_MAX
+    proof_ms: Final = 1_000
+
+    def __init__(self, link: ClusterLink, topic: JournalTopic, index: int, settings: JournalSettings) -> None:
+        self._link = link
+        self._place = JournalPlace(link.cluster, topic, index, settings)
+        self._current: JournalTerm | None = None
+        self._task: Task[None] | None = None
+        self._term = -1
+        self._token = 0
+        self.figures = JournalFigures()
+
+    def begin(self, term: int, owner: Owner) -> Iterator[Sequence[Record] | None]:
+        """See `Journal`. A term that begins again, since something failed, is another producer epoch too."""
+        self._check(term, begins=True)
+        self.close()
+        self._term = term
+        cluster = self._link.cluster
+        cluster.want_topics(self, [self._place.topic.name])
+        self._current = JournalTerm(self._place, owner, self.figures)
+        self._task = cluster.runtime.spawn(self._current.run(), f"journal {self._place}")
+        self._link.wake()
+        return self._records(self._current)
+
+    def _records(self, term: JournalTerm) -> Iterator[Sequence[Record] | None]:
+        for records in term.records():
+            self._link.wake()
+            yield records
+        self._link.wake()
+
+    def append(self, term: int, records: Sequence[Record], now_ms: int) -> int:
+        """See `Journal`. Without records it is proof that the term is not over, and nothing else."""
+        self._check(term)
+        current = self._current
+        if current is None:
+            raise JournalUnavailable(f"{self._place}: closed")
+        bodies = list(_bodies(records))
+        current.append(Append(self._token + 1, bodies, now_ms))
+        self._token += 1
+        self.figures.repeats = self._place.repeats
+        self._link.wake()
+        return self._token
+
+    def close(self) -> None:
+        """End the term, if one has begun: its owner is not called any more. What is on its way is not taken back."""
+        if self._task is not None:
+            self._task.cancel()
+        self._current, self._task = None, None
+        self._link.cluster.drop_interest(self)
+
+    def _check(self, term: int, *, begins: bool = False) -> None:
+        if term < self._term or (term > self._term and not begins):
+            text = f"{self._place}: term {term} is over, {self._term} has begun"
+            raise FencedError(text, ErrorCode.PRODUCER_FENCED)
+
+
+def _bodies(records: Sequence[Record]) -> Iterator[Body]:
+    """The batches of one append: one, which is there as a whole or not at all.
+
+    Records that are only taken away may be more than fits: each says so for itself, and whoever loads takes away what
+    is left of them again, for the reason that stands (a topic that is gone, offsets that are too old).
+
+    Raises:
+        InvalidInputError: they can't be written; nothing was.
+    """
+    try:
+        payload, count = packed(records)
+    except struct.error as error:
+        raise InvalidInputError(f"a group record can't be encoded: {error}", ErrorCode.INVALID_RECORD) from error
+    if len(payload) + HEADER_SIZE <= BATCH_BYTES_MAX:
+        if count:
+            yield payload, count
+    elif len(records) > 1 and all(isinstance(record, Tombstone) for record in records):
+        half = len(records) // 2
+        yield from _bodies(records[:half])
+        yield from _bodies(records[half:])
+    else:
+        raise InvalidInputError(
+            f"{len(payload)} bytes of group records in one append, the limit is {BATCH_BYTES_MAX}",
+            ErrorCode.RECORD_LIST_TOO_LARGE,
+        )
