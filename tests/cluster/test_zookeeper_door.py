@@ -204,6 +204,20 @@ def test_id_of_another(zookeeper: ZooKeeper) -> None:
     run(zookeeper.address, story)
 
 
+def test_id_that_a_later_process_took_at_the_same_address(zookeeper: ZooKeeper) -> None:
+    """The earlier one lives, whatever for, and does not take the id back: the two would do so for ever."""
+
+    async def story(doors: Doors) -> None:
+        earlier = await doors.enter(candidate(1))
+        later = await doors.enter(candidate(1))
+        await doors.agreed(1)
+        session = later._session.id
+        await until(lambda: earlier._taken_by == later._require_mine().candidate, "the earlier one knows")
+        assert doors.owner(f"{IDS}/1") == session
+
+    run(zookeeper.address, story)
+
+
 def test_id_that_another_took_meanwhile(zookeeper: ZooKeeper) -> None:
     """Who has lost its id gives its office up and is told of the other's map; it is back when the id is free."""
 

@@ -69,6 +69,7 @@ class ZooKeeperDoor:
         self._map_node: Node | None = None
         self._epoch: Node | None = None
         self._taken_by: Candidate | None = None
+        self._entered = False
         self._told: tuple[Placement | None, bool] = (None, False)
         self._trouble: KafkaError | None = None
         self._on_change: Callable[[], None] = lambda: None
@@ -86,7 +87,7 @@ class ZooKeeperDoor:
 
     async def open(self, me: Candidate, shards: int) -> None:
         """See `Door`."""
-        self._mine, self._shards = Registration(me), shards
+        self._mine, self._shards, self._entered = Registration(me), shards, False
         self.placement = self._taken_by = self._trouble = None
         await self._session.open(_REACH_MS)
         try:
@@ -168,10 +169,13 @@ class ZooKeeperDoor:
         session, mine = self._session.id, self._require_mine()
         if session is None:
             return
-        self._taken_by = await self._register(session, mine)
+        before, self._taken_by = self._taken_by, await self._register(session, mine)
         if self._taken_by is None:
+            self._entered = True
             self.in_office = await self._elect(session, mine)
         else:
+            if self._entered and before is None:
+                log.error("placement: this coordinator has no place any more: %s", _taken(self._taken_by))
             self.in_office = False
             await self._resign(session)
         await self._read_map()
@@ -198,7 +202,7 @@ class ZooKeeperDoor:
                 await self._session.change(Change(path, mine.to_bytes(), node.version))
             else:
                 holder = _read_registration(str(mine.candidate.id), node)
-                if holder is not None and _is_other(holder.candidate, mine.candidate):
+                if holder is not None and self._is_other(holder.candidate, mine.candidate):
                     return holder.candidate
                 await self._session.change(Change(path, version=node.version, delete=True))
         raise KafkaError(f"{path} does not stay as it was made")
@@ -287,6 +291,14 @@ class ZooKeeperDoor:
 
     # Round about.
 
+    def _is_other(self, holder: Candidate, me: Candidate) -> bool:
+        """Whether a node is another process's that may live.
+
+        An address belongs to one process at a time: who was at ours before we came has ended, who comes there later
+        takes us for ended.
+        """
+        return holder.incarnation != me.incarnation and (self._entered or holder.address != me.address)
+
     def _has_place(self) -> bool:
         return self.placement is not None and self._taken_by is None
 
@@ -320,8 +332,8 @@ class ZooKeeperDoor:
             self._session.alive()
             passed_ms = (loop.time() - began) * 1000
             if self._taken_by is not None and taken_ms is not None and passed_ms > taken_ms:
-                text = f"the id {self._taken_by.id} is taken by the coordinator at {self._taken_by.address}"
-                raise KafkaError(f"{text}; give this one another with --id", ErrorCode.DUPLICATE_BROKER_REGISTRATION)
+                text = f"{_taken(self._taken_by)}; give this one another with --id"
+                raise KafkaError(text, ErrorCode.DUPLICATE_BROKER_REGISTRATION)
             if isinstance(self._trouble, NotAuthorizedError):
                 raise self._trouble
             if passed_ms > timeout_ms:
@@ -361,12 +373,8 @@ def is_of(node: Node, session: int) -> bool:
     return node.owner == session
 
 
-def _is_other(holder: Candidate, me: Candidate) -> bool:
-    """Whether a node is another process's that may live.
-
-    An address belongs to one process at a time, so who was at ours before has ended.
-    """
-    return holder.incarnation != me.incarnation and holder.address != me.address
+def _taken(holder: Candidate) -> str:
+    return f"the id {holder.id} is taken by the coordinator at {holder.address}"
 
 
 def _read_registration(name: str, node: Node) -> Registration | None:
