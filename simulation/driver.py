@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from kohort.coordinator.driver import Action
 from kohort.groups.consumer import targets
 from kohort.groups.events import GroupSettings, TopicImage
-from kohort.groups.outcome import Counted, Now, Push, Rebalanced, ResolveRegexes, Told, Work
+from kohort.groups.outcome import Computation, Counted, Now, Push, Rebalanced, ResolveRegexes, Told, Work
 from simulation.world import Chance, Happening, World
 
 TURN_MS = 2
@@ -121,6 +121,8 @@ class VirtualDriver:
 
     def run_work(self, work: Work, done: Callable[[Any], None]) -> None:
         """It comes back later, perhaps to another machine than asked for it."""
+        if not isinstance(work, Computation):
+            raise AssertionError(work)  # this world's topics and groups are all its own
         event = targets.resolve(work, match) if isinstance(work, ResolveRegexes) else targets.compute(work)
         self._host.worked(work, event)
         longest_ms = SLOW_WORK_MS if self._chance.likely(self._slow) else WORK_MS

@@ -11,7 +11,7 @@ from kohort.groups.consumer.state import ConsumerGroup, Presence
 from kohort.groups.events import Topic
 from kohort.groups.liveness.deadlines import Timer
 from kohort.groups.machine import GroupMachine
-from kohort.groups.outcome import ComputeAssignment, GroupState, Now, Outcome, ResolveRegexes
+from kohort.groups.outcome import Computation, ComputeAssignment, GroupState, Now, Outcome, ResolveRegexes
 from kohort.groups.records import MemberState, Record
 from simulation.journal_model import ConsumerJournal, GroupJournal, JournalModel, pairs
 from simulation.property import Checker, Holder, Waiting
@@ -94,7 +94,7 @@ class SoftStateChecker(Checker):
         topics: Mapping[str, Topic],
     ) -> None:
         """What is missing is asked for: topics of all patterns, then a target of the newest epoch for all members."""
-        mine = [work for work in outcome.work if work.group_id == group_id]
+        mine = [work for work in outcome.work if isinstance(work, Computation) and work.group_id == group_id]
         patterns = {member.subscribed_regex for member in journal.members.values() if member.subscribed_regex}
         asked = {regex for work in mine if isinstance(work, ResolveRegexes) for regex in work.regexes}
         if asked != patterns:

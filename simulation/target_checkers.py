@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from kohort.groups.config import GroupConfig
 from kohort.groups.events import AssignmentComputed, ConsumerGroupHeartbeat, RegexesResolved, SyncGroup
 from kohort.groups.machine import GroupMachine
-from kohort.groups.outcome import ComputeAssignment, Counted, GroupState, Meter, Outcome, Rebalanced, Work
+from kohort.groups.outcome import Computation, ComputeAssignment, Counted, GroupState, Meter, Outcome, Rebalanced, Work
 from kohort.groups.records import (
     EpochBumped,
     GroupSaved,
@@ -74,8 +74,9 @@ class TargetChecker(Checker):
             for kind in self.WRITTEN:
                 self._asked.pop((kind, group_id), None)
         for work in outcome.work:
-            kind = AssignmentComputed if isinstance(work, ComputeAssignment) else RegexesResolved
-            self._asked[kind, work.group_id] = work
+            if isinstance(work, Computation):
+                kind = AssignmentComputed if isinstance(work, ComputeAssignment) else RegexesResolved
+                self._asked[kind, work.group_id] = work
 
 
 class CountChecker(Checker):

@@ -19,7 +19,7 @@ from bench.coordinator.book import Book
 from bench.coordinator.members import NOT_YET, ClassicMember, ConsumerMember, Member, Plan
 from bench.coordinator.wire import Link
 from kohort.broker.descriptors import open_file_limit
-from kohort.broker.run import new_loop
+from kohort.broker.serving import new_loop
 from kohort.wire import framing
 from kohort.wire.cluster import CreateTopicsRequest, MetadataRequest
 from kohort.wire.groups import FindCoordinatorRequest

@@ -37,6 +37,8 @@ WAIT_S = 20.0
 class FixedTopics:
     """Topics that were told to a process that keeps none."""
 
+    sure = True
+
     def __init__(self, topics: Sequence[Topic]) -> None:
         self.by_name: Mapping[str, Topic] = {topic.name: topic for topic in topics}
         self.by_id: Mapping[UUID, Topic] = {topic.id: topic for topic in topics}

@@ -40,7 +40,7 @@ class FakePartition:
     """The log, its leader and the transaction coordinator.
 
     Attributes:
-        log: batches with their offsets.
+        log: batches with their offsets; start, end: of what is there, and behind it.
         shown: nothing at or behind this offset is read yet, None: all is.
         next_id: the producer id that the coordinator gives; raised by `forget_id`.
         faults: what becomes of the next requests by API name, first to last.
@@ -49,7 +49,7 @@ class FakePartition:
 
     def __init__(self) -> None:
         self.log: list[tuple[int, bytes]] = []
-        self.end = 0
+        self.end = self.start = 0
         self.shown: int | None = None
         self.producers: dict[int, Producer] = {}
         self.next_id = 7
@@ -135,6 +135,11 @@ class FakePartition:
         self.end = parse_header(data).next_offset
         return offset
 
+    def delete_before(self, offset: int) -> None:
+        """As DeleteRecords does."""
+        self.start = offset
+        self.log = [(at, batch) for at, batch in self.log if at >= offset]
+
     def _fetch(self, message: Any) -> Any:
         part = message.topics[0].partitions[0]
         shown = self.end if self.shown is None else self.shown
@@ -143,12 +148,15 @@ class FakePartition:
             if part.fetch_offset <= offset < shown and (not found or size + len(batch) <= part.partition_max_bytes):
                 found.append(batch)
                 size += len(batch)
-        data = FetchResponse.PartitionData(partition_index=0, high_watermark=shown, records=b"".join(found))
+        code = 0 if self.start <= part.fetch_offset <= self.end else int(ErrorCode.OFFSET_OUT_OF_RANGE)
+        data = FetchResponse.PartitionData(
+            partition_index=0, error_code=code, high_watermark=shown, records=b"" if code else b"".join(found)
+        )
         topic = FetchResponse.FetchableTopicResponse(topic=TOPIC.name, topic_id=TOPIC.id, partitions=[data])
         return FetchResponse(responses=[topic])
 
     def _start(self, message: Any) -> Any:
-        part = ListOffsetsResponse.ListOffsetsPartitionResponse(partition_index=0, offset=0)
+        part = ListOffsetsResponse.ListOffsetsPartitionResponse(partition_index=0, offset=self.start)
         topic = ListOffsetsResponse.ListOffsetsTopicResponse(name=TOPIC.name, partitions=[part])
         return ListOffsetsResponse(topics=[topic])
 

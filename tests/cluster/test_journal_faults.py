@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from kohort.cluster import journal_term
-from kohort.cluster.journal_place import JournalUnavailable
+from kohort.cluster import journal_term, journal_writing, kafka_journal
+from kohort.cluster.fences import Authors
+from kohort.cluster.journal_place import JournalPlace, JournalUnavailable
 from kohort.cluster.journal_term import JournalTerm
 from kohort.cluster.journal_writing import (
     APPEND_EVERY_MS,
@@ -17,7 +19,9 @@ from kohort.cluster.journal_writing import (
     JournalWriter,
     new_epoch,
 )
-from kohort.errors import ErrorCode, FencedError, TimedOutError
+from kohort.errors import ErrorCode, FencedError, InvalidInputError, TimedOutError
+from kohort.groups.config import GroupConfig
+from kohort.groups.records import Kind, Record, Tombstone
 from kohort.wire.batch import parse_header
 from tests.client.virtual import DROP
 from tests.cluster.fake_partition import FakePartition, VirtualHolder
@@ -93,28 +97,9 @@ def time_out_is_no_success(partition: FakePartition) -> None:
     holder.append(committed(3))
 
 
-def test_a_time_out_is_no_success(partition: FakePartition) -> None:
-    time_out_is_no_success(partition)
-
-
-def test_the_test_sees_who_takes_a_time_out_for_success(
-    partition: FakePartition, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asks = JournalWriter._ask
-
-    async def optimistic(self: JournalWriter, batch: bytes) -> int:
-        try:
-            return await asks(self, batch)
-        except TimedOutError:
-            assert self.expected is not None
-            return self.expected
-
-    monkeypatch.setattr(JournalWriter, "_ask", optimistic)
-    with pytest.raises(AssertionError):
-        time_out_is_no_success(partition)
-
-
-def test_a_batch_is_not_sent_again_after_the_machine_slept(partition: FakePartition, holder: VirtualHolder) -> None:
+def no_batch_is_sent_again_after_sleep(partition: FakePartition) -> None:
+    holder = VirtualHolder(partition)
+    holder.load()
     partition.faults["Produce"] = [partition.park]
     partition.produced.clear()
     holder.send(committed(1))
@@ -124,9 +109,9 @@ def test_a_batch_is_not_sent_again_after_the_machine_slept(partition: FakePartit
     assert "not answered within 30 s" in str(holder.reasons[0])
 
 
-def test_an_answer_that_waited_while_the_machine_slept_is_not_taken(
-    partition: FakePartition, holder: VirtualHolder
-) -> None:
+def an_answer_that_waited_through_sleep_is_not_taken(partition: FakePartition) -> None:
+    holder = VirtualHolder(partition)
+    holder.load()
     partition.faults["Produce"] = [partition.write_and_park]
     token = holder.send(committed(1))
     (parked,) = holder.virtual.parked_named("Produce")
@@ -136,9 +121,9 @@ def test_an_answer_that_waited_while_the_machine_slept_is_not_taken(
     assert "was answered after 30 s" in str(holder.reasons[0])
 
 
-def test_sleep_between_sending_and_the_answer_is_taken_off_the_proof(
-    partition: FakePartition, holder: VirtualHolder
-) -> None:
+def sleep_is_taken_off_the_proof(partition: FakePartition) -> None:
+    holder = VirtualHolder(partition)
+    holder.load()
     partition.faults["Produce"] = [partition.write_and_park]
     token, sent_ms = holder.send(committed(1)), holder.now_ms
     (parked,) = holder.virtual.parked_named("Produce")
@@ -148,8 +133,10 @@ def test_sleep_between_sending_and_the_answer_is_taken_off_the_proof(
     assert holder.durable_at == {token: sent_ms - 5_000}
 
 
-def test_who_stood_still_sends_nothing(partition: FakePartition, holder: VirtualHolder) -> None:
+def who_stood_still_sends_nothing(partition: FakePartition) -> None:
     """Its producer may be forgotten, and its epoch would be taken for a new one."""
+    holder = VirtualHolder(partition)
+    holder.load()
     holder.append(committed(1))
     partition.producers.clear()
     partition.produced.clear()
@@ -207,6 +194,29 @@ def test_any_other_error_ends_the_term(
     holder.append(committed(1))
 
 
+def test_only_what_is_taken_away_may_be_several_batches(
+    partition: FakePartition, holder: VirtualHolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kafka_journal, "BATCH_BYTES_MAX", 1_000)
+    gone: list[Record] = [Tombstone((Kind.OFFSET, "g", "t", number)) for number in range(200)]
+    before = len(partition.log)
+    holder.append(*gone)
+    assert len(partition.log) - before == 8
+    with pytest.raises(InvalidInputError, match="the limit is 1000") as refused:
+        holder.send(*gone, committed(1))
+    assert refused.value.code is ErrorCode.RECORD_LIST_TOO_LARGE
+    holder.append(committed(2))
+    assert VirtualHolder(partition).load() == [*gone, committed(2)]
+
+
+def test_groups_may_not_write_more_than_fits() -> None:
+    config = kafka_journal.fitting(GroupConfig(group_record_bytes_max=200 << 20))
+    assert (config.group_record_bytes_max, config.commit_bytes_max) == (16 << 20, 16 << 20)
+    assert config.commit_bytes_max + kafka_journal.GATHERED_BYTES_MAX < kafka_journal.BATCH_BYTES_MAX
+    small = GroupConfig(group_record_bytes_max=1024, commit_bytes_max=2 << 20)
+    assert kafka_journal.fitting(small) == small
+
+
 def test_nobody_is_told_of_a_term_that_was_closed(partition: FakePartition, holder: VirtualHolder) -> None:
     partition.faults["Produce"] = [partition.write_and_park]
     holder.send(committed(1))
@@ -238,35 +248,6 @@ def reads_what_came_before_its_fence(partition: FakePartition) -> None:
     after.append(committed(3))
 
 
-def test_what_was_acknowledged_before_the_fence_is_read(partition: FakePartition) -> None:
-    reads_what_came_before_its_fence(partition)
-
-
-def test_the_test_sees_who_reads_before_it_fences(partition: FakePartition, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def hasty(self: JournalTerm) -> None:
-        identity = await new_epoch(self._place)
-        reading = journal_term.JournalReading(self._place)
-        await reading.begin()
-        while (view := await reading.fetch()) is not None:
-            await self._handover.put(view)
-        await self._handover.drained()
-        writer = JournalWriter(self._place, identity)
-        writer.expected = 1 + await self._write_fence(writer, identity.producer_id)
-        self.loaded = True
-        await self._serve(writer)
-
-    usual = JournalTerm.run
-    first = []
-
-    async def run(self: JournalTerm) -> None:
-        first.append(self)
-        await (usual if len(first) == 1 else hasty)(self)
-
-    monkeypatch.setattr(JournalTerm, "run", run)
-    with pytest.raises(AssertionError, match="an acknowledged commit is not read"):
-        reads_what_came_before_its_fence(partition)
-
-
 def test_a_new_leader_is_waited_for_until_it_shows_what_is_written(
     partition: FakePartition, holder: VirtualHolder
 ) -> None:
@@ -280,6 +261,27 @@ def test_a_new_leader_is_waited_for_until_it_shows_what_is_written(
     partition.shown = 1
     with pytest.raises(JournalUnavailable, match="shows nothing behind offset 0"):
         after.load()
+
+
+def test_a_log_that_does_not_begin_at_0_is_read_from_its_start(partition: FakePartition, holder: VirtualHolder) -> None:
+    holder.append(committed(1))
+    holder.append(committed(2))
+    partition.delete_before(3)
+    assert groups_of(holder.load()) == [2]
+
+
+def test_a_log_that_is_cut_while_it_is_read_ends_the_term(partition: FakePartition, holder: VirtualHolder) -> None:
+    """A leader without the newest records was elected, against the topic's setting."""
+    holder.append(committed(1))
+    partition.shown = 2
+
+    def cut(message: Any) -> Any:
+        partition.end = 1
+        return partition._fetch(message)
+
+    partition.faults["Fetch"] = [None, cut]
+    with pytest.raises(JournalUnavailable, match="OFFSET_OUT_OF_RANGE"):
+        VirtualHolder(partition).load()
 
 
 def test_a_fence_is_sent_again_like_any_batch(partition: FakePartition, holder: VirtualHolder) -> None:
@@ -305,7 +307,9 @@ def test_a_fence_that_somebody_overtook_before_it_was_written(partition: FakePar
         slow.load()
 
 
-def test_an_offset_that_is_not_the_next_one_ends_the_term(partition: FakePartition, holder: VirtualHolder) -> None:
+def an_offset_that_is_not_the_next_one_ends_the_term(partition: FakePartition) -> None:
+    holder = VirtualHolder(partition)
+    holder.load()
     holder.append(committed(1))
     foreign = bytearray(partition.log[-1][1])
     struct.pack_into(">q", foreign, 43, -1)
@@ -334,7 +338,9 @@ def test_a_deposed_owner_that_is_idle_is_told(partition: FakePartition, holder: 
     assert isinstance(holder.reasons[0], FencedError)
 
 
-def test_the_epoch_is_renewed_daily_with_a_fence_of_its_own(partition: FakePartition, holder: VirtualHolder) -> None:
+def the_epoch_is_renewed_with_a_fence_of_its_own(partition: FakePartition) -> None:
+    holder = VirtualHolder(partition)
+    holder.load()
     epoch = holder.journal.figures.epoch
     holder.append(committed(1))
     holder.pass_ms(DAY_MS + APPEND_EVERY_MS)
@@ -374,10 +380,10 @@ def test_a_renewal_of_a_deposed_owner_ends_the_term(partition: FakePartition, ho
     assert isinstance(holder.reasons[0], FencedError)
 
 
-def test_an_owner_whose_fence_of_the_id_before_was_left_out_is_caught_up_with(
-    partition: FakePartition, holder: VirtualHolder
-) -> None:
+def a_fence_that_was_left_out_is_made_up_for(partition: FakePartition) -> None:
     """The next owner dies between its own fence and that of the producer id before: who comes then must write that."""
+    holder = VirtualHolder(partition)
+    holder.load()
     partition.forget_id()
     dies = VirtualHolder(partition)
     partition.faults["Fetch"] = [partition.park]
@@ -387,3 +393,104 @@ def test_an_owner_whose_fence_of_the_id_before_was_left_out_is_caught_up_with(
     VirtualHolder(partition).load()
     holder.send(committed(1))
     assert isinstance(holder.reasons[0], FencedError)
+
+
+# -- the properties above, and faults that they must see
+
+
+async def _hasty(self: JournalTerm) -> None:
+    """Reads, then fences."""
+    identity = await new_epoch(self._place)
+    reading = journal_term.JournalReading(self._place)
+    while (view := await reading.fetch()) is not None:
+        await self._handover.put(view)
+    await self._handover.drained()
+    writer = JournalWriter(self._place, identity)
+    writer.expected = 1 + await self._write_fence(writer, identity.producer_id)
+    self.loaded = True
+    await self._serve(writer)
+
+
+async def _optimistic(self: JournalWriter, batch: bytes) -> int:
+    """Takes a time-out for success."""
+    try:
+        return await _ASK(self, batch)
+    except TimedOutError:
+        assert self.expected is not None
+        return self.expected
+
+
+_ASK = JournalWriter._ask
+PROPERTIES: list[Callable[[FakePartition], None]] = [
+    time_out_is_no_success,
+    no_batch_is_sent_again_after_sleep,
+    an_answer_that_waited_through_sleep_is_not_taken,
+    sleep_is_taken_off_the_proof,
+    who_stood_still_sends_nothing,
+    reads_what_came_before_its_fence,
+    an_offset_that_is_not_the_next_one_ends_the_term,
+    the_epoch_is_renewed_with_a_fence_of_its_own,
+    a_fence_that_was_left_out_is_made_up_for,
+]
+
+
+@pytest.mark.parametrize("holds", PROPERTIES, ids=lambda holds: holds.__name__)
+def test_it_holds(partition: FakePartition, holds: Callable[[FakePartition], None]) -> None:
+    holds(partition)
+
+
+async def _without_fence(self: JournalTerm, renewed: Any, writer: JournalWriter) -> None:
+    self._renewed = None
+    writer.become(renewed)
+    self._figures.epoch = renewed.epoch
+
+
+MUTANTS: dict[str, tuple[object, str, Any, Callable[[FakePartition], None]]] = {
+    "reads before it fences": (JournalTerm, "run", _hasty, reads_what_came_before_its_fence),
+    "takes a time-out for success": (JournalWriter, "_ask", _optimistic, time_out_is_no_success),
+    "repeats whenever it wakes": (journal_writing, "REPEAT_MS", 10**9, no_batch_is_sent_again_after_sleep),
+    "takes answers whenever it wakes": (
+        journal_writing,
+        "REPEAT_MS",
+        10**9,
+        an_answer_that_waited_through_sleep_is_not_taken,
+    ),
+    "begins to write whenever it wakes": (
+        journal_writing,
+        "SILENCE_MAX_MS",
+        10**9,
+        who_stood_still_sends_nothing,
+    ),
+    "counts time that stands still": (
+        JournalPlace,
+        "elapsed_ms",
+        lambda self: self.cluster.runtime.now_ms,
+        sleep_is_taken_off_the_proof,
+    ),
+    "knows nothing of the next offset": (
+        JournalWriter,
+        "expected",
+        property(lambda self: None, lambda self, value: None),
+        an_offset_that_is_not_the_next_one_ends_the_term,
+    ),
+    "goes on under a new epoch without a fence": (
+        JournalTerm,
+        "_go_on_under",
+        _without_fence,
+        the_epoch_is_renewed_with_a_fence_of_its_own,
+    ),
+    "fences the newest producer id only": (
+        Authors,
+        "unfinished",
+        lambda self, own: [one for one in [self.newest] if one is not None and one.producer_id != own],
+        a_fence_that_was_left_out_is_made_up_for,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_planted_fault_is_seen(partition: FakePartition, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    owner, attribute, fault, holds = MUTANTS[name]
+    monkeypatch.setattr(owner, attribute, fault, raising=False)
+    with pytest.raises((AssertionError, IndexError, pytest.fail.Exception)):
+        holds(partition)

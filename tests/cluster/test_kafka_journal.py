@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 
 import pytest
 
 from kohort import Admin, Producer
-from kohort.client.admin.values import NewTopic
+from kohort.client.admin.values import ConfigResource, NewTopic, ResourceType
+from kohort.cluster.fences import FIRST
 from kohort.cluster.journal_place import SKIP, JournalRefused, JournalSettings, JournalUnavailable
 from kohort.cluster.kafka_journal import KafkaJournal
 from kohort.errors import ErrorCode, FencedError, InvalidInputError
+from kohort.groups.records import OffsetCommitted
 from kohort.journal.codec import encode
 from tests.cluster.journals import NOW, Cluster, Holder, cluster, committed, groups_of
 from tests.journal.test_journal import RECORDS
@@ -234,6 +236,58 @@ def test_a_topic_that_was_made_again_is_another(apache_kafka: ApacheKafka) -> No
 def _made_again(admin: Admin, topic: str) -> bool:
     made = admin.create_topics([NewTopic(topic, 2, 1, FIT)])
     return not made.errors
+
+
+# -- what compaction leaves
+
+
+@pytest.fixture
+def quick_cleaner(apache_kafka: ApacheKafka) -> Iterator[None]:
+    """The cleaner looks for work all the time, and not every fifteen seconds."""
+    everywhere = ConfigResource(ResourceType.BROKER, "")
+    with Admin(apache_kafka.bootstrap_servers) as admin:
+        admin.incremental_alter_configs({everywhere: {"log.cleaner.backoff.ms": "100"}}).all()
+        yield
+        admin.incremental_alter_configs({everywhere: {"log.cleaner.backoff.ms": None}}).all()
+
+
+@pytest.mark.usefixtures("quick_cleaner")
+def test_compaction_keeps_the_fence_of_every_producer_id_and_the_newest_records(apache_kafka: ApacheKafka) -> None:
+    keys, topic = 20, f"__groups-{uuid.uuid4().hex[:8]}"
+    folder = apache_kafka.log_dir / f"{topic}-0"
+
+    def size() -> int:
+        return sum(path.stat().st_size for path in folder.glob("*.log") if path.exists())
+
+    async def test(opened: Cluster) -> None:
+        first = await opened.holder()
+        await first.load()
+        with Admin(apache_kafka.bootstrap_servers) as admin:
+            often = {"segment.ms": "200", "min.cleanable.dirty.ratio": "0.001", "delete.retention.ms": "0"}
+            admin.incremental_alter_configs({ConfigResource(ResourceType.TOPIC, topic): often}).all()
+        await first.load()
+        for number in range(400):
+            await first.append(*(committed(number, partition=key) for key in range(keys)))
+        second, third = await opened.stranger(), await opened.stranger()
+        await second.load()
+        await second.append(committed(400, partition=0))
+        await third.load()
+        grown = size()
+        while size() > grown / 4:
+            await third.append(committed(401, partition=1))
+            await asyncio.sleep(0.3)  # segments are rolled by what is written later
+        loaded = await third.load()
+        found = {record.partition: record.offset for record in loaded if isinstance(record, OffsetCommitted)}
+        assert found == {0: 400, 1: 401} | dict.fromkeys(range(2, keys), 399)
+        current = third.journal._current
+        assert current is not None
+        owners = [one.journal.figures.producer_id for one in (first, second, third)]
+        assert sorted(current._decoding.authors.fences) == sorted([FIRST, *owners])
+        for deposed in (first, second):
+            with pytest.raises(FencedError):
+                await deposed.append(committed(999))
+
+    run(apache_kafka, test, settings(topic=topic))
 
 
 # -- what others see

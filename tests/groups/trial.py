@@ -33,7 +33,18 @@ from kohort.groups.events import (
     TopicsChanged,
 )
 from kohort.groups.machine import GroupMachine
-from kohort.groups.outcome import Counted, JoinGroupReply, Meter, Now, Outcome, ReplyValue, ResolveRegexes, Work
+from kohort.groups.outcome import (
+    Computation,
+    Counted,
+    JoinGroupReply,
+    Meter,
+    Now,
+    Outcome,
+    Question,
+    ReplyValue,
+    ResolveRegexes,
+    Work,
+)
 from kohort.groups.records import ClassicProtocol, Record, TopicPartitions
 from kohort.ids import TopicPartition
 
@@ -86,6 +97,7 @@ class Trial:
         self.outcome = Outcome()
         self.image = TopicImage()
         self.work: list[Work] = []
+        self.questions: list[Question] = []
         self.works_at_once = True
         self._request = 0
         self._fresh = 0
@@ -269,10 +281,12 @@ class Trial:
         return outcome
 
     def do_work(self) -> None:
-        """Carry out the work that has left the machine, and what comes of it."""
+        """Carry out the work that has left the machine, and what comes of it; questions wait for their answers."""
         while self.work:
             work = self.work.pop(0)
-            if isinstance(work, ResolveRegexes):
+            if not isinstance(work, Computation):
+                self.questions.append(work)
+            elif isinstance(work, ResolveRegexes):
                 self.feed(targets.resolve(work, match))
             else:
                 self.feed(targets.compute(work))

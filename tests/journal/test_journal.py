@@ -20,7 +20,7 @@ from kohort.journal.codec import GroupRecordReader, encode
 from kohort.journal.local import LogJournal
 from kohort.log import OpenOptions, PartitionLog, compact_now
 from kohort.log.files import FileCache
-from kohort.wire.batch import BatchRecord, build_batch, crc_ok, iter_headers, parse_header
+from kohort.wire.batch import HEADER_SIZE, BatchRecord, build_batch, crc_ok, iter_headers, parse_header
 from kohort.wire.records import read_pairs, read_records
 from tests.log.making import CRASHED, NOW, copy_folder, keyed, small
 
@@ -45,6 +45,7 @@ RECORDS: list[r.Record] = [
         ),
     ),
     r.GenerationStarted("g", 4),
+    r.OffsetsImported("g", 1_700_000_000_000, 3),
     r.MemberSaved("h", "m", None, "r", "c", "/x", ("a", "b"), None, 5, "uniform"),
     r.MemberSaved("h", "m", "i", None, "c", "/x", (), "x.*", 5, None, 600, (r.ClassicProtocol("range", b"x"),)),
     r.EpochBumped("h", 3, -77),
@@ -152,6 +153,23 @@ def test_columns_and_single_records_give_the_same_bytes(some: list[list[r.Offset
     assert pairs_of(whole) == pairs_of(single) == [encode(record) for record in records]
     if not small_ones:
         assert whole == single
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.lists(_COMMIT, max_size=6).map(lambda some: [*some, RECORDS[6]]), min_size=1, max_size=6))
+def test_what_is_packed_are_the_records_of_the_one_batch_that_is_sealed(some: list[list[r.Record]]) -> None:
+    records = [record for several in some for record in several]
+    (batch,) = sealing.sealed(records, NOW)
+    payload, count = sealing.packed(records)
+    assert (payload, count) == (batch[HEADER_SIZE:], len(records))
+    with mock.patch.object(sealing, "BATCH_BYTES_MAX", 100):
+        assert sealing.packed(records) == (payload, count)
+
+
+@pytest.mark.parametrize("record", [PENDING, r.TransactionMarked(7, 1, True)])
+def test_what_belongs_to_a_transaction_is_not_packed_with_others(record: r.Record) -> None:
+    with pytest.raises(InvalidInputError, match="transaction"):
+        sealing.packed([RECORDS[6], record])
 
 
 def pairs_of(batches: bytes) -> list[tuple[bytes | None, bytes | None]]:

@@ -36,7 +36,9 @@ def _kio_class(cls: type[Message], version: int) -> Any:
     return getattr(importlib.import_module(f"kio.schema.{snake}.v{version}.{part}"), cls.__name__)
 
 
-MESSAGES = [kind for api in APIS.values() for kind in (api.request, api.response)]
+OWN_APIS = 10_000
+"""APIs from this key on are kohort's own."""
+MESSAGES = [kind for api in APIS.values() if api.key < OWN_APIS for kind in (api.request, api.response)]
 CASES = [(kind, version) for kind in MESSAGES for version in range(kind.MIN_VERSION, kind.MAX_VERSION + 1)]
 
 

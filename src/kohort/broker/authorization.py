@@ -86,6 +86,7 @@ NEEDS: dict[str, tuple[Need, ...]] = {
     "DescribeClientQuotas": (Need(_O.DESCRIBE_CONFIGS, _R.CLUSTER),),
     "DescribeCluster": (),
     "DescribeConfigs": _CONFIGS_DESCRIBE,
+    "DescribeCoordinators": _CLUSTER_DESCRIBE,
     "DescribeDelegationToken": (Need(_O.DESCRIBE, _R.DELEGATION_TOKEN), Need(_O.DESCRIBE_TOKENS, _R.USER)),
     "DescribeGroups": (Need(_O.DESCRIBE, _R.GROUP),),
     "DescribeLogDirs": _CLUSTER_DESCRIBE,

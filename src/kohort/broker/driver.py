@@ -54,7 +54,7 @@ class LoopDriver:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, host: ShardHost) -> None:
         self._loop = loop
-        self.metrics = host.metrics
+        self.metrics: ShardMetrics = host.metrics
         self.clock = time.perf_counter
         self.soon = loop.call_soon
         self.topic_image = host.topic_image

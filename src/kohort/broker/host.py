@@ -28,7 +28,7 @@ from kohort.coordinator.shard import Shard
 from kohort.errors import ErrorCode, KafkaError
 from kohort.groups.config import GroupConfig
 from kohort.groups.events import Event, GroupSettings, TopicImage
-from kohort.groups.outcome import Counted, Push, Rebalanced, Work
+from kohort.groups.outcome import Computation, Counted, Push, Question, Rebalanced, Work
 from kohort.ids import TopicPartition
 from kohort.journal.protocol import Journal
 from kohort.processes import has_ended
@@ -56,8 +56,14 @@ class KnownTopic(Protocol):
 
 
 class KnownTopics(Protocol):
-    """The topics that there are, wherever they are kept."""
+    """The topics that there are, wherever they are kept.
 
+    Attributes:
+        sure: see `TopicImage`.
+    """
+
+    @property
+    def sure(self) -> bool: ...
     @property
     def by_name(self) -> Mapping[str, KnownTopic]: ...
     @property
@@ -86,9 +92,11 @@ class GroupHost:
     Attributes:
         api_keys: what ApiVersions names.
         features: its features, with their lowest and highest levels.
+        coordinator_id: what our own clients are told of where it has groups apart from the brokers, -1: it has not.
     """
 
     features: Mapping[str, tuple[int, int]] = FEATURES
+    coordinator_id = -1
 
     def __init__(
         self,
@@ -167,7 +175,10 @@ class GroupHost:
         return {}
 
     def run_work(self, work: Work, done: Callable[[Event], None]) -> None:
-        """Run long work in a thread; its event comes back on the loop."""
+        """Run long work in a thread, or ask; its event comes back on the loop."""
+        if not isinstance(work, Computation):
+            self.ask_outside(work, done)
+            return
         from kohort.broker.work import run  # loads the assignors: only when first needed
 
         future = self.loop.run_in_executor(self._workers, run, work)
@@ -179,6 +190,10 @@ class GroupHost:
                 done(finished.result())
 
         future.add_done_callback(finish)
+
+    def ask_outside(self, question: Question, done: Callable[[Event], None]) -> None:
+        """Ask whoever else knows of topics or groups. A host that has them all itself is never asked to."""
+        log.error("there is nobody to ask: %s", question)
 
     def push(self, push: Push) -> None:
         """Send a frame no request asked for; the push protocol's frames come with it."""

@@ -18,6 +18,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from kohort.broker.metrics import GROUP_METRICS, HistogramSummary, Snapshot
+from kohort.groups.outcome import Meter
 
 Timed: TypeAlias = Literal["rebalance", "standstill", "event-queue", "step", "journal-append"]
 HISTOGRAMS: Final[dict[Timed, tuple[str, str]]] = {
@@ -26,6 +27,11 @@ HISTOGRAMS: Final[dict[Timed, tuple[str, str]]] = {
     "event-queue": ("kohort_event_queue_seconds", "How long the oldest event of a batch waited"),
     "step": ("kohort_step_seconds", "A batch of events in the group coordinator"),
     "journal-append": ("kohort_journal_append_seconds", "A batch's records into the journal"),
+}
+
+IMPORTS: Final[dict[str, str]] = {
+    Meter.GROUP_IMPORTS: "Groups taken over from Kafka's own coordinator",
+    Meter.MEMBERS_ELSEWHERE: "Groups here that were found to have members at Kafka's own coordinator too",
 }
 
 
@@ -61,6 +67,9 @@ class Exporter(Collector):
         for name, count in found["held"].items():
             title = f"kohort_{name.replace('-', '_')}"
             yield CounterMetricFamily(title, "Held heartbeats of classic members by how they ended", value=count)
+        for name, count in found["imports"].items():
+            title = f"kohort_{name.replace('-', '_')}"
+            yield CounterMetricFamily(title, IMPORTS[name], value=count)
         yield CounterMetricFamily("kohort_events", "Events that the group coordinators took in", value=found["events"])
 
 

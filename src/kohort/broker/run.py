@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
-import signal
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kohort.broker.config.live_settings import LiveSettings
 from kohort.broker.config.settings import broker_configs
@@ -17,27 +15,16 @@ from kohort.broker.config.single_broker import is_idle
 from kohort.broker.descriptors import open_file_limit, shares
 from kohort.broker.metrics import Snapshot
 from kohort.broker.net.dispatch import Dispatcher, api_keys
-from kohort.broker.net.log_lines import LogLines
-from kohort.broker.net.server import Server, listening_socket
+from kohort.broker.net.server import listening_socket
 from kohort.broker.node import Node
 from kohort.broker.routes import ROUTES, unknown_api_versions
+from kohort.broker.serving import Serving, log_to_stderr, serve_until_ended
 from kohort.config import parse_listen
 from kohort.errors import KafkaError
 from kohort.log import LogStore, StoreLimits
 
-if TYPE_CHECKING:
-    from kohort.scrapes import MetricsServer
-
 log = logging.getLogger("kohort.broker")
 
-IDLE_CHECK_S = 5.0
-LEFT_OUT_S = 60.0
-"""How often it is said what was left out of the log."""
-METRICS_WAIT_S = 10.0
-"""A scrape that the loop does not get to within this fails."""
-YOUNG_OBJECTS = 100_000
-"""Made and not yet freed before the garbage collector looks: requests under way are tens of thousands of objects, which
-go by themselves. Python's own 700 cost a third of the time of large commits."""
 LISTEN_DEFAULT = "127.0.0.1:9092"
 
 
@@ -64,79 +51,28 @@ class RunningBroker:
         except BaseException:
             sock.close()
             raise
-        self._loop = loop
-        self._grace_s = config.shutdown_ms / 1000
-        self.host, port = sock.getsockname()[:2]
-        self.node = Node(loop, data_dir, store, live, api_keys(ROUTES), (self.host, port))
+        self.node = Node(loop, data_dir, store, live, api_keys(ROUTES), sock.getsockname()[:2])
         dispatcher = Dispatcher(self.node, ROUTES, unknown_api_versions)
-        self._server = Server(loop, config, descriptors.connections, dispatcher.dispatch, self.node.client_lost)
-        live.listeners.append(lambda: self._server.reconfigure(live.broker))
-        self._lines = LogLines()
-        self._sock = sock
+        self.serving = Serving(self.node, sock, config, descriptors.connections, dispatcher.dispatch)
+        live.listeners.append(lambda: self.serving.server.reconfigure(live.broker))
         self.node.start()
-        self._metrics: MetricsServer | None = None
-        if config.metrics_listen is not None:
-            self._serve_metrics(*parse_listen(config.metrics_listen))
-
-    def _serve_metrics(self, host: str, port: int) -> None:
-        from kohort.broker.prometheus import Exporter  # an HTTP server that few brokers need
-        from kohort.scrapes import MetricsServer
-
-        self._metrics = MetricsServer(host, port, Exporter(self._metrics_from_outside))
 
     def metrics(self) -> Snapshot:
-        """All figures as plain values; to be called on the loop. `listen` is where Prometheus reads them, or None."""
-        states = (state for shard in self.node.groups for state in shard.group_states())
-        listen = None if self._metrics is None else self._metrics.address
-        return self.node.metrics.snapshot(states, len(self._server), listen)
-
-    def _metrics_from_outside(self) -> Snapshot:
-        async def look() -> Snapshot:
-            return self.metrics()
-
-        return asyncio.run_coroutine_threadsafe(look(), self._loop).result(METRICS_WAIT_S)
+        """See `Serving`."""
+        return self.serving.metrics()
 
     @property
     def address(self) -> str:
         """HOST:PORT as clients write it."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{host}:{self.node.port}"
+        return self.serving.address
 
     def listen(self) -> None:
         """Let clients in."""
-        self._lines.begin()
-        self._server.listen(self._sock)
-        self._check_idle()
-        self._say_what_is_missing()
-
-    def _check_idle(self) -> None:
-        self._server.close_idle()
-        self._loop.call_later(IDLE_CHECK_S, self._check_idle)
-
-    def _say_what_is_missing(self) -> None:
-        self._lines.say_what_is_missing()
-        self._loop.call_later(LEFT_OUT_S, self._say_what_is_missing)
+        self.serving.listen()
 
     async def close(self) -> None:
         """Let nobody in, answer who waits, write everything down."""
-        if self._metrics is not None:
-            await self._loop.run_in_executor(None, self._metrics.close)
-        self._server.stop_listening()
-        self.node.stop_waiting()
-        await self._server.drained(self._grace_s)
-        self._server.close()
-        self.node.close()
-        self._lines.end()
-
-
-def new_loop() -> asyncio.AbstractEventLoop:
-    """The loop of uvloop where that is installed, else asyncio's."""
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.new_event_loop()
-    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
-    return loop
+        await self.serving.close()
 
 
 def serve(
@@ -156,42 +92,19 @@ def serve(
     Raises:
         KafkaError: bad options, the port or the folder is in use.
     """
-    with asyncio.Runner(loop_factory=new_loop) as runner:
-        runner.run(_serve(Path(data_dir), listen, properties or {}, on_ready))
 
+    def start(loop: asyncio.AbstractEventLoop) -> RunningBroker:
+        return RunningBroker(loop, Path(data_dir), listen, properties or {})
 
-async def _serve(
-    data_dir: Path,
-    listen: str,
-    properties: Mapping[str, Any],
-    on_ready: Callable[[RunningBroker, asyncio.Event], None] | None,
-) -> None:
-    loop = asyncio.get_running_loop()
-    ended = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, ended.set)
-    gc.set_threshold(YOUNG_OBJECTS)
-    broker = RunningBroker(loop, data_dir, listen, properties)
-    gc.collect()
-    gc.freeze()  # topics and groups are here to stay
-    try:
+    async def begin(broker: RunningBroker) -> None:
         broker.listen()
-        (on_ready or announce)(broker, ended)
-        await ended.wait()
-        log.info("ending")
-    finally:
-        await broker.close()
 
-
-def announce(broker: RunningBroker, _ended: asyncio.Event) -> None:
-    """Print the line that says clients can connect."""
-    sys.stdout.write(f"ready {broker.address}\n")
-    sys.stdout.flush()
+    serve_until_ended(start, begin, on_ready)
 
 
 def run_broker(listen: str, data_dir: str | Path, properties: Mapping[str, Any]) -> int:
     """What `kohort broker` does; returns the exit code."""
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    log_to_stderr()
     try:
         serve(data_dir, listen, properties)
     except KafkaError as error:

@@ -200,6 +200,11 @@ class GroupShards:
         loaded = {index for index, shard in self._shards.items() if shard.loaded}
         return tuple(index for index in range(self.count) if index not in loaded)
 
+    def knows(self, group: str) -> bool:
+        """Whether a group is in a shard here."""
+        shard = self._shards.get(self.index_of(group))
+        return shard is not None and shard.knows(group)
+
     def is_damaged(self, index: int) -> bool:
         """Whether a shard is here, and serves nothing for damage in its journal."""
         shard = self._shards.get(index)

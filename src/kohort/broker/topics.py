@@ -44,7 +44,10 @@ class Topics:
     Attributes:
         by_name: all topics by name: the store's own map, which it changes in place.
         by_id: the same by id.
+        sure: see `TopicImage`.
     """
+
+    sure = True
 
     def __init__(
         self,

@@ -9,12 +9,12 @@ from kohort.broker.regex import matcher
 from kohort.errors import InvalidInputError
 from kohort.groups.consumer import targets
 from kohort.groups.events import AssignmentComputed, Event
-from kohort.groups.outcome import ResolveRegexes, Work
+from kohort.groups.outcome import Computation, ResolveRegexes
 
 log = logging.getLogger("kohort.groups")
 
 
-def run(work: Work) -> Event:
+def run(work: Computation) -> Event:
     """Do the work; what comes back is an event for the shard."""
     if isinstance(work, ResolveRegexes):
         return targets.resolve(work, match)

@@ -25,6 +25,7 @@ ABOUT = "Kafka consumer groups, whole: a broker, records in and out, topics, gro
 COMMANDS = {
     "demo": ("kohort.cli.demo:demo", "The main job, start to finish: flights through a group of Spark queries."),
     "broker": ("kohort.cli.broker:broker", "Serve as a Kafka broker with real consumer groups."),
+    "coordinator": ("kohort.cli.coordinator:app", "Serve consumer groups over an existing Apache Kafka cluster."),
     "topics": ("kohort.cli.topics:app", "List, describe, create, delete and alter topics."),
     "produce": ("kohort.cli.produce:produce", "Write lines to a topic."),
     "consume": ("kohort.cli.consume:consume", "Read records of a topic."),

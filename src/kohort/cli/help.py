@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import types
 import typing
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # only pages of a command's own need it
 _WIDTH_MAX = 120
 _LABEL_MAX = 32
 _KINDS = {int: "NUMBER", float: "NUMBER", Path: "FILE"}
+NO_COMMANDS: Mapping[str, str] = {}
 _OF_HELP = ("-h, --help", "print this page")
 
 
@@ -37,6 +38,8 @@ def help_page(tokens: Sequence[str]) -> str:
     if not COMMANDS[name][0].endswith(":app"):
         return _command_page(f"kohort {name}", app)
     commands = {command: _summary(app[command].help) for command in app if not command.startswith("-")}
+    if len(words) == 1 and app.default_command is not None:
+        return _command_page(f"kohort {name}", app, commands)
     if len(words) == 1:
         return _page(f"kohort {name} COMMAND", COMMANDS[name][1], [("Commands", list(commands.items())), _own()])
     if words[1] not in commands:
@@ -64,13 +67,15 @@ def _own(version: bool = False) -> tuple[str, list[tuple[str, str]]]:
     return "Options", [_OF_HELP, *([("--version", "print the version")] if version else [])]
 
 
-def _command_page(called: str, app: App) -> str:
+def _command_page(called: str, app: App, commands: Mapping[str, str] = NO_COMMANDS) -> str:
+    """`commands`: that it has itself, beside what it does without one."""
     arguments = [one for one in app.assemble_argument_collection(parse_docstring=True) if one.name != "*"]
     positional = [one for one in arguments if one.index is not None]
     own = [one for one in arguments if one.index is None and not one.keys]
     common = [one for one in arguments if one.keys]
     usage = " ".join([called, *map(_in_usage, positional), "[OPTIONS]"])
     sections = [
+        ("Commands", list(commands.items())),
         ("Arguments", [(_label(one), _about(one)) for one in positional]),
         ("Options", [*((_label(one), _about(one)) for one in own), _OF_HELP]),
         ("Options of every command", [(_label(one), _about(one)) for one in common]),

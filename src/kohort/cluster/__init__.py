@@ -1,1 +1,1 @@
-"""Several coordinators over one Apache Kafka cluster: who serves what, and what stands in Kafka."""
+"""Several coordinators over an existing Apache Kafka cluster, which keeps their data and says who may write it."""

@@ -109,7 +109,7 @@ class GroupDoor:
 
     async def open(self, me: Candidate, shards: int) -> None:
         """See `Door`."""
-        self._told = Told(me, shards)
+        self._told, self._joined_as, self._failure, self._refused = Told(me, shards), None, None, ""
         self._client = client = await AsyncClient.open(self._config)
         self._sparingly = Sparingly(client.cluster.runtime)
         try:

@@ -109,14 +109,14 @@ class JournalPlace:
             raise JournalUnavailable(f"{self}: the topic was deleted and made again")
 
     async def check_topic(self) -> None:
-        """Hold the topic as it is now against what it was when the process began.
+        """Hold the topic as it is now against what it was when the process began. Shards that ask at once share it.
 
         Raises:
             JournalUnavailable: the cluster does not show it.
             JournalRefused: it has been made again, or has other partitions: groups would lie elsewhere.
         """
         name = self.topic.name
-        info = (await self.cluster.describe_topics([name], self.settings.answer_ms)).get(name)
+        info = (await self.cluster.refresh_metadata(self.settings.answer_ms)).topics.get(name)
         if info is None or info.error:
             code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if info is None else info.error
             raise self.lost(_error(code), f"topic {name} can't be seen")

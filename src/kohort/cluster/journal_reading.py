@@ -21,14 +21,15 @@ from kohort.wire.batch import HEADER_SIZE, BatchHeader, crc_ok, parse_header
 from kohort.wire.data import FetchRequest, FetchResponse, ListOffsetsRequest
 from kohort.wire.records import read_pairs
 
-FETCH_BYTES: Final = 8 << 20
+FETCH_BYTES: Final = 4 << 20
+"""Read in one go. Two such answers of each shard that loads are in memory, and all of a process may load at once."""
 PATIENCE_MS: Final = 60_000
 """A new leader shows what is committed once its followers have told it how far they are: seconds."""
 _WAIT_MS: Final = 500
 _PAUSE_MS: Final = 20
 """Between questions to a broker that does not wait although it has nothing."""
-_HANDED_MAX: Final = 2
-"""Answers that wait to be decoded: the next one comes meanwhile, and no more lie in memory."""
+_HANDED_MAX: Final = 1
+"""Answers handed over to be decoded: the next one comes meanwhile."""
 _LIST_BYTES: Final = 256 << 10
 """Records are handed out in lists of about so many bytes, some milliseconds of work each."""
 _HIGHEST_BY_NAME: Final = 12
@@ -38,8 +39,12 @@ _OVERHEAD: Final = 12
 _KEYS_SHOWN: Final = 20
 
 T = TypeVar("T")
-log = logging.getLogger("kohort.coordinator")
+log = logging.getLogger("kohort.cluster")
 _length_of = struct.Struct(">i").unpack_from
+
+
+class _BeforeStart(Exception):
+    """The log does not begin at offset 0 any more: somebody has had records deleted."""
 
 
 class JournalReading:
@@ -56,21 +61,17 @@ class JournalReading:
         self.offset = 0
         self.read_bytes = 0
 
-    async def begin(self) -> None:
-        """Go to the log's start.
-
-        Raises:
-            JournalUnavailable: it can't be had.
-        """
-        self.offset = await self._persistently(self._ask_start, "its start can't be had")
-
     async def fetch(self) -> memoryview | None:
         """The whole batches of one answer; None: nothing new is there yet.
 
         Raises:
             JournalUnavailable: nothing can be read.
         """
-        view = await self._persistently(self._ask_batches, "it can't be read")
+        try:
+            view = await self._persistently(self._ask_batches, "it can't be read")
+        except _BeforeStart:
+            self.offset = await self._persistently(self._ask_start, "its start can't be had")
+            return None
         end, following = _whole(view)
         if not end:
             if len(view) > 0:
@@ -134,6 +135,8 @@ class JournalReading:
         )
         _check(answer.error_code)
         (found,) = answer.responses[0].partitions
+        if found.error_code == ErrorCode.OFFSET_OUT_OF_RANGE and not self.offset:
+            raise _BeforeStart
         _check(found.error_code)
         return memoryview(found.records or b"")
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 from kohort.client.net.runtime import Promise
 from kohort.cluster.fences import EPOCH_LAST, FIRST, Author, Fence, fence_of
@@ -36,7 +36,7 @@ _GLANCE_BYTES: Final = 64 << 10
 _NO_TIME: Final = -1
 """The topic stamps what is written with its own time."""
 
-log = logging.getLogger("kohort.coordinator")
+log = logging.getLogger("kohort.cluster")
 
 
 @dataclass(slots=True)
@@ -68,13 +68,16 @@ class JournalFigures:
     append_ms: float = 0.0
 
 
+Body: TypeAlias = tuple[bytes, int]
+"""The encoded records of one batch, and how many."""
+
+
 @dataclass(frozen=True, slots=True)
 class Append:
-    """What an owner wants written; no records: proof only."""
+    """What an owner wants written, batch after batch; none: proof only."""
 
     token: int
-    payload: bytes
-    count: int
+    bodies: Sequence[Body]
     now_ms: int
 
 
@@ -142,7 +145,8 @@ class JournalTerm:
 
     def _over(self, error: Exception) -> None:
         self.error = error
-        self._owner.lost(error)
+        if self.loaded:
+            self._owner.lost(error)
         self._owner.more()
 
     async def _fence(self) -> JournalWriter:
@@ -172,7 +176,6 @@ class JournalTerm:
         if place.settings.foreign_records == SKIP:
             self._decoding.left_out = await self._survey(end)
         reading = JournalReading(place)
-        await reading.begin()
         await self._read(reading, end)
         for fence in authors.unfinished(own):
             last = Identity(fence.producer_id, EPOCH_LAST, place.elapsed_ms())
@@ -196,7 +199,6 @@ class JournalTerm:
     async def _survey(self, end: int) -> frozenset[Author]:
         """Who wrote up to an offset without a fence."""
         reading, seen = JournalReading(self._place, _SURVEY_BYTES), JournalDecoding(self._place)
-        await reading.begin()
         while reading.offset <= end:
             seen.survey(await reading.up_to(end))
         return frozenset(seen.authors.foreign())
@@ -251,7 +253,6 @@ class JournalTerm:
         zero = JournalPlace(here.cluster, here.topic, 0, here.settings)
         zero.lane = here.lane
         reading, seen = JournalReading(zero, _GLANCE_BYTES), JournalDecoding(zero)
-        await reading.begin()
         view = await reading.fetch()
         if view is not None:
             seen.survey(view)
@@ -270,12 +271,11 @@ class JournalTerm:
                 await self._go_on_under(self._renewed, writer)
             wanted = self._wanted
             began_ms = runtime.now_ms
-            if wanted is not None and wanted.count:
-                written = await writer.write(wanted.payload, wanted.count, wanted.now_ms)
-            else:
-                fence = fence_of(place, writer.identity.producer_id, writer.identity.epoch)
-                now_ms = self._now_ms if wanted is None else wanted.now_ms
-                written = await writer.write(*packed_pair(*fence.pair()), now_ms)
+            now_ms = self._now_ms if wanted is None else wanted.now_ms
+            first, *others = (wanted.bodies if wanted is not None else ()) or [self._proof(writer.identity)]
+            written = await writer.write(*first, now_ms)
+            for body in others:
+                await writer.write(*body, now_ms)
             append_at_ms = place.elapsed_ms() + APPEND_EVERY_MS
             figures.appends += 1
             figures.acknowledged_ms, figures.append_ms = written.sent_ms, runtime.now_ms - began_ms
@@ -283,6 +283,10 @@ class JournalTerm:
             if wanted is not None:
                 self._wanted, self._now_ms = None, wanted.now_ms
                 self._owner.durable(wanted.token, written.sent_ms)
+
+    def _proof(self, identity: Identity) -> Body:
+        """What an append without records is: the fence once more, so that compaction keeps one of them."""
+        return packed_pair(*fence_of(self._place, identity.producer_id, identity.epoch).pair())
 
     async def _wait_until(self, append_at_ms: float, identity: Identity) -> None:
         """Wait for something to write, at most until something has to be written."""

@@ -9,21 +9,36 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Final, Protocol
 
 from kohort.client.net.cluster import Cluster
 from kohort.client.net.runtime import Task
 from kohort.cluster.journal_place import JournalPlace, JournalSettings, JournalTopic, JournalUnavailable
-from kohort.cluster.journal_term import Append, JournalFigures, JournalTerm
+from kohort.cluster.journal_term import Append, Body, JournalFigures, JournalTerm
 from kohort.cluster.journal_topic import BATCH_BYTES_MAX
 from kohort.errors import ErrorCode, FencedError, InvalidInputError
-from kohort.groups.records import Record
+from kohort.groups.config import GroupConfig
+from kohort.groups.records import Record, Tombstone
 from kohort.journal.protocol import Owner
 from kohort.journal.sealing import packed
 from kohort.wire.batch import HEADER_SIZE
 
 GATHERED_BYTES_MAX: Final = 8 << 20
 """No further step goes into an append of so many bytes: what comes last may take 16 MiB more, and must fit in."""
+
+
+RECORD_BYTES_MAX: Final = 16 << 20
+"""Of one group, or of one commit: what is gathered goes with it into one batch."""
+
+
+def fitting(config: GroupConfig) -> GroupConfig:
+    """The settings of groups, as far as this journal can take what they let pass."""
+    return replace(
+        config,
+        group_record_bytes_max=min(config.group_record_bytes_max, RECORD_BYTES_MAX),
+        commit_bytes_max=min(config.commit_bytes_max, RECORD_BYTES_MAX),
+    )
 
 
 class ClusterLink(Protocol):
@@ -83,16 +98,8 @@ class KafkaJournal:
         current = self._current
         if current is None:
             raise JournalUnavailable(f"{self._place}: closed")
-        try:
-            payload, count = packed(records) if records else (b"", 0)
-        except struct.error as error:
-            raise InvalidInputError(f"a group record can't be encoded: {error}", ErrorCode.INVALID_RECORD) from error
-        if len(payload) + HEADER_SIZE > BATCH_BYTES_MAX:
-            raise InvalidInputError(
-                f"{len(payload)} bytes of group records in one append, the limit is {BATCH_BYTES_MAX}",
-                ErrorCode.RECORD_LIST_TOO_LARGE,
-            )
-        current.append(Append(self._token + 1, payload, count, now_ms))
+        bodies = list(_bodies(records))
+        current.append(Append(self._token + 1, bodies, now_ms))
         self._token += 1
         self.figures.repeats = self._place.repeats
         self._link.wake()
@@ -109,3 +116,30 @@ class KafkaJournal:
         if term < self._term or (term > self._term and not begins):
             text = f"{self._place}: term {term} is over, {self._term} has begun"
             raise FencedError(text, ErrorCode.PRODUCER_FENCED)
+
+
+def _bodies(records: Sequence[Record]) -> Iterator[Body]:
+    """The batches of one append: one, which is there as a whole or not at all.
+
+    Records that are only taken away may be more than fits: each says so for itself, and whoever loads takes away what
+    is left of them again, for the reason that stands (a topic that is gone, offsets that are too old).
+
+    Raises:
+        InvalidInputError: they can't be written; nothing was.
+    """
+    try:
+        payload, count = packed(records)
+    except struct.error as error:
+        raise InvalidInputError(f"a group record can't be encoded: {error}", ErrorCode.INVALID_RECORD) from error
+    if len(payload) + HEADER_SIZE <= BATCH_BYTES_MAX:
+        if count:
+            yield payload, count
+    elif len(records) > 1 and all(isinstance(record, Tombstone) for record in records):
+        half = len(records) // 2
+        yield from _bodies(records[:half])
+        yield from _bodies(records[half:])
+    else:
+        raise InvalidInputError(
+            f"{len(payload)} bytes of group records in one append, the limit is {BATCH_BYTES_MAX}",
+            ErrorCode.RECORD_LIST_TOO_LARGE,
+        )

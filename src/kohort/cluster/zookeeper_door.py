@@ -38,6 +38,7 @@ from kohort.errors import CorruptDataError, ErrorCode, KafkaError, TimedOutError
 
 log = logging.getLogger("kohort.cluster")
 SESSION_MS = 6_000
+_REACH_MS = 15_000
 _OPEN_MS = 30_000
 _AGAIN_S = 0.5
 """After a failure that no watch tells the end of."""
@@ -85,8 +86,8 @@ class ZooKeeperDoor:
 
     async def open(self, me: Candidate, shards: int) -> None:
         """See `Door`."""
-        self._mine, self._shards = Registration(me), shards
-        await self._session.open(min(_OPEN_MS, 15_000))
+        self._mine, self._shards, self._taken_by = Registration(me), shards, None
+        await self._session.open(_REACH_MS)
         try:
             await self._check_root()
             for path in ("/consumers", EPOCH, IDS, TOPICS):

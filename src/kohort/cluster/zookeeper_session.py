@@ -17,11 +17,14 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from kazoo import exceptions
-from kazoo.client import KazooClient, TransactionRequest
-from kazoo.retry import KazooRetry
-
 from kohort.errors import InvalidInputError, KafkaError, NotAuthorizedError, RetriableError, TimedOutError
+
+try:
+    from kazoo import exceptions
+    from kazoo.client import KazooClient, TransactionRequest
+    from kazoo.retry import KazooRetry
+except ImportError as error:
+    raise InvalidInputError(f"ZooKeeper needs the package kazoo: pip install 'kohort[zookeeper]' ({error})") from error
 
 log = logging.getLogger("kohort.cluster")
 _KAZOO_LOG = logging.getLogger("kohort.cluster.kazoo")
@@ -136,15 +139,19 @@ class ZooKeeperSession:
         return None if known is None or not known[0] else int(known[0])
 
     async def open(self, timeout_ms: float) -> None:
-        """Begins.
+        """Begins; may be called again after it failed or was closed.
 
         Raises:
             TimedOutError: no server answered.
         """
         self._loop = asyncio.get_running_loop()
+        self._ended, self._hung, self._reviving, self.state = threading.Event(), False, None, SessionState.LOST
         self.alive()
         await self._connect()
-        threading.Thread(target=self._watch_loop, name="kohort-zookeeper-turns", daemon=True).start()
+        watching = threading.Thread(
+            target=self._watch_loop, args=(self._ended,), name="kohort-zookeeper-turns", daemon=True
+        )
+        watching.start()
         deadline = self._loop.time() + timeout_ms / 1000
         while self.state is not SessionState.CONNECTED:
             if self._loop.time() > deadline:
@@ -246,9 +253,9 @@ class ZooKeeperSession:
             await self._connect()
         self._turned_s, self._hung, self._reviving = time.monotonic(), False, None
 
-    def _watch_loop(self) -> None:
+    def _watch_loop(self, ended: threading.Event) -> None:
         session_s = self._session_ms / 1000
-        while not self._ended.wait(session_s / _LOOKS_PER_SESSION):
+        while not ended.wait(session_s / _LOOKS_PER_SESSION):
             if not self._hung and time.monotonic() - self._turned_s > session_s:
                 log.error("ZooKeeper: the loop has not turned for %.1f s, its session is given up", session_s)
                 self._hung = True

@@ -127,6 +127,10 @@ class Shard:
         """Protocol and state of every group; none while it loads."""
         return iter(()) if self._machine is None else self._machine.group_states()
 
+    def knows(self, group_id: str) -> bool:
+        """Whether there is such a group; not while it loads."""
+        return self._machine is not None and self._machine.knows(group_id)
+
     @property
     def settled(self) -> bool:
         """Whether nothing waits: no event in the queue, no step for the journal."""

@@ -48,6 +48,15 @@ class GroupConfig:
         why="a classic group is one record, as is a consumer group's member; a join that could outgrow it is refused "
         "(Kafka: message.max.bytes, found at sync)",
     )
+    commit_bytes_max: int = knob(
+        "offset.commit.max.bytes",
+        128 * MIB,
+        low=MIB,
+        high=256 * MIB,
+        unit="bytes",
+        why="all records of one commit are one append; each holds the names of its group and topic, so a small request "
+        "can ask for many bytes (Kafka: message.max.bytes)",
+    )
     groups_max: int = knob(
         "group.coordinator.max.groups",
         100_000,
@@ -74,6 +83,13 @@ class GroupConfig:
         "offsets.retention.check.interval.ms", 600_000, low=1, unit="ms", why="how often expired offsets are looked for"
     )
 
+    group_import: str = knob(
+        "group.import",
+        "off",
+        choices=("off", "auto"),
+        why="auto: a coordinator over a Kafka cluster takes over, when a group is first named, the offsets of it that "
+        "Kafka's own coordinator has; a broker by itself has no earlier coordinator to ask",
+    )
     rebalance_protocols: tuple[str, ...] = knob(
         "group.coordinator.rebalance.protocols",
         ("classic", "consumer"),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from kohort.groups.config import GroupConfig
 from kohort.groups.events import NO_CONNECTION, GroupSettings, TopicImage
 from kohort.groups.group import Group
+from kohort.groups.imports import Imports
 from kohort.groups.ledger import Ledger
 from kohort.groups.liveness.deadlines import Deadline, Deadlines, Timer
 from kohort.groups.liveness.held import HeldReplies
@@ -29,6 +30,7 @@ class Context:
         image: the topics.
         connections: by connection, the (group, member id) last heard on it, or to be told their id on it.
         held: the replies that are held.
+        imports: groups that are being asked for at their earlier coordinator.
         settings: groups' own settings.
         sessions_from_ms: an earlier owner may have heard members until then, and no session ends as if it had not.
         expiring: groups whose offsets the expiration under way has still to look at.
@@ -45,6 +47,7 @@ class Context:
         self._ticket = 0
         self.connections: dict[int, dict[tuple[str, str], None]] = {}
         self.held = HeldReplies()
+        self.imports = Imports()
         self.settings: dict[str, GroupSettings] = {}
         self.sessions_from_ms = 0
         self.expiring: list[str] = []

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
+from kohort.errors import ErrorCode
 from kohort.groups.records import ClassicProtocol, TopicPartitions
 from kohort.ids import NO_TOPIC_ID, TopicId, TopicPartition
 
@@ -264,10 +265,16 @@ class Topic:
 
 @dataclass(frozen=True, slots=True)
 class TopicImage:
-    """All topics at one moment. `version` grows with each change."""
+    """All topics at one moment. `version` grows with each change.
+
+    Attributes:
+        sure: what is not in it is not there, and no topic is made again unseen. Where topics are kept elsewhere it is
+            not: positions keep the ids of their topics, and what is missing is looked for (`LookForTopics`).
+    """
 
     version: int = 0
     topics: Mapping[str, Topic] = field(default_factory=dict)
+    sure: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,7 +286,10 @@ class TopicsChanged:
 
 @dataclass(frozen=True, slots=True)
 class TopicsDeleted:
-    """These topics are gone, and their offsets go with them."""
+    """These topics are gone, and their offsets go with them.
+
+    Where the image is not `sure`, one may be there again under its name: offsets that name its id stay.
+    """
 
     topics: tuple[str, ...]
 
@@ -322,6 +332,24 @@ class RegexesResolved:
     ticket: int
     version: int
     topics: Mapping[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupImported:
+    """An `ImportGroup` is done; ignored when another was asked since.
+
+    Attributes:
+        offsets: what the earlier coordinator has committed for the group, which has no members there; none: there is
+            nothing to import.
+        error: NONE; COORDINATOR_LOAD_IN_PROGRESS: there was no answer; else what refuses the group.
+        text: why, and what to do.
+    """
+
+    group_id: str
+    ticket: int
+    offsets: tuple[OffsetToCommit, ...] = ()
+    error: ErrorCode = ErrorCode.NONE
+    text: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,6 +419,7 @@ Event: TypeAlias = (
     | TransactionEnded
     | AssignmentComputed
     | RegexesResolved
+    | GroupImported
     | GroupSettingsChanged
     | ConnectionLost
     | ReleaseHeld

@@ -13,7 +13,7 @@ from operator import itemgetter
 from typing import Any, Final
 
 from kohort.groups.group import Group, M, Membership, Partition, PendingOffset
-from kohort.groups.records import Kind, OffsetCommitted, Record, Tombstone, TransactionMarked
+from kohort.groups.records import Kind, OffsetCommitted, OffsetsImported, Record, Tombstone, TransactionMarked
 
 PARTITION_OF: Final = itemgetter(1, 2)
 """Topic and partition of an `OffsetCommitted`."""
@@ -24,6 +24,7 @@ class Ledger:
 
     Attributes:
         open_transactions: producer id to the groups that hold pending offsets of it.
+        imported: by group, also one that is gone since, that it was imported.
     """
 
     def __init__(self, kinds: Sequence[type[Membership]]) -> None:
@@ -31,10 +32,12 @@ class Ledger:
         self.groups: dict[str, Group] = {}
         self._first = kinds[0]
         self.open_transactions: dict[int, dict[str, None]] = {}
+        self.imported: dict[str, OffsetsImported] = {}
         self._pending_order = 0
         self._appliers: dict[type, Callable[[Any], None]] = {
             OffsetCommitted: self._offset_committed,
             TransactionMarked: self._transaction_marked,
+            OffsetsImported: self._offsets_imported,
             Tombstone: self._tombstone,
         }
         for kind in kinds:
@@ -47,6 +50,7 @@ class Ledger:
 
     def snapshot(self) -> Iterator[Record]:
         """Every current record, in an order that replays to the same state."""
+        yield from self.imported.values()
         for group in self.groups.values():
             yield from group.membership.records()
             pending = [slot for offsets in group.pending.values() for slot in offsets.values()]
@@ -90,6 +94,9 @@ class Ledger:
             return
         self.take_commit(group, [record])
 
+    def _offsets_imported(self, record: OffsetsImported) -> None:
+        self.imported[record.group_id] = record
+
     def _transaction_marked(self, record: TransactionMarked) -> None:
         for group_id in self.open_transactions.pop(record.producer_id, {}):
             group = self.groups[group_id]
@@ -101,6 +108,9 @@ class Ledger:
 
     def _tombstone(self, record: Tombstone) -> None:
         kind, group_id, *rest = record.key
+        if kind is Kind.IMPORT:
+            self.imported.pop(group_id, None)
+            return
         group = self.groups.get(group_id)
         if group is None:
             return

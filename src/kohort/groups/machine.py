@@ -26,6 +26,7 @@ from kohort.groups.events import (
     DeleteGroups,
     DescribeGroups,
     Event,
+    GroupImported,
     GroupSettings,
     GroupSettingsChanged,
     Heartbeat,
@@ -49,7 +50,7 @@ from kohort.groups.group import Group
 from kohort.groups.liveness import lost, sessions
 from kohort.groups.liveness.deadlines import Deadline, Timer
 from kohort.groups.migration import arrivals
-from kohort.groups.offsets import expiry
+from kohort.groups.offsets import expiry, imported
 from kohort.groups.offsets import requests as offset_requests
 from kohort.groups.outcome import GroupState, Now, Outcome
 from kohort.groups.protocol import Row
@@ -107,6 +108,7 @@ HANDLERS: dict[type, Handler] = {
     ConsumerGroupHeartbeat: arrivals.consumer_heartbeat,
     ConsumerGroupDescribe: admin.describe_consumer_groups,
     AssignmentComputed: on_result,
+    GroupImported: imported.on_imported,
     RegexesResolved: on_result,
     GroupSettingsChanged: on_settings,
     ReleaseHeld: on_release,
@@ -169,6 +171,10 @@ class GroupMachine:
         """Protocol ("classic" or "consumer") and state of every group."""
         for group in self.context.ledger.groups.values():
             yield self.context.protocol(group).name, group.state()
+
+    def knows(self, group_id: str) -> bool:
+        """Whether there is such a group."""
+        return group_id in self.context.ledger.groups
 
     def snapshot(self) -> Iterator[Record]:
         """Every record of the hard state, in an order that replays: what compaction keeps."""

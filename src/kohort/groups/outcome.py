@@ -301,14 +301,42 @@ class ResolveRegexes:
     topics: tuple[str, ...]
 
 
-Work: TypeAlias = ComputeAssignment | ResolveRegexes
+@dataclass(frozen=True, slots=True)
+class LookForTopics:
+    """Find out which of these topics are gone, where the image can't tell. `TopicsDeleted` names them, some time later.
+
+    Attributes:
+        topics: names that the image lacks, or has under another id, with the ids that positions have of them.
+    """
+
+    topics: Mapping[str, frozenset[TopicId]]
+
+
+@dataclass(frozen=True, slots=True)
+class ImportGroup:
+    """Ask the coordinator that has kept this group before for its offsets, and feed `GroupImported` back.
+
+    Attributes:
+        ticket: the answer names it; one that names another is stale.
+    """
+
+    group_id: str
+    ticket: int
+
+
+Computation: TypeAlias = ComputeAssignment | ResolveRegexes
+"""Work that takes nothing but time."""
+Question: TypeAlias = LookForTopics | ImportGroup
+"""Work that asks whoever keeps the topics, or has kept the groups."""
+Work: TypeAlias = Computation | Question
 
 
 class Meter(enum.StrEnum):
     """What is counted, the first four under Kafka's released names. Source: spec 1.7.
 
-    The others are of heartbeats whose replies were held: those that told their members of a rebalance; those whose
-    connection ended meanwhile; and those whose classic member then was so late that it is not held again.
+    Then come heartbeats whose replies were held: those that told their members of a rebalance; those whose connection
+    ended meanwhile; and those whose classic member then was so late that it is not held again. Then groups that were
+    imported, and those here that were found to have members at their earlier coordinator.
     """
 
     OFFSET_COMMITS = "offset-commit"
@@ -318,6 +346,8 @@ class Meter(enum.StrEnum):
     HELD_TOLD = "heartbeat-held-told"
     HELD_DISCONNECTS = "heartbeat-held-disconnect"
     HELD_LATE = "heartbeat-held-late"
+    GROUP_IMPORTS = "group-imports"
+    MEMBERS_ELSEWHERE = "group-members-elsewhere"
 
 
 class Counted(NamedTuple):

@@ -17,6 +17,7 @@ second the group (TRANSACTION has none), the rest as the table says.
 | MemberAssigned | (CURRENT, group, member) | ConsumerGroupCurrentMemberAssignmentKey (8) |
 | RegexResolved | (REGEX, group, regex) | ConsumerGroupRegularExpressionKey (16) |
 | GenerationStarted | (GENERATION, group) | our own (10000), which Kafka's reader skips |
+| OffsetsImported | (IMPORT, group) | our own (10002) |
 
 `Kind` values are those versions; PENDING and TRANSACTION, which are batches and not keys, have negative ones.
 """
@@ -47,6 +48,7 @@ class Kind(enum.IntEnum):
     CURRENT = 8
     REGEX = 16
     GENERATION = 10000
+    IMPORT = 10002
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +152,26 @@ class GenerationStarted:
     @property
     def key(self) -> RecordKey:
         return (Kind.GENERATION, self.group_id)
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetsImported:
+    """The offsets that an earlier coordinator had of a group were taken over, and are not taken over again.
+
+    It outlives the group: one that was deleted, or expired, does not come back with old offsets.
+
+    Attributes:
+        imported_ms: wall clock.
+        offsets: how many there were.
+    """
+
+    group_id: str
+    imported_ms: int
+    offsets: int
+
+    @property
+    def key(self) -> RecordKey:
+        return (Kind.IMPORT, self.group_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,6 +325,7 @@ Record: TypeAlias = (
     | TransactionMarked
     | GroupSaved
     | GenerationStarted
+    | OffsetsImported
     | MemberSaved
     | EpochBumped
     | TargetEpochSet

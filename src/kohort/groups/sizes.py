@@ -15,12 +15,10 @@ NAME_BYTES_MAX: Final = 32_767
 """Kafka's records tell a name's length in 16 bits."""
 _ALWAYS_FITS: Final = NAME_BYTES_MAX // 4
 """So many characters fit, whatever they are."""
-COMMIT_BYTES_MAX: Final = 128 << 20
-"""All records of one commit; each holds the names of its group and topic, so a small request can ask for many bytes."""
-_SURELY_SMALL: Final = 500
-"""So few positions are below that, whatever they say."""
 _RECORD_BYTES: Final = 64
 """What the record of a position takes beside its names and its metadata at most."""
+_POSITION_BYTES_MAX: Final = _RECORD_BYTES + 3 * NAME_BYTES_MAX
+"""No position takes more, whatever it says: most commits need no closer look."""
 
 
 def fits(*names: str | None) -> bool:
@@ -49,12 +47,13 @@ def metadata_fits(metadata: str, limit: int) -> bool:
     return len(metadata) <= limit and fits(metadata)
 
 
-def commit_fits(group_id: str, offsets: Sequence[OffsetToCommit]) -> bool:
+def commit_fits(config: GroupConfig, group_id: str, offsets: Sequence[OffsetToCommit]) -> bool:
     """Whether the records of a commit can be written in one append."""
-    if len(offsets) <= _SURELY_SMALL:
+    limit = config.commit_bytes_max
+    if len(offsets) * _POSITION_BYTES_MAX <= limit:
         return True
     each = _bytes_of((group_id,)) + _RECORD_BYTES
-    return len(offsets) * each + sum(_bytes_of((one.topic, one.metadata)) for one in offsets) <= COMMIT_BYTES_MAX
+    return len(offsets) * each + sum(_bytes_of((one.topic, one.metadata)) for one in offsets) <= limit
 
 
 def _bytes_of(names: Iterable[str]) -> int:

@@ -1,7 +1,8 @@
 """Group records as Kafka's own key and value bytes in `__consumer_offsets`, and back.
 
-Beside Kafka's kinds there are two of our own, which Kafka's readers skip as unknown: GenerationStarted (key 10000), and
-AppendStarted (key 10001), which tells how many offsets behind it belong to the same append.
+Beside Kafka's kinds there are three of our own, which Kafka's readers skip as unknown: GenerationStarted (key 10000),
+AppendStarted (key 10001), which tells how many offsets behind it belong to the same append, and OffsetsImported (key
+10002).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from kohort.groups.records import (
     MemberSaved,
     MemberState,
     OffsetCommitted,
+    OffsetsImported,
     Record,
     RecordKey,
     RegexResolved,
@@ -36,7 +38,7 @@ from kohort.groups.records import (
 from kohort.wire import journal as wire
 from kohort.wire.codec import uvarint_bytes
 from kohort.wire.message import Message
-from kohort.wire.schema import int32, string
+from kohort.wire.schema import int32, int64, string
 
 KeyValue: TypeAlias = tuple[bytes, bytes | None]
 SharedBytes: TypeAlias = tuple[bytes, bytes, bytes]
@@ -70,6 +72,19 @@ class GenerationStartedValue(Message, key=10000, versions=(0, 0)):
     """A generation that is never handed out again."""
 
     generation: int = int32()
+
+
+class OffsetsImportedKey(Message, key=10002, versions=(0, 0)):
+    """Key of a group that was taken over from an earlier coordinator."""
+
+    group: str = string()
+
+
+class OffsetsImportedValue(Message, key=10002, versions=(0, 0)):
+    """When it was, and how many offsets it had."""
+
+    timestamp: int = int64()
+    offsets: int = int32()
 
 
 class AppendStartedKey(Message, key=10001, versions=(0, 0)):
@@ -258,6 +273,10 @@ def _regex_value(record: RegexResolved) -> bytes:
     return _value(value, 0)
 
 
+def _import_value(record: OffsetsImported) -> bytes:
+    return _value(OffsetsImportedValue(timestamp=record.imported_ms, offsets=record.offsets), 0)
+
+
 def _generation_value(record: GenerationStarted) -> bytes:
     return _value(GenerationStartedValue(generation=record.generation), 0)
 
@@ -271,6 +290,7 @@ _VALUES: Final[dict[type, Callable[[Any], bytes]]] = {
     TargetEpochSet: _target_epoch_value,
     RegexResolved: _regex_value,
     GenerationStarted: _generation_value,
+    OffsetsImported: _import_value,
 }
 
 _GROUP_MEMBER = ("group_id", "member_id")
@@ -284,6 +304,7 @@ _KEYS: Final[dict[int, tuple[Any, tuple[str, ...]]]] = {
     Kind.CURRENT: (wire.ConsumerGroupCurrentMemberAssignmentKey, _GROUP_MEMBER),
     Kind.REGEX: (wire.ConsumerGroupRegularExpressionKey, ("group_id", "regular_expression")),
     Kind.GENERATION: (GenerationStartedKey, ("group",)),
+    Kind.IMPORT: (OffsetsImportedKey, ("group",)),
 }
 
 
@@ -450,6 +471,11 @@ def _read_regex(fields: tuple[Any, ...], data: bytes, version: int) -> RegexReso
     return RegexResolved(fields[0], fields[1], tuple(value.topics), value.version, value.timestamp)
 
 
+def _read_import(fields: tuple[Any, ...], data: bytes, version: int) -> OffsetsImported:
+    value = OffsetsImportedValue.decode(data, version)
+    return OffsetsImported(fields[0], value.timestamp, value.offsets)
+
+
 def _read_generation(fields: tuple[Any, ...], data: bytes, version: int) -> GenerationStarted:
     return GenerationStarted(fields[0], GenerationStartedValue.decode(data, version).generation)
 
@@ -463,4 +489,5 @@ _READERS: Final[dict[int, Callable[[tuple[Any, ...], bytes, int], Record]]] = {
     Kind.CURRENT: _read_current,
     Kind.REGEX: _read_regex,
     Kind.GENERATION: _read_generation,
+    Kind.IMPORT: _read_import,
 }

@@ -47,12 +47,12 @@ def sealed(records: Iterable[Record], now_ms: int) -> list[bytes | bytearray]:
     Offsets that wait for a transaction are in batches of its producer, its end is a marker, much is cut into several
     batches; where there are several, a record before them says how many offsets they span.
     """
-    building = _Batches(now_ms)
+    building = _Batches(now_ms, BATCH_BYTES_MAX)
     building.add_all(records)
     batches = building.finish()
     if len(batches) > 1:
         span = sum(parse_header(batch).last_offset_delta + 1 for batch in batches)
-        first = _Batches(now_ms)
+        first = _Batches(now_ms, BATCH_BYTES_MAX)
         first.add(*append_started(span))
         batches[:0] = first.finish()
     return batches
@@ -71,7 +71,7 @@ def packed(records: Iterable[Record]) -> tuple[bytes, int]:
 
 def packed_pair(key: bytes, value: bytes | None) -> tuple[bytes, int]:
     """One record that is no group's, likewise."""
-    building = _Batches(0)
+    building = _Batches(0, BATCH_BYTES_MAX)
     building.add(key, value)
     return building.open()
 
@@ -79,7 +79,7 @@ def packed_pair(key: bytes, value: bytes | None) -> tuple[bytes, int]:
 class _Batches:
     """Batches being made; the last one is open."""
 
-    def __init__(self, now_ms: int, bytes_max: int = BATCH_BYTES_MAX) -> None:
+    def __init__(self, now_ms: int, bytes_max: int) -> None:
         self._now_ms = now_ms
         self._bytes_max = bytes_max
         self._done: list[bytes | bytearray] = []

@@ -17,7 +17,8 @@ from typing import Any
 from kohort.client.admin.admin import Admin
 from kohort.client.admin.values import ConfigResource, NewTopic, ResourceType
 from kohort.client.consumer.consumer import Consumer
-from kohort.client.settings import Servers
+from kohort.client.net.thread_driver import ThreadClient
+from kohort.client.settings import ConnectionConfig, Servers, client_config
 from kohort.errors import CorruptDataError, ErrorCode, InvalidInputError, KafkaError, NotAuthorizedError, TimedOutError
 from kohort.ids import TopicPartition
 from kohort.region.facts import (
@@ -55,9 +56,11 @@ def make_or_check(servers: Servers, settings: Mapping[str, Any]) -> int:
     """Have the topic there, compacted; gives how many partitions it has.
 
     Raises:
-        InvalidInputError: it is there, and is not compacted, or has one partition.
+        InvalidInputError: it is there, and is not compacted, or has one partition; or groups are not where regions can
+            be.
         NotAuthorizedError: no right to describe it, or to create it where it is not there.
     """
+    _refuse_coordinators(servers, settings)
     with Admin(servers, **settings) as admin:
         found = _describe(admin)
         if found is None:
@@ -82,6 +85,22 @@ def make_or_check(servers: Servers, settings: Mapping[str, Any]) -> int:
     if found < 2:
         raise InvalidInputError(f"{TOPIC} has one partition: claims need one, and regions at least another")
     return found
+
+
+def _refuse_coordinators(servers: Servers, settings: Mapping[str, Any]) -> None:
+    """Say early that the commit point could not be had: groups' offsets within the transaction of the manifest."""
+    client = ThreadClient(client_config(ConnectionConfig, servers, dict(settings)))
+    try:
+        client.call(client.cluster.refresh_metadata())
+        apart = client.cluster.links.apart
+    finally:
+        client.close()
+    if apart:
+        raise InvalidInputError(
+            "a region can't be where kohort's coordinators keep the groups of a Kafka cluster: it commits its manifest "
+            "and its groups' offsets in one transaction, which they take no part in. Give bootstrap_servers of Kafka's "
+            "own brokers, for groups that no coordinator of kohort's serves"
+        )
 
 
 def _describe(admin: Admin) -> int | None:

@@ -84,8 +84,9 @@ class ApiVersionsRequest(Request["ApiVersionsResponse"], key=18, versions=(0, 4)
 class ApiVersionsResponse(Message, key=18, versions=(0, 4), flexible=3):
     """The version range of each API; its header is never flexible, so that any client can read it.
 
-    `lease_ms` is not Kafka's: kohort's broker sends it to kohort's clients and to no one else. Its tag is far above
-    those that Kafka gives out, one by one, and spells "ko".
+    Two fields are not Kafka's; kohort's processes send them to kohort's clients and to no one else. Their tags are far
+    above those that Kafka gives out, one by one. `lease_ms` ("ko"): see `kohort.lease`. `coordinator_id` ("kc"): who
+    tells it is one of kohort's coordinators over a Kafka cluster, whose own brokers must not be asked for groups.
     """
 
     class ApiVersion(Struct):
@@ -116,6 +117,7 @@ class ApiVersionsResponse(Message, key=18, versions=(0, 4), flexible=3):
     finalized_features_epoch: int = int64(since=3, tag=1, default=-1, ignorable=True)
     finalized_features: list[FinalizedFeatureKey] = array(FinalizedFeatureKey, since=3, tag=2, ignorable=True)
     zk_migration_ready: bool = boolean(since=3, tag=3, ignorable=True)
+    coordinator_id: int = int32(since=3, tag=0x6B63, default=-1, ignorable=True)
     lease_ms: int = int32(since=3, tag=0x6B6F, ignorable=True)
 
 

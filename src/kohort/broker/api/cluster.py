@@ -36,6 +36,7 @@ def api_versions(host: GroupHost, request: Request[ApiVersionsRequest]) -> ApiVe
     response = ApiVersionsResponse(api_keys=[*host.api_keys])
     if request.version >= 3:
         response.lease_ms = client.lease_ms
+        response.coordinator_id = host.coordinator_id if client.is_own else -1
         response.finalized_features_epoch = 1
         response.supported_features = [
             ApiVersionsResponse.SupportedFeatureKey(name=name, min_version=low, max_version=high)

@@ -48,8 +48,14 @@ class CommitPlan(Generic[T]):
     Whole columns where nothing is refused: a commit may name hundreds of partitions.
     """
 
-    def __init__(self, topics: Iterable[tuple[T, KnownTopic | None]], by_id: bool) -> None:
-        """`topics`: of the request, each with what there is of it. `by_id`: they are named by their ids."""
+    def __init__(self, topics: Iterable[tuple[T, KnownTopic | None]], by_id: bool, keep_ids: bool = False) -> None:
+        """Args are the request's.
+
+        Args:
+            topics: each with what there is of it.
+            by_id: they are named by their ids.
+            keep_ids: their positions keep the ids also where they are named by their names.
+        """
         self.offsets: list[events.OffsetToCommit] = []
         self._topics: list[tuple[T, list[int], dict[int, ErrorCode]]] = []
         for topic, known in topics:
@@ -73,7 +79,7 @@ class CommitPlan(Generic[T]):
                     [part.committed_offset for part in parts],
                     [part.committed_leader_epoch for part in parts],
                     [part.committed_metadata or "" for part in parts],
-                    repeat(known.id if by_id else NO_TOPIC_ID),
+                    repeat(known.id if by_id or keep_ids else NO_TOPIC_ID),
                 )
                 self.offsets += map(NEW_OFFSET, zip(*columns, strict=False))
             self._topics.append((topic, indexes, refused))
@@ -110,7 +116,7 @@ def offset_commit(host: GroupHost, request: Request[OffsetCommitRequest]) -> Non
         plan = CommitPlan([(each, known_by_id.get(each.topic_id)) for each in message.topics], by_id)
     else:
         known = host.topics.by_name
-        plan = CommitPlan([(each, known.get(each.name)) for each in message.topics], by_id)
+        plan = CommitPlan([(each, known.get(each.name)) for each in message.topics], by_id, not host.topics.sure)
 
     def answer(value: OffsetCommitReply | ErrorCode | None) -> None:
         make_topic = OffsetCommitResponse.OffsetCommitResponseTopic

@@ -12,7 +12,10 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 from typing import TypeAlias
 
-LOGGERS = ("kohort.broker", "kohort.groups", "kohort.log", "kohort.transactions", "asyncio")
+LOGGERS = (
+    "kohort.broker", "kohort.client", "kohort.cluster", "kohort.coordinator", "kohort.groups", "kohort.log",
+    "kohort.transactions", "asyncio",
+)  # fmt: skip
 """Whose lines are counted; the event loop's are faults in what it calls."""
 KIND_BURST, KIND_PAUSE_S = 100, 5.0
 """Lines of one kind at once, and the time after which one more may follow."""

@@ -40,9 +40,8 @@ async def list_groups(
     wanted_types = {kind.lower() for kind in types}
 
     async def attempt() -> list[GroupListing]:
-        metadata = await cluster.refresh_metadata(timeout_ms)
         found = {}
-        for node in sorted(metadata.brokers):
+        for node in await cluster.group_nodes(timeout_ms):
             answer = await cluster.send(request, Node(node))
             if answer.error_code:
                 raise error_for(answer.error_code, f"broker {node} did not list its groups")

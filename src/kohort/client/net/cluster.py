@@ -30,17 +30,20 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar
 from uuid import UUID
 
+from kohort.client.net.coordinators import Coordinators
 from kohort.client.net.links import Address, ConnectionFailed, Link, Links
-from kohort.client.net.metadata import Broker, Metadata, TopicInfo
+from kohort.client.net.metadata import Metadata, TopicInfo
 from kohort.client.net.notices import FailureLog
 from kohort.client.net.reaching import unreachable
 from kohort.client.net.runtime import Promise, Runtime, Task
 from kohort.client.net.security import sasl_mechanism
 from kohort.client.net.targets import (
     ANY,
+    ANY_COORDINATOR,
     CONTROLLER,
     GROUP,
     TRANSACTION,
+    AnyCoordinator,
     AnyNode,
     Between,
     Controller,
@@ -48,20 +51,22 @@ from kohort.client.net.targets import (
     Leader,
     Node,
     Target,
+    fitting,
     parse_address,
 )
 from kohort.client.settings import ConnectionConfig
 from kohort.errors import CorruptDataError, ErrorCode, KafkaError, RetriableError, TimedOutError, error_for
 from kohort.ids import TopicPartition
 from kohort.wire.cluster import MetadataRequest, MetadataResponse
-from kohort.wire.groups import FindCoordinatorRequest
 from kohort.wire.message import Message, Request
 
 __all__ = [
     "ANY",
+    "ANY_COORDINATOR",
     "CONTROLLER",
     "GROUP",
     "TRANSACTION",
+    "AnyCoordinator",
     "AnyNode",
     "Between",
     "Cluster",
@@ -105,9 +110,7 @@ class Cluster:
         self.auto_create_topics = False
         self.bootstrap = [parse_address(text) for text in config.bootstrap_servers]
         self._interests: dict[object, frozenset[str] | None] = {}
-        self._coordinators: dict[Coordinator, int] = {}
-        self._coordinator_nodes: dict[int, Broker] = {}
-        self._lookups: dict[Coordinator, Task[int]] = {}
+        self._coordinators = Coordinators(self)
         self._refresh: Task[None] | None = None
         self._refresh_again: Promise[None] | None = None
         self._listeners: list[Callable[[Metadata], None]] = []
@@ -144,8 +147,11 @@ class Cluster:
                 say it.
         """
         limit = self.config.request_timeout_ms if timeout_ms is None else timeout_ms
+        wanted = message if isinstance(message, Between) else Between(message)
         link = await self._link(to, lane, limit)
-        body, version = self._fitting(link, message if isinstance(message, Between) else Between(message))
+        if link.coordinator_id >= 0 and isinstance(to, AnyNode) and wanted.message.API_KEY not in link.versions:
+            link = await self._broker_link(lane, limit)
+        body, version = fitting(link, wanted)
         if leaving is not None:
             leaving()
         return await self.links.request(link, body, version, limit)
@@ -154,7 +160,7 @@ class Cluster:
         """As `send`, for a request that gets no answer: Produce with acks=0."""
         limit = self.config.request_timeout_ms
         link = await self._link(to, lane, limit)
-        body, version = self._fitting(link, message if isinstance(message, Between) else Between(message))
+        body, version = fitting(link, message if isinstance(message, Between) else Between(message))
         self.links.post(link, body, version)
 
     async def retrying(self, attempt: Callable[[], Awaitable[T]], what: str, timeout_ms: float | None = None) -> T:
@@ -189,26 +195,6 @@ class Cluster:
                     reason = self.unreachable() or str(last)
                     raise TimedOutError(f"{what}: gave up after {limit:.0f} ms: {reason}") from error
                 await self.runtime.sleep(wait)
-
-    @staticmethod
-    def _fitting(link: Link, wanted: Between[R]) -> tuple[Request[R], int]:
-        """What goes over a link, and at which version.
-
-        Raises:
-            KafkaError: UNSUPPORTED_VERSION.
-        """
-        request = wanted.message
-        low, high = link.versions.get(request.API_KEY, (0, -1))
-        lowest = max(wanted.lowest, request.MIN_VERSION)
-        highest = request.MAX_VERSION if wanted.highest is None else min(wanted.highest, request.MAX_VERSION)
-        version = min(high, highest)
-        if version >= max(low, lowest):
-            return request, version
-        if wanted.instead is not None and low <= high < lowest:
-            return wanted.instead, high
-        theirs = f"versions {low} to {high}" if high >= low else "not at all"
-        text = f"{type(request).__name__}: {link.address} speaks it {theirs}, this needs {lowest} to {highest}"
-        raise error_for(ErrorCode.UNSUPPORTED_VERSION, text)
 
     # Metadata.
 
@@ -321,21 +307,20 @@ class Cluster:
         Raises:
             KafkaError: what FindCoordinator said; retriable while the coordinator is not available.
         """
-        known = self._coordinators.get(to)
-        if known is not None:
-            return known
-        task = self._lookups.get(to)
-        if task is None or task.done:
-            task = self._lookups[to] = self.runtime.spawn(self._find_coordinator(to), f"coordinator of {to.key}")
-        limit = self.config.request_timeout_ms if timeout_ms is None else timeout_ms
-        if await self.runtime.first(task, timeout_ms=limit) is None:
-            reason = self.unreachable() or "it was not named in time"
-            raise TimedOutError(f"no coordinator of {to.key!r} within {limit:.0f} ms: {reason}")
-        return task.result()
+        return await self._coordinators.find(to, self.config.request_timeout_ms if timeout_ms is None else timeout_ms)
 
     def forget_coordinator(self, to: Coordinator, reason: str = "") -> None:
         """It said that it is not, or can't be reached: look it up again the next time."""
-        self._coordinators.pop(to, None)
+        self._coordinators.forget(to)
+
+    async def group_nodes(self, timeout_ms: float | None = None) -> list[int]:
+        """The nodes that have groups, asked for now: all brokers, or kohort's coordinators where they are apart.
+
+        Raises:
+            KafkaError: nobody could say.
+        """
+        metadata = await self.refresh_metadata(timeout_ms)
+        return sorted(await self._coordinators.list() if self.links.apart else metadata.brokers)
 
     # Life.
 
@@ -349,16 +334,17 @@ class Cluster:
     def close(self) -> None:
         """Close every connection and end the cluster's own tasks. The driver closes itself after that."""
         self.closed = True
-        for task in [self._refresh, self._upkeep, *self._lookups.values()]:
+        for task in (self._refresh, self._upkeep):
             if task is not None:
                 task.cancel()
+        self._coordinators.close()
         self.links.close()
 
     # Inside.
 
     async def _link(self, to: Target, lane: str, limit: float) -> Link:
-        if isinstance(to, AnyNode):
-            return await self._any_link(lane, limit)
+        if isinstance(to, AnyNode | AnyCoordinator):
+            return await self._any_link(to, lane, limit)
         if isinstance(to, Coordinator):
             node = await self.coordinator(to, limit)
             lane = f"group:{to.key}" if to.kind == GROUP and lane == "main" else lane
@@ -368,7 +354,7 @@ class Cluster:
             node = await self._controller(limit)
         else:
             node = to.id
-        broker = self.metadata.brokers.get(node) or self._coordinator_nodes.get(node)
+        broker = self.metadata.brokers.get(node) or self._coordinators.node(node)
         if broker is None:
             raise ConnectionFailed(f"broker {node} is not in the cluster's metadata")
         try:
@@ -379,6 +365,16 @@ class Cluster:
             self.request_metadata()
             raise
 
+    async def _broker_link(self, lane: str, limit: float) -> Link:
+        """A connection to a broker that a coordinator names: it does not serve itself what brokers do."""
+        deadline = self.runtime.now_ms + limit
+        await self.refresh_metadata(limit)
+        link = await self._any_link(ANY, lane, max(0.0, deadline - self.runtime.now_ms))
+        if link.coordinator_id >= 0:
+            reason = self.unreachable() or "none can be reached"
+            raise ConnectionFailed(f"{link.address} is a coordinator; of the brokers that it names: {reason}")
+        return link
+
     async def _controller(self, limit: float) -> int:
         if self.metadata.controller not in self.metadata.brokers:
             await self.refresh_metadata(limit)
@@ -386,34 +382,35 @@ class Cluster:
             raise error_for(ErrorCode.BROKER_NOT_AVAILABLE, "the cluster names no controller")
         return self.metadata.controller
 
-    async def _any_link(self, lane: str, limit: float) -> Link:
+    async def _any_link(self, to: AnyNode | AnyCoordinator, lane: str, limit: float) -> Link:
         deadline = self.runtime.now_ms + limit
         while True:
-            node, address = self._pick()
+            node, address = self._pick(to)
             try:
                 return await self.links.acquire(node, address, lane, max(0.0, deadline - self.runtime.now_ms))
             except ConnectionFailed as error:
-                if self.closed or self.runtime.now_ms + self._soonest_ms() >= deadline:
+                if self.closed or self.runtime.now_ms + self._soonest_ms(to) >= deadline:
                     raise ConnectionFailed(self.unreachable() or str(error)) from error
-                await self.runtime.sleep(self._soonest_ms())
+                await self.runtime.sleep(self._soonest_ms(to))
 
-    def _nodes(self) -> list[tuple[int, Address]]:
-        known = [(broker.id, broker.address) for broker in self.metadata.brokers.values()]
-        return known or [(-1 - index, address) for index, address in enumerate(self.bootstrap)]
+    def _nodes(self, to: AnyNode | AnyCoordinator) -> list[tuple[int, Address]]:
+        named = self._coordinators.own if isinstance(to, AnyCoordinator) else self.metadata.brokers
+        known = [(broker.id, broker.address) for broker in named.values()]
+        if known and not all(self.links.health(address).failures for _, address in known):
+            return known
+        return known + [(-1 - index, address) for index, address in enumerate(self.bootstrap)]
 
-    def _pick(self) -> tuple[int, Address]:
-        nodes = self._nodes()
+    def _pick(self, to: AnyNode | AnyCoordinator) -> tuple[int, Address]:
+        nodes = self._nodes(to)
         standing = [(load, node) for node in nodes if (load := self.links.load(node[0])) is not None]
         if standing:
             return min(standing)[1]
-        if self.metadata.brokers and all(self.links.health(address).failures for _, address in nodes):
-            nodes = nodes + [(-1 - index, address) for index, address in enumerate(self.bootstrap)]
         self._next_any += 1
         turned = [nodes[(self._next_any + step) % len(nodes)] for step in range(len(nodes))]
         return min(turned, key=lambda node: self.links.health(node[1]).retry_at_ms)
 
-    def _soonest_ms(self) -> float:
-        soonest = min(self.links.health(address).retry_at_ms for _, address in self._nodes())
+    def _soonest_ms(self, to: AnyNode | AnyCoordinator) -> float:
+        soonest = min(self.links.health(address).retry_at_ms for _, address in self._nodes(to))
         return max(0.0, soonest - self.runtime.now_ms)
 
     async def _refresh_metadata(self) -> None:
@@ -469,16 +466,6 @@ class Cluster:
         self.metadata.merge(answer, asked, self.runtime.now_ms)
         for listener in list(self._listeners):
             listener(self.metadata)
-
-    async def _find_coordinator(self, to: Coordinator) -> int:
-        answer = await self.send(FindCoordinatorRequest(key=to.key, key_type=to.kind, coordinator_keys=[to.key]), ANY)
-        found = answer.coordinators[0] if answer.coordinators else answer
-        if found.error_code:
-            text = found.error_message or f"no coordinator of {to.key!r}"
-            raise error_for(ErrorCode.of(found.error_code), text)
-        self._coordinators[to] = found.node_id
-        self._coordinator_nodes[found.node_id] = Broker(found.node_id, Address(found.host, found.port))
-        return found.node_id
 
     def _start_upkeep(self) -> None:
         if self._upkeep is None:

@@ -137,6 +137,7 @@ class Link:
             it
             soon: a login lasts only so long (KIP-368).
         process: What the broker is told of this process.
+        coordinator_id: The id of the coordinator at the other end where that is one apart from the brokers, else -1.
     """
 
     id: int
@@ -151,6 +152,7 @@ class Link:
     last_used_ms: float = 0.0
     renew_ms: float = float("inf")
     process: str = ""
+    coordinator_id: int = -1
 
 
 class Links:
@@ -159,6 +161,7 @@ class Links:
     Attributes:
         bytes_sent, bytes_received, requests_sent: counters for metrics.
         lease_ms: the shortest lease that a broker told this client, None: none did. See `kohort.lease`.
+        apart: whether coordinators were met that are apart from the brokers, who must not be asked for groups then.
         features: the cluster's finalized features by name, as the newest ApiVersions answer told them (KIP-584).
     """
 
@@ -169,6 +172,7 @@ class Links:
         self.requests_sent = 0
         self.lease_ms: int | None = None
         self.bytes_received = 0
+        self.apart = False
         self.features: dict[str, int] = {}
         self._features_epoch = -1
         self._ids = itertools.count(1)
@@ -424,7 +428,10 @@ class Links:
                 continue
             if answer.error_code:
                 raise error_for(ErrorCode.of(answer.error_code), f"{link.address} refused ApiVersions")
-            if answer.finalized_features_epoch > self._features_epoch:
+            link.coordinator_id = answer.coordinator_id
+            if answer.coordinator_id >= 0:
+                self.apart = True
+            elif answer.finalized_features_epoch > self._features_epoch:
                 self._features_epoch = answer.finalized_features_epoch
                 self.features = {each.name: each.max_version_level for each in answer.finalized_features}
             if answer.lease_ms > 0:

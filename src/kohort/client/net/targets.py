@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from kohort.client.net.links import Address
-from kohort.errors import InvalidInputError
+from kohort.client.net.links import Address, Link
+from kohort.errors import ErrorCode, InvalidInputError, error_for
 from kohort.ids import TopicPartition
 from kohort.wire.message import Message, Request
 
@@ -16,6 +16,14 @@ R = TypeVar("R", bound=Message)
 @dataclass(frozen=True, slots=True)
 class AnyNode:
     """Whichever broker is connected and least busy; use the constant `ANY`."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnyCoordinator:
+    """Whichever of kohort's coordinators is connected and least busy, where they are apart from the brokers.
+
+    Use the constant `ANY_COORDINATOR`.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +53,9 @@ class Coordinator:
     kind: int = 0
 
 
-Target = AnyNode | Node | Controller | Leader | Coordinator
+Target = AnyNode | AnyCoordinator | Node | Controller | Leader | Coordinator
 ANY = AnyNode()
+ANY_COORDINATOR = AnyCoordinator()
 CONTROLLER = Controller()
 GROUP, TRANSACTION = 0, 1
 
@@ -82,3 +91,23 @@ def parse_address(text: str) -> Address:
     if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise InvalidInputError(f"bootstrap.servers: {text!r} is no HOST:PORT")
     return Address(host, int(port))
+
+
+def fitting(link: Link, wanted: Between[R]) -> tuple[Request[R], int]:
+    """What goes over a link, and at which version.
+
+    Raises:
+        KafkaError: UNSUPPORTED_VERSION.
+    """
+    request = wanted.message
+    low, high = link.versions.get(request.API_KEY, (0, -1))
+    lowest = max(wanted.lowest, request.MIN_VERSION)
+    highest = request.MAX_VERSION if wanted.highest is None else min(wanted.highest, request.MAX_VERSION)
+    version = min(high, highest)
+    if version >= max(low, lowest):
+        return request, version
+    if wanted.instead is not None and low <= high < lowest:
+        return wanted.instead, high
+    theirs = f"versions {low} to {high}" if high >= low else "not at all"
+    text = f"{type(request).__name__}: {link.address} speaks it {theirs}, this needs {lowest} to {highest}"
+    raise error_for(ErrorCode.UNSUPPORTED_VERSION, text)

@@ -134,8 +134,12 @@ class Transactions:
         Args:
             offsets: The next offsets to read, as numbers or as objects with `offset`, `metadata` and `leader_epoch`.
             group: The group's id, or the consumer's place in it, which the coordinator checks.
+
+        Raises:
+            KafkaError: UNSUPPORTED_VERSION: the group's coordinator takes part in no transactions; this one stays open.
         """
         self._expect(TxnState.OPEN)
+        self._check_coordinators()
         group_id = group if isinstance(group, str) else group.group_id
         try:
             if self._version < 2:
@@ -155,6 +159,7 @@ class Transactions:
         Where one is refused, the transaction can only be aborted.
         """
         self._expect(TxnState.OPEN)
+        self._check_coordinators()
         if any(not who.member_id for who, _ in members):
             raise InvalidInputError("offsets without a member's id are taken from anyone: there is no such member")
         try:
@@ -172,6 +177,15 @@ class Transactions:
             if why.code in _DEADLY or isinstance(why, RetriableError):
                 raise why
         return refused
+
+    def _check_coordinators(self) -> None:
+        if self._cluster.links.apart:
+            raise error_for(
+                ErrorCode.UNSUPPORTED_VERSION,
+                "kohort's coordinators over a Kafka cluster take no offsets within transactions: commit them with the "
+                "consumer when the transaction is over (records may then be read again, never skipped), or keep the "
+                "group at Kafka's own coordinator",
+            )
 
     async def _offsets_of(
         self, who: GroupMetadata, offsets: Mapping[TopicPartition, OffsetAndMetadata | int]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from kohort.consumer_protocol import read_topics
 from kohort.errors import ErrorCode
-from kohort.groups import sizes
+from kohort.groups import imports, sizes
 from kohort.groups.classic import gathering, leader, rebalance
 from kohort.groups.classic.state import ClassicGroup, ClassicMember, PendingMember
 from kohort.groups.context import Context
@@ -47,7 +47,7 @@ def is_current(classic: ClassicGroup, generation: int) -> bool:
 
 def join_first(context: Context, event: JoinGroup) -> None:
     """A member asks for a group that is not there: it is made, if the request is one that it would take."""
-    error = check_first(context, event)
+    error = check_first(context, event) or imports.admit(context, event.group_id).error
     if error is ErrorCode.NONE and context.create(event.group_id) is None:
         error = ErrorCode.POLICY_VIOLATION
     if error is ErrorCode.NONE:

@@ -7,6 +7,7 @@ protocol is in its row.
 from __future__ import annotations
 
 from kohort.errors import ErrorCode
+from kohort.groups import imports
 from kohort.groups.classic import requests
 from kohort.groups.classic.state import ClassicGroup
 from kohort.groups.consumer import heartbeat as consumer
@@ -86,6 +87,9 @@ def missing(group_id: str) -> ErrorCode:
 def consumer_heartbeat(context: Context, event: ConsumerGroupHeartbeat) -> None:
     """To the group; who joins makes it, or makes a consumer group of it where that may be."""
     refusal = consumer.check(context, event)
+    if refusal is None and event.member_epoch == 0 and event.group_id not in context.ledger.groups:
+        verdict = imports.admit(context, event.group_id)
+        refusal = None if verdict.error is ErrorCode.NONE else Refusal(verdict.error, verdict.text)
     if refusal is None and event.member_epoch == 0 and not conversion.make_consumer_group(context, event.group_id):
         refusal = Refusal(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {event.group_id} is not a consumer group.")
     group = context.ledger.groups.get(event.group_id)

@@ -12,7 +12,7 @@ from operator import itemgetter
 from typing import Any, Final
 
 from kohort.errors import ErrorCode
-from kohort.groups import sizes
+from kohort.groups import imports, sizes
 from kohort.groups.context import Context
 from kohort.groups.events import (
     OffsetCommit,
@@ -26,6 +26,7 @@ from kohort.groups.events import (
 from kohort.groups.group import Group, Partition
 from kohort.groups.outcome import (
     FetchedOffset,
+    LookForTopics,
     Meter,
     OffsetCommitReply,
     OffsetDeleteReply,
@@ -33,7 +34,7 @@ from kohort.groups.outcome import (
     TransactionEndedReply,
 )
 from kohort.groups.records import Kind, OffsetCommitted, Tombstone, TransactionMarked
-from kohort.ids import TopicPartition
+from kohort.ids import NO_TOPIC_ID, TopicId, TopicPartition
 
 METADATA: Final = itemgetter(4)
 """The metadata of an `OffsetToCommit`."""
@@ -45,7 +46,7 @@ def commit(context: Context, event: OffsetCommit) -> None:
     """Positions of a member, or of someone who assigns partitions to itself."""
     group = context.ledger.groups.get(event.group_id)
     error = ErrorCode.NONE
-    if not sizes.commit_fits(event.group_id, event.offsets):
+    if not sizes.commit_fits(context.config, event.group_id, event.offsets):
         error = ErrorCode.INVALID_COMMIT_OFFSET_SIZE
     elif group is None:
         error = make_group(context, event)
@@ -94,6 +95,9 @@ def make_group(context: Context, event: OffsetCommit) -> ErrorCode:
         return ErrorCode.INVALID_GROUP_ID
     if event.generation >= 0:
         return ErrorCode.GROUP_ID_NOT_FOUND if event.knows_stale_epoch else ErrorCode.ILLEGAL_GENERATION
+    refused = imports.admit(context, event.group_id).error
+    if refused is not ErrorCode.NONE:
+        return refused
     return ErrorCode.POLICY_VIOLATION if context.create(event.group_id) is None else ErrorCode.NONE
 
 
@@ -101,14 +105,16 @@ def commit_transactional(context: Context, event: TxnOffsetCommit) -> None:
     """Positions that count when the producer's transaction commits."""
     group = context.find(event.group_id)
     error = ErrorCode.NONE
-    if not sizes.commit_fits(event.group_id, event.offsets):
+    if not sizes.commit_fits(context.config, event.group_id, event.offsets):
         error = ErrorCode.INVALID_COMMIT_OFFSET_SIZE
     elif group is None and not sizes.fits(event.group_id):
         error = ErrorCode.INVALID_GROUP_ID
     elif group is None and event.generation >= 0:
         error = ErrorCode.ILLEGAL_GENERATION
     elif group is None:
-        error = ErrorCode.NONE if context.create(event.group_id) else ErrorCode.POLICY_VIOLATION
+        error = imports.admit(context, event.group_id).error
+        if error is ErrorCode.NONE and context.create(event.group_id) is None:
+            error = ErrorCode.POLICY_VIOLATION
     else:
         error = context.protocol(group).may_commit_in_transaction(context, group.membership, event)
     if error is not ErrorCode.NONE:
@@ -152,6 +158,9 @@ def fetch(context: Context, event: OffsetFetch) -> None:
     """What is committed. A group or a partition without any is no error."""
     group = context.find(event.group_id)
     wanted: tuple[Partition, ...]
+    if group is None and (refused := imports.admit(context, event.group_id).error) is not ErrorCode.NONE:
+        context.reply(event.request, OffsetFetchReply(refused))
+        return
     if group is None:
         wanted = event.partitions or ()
         found = tuple(FetchedOffset(topic, partition) for topic, partition in wanted)
@@ -161,7 +170,20 @@ def fetch(context: Context, event: OffsetFetch) -> None:
     else:
         wanted = tuple(group.offsets) if event.partitions is None else event.partitions
         found = tuple(fetch_one(group, partition, event.require_stable) for partition in wanted)
+        if not context.image.sure:
+            found = tuple(held_back(context, offset) for offset in found)
     context.reply(event.request, OffsetFetchReply(ErrorCode.NONE, found))
+
+
+def held_back(context: Context, found: FetchedOffset) -> FetchedOffset:
+    """A position, or UNSTABLE_OFFSET_COMMIT while it is looked for whether it is of an earlier topic of the name.
+
+    Clients ask again at this code, whatever they have asked for, and begin nowhere meanwhile.
+    """
+    topic = context.image.topics.get(found.topic)
+    if topic is None or found.topic_id in (NO_TOPIC_ID, topic.id):
+        return found
+    return FetchedOffset(found.topic, found.partition, error=ErrorCode.UNSTABLE_OFFSET_COMMIT)
 
 
 def fetch_one(group: Group, partition: Partition, require_stable: bool) -> FetchedOffset:
@@ -216,19 +238,39 @@ def all_partitions(group: Group) -> list[Partition]:
 
 def on_topics_deleted(context: Context, event: TopicsDeleted) -> None:
     """The positions of deleted topics go with them. Source: scenario 14."""
-    drop_positions(context, frozenset(event.topics).__contains__)
+    topics = {} if context.image.sure else context.image.topics
+    ids = {name: topics[name].id if name in topics else NO_TOPIC_ID for name in event.topics}
+    drop_positions(
+        context, lambda topic, topic_id: topic in ids and (topic_id == NO_TOPIC_ID or topic_id != ids[topic])
+    )
 
 
 def on_loaded(context: Context) -> None:
     """The positions of topics that were deleted while no coordinator looked go too; without topics, none is known."""
     topics = context.image.topics
-    if topics:
-        drop_positions(context, lambda topic: topic not in topics)
+    if not context.image.sure:
+        look_for_missing(context)
+    elif topics:
+        drop_positions(context, lambda topic, topic_id: topic not in topics)
 
 
-def drop_positions(context: Context, is_gone: Callable[[str], bool]) -> None:
-    """Delete the positions of these topics."""
+def look_for_missing(context: Context) -> None:
+    """Have the topics looked for that are not there as positions name them: a list that lacks one deletes nothing."""
+    topics = context.image.topics
+    missing: dict[str, set[TopicId]] = {}
+    for group in context.ledger.groups.values():
+        for (name, _), record in group.offsets.items():
+            known = topics.get(name)
+            if known is None or (record.topic_id not in (NO_TOPIC_ID, known.id)):
+                missing.setdefault(name, set()).add(record.topic_id)
+    if missing:
+        context.out.work.append(LookForTopics({name: frozenset(ids) for name, ids in missing.items()}))
+
+
+def drop_positions(context: Context, is_gone: Callable[[str, TopicId], bool]) -> None:
+    """Delete positions whose topics, by name and the id that they have of it, are gone."""
     for group in list(context.ledger.groups.values()):
         for partition in all_partitions(group):
-            if is_gone(partition[0]):
+            record = group.offsets.get(partition)
+            if is_gone(partition[0], NO_TOPIC_ID if record is None else record.topic_id):
                 tombstone(context, group.group_id, partition)

@@ -1,0 +1,217 @@
+"""A host of groups behind a socket: connections, figures over HTTP, and a log that clients can't fill.
+
+And a process that serves until it is told to end. A broker runs so, and so does a coordinator without a store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from kohort.broker.config.settings import BrokerConfig
+from kohort.broker.host import GroupHost
+from kohort.broker.metrics import Snapshot
+from kohort.broker.net.connection import Connection
+from kohort.broker.net.framing import Frame
+from kohort.broker.net.log_lines import LogLines
+from kohort.broker.net.server import Server
+from kohort.config import parse_listen
+
+if TYPE_CHECKING:
+    from prometheus_client.registry import Collector
+
+    from kohort.scrapes import MetricsServer
+
+T = TypeVar("T")
+log = logging.getLogger("kohort.broker")
+
+IDLE_CHECK_S = 5.0
+LEFT_OUT_S = 60.0
+"""How often it is said what was left out of the log."""
+METRICS_WAIT_S = 10.0
+"""A scrape that the loop does not get to within this fails."""
+YOUNG_OBJECTS = 100_000
+"""Made and not yet freed before the garbage collector looks: requests under way are tens of thousands of objects, which
+go by themselves. Python's own 700 cost a third of the time of large commits."""
+
+
+class Serving:
+    """One host's socket, and what belongs to it.
+
+    Attributes:
+        host, port: where it listens.
+        server: its connections.
+    """
+
+    def __init__(
+        self,
+        groups: GroupHost,
+        sock: socket.socket,
+        config: BrokerConfig,
+        room: int,
+        dispatch: Callable[[Connection, Frame], None],
+    ) -> None:
+        """`sock`: bound, and not listening yet. `room`: the connections that there are descriptors for."""
+        self._groups = groups
+        self._loop = groups.loop
+        self._sock = sock
+        self._config = config
+        self.host, self.port = sock.getsockname()[:2]
+        self.server = Server(self._loop, config, room, dispatch, groups.client_lost)
+        self._lines = LogLines()
+        self._metrics: MetricsServer | None = None
+        if config.metrics_listen is not None:
+            self._serve_metrics(*parse_listen(config.metrics_listen))
+
+    def _serve_metrics(self, host: str, port: int) -> None:
+        from kohort.scrapes import MetricsServer  # an HTTP server that few need
+
+        self._metrics = MetricsServer(host, port, self._exporter())
+
+    def _exporter(self) -> Collector:
+        from kohort.broker.prometheus import Exporter
+
+        return Exporter(lambda: self.from_outside(self.metrics))
+
+    def metrics(self) -> Snapshot:
+        """All figures as plain values; to be called on the loop. `listen` is where Prometheus reads them, or None."""
+        states = (state for shard in self._groups.groups for state in shard.group_states())
+        listen = None if self._metrics is None else self._metrics.address
+        return self._groups.metrics.snapshot(states, len(self.server), listen)
+
+    def from_outside(self, look: Callable[[], T]) -> T:
+        """What `look` gives on the loop; for the thread of a scrape."""
+
+        async def on_loop() -> T:
+            return look()
+
+        return asyncio.run_coroutine_threadsafe(on_loop(), self._loop).result(METRICS_WAIT_S)
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT as clients write it."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+    def listen(self) -> None:
+        """Let clients in."""
+        self._lines.begin()
+        self.server.listen(self._sock)
+        self._check_idle()
+        self._say_what_is_missing()
+
+    def _check_idle(self) -> None:
+        self.server.close_idle()
+        self._loop.call_later(IDLE_CHECK_S, self._check_idle)
+
+    def _say_what_is_missing(self) -> None:
+        self._lines.say_what_is_missing()
+        self._loop.call_later(LEFT_OUT_S, self._say_what_is_missing)
+
+    async def close(self) -> None:
+        """Let nobody in, answer who waits, and let go of the host."""
+        if self._metrics is not None:
+            await self._loop.run_in_executor(None, self._metrics.close)
+        self.server.stop_listening()
+        self._groups.stop_waiting()
+        await self.server.drained(self._config.shutdown_ms / 1000)
+        self.server.close()
+        self._groups.close()
+        self._lines.end()
+
+
+class Running(Protocol):
+    """What serves on a running loop."""
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT as clients write it."""
+
+    async def close(self) -> None:
+        """End cleanly."""
+
+
+S = TypeVar("S", bound=Running)
+
+
+def new_loop() -> asyncio.AbstractEventLoop:
+    """The loop of uvloop where that is installed, else asyncio's."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop
+
+
+def serve_until_ended(
+    start: Callable[[asyncio.AbstractEventLoop], S],
+    begin: Callable[[S], Awaitable[None]],
+    on_ready: Callable[[S, asyncio.Event], None] | None = None,
+) -> None:
+    """Run something until SIGTERM or SIGINT, on a loop of its own.
+
+    Args:
+        start: makes it, on the loop.
+        begin: lets clients in, and returns once they can connect; given up when a signal comes first.
+        on_ready: called then, with the event that ends it when set; None: the line `ready HOST:PORT` is printed.
+
+    Raises:
+        KafkaError: it can't start.
+    """
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(_serve(start, begin, on_ready or announce))
+
+
+async def _serve(
+    start: Callable[[asyncio.AbstractEventLoop], S],
+    begin: Callable[[S], Awaitable[None]],
+    on_ready: Callable[[S, asyncio.Event], None],
+) -> None:
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ended.set)
+    gc.set_threshold(YOUNG_OBJECTS)
+    running = start(loop)
+    gc.collect()
+    gc.freeze()  # topics and groups are here to stay
+    try:
+        if await _began(begin(running), ended):
+            on_ready(running, ended)
+            await ended.wait()
+        log.info("ending")
+    finally:
+        await running.close()
+
+
+async def _began(begin: Awaitable[None], ended: asyncio.Event) -> bool:
+    """Whether clients were let in before the end was asked for."""
+    beginning, end = asyncio.ensure_future(begin), asyncio.ensure_future(ended.wait())
+    try:
+        await asyncio.wait({beginning, end}, return_when=asyncio.FIRST_COMPLETED)
+        if beginning.done():
+            await beginning
+            return True
+        return False
+    finally:
+        for task in (beginning, end):
+            task.cancel()
+        await asyncio.gather(beginning, end, return_exceptions=True)
+
+
+def announce(running: Running, _ended: asyncio.Event) -> None:
+    """Print the line that says clients can connect."""
+    sys.stdout.write(f"ready {running.address}\n")
+    sys.stdout.flush()
+
+
+def log_to_stderr() -> None:
+    """Where a command that serves writes its log."""
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")

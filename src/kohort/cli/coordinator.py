@@ -1,0 +1,122 @@
+"""`kohort coordinator`: groups over an existing Apache Kafka cluster; and how its coordinators are."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import App, Parameter
+
+from kohort.cli.app import DONE, UsageError
+from kohort.cli.common import REACH_MS, Common, assignments
+from kohort.cli.output import show, show_json
+
+if TYPE_CHECKING:  # the client is imported by the command that needs it
+    from kohort.client.admin.coordinators import ShardSeen
+
+app = App(name="coordinator", help="Serve consumer groups over an existing Apache Kafka cluster.")
+
+_COMMON = Common()
+LISTEN_DEFAULT = "127.0.0.1:9192"
+OF_COORDINATOR = ("id", "address", "rack", "elected", "shards", "map_version", "trouble")
+OF_SHARD = (
+    "shard", "coordinator", "phase", "term", "proof_age_ms", "load_ms", "appends", "append_p50_ms", "append_p99_ms",
+    "fences", "groups",
+)  # fmt: skip
+
+
+@app.default
+def coordinator(
+    *,
+    kafka: str,
+    listen: str = LISTEN_DEFAULT,
+    zookeeper: str | None = None,
+    id_: Annotated[int | None, Parameter(name="--id")] = None,
+    command_config: Path | None = None,
+    metrics_listen: str | None = None,
+    set_: Annotated[tuple[str, ...], Parameter(name="--set", negative="")] = (),
+) -> int:
+    """Serve consumer groups over an existing Apache Kafka cluster. Ends cleanly with SIGTERM or Ctrl-C.
+
+    Several of them share the groups, and take over from each other; groups and offsets are kept in a topic of Kafka.
+    Prints the line `ready HOST:PORT` once its groups are served. kohort's clients are given its address in place of
+    Kafka's.
+
+    Args:
+        kafka: HOST:PORT of the cluster's brokers, several with commas between.
+        listen: HOST:PORT; port 0 picks a free one.
+        zookeeper: HOST:PORT[,…]/chroot where coordinators find each other; else they do through a group on Kafka.
+        id_: the number under which clients know it, none of Kafka's brokers'; else one is made of its address.
+        command_config: a file of Kafka client properties, for security on the way to Kafka.
+        metrics_listen: HOST:PORT where Prometheus reads its figures; the property metrics.listen.
+        set_: one property as key=value: of groups, of the journal, of the socket; may be given again.
+    """
+    from kohort.client.settings import ConnectionConfig, client_config
+    from kohort.cluster.run import Options, run_coordinator
+    from kohort.cluster.settings import configured
+    from kohort.config import parse_listen
+    from kohort.errors import InvalidInputError
+
+    properties: dict[str, Any] = {**assignments(set_)}
+    if metrics_listen is not None:
+        properties["metrics.listen"] = metrics_listen
+    servers, given = Common(bootstrap_server=kafka, command_config=command_config).client_settings(ConnectionConfig)
+    try:
+        options = Options(
+            client_config(ConnectionConfig, servers, given), listen, configured(properties), zookeeper, id_
+        )
+        parse_listen(listen)
+    except InvalidInputError as error:
+        raise UsageError(error.message) from error
+    return run_coordinator(options)
+
+
+@app.command
+def status(*, common: Common = _COMMON) -> int:
+    """Show the coordinators, which of them is elected, and each shard with its coordinator, term and age of proof.
+
+    Any of them says who they are; each is asked for its own shards. One that does not answer keeps its row.
+    """
+    from kohort.client.admin.coordinators import describe_coordinators
+    from kohort.client.net.thread_driver import ThreadClient
+    from kohort.client.settings import ConnectionConfig, client_config
+    from kohort.errors import InvalidInputError
+
+    servers, given = common.client_settings(ConnectionConfig)
+    try:
+        client = ThreadClient(client_config(ConnectionConfig, servers, given))
+    except InvalidInputError as error:
+        raise UsageError(error.message) from error
+    try:
+        coordinators, shards = client.call(describe_coordinators(client.cluster, common.timeout or REACH_MS))
+    finally:
+        client.close()
+    rows = [asdict(each) for each in coordinators], [_shard_row(each) for each in shards]
+    if common.json:
+        show_json({"coordinators": rows[0], "shards": rows[1]})
+        return DONE
+    show(rows[0], OF_COORDINATOR, as_json=False, empty="no coordinators")
+    show(rows[1], OF_SHARD, as_json=False, empty="no shards")
+    return DONE
+
+
+def _shard_row(shard: ShardSeen) -> dict[str, Any]:
+    figures = shard.figures
+    return {
+        "shard": shard.index,
+        "coordinator": shard.coordinator,
+        "phase": shard.phase or "not known",
+        "term": _known(figures.term),
+        "proof_age_ms": _known(figures.proof_age_ms),
+        "load_ms": _known(figures.load_ms),
+        "appends": figures.appends,
+        "append_p50_ms": None if figures.append_p50_us < 0 else figures.append_p50_us / 1000,
+        "append_p99_ms": None if figures.append_p99_us < 0 else figures.append_p99_us / 1000,
+        "fences": figures.fences,
+        "groups": figures.groups,
+    }
+
+
+def _known(value: int) -> int | None:
+    return None if value < 0 else value

@@ -1,0 +1,135 @@
+"""Who coordinates groups and transactional ids, and who is asked for it.
+
+| bootstrapped on | groups are asked for at | transactional ids, topics, data |
+|---|---|---|
+| brokers | any broker | brokers |
+| kohort's coordinators over a Kafka cluster | coordinators | Kafka's brokers |
+
+A broker of that cluster is never asked for a group: it would name Kafka's own coordinator.
+
+Which it is, the first connection tells (`Links.apart`): it is known before anything but a bootstrap address is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol, TypeVar
+
+from kohort.client.net.links import Address, Links
+from kohort.client.net.metadata import Broker
+from kohort.client.net.runtime import Runtime, Task
+from kohort.client.net.targets import ANY, ANY_COORDINATOR, GROUP, Coordinator, Target
+from kohort.client.settings import ConnectionConfig
+from kohort.errors import ErrorCode, KafkaError, TimedOutError, error_for
+from kohort.wire.coordinators import DescribeCoordinatorsRequest
+from kohort.wire.groups import FindCoordinatorRequest
+from kohort.wire.message import Message, Request
+
+R = TypeVar("R", bound=Message)
+
+LIST_AGE_MS = 10_000
+"""A look-up asks for the coordinators anew when they were named longer ago: so long one that is new is not known."""
+
+
+ASKED_MS = 3_000
+"""A coordinator of kohort's that says nothing for so long is left for another one: it may stand still."""
+
+
+class Asking(Protocol):
+    """What is needed of the cluster."""
+
+    config: ConnectionConfig
+    runtime: Runtime
+    links: Links
+
+    async def send(self, message: Request[R], to: Target, *, timeout_ms: float | None = None) -> R: ...
+
+    def unreachable(self) -> str: ...
+
+
+class Coordinators:
+    """What is known of them.
+
+    Attributes:
+        own: kohort's coordinators by their ids, where they are apart from the brokers.
+    """
+
+    def __init__(self, cluster: Asking) -> None:
+        self._cluster = cluster
+        self.own: Mapping[int, Broker] = {}
+        self._listed_ms = float("-inf")
+        self._found: dict[Coordinator, int] = {}
+        self._nodes: dict[int, Broker] = {}
+        self._lookups: dict[Coordinator, Task[int]] = {}
+
+    def node(self, node_id: int) -> Broker | None:
+        """Where a node is that coordinates something."""
+        return self.own.get(node_id) or self._nodes.get(node_id)
+
+    async def find(self, to: Coordinator, timeout_ms: float) -> int:
+        """The node id of a coordinator; look-ups of the same one are shared.
+
+        Raises:
+            KafkaError: what FindCoordinator said; retriable while the coordinator is not available.
+        """
+        known = self._found.get(to)
+        if known is not None:
+            return known
+        runtime = self._cluster.runtime
+        task = self._lookups.get(to)
+        if task is None or task.done:
+            task = self._lookups[to] = runtime.spawn(self._look_up(to), f"coordinator of {to.key}")
+        if await runtime.first(task, timeout_ms=timeout_ms) is None:
+            reason = self._cluster.unreachable() or "it was not named in time"
+            raise TimedOutError(f"no coordinator of {to.key!r} within {timeout_ms:.0f} ms: {reason}")
+        return task.result()
+
+    def forget(self, to: Coordinator) -> None:
+        """Look it up again the next time."""
+        self._found.pop(to, None)
+
+    async def list(self) -> Mapping[int, Broker]:
+        """Ask one of kohort's coordinators which there are.
+
+        Raises:
+            KafkaError: none could be asked.
+        """
+        answer = await self._cluster.send(DescribeCoordinatorsRequest(), ANY_COORDINATOR, timeout_ms=ASKED_MS)
+        if answer.error_code:
+            raise error_for(ErrorCode.of(answer.error_code), "a coordinator could not say which there are")
+        named = {
+            each.node_id: Broker(each.node_id, Address(each.host, each.port), each.rack) for each in answer.coordinators
+        }
+        if named:
+            self.own = named
+            self._listed_ms = self._cluster.runtime.now_ms
+        return self.own
+
+    def close(self) -> None:
+        """Look nothing up any more."""
+        for task in self._lookups.values():
+            task.cancel()
+
+    async def _look_up(self, to: Coordinator) -> int:
+        send, links = self._cluster.send, self._cluster.links
+        request = FindCoordinatorRequest(key=to.key, key_type=to.kind, coordinator_keys=[to.key])
+        if links.apart and to.kind == GROUP:
+            answer = await send(request, ANY_COORDINATOR, timeout_ms=ASKED_MS)
+        else:
+            answer = await send(request, ANY)
+        found = answer.coordinators[0] if answer.coordinators else answer
+        if found.error_code:
+            text = found.error_message or f"no coordinator of {to.key!r}"
+            raise error_for(ErrorCode.of(found.error_code), text)
+        self._found[to] = found.node_id
+        self._nodes[found.node_id] = Broker(found.node_id, Address(found.host, found.port))
+        if links.apart and self._cluster.runtime.now_ms - self._listed_ms > LIST_AGE_MS:
+            self._cluster.runtime.spawn(self._list_quietly(), "list of coordinators").will_hear()
+        return found.node_id
+
+    async def _list_quietly(self) -> None:
+        """For a day on which neither bootstrap address answers: whether it succeeds now does not matter."""
+        try:
+            await self.list()
+        except KafkaError:
+            return

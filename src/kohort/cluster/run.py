@@ -1,0 +1,271 @@
+"""Running a coordinator over Kafka: from options to a clean end. The command `kohort coordinator` ends up here.
+
+| at the start | while it runs | at the end |
+|---|---|---|
+| Kafka is reached and its topics are known | topics are asked for every second | shards are handed over |
+| the journal's topic is there and fit | shards come and go with the map | who waits is answered |
+| clients are let in | the loop shows that it turns | the place is left |
+| a place among the coordinators, and shards that serve | | |
+
+What is out of reach is tried again for as long as the process lives; what only a person can change ends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+import uuid
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeVar
+
+from kohort.broker.api.cluster import unknown_api_versions
+from kohort.broker.descriptors import open_file_limit, shares
+from kohort.broker.net.dispatch import Dispatcher, api_keys
+from kohort.broker.net.server import listening_socket
+from kohort.broker.serving import Serving, log_to_stderr, serve_until_ended
+from kohort.client.net.asyncio_driver import AsyncClient
+from kohort.client.net.contact import reach
+from kohort.client.settings import ConnectionConfig
+from kohort.cluster.door import Door
+from kohort.cluster.group_door import GroupDoor
+from kohort.cluster.host import CoordinatorHost
+from kohort.cluster.journal_place import JournalSettings
+from kohort.cluster.journal_topic import journal_topic
+from kohort.cluster.kafka_topics import POLL_S, KafkaTopics
+from kohort.cluster.peers import Peers
+from kohort.cluster.placement import Candidate
+from kohort.cluster.routes import COORDINATOR_ROUTES
+from kohort.cluster.settings import Configured, advertised, coordinator_id
+from kohort.cluster.status import own_shards
+from kohort.cluster.zookeeper_door import ZooKeeperDoor
+from kohort.cluster.zookeeper_nodes import MirroredTopic
+from kohort.config import parse_listen
+from kohort.errors import InvalidInputError, KafkaError, RetriableError
+
+if TYPE_CHECKING:
+    from prometheus_client.registry import Collector
+
+T = TypeVar("T")
+log = logging.getLogger("kohort.cluster")
+
+REACH_MS = 4_000
+"""So long is tried before the log says that Kafka is not there."""
+AGAIN_S = 1.0
+TOLD_EVERY = 30
+"""Of tries that failed, the log tells of the first and then of each after so many."""
+ALIVE_S = 0.1
+"""How often the loop shows that it turns: a third of the shortest session is many times that."""
+RETIRE_S = 10.0
+"""Handing over takes a round among the coordinators. Where nobody answers, shards are left to be taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a coordinator is started with.
+
+    Attributes:
+        kafka: the way to Kafka.
+        listen: HOST:PORT.
+        configured: see `settings.configured`.
+        zookeeper: HOST:PORT[,…]/chroot; None: coordinators find each other through a group on Kafka.
+        id: under which clients know it; None: one is made up.
+    """
+
+    kafka: ConnectionConfig
+    listen: str
+    configured: Configured
+    zookeeper: str | None = None
+    id: int | None = None
+
+
+class CoordinatorServing(Serving):
+    """A coordinator's socket, whose figures have those of its shards."""
+
+    _groups: CoordinatorHost
+
+    def _exporter(self) -> Collector:
+        from kohort.cluster.prometheus import CoordinatorExporter  # an HTTP server that few need
+
+        host = self._groups
+        return CoordinatorExporter(
+            lambda: self.from_outside(self.metrics),
+            lambda: host.coordinator_id,
+            lambda: self.from_outside(lambda: [*own_shards(host)]),
+        )
+
+
+class RunningCoordinator:
+    """A coordinator on a running loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, options: Options) -> None:
+        self._loop = loop
+        self._options = options
+        config = options.configured
+        sock = listening_socket(*parse_listen(options.listen))
+        try:
+            self._host, self._port = advertised(config.socket, *sock.getsockname()[:2])
+            room = shares(open_file_limit()).connections
+            self._client = AsyncClient(options.kafka)
+            self._door = _door(options)
+            self.host = CoordinatorHost(
+                loop,
+                config.groups,
+                self._client,
+                self._door,
+                (config.own.placement_group,),
+                api_keys(COORDINATOR_ROUTES),
+            )
+            dispatcher = Dispatcher(self.host, COORDINATOR_ROUTES, unknown_api_versions)
+            self.serving = CoordinatorServing(self.host, sock, config.socket, room, dispatcher.dispatch)
+        except BaseException:
+            sock.close()
+            raise
+        self._tasks: list[asyncio.Task[None]] = []
+        self._peers: Peers | None = None
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT as clients write it."""
+        return self.serving.address
+
+    async def begin(self) -> None:
+        """Let clients in; returns once the shards that are given to this process serve.
+
+        Raises:
+            KafkaError: a person has to change something; says what.
+        """
+        cluster, own = self._client.cluster, self._options.configured.own
+        await _patiently("Kafka", lambda: self._client.call(reach(cluster, REACH_MS)))
+        if cluster.links.apart:
+            raise InvalidInputError("--kafka names coordinators of kohort's; name the brokers of the Kafka cluster")
+        topics = self.host.topics
+        await _patiently("Kafka's topics", topics.poll)
+        me = self._candidate({place.node_id for place in topics.brokers})
+        settings = JournalSettings(
+            coordinator=me.id,
+            incarnation=me.incarnation,
+            host=me.host,
+            port=me.port,
+            topic=own.journal_topic,
+            partitions=own.journal_partitions,
+            replication_factor=own.journal_replication,
+            foreign_records=own.journal_foreign_records,
+            answer_ms=own.journal_answer_ms,
+        )
+        topic = await _patiently(
+            f"topic {own.journal_topic}", lambda: self._client.call(journal_topic(cluster, settings))
+        )
+        self.host.begin(me, topic, settings)
+        self._beside(topics.watch(), "topics of Kafka")
+        self.serving.listen()
+        await _patiently("a place among the coordinators", lambda: self._door.open(me, topic.partitions))
+        log.info("coordinator %d at %s, incarnation %s", me.id, me.address, me.incarnation)
+        self._peers = Peers(self._door, me)
+        self._door.listen(self._follow)
+        self._beside(self._show_life(), "life of the loop")
+        self._beside(self.host.imports.watch(self.host.groups, self.host.note), "groups at Kafka")
+        if isinstance(self._door, ZooKeeperDoor):
+            self._door.listen_topics(topics.poll_soon)
+            self._beside(_mirror(self._door, topics), "mirror of topics")
+        self.host.tenures.begin(me)
+        self._follow()
+        await self.host.tenures.settled()
+
+    def _beside(self, work: Coroutine[None, None, None], name: str) -> None:
+        """Run something until the end; a fault in it ends the process with its traceback."""
+        task = self._loop.create_task(work, name=name)
+        task.add_done_callback(self._look_for_fault)
+        self._tasks.append(task)
+
+    def _look_for_fault(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (fault := task.exception()) is not None:
+            log.error("a fault (%s): this coordinator ends", task.get_name(), exc_info=fault)
+            signal.raise_signal(signal.SIGTERM)
+
+    def _follow(self) -> None:
+        """The map may have changed."""
+        self.host.tenures.follow()
+        if self._peers is not None:
+            self._peers.follow()
+
+    def _candidate(self, brokers: set[int]) -> Candidate:
+        number = coordinator_id(self._options.id, f"{self._host}:{self._port}", brokers)
+        return Candidate(number, uuid.uuid4().hex, self._host, self._port, self._options.configured.socket.rack)
+
+    async def _show_life(self) -> None:
+        while True:
+            self._door.alive()
+            await asyncio.sleep(ALIVE_S)
+
+    async def close(self) -> None:
+        """Hand over, let nobody in, answer who waits, and leave."""
+        if self._peers is not None:
+            await self._peers.close()
+            try:
+                await asyncio.wait_for(self._door.retire(), RETIRE_S)
+            except (TimeoutError, KafkaError) as error:
+                log.warning("the shards could not be handed over (%s): others take them", error or "no answer")
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.host.imports.close()
+        await self.serving.close()
+        await self._door.close()
+        await self._client.close()
+
+
+def _door(options: Options) -> Door:
+    own = options.configured.own
+    if options.zookeeper is not None:
+        return ZooKeeperDoor(options.zookeeper, own.placement_session_ms)
+    return GroupDoor(options.kafka, own.placement_group, session_ms=own.placement_session_ms)
+
+
+async def _mirror(door: ZooKeeperDoor, topics: KafkaTopics) -> None:
+    """Have ZooKeeper say which topics there are, as long as this one is in office."""
+    shown = None
+    while True:
+        if not door.in_office:
+            shown = None
+        elif topics.image() is not shown:
+            shown = topics.image()
+            door.mirror_topics(
+                {
+                    name: MirroredTopic(topic.id, tuple(tuple(leader[2]) for leader in topic.leaders))
+                    for name, topic in topics.by_name.items()
+                }
+            )
+        await asyncio.sleep(POLL_S)
+
+
+async def _patiently(what: str, attempt: Callable[[], Awaitable[T]]) -> T:
+    """Try again for as long as only time is needed.
+
+    Raises:
+        KafkaError: trying again does not cure it.
+    """
+    failures = 0
+    while True:
+        try:
+            return await attempt()
+        except (RetriableError, OSError) as error:
+            if failures % TOLD_EVERY == 0:
+                log.warning("%s: %s; it is tried again", what, error)
+            failures += 1
+            await asyncio.sleep(AGAIN_S)
+
+
+def run_coordinator(options: Options) -> int:
+    """What `kohort coordinator` does; returns the exit code."""
+    log_to_stderr()
+    kafka = replace(options.kafka, client_id="kohort-coordinator")
+    chosen = replace(options, kafka=kafka)
+    try:
+        serve_until_ended(lambda loop: RunningCoordinator(loop, chosen), RunningCoordinator.begin)
+    except KafkaError as error:
+        sys.stderr.write(f"kohort coordinator: {error.message}\n")
+        return 1
+    return 0

@@ -1,0 +1,142 @@
+"""What a coordinator over Kafka is set to: `kohort coordinator --set key=value`.
+
+Three kinds: of its socket, under the names that a broker has for them; of groups, under Kafka's; and its own.
+"""
+
+from __future__ import annotations
+
+import socket
+import zlib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from kohort.broker.config.settings import BrokerConfig
+from kohort.cluster.group_door import PLACEMENT_GROUP, SESSION_MS
+from kohort.cluster.journal_place import FOREIGN_RECORDS, REFUSE, SKIP, TOPIC
+from kohort.cluster.placement import CANDIDATE_ID_MAX
+from kohort.config import from_properties_many, knob, settings, unknown_key
+from kohort.errors import InvalidInputError
+from kohort.groups.config import GroupConfig
+
+OF_THE_SOCKET = (
+    "advertised.host.name", "advertised.port", "broker.rack", "connections.max.idle.ms", "max.connections",
+    "max.connections.per.ip", "metrics.listen", "queued.max.requests", "queued.max.response.bytes",
+    "shutdown.grace.ms", "socket.listen.backlog.size", "socket.receive.buffer.bytes", "socket.request.max.bytes",
+    "socket.send.buffer.bytes",
+)  # fmt: skip
+"""A broker's settings that mean the same for a coordinator."""
+OWN_DEFAULTS = {"group.import": "auto"}
+"""Where a coordinator over Kafka starts from something else than a broker."""
+EVERYWHERE = ("", "0.0.0.0", "::")
+ID_MIN = 1_000
+"""Ids that are made up begin here: Kafka's brokers are mostly numbered from 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorConfig:
+    """What only coordinators over Kafka have."""
+
+    journal_topic: str = knob("journal.topic", TOPIC, why="the topic of Kafka that keeps groups and their offsets")
+    journal_partitions: int = knob(
+        "journal.partitions",
+        50,
+        low=1,
+        high=1_000,
+        unit="partitions",
+        why="of a journal topic that is made: groups are spread over them, and it can't be changed later",
+    )
+    journal_replication: int = knob(
+        "journal.replication.factor",
+        3,
+        low=1,
+        high=100,
+        unit="replicas",
+        why="of a journal topic that is made; with fewer brokers it gets as many as there are, and the log warns",
+    )
+    journal_foreign_records: str = knob(
+        FOREIGN_RECORDS,
+        REFUSE,
+        choices=(REFUSE, SKIP),
+        why="what becomes of a shard whose journal has records that no coordinator wrote: it is not served, or without "
+        "them",
+    )
+    journal_answer_ms: int = knob(
+        "journal.answer.ms", 5_000, low=100, unit="ms", why="an append that Kafka leaves unanswered is sent again then"
+    )
+    placement_group: str = knob(
+        "placement.group",
+        PLACEMENT_GROUP,
+        why="the group on Kafka in which coordinators without ZooKeeper find each other; nobody else may use it",
+    )
+    placement_session_ms: int = knob(
+        "placement.session.timeout.ms",
+        SESSION_MS,
+        low=1_000,
+        unit="ms",
+        why="a coordinator that Kafka, or ZooKeeper, has not heard for so long has lost its shards",
+    )
+
+
+class Configured(NamedTuple):
+    """A coordinator's configuration: of its socket, of groups, its own."""
+
+    socket: BrokerConfig
+    groups: GroupConfig
+    own: CoordinatorConfig
+
+
+def known_names() -> tuple[str, ...]:
+    """Every key that `--set` takes."""
+    return (*settings(CoordinatorConfig), *settings(GroupConfig), *OF_THE_SOCKET)
+
+
+def configured(properties: Mapping[str, Any]) -> Configured:
+    """The configurations from one mapping of properties.
+
+    Raises:
+        InvalidInputError: an unknown key (naming the nearest), or a bad value.
+    """
+    known = known_names()
+    for key in properties:
+        if key not in known:
+            raise unknown_key(key, known)
+    given = {**OWN_DEFAULTS, **properties}
+    return Configured(*from_properties_many((BrokerConfig, GroupConfig, CoordinatorConfig), given))
+
+
+def advertised(config: BrokerConfig, host: str, port: int) -> tuple[str, int]:
+    """Where clients and other coordinators reach one that listens at `host` and `port`.
+
+    Raises:
+        InvalidInputError: it listens everywhere, and nothing says where it is.
+    """
+    found = config.advertised_host or host
+    if found in EVERYWHERE:
+        raise InvalidInputError(
+            f"--listen {host} is everywhere: say where clients and the other coordinators reach this one, as in "
+            f"--set advertised.host.name={socket.gethostname()}"
+        )
+    return found, config.advertised_port or port
+
+
+def coordinator_id(chosen: int | None, address: str, brokers: Collection[int]) -> int:
+    """The id under which clients know a coordinator among the nodes of Kafka.
+
+    Args:
+        chosen: what --id says; None: one is made of the address, so that a restart there has it again.
+        address: where it is reached.
+        brokers: ids of Kafka's.
+
+    Raises:
+        InvalidInputError: the id is a broker's, or none that can be.
+    """
+    if chosen is not None:
+        if chosen in brokers:
+            raise InvalidInputError(f"--id {chosen} is one of Kafka's brokers: clients could not tell the two apart")
+        if not 0 <= chosen <= CANDIDATE_ID_MAX:
+            raise InvalidInputError(f"--id {chosen}: give a number from 0 to {CANDIDATE_ID_MAX}")
+        return chosen
+    room = CANDIDATE_ID_MAX + 1 - ID_MIN
+    first = zlib.crc32(address.encode()) % room
+    return next(number for step in range(room) if (number := ID_MIN + (first + step) % room) not in brokers)

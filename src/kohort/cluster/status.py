@@ -1,0 +1,62 @@
+"""DescribeCoordinators: who the coordinators are, and how this one's shards are; the same for Prometheus."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kohort.broker.net.dispatch import Handled, handled
+from kohort.broker.net.request import Request
+from kohort.cluster.host import CoordinatorHost
+from kohort.cluster.tenures import Tenure
+from kohort.coordinator.shard import Shard
+from kohort.wire.coordinators import DescribeCoordinatorsRequest, DescribeCoordinatorsResponse
+
+
+def describe_coordinators(
+    host: CoordinatorHost, request: Request[DescribeCoordinatorsRequest]
+) -> DescribeCoordinatorsResponse:
+    """The map that this process goes by, and its own shards."""
+    response = DescribeCoordinatorsResponse(node_id=host.me.id, shards=[*own_shards(host)])
+    placement = host.door.placement
+    if placement is not None:
+        make = DescribeCoordinatorsResponse.Coordinator
+        response.elected_id, response.map_version = placement.elected, placement.version
+        response.owners = [*placement.owners]
+        response.coordinators = [
+            make(node_id=each.id, host=each.host, port=each.port, rack=each.rack) for each in placement.candidates
+        ]
+    return response
+
+
+def own_shards(host: CoordinatorHost) -> Iterator[DescribeCoordinatorsResponse.Shard]:
+    """Each shard that is here, with its figures."""
+    for shard in host.groups:
+        tenure = host.tenures.held.get(shard.index)
+        if tenure is not None:
+            yield _shard(host, shard, tenure)
+
+
+def _shard(host: CoordinatorHost, shard: Shard, tenure: Tenure) -> DescribeCoordinatorsResponse.Shard:
+    times = host.tenures.append[shard.index]
+    count = sum(times.counts)
+    row = DescribeCoordinatorsResponse.Shard(
+        index=shard.index,
+        phase=shard.phase.name.lower(),
+        load_ms=-1 if tenure.load_s is None else round(tenure.load_s * 1000),
+        appends=count,
+        append_p50_us=round(times.quantile_s(0.5) * 1e6) if count else -1,
+        append_p99_us=round(times.quantile_s(0.99) * 1e6) if count else -1,
+        fences=host.tenures.fences.get(shard.index, 0),
+        groups=sum(1 for _ in shard.group_states()),
+    )
+    if tenure.journal is not None:
+        figures = tenure.journal.figures
+        row.term = figures.epoch
+        if figures.acknowledged_ms:
+            row.proof_age_ms = max(0, round(host.loop.time() * 1000 - figures.acknowledged_ms))
+    return row
+
+
+HANDLERS: list[Handled[CoordinatorHost]] = [
+    handled(DescribeCoordinatorsRequest, DescribeCoordinatorsResponse, describe_coordinators)
+]

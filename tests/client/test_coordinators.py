@@ -1,0 +1,144 @@
+"""Coordinators apart from the brokers: groups are asked for there, and data at Kafka's brokers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kohort.client.admin.groups import list_groups
+from kohort.client.net.cluster import ANY, Coordinator
+from kohort.client.net.targets import TRANSACTION
+from kohort.errors import KafkaError, TimedOutError
+from kohort.wire import framing
+from kohort.wire.cluster import ApiVersionsResponse, DescribeClusterRequest, DescribeClusterResponse
+from kohort.wire.coordinators import DescribeCoordinatorsRequest, DescribeCoordinatorsResponse
+from kohort.wire.groups import FindCoordinatorRequest, FindCoordinatorResponse, HeartbeatRequest, ListGroupsResponse
+from tests.client.virtual import PARK, VirtualCluster
+
+FIRST, SECOND, BROKER = 9101, 9102, 9092
+IDS = {FIRST: 101, SECOND: 102, BROKER: 1}
+OF_COORDINATORS = ("ApiVersions", "Metadata", "FindCoordinator", "DescribeCoordinators", "ListGroups", "Heartbeat")
+
+
+class Apart(VirtualCluster):
+    """Two coordinators, the first of them the bootstrap address, and a broker that is at home elsewhere."""
+
+    def __post_init__(self) -> None:
+        self.settings.setdefault("bootstrap_servers", f"127.0.0.1:{FIRST}")
+        super().__post_init__()
+        self.owner = SECOND
+        self.handlers |= {
+            "DescribeCoordinators": self._list,
+            "DescribeCluster": lambda message, version: DescribeClusterResponse(),
+            "ListGroups": self._groups,
+            "FindCoordinator": self._find,
+        }
+
+    def port(self, link: int) -> int:
+        return next(each.address.port for each in self.opened if each.link == link)
+
+    def ports(self, name: str) -> list[int]:
+        """Where requests of this name went."""
+        return [self.port(each.link) for each in self.sent(name)]
+
+    def _api_versions(self, message: Any, version: int) -> Any:
+        port = self.port(self.requests[-1].link)
+        if port == BROKER:
+            keys = [api for api in framing.APIS.values() if api.key != DescribeCoordinatorsRequest.API_KEY]
+            return ApiVersionsResponse(api_keys=_ranges(keys))
+        keys = [api for api in framing.APIS.values() if api.name in OF_COORDINATORS]
+        return ApiVersionsResponse(api_keys=_ranges(keys), coordinator_id=IDS[port])
+
+    def _find(self, message: Any, version: int) -> Any:
+        port = BROKER if message.key_type == TRANSACTION else self.owner
+        entry = FindCoordinatorResponse.Coordinator(
+            key=message.coordinator_keys[0], node_id=IDS[port], host="127.0.0.1", port=port
+        )
+        return FindCoordinatorResponse(coordinators=[entry])
+
+    def _list(self, message: Any, version: int) -> Any:
+        make = DescribeCoordinatorsResponse.Coordinator
+        named = [make(node_id=IDS[port], host="127.0.0.1", port=port) for port in (FIRST, SECOND)]
+        return DescribeCoordinatorsResponse(coordinators=named)
+
+    def _groups(self, message: Any, version: int) -> Any:
+        make = ListGroupsResponse.ListedGroup
+        return ListGroupsResponse(groups=[make(group_id=f"at-{self.port(self.requests[-1].link)}")])
+
+
+def _ranges(apis: list[framing.Api]) -> list[ApiVersionsResponse.ApiVersion]:
+    make = ApiVersionsResponse.ApiVersion
+    return [make(api_key=api.key, min_version=api.min_version, max_version=api.max_version) for api in apis]
+
+
+def test_groups_are_asked_for_at_coordinators_also_when_the_brokers_are_known() -> None:
+    world = Apart(topics={"a": 1})
+    world.call(world.cluster.describe_topics(["a"]))
+    world.call(world.cluster.refresh_metadata())
+    assert world.ports("Metadata") == [FIRST, BROKER]
+    assert world.call(world.cluster.coordinator(Coordinator("g"))) == IDS[SECOND]
+    world.cluster.forget_coordinator(Coordinator("g"))
+    world.cut()
+    assert world.call(world.cluster.coordinator(Coordinator("g"))) == IDS[SECOND]
+    assert BROKER not in world.ports("FindCoordinator")
+    world.runtime.spawn(world.cluster.send(HeartbeatRequest(group_id="g"), Coordinator("g")))
+    world.run()
+    assert world.ports("Heartbeat") == [SECOND]
+
+
+def test_transactional_ids_are_asked_for_at_brokers() -> None:
+    world = Apart(topics={"a": 1})
+    world.call(world.cluster.describe_topics(["a"]))
+    assert world.call(world.cluster.coordinator(Coordinator("t", TRANSACTION))) == IDS[BROKER]
+    assert world.ports("FindCoordinator") == [BROKER]
+
+
+def test_what_only_brokers_serve_goes_to_one_that_a_coordinator_names() -> None:
+    world = Apart()
+    world.call(world.cluster.send(DescribeClusterRequest(), ANY))
+    assert world.ports("DescribeCluster") == [BROKER]
+
+
+def test_brokers_that_are_named_and_gone_are_told() -> None:
+    world = Apart(refuse={BROKER}, settings={"request_timeout_ms": 2000})
+    with pytest.raises(KafkaError, match=r"is a coordinator; of the brokers that it names: .*127.0.0.1:9092"):
+        world.call(world.cluster.send(DescribeClusterRequest(), ANY))
+
+
+def test_groups_of_all_coordinators_are_listed_and_of_no_broker() -> None:
+    world = Apart()
+    assert [group.group_id for group in world.call(list_groups(world.cluster))] == [f"at-{FIRST}", f"at-{SECOND}"]
+    assert sorted(world.ports("ListGroups")) == [FIRST, SECOND]
+
+
+def test_the_other_coordinators_are_asked_when_the_bootstrap_address_is_gone() -> None:
+    world = Apart(topics={"a": 1})
+    world.call(world.cluster.coordinator(Coordinator("g")))
+    world.run()
+    world.refuse.add(FIRST)
+    world.cut()
+    world.cluster.forget_coordinator(Coordinator("g"))
+    assert world.call(world.cluster.coordinator(Coordinator("g"))) == IDS[SECOND]
+    assert world.ports("FindCoordinator")[-1] == SECOND
+
+
+def test_a_coordinator_that_stands_still_is_left_for_another() -> None:
+    world = Apart(topics={"a": 1})
+    world.call(world.cluster.coordinator(Coordinator("g")))
+    world.run()
+    answers = world.handlers["FindCoordinator"]
+    stuck: list[int] = []
+
+    def find(message: FindCoordinatorRequest, version: int) -> Any:
+        port = world.port(world.requests[-1].link)
+        stuck.extend([port] if not stuck else [])
+        return answers(message, version) if port != stuck[0] else PARK
+
+    world.handlers["FindCoordinator"] = find
+    world.cluster.forget_coordinator(Coordinator("g"))
+    with pytest.raises(TimedOutError, match="FindCoordinator: no answer"):
+        world.call(world.cluster.coordinator(Coordinator("g")))
+    assert world.runtime.now_ms < 10_000
+    assert world.call(world.cluster.coordinator(Coordinator("g"))) == IDS[SECOND]
+    assert world.ports("FindCoordinator")[-1] != stuck[0]

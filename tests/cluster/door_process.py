@@ -1,0 +1,76 @@
+"""A process that is nothing but a candidate: it listens, goes through a door, and says what the door says.
+
+    python -m tests.cluster.door_process zookeeper 127.0.0.1:2181/path 1 6000
+    python -m tests.cluster.door_process group 127.0.0.1:9092/a-group 1 6000
+
+Each line on standard output is what holds now. SIGTERM has it retire.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+import uuid
+
+from kohort.client.settings import ConnectionConfig
+from kohort.cluster.door import Door
+from kohort.cluster.group_door import GroupDoor
+from kohort.cluster.peers import Peers
+from kohort.cluster.placement import Candidate
+from kohort.cluster.zookeeper_door import ZooKeeperDoor
+
+SHARDS = 12
+ALIVE_S = 0.05
+
+
+def door_at(kind: str, address: str, session_ms: int) -> Door:
+    """The door by its kind; a group's name stands behind the servers."""
+    if kind == "zookeeper":
+        return ZooKeeperDoor(address, session_ms)
+    servers, _, group = address.partition("/")
+    return GroupDoor(ConnectionConfig(bootstrap_servers=tuple(servers.split(","))), group, session_ms=session_ms)
+
+
+async def _listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while await reader.read(1024):
+        pass
+    writer.close()
+
+
+async def main(kind: str, address: str, number: int, session_ms: int) -> None:
+    """Until SIGTERM."""
+    server = await asyncio.start_server(_listen, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()[:2]
+    me = Candidate(number, uuid.uuid4().hex, host, port)
+    door = door_at(kind, address, session_ms)
+    peers = Peers(door, me)
+
+    def tell() -> None:
+        peers.follow()
+        placement = door.placement
+        if placement is not None:
+            owners, incarnations = placement.owners, [one.incarnation for one in placement.candidates]
+            print(json.dumps([door.in_office, placement.elected, owners, incarnations]), flush=True)
+
+    async def turn() -> None:
+        while True:
+            door.alive()
+            await asyncio.sleep(ALIVE_S)
+
+    door.listen(tell)
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    await door.open(me, SHARDS)
+    turning = asyncio.create_task(turn())
+    tell()
+    await stop.wait()
+    await door.retire()
+    turning.cancel()
+    await peers.close()
+    server.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])))

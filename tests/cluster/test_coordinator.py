@@ -1,0 +1,286 @@
+"""Coordinators over a real Apache Kafka, as processes, and our clients on them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import threading
+import time
+import urllib.request
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from kohort import Admin, Consumer, Producer, TopicPartition
+from kohort.client.admin.values import NewTopic
+from kohort.errors import KafkaError
+from tests.cluster.running import CoordinatorProcess
+from tests.support.apache_kafka import ApacheKafka
+from tests.support.processes import KOHORT
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.kafka
+
+QUICK = ("--set", "group.initial.rebalance.delay.ms=0", "--set", "journal.partitions=4")
+
+
+class Place:
+    """A topic, a journal and a placement group of the test's own."""
+
+    def __init__(self, kafka: ApacheKafka) -> None:
+        self.kafka = kafka
+        name = uuid.uuid4().hex[:8]
+        self.topic, self.group = f"flights-{name}", f"group-{name}"
+        self.settings = (
+            *QUICK, "--set", f"journal.topic=__groups-{name}", "--set", f"placement.group=__coordinators-{name}",
+        )  # fmt: skip
+        with Admin(kafka.bootstrap_servers) as admin:
+            admin.create_topics([NewTopic(self.topic, 4)]).all()
+
+    def start(self, *args: str) -> CoordinatorProcess:
+        return CoordinatorProcess(self.kafka.bootstrap_servers, *self.settings, *args)
+
+    def produce(self, count: int) -> None:
+        with Producer(self.kafka.bootstrap_servers) as producer:
+            for number in range(count):
+                producer.send(self.topic, str(number).encode(), partition=number % 4)
+
+    def parts(self) -> list[TopicPartition]:
+        return [TopicPartition(self.topic, number) for number in range(4)]
+
+
+@pytest.fixture
+def place(apache_kafka: ApacheKafka) -> Place:
+    return Place(apache_kafka)
+
+
+@pytest.fixture
+def one(place: Place) -> Iterator[CoordinatorProcess]:
+    with place.start() as process:
+        yield process
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_a_group_reads_and_commits_and_goes_on_where_it_was(
+    place: Place, one: CoordinatorProcess, protocol: str
+) -> None:
+    place.produce(40)
+    settings = {"group_id": place.group, "group_protocol": protocol, "auto_offset_reset": "earliest"}
+    with Consumer(one.address, **settings) as consumer:
+        consumer.subscribe([place.topic])
+        seen = 0
+
+        def read() -> bool:
+            nonlocal seen
+            seen += len(list(consumer.poll(timeout_ms=200)))
+            return seen == 40
+
+        until(read, "all records are read", 60)
+        consumer.commit()
+        assert sum(offset.offset for offset in consumer.committed(place.parts()).values() if offset) == 40
+    with Admin(one.address) as admin:
+        assert place.group in {group.group_id for group in admin.list_groups()}
+        assert admin.describe_consumer_groups([place.group]).result(place.group).state == "Empty"
+    with Admin(place.kafka.bootstrap_servers) as admin:
+        assert place.group not in {group.group_id for group in admin.list_groups()}
+
+
+def status(address: str) -> dict[str, Any]:
+    """What `kohort coordinator status` says."""
+    done = subprocess.run(
+        [*KOHORT, "coordinator", "status", "--bootstrap-server", address, "--json"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+class Committing(threading.Thread):
+    """A member that reads and commits one record at a time, and remembers what was acknowledged."""
+
+    def __init__(self, address: str, place: Place, protocol: str) -> None:
+        super().__init__(daemon=True)
+        self.settings = {
+            "group_id": place.group,
+            "group_protocol": protocol,
+            "auto_offset_reset": "earliest",
+            "max_poll_records": 1,
+        }
+        self.address, self.place = address, place
+        self.acknowledged: dict[TopicPartition, int] = {}
+        self.commits = self.refused = 0
+        self.longest_s = 0.0
+        self.ending = threading.Event()
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            with Consumer(self.address, **self.settings) as consumer:
+                consumer.subscribe([self.place.topic])
+                while not self.ending.is_set():
+                    self.turn(consumer)
+        except BaseException as error:  # noqa: BLE001 - the test raises it
+            self.error = error
+
+    def turn(self, consumer: Consumer) -> None:
+        for record in consumer.poll(timeout_ms=100):
+            at = TopicPartition(record.topic, record.partition)
+            began = time.monotonic()
+            try:
+                consumer.commit({at: record.offset + 1})
+            except KafkaError:
+                self.refused += 1
+                continue
+            self.longest_s = max(self.longest_s, time.monotonic() - began)
+            self.acknowledged[at] = record.offset + 1
+            self.commits += 1
+
+    def more(self, count: int) -> None:
+        """Until so many more commits are acknowledged."""
+        wanted = self.commits + count
+        until(lambda: self.error is not None or self.commits >= wanted, f"{count} more commits", 90)
+        self.check()
+
+    def check(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+    def end(self) -> None:
+        self.ending.set()
+        self.join(60)
+        self.check()
+
+
+@contextlib.contextmanager
+def two(place: Place) -> Iterator[tuple[CoordinatorProcess, CoordinatorProcess]]:
+    with place.start() as first, place.start() as second:
+        until(lambda: sorted(each["shards"] for each in status(first.address)["coordinators"]) == [2, 2], "shared out")
+        yield first, second
+
+
+def has_group(place: Place, address: str) -> bool:
+    """Whether the coordinator at an address has the group's shard."""
+    with Admin(address) as admin:
+        node = admin.describe_consumer_groups([place.group]).result(place.group).coordinator
+    seen = next(each for each in status(address)["coordinators"] if each["id"] == node)
+    return bool(seen["address"] == address)
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_a_group_goes_on_when_its_coordinator_is_killed(place: Place, protocol: str) -> None:
+    place.produce(4_000)
+    with two(place) as both:
+        member = Committing(",".join(each.address for each in both), place, protocol)
+        member.start()
+        member.more(50)
+        of_group, other = both if has_group(place, both[0].address) else reversed(both)
+        of_group.kill()
+        member.more(50)
+        member.end()
+        with Consumer(other.address, group_id=place.group) as consumer:
+            committed = consumer.committed([*member.acknowledged])
+        assert {at: found.offset for at, found in committed.items() if found} == member.acknowledged
+        assert [each["shards"] for each in status(other.address)["coordinators"]] == [4]
+
+
+def test_a_clean_stop_hands_over_first(place: Place) -> None:
+    place.produce(4_000)
+    with two(place) as both:
+        member = Committing(",".join(each.address for each in both), place, "classic")
+        member.start()
+        member.more(50)
+        of_group, other = both if has_group(place, both[0].address) else reversed(both)
+        member.longest_s = 0.0
+        assert of_group.stop() == 0
+        member.more(50)
+        member.end()
+        assert member.refused == 0
+        print(f"the longest commit took {member.longest_s * 1000:.0f} ms")
+        assert "could not be handed over" not in of_group.log
+        assert "taken for ended" not in other.log
+
+
+def test_a_paused_coordinator_that_wakes_answers_nothing(place: Place) -> None:
+    """What it appends is refused, its log says so, and it takes no part until the map gives it shards again."""
+    place.produce(4_000)
+    with two(place) as both:
+        member = Committing(",".join(each.address for each in both), place, "classic")
+        member.start()
+        member.more(20)
+        of_group, other = both if has_group(place, both[0].address) else reversed(both)
+        of_group.process.send_signal(19)
+        until(lambda: [e["shards"] for e in status(other.address)["coordinators"]] == [4], "the other has all", 60)
+        member.more(20)
+        of_group.process.send_signal(18)
+        until(lambda: "another coordinator has taken over" in of_group.log or "went" in of_group.log, "it knows", 60)
+        member.more(20)
+        member.end()
+        with Consumer(other.address, group_id=place.group) as consumer:
+            committed = consumer.committed([*member.acknowledged])
+        assert {at: found.offset for at, found in committed.items() if found} == member.acknowledged
+
+
+def test_status_and_figures(place: Place) -> None:
+    place.produce(40)
+    with place.start("--metrics-listen", "127.0.0.1:0", "--id", "700", "--set", "broker.rack=east") as one:
+        member = Committing(one.address, place, "classic")
+        member.start()
+        member.more(5)
+        seen = status(one.address)
+        member.end()
+        assert [(each["id"], each["elected"], each["rack"], each["shards"]) for each in seen["coordinators"]] == [
+            (700, True, "east", 4)
+        ]
+        assert {each["phase"] for each in seen["shards"]} == {"serving"}
+        assert all(each["term"] >= 0 and each["load_ms"] >= 0 for each in seen["shards"])
+        of_group = [each for each in seen["shards"] if each["groups"]]
+        assert len(of_group) == 1 and of_group[0]["appends"] >= 5 and of_group[0]["proof_age_ms"] is not None
+        where = next(line.split("metrics on ")[1] for line in one.lines if "metrics on " in line).strip()
+        with urllib.request.urlopen(where, timeout=30) as answer:
+            text = answer.read().decode()
+        index = of_group[0]["shard"]
+        assert f'kohort_shard_serving{{coordinator="700",shard="{index}"}} 1.0' in text
+        assert "kohort_shard_proof_age_seconds" in text
+
+
+def test_status_of_a_broker_says_that_it_is_none(apache_kafka: ApacheKafka) -> None:
+    done = subprocess.run(
+        [*KOHORT, "coordinator", "status", "--bootstrap-server", apache_kafka.bootstrap_servers],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "is no coordinator of kohort's" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("--id", "1"), "--id 1 is one of Kafka's brokers"),
+        (("--set", "journal.topic=flights-plain"), "message.timestamp.type"),
+    ],
+)
+def test_what_only_a_person_can_change_ends_it(place: Place, args: tuple[str, ...], said: str) -> None:
+    with Admin(place.kafka.bootstrap_servers) as admin:
+        admin.create_topics([NewTopic("flights-plain", 1)])
+    with CoordinatorProcess(place.kafka.bootstrap_servers, *place.settings, *args, wait=False) as process:
+        assert process.process.wait(60) == 1
+        until(lambda: said in process.log, said, 10)
+
+
+def test_an_unknown_setting_names_the_nearest() -> None:
+    done = subprocess.run(
+        [*KOHORT, "coordinator", "--kafka", "127.0.0.1:1", "--set", "journal.partition=3"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "did you mean journal.partitions?" in done.stderr

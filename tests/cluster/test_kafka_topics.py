@@ -1,0 +1,167 @@
+"""Topics as the brokers of a real cluster tell them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from kohort import AsyncAdmin, Broker, NewTopic
+from kohort.broker.shards import GroupShards
+from kohort.client.net.asyncio_driver import AsyncClient
+from kohort.client.settings import ConnectionConfig
+from kohort.cluster.kafka_topics import KafkaTopics
+from kohort.errors import ErrorCode, KafkaError
+from kohort.groups.events import Event, TopicsChanged, TopicsDeleted
+from kohort.groups.outcome import LookForTopics
+from kohort.zookeeper import free_ports
+
+WAIT_S = 30.0
+
+
+class Hearing(GroupShards):
+    """No shards: what they would be told."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: 0, lambda index, term: pytest.fail("no shard begins here"))
+        self.heard: list[Event] = []
+
+    def tell_all(self, event: Event) -> None:
+        self.heard.append(event)
+
+    @property
+    def deleted(self) -> list[str]:
+        """Topics that were told to be deleted."""
+        return [name for event in self.heard if isinstance(event, TopicsDeleted) for name in event.topics]
+
+
+@asynccontextmanager
+async def topics_of(servers: str, **settings: int) -> AsyncIterator[tuple[KafkaTopics, Hearing]]:
+    """Topics of a cluster, with what shards are told of them."""
+    client = await AsyncClient.open(ConnectionConfig(bootstrap_servers=(servers,), **settings))
+    groups = Hearing()
+    try:
+        yield KafkaTopics(client, groups), groups
+    finally:
+        await client.close()
+
+
+async def polled_until(topics: KafkaTopics, ready: Callable[[], bool]) -> None:
+    """Ask until what was done at the cluster is seen."""
+    async with asyncio.timeout(WAIT_S):
+        while not ready():
+            await topics.poll()
+
+
+async def until(ready: Callable[[], bool]) -> None:
+    """Let others run until it is so."""
+    while not ready():  # noqa: ASYNC110  # what is waited for has no event
+        await asyncio.sleep(0.01)
+
+
+def test_topics_are_made_grow_and_are_made_again(servers: str) -> None:
+    name = f"told-{uuid.uuid4().hex[:8]}"
+
+    async def run() -> None:
+        async with topics_of(servers) as (topics, groups), AsyncAdmin(servers) as admin:
+            await topics.poll()
+            assert topics.cluster_id
+            assert [place.port for place in topics.brokers] == [int(servers.rpartition(":")[2])]
+            (await admin.create_topics([NewTopic(name, 2)])).all()
+            await polled_until(topics, lambda: name in topics.by_name)
+            first = topics.by_name[name]
+            assert first.partitions == 2
+            assert topics.by_id[first.id] is first
+            leader = topics.brokers[0].node_id
+            assert [(each[0], each[2], each[3]) for each in topics.leaders(name, range(2))] == [
+                (leader, [leader], [leader])
+            ] * 2
+            (await admin.create_partitions({name: 3})).all()
+            await polled_until(topics, lambda: topics.by_name[name].partitions == 3)
+            image = topics.image()
+            assert (image.topics[name].id, image.topics[name].partitions) == (first.id, 3)
+            assert isinstance(groups.heard[-1], TopicsChanged)
+            assert groups.heard[-1].image is image
+            assert groups.deleted == []
+
+            (await admin.delete_topics([name])).all()
+            (await admin.create_topics([NewTopic(name, 1)])).all()
+            await polled_until(topics, lambda: name in groups.deleted)
+            await polled_until(topics, lambda: name in topics.by_name)
+            assert topics.by_name[name].id != first.id
+            assert topics.by_name[name].partitions == 1
+            assert first.id not in topics.by_id
+
+            (await admin.delete_topics([name])).all()
+            await polled_until(topics, lambda: name not in topics.by_name)
+            assert groups.deleted == [name, name]
+            assert name not in await admin.list_topics()  # nobody made it by asking
+
+    asyncio.run(run())
+
+
+def test_positions_of_topics_that_are_not_there_are_looked_for(servers: str) -> None:
+    there, gone = (f"told-{uuid.uuid4().hex[:8]}" for _ in range(2))
+
+    async def run() -> None:
+        async with topics_of(servers) as (topics, groups), AsyncAdmin(servers) as admin:
+            (await admin.create_topics([NewTopic(there, 1)])).all()
+            await polled_until(topics, lambda: there in topics.by_name)
+            known, earlier = topics.by_name[there].id, uuid.uuid4()
+            topics.look_for(LookForTopics({there: frozenset({known}), gone: frozenset({earlier})}))
+            await polled_until(topics, lambda: gone in groups.deleted)
+            assert groups.deleted == [gone]
+            topics.look_for(LookForTopics({there: frozenset({known, earlier})}))
+            await polled_until(topics, lambda: there in groups.deleted)
+            assert topics.by_name[there].id == known
+
+    asyncio.run(run())
+
+
+def test_names_are_held_to_kafkas_rules() -> None:
+    async def run() -> None:
+        async with topics_of("127.0.0.1:1") as (topics, _):
+            assert topics.refusal("flights") is None
+            refused = topics.refusal("fl ights")
+            assert refused is not None
+            assert refused.code is ErrorCode.INVALID_TOPIC_EXCEPTION
+
+    asyncio.run(run())
+
+
+def test_a_cluster_that_is_not_there_is_told_with_its_address() -> None:
+    servers = f"127.0.0.1:{free_ports(1)[0]}"
+
+    async def run() -> None:
+        async with topics_of(servers) as (topics, groups):
+            with pytest.raises(KafkaError, match=servers):
+                await topics.poll()
+            assert topics.polls == 0
+            assert groups.heard == []
+
+    asyncio.run(run())
+
+
+def test_watching_goes_on_when_the_cluster_comes_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    port = free_ports(1)[0]
+    config = {"reconnect_backoff_max_ms": 100, "default_api_timeout_ms": 500, "request_timeout_ms": 500}
+
+    async def run() -> None:
+        async with topics_of(f"127.0.0.1:{port}", **config) as (topics, _):
+            watching = asyncio.create_task(topics.watch())
+            async with asyncio.timeout(WAIT_S):
+                await until(lambda: "topics are as Kafka told them last" in caplog.text)
+                with Broker(tmp_path, listen=f"127.0.0.1:{port}"):
+                    await until(lambda: topics.poll_soon() or topics.polls > 0)
+                    await until(lambda: "Kafka tells of its topics again" in caplog.text)
+                    watching.cancel()
+                    with contextlib.suppress(asyncio.CancelledError):
+                        await watching
+
+    with caplog.at_level("INFO", "kohort.cluster"):
+        asyncio.run(run())

@@ -1,0 +1,174 @@
+"""Connections between coordinators: whose end counts, and how long who comes back is believed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from kohort.cluster import peers
+from kohort.cluster.peers import Peers
+from kohort.cluster.placement import Candidate, Placement, placed
+from kohort.wire.cluster import ApiVersionsRequest
+from kohort.wire.framing import decode_request_header
+
+ME = Candidate(1, "me", "127.0.0.1", 1)
+
+
+async def until(condition: Callable[[], object], what: str) -> None:
+    """Looks again every 10 ms; fails after 30 s."""
+    for _ in range(3000):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"did not happen: {what}")
+
+
+class Listed:
+    """A door that says what the test has it say, and keeps who was suspected."""
+
+    def __init__(self) -> None:
+        self.placement: Placement | None = None
+        self.in_office = False
+        self.suspected: list[Candidate] = []
+
+    def name(self, *candidates: Candidate) -> None:
+        self.placement = placed(None, [ME, *candidates], 1, 4)
+
+    def suspect(self, candidate: Candidate) -> None:
+        self.suspected.append(candidate)
+
+    def listen(self, on_change: Callable[[], None]) -> None: ...
+    async def open(self, me: Candidate, shards: int) -> None: ...
+    async def retire(self) -> None: ...
+    def alive(self) -> None: ...
+    async def close(self) -> None: ...
+
+
+class Other:
+    """Another coordinator's listener, which can end as a process does."""
+
+    def __init__(self) -> None:
+        self.open: list[asyncio.StreamWriter] = []
+        self.frames: list[bytes] = []
+        self.port = 0
+        self._server: asyncio.Server | None = None
+
+    async def begin(self) -> None:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.open.append(writer)
+        try:
+            while True:
+                size = int.from_bytes(await reader.readexactly(4), "big")
+                self.frames.append(await reader.readexactly(size))
+        except asyncio.IncompleteReadError:
+            writer.close()
+
+    def drop(self) -> None:
+        """Ends its connections only."""
+        for writer in self.open:
+            writer.close()
+        self.open.clear()
+
+    def end(self) -> None:
+        assert self._server is not None
+        self._server.close()
+        self.drop()
+
+
+def run(story: Callable[[Listed, Peers, Other], Awaitable[None]]) -> None:
+    async def play() -> None:
+        door, other = Listed(), Other()
+        await other.begin()
+        watching = Peers(door, ME)
+        try:
+            await story(door, watching, other)
+        finally:
+            await watching.close()
+            other.end()
+
+    asyncio.run(play())
+
+
+def test_end_and_refusal_is_suspicion() -> None:
+    """A connection that only ends is made again; one that is then refused is the end of the process."""
+
+    async def story(door: Listed, watching: Peers, other: Other) -> None:
+        two = Candidate(2, "two", "127.0.0.1", other.port)
+        door.name(two)
+        watching.follow()
+        assert watching.watched == {2}
+        await until(lambda: other.frames, "a first question")
+        header, _ = decode_request_header(other.frames[0])
+        assert header.api_key == ApiVersionsRequest.API_KEY
+        other.drop()
+        await until(lambda: other.open, "another connection")
+        assert not door.suspected
+        other.end()
+        await until(lambda: door.suspected, "a suspicion")
+        assert door.suspected[0] == two
+
+    run(story)
+
+
+def test_who_comes_back_is_believed_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each suspicion of one process takes twice as long a refusal as the one before; of another, it does not."""
+    monkeypatch.setattr(peers, "BELIEF_S", 0.2)
+
+    async def story(door: Listed, watching: Peers, other: Other) -> None:
+        two = Candidate(2, "two", "127.0.0.1", other.port)
+        loop = asyncio.get_running_loop()
+        took: list[float] = []
+        for turn in range(4):
+            door.name(two)
+            watching.follow()
+            await until(lambda: other.open, "a connection")
+            other.end()
+            ended = loop.time()
+            await until(lambda turn=turn: len(door.suspected) > turn, "a suspicion")
+            took.append(loop.time() - ended)
+            door.name()
+            watching.follow()
+            assert not watching.watched
+            await other.begin()
+        for least, after in zip((0.2, 0.4, 0.8), took[1:], strict=True):
+            assert after >= least
+        assert watching._belief(two).patience_s > watching._belief(Candidate(2, "anew", "", 0)).patience_s
+
+    run(story)
+
+
+def test_refused_from_the_start() -> None:
+    """One that died before we came is suspected too."""
+
+    async def story(door: Listed, watching: Peers, other: Other) -> None:
+        other.end()
+        door.name(Candidate(2, "two", "127.0.0.1", other.port))
+        watching.follow()
+        await until(lambda: door.suspected, "a suspicion")
+
+    run(story)
+
+
+def test_silence_is_no_suspicion(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that can't be reached, and does not refuse, is left to its session."""
+    tries: list[object] = []
+
+    async def silent(*where: object) -> None:
+        tries.append(where)
+        raise TimeoutError
+
+    monkeypatch.setattr(asyncio, "open_connection", silent)
+    monkeypatch.setattr(peers, "SILENT_AGAIN_S", 0.01)
+
+    async def story(door: Listed, watching: Peers, other: Other) -> None:
+        door.name(Candidate(2, "two", "127.0.0.1", other.port))
+        watching.follow()
+        await until(lambda: len(tries) > 20, "many tries")
+        assert not door.suspected
+
+    run(story)
